@@ -204,8 +204,8 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
         return subject.denied(
             why.as_str(),
             format!(
-                "name another netdev; if pods may have the node's own link, set allow.uplinks in \
-                 {policy}"
+                "name another netdev; if pods may have {name}, set allow.uplinks and list the netdevs \
+                 for pods in allow.netdevs, both in {policy}"
             ),
         );
     }

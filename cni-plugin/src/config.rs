@@ -19,7 +19,7 @@ use attachment::journal::record::Slot;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, Version};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
-use node::policy::partition_key;
+use node::policy::{MAX_RAIL, partition_key};
 
 use crate::{rails::Rails, rdma::RdmaRequirement};
 
@@ -87,6 +87,8 @@ pub struct Config {
     pub accept_ra: bool,
     /// `dad`: whether duplicate address detection runs (ADD does not wait for it).
     pub dad: bool,
+    /// `rail`: the rail of the fabric that its NIC must be on.
+    pub rail: Option<u32>,
     /// `rails`: whether it is routed by source.
     pub rails: Rails,
     /// `rdma`: what becomes of the RDMA devices.
@@ -150,6 +152,7 @@ impl Config {
             link_local: root.get("linkLocal")?,
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
             dad: root.get("dad")?.unwrap_or(false),
+            rail: rail(&root)?,
             rails: Rails::read(&root)?,
             rdma: rdma_requirement(&root, stands_in)?,
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
@@ -178,6 +181,11 @@ impl Config {
                 "linkInContainer",
                 self.link_in_container,
                 "units stand for netdevs of the host",
+            ),
+            (
+                "rail",
+                self.rail.is_some(),
+                "each unit's NIC is on a rail of its own",
             ),
             (
                 "mac",
@@ -238,6 +246,11 @@ impl Config {
         child_only("master", self.master.is_some())?;
         child_only("mode", self.mode.is_some())?;
         child_only("linkInContainer", self.link_in_container)?;
+        if attach == Some(Attach::RdmaOnly) && self.rail.is_some() {
+            return Err(root
+                .wrong("rail", "attach rdma-only makes no interface")
+                .with_details("set rail in the plugin that makes it, or leave rail out"));
+        }
         if matches!(attach, Some(Attach::Child(_))) && self.device.is_some() {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -369,6 +382,15 @@ fn rdma_requirement(root: &Section<'_>, stands_in: bool) -> Result<RdmaRequireme
             )
             .with_details("expected auto, required or off")
         }),
+    }
+}
+
+fn rail(root: &Section<'_>) -> Result<Option<u32>, Error> {
+    match root.get::<u32>("rail")? {
+        Some(rail) if rail > MAX_RAIL => Err(root
+            .wrong("rail", format_args!("{rail} is not the number of a rail"))
+            .with_details(format!("expected 0 to {MAX_RAIL}"))),
+        rail => Ok(rail),
     }
 }
 
@@ -567,6 +589,10 @@ mod tests {
             (json!({"pkey": 65536}), "pkey"),
             (json!({"pkey": "yes"}), "pkey"),
             (json!({"bcqueuelen": -1}), "bcqueuelen"),
+            (json!({"rail": 256}), "rail"),
+            (json!({"rail": "0"}), "rail"),
+            (json!({"attach": "rdma-only", "rail": 0}), "rail"),
+            (json!({"devices": "all", "rail": 0}), "rail"),
             (
                 json!({"runtimeConfig": {"infinibandGUID": "aa"}}),
                 "infinibandGUID",

@@ -1,5 +1,5 @@
-//! The interfaces of an attachment by `devices: all`: on which rail each of the pod's NICs is, and
-//! what it is called in the pod. Decided for all of them before anything is changed. Pure.
+//! On which rail each NIC of an attachment is, and with `devices: all` what its interface is called
+//! in the pod. Decided for all of them before anything is changed. Pure.
 //!
 //! A rail has the same number on every node, or the attachment is refused: addresses and names of a
 //! job's pods are compared by it. The node's policy numbers the rails; without that, the place of a
@@ -16,7 +16,7 @@ use hca::HcaId;
 use netlink::sysctl;
 use node::policy::{RailCandidate, Rails};
 
-use crate::{allocation::Devices, config::Names, error::Error};
+use crate::{allocation::Devices, config::Names, error::Error, resolve::HostLink};
 
 /// A NIC of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,16 @@ pub(crate) fn rails(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, 
     let numbers: Vec<u32> = match numbering.rails.is_empty() {
         true => by_pool(nics, numbering)?,
         false => {
-            let by_policy = nics.iter().map(|nic| by_policy(nic, numbering));
+            let by_policy = nics.iter().map(|nic| {
+                let hcas = [nic.hca.to_string()];
+                by_policy(
+                    &nic.netdev,
+                    &hcas,
+                    &nic.addresses,
+                    numbering.rails,
+                    numbering.path,
+                )
+            });
             by_policy.collect::<Result<_, _>>()?
         }
     };
@@ -89,52 +98,133 @@ pub(crate) fn rails(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, 
             )));
         }
     }
-    if let Some(ranges) = numbering.ranges
-        && let Some((nic, rail)) = nics
-            .iter()
-            .zip(&numbers)
-            .find(|(_, rail)| !ranges.contains(rail))
-    {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            format!(
-                "ipam.ranges has nothing for rail {rail}, on which {} ({}) is",
-                nic.netdev, nic.hca
-            ),
-        )
-        .with_details(format!(
-            "add {rail:?}, or correct rails in {}",
-            numbering.path.display(),
-            rail = rail.to_string()
-        )));
+    for (nic, rail) in nics.iter().zip(&numbers) {
+        has_range(numbering.ranges, *rail, &nic.netdev, numbering.path)?;
     }
     Ok(numbers)
 }
 
-fn by_policy(nic: &Nic, numbering: Numbering<'_>) -> Result<u32, Error> {
-    let (policy, hca) = (numbering.path.display(), nic.hca.to_string());
-    let candidate = RailCandidate {
-        hca: &hca,
-        netdev: &nic.netdev,
-        addresses: &nic.addresses,
-    };
-    let rail = numbering.rails.of(&candidate).map_err(|conflict| {
+/// What says on which rail the only NIC of an attachment is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OneRail<'a> {
+    /// `rail` of the network.
+    pub asked: Option<u32>,
+    /// The rails for which the network has ranges of addresses; none where it has not one for each.
+    pub ranges: Option<&'a BTreeSet<u32>>,
+    /// The policy's rails.
+    pub rails: &'a Rails,
+    /// The policy's file, for messages.
+    pub path: &'a Path,
+}
+
+impl OneRail<'_> {
+    /// The rail; none where nothing asks for one. `host` is its netdev, none where that is not known
+    /// or is the pod's.
+    ///
+    /// # Errors
+    /// Code 101: the policy puts the NIC on another rail, says nothing of it, or two things. Code 7:
+    /// nothing says the rail, or there are no ranges for it.
+    pub(crate) fn number(self, host: Option<&HostLink>) -> Result<Option<u32>, Error> {
+        if self.asked.is_none() && self.ranges.is_none() {
+            return Ok(None);
+        }
+        let path = self.path.display();
+        let by_policy = host.filter(|_| !self.rails.is_empty()).map(|host| {
+            let hcas: Vec<String> = host.hcas.iter().map(ToString::to_string).collect();
+            let name = host.link.name.to_string();
+            by_policy(&name, &hcas, &host.addresses, self.rails, self.path)
+        });
+        let rail = match (self.asked, by_policy.transpose()?, host) {
+            (Some(asked), Some(rail), Some(host)) if asked != rail => {
+                return Err(Error::new(
+                    Code::Policy,
+                    format!(
+                        "{} is on rail {rail}, but the network is for rail {asked}",
+                        host.link.name
+                    ),
+                )
+                .with_details(format!(
+                    "request the resource whose NICs are on rail {asked}, or correct rail in the \
+                     network, or rails in {path}"
+                )));
+            }
+            (_, Some(rail), _) | (Some(rail), None, _) => rail,
+            (None, None, _) if !self.rails.is_empty() && host.is_none() => return Ok(None),
+            (None, None, _) => {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    "ipam.ranges has ranges of rails, and nothing says which rail the NIC is on",
+                )
+                .with_details(format!(
+                    "set rail in the network, or number the NICs of this node: rails in {path}"
+                )));
+            }
+        };
+        let name = host.map(|host| host.link.name.to_string());
+        has_range(
+            self.ranges,
+            rail,
+            name.as_deref().unwrap_or("the NIC"),
+            self.path,
+        )?;
+        Ok(Some(rail))
+    }
+}
+
+fn has_range(
+    ranges: Option<&BTreeSet<u32>>,
+    rail: u32,
+    netdev: &str,
+    path: &Path,
+) -> Result<(), Error> {
+    if ranges.is_none_or(|ranges| ranges.contains(&rail)) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::InvalidConfig,
+        format!("ipam.ranges has nothing for rail {rail}, on which {netdev} is"),
+    )
+    .with_details(format!(
+        "add {rail:?}, or correct rails in {}",
+        path.display(),
+        rail = rail.to_string()
+    )))
+}
+
+/// The rail of a netdev by the policy, by any of its HCAs.
+fn by_policy(
+    netdev: &str,
+    hcas: &[String],
+    addresses: &[IpAddr],
+    rails: &Rails,
+    path: &Path,
+) -> Result<u32, Error> {
+    let (policy, all) = (path.display(), hcas.join(", "));
+    let mut found = None;
+    // A netdev without an HCA is meant by its name or its addresses.
+    for hca in hcas
+        .iter()
+        .map(String::as_str)
+        .chain(hcas.is_empty().then_some(""))
+    {
+        let candidate = RailCandidate {
+            hca,
+            netdev,
+            addresses,
+        };
+        let rail = rails.of(&candidate).map_err(|conflict| {
+            Error::new(
+                Code::Policy,
+                format!("which rail {netdev} ({all}) is on is not clear: {conflict}"),
+            )
+            .with_details(format!("correct rails in {policy}"))
+        })?;
+        found = found.or(rail);
+    }
+    found.ok_or_else(|| {
         Error::new(
             Code::Policy,
-            format!(
-                "which rail {} ({hca}) is on is not clear: {conflict}",
-                nic.netdev
-            ),
-        )
-        .with_details(format!("correct rails in {policy}"))
-    })?;
-    rail.ok_or_else(|| {
-        Error::new(
-            Code::Policy,
-            format!(
-                "the node's policy does not say which rail {} ({hca}) is on",
-                nic.netdev
-            ),
+            format!("the node's policy does not say which rail {netdev} ({all}) is on"),
         )
         .with_details(format!(
             "add its PCI address, its name or its network to rails in {policy}"

@@ -10,10 +10,10 @@ mod host_link;
 mod rdma_only;
 mod requested;
 mod target;
-mod uplink;
 
 use crate::error::Error;
 use cni_wire::{CniResult, Code, Request};
+use hca::{HcaId, lookup};
 use netlink_packet_route::link::InfoKind;
 
 pub use dependents::{Dependent, rivals};
@@ -134,13 +134,21 @@ pub fn resolve(
         Requested::Move => {
             let target = move_target(config)?;
             let mut nic = on_host(node, &target, config.port, network)?;
+            is_allocated(node, config, &nic)?;
             nic.dependents = dependents::of(node, &nic, pod)?;
             Ok(Resolved::Move(nic))
         }
         Requested::Child(kind) => {
             let parent = match config.link_in_container {
-                true => Parent::OfPod(pod_link(inside, config.master.as_deref())?),
-                false => Parent::OfHost(parent_on_host(node, config, network)?),
+                true => {
+                    exists(node, config)?;
+                    Parent::OfPod(pod_link(inside, config.master.as_deref())?)
+                }
+                false => {
+                    let host = parent_on_host(node, config, network)?;
+                    is_allocated(node, config, &host)?;
+                    Parent::OfHost(host)
+                }
             };
             let kind = kind.unwrap_or_else(|| requested::kind_on(parent.link()));
             let socket = match &parent {
@@ -165,7 +173,9 @@ pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>
     if config.link_in_container {
         return Ok(None);
     }
-    let parent = Parent::OfHost(read_named(node, name, &mut NodeNetwork::default())?);
+    let host = read_named(node, name, &mut NodeNetwork::default())?;
+    is_allocated(node, config, &host)?;
+    let parent = Parent::OfHost(host);
     let kind = kind.unwrap_or_else(|| requested::kind_on(parent.link()));
     carries_children(&mut node.netns.socket, kind, &parent)?;
     Ok(Some(Resolved::Child { kind, parent }))
@@ -194,7 +204,59 @@ fn parent_on_host(
             }
         },
     };
-    on_host(node, &target, config.port, network)
+    let host = on_host(node, &target, config.port, network)?;
+    match (&target, &host.controller) {
+        // A port of a bond carries no children; the bond is how its HCA is used.
+        (Target::Hca(_), Some((bond, kind))) if kind == "bond" => {
+            read_named(node, &bond.clone(), network)
+        }
+        _ => Ok(host),
+    }
+}
+
+/// The HCA that the allocation names, if it names one.
+fn named_hca(config: &Config) -> Option<(&HcaId, &str)> {
+    let allocation = config.allocation.as_ref()?;
+    Some((allocation.unit.hca()?, &allocation.text))
+}
+
+/// Refuses an allocation whose HCA is not on this host. One without a bus may be in a pod.
+fn exists(node: &Node, config: &Config) -> Result<(), Error> {
+    match named_hca(config) {
+        None | Some((HcaId::NodeGuid(_), _)) => Ok(()),
+        Some((hca, text)) => match lookup::on_hca(&node.roots, hca) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(unreadable(&e).context(format_args!("deviceID {text}"))),
+        },
+    }
+}
+
+/// Refuses a netdev that is not one of the allocated HCA: the pod would have the device nodes of one
+/// HCA and its address on another. A unit of all HCAs of a pool names none.
+///
+/// # Errors
+/// Code 7 naming both.
+fn is_allocated(node: &Node, config: &Config, host: &HostLink) -> Result<(), Error> {
+    let Some((hca, text)) = named_hca(config) else {
+        return Ok(());
+    };
+    if host.hcas.contains(hca) {
+        return Ok(());
+    }
+    exists(node, config)?;
+    let (name, hcas) = (&host.link.name, host.hcas.iter().map(ToString::to_string));
+    let of = match host.hcas.is_empty() {
+        true => "of no HCA".to_owned(),
+        false => format!("of {}", hcas.collect::<Vec<_>>().join(", ")),
+    };
+    Err(Error::new(
+        Code::InvalidConfig,
+        format!("netdev {name} is {of}, but deviceID {text} is a unit of {hca}"),
+    )
+    .with_details(format!(
+        "leave out the key that names {name}: the unit decides; or name a netdev of {hca}, or a bond, \
+         bridge or VLAN on it"
+    )))
 }
 
 /// The netdev of the host that a target means.

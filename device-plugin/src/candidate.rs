@@ -8,9 +8,10 @@ pub(crate) mod memory;
 
 use hca::topology::Place;
 use hca::unit::HcaId;
+use serde::{Deserialize, Serialize};
 
 /// One HCA as pools see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// Identity that its units carry.
     pub id: HcaId,
@@ -20,8 +21,10 @@ pub struct Candidate {
     pub elsewhere: bool,
     /// Why it cannot be read, if it cannot: what was read and what the kernel said.
     pub fault: Option<String>,
-    /// Netdevs on it, in name order; empty for InfiniBand without IPoIB.
+    /// Netdevs of it, in the order in which the kernel made them; empty for InfiniBand without IPoIB.
     pub netdevs: Vec<Netdev>,
+    /// The bond on its netdevs, and that bond's other members without an HCA of their own.
+    pub bond_names: Vec<String>,
     /// The PCI function it is, or (scalable functions) hangs below.
     pub pci: Option<Pci>,
     /// Physical, virtual or scalable function, or not on a bus at all.
@@ -34,11 +37,12 @@ pub struct Candidate {
     /// NUMA node, where the firmware says one.
     pub numa_node: Option<u32>,
     /// Its place among PCI functions.
+    #[serde(skip)]
     pub place: Option<Place>,
 }
 
 /// One RDMA device of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RdmaDevice {
     /// Name, as `mlx5_0`.
     pub name: String,
@@ -53,13 +57,16 @@ pub struct RdmaDevice {
 }
 
 /// One port of an [`RdmaDevice`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// Number, from 1.
     pub number: u32,
     /// `ether` or `infiniband`.
     pub link_type: LinkType,
-    /// Rate in Mb/s, where known.
+    /// Whether it can carry traffic.
+    #[serde(skip)]
+    pub active: bool,
+    /// Rate in Mb/s, where known. That of a port that is down says nothing about its link.
     pub rate_mbps: Option<u32>,
     /// Partition keys with the membership bit masked out; InfiniBand only.
     pub pkeys: Vec<u16>,
@@ -71,7 +78,7 @@ pub struct Port {
 }
 
 /// A netdev of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netdev {
     /// Name on the host.
     pub name: String,
@@ -80,7 +87,7 @@ pub struct Netdev {
 }
 
 /// PCI facts of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pci {
     /// `0000:3b:00.0`.
     pub address: String,
@@ -93,7 +100,7 @@ pub struct Pci {
 }
 
 /// The physical function above a VF or SF.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pf {
     /// PCI address.
     pub address: String,
@@ -104,7 +111,7 @@ pub struct Pf {
 }
 
 /// What kind of function a [`Candidate`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Function {
     /// A PCI function that is not virtual.
     Physical,
@@ -114,6 +121,23 @@ pub enum Function {
     Scalable(u32),
     /// No bus below it: soft RoCE on a virtual netdev.
     Software,
+}
+
+impl Candidate {
+    /// Whether all its RDMA devices could be read. One of another network namespace, or one that
+    /// does not answer, is known by its name alone, and has no port here.
+    pub fn is_read(&self) -> bool {
+        self.rdma_devices
+            .iter()
+            .all(|device| !device.ports.is_empty())
+    }
+
+    /// Whether all its netdevs are in sight, as far as is known: an Ethernet port has one.
+    pub fn shows_netdevs(&self) -> bool {
+        let mut ports = self.rdma_devices.iter().flat_map(|device| &device.ports);
+        !self.netdevs.is_empty()
+            || self.is_read() && !ports.any(|port| port.link_type == LinkType::Ether)
+    }
 }
 
 impl Function {
@@ -137,7 +161,7 @@ impl Function {
 }
 
 /// Link encapsulation, in the words both peers use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkType {
     /// RoCE, iWARP.
     Ether,
@@ -188,6 +212,7 @@ pub(crate) mod example {
                 ports: vec![Port {
                     number: 1,
                     link_type: LinkType::Ether,
+                    active: true,
                     rate_mbps: Some(100_000),
                     pkeys: vec![0x7fff],
                     guid: Some("505400fffe0000a5".into()),
@@ -200,6 +225,7 @@ pub(crate) mod example {
                 name: "ens1f0v3".into(),
                 link_type: LinkType::Ether,
             }],
+            bond_names: Vec::new(),
             pci: Some(Pci {
                 address: "0000:3b:00.5".into(),
                 vendor: "15b3".into(),
@@ -223,6 +249,7 @@ pub(crate) mod example {
         let port = |number, rate_mbps, pkey| Port {
             number,
             link_type: LinkType::Infiniband,
+            active: true,
             rate_mbps: Some(rate_mbps),
             pkeys: vec![pkey],
             guid: None,

@@ -22,7 +22,8 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::host_snapshot::HostSnapshot;
-use crate::{config, kubectl, reclaim, run};
+use crate::scan::SCAN;
+use crate::{config, kubectl, reader, reclaim, run};
 use diagnostics::report::Style;
 use node_server::http::Details;
 
@@ -87,13 +88,26 @@ pub struct HostRoot {
 
 impl HostRoot {
     fn scan(&self) -> anyhow::Result<HostSnapshot> {
-        HostSnapshot::make(&self.host(), &self.node_addresses).context("scan this host")
+        let (host, addresses) = (self.host(), self.node_addresses.clone());
+        let scan = move || HostSnapshot::make(&host, &addresses);
+        within_limit(SCAN, scan)?.context("scan this host")
     }
 
     /// The roots.
     pub fn host(&self) -> hca::Host {
         hca::Host::at(&self.host_root)
     }
+}
+
+/// How long a command waits for what it reads.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a command reads; an error that names the path where it hangs.
+fn within_limit<T: Send + 'static>(
+    what: &str,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<T> {
+    Ok(reader::wait(what, COMMAND_TIMEOUT, read)?)
 }
 
 /// What the command line says about configurations of the two peers.

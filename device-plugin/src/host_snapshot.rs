@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
-use hca::network::Uplinks;
+use hca::network::{self, Uplinks};
 use hca::topology::{Machine, Wanted};
 use hca::{Host, PciAddress, PciFunction, pci};
+use netlink::{Socket, uplink};
 
 use crate::config::Gate;
 use crate::device_nodes;
@@ -102,7 +105,7 @@ impl HostSnapshot {
             nodes,
             machine,
             vhost_net: is_there(host, "vhost-net", "vhost-net") && is_there(host, "net/tun", "tun"),
-            uplinks: Uplinks::of_host(host, node_addresses),
+            uplinks: uplinks(host, node_addresses),
             faults,
             missing: gates
                 .iter()
@@ -118,11 +121,37 @@ impl HostSnapshot {
     }
 }
 
+/// The host's uplinks: by netlink, as the network plugin asks for them, where this process is in the
+/// host's network namespace; else as `/proc` shows routes.
+fn uplinks(host: &Host, node_addresses: &[IpAddr]) -> Uplinks {
+    // A network namespace's files have inodes of their own, the same in each mount of proc.
+    let inode = |net: &Path| {
+        std::fs::metadata(net.join("dev"))
+            .map(|file| file.ino())
+            .ok()
+    };
+    let here = inode(Path::new("/proc/self/net"));
+    if here.is_none() || inode(&network::of_host(&host.proc)) != here {
+        return Uplinks::of_host(host, node_addresses);
+    }
+    let asked = Socket::open().and_then(|mut socket| {
+        let addresses = uplink::addresses(&mut socket)?;
+        uplink::uplinks(&mut socket, None, node_addresses, &addresses)
+    });
+    match asked {
+        Ok(uplinks) => Uplinks::Known(uplinks),
+        Err(error) => Uplinks::Unknown(error.to_string()),
+    }
+}
+
 /// Whether what a pool waits for is there. A module that is still being loaded is not
 /// (`Documentation/ABI/stable/sysfs-module`, initstate); one that is built in has no such file.
 fn is_open(host: &Host, gate: &Gate) -> bool {
     match gate {
-        Gate::File(path) => path.exists(),
+        Gate::File(path) => {
+            hca::host::show(path);
+            path.exists()
+        }
         Gate::Module(name) => {
             let module = host.sys.join("module").join(name);
             match std::fs::read_to_string(module.join("initstate")) {

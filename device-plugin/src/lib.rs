@@ -10,7 +10,7 @@
 //!   resource;
 //! - `prefer`, `allocate`, `deliver`: which units, and what a container gets with them;
 //! - `slots`, `binding`: units that become HCAs when a pod's network is made;
-//! - `events`, `watch`: when to scan again; `scan`: one scan at a time, which may hang;
+//! - `events`, `watch`: when to scan again; `scan`: one scan at a time; `reader`: what may hang;
 //! - `links`: netdevs that a pool sets up; `reclaim`: attachments and leases of dead pods;
 //! - `run`: the daemon; `report`: its state, for metrics and readiness; `status`: the node's
 //!   state, for `status`; `telemetry`: log, metrics, HTTP;
@@ -42,6 +42,7 @@ mod node_socket;
 mod pool;
 mod pool_state;
 mod prefer;
+mod reader;
 mod reclaim;
 mod report;
 mod run;

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use attachment::reclaim::in_host_namespace;
-use hca::netdev::Netdev;
+use hca::{HcaId, netdev::Netdev};
 use netlink::{Socket, link};
 
 use crate::{
     config::{Config, ResourceName},
-    reclaim::{self, Taken, taken},
+    reclaim::{self, taken},
     snapshot::Snapshot,
 };
 
@@ -35,7 +35,7 @@ pub(crate) struct Down {
     name: String,
     ifindex: u32,
     /// The HCA it is on, as the journal names it.
-    id: hca::HcaId,
+    id: HcaId,
 }
 
 impl Links {
@@ -129,9 +129,10 @@ pub(crate) fn set_up(
 }
 
 /// Those on no HCA of which a pod has a netdev.
-fn unattached(all: Vec<Down>, taken: &[Taken]) -> Vec<Down> {
-    let is_taken = |down: &Down| taken.iter().any(|(id, ..)| *id == down.id);
-    all.into_iter().filter(|down| !is_taken(down)).collect()
+fn unattached(all: Vec<Down>, taken: &BTreeSet<HcaId>) -> Vec<Down> {
+    all.into_iter()
+        .filter(|down| !taken.contains(&down.id))
+        .collect()
 }
 
 fn change(socket: &mut Socket, down: &Down) -> netlink::Result<()> {
@@ -144,7 +145,7 @@ mod tests {
     use hca::tree::{PciSpec, PortSpec, Tree};
 
     use super::*;
-    use crate::candidate::{LinkType, gather};
+    use crate::candidate::gather;
     use crate::config::parse;
     use crate::host_snapshot::HostSnapshot;
     use crate::pool::assemble;
@@ -228,8 +229,8 @@ mod tests {
         let (config, snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
         let down = Links::default().note(&config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0", "rdma1"]);
-        let taken = (down[0].id.clone(), "rdma0".to_owned(), LinkType::Ether);
-        assert_eq!(names(&unattached(down, &[taken])), ["rdma1"]);
+        let taken = BTreeSet::from([down[0].id.clone()]);
+        assert_eq!(names(&unattached(down, &taken)), ["rdma1"]);
     }
 
     #[test]

@@ -1,30 +1,26 @@
-//! What takes time to read, and is served as metrics: counters of ports and of CNI calls, how full
-//! address pools are, and how pods are placed.
-//!
-//! Each is read on a thread of its own, which a firmware, a share or a kubelet that does not answer
-//! may keep for ever: no other one waits for it, nor does the daemon. It is started again when it
-//! has ended. Its age is a metric, so that an old value is not taken for a new one.
+//! What takes time to read, and is served as metrics: counters of ports and of CNI calls, and how
+//! full address pools are. Its age is a metric, so that an old value is not taken for a new one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use diagnostics::port_counters::{self, PortCounter};
-use diagnostics::topology::{Alignment, Holders, alignment};
 use hca::Host;
-use hca::topology::{Machine, Wanted};
 use ipam::plugin::Plugin;
 use ipam::pool_usage::usage;
 use node::calls::{self, Calls};
 use node::policy::{Policy, StoreKind};
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use crate::reader::{Reader, Readers, Reading};
 
 /// Time between two readings of what is on this node.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// The same for a store that many nodes share: reading it lists all leases.
-const SHARED_STORE_INTERVAL: Duration = Duration::from_secs(900);
+/// One of how many readings is also of stores that many nodes share, which lists all their leases.
+const SHARED_STORE_ROUNDS: u32 = 30;
+/// How long a reading may take before it is called late.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The programs that count their calls.
 const PROGRAMS: [&str; 2] = ["rdma-netdev", "rdma-ipam"];
 
@@ -39,52 +35,30 @@ pub(crate) struct Settings {
     pub policy: PathBuf,
     /// The node's name, if it was given.
     pub node: Option<String>,
-    /// The kubelet's root directory.
-    pub kubelet_root: PathBuf,
     /// The directory of the CNI programs' counters.
     pub calls: Option<PathBuf>,
 }
 
-/// What was read last.
-#[derive(Debug, Clone, Default)]
+/// Reads what is served.
+#[derive(Debug)]
 pub(crate) struct Measurements {
+    ports: Reader<Vec<PortCounter>>,
+    calls: Reader<Vec<(&'static str, Calls)>>,
+    own_pools: Reader<Vec<PoolFill>>,
+    shared_pools: Reader<Vec<PoolFill>>,
+}
+
+/// What was read last; `None` before the first time.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Measured {
     /// Counters of ports.
-    pub ports: Measured<Vec<PortCounter>>,
+    pub ports: Option<Reading<Vec<PortCounter>>>,
     /// Calls of the CNI programs, by program.
-    pub calls: Measured<Vec<(&'static str, Calls)>>,
+    pub calls: Option<Reading<Vec<(&'static str, Calls)>>>,
     /// Pools of stores that only this node uses.
-    pub own_pools: Measured<Vec<PoolFill>>,
+    pub own_pools: Option<Reading<Vec<PoolFill>>>,
     /// Pools of stores that nodes share.
-    pub shared_pools: Measured<Vec<PoolFill>>,
-    /// How pods are placed; `None` while the kubelet does not say what they hold.
-    pub alignment: Measured<Option<Alignment>>,
-}
-
-/// A reading and its time.
-#[derive(Debug, Clone)]
-pub(crate) struct Measured<T> {
-    /// When it was read; `None`: not yet.
-    pub at: Option<Instant>,
-    /// What was read.
-    pub value: T,
-}
-
-impl<T: Default> Default for Measured<T> {
-    fn default() -> Self {
-        Self {
-            at: None,
-            value: T::default(),
-        }
-    }
-}
-
-impl<T> Measured<T> {
-    fn now(value: T) -> Self {
-        Self {
-            at: Some(Instant::now()),
-            value,
-        }
-    }
+    pub shared_pools: Option<Reading<Vec<PoolFill>>>,
 }
 
 /// How full a pool of addresses is.
@@ -104,87 +78,45 @@ pub(crate) struct PoolFill {
     pub free: f64,
 }
 
-/// Starts the readers, until `stop`.
-pub(crate) fn start(
-    settings: Settings,
-    services: &mut JoinSet<()>,
-    stop: &CancellationToken,
-) -> watch::Receiver<Measurements> {
-    let sender = Arc::new(watch::Sender::new(Measurements::default()));
-    let receiver = sender.subscribe();
-    let settings = Arc::new(settings);
-    services.spawn(keep(
-        INTERVAL,
-        with(&settings, |settings| ports(&settings.host)),
-        publish(&sender, |all, value| all.ports = value),
-        stop.clone(),
-    ));
-    services.spawn(keep(
-        INTERVAL,
-        with(&settings, |settings| calls_of(settings.calls.as_deref())),
-        publish(&sender, |all, value| all.calls = value),
-        stop.clone(),
-    ));
-    services.spawn(keep(
-        INTERVAL,
-        with(&settings, |settings| pools(settings, Sharing::OneNode)),
-        publish(&sender, |all, value| all.own_pools = value),
-        stop.clone(),
-    ));
-    services.spawn(keep(
-        SHARED_STORE_INTERVAL,
-        with(&settings, |settings| pools(settings, Sharing::Nodes)),
-        publish(&sender, |all, value| all.shared_pools = value),
-        stop.clone(),
-    ));
-    services.spawn(keep(
-        INTERVAL,
-        with(&settings, placement),
-        publish(&sender, |all, value| all.alignment = value),
-        stop.clone(),
-    ));
-    receiver
-}
-
-fn with<T>(
-    settings: &Arc<Settings>,
-    read: impl Fn(&Settings) -> T + Send + Sync + 'static,
-) -> Arc<dyn Fn() -> T + Send + Sync> {
-    let settings = settings.clone();
-    Arc::new(move || read(&settings))
-}
-
-fn publish<T, F: Fn(&mut Measurements, Measured<T>)>(
-    sender: &Arc<watch::Sender<Measurements>>,
-    put: F,
-) -> impl Fn(T) + use<T, F> {
-    let sender = sender.clone();
-    move |value| sender.send_modify(|all| put(all, Measured::now(value)))
-}
-
-/// Reads, publishes, waits; a reading that does not end is waited for, and nothing else.
-async fn keep<T: Send + 'static>(
-    interval: Duration,
-    read: Arc<dyn Fn() -> T + Send + Sync>,
-    publish: impl Fn(T),
-    stop: CancellationToken,
-) {
-    loop {
-        let (sender, receiver) = oneshot::channel();
-        let read = read.clone();
-        let thread = std::thread::Builder::new().name("measure".into());
-        // The receiver is gone when the daemon ends.
-        if let Err(error) = thread.spawn(move || drop(sender.send(read()))) {
-            tracing::warn!(%error, "no thread to read metrics on");
+impl Measurements {
+    pub(crate) fn new(readers: &Readers) -> Self {
+        let reader = |what| format!("the measurement of {what}");
+        Self {
+            ports: readers.reader("ports", reader("port counters"), READ_TIMEOUT),
+            calls: readers.reader("calls", reader("CNI calls"), READ_TIMEOUT),
+            own_pools: readers.reader("pools", reader("local address pools"), READ_TIMEOUT),
+            shared_pools: readers.reader("pools", reader("shared address pools"), READ_TIMEOUT),
         }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            // Without a value it panicked, or had no thread.
-            value = receiver => if let Ok(value) = value { publish(value) },
+    }
+
+    /// What was read last.
+    pub(crate) fn read(&self) -> Measured {
+        Measured {
+            ports: self.ports.last(),
+            calls: self.calls.last(),
+            own_pools: self.own_pools.last(),
+            shared_pools: self.shared_pools.last(),
         }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(interval) => {}
+    }
+
+    /// Reads every now and then until `stop`. What has not ended is not started again.
+    pub(crate) async fn keep_reading(self: Arc<Self>, settings: Settings, stop: CancellationToken) {
+        let settings = Arc::new(settings);
+        let mut ticks = tokio::time::interval(INTERVAL);
+        for round in 0_u32.. {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            let [all, own, calls] = [(); 3].map(|()| settings.clone());
+            self.ports.start(move || ports(&all.host));
+            self.calls.start(move || calls_of(calls.calls.as_deref()));
+            self.own_pools.start(move || pools(&own, Sharing::OneNode));
+            if round % SHARED_STORE_ROUNDS == 0 {
+                let shared = settings.clone();
+                self.shared_pools
+                    .start(move || pools(&shared, Sharing::Nodes));
+            }
         }
     }
 }
@@ -272,66 +204,10 @@ fn rounded(count: u128) -> f64 {
     count as f64
 }
 
-/// How pods with GPUs and NICs are placed. GPUs are read only where a pod holds one of our units.
-fn placement(settings: &Settings) -> Option<Alignment> {
-    let devices = kubelet_api::client::ask(&settings.kubelet_root).ok()?;
-    let held: Vec<(String, String)> = devices
-        .held
-        .iter()
-        .flat_map(|held| {
-            let pod = format!("{}/{}", held.namespace, held.pod);
-            held.ids.iter().map(move |id| (pod.clone(), id.clone()))
-        })
-        .collect();
-    let is_ours = |(_, id): &(String, String)| id.parse::<hca::UnitId>().is_ok();
-    if !held.iter().any(is_ours) {
-        return Some(Alignment::default());
-    }
-    let inventory = hca::inventory(&settings.host).ok()?;
-    let machine = Machine::read(&settings.host, &inventory, &Wanted::default()).ok()?;
-    Some(alignment(&machine, &Holders::collect(held)))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use super::*;
     use serde_json::json;
-
-    const SOON: Duration = Duration::from_millis(1);
-
-    #[tokio::test]
-    async fn a_reading_that_hangs_keeps_nothing_else_waiting() {
-        let stop = CancellationToken::new();
-        let sender = Arc::new(watch::Sender::new(Measurements::default()));
-        let mut receiver = sender.subscribe();
-        let mut services = JoinSet::new();
-        let hung: Arc<dyn Fn() -> Vec<PoolFill> + Send + Sync> = Arc::new(|| {
-            loop {
-                std::thread::park();
-            }
-        });
-        let put = publish(&sender, |all: &mut Measurements, value| {
-            all.shared_pools = value
-        });
-        services.spawn(keep(SOON, hung, put, stop.clone()));
-        let rounds = Arc::new(AtomicU32::new(0));
-        let counted = rounds.clone();
-        let reads: Arc<dyn Fn() -> Vec<PortCounter> + Send + Sync> = Arc::new(move || {
-            counted.fetch_add(1, Ordering::SeqCst);
-            Vec::new()
-        });
-        let put = publish(&sender, |all: &mut Measurements, value| all.ports = value);
-        services.spawn(keep(SOON, reads, put, stop.clone()));
-        while rounds.load(Ordering::SeqCst) < 3 {
-            receiver.changed().await.unwrap();
-        }
-        assert!(receiver.borrow().ports.at.is_some());
-        assert!(receiver.borrow().shared_pools.at.is_none());
-        stop.cancel();
-        while services.join_next().await.is_some() {}
-    }
 
     #[test]
     fn pools_of_a_local_store_are_counted_and_those_of_a_shared_one_are_not() {
@@ -348,11 +224,9 @@ mod tests {
             root: "/".into(),
             policy,
             node: Some("n1".into()),
-            kubelet_root: place.path().to_owned(),
             calls: None,
         };
         assert_eq!(pools(&settings, Sharing::OneNode), [], "never used");
-        assert_eq!(placement(&settings), None, "no kubelet");
         assert!(calls_of(Some(place.path())).is_empty());
     }
 }

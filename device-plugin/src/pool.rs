@@ -82,7 +82,8 @@ impl fmt::Display for Excluded {
             ),
             Reason::Uplink(netdev, why) => write!(
                 formatter,
-                "{id} is excluded from {resource}: the node itself needs {netdev}: {why}"
+                "{id} is excluded from {resource}: the node itself needs {netdev}: {why}; if pods may \
+                 have it, set exclude for this pool without uplinks"
             ),
             Reason::Held(by, pod) => write!(
                 formatter,
@@ -137,33 +138,50 @@ pub(crate) fn assemble_on(
     for pool in &config.pools {
         let withheld = withheld(pool, config, candidates, node);
         let mut members = Vec::new();
-        let chosen = candidates
+        let before = previous
             .iter()
-            .filter(|candidate| is_chosen(pool, candidate));
-        for candidate in chosen {
-            match held_otherwise(pool, candidate, &node.held)
-                .or_else(|| obstacle(pool, candidate, seen, &claims))
-            {
-                None => {
+            .find(|before| *before.resource() == pool.resource);
+        let before = before.map(|before| before.members()).unwrap_or_default();
+        for candidate in candidates {
+            let held = node.held.get(&candidate.id).into_iter().flatten();
+            let is_held = held.clone().any(|holding| is_of(holding, pool));
+            let (chosen, hidden) = choice(pool, candidate);
+            let obstacle = (chosen || hidden && is_held).then(|| {
+                held_otherwise(pool, held).or_else(|| obstacle(pool, candidate, seen, &claims))
+            });
+            match obstacle {
+                Some(None) => {
                     // What is not offered does not keep an HCA from another pool.
                     if withheld.is_none() {
                         claims.push((&candidate.id, pool));
                     }
                     members.push(member(pool, candidate, seen));
+                    continue;
                 }
-                Some(reason) => excluded.push(Excluded {
+                Some(Some(reason)) => excluded.push(Excluded {
                     resource: pool.resource.clone(),
                     id: candidate.id.clone(),
                     reason,
                 }),
+                None => {}
+            }
+            // A container of its pod that starts again gets its nodes. Nobody else does.
+            if is_held || before.iter().any(|old| old.id == candidate.id) {
+                members.push(Member {
+                    health: Health::Unhealthy(UnhealthyReason::Excluded),
+                    ..member(pool, candidate, seen)
+                });
             }
         }
-        let before = previous
-            .iter()
-            .find(|before| *before.resource() == pool.resource);
-        keep_missing(&mut members, before.map(Arc::as_ref), |old| {
-            why_missing(old, candidates, seen)
-        });
+        for old in before {
+            if !candidates.iter().any(|candidate| candidate.id == old.id) {
+                members.push(Member {
+                    nodes: Vec::new(),
+                    health: Health::Unhealthy(UnhealthyReason::Gone),
+                    ..old.clone()
+                });
+            }
+        }
         members.sort_by(|a, b| a.id.cmp(&b.id));
         if let Some(reason) = withheld {
             remarks.push(format!("{} is withheld: {reason}", pool.resource));
@@ -225,24 +243,34 @@ fn withheld(
 }
 
 /// Whether any of a pool's selectors chooses an HCA.
-pub(crate) fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
-    pool.selectors
-        .iter()
-        .any(|selector| selector.matches(candidate))
+fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
+    choice(pool, candidate).0
+}
+
+/// Whether any of a pool's selectors chooses an HCA, and whether one might that asks for what is not
+/// visible.
+fn choice(pool: &PoolConfig, candidate: &Candidate) -> (bool, bool) {
+    let checks = pool.selectors.iter().map(|one| one.check(candidate));
+    checks.fold((false, false), |(chosen, hidden), check| match check {
+        Ok(()) => (true, hidden),
+        Err(mismatch) => (chosen, hidden || mismatch.hidden),
+    })
+}
+
+/// Whether an HCA is held by a unit of this pool.
+fn is_of(holding: &HcaAllocation, pool: &PoolConfig) -> bool {
+    holding.resource == pool.resource.as_str() && holding.exclusive != pool.sharing.is_shared()
 }
 
 /// The pod that keeps a pool from having an HCA, if there is one.
-fn held_otherwise(
+fn held_otherwise<'h>(
     pool: &PoolConfig,
-    candidate: &Candidate,
-    held: &BTreeMap<HcaId, Vec<HcaAllocation>>,
+    mut held: impl Iterator<Item = &'h HcaAllocation>,
 ) -> Option<Reason> {
     let conflicts = |holding: &&HcaAllocation| {
-        let same = holding.resource == pool.resource.as_str()
-            && holding.exclusive != pool.sharing.is_shared();
-        !same && (holding.exclusive || !pool.sharing.is_shared())
+        !is_of(holding, pool) && (holding.exclusive || !pool.sharing.is_shared())
     };
-    let holding = held.get(&candidate.id)?.iter().find(conflicts)?;
+    let holding = held.find(conflicts)?;
     Some(Reason::Held(
         holding.resource.clone(),
         holding.holder.clone(),
@@ -270,7 +298,12 @@ fn obstacle(
     if !pool.exclude.uplinks || candidate.elsewhere {
         return None;
     }
-    let mut netdevs = candidate.netdevs.iter().map(|netdev| &netdev.name);
+    // One that a pod has is none of the node's, whatever has its name now.
+    let mut netdevs = candidate
+        .netdevs
+        .iter()
+        .map(|netdev| &netdev.name)
+        .filter(|name| seen.inventory.netdev(name).is_some());
     match &seen.uplinks {
         Uplinks::Known(uplinks) => netdevs.find_map(|name| {
             let why = uplinks.get(name)?;
@@ -393,38 +426,6 @@ fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -
         LinkLayer::InfiniBand | LinkLayer::Unknown => {
             is_down && matches!(candidate.function, Function::Virtual(_))
         }
-    }
-}
-
-/// Adds what the pool had before and the host does not show now. What is there and was only left
-/// out of the pool, because of a new default route for instance, is not listed any more unless
-/// somebody may hold it, which cannot be ruled out: it stays, and cannot be allocated.
-fn keep_missing(
-    members: &mut Vec<Member>,
-    before: Option<&Snapshot>,
-    why: impl Fn(&Member) -> UnhealthyReason,
-) {
-    for old in before.map(Snapshot::members).unwrap_or_default() {
-        if members.iter().any(|member| member.id == old.id) {
-            continue;
-        }
-        members.push(Member {
-            nodes: Vec::new(),
-            health: Health::Unhealthy(why(old)),
-            ..old.clone()
-        });
-    }
-}
-
-/// Why a pool does not have an HCA that it had before.
-fn why_missing(old: &Member, candidates: &[Candidate], seen: &HostSnapshot) -> UnhealthyReason {
-    if candidates.iter().any(|candidate| candidate.id == old.id) {
-        return UnhealthyReason::Excluded;
-    }
-    let mut unreadable = seen.inventory.unreadable.iter();
-    match unreadable.find(|device| old.rdma_devices.contains(&device.rdma_device)) {
-        Some(device) => UnhealthyReason::Unreadable(device.reason.clone()),
-        None => UnhealthyReason::Gone,
     }
 }
 

@@ -55,6 +55,14 @@ struct Logged {
 }
 
 impl PoolStates {
+    /// No pools yet. `memory` is what an earlier daemon knew.
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            ..Self::default()
+        }
+    }
+
     /// Assembles the pools from a new scan. Returns when to scan again at the latest, because a
     /// port will have been up or down for long enough then.
     pub(crate) fn update(
@@ -63,8 +71,9 @@ impl PoolStates {
         seen: &HostSnapshot,
         now: Instant,
     ) -> Option<Instant> {
-        let (mut candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
-        self.memory.complete(&mut candidates);
+        let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
+        self.memory
+            .complete(&mut candidates, &mut unusable, &seen.inventory);
         let held = self.allocated.as_ref().map(|held| held.hcas());
         let mut held = held.unwrap_or_default();
         for (hca, binding) in &self.bindings.all {
@@ -233,9 +242,9 @@ impl PoolStates {
         &self.transitions
     }
 
-    /// What is known of HCAs that are partly in pods.
-    pub(crate) fn memory_mut(&mut self) -> &mut Memory {
-        &mut self.memory
+    /// What is known of HCAs, for the next daemon.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 }
 

@@ -7,18 +7,15 @@
 //! addresses and routes, and its leases are released; then IPAM's own rules decide on leases that
 //! no attachment names. Killed anywhere, the next round goes on from the journal.
 //!
-//! The leases of a store may be on a share whose server does not answer. So what needs a store is
-//! done on a thread of the store's own ([`apart`]): one that hangs keeps neither the other stores
-//! nor attachments without leases waiting.
-
-mod apart;
+//! The leases of a store may be on a share whose server does not answer. So what needs a store has
+//! a [`Reader`] of its own: one that hangs keeps neither the other stores nor attachments without
+//! leases waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use apart::{Apart, Ended, Part};
 use attachment::{
     journal::{Key, Record, Store},
     node::{Node, Places, now},
@@ -31,14 +28,12 @@ use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::candidate::LinkType;
+use crate::reader::{Reader, Readers};
 
 /// Time between two reads of the journal where nothing is reclaimed.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 /// How long the return of a netdev from a dying namespace may take.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a round waits for its parts. What they do later is counted by a later round.
-const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one part of a round may take before it is called late.
 const PART_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -74,60 +69,58 @@ pub(crate) struct Counts {
     pub idle: Option<String>,
 }
 
-/// A netdev that a pod has, as the journal names it.
-pub(crate) type Taken = (HcaId, String, LinkType);
-
-/// What a round found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Findings {
-    /// What was cleaned up since the start.
-    pub counts: Counts,
-    /// Netdevs that pods have now.
-    pub taken: Arc<Vec<Taken>>,
-}
-
-/// What lasts from one round to the next.
-#[derive(Default)]
-struct Memory {
-    /// The attachments that were seen dead in the round before.
-    sightings: BTreeSet<String>,
-    /// What rounds started and did not see the end of.
-    apart: Apart<Counts>,
-}
-
 /// Cleans up every now and then until `stop`.
 pub(crate) async fn keep_reclaiming(
     settings: Settings,
-    findings: watch::Sender<Findings>,
+    readers: Readers,
+    published: watch::Sender<Counts>,
     stop: CancellationToken,
 ) {
-    let mut memory = Memory::default();
-    let mut counts = Counts::default();
+    let published = Arc::new(published);
+    let journal: Reader = readers.reader("journal", "the search for dead pods", PART_TIMEOUT);
+    let mut parts: BTreeMap<Option<String>, Reader> = BTreeMap::new();
+    let failure = Counts {
+        failures: 1,
+        ..Counts::default()
+    };
+    // The attachments that were seen dead in the round before.
+    let mut sightings = BTreeSet::new();
     loop {
-        let task = settings.clone();
-        let round = tokio::task::spawn_blocking(move || {
-            let taken = taken(&task);
-            let outcome = round(&task, &mut memory, counts);
-            (memory, outcome, taken)
-        });
-        let taken;
-        (memory, counts, taken) = match round.await {
-            Ok(done) => done,
-            // Only a panic ends up here.
-            Err(error) => {
-                tracing::error!(%error, "cleaning up behind pods failed");
-                return stop.cancelled().await;
-            }
+        let (task, before) = (settings.clone(), sightings.clone());
+        let read = journal.run(move || Round::read(&task, &before));
+        let read = tokio::select! {
+            () = stop.cancelled() => return,
+            read = read => read,
         };
-        findings.send_if_modified(|before| {
-            let after = Findings {
-                counts: counts.clone(),
-                taken: Arc::new(taken),
-            };
-            let news = *before != after;
-            *before = after;
-            news
-        });
+        match read {
+            Ok(round) => {
+                sightings = round.sightings;
+                note(&published, &round.counts);
+                published.send_if_modified(|all| {
+                    let is_idle = all.idle != round.idle;
+                    if let Some(reason) = round.idle.as_ref().filter(|_| is_idle) {
+                        tracing::warn!(reason, "nothing is cleaned up behind pods");
+                    }
+                    all.idle = round.idle;
+                    is_idle
+                });
+                for (store, dead) in round.work {
+                    let reader = parts.entry(store.clone()).or_insert_with(|| {
+                        let what = match &store {
+                            Some(store) => format!("the clean-up of store {store:?}"),
+                            None => "the clean-up of attachments without leases".to_owned(),
+                        };
+                        readers.reader("reclaim", what, PART_TIMEOUT)
+                    });
+                    if reader.late().is_some() {
+                        note(&published, &failure);
+                    }
+                    let (settings, published) = (settings.clone(), published.clone());
+                    reader.start(move || note(&published, &clean_up(&settings, store, dead)));
+                }
+            }
+            Err(_) => note(&published, &failure),
+        }
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(settings.interval.unwrap_or(READ_INTERVAL)) => {}
@@ -135,140 +128,115 @@ pub(crate) async fn keep_reclaiming(
     }
 }
 
-/// The netdevs that pods have, by the journal. What cannot be read is none.
-pub(crate) fn taken(settings: &Settings) -> Vec<Taken> {
-    let (policy, _) = node::policy::Policy::load_for_release(&settings.policy);
+/// Adds what was cleaned up.
+fn note(published: &watch::Sender<Counts>, more: &Counts) {
+    published.send_if_modified(|all| {
+        all.rounds += more.rounds;
+        all.attachments += more.attachments;
+        all.failures += more.failures;
+        all.leases += more.leases;
+        *more != Counts::default()
+    });
+}
+
+/// The HCAs of which pods have a netdev, by the journal. What cannot be read is none.
+pub(crate) fn taken(settings: &Settings) -> BTreeSet<HcaId> {
+    hca::host::show(&settings.policy);
+    let (policy, _) = Policy::load_for_release(&settings.policy);
+    hca::host::show(&policy.state_dir);
     let store = Store::at(&policy.state_dir);
     let (records, _) = store.records().unwrap_or_default();
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
     moved
-        .filter_map(|netdev| {
-            let id = netdev.identity.bus_device.as_deref()?.parse().ok()?;
-            let infiniband = netdev.identity.mac.len() > "00:00:00:00:00:00".len();
-            let link_type = if infiniband {
-                LinkType::Infiniband
-            } else {
-                LinkType::Ether
-            };
-            Some((id, netdev.name.to_string(), link_type))
-        })
+        .filter_map(|netdev| netdev.identity.bus_device.as_deref()?.parse().ok())
         .collect()
 }
 
-/// One round.
-fn round(settings: &Settings, memory: &mut Memory, before: Counts) -> Counts {
+/// What a round finds, and what is to be done.
+#[derive(Default)]
+struct Round {
+    /// Why nothing is cleaned up, if so.
+    idle: Option<String>,
+    sightings: BTreeSet<String>,
+    counts: Counts,
+    /// By the store of the leases; `None` for attachments without leases.
+    work: BTreeMap<Option<String>, Vec<Dead>>,
+}
+
+impl Round {
+    /// `before` are the attachments that were seen dead in the round before.
+    fn read(settings: &Settings, before: &BTreeSet<String>) -> Self {
+        let mut round = Self {
+            idle: idle(settings),
+            ..Self::default()
+        };
+        if round.idle.is_some() {
+            return round;
+        }
+        round.counts.rounds = 1;
+        let (policy, fault) = Policy::load_for_release(&settings.policy);
+        if let Some(fault) = fault {
+            tracing::warn!("{}", fault.with_remedy());
+        }
+        hca::host::show(&policy.state_dir);
+        round.find_dead(settings, &policy, before);
+        for store in policy.stores.keys() {
+            round.work.entry(Some(store.clone())).or_default();
+        }
+        round
+    }
+}
+
+/// Why nothing is cleaned up, if so.
+fn idle(settings: &Settings) -> Option<String> {
     if settings.interval.is_none() {
-        return Counts {
-            idle: Some("turned off by --reclaim-interval 0".to_owned()),
-            ..before
-        };
+        return Some("turned off by --reclaim-interval 0".to_owned());
     }
-    if let Err(reason) = in_host_namespace(&settings.host) {
-        let reason = format!("{reason}; set hostNetwork: true");
-        if before.idle.as_ref() != Some(&reason) {
-            tracing::warn!(reason, "nothing is cleaned up behind pods");
-        }
-        return Counts {
-            idle: Some(reason),
-            ..before
-        };
-    }
-    let mut counts = Counts {
-        rounds: before.rounds + 1,
-        idle: None,
-        ..before
-    };
-    let (policy, fault) = Policy::load_for_release(&settings.policy);
-    if let Some(fault) = fault {
-        tracing::warn!("{}", fault.with_remedy());
-    }
-    let mut work = dead(settings, &policy, &mut memory.sightings, &mut counts);
-    for store in policy.stores.keys() {
-        work.entry(Part::Store(store.clone())).or_default();
-    }
-    let ended = memory
-        .apart
-        .run(work, ROUND_TIMEOUT, PART_TIMEOUT, |part, dead| {
-            let settings = settings.clone();
-            move || clean_up(&settings, &part, dead)
-        });
-    for (part, ended) in ended {
-        match ended {
-            Ended::Done(done) => {
-                counts.attachments += done.attachments;
-                counts.failures += done.failures;
-                counts.leases += done.leases;
-            }
-            Ended::Late { news, elapsed } => {
-                counts.failures += 1;
-                let seconds = elapsed.as_secs();
-                if news {
-                    tracing::error!(
-                        seconds,
-                        "the clean-up of {part} is late: its file system does not answer; the rest goes on"
-                    );
-                }
-            }
-            Ended::Failed(error) => {
-                counts.failures += 1;
-                tracing::error!(error, "the clean-up of {part} failed");
-            }
-        }
-    }
-    counts
+    let reason = in_host_namespace(&settings.host).err()?;
+    Some(format!("{reason}; set hostNetwork: true"))
 }
 
 /// An attachment that is over, by its record, and why.
 type Dead = (Key, Record, &'static str);
 
-/// The attachments that are over and were so in the round before, by the store of their leases.
-fn dead(
-    settings: &Settings,
-    policy: &Policy,
-    sightings: &mut BTreeSet<String>,
-    counts: &mut Counts,
-) -> BTreeMap<Part, Vec<Dead>> {
-    let mut dead: BTreeMap<Part, Vec<Dead>> = BTreeMap::new();
-    let (records, unreadable) = match Store::at(&policy.state_dir).records() {
-        Ok(records) => records,
-        Err(error) => {
-            counts.failures += 1;
-            tracing::warn!(%error, "cannot read the journal of attachments");
-            return dead;
-        }
-    };
-    for one in unreadable {
-        tracing::debug!(error = %one, "cannot read an attachment's record");
-    }
-    let proc = &settings.host.proc;
-    let boot = boot_id(proc);
-    let mut seen = BTreeSet::new();
-    for (key, record) in records {
-        let Some(why) = over(&record, proc, &boot, now()) else {
-            continue;
+impl Round {
+    /// The attachments that are over and were so in the round before, by the store of their leases.
+    fn find_dead(&mut self, settings: &Settings, policy: &Policy, before: &BTreeSet<String>) {
+        let (records, unreadable) = match Store::at(&policy.state_dir).records() {
+            Ok(records) => records,
+            Err(error) => {
+                self.counts.failures += 1;
+                return tracing::warn!(%error, "cannot read the journal of attachments");
+            }
         };
-        seen.insert(key.as_str().to_owned());
-        if sightings.contains(key.as_str()) {
-            let part = part_of(&record);
-            dead.entry(part).or_default().push((key, record, why));
+        for one in unreadable {
+            tracing::debug!(error = %one, "cannot read an attachment's record");
+        }
+        let proc = &settings.host.proc;
+        let boot = boot_id(proc);
+        for (key, record) in records {
+            let Some(why) = over(&record, proc, &boot, now()) else {
+                continue;
+            };
+            self.sightings.insert(key.as_str().to_owned());
+            if before.contains(key.as_str()) {
+                let dead = self.work.entry(store_of(&record)).or_default();
+                dead.push((key, record, why));
+            }
         }
     }
-    *sightings = seen;
-    dead
 }
 
-/// What an attachment's release needs.
-fn part_of(record: &Record) -> Part {
-    let config = record.ipam.as_ref().map(|ipam| ipam.config.as_bytes());
-    config
-        .and_then(ipam::config::store_of)
-        .map_or(Part::NoStore, Part::Store)
+/// The store that an attachment has leases in.
+fn store_of(record: &Record) -> Option<String> {
+    let ipam = record.ipam.as_ref()?;
+    ipam::config::store_of(ipam.config.as_bytes())
 }
 
 /// One part of a round: undoes its attachments, then frees leases that are over and that no
 /// attachment named.
-fn clean_up(settings: &Settings, part: &Part, dead: Vec<Dead>) -> Counts {
+fn clean_up(settings: &Settings, store: Option<String>, dead: Vec<Dead>) -> Counts {
     let mut counts = Counts::default();
     let places = Places {
         root: settings.root.clone(),
@@ -286,8 +254,8 @@ fn clean_up(settings: &Settings, part: &Part, dead: Vec<Dead>) -> Counts {
     for (key, record, why) in dead {
         undo(&mut node, &key, &record, why, &mut counts);
     }
-    if let Part::Store(store) = part {
-        leases(settings, &node, store, &mut counts);
+    if let Some(store) = store {
+        leases(settings, &node, &store, &mut counts);
     }
     counts
 }
@@ -317,6 +285,9 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
 /// Frees leases of a store that are over and that no attachment named.
 fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
     let plugin = Plugin::load(&settings.policy, &settings.root, settings.node.as_deref());
+    if let Some(store) = plugin.policy().stores.get(name) {
+        hca::host::show(&store.directory);
+    }
     let store = match plugin.open_existing(name) {
         Ok(Some(store)) => store,
         Ok(None) => return,

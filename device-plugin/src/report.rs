@@ -20,8 +20,8 @@ use crate::kubelet::service::AllocationCounts;
 use crate::kubelet::session::{NO_STREAM, State};
 use crate::node_socket::{self, NodeSocket};
 use crate::pool_state::Transitions;
+use crate::reader::{Late, Readers};
 use crate::reclaim;
-use crate::scan::Late;
 use crate::snapshot::{Health, Snapshot};
 
 /// The state of the daemon.
@@ -49,6 +49,8 @@ pub(crate) struct Report {
     pub reclaim: reclaim::Counts,
     /// The socket on which programs of the node ask.
     pub node_socket: NodeSocket,
+    /// What may be late.
+    pub readers: Readers,
     /// What the configuration says about GPUs and NICs.
     pub topology: TopologyConfig,
     /// Slots that are bound.
@@ -106,7 +108,12 @@ pub(crate) struct Pool {
 
 impl Report {
     /// Before anything was scanned.
-    pub(crate) fn new(started: Instant, config: Configuration, node_socket: NodeSocket) -> Self {
+    pub(crate) fn new(
+        started: Instant,
+        config: Configuration,
+        node_socket: NodeSocket,
+        readers: Readers,
+    ) -> Self {
         Self {
             started,
             config,
@@ -119,6 +126,7 @@ impl Report {
             allocated: None,
             reclaim: reclaim::Counts::default(),
             node_socket,
+            readers,
             topology: TopologyConfig::default(),
             bindings: Arc::default(),
         }
@@ -183,6 +191,7 @@ impl Report {
             .chain(without_stream)
             .chain(idle)
             .chain(socket)
+            .chain(self.readers.late().iter().map(Late::to_string))
             .chain(self.excluded.clone())
             .chain(self.remarks.clone())
             .collect()

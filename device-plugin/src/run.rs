@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hca::Host;
+use node::identity::boot_id;
 use node::policy::Policy;
 use node_server::http;
 use node_wire::FailureKind;
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::binding::binder::Binder;
 use crate::binding::places::Places;
 use crate::binding::release;
+use crate::candidate::memory::Memory;
 use crate::config;
 use crate::config::last_good::Kept;
 use crate::deliver::device_info;
@@ -38,6 +40,7 @@ use crate::kubelet::service::{Requests, Start};
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::measurements::{self, Measurements};
 use crate::node_socket::{self, NodeSocket};
+use crate::reader::{Reader, Readers};
 use crate::reclaim;
 use crate::sessions::{Common, Sessions};
 use crate::state_files::state_files;
@@ -46,6 +49,8 @@ use daemon::{Daemon, Known};
 
 /// How long the kubelet may take at the start to say who holds what.
 const FIRST_HOLDINGS_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long the start waits for files of the node.
+const FIRST_FILES_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long after a failure device information is written again.
 const DEVICE_INFO_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Files of device information that wait to be written again.
@@ -98,13 +103,11 @@ impl Settings {
     }
 
     /// Where the kubelet says who holds what.
-    fn sources(&self) -> allocated::Sources {
+    fn sources(&self, policy: &Policy) -> allocated::Sources {
         allocated::Sources {
             socket: kubelet_api::client::socket(&self.kubelet_root_dir),
             device_plugin_dir: self.device_plugin_dir.clone(),
-            node: Policy::load_for_release(&self.reclaim.policy)
-                .0
-                .node_name(self.reclaim.node.as_deref()),
+            node: policy.node_name(self.reclaim.node.as_deref()),
         }
     }
 }
@@ -117,7 +120,7 @@ impl Settings {
 pub(crate) fn run(settings: Settings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Reads and writes of a disk that does not answer keep theirs.
+        // Reads of the kubelet's checkpoint; what else may hang has a reader.
         .max_blocking_threads(8)
         .build()
         .context("start the runtime")?;
@@ -136,6 +139,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let (triggers, heard) = Triggers::new();
     let (requests, asked) = Requests::new();
     let watched = Watched::default();
+    let readers = Readers::default();
 
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
     let contents = watch::Sender::new(Contents::default());
@@ -164,6 +168,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         nonce,
     };
     let (pods, caller) = node_socket::pods::pods(
+        &readers,
         kubelet_api::client::socket(&settings.kubelet_root_dir),
         settings.device_plugin_dir.clone(),
         asked.allocated,
@@ -171,34 +176,49 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let pods = Arc::new(pods);
     let places = settings.binding_places();
     // Who holds what is known before anything is offered, where the kubelet says so.
-    let sources = settings.sources();
-    let first = allocated::ask(&sources, FIRST_HOLDINGS_TIMEOUT).await;
-    let held = watch::Sender::new(first.ok().map(Arc::new));
+    let node_files: Reader = readers.reader("node", "the node's files", FIRST_FILES_TIMEOUT);
+    let policy = settings.reclaim.policy.clone();
+    let policy = node_files.run(move || {
+        hca::host::show(&policy);
+        Policy::load_for_release(&policy).0
+    });
+    let sources = settings.sources(&policy.await.unwrap_or_default());
+    let first = allocated::ask(&sources, FIRST_HOLDINGS_TIMEOUT);
+    let first = tokio::time::timeout(2 * FIRST_HOLDINGS_TIMEOUT, first).await;
+    let held = watch::Sender::new(first.ok().and_then(Result::ok).map(Arc::new));
     let known = held.subscribe();
-    services.spawn(allocated::keep_asking(sources, held, stop.clone()));
+    services.spawn(allocated::keep_asking(sources.clone(), held, stop.clone()));
     services.spawn(write_files(
+        readers.reader(
+            "devinfo",
+            "the writing of device information",
+            FIRST_FILES_TIMEOUT,
+        ),
         settings.device_info_dir.clone(),
         asked.files,
         stop.clone(),
     ));
 
     // What pods have is known before the first scan, so that none of it seems to be gone.
-    let reclaim = settings.reclaim.clone();
-    let taken = tokio::task::spawn_blocking(move || reclaim::taken(&reclaim)).await?;
-    let findings = reclaim::Findings {
-        taken: Arc::new(taken),
-        ..Default::default()
-    };
-    let findings = watch::Sender::new(findings);
-    let found = findings.subscribe();
+    let (policy, proc) = (settings.reclaim.policy.clone(), settings.host.proc.clone());
+    let memory = node_files.run(move || {
+        hca::host::show(&policy);
+        let state_dir = Policy::load_for_release(&policy).0.state_dir;
+        hca::host::show(&state_dir);
+        Memory::load(&state_dir, boot_id(&proc))
+    });
+    let memory = memory.await.unwrap_or_default();
+    let reclaimed = watch::Sender::new(reclaim::Counts::default());
+    let found = reclaimed.subscribe();
     services.spawn(reclaim::keep_reclaiming(
         settings.reclaim.clone(),
-        findings,
+        readers.clone(),
+        reclaimed,
         stop.clone(),
     ));
 
-    remove_leftovers(&settings);
-    let (files, writer) = state_files(settings.reclaim.policy.clone());
+    remove_leftovers(&settings, &node_files);
+    let (files, writer) = state_files(settings.reclaim.policy.clone(), &readers);
     services.spawn(writer.run(stop.clone()));
     let (node_socket, state) =
         NodeSocket::new(settings.node_socket.clone(), &FailureKind::OF_DAEMON);
@@ -209,7 +229,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         root: settings.reclaim.root.clone(),
         policy: settings.reclaim.policy.clone(),
         node: settings.reclaim.node.clone(),
-        kubelet_root: settings.kubelet_root_dir.clone(),
         calls: (settings.node_socket.as_deref()).and_then(|path| Some(path.parent()?.to_owned())),
     };
     let daemon = Daemon::new(
@@ -219,13 +238,17 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         watched,
         Known {
             client: asked.client,
-            held: known,
+            held: known.clone(),
             found,
             node_socket,
+            sources,
         },
         files,
+        memory,
+        readers.clone(),
     );
     let binder = Arc::new(Binder::new(
+        &readers,
         places,
         pods.clone(),
         daemon.report(),
@@ -233,7 +256,17 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         triggers.clone(),
     ));
     services.spawn(start_containers(binder.clone(), asked.starts, stop.clone()));
-    services.spawn(release::keep_releasing(binder.clone(), stop.clone()));
+    let releases = readers.reader(
+        "release",
+        "the search for bindings that are over",
+        FIRST_FILES_TIMEOUT,
+    );
+    services.spawn(release::keep_releasing(
+        binder.clone(),
+        known,
+        releases,
+        stop.clone(),
+    ));
     services.spawn(node_socket::keep_serving(
         asked_for,
         (pods, binder, caller),
@@ -242,12 +275,17 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         state,
         stop.clone(),
     ));
-    let measured = match addresses.is_empty() {
-        true => watch::Sender::new(Measurements::default()).subscribe(),
-        false => measurements::start(measurements, &mut services, &stop),
-    };
+    let measured = Arc::new(Measurements::new(&readers));
+    if !addresses.is_empty() {
+        services.spawn(measured.clone().keep_reading(measurements, stop.clone()));
+    }
     for address in addresses {
-        let pages = Arc::new(ReportPages(daemon.report(), measured.clone()));
+        let pages = ReportPages {
+            reports: daemon.report(),
+            measured: measured.clone(),
+            turned: daemon.turned(),
+        };
+        let pages = Arc::new(pages);
         services.spawn(http::serve(address, details, pages, stop.clone()));
     }
     let mut signals = Signals::new()?;
@@ -284,7 +322,7 @@ async fn start_containers(
 
 /// Removes what killed writers left in the directories that the daemon writes to. No task waits for
 /// it.
-fn remove_leftovers(settings: &Settings) {
+fn remove_leftovers(settings: &Settings, reader: &Reader) {
     let policy = settings.reclaim.policy.clone();
     let own = [
         Some(settings.cdi_dir.clone()),
@@ -292,10 +330,11 @@ fn remove_leftovers(settings: &Settings) {
         settings.features_dir.clone(),
         settings.state_dir.clone(),
     ];
-    tokio::task::spawn_blocking(move || {
+    reader.start(move || {
         let state_dir = Policy::load_for_release(&policy).0.state_dir;
         let of_node = [state_dir.join("stores"), state_dir];
         for directory in own.into_iter().flatten().chain(of_node) {
+            hca::host::show(&directory);
             if let Err(error) = node::file::remove_leftovers(&directory) {
                 tracing::debug!(directory = %directory.display(), %error, "cannot remove leftovers");
             }
@@ -306,6 +345,7 @@ fn remove_leftovers(settings: &Settings) {
 /// Writes device information as it comes. A file that cannot be written is tried again, until a
 /// newer one of its name comes.
 async fn write_files(
+    reader: Reader,
     directory: PathBuf,
     mut files: mpsc::Receiver<Vec<device_info::File>>,
     stop: CancellationToken,
@@ -328,8 +368,9 @@ async fn write_files(
         };
         let was_failing = !waiting.is_empty();
         waiting.extend(fresh.into_iter().map(|file| (file.name.clone(), file)));
-        let (directory, mut all) = (directory.clone(), std::mem::take(&mut waiting));
-        let written = tokio::task::spawn_blocking(move || {
+        let (directory, mut all) = (directory.clone(), waiting.clone());
+        let written = reader.run(move || {
+            hca::host::show(&directory);
             let mut failure = None;
             all.retain(|_, file| match device_info::write(&directory, file) {
                 Ok(()) => false,
@@ -340,9 +381,8 @@ async fn write_files(
             });
             (all, failure)
         });
-        let Ok((failed, failure)) = written.await else {
-            continue;
-        };
+        // What is late is tried again, too.
+        let (failed, failure) = written.await.unwrap_or((waiting, None));
         if let Some(error) = failure.filter(|_| !was_failing) {
             tracing::warn!(
                 %error, files = failed.len(),

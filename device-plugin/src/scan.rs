@@ -1,25 +1,20 @@
-//! One scan of the host at a time, on a thread of its own.
-//!
-//! A read of sysfs can wait for firmware without end, and nothing can interrupt it. So no task
-//! waits for a scan: the daemon goes on, says that the scan is late and which path it reads, and
-//! ends without joining the thread. No second scan is started beside a late one, which would be
-//! stuck at the same place.
+//! One scan of the host at a time.
 
-use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hca::{Host, Progress};
+use hca::Host;
 use tokio::sync::oneshot;
 
 use crate::config::Gate;
 use crate::events::Trigger;
 use crate::host_snapshot::HostSnapshot;
+use crate::reader::{Late, Reader, Readers};
 
 /// How long a scan may take before it is called late. One of 8 HCAs takes 20 ms.
-pub(crate) const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+/// What a late scan is called.
+pub(crate) const SCAN: &str = "the scan of the host";
 
 /// A scan under way.
 #[derive(Debug)]
@@ -27,57 +22,26 @@ pub(crate) struct Scan {
     /// What started it.
     pub reason: Trigger,
     started: Instant,
-    progress: Arc<Progress>,
+    reader: Reader,
     outcome: oneshot::Receiver<hca::Result<HostSnapshot>>,
     called_late: bool,
 }
 
-/// A scan that does not come to its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Late {
-    /// Since when it runs.
-    pub started: Instant,
-    /// What it reads.
-    pub path: PathBuf,
-}
-
-impl fmt::Display for Late {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the scan of the host is late: the read of {} has not ended for {} s; firmware or a \
-             driver does not answer",
-            self.path.display(),
-            self.started.elapsed().as_secs()
-        )
-    }
-}
-
 impl Scan {
-    /// Starts a scan.
-    ///
-    /// # Errors
-    /// The kernel gives no thread.
+    /// Starts a scan that leaves out what hangs. `None` if there is no thread.
     pub(crate) fn start(
         reason: Trigger,
+        readers: &Readers,
         host: Host,
         node_addresses: Vec<IpAddr>,
         gates: Vec<Gate>,
-    ) -> std::io::Result<Self> {
-        let (sender, outcome) = oneshot::channel();
-        let progress = Arc::new(Progress::default());
-        let shown = progress.clone();
-        std::thread::Builder::new()
-            .name("scan".into())
-            .spawn(move || {
-                let scan = || HostSnapshot::scan(&host, &node_addresses, &gates);
-                // The receiver is gone when the daemon ends.
-                let _ = sender.send(hca::host::with_progress(&shown, scan));
-            })?;
-        Ok(Self {
+    ) -> Option<Self> {
+        let reader: Reader = readers.reader("scan", SCAN, SCAN_TIMEOUT);
+        let outcome = reader.begin(move || HostSnapshot::scan(&host, &node_addresses, &gates))?;
+        Some(Self {
             reason,
             started: Instant::now(),
-            progress,
+            reader,
             outcome,
             called_late: false,
         })
@@ -102,13 +66,16 @@ impl Scan {
         (!self.called_late).then(|| self.started + SCAN_TIMEOUT)
     }
 
-    /// Calls it late.
-    pub(crate) fn call_late(&mut self) -> Late {
+    /// Calls it late, unless the object that it hangs at can be left out.
+    pub(crate) fn call_late(&mut self) -> Option<Late> {
         self.called_late = true;
-        Late {
-            started: self.started,
-            path: self.progress.path(),
-        }
+        let late = self.reader.late();
+        late.filter(|_| !self.reader.abandon())
+    }
+
+    /// Whether what it hangs at can be left out.
+    pub(crate) fn hangs_at_an_object(&self) -> bool {
+        self.reader.is_hung()
     }
 
     /// Whether it was called late.

@@ -8,13 +8,14 @@
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use node::file;
 use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::reader::{Reader, Readers};
 
 /// Time between two comparisons that no scan asked for.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
@@ -53,15 +54,11 @@ struct Outcome {
     faults: Vec<String>,
 }
 
-/// The file at work, and since when.
-type Current = Arc<Mutex<Option<(PathBuf, Instant)>>>;
-
 /// Which files there should be.
 #[derive(Debug)]
 pub(crate) struct StateFiles {
     wanted: watch::Sender<Wanted>,
     outcome: watch::Receiver<Outcome>,
-    current: Current,
 }
 
 /// The task that writes them.
@@ -70,24 +67,22 @@ pub(crate) struct Writer {
     policy: PathBuf,
     wanted: watch::Receiver<Wanted>,
     outcome: watch::Sender<Outcome>,
-    current: Current,
+    reader: Reader,
 }
 
 /// No file yet. `policy` is the node's.
-pub(crate) fn state_files(policy: PathBuf) -> (StateFiles, Writer) {
+pub(crate) fn state_files(policy: PathBuf, readers: &Readers) -> (StateFiles, Writer) {
     let wanted = watch::Sender::new(Wanted::default());
     let outcome = watch::Sender::new(Outcome::default());
-    let current = Current::default();
     let files = StateFiles {
         outcome: outcome.subscribe(),
-        current: current.clone(),
         wanted,
     };
     let writer = Writer {
         policy,
         wanted: files.wanted.subscribe(),
         outcome,
-        current,
+        reader: readers.reader("state", "the writing of the node's files", SETTLE_TIMEOUT),
     };
     (files, writer)
 }
@@ -102,8 +97,7 @@ impl StateFiles {
         });
     }
 
-    /// Waits until the files are as they were wanted last, or cannot be. One that takes longer is
-    /// called late in the faults.
+    /// Waits until the files are as they were wanted last, or cannot be, or are late.
     pub(crate) async fn settled(&mut self) {
         let generation = self.wanted.borrow().generation;
         let settled = self
@@ -121,19 +115,7 @@ impl StateFiles {
 
     /// What cannot be written.
     pub(crate) fn faults(&self) -> Vec<String> {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let late = current
-            .as_ref()
-            .filter(|(_, since)| since.elapsed() >= SETTLE_TIMEOUT)
-            .map(|(path, since)| {
-                format!(
-                    "writing {} has not ended for {} s; its file system does not answer",
-                    path.display(),
-                    since.elapsed().as_secs()
-                )
-            });
-        let faults = self.outcome.borrow().faults.clone();
-        late.into_iter().chain(faults).collect()
+        self.outcome.borrow().faults.clone()
     }
 }
 
@@ -152,11 +134,10 @@ impl Writer {
                 let wanted = self.wanted.borrow_and_update();
                 (wanted.generation, wanted.files.clone())
             };
-            let (policy, current) = (self.policy.clone(), self.current.clone());
-            let written = tokio::task::spawn_blocking(move || write_all(&policy, &files, &current));
-            let faults = tokio::select! {
-                () = stop.cancelled() => return,
-                faults = written => faults.unwrap_or_else(|error| vec![error.to_string()]),
+            let policy = self.policy.clone();
+            let written = self.reader.run(move || write_all(&policy, &files));
+            let Ok(faults) = written.await else {
+                continue;
             };
             self.outcome.send_if_modified(|outcome| {
                 for fault in faults
@@ -173,26 +154,21 @@ impl Writer {
     }
 }
 
-fn write_all(policy: &Path, files: &[File], current: &Current) -> Vec<String> {
-    let at = |path: Option<PathBuf>| {
-        *current.lock().unwrap_or_else(PoisonError::into_inner) =
-            path.map(|path| (path, Instant::now()));
-    };
+fn write_all(policy: &Path, files: &[File]) -> Vec<String> {
     let mut faults = Vec::new();
-    at(Some(policy.to_owned()));
+    hca::host::show(policy);
     let state_dir = Policy::load_for_release(policy).0.state_dir;
     for file in files {
         let path = match &file.place {
             Place::Node(name) => state_dir.join(name),
             Place::Own(path) | Place::Foreign(path) => path.clone(),
         };
-        at(Some(path.clone()));
+        hca::host::show(&path);
         if let Err(error) = write(&path, file) {
             let (path, consequence) = (path.display(), file.consequence);
             faults.push(format!("write {path}: {error}; {consequence}"));
         }
     }
-    at(None);
     faults
 }
 
@@ -235,7 +211,7 @@ mod tests {
         let path = dir.path().join("state/a");
         // In the place of its directory there is a file.
         std::fs::write(dir.path().join("state"), "").unwrap();
-        let (mut files, writer) = state_files(dir.path().join("policy.json"));
+        let (mut files, writer) = state_files(dir.path().join("policy.json"), &Readers::default());
         let stop = CancellationToken::new();
         let task = tokio::spawn(writer.run(stop.clone()));
         files.want(vec![file(path.clone())]);

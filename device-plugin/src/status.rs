@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
 use std::time::Duration;
 
 use attachment::{
@@ -20,8 +18,10 @@ use node::policy::{Policy, PolicyError};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::reader::wait;
+
 /// How long a store may take.
-const STORE_TIMEOUT: Duration = Duration::from_secs(5);
+const STORE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What each of the four said.
 #[derive(Debug)]
@@ -282,6 +282,7 @@ pub(crate) struct Files {
 /// Reads the journal and the stores that the node's policy names.
 #[must_use]
 pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
+    hca::host::show(policy);
     let places = Places {
         root: root.to_owned(),
         policy: PathBuf::from(policy),
@@ -299,6 +300,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
             };
         }
     };
+    hca::host::show(&node.policy.values.state_dir);
     let mut notes: Vec<String> = node
         .policy
         .fault
@@ -356,33 +358,22 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
 /// Leases, and what is to be said of those that cannot be read.
 type Leases = (Vec<Lease>, Vec<String>);
 
-/// The leases of one store that was used, read by a thread of its own: on a mount whose server does not answer it
-/// stays, until this process ends.
+/// The leases of one store that was used.
 fn leases_in_time(
     policy: &Policy,
     places: &Places,
     store: &str,
     own: impl Fn(&Lease) -> bool + Send + 'static,
 ) -> Result<Option<Leases>, String> {
-    let (sender, receiver) = channel();
     let (policy, places, name) = (policy.clone(), places.clone(), store.to_owned());
     let read = move || {
+        if let Some(store) = policy.stores.get(&name) {
+            hca::host::show(&store.directory);
+        }
         let ipam = Plugin::new(policy, &places.root, places.node.as_deref());
-        // The receiver may be gone.
-        let _ = sender.send(leases_of(&ipam, &name, own));
+        leases_of(&ipam, &name, own)
     };
-    thread::Builder::new()
-        .name("leases".into())
-        .spawn(read)
-        .map_err(|error| format!("start a thread: {error}"))?;
-    match receiver.recv_timeout(STORE_TIMEOUT) {
-        Ok(leases) => leases,
-        Err(RecvTimeoutError::Timeout) => Err(format!(
-            "no answer within {} s; check whether its share is mounted and its server is there",
-            STORE_TIMEOUT.as_secs()
-        )),
-        Err(RecvTimeoutError::Disconnected) => Err("reading them panicked".into()),
-    }
+    wait("it", STORE_TIMEOUT, read).map_err(|late| late.to_string())?
 }
 
 fn leases_of(

@@ -24,13 +24,14 @@ use node::identity::boot_id;
 use node::policy::{Policy, StoreKind};
 
 use crate::binding::store as bindings;
+use crate::candidate::memory;
 use crate::config::last_good;
 use crate::deliver::cdi;
 use crate::reclaim;
 use crate::status::files;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
-const STATE_ENTRIES: [&str; 9] = [
+const STATE_ENTRIES: [&str; 10] = [
     "attachments",
     "devices",
     "locks",
@@ -39,6 +40,7 @@ const STATE_ENTRIES: [&str; 9] = [
     bindings::DIRECTORY,
     EXCLUSIVE_HCAS,
     NODE_ADDRESSES,
+    memory::FILE,
     last_good::FILE,
 ];
 /// In the state directory, what the node knows of its stores. One that it knows and does not find
@@ -389,6 +391,7 @@ mod tests {
                 ("bin/rdma-netdev", "x".to_owned()),
                 ("bin/macvlan", "x".to_owned()),
                 ("state/exclusive-hcas", String::new()),
+                ("state/known-hcas", String::new()),
                 ("state/bindings/boot/0000:01:00.0", "{}".to_owned()),
                 ("state/reclaim/default", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-pool-a.json", "{}".to_owned()),

@@ -25,7 +25,7 @@ fuzz_target!(|text: &str| {
             start,
             end,
             exclude: &exclude,
-            gateway: None,
+            reserved: &[],
         };
         let Ok(read) = Range::new(&spec, profile) else {
             continue;

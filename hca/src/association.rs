@@ -7,6 +7,8 @@
 //! must not turn this namespace's `eth1` into an RDMA netdev. So a name counts only together with
 //! the netdev's own address, which RoCE and iWARP build into GUIDs and GIDs.
 
+use std::borrow::Borrow;
+
 use crate::address::{Guid, MacAddress};
 use crate::gid::{Gid, GidEntry};
 use crate::netdev::{Netdev, link_type};
@@ -24,6 +26,27 @@ pub(crate) fn serves(netdev: &Netdev, port: u32, link_layer: LinkLayer, single_p
     };
     fits && !netdev.is_representor()
         && (single_port || netdev.dev_port.checked_add(1) == Some(port))
+}
+
+/// The netdevs of an HCA: those on its hardware that can be a port's own, neither representors nor
+/// children; where there are none, those that the ports of its RDMA devices claim (eRDMA, pvrdma and
+/// soft RoCE). Each once.
+pub(crate) fn netdevs_of_hca<N: Borrow<Netdev>, E>(
+    on_hardware: Vec<N>,
+    claimed: impl FnOnce() -> Result<Vec<N>, E>,
+) -> Result<Vec<N>, E> {
+    let can_be_a_ports = |netdev: &N| {
+        let netdev: &Netdev = netdev.borrow();
+        !netdev.is_representor() && !netdev.is_child()
+    };
+    let mut found: Vec<N> = on_hardware.into_iter().filter(can_be_a_ports).collect();
+    if found.is_empty() {
+        found = claimed()?;
+    }
+    let index = |netdev: &N| Borrow::<Netdev>::borrow(netdev).ifindex;
+    found.sort_by_key(index);
+    found.dedup_by(|one, other| index(one) == index(other));
+    Ok(found)
 }
 
 /// What a port says about a netdev that is not of its hardware.

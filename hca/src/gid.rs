@@ -1,14 +1,9 @@
 //! GIDs and a port's GID table.
 //!
-//! A port has a table of up to 1024 slots, most of them empty: an empty slot reads as the zero
-//! GID, and its `gid_attrs` answer `EINVAL`. The kernel fills the
-//! lowest free slot (drivers/infiniband/core/cache.c), so tables are dense at the front and
-//! sparse only where entries were removed.
-//!
-//! Two ways to read follow from that. The inventory stops after [`EMPTY_RUN`] empty slots in a
-//! row: eight HCAs with a few addresses each cost some hundred reads, not 24,000.
-//! [`find_roce_v2`], for one address of one port, reads every slot until it matches, so it also
-//! finds an entry left behind a gap.
+//! A port has a table of up to 1024 entries, most of them empty: an empty entry reads as the zero
+//! GID, and its `gid_attrs` answer `EINVAL`. The kernel fills the lowest empty one
+//! (drivers/infiniband/core/cache.c), and a pod that ends leaves a gap of any size. So all entries
+//! that the directory lists are read, one file each; the attributes only of those that are filled.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,9 +16,8 @@ use crate::address::ParseError;
 use crate::host::{self, Host, Result};
 use crate::port_id::PortId;
 
-/// Empty slots in a row after which an inventory takes the rest of a table to be empty: several
-/// times what a pod leaves when it ends (v1 and v2 of a link-local and of an address or two).
-pub const EMPTY_RUN: u32 = 32;
+/// Absent entries in a row that end a table where it is not listed first.
+const ABSENT_RUN: u32 = 32;
 
 /// A 128-bit GID. Displayed as sysfs does: eight groups of four digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,7 +136,7 @@ pub struct GidEntry {
 pub struct GidTable {
     /// Slots the table has, filled or not: what the addresses of all pods on the port share.
     pub slots: usize,
-    /// The filled ones in order of index, up to the first [`EMPTY_RUN`] empty ones in a row.
+    /// The filled ones in order of index.
     pub entries: Vec<GidEntry>,
 }
 
@@ -168,29 +162,17 @@ impl GidTable {
 
 /// Reads the table of the port whose directory is `port`.
 pub(crate) fn table(port: &Path) -> Result<GidTable> {
-    Ok(GidTable {
-        slots: host::count(&port.join("gids"))?,
-        entries: entries(port)?,
-    })
-}
-
-/// Filled slots of the port whose directory is `port`.
-pub(crate) fn entries(port: &Path) -> Result<Vec<GidEntry>> {
+    let indexes = host::indexes(&port.join("gids"))?;
     let mut entries = Vec::new();
-    let mut empty = 0;
-    for index in 0.. {
-        match gid(port, index)?.filter(|gid| !gid.is_zero()) {
-            Some(gid) => {
-                empty = 0;
-                entries.push(entry(port, index, gid)?);
-            }
-            None => empty += 1,
-        }
-        if empty == EMPTY_RUN {
-            break;
+    for &index in &indexes {
+        if let Some(gid) = gid(port, index)?.filter(|gid| !gid.is_zero()) {
+            entries.push(entry(port, index, gid)?);
         }
     }
-    Ok(entries)
+    Ok(GidTable {
+        slots: indexes.len(),
+        entries,
+    })
 }
 
 /// Whether IP addresses of a port's netdevs become GIDs of it: true for RoCE, not for InfiniBand
@@ -232,7 +214,7 @@ pub fn find_roce_v2(
     for index in 0.. {
         let Some(gid) = gid(&directory, index)? else {
             absent += 1;
-            if absent == EMPTY_RUN {
+            if absent == ABSENT_RUN {
                 break;
             }
             continue;

@@ -17,9 +17,12 @@ use std::cell::RefCell;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+
+use crate::pci::PciAddress;
 
 /// Where this host's kernel file systems are.
 ///
@@ -93,41 +96,125 @@ impl Error {
     }
 }
 
-/// The path that a scan reads at this moment, for others to see: a read that firmware or a driver
-/// keeps waiting cannot say so itself.
+/// What a thread reads at this moment, for others to see: a read that firmware or a driver keeps
+/// waiting cannot say so itself.
 #[derive(Debug, Default)]
-pub struct Progress(Mutex<PathBuf>);
+pub struct Progress(Mutex<Current>);
+
+#[derive(Debug, Default)]
+struct Current {
+    path: PathBuf,
+    /// Since when an attribute is read; `None` for another file, and between two reads.
+    attribute_since: Option<Instant>,
+    is_abandoned: bool,
+}
+
+/// An object of which the read of an attribute does not end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hung {
+    /// Directory of the object.
+    pub object: PathBuf,
+    /// The attribute.
+    pub attribute: PathBuf,
+}
 
 impl Progress {
-    /// The path that was read last, or is being read.
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The path that is being read; empty between two reads.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.current().path.clone()
+    }
+
+    /// The object whose attribute is being read for this long. `None` also for a directory of
+    /// objects.
+    #[must_use]
+    pub fn hung_for(&self, limit: Duration) -> Option<Hung> {
+        let current = self.current();
+        let since = current.attribute_since?;
+        (since.elapsed() >= limit).then_some(())?;
+        Some(Hung {
+            object: object_of(&current.path)?,
+            attribute: current.path.clone(),
+        })
+    }
+
+    /// Has every later read of an attribute fail, so that the thread ends once the present one does.
+    pub fn abandon(&self) {
+        self.current().is_abandoned = true;
+    }
+
+    fn enter(&self, path: &Path, hung: &[Hung]) -> io::Result<()> {
+        let mut current = self.current();
+        if current.is_abandoned {
+            return Err(io::Error::other("nothing waits for this read any more"));
+        }
+        if let Some(hung) = hung.iter().find(|hung| path.starts_with(&hung.object)) {
+            return Err(io::Error::other(format!(
+                "the read of {} does not end: firmware or a driver does not answer",
+                hung.attribute.display()
+            )));
+        }
+        path.clone_into(&mut current.path);
+        current.attribute_since = Some(Instant::now());
+        Ok(())
     }
 }
 
-thread_local! {
-    static PROGRESS: RefCell<Option<Arc<Progress>>> = const { RefCell::new(None) };
+/// Classes with a directory of attributes for each device.
+const CLASSES: [&str; 4] = ["infiniband", "infiniband_verbs", "infiniband_mad", "net"];
+
+/// The directory of the object that has an attribute: a class device, else a PCI function.
+fn object_of(attribute: &Path) -> Option<PathBuf> {
+    let is_class_device = |directory: &&Path| {
+        let class = directory.parent().and_then(Path::file_name);
+        class.is_some_and(|class| CLASSES.iter().any(|known| class == *known))
+    };
+    let is_function = |directory: &&Path| {
+        let name = directory.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.parse::<PciAddress>().is_ok())
+    };
+    let above = || attribute.ancestors().skip(1);
+    let object = above().find(is_class_device).or(above().find(is_function));
+    object.map(Path::to_owned)
 }
 
-/// Runs `read` and shows each path that it reads in `progress`. Only reads of this thread are shown.
-pub fn with_progress<T>(progress: &Arc<Progress>, read: impl FnOnce() -> T) -> T {
-    PROGRESS.with_borrow_mut(|current| *current = Some(progress.clone()));
+thread_local! {
+    static PROGRESS: RefCell<Option<(Arc<Progress>, Vec<Hung>)>> = const { RefCell::new(None) };
+}
+
+/// Runs `read` and shows each path that it reads in `progress`. An attribute of an object that hangs
+/// already is not read: it is an error of that object. Only reads of this thread are meant.
+pub fn with_progress<T>(progress: &Arc<Progress>, hung: Vec<Hung>, read: impl FnOnce() -> T) -> T {
+    PROGRESS.with_borrow_mut(|current| *current = Some((progress.clone(), hung)));
     let result = read();
     PROGRESS.with_borrow_mut(|current| *current = None);
     result
 }
 
-fn show(path: &Path) {
-    PROGRESS.with_borrow(|progress| {
-        if let Some(progress) = progress {
-            let mut shown = progress.0.lock().unwrap_or_else(PoisonError::into_inner);
-            path.clone_into(&mut shown);
+/// Shows a path that is read next and is not an attribute of hardware.
+pub fn show(path: &Path) {
+    PROGRESS.with_borrow(|current| {
+        if let Some((progress, _)) = current {
+            let mut current = progress.current();
+            path.clone_into(&mut current.path);
+            current.attribute_since = None;
         }
     });
+}
+
+/// Reads an attribute, or a directory of them, where others see it.
+fn shown<T>(path: &Path, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    PROGRESS.with_borrow(|current| match current {
+        Some((progress, hung)) => progress.enter(path, hung),
+        None => Ok(()),
+    })?;
+    let result = read();
+    show(Path::new(""));
+    result
 }
 
 /// Result of reading the host.
@@ -228,10 +315,10 @@ fn absent_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>> {
 /// inventory is a thousand of these.
 pub(crate) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> {
     let path = directory.join(name);
-    show(&path);
     let mut page = [0; 4096];
     let length = loop {
-        match fs::File::open(&path).and_then(|mut file| file.read(&mut page)) {
+        let read = shown(&path, || fs::File::open(&path)?.read(&mut page));
+        match read {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => break absent_is_none(&path, result)?.unwrap_or(0),
         }
@@ -244,8 +331,7 @@ pub(crate) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> 
 /// A binary attribute's bytes; `None` if it is absent, or kept for root and this process is not.
 pub(crate) fn bytes_if_permitted(directory: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = directory.join(name);
-    show(&path);
-    match fs::read(&path) {
+    match shown(&path, || fs::read(&path)) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
         // A device that does not answer: its driver gives up after a while.
         Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => Ok(None),
@@ -275,8 +361,8 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
 
 /// Names in a directory as the kernel lists them; empty if there is no such directory.
 pub(crate) fn unsorted_names(directory: &Path) -> Result<Vec<String>> {
-    show(directory);
-    let Some(entries) = absent_is_none(directory, fs::read_dir(directory))? else {
+    let entries = shown(directory, || fs::read_dir(directory));
+    let Some(entries) = absent_is_none(directory, entries)? else {
         return Ok(Vec::new());
     };
     let mut names = Vec::new();
@@ -292,9 +378,12 @@ pub(crate) fn unsorted_names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// How many entries a directory has; none if there is no such directory.
-pub(crate) fn count(directory: &Path) -> Result<usize> {
-    Ok(absent_is_none(directory, fs::read_dir(directory))?.map_or(0, Iterator::count))
+/// Names in a directory that are numbers, in order; empty if there is no such directory.
+pub(crate) fn indexes(directory: &Path) -> Result<Vec<u32>> {
+    let names = unsorted_names(directory)?;
+    let mut indexes: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    indexes.sort_unstable();
+    Ok(indexes)
 }
 
 /// A sort key by which names are ordered as people count: digit runs compare as numbers, so
@@ -381,6 +470,46 @@ mod tests {
             "netdev ens1 does not exist on this host, or not in this network namespace (searched \
              /nonexistent/sys/class/net/ens1)"
         );
+    }
+
+    #[test]
+    fn an_attribute_that_hangs_is_its_objects_error_alone() {
+        let function = "/sys/devices/pci0000:d7/0000:d8:00.0";
+        let device = format!("{function}/infiniband/mlx5_1");
+        for (attribute, object) in [
+            (format!("{device}/ports/1/rate"), Some(device.as_str())),
+            (format!("{function}/numa_node"), Some(function)),
+            ("/sys/class/infiniband".into(), None),
+            ("/var/lib/rdma-netdev/bindings".into(), None),
+        ] {
+            assert_eq!(
+                object_of(Path::new(&attribute)).as_deref(),
+                object.map(Path::new)
+            );
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let device = |name: &str| {
+            let device = directory.path().join("infiniband").join(name);
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("rate"), "1").unwrap();
+            device
+        };
+        let (hangs, answers) = (device("mlx5_0"), device("mlx5_1"));
+        let hung = || Hung {
+            object: hangs.clone(),
+            attribute: hangs.join("ports/1/state"),
+        };
+        let progress = Arc::new(Progress::default());
+        let read =
+            |device: &Path| with_progress(&progress, vec![hung()], || attribute(device, "rate"));
+        let error = read(&hangs).unwrap_err();
+        assert!(error.is_of_one_object());
+        assert!(error.to_string().contains("ports/1/state"), "{error}");
+        assert_eq!(read(&answers).unwrap().as_deref(), Some("1"));
+        // Between two reads nothing hangs.
+        assert_eq!(progress.hung_for(Duration::ZERO), None);
+        progress.abandon();
+        assert!(read(&answers).is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! out; the next walk sees the host without it.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 
 use serde::Serialize;
 
@@ -20,6 +21,7 @@ use crate::pci::PciAddress;
 use crate::port::Port;
 use crate::port_id::PortId;
 use crate::rdma::{self, RdmaDevice};
+use crate::unit::HcaId;
 
 /// What RDMA hardware a host has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -264,6 +266,45 @@ impl Inventory {
                     .as_deref()
                     .is_some_and(parent::is_subfunction)
         })
+    }
+
+    /// The netdevs of an HCA, in order of interface index; the same answer as
+    /// [`crate::lookup::on_hca`]'s.
+    #[must_use]
+    pub fn netdevs_of_hca(&self, hca: &HcaId) -> Vec<&Netdev> {
+        let on_hardware = match hca {
+            HcaId::Pci(address) => self.netdevs_on_pci(*address).collect(),
+            HcaId::Auxiliary(name) => {
+                let is_on = |n: &&Netdev| n.auxiliary.as_deref() == Some(name.as_str());
+                self.netdevs.iter().filter(is_on).collect()
+            }
+            HcaId::NodeGuid(_) => Vec::new(),
+        };
+        let of_hca = |device: &&RdmaDevice| HcaId::of(device).as_ref() == Ok(hca);
+        let claimed = || -> std::result::Result<_, Infallible> {
+            let devices = self.rdma_devices.iter().filter(of_hca);
+            let names = devices.flat_map(RdmaDevice::netdevs);
+            Ok(names.filter_map(|name| self.netdev(name)).collect())
+        };
+        let Ok(netdevs) = association::netdevs_of_hca(on_hardware, claimed);
+        netdevs
+    }
+
+    /// What else a netdev of an HCA is known by: the bond on it, and that bond's other members that
+    /// have no RDMA device of their own, because the HCA stands for all of them (RDMA LAG).
+    #[must_use]
+    pub fn bond_names(&self, netdev: &Netdev) -> Vec<&str> {
+        let master = netdev.master.as_deref().and_then(|name| self.netdev(name));
+        let Some(bond) = master.filter(|master| master.kind.as_deref() == Some("bond")) else {
+            return Vec::new();
+        };
+        let has_device = |name: &str| {
+            let ports = self.rdma_devices.iter().flat_map(RdmaDevice::netdevs);
+            ports.into_iter().any(|port| port == name)
+        };
+        let members = bond.lowers.iter().map(String::as_str);
+        let others = members.filter(|name| *name != netdev.name && !has_device(name));
+        std::iter::once(bond.name.as_str()).chain(others).collect()
     }
 
     /// Netdevs with this link-layer address, current or permanent.

@@ -22,7 +22,7 @@ use crate::unit::HcaId;
 /// What stands on a piece of hardware.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Occupants {
-    /// Netdevs, representors and IPoIB children left out, in order of interface index.
+    /// Netdevs of the HCA, which can be on another PCI function, in order of interface index.
     pub netdevs: Vec<Netdev>,
     /// Names of RDMA devices, in order.
     pub rdma_devices: Vec<String>,
@@ -59,32 +59,28 @@ pub fn on_hca(host: &Host, hca: &HcaId) -> Result<Occupants> {
         HcaId::NodeGuid(guid) => *guid,
     };
     let class = host.class("infiniband");
-    let mut found = Occupants::default();
+    let mut rdma_devices = Vec::new();
     for name in host::names(&class)? {
-        if others(host::parsed(&class.join(&name), "node_guid"))?.flatten() != Some(guid) {
-            continue;
+        if others(host::parsed(&class.join(&name), "node_guid"))?.flatten() == Some(guid) {
+            rdma_devices.push(name);
         }
-        let Some(device) = present(rdma::read(host, &name))? else {
-            continue;
-        };
-        for netdev in device.netdevs() {
-            found.netdevs.extend(present(netdev::read(host, netdev))?);
-        }
-        found.rdma_devices.push(name);
     }
-    if found.rdma_devices.is_empty() {
+    if rdma_devices.is_empty() {
         return Err(host::Error::Missing {
             kind: "RDMA device with node GUID",
             name: guid.to_string(),
             path: class,
         });
     }
-    Ok(found)
+    Ok(Occupants {
+        netdevs: netdevs_of_hca(host, None, &rdma_devices)?,
+        rdma_devices,
+    })
 }
 
 fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
-    let netdevs = rdma::siblings(host, Some(parent))?;
     let mut rdma_devices = parent.rdma_devices()?;
+    let netdevs = netdevs_of_hca(host, Some(parent), &rdma_devices)?;
     if rdma_devices.is_empty() {
         // Soft RoCE is not below the NIC, but says which netdev it is on.
         for netdev in &netdevs {
@@ -94,6 +90,25 @@ fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
     Ok(Occupants {
         netdevs,
         rdma_devices,
+    })
+}
+
+fn netdevs_of_hca(
+    host: &Host,
+    parent: Option<&Parent>,
+    rdma_devices: &[String],
+) -> Result<Vec<Netdev>> {
+    association::netdevs_of_hca(rdma::on_hardware(host, parent)?, || {
+        let mut claimed = Vec::new();
+        for name in rdma_devices {
+            let Some(device) = present(rdma::read(host, name))? else {
+                continue;
+            };
+            for netdev in device.netdevs() {
+                claimed.extend(present(netdev::read(host, netdev))?);
+            }
+        }
+        Ok(claimed)
     })
 }
 
@@ -241,7 +256,7 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
             soft_parent: soft_parent.as_deref(),
             node_guid: host::parsed(directory, "node_guid")?,
             link_layer: port::link_layer(&port)?,
-            gids: &gid::entries(&port)?,
+            gids: &gid::table(&port)?.entries,
         };
         if association::claims(claim, netdev) {
             ports.push(PortId {
@@ -254,17 +269,29 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
 }
 
 /// The HCAs that a netdev belongs to, by the names that units have for them: the hardware of the
-/// netdev itself, and that of its RDMA `ports`, which can be another PCI function's. Reads the
-/// parents only.
+/// netdev itself, or of those below it, and that of its RDMA `ports`, which can be another PCI
+/// function's. Reads the parents only.
 ///
 /// # Errors
 /// [`host::Error::Missing`] if the netdev is not in this network namespace; [`host::Error::Read`]
 /// if sysfs cannot be read.
 pub fn hcas_of_netdev(host: &Host, name: &str, ports: &[PortId]) -> Result<BTreeSet<HcaId>> {
     let mut hcas = BTreeSet::new();
-    let directory = host.class_entry("netdev", "net", name)?;
-    if let Some(parent) = Parent::of(host, &directory)? {
-        hcas.extend(parent.hca());
+    let mut layer = vec![netdev::outline(host, name)?];
+    for _ in 0..=MAX_STACK {
+        let mut below_layer = Vec::new();
+        for netdev in layer {
+            let directory = present(host.class_entry("netdev", "net", &netdev.name))?;
+            let Some(directory) = directory else { continue };
+            if let Some(parent) = Parent::of(host, &directory)? {
+                hcas.extend(parent.hca());
+                continue;
+            }
+            for lower in below(host, &netdev)? {
+                below_layer.extend(present(netdev::outline(host, &lower))?);
+            }
+        }
+        layer = below_layer;
     }
     for port in ports {
         hcas.extend(present(hca_of_rdma_device(host, &port.device))?.flatten());

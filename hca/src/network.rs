@@ -2,14 +2,16 @@
 //!
 //! From `/proc/<pid>/net`, which a container sees of the host through a mount, and which a tree of
 //! files can hold. IPv4 addresses are put together from the local table and the connected routes.
-//! `ipv6_route` shows the routes of all tables, so an IPv6 default route of any table counts.
+//! It shows neither rules nor the IPv4 routes of other tables than the main one; of IPv6 it shows the
+//! routes of all tables, so a default route of any of them counts. A process in the host's namespace
+//! asks the kernel by netlink instead.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use crate::uplink::{self, Why};
+use crate::uplink::{self, DefaultRoute, Why};
 use crate::{Host, netdev};
 
 /// A route of the main table.
@@ -23,6 +25,10 @@ pub struct Route {
     pub prefix: u8,
     /// Through a gateway.
     pub gateway: bool,
+    /// The kernel takes the lowest.
+    pub metric: u32,
+    /// It was learned from a router advertisement.
+    pub advertised: bool,
 }
 
 impl Route {
@@ -111,12 +117,17 @@ impl Network {
     /// The netdevs that the node itself needs, by the one definition of [`crate::uplink`].
     #[must_use]
     pub fn uplinks(&self, host: &Host, node_addresses: &[IpAddr]) -> Uplinks {
-        let ways_out = self
-            .routes
-            .iter()
-            .filter(|route| route.is_default() && route.netdev != "lo");
+        let defaults = self.routes.iter().filter(|route| route.is_default());
+        let default = |route: &Route| DefaultRoute {
+            netdevs: vec![route.netdev.clone()],
+            destination: (route.destination, route.prefix),
+            table: 0,
+            metric: route.metric,
+            source: None,
+            advertised: route.advertised,
+        };
         let facts = uplink::Network {
-            ways_out: ways_out.map(|route| route.netdev.clone()).collect(),
+            defaults: defaults.map(default).collect(),
             addresses: self
                 .addresses
                 .iter()
@@ -164,11 +175,14 @@ fn ipv4_routes(text: &str) -> Vec<Route> {
         let (destination, mask) = (number(1)?, number(7)?);
         let flags = number(3)?;
         // RTF_UP, and not RTF_REJECT (include/uapi/linux/route.h).
-        (flags & 1 != 0 && flags & 0x200 == 0).then(|| Route {
+        (flags & 1 != 0 && flags & 0x200 == 0).then_some(())?;
+        Some(Route {
             netdev: fields.first().map(ToString::to_string).unwrap_or_default(),
             destination: Ipv4Addr::from(destination.to_ne_bytes()).into(),
             prefix: u8::try_from(mask.count_ones()).unwrap_or_default(),
             gateway: flags & 2 != 0,
+            metric: fields.get(6)?.parse().ok()?,
+            advertised: false,
         })
     };
     text.lines().skip(1).filter_map(route).collect()
@@ -186,6 +200,10 @@ fn ipv6_routes(text: &str) -> Vec<Route> {
             destination: ipv6(fields.first()?)?.into(),
             prefix: u8::from_str_radix(fields.get(1)?, 16).ok()?,
             gateway: flags & 2 != 0,
+            // Of which table it is, is not shown: no route is preferred to one of another table.
+            metric: 0,
+            // RTF_ADDRCONF (include/uapi/linux/ipv6_route.h).
+            advertised: flags & 0x4_0000 != 0,
         })
     };
     text.lines().filter_map(route).collect()

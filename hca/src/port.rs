@@ -275,26 +275,14 @@ pub fn partition_keys(host: &Host, port: &PortId) -> Result<Vec<u16>> {
     Ok(keys.into_iter().map(|(_, key)| key).collect())
 }
 
-/// Partition keys; like GIDs they fill the table from the front, so the same rule ends the walk.
+/// Filled entries of the partition table, which the subnet manager fills as it likes.
 fn pkeys(port: &Path) -> Result<Vec<(u32, u16)>> {
     let directory = port.join("pkeys");
     let mut pkeys = Vec::new();
-    let mut empty = 0;
-    for index in 0.. {
+    for index in host::indexes(&directory)? {
         let key = host::hexadecimal(&directory, &index.to_string())?;
-        match key
-            .and_then(|key| u16::try_from(key).ok())
-            .filter(|&key| key != 0)
-        {
-            Some(key) => {
-                empty = 0;
-                pkeys.push((index, key));
-            }
-            None => empty += 1,
-        }
-        if empty == gid::EMPTY_RUN {
-            break;
-        }
+        let key = key.and_then(|key| u16::try_from(key).ok());
+        pkeys.extend(key.filter(|&key| key != 0).map(|key| (index, key)));
     }
     Ok(pkeys)
 }

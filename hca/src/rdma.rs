@@ -195,7 +195,7 @@ fn ports(directory: &Path) -> Result<Vec<Port>> {
 
 /// Finds the netdev of each port, and the path MTU that follows from it.
 fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice) -> Result<()> {
-    let siblings = siblings(host, parent)?;
+    let siblings = on_hardware(host, parent)?;
     let on_own_hardware = match parent {
         Some(parent) => device.soft_parent.is_none() && !parent.netdevs()?.is_empty(),
         None => false,
@@ -204,7 +204,8 @@ fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice)
     for port in &mut device.ports {
         let netdev = if on_own_hardware {
             let mut own = siblings.iter().filter(|netdev| {
-                association::serves(netdev, port.number, port.link_layer, single_port)
+                !netdev.is_child()
+                    && association::serves(netdev, port.number, port.link_layer, single_port)
             });
             own.next().cloned()
         } else {
@@ -248,17 +249,16 @@ fn claimed(host: &Host, claim: Claim<'_>) -> Result<Option<Netdev>> {
     Ok(None)
 }
 
-/// Netdevs on the same hardware that can be a port's own, neither representors nor children, in
-/// order of interface index: the first is the one the driver made first.
-pub(crate) fn siblings(host: &Host, parent: Option<&Parent>) -> Result<Vec<Netdev>> {
+/// Netdevs on the same hardware, in order of interface index: the first is the one the driver made
+/// first.
+pub(crate) fn on_hardware(host: &Host, parent: Option<&Parent>) -> Result<Vec<Netdev>> {
     let Some(parent) = parent else {
         return Ok(Vec::new());
     };
     let mut netdevs = Vec::new();
     for name in parent.netdevs()? {
         match netdev::read(host, &name) {
-            Ok(netdev) if !netdev.is_representor() && !netdev.is_child() => netdevs.push(netdev),
-            Ok(_) => {}
+            Ok(netdev) => netdevs.push(netdev),
             // Gone meanwhile.
             Err(error) if error.is_missing() => {}
             Err(error) => return Err(error),

@@ -1,15 +1,18 @@
 //! Which netdevs the node itself needs: its uplinks. A pod that got one would cut the node off.
 //!
-//! One definition for pools, preflight checks and network plugins, pure over what each of them finds
-//! out in its own way. A netdev is an uplink when
+//! One definition for pools, preflight checks and network plugins, pure over facts that each of them
+//! reads in its own way. A netdev is an uplink when
 //!
-//! 1. the node is left through it: it carries a [default route](is_default) of the main table, or
-//!    the kernel's own answer to "which way out?" names it, or a default route of a table that rules
-//!    look up whatever the source of a packet; a route that exists to refuse is none, and neither are
-//!    default routes of other tables, which are source routing of rails;
+//! 1. the node reaches the outside by it, in a family of its addresses: it is a next hop of the
+//!    [default route](is_default) that the kernel would choose, the one with the lowest metric of a
+//!    table that the node's own packets are looked up in;
 //! 2. it has an address that the node is known by; an address of its own subnet alone does not make
 //!    an uplink of a rail;
 //! 3. it lies below one of these: a member of the bond or bridge, the parent of the VLAN or macvlan.
+//!
+//! Each NIC of some clouds learns a default route from router advertisements. Those count only while
+//! nothing else shows which netdev is the node's: neither a static or leased default route nor an
+//! address of the node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,15 +46,69 @@ impl fmt::Display for Why {
     }
 }
 
+/// A default route of a table that the node's own packets are looked up in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefaultRoute {
+    /// Netdevs of its next hops.
+    pub netdevs: Vec<String>,
+    /// Where to, with its prefix length: 0 or a few bits.
+    pub destination: (IpAddr, u8),
+    /// The table, 0 where it is not known.
+    pub table: u32,
+    /// The kernel takes the lowest.
+    pub metric: u32,
+    /// The source address that it gives to packets.
+    pub source: Option<IpAddr>,
+    /// It was learned from a router advertisement.
+    pub advertised: bool,
+}
+
 /// What is known of the node's network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Network {
-    /// Netdevs through which the node is left.
-    pub ways_out: Vec<String>,
+    /// Default routes.
+    pub defaults: Vec<DefaultRoute>,
     /// Addresses, each with its netdev.
     pub addresses: Vec<(String, IpAddr)>,
-    /// Addresses that the node is known by in its cluster.
+    /// Addresses that the node is known by in its cluster; empty where nobody says so.
     pub node_addresses: Vec<IpAddr>,
+}
+
+/// Netdevs with addresses that no pod can be given: the node's address is on it on some hosts.
+const LOOPBACK: &str = "lo";
+
+impl Network {
+    fn carriers<'a>(&'a self, of_node: &[IpAddr]) -> Vec<(&'a str, IpAddr)> {
+        let of_node = |(_, address): &&(String, IpAddr)| of_node.contains(address);
+        let carriers = self.addresses.iter().filter(of_node);
+        carriers
+            .map(|(netdev, address)| (netdev.as_str(), *address))
+            .filter(|(netdev, _)| *netdev != LOOPBACK)
+            .collect()
+    }
+
+    /// The default routes that the kernel would choose, one of each table and destination unless
+    /// several have the same metric.
+    fn chosen(&self) -> Vec<&DefaultRoute> {
+        let of_node = |route: &&DefaultRoute| {
+            let v4 = route.destination.0.is_ipv4();
+            self.node_addresses.is_empty()
+                || self.node_addresses.iter().any(|node| node.is_ipv4() == v4)
+        };
+        let mut routes: Vec<&DefaultRoute> = self.defaults.iter().filter(of_node).collect();
+        if !self.carriers(&self.node_addresses).is_empty()
+            || routes.iter().any(|route| !route.advertised)
+        {
+            routes.retain(|route| !route.advertised);
+        }
+        let is_best = |route: &&DefaultRoute| {
+            let mut rivals = routes.iter().filter(|rival| {
+                (rival.destination, rival.table) == (route.destination, route.table)
+            });
+            rivals.all(|rival| rival.metric >= route.metric)
+        };
+        routes.iter().copied().filter(is_best).collect()
+    }
 }
 
 /// The uplinks, each with the first reason that makes it one. `lowers` names the netdevs directly
@@ -63,21 +120,23 @@ pub fn uplinks<E>(
     network: &Network,
     mut lowers: impl FnMut(&str) -> Result<Vec<String>, E>,
 ) -> Result<BTreeMap<String, Why>, E> {
-    let by_route = network
-        .ways_out
+    let chosen = network.chosen();
+    let sources = chosen.iter().filter_map(|route| route.source);
+    let of_node: Vec<IpAddr> = network
+        .node_addresses
         .iter()
-        .map(|name| (name.clone(), Why::DefaultRoute));
-    let by_address = network
-        .addresses
-        .iter()
-        .filter(|(_, address)| network.node_addresses.contains(address))
-        .map(|(name, address)| (name.clone(), Why::NodeAddress(*address)));
+        .copied()
+        .chain(sources)
+        .collect();
+    let by_route = chosen.iter().flat_map(|route| &route.netdevs);
+    let by_route = by_route.map(|name| (name.clone(), Why::DefaultRoute));
+    let by_address = network.carriers(&of_node).into_iter();
+    let by_address = by_address.map(|(name, address)| (name.to_owned(), Why::NodeAddress(address)));
     let mut found = BTreeMap::new();
     let mut next: Vec<(String, Why)> = by_route.chain(by_address).collect();
     next.reverse();
     while let Some((name, why)) = next.pop() {
-        // The loopback device has the node's address on some hosts, and no pod can be given it.
-        if name == "lo" || found.contains_key(&name) {
+        if name == LOOPBACK || found.contains_key(&name) {
             continue;
         }
         for lower in lowers(&name)? {
@@ -105,24 +164,50 @@ mod tests {
         Ok(lowers.iter().map(ToString::to_string).collect())
     }
 
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// A default route by `netdev`: its destination as `::/0`.
+    fn route(netdev: &str, destination: &str, metric: u32) -> DefaultRoute {
+        let (to, prefix) = destination.split_once('/').unwrap();
+        DefaultRoute {
+            netdevs: vec![netdev.into()],
+            destination: (address(to), prefix.parse().unwrap()),
+            table: 254,
+            metric,
+            source: None,
+            advertised: false,
+        }
+    }
+
+    fn advertised(netdev: &str, metric: u32) -> DefaultRoute {
+        DefaultRoute {
+            advertised: true,
+            ..route(netdev, "::/0", metric)
+        }
+    }
+
+    fn names(network: &Network) -> Vec<String> {
+        uplinks(network, lowers).unwrap().into_keys().collect()
+    }
+
     #[test]
     fn the_default_route_and_all_below_it_are_uplinks() {
         let network = Network {
-            ways_out: vec!["bond0.7".into()],
+            defaults: vec![route("bond0.7", "0.0.0.0/0", 0)],
             ..Network::default()
         };
         let found = uplinks(&network, lowers).unwrap();
-        let names: Vec<&str> = found.keys().map(String::as_str).collect();
-        assert_eq!(names, ["bond0", "bond0.7", "eno1", "eno2"]);
+        assert_eq!(names(&network), ["bond0", "bond0.7", "eno1", "eno2"]);
         assert_eq!(found["eno2"], Why::Below("bond0".into()));
         assert_eq!(found["bond0.7"], Why::DefaultRoute);
     }
 
     #[test]
     fn the_nodes_address_makes_an_uplink() {
-        let address = |text: &str| text.parse::<IpAddr>().unwrap();
         let network = Network {
-            ways_out: Vec::new(),
+            defaults: Vec::new(),
             addresses: vec![
                 ("lo".into(), address("10.0.0.7")),
                 ("ens3".into(), address("10.0.0.7")),
@@ -132,11 +217,69 @@ mod tests {
             node_addresses: vec![address("10.0.0.7"), address("fd00::7")],
         };
         let found = uplinks(&network, lowers).unwrap();
-        let names: Vec<&str> = found.keys().map(String::as_str).collect();
-        assert_eq!(names, ["ens3", "ens4"]);
+        assert_eq!(names(&network), ["ens3", "ens4"]);
         assert_eq!(
             found["ens3"].to_string(),
             "it has the node's address 10.0.0.7"
         );
+    }
+
+    #[test]
+    fn the_kernel_takes_the_lowest_metric_of_a_destination() {
+        let mut network = Network {
+            defaults: vec![
+                route("eth0", "0.0.0.0/0", 100),
+                route("rail0", "0.0.0.0/0", 200),
+                route("half0", "0.0.0.0/1", 500),
+                route("six0", "::/0", 1024),
+                route("six1", "::/0", 1024),
+            ],
+            ..Network::default()
+        };
+        assert_eq!(names(&network), ["eth0", "half0", "six0", "six1"]);
+        network.defaults[1].table = 100;
+        assert!(names(&network).contains(&"rail0".into()), "another table");
+        // No way out in a family that the node is not known in.
+        network.node_addresses = vec![address("10.0.0.7")];
+        assert_eq!(names(&network), ["eth0", "half0", "rail0"]);
+    }
+
+    #[test]
+    fn an_advertised_route_counts_only_where_nothing_else_shows_the_way() {
+        let mut network = Network {
+            defaults: vec![
+                advertised("rdma0", 10),
+                advertised("rdma1", 10),
+                route("eth0", "0.0.0.0/0", 100),
+            ],
+            addresses: vec![("eth0".into(), address("fd00::7"))],
+            ..Network::default()
+        };
+        for known in [
+            &[][..],
+            &["10.0.0.7"],
+            &["fd00::7"],
+            &["10.0.0.7", "fd00::7"],
+        ] {
+            network.node_addresses = known.iter().map(|text| address(text)).collect();
+            assert_eq!(names(&network), ["eth0"], "{known:?}");
+        }
+        network.defaults.truncate(2);
+        assert_eq!(names(&network), ["eth0"], "by its address");
+        network.addresses[0].0 = "lo".into();
+        assert_eq!(names(&network), ["rdma0", "rdma1"], "the only ways out");
+        network.defaults[1].metric = 20;
+        assert_eq!(names(&network), ["rdma0"]);
+    }
+
+    #[test]
+    fn the_source_of_a_default_route_is_an_address_of_the_node() {
+        let mut network = Network {
+            defaults: vec![route("eth0", "0.0.0.0/0", 0)],
+            addresses: vec![("dummy0".into(), address("10.0.0.7"))],
+            ..Network::default()
+        };
+        network.defaults[0].source = Some(address("10.0.0.7"));
+        assert_eq!(names(&network), ["dummy0", "eth0"]);
     }
 }

@@ -14,7 +14,6 @@ mod pools;
 mod reclaim;
 mod release;
 mod show;
-mod upgrade;
 
 use crate::plugin::Plugin;
 use crate::store::{Store, StoreError};
@@ -66,7 +65,7 @@ enum Command {
     List(list::List),
     /// Everything known about an address, a pod or a container
     Show(show::Show),
-    /// Pools: size, used, cooling down, free; and which node has which slice
+    /// Pools: size, used, cooling down, free
     Pools(pools::Pools),
     /// Blocks of addresses that the cluster gave to this node, and how much of each is used
     Blocks(blocks::Blocks),
@@ -78,10 +77,8 @@ enum Command {
     Release(release::Release),
     /// Check the store, and repair what can be
     Fsck(fsck::Fsck),
-    /// Take over the leases of another IPAM plugin
+    /// Take over the leases of host-local
     Import(import::Import),
-    /// Raise a store of an earlier version to the latest format, once all nodes know that
-    Upgrade(upgrade::Upgrade),
 }
 
 /// How a command ended, when it did not fail.
@@ -113,7 +110,6 @@ pub fn run() -> ExitCode {
         Command::Release(command) => command.run(global),
         Command::Fsck(command) => command.run(global),
         Command::Import(command) => command.run(global),
-        Command::Upgrade(command) => command.run(global),
     };
     match ran {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -227,8 +223,8 @@ mod tests {
             by: 65534,
         };
         let (text, remedy) = (fault.to_string(), fault.remedy());
-        let error = anyhow::Error::from(fault).context("raise the store");
-        assert_eq!(chain(&error), format!("raise the store: {text} ({remedy})"));
+        let error = anyhow::Error::from(fault).context("open the store");
+        assert_eq!(chain(&error), format!("open the store: {text} ({remedy})"));
         assert_eq!(chain(&anyhow!("no such thing")), "no such thing");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Pure. `compatible` reads as whereabouts does, `strict` refuses what cannot
 //! be meant, an unknown key by name with the nearest known one. Keys that steer
-//! whereabouts' own datastore, election and log are accepted and ignored: leases
+//! whereabouts' own datastore, election, slices and log are accepted and ignored: leases
 //! are where the node's policy says. DEL needs none of this but the store's name.
 
 mod rails;
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Keys that mean something here.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 14] = [
     "type",
     "store",
     "range",
@@ -35,10 +35,9 @@ const KEYS: [&str; 15] = [
     "addresses",
     "network_name",
     "enable_overlapping_ranges",
-    "node_slice_size",
 ];
 /// Keys of whereabouts that mean nothing here.
-const IGNORED: [&str; 17] = [
+const IGNORED: [&str; 18] = [
     "log_file",
     "log_level",
     "leader_lease_duration",
@@ -56,7 +55,10 @@ const IGNORED: [&str; 17] = [
     "etcd_cert_file",
     "etcd_ca_cert_file",
     "fast_ipam",
+    SLICE,
 ];
+/// Where it is to matter, the store has blocks.
+const SLICE: &str = "node_slice_size";
 const RANGE_KEYS: [&str; 4] = ["range", "range_start", "range_end", "exclude"];
 
 /// The store a configuration uses unless it names another.
@@ -87,8 +89,8 @@ pub struct Config {
     /// `enable_overlapping_ranges`: an address is leased once in all ranges of
     /// the network name, not once in each.
     pub overlapping: bool,
-    /// `node_slice_size`: prefix length of the part of the range each node has.
-    pub slice: Option<u8>,
+    /// Whether whereabouts would cut the ranges into slices of nodes (`node_slice_size`).
+    pub sliced: bool,
     /// `gateway`.
     pub gateway: Option<IpAddr>,
     /// `addresses`: the same for every pod, and not leased.
@@ -165,17 +167,18 @@ impl Config {
                 section.wrong("gateway", format_args!("{text:?} is not an address"))
             })?),
         };
-        let (fixed, routes) = (fixed(&keys)?, routes(&keys)?);
+        let (fixed, routes) = (fixed(&keys, strict)?, routes(&keys)?);
+        let reserved = reserved(gateway, &fixed, &routes);
         let read = Self {
             profile,
             store: store_name(config),
-            ranges: ranges(&keys, gateway, profile)?,
-            by_rail: rails::read(&ipam, profile)?,
+            ranges: ranges(&keys, &reserved, profile)?,
+            by_rail: rails::read(&ipam, &reserved, profile)?,
             gateways: Vec::new(),
             places: Vec::new(),
             network_name: network_name(&keys)?,
             overlapping: overlapping(&keys, strict)?,
-            slice: slice(&keys, strict)?,
+            sliced: keys.text(SLICE)?.is_some(),
             gateway,
             fixed,
             routes,
@@ -196,6 +199,13 @@ impl Config {
 
     /// The gateway that goes with an address: the one value there is, but in
     /// the strict profile not for an address of the other family.
+    /// Whether an address of a range, by the range's number, is a router's or one that each pod has.
+    #[must_use]
+    pub fn is_reserved(&self, number: usize, address: IpAddr) -> bool {
+        self.gateway_of(number, address) == Some(address)
+            || reserved(self.gateway, &self.fixed, &self.routes).contains(&address)
+    }
+
     fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
         self.gateway.filter(|gateway| {
             self.profile == Profile::Compatible || gateway.is_ipv4() == address.is_ipv4()
@@ -213,13 +223,6 @@ impl Config {
             )
             .with_details("name at least one range, as in \"range\": \"10.0.0.0/24\""));
         }
-        if let Some(length) = self.slice {
-            self.refuse_host_bits(ipam)?;
-            for range in self.all_ranges() {
-                crate::slice::check(range.subnet(), length)
-                    .map_err(|reason| ipam.wrong("node_slice_size", reason))?;
-            }
-        }
         let v4 = self.families().filter(|v4| *v4).count();
         let v6 = self.families().filter(|v4| !*v4).count();
         if version < Version::V0_3_0 && (v4 > 1 || v6 > 1) {
@@ -232,26 +235,6 @@ impl Config {
                 ),
             )
             .with_details("set cniVersion to 0.3.0 or newer"));
-        }
-        Ok(())
-    }
-
-    /// A range that is sliced has to be written as the network that it is: with
-    /// host bits it is a mistake which of the slices were meant.
-    fn refuse_host_bits(&self, ipam: &Section<'_>) -> Result<(), Error> {
-        let mut sections = vec![ipam.clone()];
-        sections.extend(ipam.sections("ipRanges")?);
-        sections.extend(rails::sections(ipam)?);
-        for section in sections {
-            if let Some(text) = section.text("range")?
-                && let Some((address, Some(_))) = range::with_length(text)
-                && !self
-                    .all_ranges()
-                    .any(|range| range.subnet().network() == address)
-            {
-                let rule = "has host bits set; node_slice_size needs a network address";
-                return Err(section.wrong("range", format_args!("{text:?} {rule}")));
-            }
         }
         Ok(())
     }
@@ -299,13 +282,13 @@ impl<'a> Merged<'_, 'a> {
 
 fn ranges(
     keys: &Merged<'_, '_>,
-    gateway: Option<IpAddr>,
+    reserved: &[IpAddr],
     profile: Profile,
 ) -> Result<Vec<Range>, Error> {
     let strict = profile == Profile::Strict;
     let mut ranges = Vec::new();
     if let Some((section, text)) = keys.text("range")? {
-        ranges.push(one_range(section, text, gateway, profile)?);
+        ranges.push(one_range(section, text, reserved, profile)?);
     } else if strict
         && let Some(key) = RANGE_KEYS
             .into_iter()
@@ -329,7 +312,7 @@ fn ranges(
             refuse_unknown(&section, &RANGE_KEYS)?;
         }
         match section.text("range")? {
-            Some(text) => ranges.push(one_range(&section, text, gateway, profile)?),
+            Some(text) => ranges.push(one_range(&section, text, reserved, profile)?),
             None if strict => {
                 return Err(Error::new(
                     Code::InvalidConfig,
@@ -345,7 +328,7 @@ fn ranges(
 fn one_range(
     section: &Section<'_>,
     range: &str,
-    gateway: Option<IpAddr>,
+    reserved: &[IpAddr],
     profile: Profile,
 ) -> Result<Range, Error> {
     let exclude = section.texts("exclude")?;
@@ -356,7 +339,7 @@ fn one_range(
         start,
         end,
         exclude: &exclude,
-        gateway,
+        reserved,
     };
     Range::new(&spec, profile)
         .map_err(|error| Error::new(Code::InvalidConfig, error.to_string()).context(section.path()))
@@ -395,24 +378,7 @@ fn overlapping(keys: &Merged<'_, '_>, strict: bool) -> Result<bool, Error> {
     })
 }
 
-fn slice(keys: &Merged<'_, '_>, strict: bool) -> Result<Option<u8>, Error> {
-    let Some((section, text)) = keys.text("node_slice_size")? else {
-        return Ok(None);
-    };
-    match text.strip_prefix('/').unwrap_or(text).parse() {
-        Ok(length) if length <= 128 => Ok(Some(length)),
-        _ => {
-            let rule = if strict {
-                "is no prefix length, as in \"/26\""
-            } else {
-                "cuts no slices"
-            };
-            Err(section.wrong("node_slice_size", format_args!("{text:?} {rule}")))
-        }
-    }
-}
-
-fn fixed(keys: &Merged<'_, '_>) -> Result<Vec<IpConfig>, Error> {
+fn fixed(keys: &Merged<'_, '_>, strict: bool) -> Result<Vec<IpConfig>, Error> {
     keys.sections("addresses")?
         .iter()
         .map(|section| {
@@ -426,6 +392,10 @@ fn fixed(keys: &Merged<'_, '_>) -> Result<Vec<IpConfig>, Error> {
                     section.wrong("gateway", format_args!("{text:?} is not an address"))
                 })?),
             };
+            if strict && gateway == Some(address.addr) {
+                let rule = format!("{} is the address itself", address.addr);
+                return Err(section.wrong("gateway", rule));
+            }
             Ok(IpConfig {
                 address,
                 gateway,
@@ -433,6 +403,16 @@ fn fixed(keys: &Merged<'_, '_>) -> Result<Vec<IpConfig>, Error> {
             })
         })
         .collect()
+}
+
+/// Addresses that are not leased: those of routers, and those that each pod of the network has.
+fn reserved(gateway: Option<IpAddr>, fixed: &[IpConfig], routes: &[Route]) -> Vec<IpAddr> {
+    let fixed = fixed
+        .iter()
+        .flat_map(|ip| [Some(ip.address.addr), ip.gateway]);
+    let next_hops = routes.iter().map(|route| route.gw);
+    let all = fixed.chain(next_hops).chain([gateway]);
+    all.flatten().collect()
 }
 
 fn routes(keys: &Merged<'_, '_>) -> Result<Vec<Route>, Error> {
@@ -572,11 +552,7 @@ mod tests {
                 "is no network name",
             ),
             (
-                json!({"range": "10.0.0.0/24", "node_slice_size": "x"}),
-                "ipam.node_slice_size",
-            ),
-            (
-                json!({"range": "10.0.0.0/24", "node_slice_size": "/20"}),
+                json!({"range": "10.0.0.0/24", "node_slice_size": 26}),
                 "ipam.node_slice_size",
             ),
             (
@@ -596,6 +572,32 @@ mod tests {
             assert_eq!(error.code, Code::InvalidConfig, "{ipam}");
             assert!(error.msg.contains(part), "{ipam}: {}", error.msg);
         }
+    }
+
+    #[test]
+    fn addresses_of_routers_and_of_each_pod_are_not_leased() {
+        let ipam = json!({"range": "10.0.0.0/28", "ipRanges": [{"range": "fd00::/125"}],
+            "gateway": "10.0.0.1", "addresses": [
+                {"address": "10.0.0.2/28", "gateway": "10.0.0.3"}, {"address": "fd00::1/125"}],
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.4"}, {"dst": "::/0", "gw": "fd00::2"}]});
+        let lowest = |config: &Config| -> Vec<String> {
+            let ranges = config.all_ranges();
+            ranges
+                .map(|range| range.lowest().unwrap().to_string())
+                .collect()
+        };
+        let read = strict(ipam.clone()).unwrap();
+        assert_eq!(lowest(&read), ["10.0.0.5", "fd00::3"]);
+        assert!(read.is_reserved(0, "10.0.0.4".parse().unwrap()));
+        // As whereabouts.
+        assert_eq!(lowest(&lenient(ipam).unwrap()), ["10.0.0.1", "fd00::1"]);
+        let rails = json!({"ranges": {"0": {"range": "10.0.0.0/28"}},
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]});
+        assert_eq!(lowest(&strict(rails).unwrap()), ["10.0.0.2"]);
+        let own = json!({"range": "10.0.0.0/28", "addresses": [
+            {"address": "10.0.0.2/28", "gateway": "10.0.0.2"}]});
+        let error = strict(own).unwrap_err();
+        assert!(error.msg.contains("the address itself"), "{}", error.msg);
     }
 
     #[test]

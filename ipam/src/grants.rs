@@ -133,7 +133,8 @@ impl Grants {
     /// Replaces those of a space, durably.
     ///
     /// # Errors
-    /// What the kernel said, or it would be too long to be read again; the file is as it was.
+    /// What the kernel said, or it would be too long to be read again. Either the file is as it was, or
+    /// it was replaced, and not durably ([`node::file::replace`]).
     pub fn write(&self, directory: &Path, space: &AddressSpace) -> io::Result<()> {
         node::file::make_directories(directory)?;
         let text = serde_json::to_vec(self)?;
@@ -345,7 +346,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
         let error = Grants::read(place.path(), &space).unwrap_err().to_string();
-        assert!(error.contains("symbolic link"), "{error}");
+        assert!(error.contains("is a link"), "{error}");
         std::fs::remove_file(&path).unwrap();
         let fifo = nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR);
         fifo.unwrap();

@@ -1,8 +1,7 @@
 //! What a lease records: one small JSON file that a person can read.
 //!
-//! A record of format 1 has one lease. One of format 2 has all that an order took at
-//! once: the holder once, and `leases`, a list of addresses. Either is read wherever it
-//! is met; which is written is the store's (`FORMAT`).
+//! A record has all that an order took at once: the holder once, and `leases`, a list of
+//! addresses.
 //!
 //! Pure. A record may have been written by anybody who can write to a shared
 //! store, so reading checks everything that is later used to build a path, and
@@ -19,51 +18,6 @@ use node::identity::{NodeIdentity, is_name};
 /// The largest record that is read, in bytes: 64 leases of a network with the longest name
 /// fit.
 pub const MAX_BYTES: u64 = 64 * 1024;
-/// The largest record of format 1 that is written, in bytes: programs that know no other
-/// format read no more.
-const MAX_BYTES_PER_LEASE: u64 = 16 * 1024;
-
-/// How the records of a store are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RecordFormat {
-    /// Format 1: a record for each lease.
-    PerLease,
-    /// Format 2: a record for each order.
-    PerOrder,
-}
-
-impl RecordFormat {
-    /// That of a new store.
-    pub const LATEST: Self = Self::PerOrder;
-
-    /// Its number in `FORMAT`.
-    #[must_use]
-    pub fn version(self) -> u32 {
-        match self {
-            Self::PerLease => 1,
-            Self::PerOrder => 2,
-        }
-    }
-
-    /// The format of a number in `FORMAT`, if it is known.
-    #[must_use]
-    pub fn of_version(version: u64) -> Option<Self> {
-        let known = [Self::PerLease, Self::PerOrder];
-        known
-            .into_iter()
-            .find(|format| u64::from(format.version()) == version)
-    }
-
-    /// The largest record that is written, in bytes.
-    #[must_use]
-    pub fn max_bytes(self) -> u64 {
-        match self {
-            Self::PerLease => MAX_BYTES_PER_LEASE,
-            Self::PerOrder => MAX_BYTES,
-        }
-    }
-}
-
 /// What one file records: the leases that one owner took at once, at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record(Vec<Lease>);
@@ -89,9 +43,8 @@ pub struct Lease {
     /// Whether this very address was asked for.
     #[serde(default, skip_serializing_if = "is_false")]
     pub requested: bool,
-    /// Which part of its order it is, from 0; format 1 does not record it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part: Option<usize>,
+    /// Which part of its order it is, from 0.
+    pub part: usize,
     /// Whose it is.
     #[serde(flatten)]
     pub holder: Holder,
@@ -112,12 +65,12 @@ pub struct Holder {
     pub container: String,
     /// `CNI_IFNAME`.
     pub interface: String,
-    /// The node's name; empty where an import does not know it.
+    /// The node's name.
     pub node: String,
     /// The node's machine ID; empty where there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub machine: String,
-    /// The node's boot ID; empty where an import does not know it.
+    /// The node's boot ID.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
     /// Path of the network namespace, as the runtime gave it.
@@ -203,15 +156,12 @@ impl fmt::Display for Holder {
             write!(f, "pod {pod} ")?;
         }
         let short = self.container.get(..12).unwrap_or(&self.container);
-        write!(f, "({}, container {short})", self.interface)?;
-        if !self.node.is_empty() {
-            write!(f, " on node {}", self.node)?;
-        }
-        Ok(())
+        let (interface, node) = (&self.interface, &self.node);
+        write!(f, "({interface}, container {short}) on node {node}")
     }
 }
 
-/// A record of format 2 as it is written.
+/// A record as it is written.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct OrderText {
@@ -221,7 +171,7 @@ struct OrderText {
     leases: Vec<AddressText>,
 }
 
-/// What a record of format 2 says of one address: the fields of [`Lease`] that are its own.
+/// What a record says of one address: the fields of [`Lease`] that are its own.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct AddressText {
@@ -239,7 +189,7 @@ struct AddressText {
 }
 
 impl AddressText {
-    fn of(lease: &Lease, position: usize) -> Self {
+    fn of(lease: &Lease) -> Self {
         Self {
             address: lease.address,
             prefix: lease.prefix,
@@ -248,7 +198,7 @@ impl AddressText {
             overlapping: lease.overlapping,
             generation: lease.generation,
             requested: lease.requested,
-            part: lease.part.unwrap_or(position),
+            part: lease.part,
         }
     }
 
@@ -261,7 +211,7 @@ impl AddressText {
             overlapping: self.overlapping,
             generation: self.generation,
             requested: self.requested,
-            part: Some(self.part),
+            part: self.part,
             holder: holder.clone(),
             created,
         }
@@ -281,58 +231,33 @@ impl Record {
         &self.0
     }
 
-    /// The file's content. Of format 1 a record has one lease; more are not written.
+    /// The file's content.
     #[must_use]
-    pub fn encode(&self, format: RecordFormat) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
+        let text = self.0.first().map(|first| OrderText {
+            holder: first.holder.clone(),
+            created: first.created,
+            leases: self.0.iter().map(AddressText::of).collect(),
+        });
         // Neither maps with other keys than text nor failing serializers in here.
-        let mut bytes = match (format, self.0.first()) {
-            (RecordFormat::PerOrder, Some(first)) => {
-                let text = OrderText {
-                    holder: first.holder.clone(),
-                    created: first.created,
-                    leases: (0..)
-                        .zip(&self.0)
-                        .map(|(n, lease)| AddressText::of(lease, n))
-                        .collect(),
-                };
-                serde_json::to_vec_pretty(&text).unwrap_or_default()
-            }
-            (_, first) => {
-                let lease = first.map(|lease| Lease {
-                    part: None,
-                    ..lease.clone()
-                });
-                serde_json::to_vec_pretty(&lease).unwrap_or_default()
-            }
-        };
+        let mut bytes = serde_json::to_vec_pretty(&text).unwrap_or_default();
         bytes.push(b'\n');
         bytes
     }
 
-    /// Reads and checks a file's content, of either format.
+    /// Reads and checks a file's content.
     ///
     /// # Errors
     /// [`LeaseError`]: whatever a truncated, foreign or hostile file may hold.
     pub fn decode(bytes: &[u8]) -> Result<Self, LeaseError> {
-        /// Tells the formats apart: one lease has no `leases`.
-        #[derive(Deserialize)]
-        struct Head {
-            leases: Option<serde::de::IgnoredAny>,
-        }
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Err(LeaseError::Empty);
         }
-        let decode = |e: serde_json::Error| LeaseError::Decode(e.to_string());
-        let head: Head = serde_json::from_slice(bytes).map_err(decode)?;
-        let leases: Vec<Lease> = match head.leases {
-            None => vec![serde_json::from_slice(bytes).map_err(decode)?],
-            Some(_) => {
-                let text: OrderText = serde_json::from_slice(bytes).map_err(decode)?;
-                let (holder, created) = (text.holder, text.created);
-                let leases = text.leases.into_iter();
-                leases.map(|lease| lease.lease(&holder, created)).collect()
-            }
-        };
+        let text: OrderText =
+            serde_json::from_slice(bytes).map_err(|e| LeaseError::Decode(e.to_string()))?;
+        let (holder, created) = (text.holder, text.created);
+        let leases = text.leases.into_iter();
+        let leases: Vec<Lease> = leases.map(|lease| lease.lease(&holder, created)).collect();
         leases.iter().try_for_each(Lease::check)?;
         Self::of(leases).ok_or(LeaseError::None)
     }
@@ -360,7 +285,7 @@ impl Lease {
         if IfName::parse(&holder.interface).is_err() {
             return wrong("interface", &holder.interface);
         }
-        if !holder.node.is_empty() && !is_name(&holder.node) {
+        if !is_name(&holder.node) {
             return wrong("node", &holder.node);
         }
         if self.generation == 0 {
@@ -385,7 +310,7 @@ pub(crate) mod tests {
             overlapping: true,
             generation: 1,
             requested: false,
-            part: None,
+            part: 0,
             holder: Holder {
                 network: "rail0".into(),
                 pod: Some(Pod {
@@ -406,8 +331,6 @@ pub(crate) mod tests {
         }
     }
 
-    const FORMATS: [RecordFormat; 2] = [RecordFormat::PerLease, RecordFormat::PerOrder];
-
     fn one(address: &str, range: &str) -> Record {
         Record(vec![lease(address, range)])
     }
@@ -415,7 +338,7 @@ pub(crate) mod tests {
     /// Eight addresses, as one order has them.
     fn order() -> Record {
         let part = |part| Lease {
-            part: Some(part),
+            part,
             network_name: (part % 2 == 1).then(|| "blue".into()),
             overlapping: part != 3,
             ..lease(&format!("10.0.{part}.5"), &format!("10.0.{part}.0/24"))
@@ -425,65 +348,25 @@ pub(crate) mod tests {
 
     #[test]
     fn a_record_reads_back() {
-        for record in [one("10.0.0.5", "10.0.0.0/24"), one("fd00::5", "fd00::/64")] {
-            let text = record.encode(RecordFormat::PerLease);
-            assert_eq!(Record::decode(&text), Ok(record.clone()));
-            let read = Record::decode(&record.encode(RecordFormat::PerOrder)).unwrap();
-            assert_eq!(read.leases()[0].part, Some(0));
-            assert_eq!(read.encode(RecordFormat::PerLease), text);
+        for record in [
+            one("10.0.0.5", "10.0.0.0/24"),
+            one("fd00::5", "fd00::/64"),
+            order(),
+        ] {
+            assert_eq!(Record::decode(&record.encode()), Ok(record));
         }
-        let order = order();
-        assert_eq!(
-            Record::decode(&order.encode(RecordFormat::PerOrder)),
-            Ok(order)
-        );
-    }
-
-    /// Programs that know no other format read it, and write the same.
-    #[test]
-    fn a_record_of_format_1_is_what_it_always_was() {
-        let mut lease = lease("10.0.0.5", "10.0.0.0/24");
-        lease.part = Some(3);
-        lease.network_name = Some("blue".into());
-        lease.requested = true;
-        let text = r#"{
-  "address": "10.0.0.5",
-  "prefix": 24,
-  "range": "10.0.0.0/24",
-  "networkName": "blue",
-  "generation": 1,
-  "requested": true,
-  "network": "rail0",
-  "pod": {
-    "namespace": "ml",
-    "name": "train-0"
-  },
-  "container": "0123456789abcdef",
-  "interface": "net1",
-  "node": "gpu-7",
-  "boot": "b",
-  "netns": "/run/netns/x",
-  "netnsInode": 4026532000,
-  "device": "0000:3b:00.1",
-  "created": "1970-01-01T00:00:00Z"
-}
-"#;
-        let bytes = Record(vec![lease]).encode(RecordFormat::PerLease);
-        assert_eq!(String::from_utf8(bytes).unwrap(), text);
     }
 
     #[test]
     fn a_record_is_for_people() {
-        for format in FORMATS {
-            let text = one("10.0.0.5", "10.0.0.0/24").encode(format);
-            let text = String::from_utf8(text).unwrap();
-            for line in [
-                "\"address\": \"10.0.0.5\"",
-                "\"pod\": {",
-                "\"created\": \"1970-01-01T00:00:00Z\"",
-            ] {
-                assert!(text.contains(line), "{text}");
-            }
+        let text = one("10.0.0.5", "10.0.0.0/24").encode();
+        let text = String::from_utf8(text).unwrap();
+        for line in [
+            "\"address\": \"10.0.0.5\"",
+            "\"pod\": {",
+            "\"created\": \"1970-01-01T00:00:00Z\"",
+        ] {
+            assert!(text.contains(line), "{text}");
         }
     }
 
@@ -509,47 +392,41 @@ pub(crate) mod tests {
             uid: Some(long),
         });
         let part = |part| Lease {
-            part: Some(part),
+            part,
             ..widest.clone()
         };
-        let text = Record((0..64).map(part).collect()).encode(RecordFormat::PerOrder);
+        let text = Record((0..64).map(part).collect()).encode();
         assert!(text.len() as u64 <= MAX_BYTES, "{} bytes", text.len());
         assert_eq!(Record::decode(&text).unwrap().leases().len(), 64);
     }
 
     #[test]
     fn what_would_lead_elsewhere_is_refused() {
-        let good = serde_json::to_value(lease("10.0.0.5", "10.0.0.0/24")).unwrap();
-        let order: serde_json::Value =
-            serde_json::from_slice(&order().encode(RecordFormat::PerOrder)).unwrap();
+        let order: serde_json::Value = serde_json::from_slice(&order().encode()).unwrap();
         for (key, value) in [
             ("address", "10.0.9.5"),
             ("networkName", "../.."),
             ("container", "../../etc/passwd"),
             ("container", ""),
             ("interface", "a/b"),
+            ("node", ""),
             ("node", ".."),
             ("node", "a/b"),
         ] {
-            let mut bad = good.clone();
-            bad[key] = value.into();
-            // Of an order, in its last lease.
-            let mut bad_order = order.clone();
+            let mut bad = order.clone();
             match order.get(key) {
-                Some(_) => bad_order[key] = value.into(),
-                None => bad_order["leases"][7][key] = value.into(),
+                Some(_) => bad[key] = value.into(),
+                None => bad["leases"][7][key] = value.into(),
             }
-            for bad in [bad, bad_order] {
-                let refused = Record::decode(bad.to_string().as_bytes());
-                let found = match &refused {
-                    Err(LeaseError::Field { value, .. }) => value,
-                    other => panic!("{key} {value}: {other:?}"),
-                };
-                assert_eq!(found, value, "{key}");
-            }
+            let refused = Record::decode(bad.to_string().as_bytes());
+            let found = match &refused {
+                Err(LeaseError::Field { value, .. }) => value,
+                other => panic!("{key} {value}: {other:?}"),
+            };
+            assert_eq!(found, value, "{key}");
         }
-        let mut bad = good.clone();
-        bad["prefix"] = 33.into();
+        let mut bad = order.clone();
+        bad["leases"][7]["prefix"] = 33.into();
         assert!(Record::decode(bad.to_string().as_bytes()).is_err());
         assert_eq!(Record::decode(b" \n"), Err(LeaseError::Empty));
         for text in [&b"{}"[..], b"[]", b"null", b"{\"leases\": 7}"] {
@@ -563,13 +440,9 @@ pub(crate) mod tests {
 
     #[test]
     fn a_truncated_record_is_refused_wherever_it_ends() {
-        for whole in [
-            one("10.0.0.5", "10.0.0.0/24").encode(RecordFormat::PerLease),
-            order().encode(RecordFormat::PerOrder),
-        ] {
-            for length in 0..whole.len() - 2 {
-                assert!(Record::decode(&whole[..length]).is_err(), "{length}");
-            }
+        let whole = order().encode();
+        for length in 0..whole.len() - 2 {
+            assert!(Record::decode(&whole[..length]).is_err(), "{length}");
         }
     }
 

@@ -25,6 +25,5 @@ pub mod plugin;
 pub mod pool_usage;
 pub mod range;
 pub mod reclaim;
-pub mod slice;
 pub mod store;
 pub mod whereabouts;

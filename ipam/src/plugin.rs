@@ -115,9 +115,11 @@ impl Plugin {
         if config.rails().is_some() {
             return Err(Error::new(
                 Code::InvalidConfig,
-                "ipam.ranges has ranges of rails, and this is one interface on none",
+                "ipam.ranges has ranges of rails, and nothing says which rail the interface is on",
             )
-            .with_details("set devices to all in the network, or use range and ipRanges"));
+            .with_details(
+                "set rail, or devices to all, in a network of rdma-netdev; or use range and ipRanges",
+            ));
         }
         self.add_by(request, &config)
     }
@@ -320,7 +322,9 @@ impl Plugin {
         }
         let store = self.open(&config.store).map_err(unavailable)?;
         let at = format!("use store {:?}", config.store);
-        store.probe().map_err(|e| unavailable(to_error(&e, &at)))?;
+        store
+            .check_writable()
+            .map_err(|e| unavailable(to_error(&e, &at)))?;
         let holder = self.anybody(request, store.node());
         let order = add::order(&config, &holder, &[]);
         self.broker()

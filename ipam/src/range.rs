@@ -31,8 +31,9 @@ pub struct Spec<'a> {
     pub end: Option<&'a str>,
     /// `exclude`: addresses, CIDRs and, in the strict profile, `start-end`.
     pub exclude: &'a [&'a str],
-    /// The gateway, which the strict profile never gives out.
-    pub gateway: Option<IpAddr>,
+    /// Addresses that other machines have, as the gateway, or that the network itself gives: the
+    /// strict profile never leases them.
+    pub reserved: &'a [IpAddr],
 }
 
 /// A range that was checked.
@@ -69,7 +70,7 @@ pub enum RangeError {
     /// A network without room between its first and last address.
     #[error("range: {0} has no address between its first and its last")]
     TooSmall(IpNetwork),
-    /// A bound, exclusion or slice of the other family, or elsewhere.
+    /// A bound or exclusion of the other family, or elsewhere.
     #[error("{key}: {value:?} does not lie in {subnet}")]
     Outside {
         /// Key within the range's object.
@@ -109,8 +110,20 @@ pub enum RangeError {
         /// What they are for.
         purpose: &'static str,
     },
-    /// Exclusions and gateway leave nothing.
-    #[error("exclude: exclusions and gateway leave no address of {0}")]
+    /// Bounds around nothing but the network's first or last address.
+    #[error(
+        "range: {subnet} has no address for a pod from {start} to {end}: its first and last address are not given"
+    )]
+    NoneBetween {
+        /// The first address of the bounds.
+        start: IpAddr,
+        /// The last address of the bounds.
+        end: IpAddr,
+        /// The range's network.
+        subnet: IpNetwork,
+    },
+    /// Exclusions, gateway, next hops and fixed addresses leave nothing.
+    #[error("exclude: exclusions, gateway, next hops and fixed addresses leave no address of {0}")]
     Empty(IpNetwork),
 }
 
@@ -141,17 +154,17 @@ impl Range {
                 bound("range_end", spec.end, subnet, strict)?,
             ),
         };
-        let window = clip(window, bounds, strict)?;
+        let window = clip(subnet, window, bounds, strict)?;
         let mut taken = Vec::new();
         for (index, text) in spec.exclude.iter().enumerate() {
             taken.extend(exclusion(index, text, subnet, strict)?);
         }
-        if let Some(gateway) = spec
-            .gateway
-            .filter(|gateway| strict && subnet.contains(*gateway))
-        {
-            taken.push(Span::single(bits(gateway)));
-        }
+        let reserved = spec.reserved.iter();
+        taken.extend(
+            reserved
+                .filter(|address| strict && subnet.contains(**address))
+                .map(|address| Span::single(bits(*address))),
+        );
         let spans = span::without(window, taken);
         if strict && spans.is_empty() {
             return Err(RangeError::Empty(subnet));
@@ -161,20 +174,6 @@ impl Range {
             window,
             spans,
         })
-    }
-
-    /// The same range cut down to `slice`, a part of its network: its first and
-    /// last address are not given out either, as whereabouts does it.
-    #[must_use]
-    pub fn slice(&self, slice: IpNetwork) -> Self {
-        let part = usable(slice).unwrap_or_else(|| Span::of(slice));
-        let cut = |span: &Span| span.intersection(part);
-        let window = cut(&self.window).unwrap_or(part);
-        Self {
-            subnet: self.subnet,
-            window,
-            spans: self.spans.iter().filter_map(cut).collect(),
-        }
     }
 
     /// The same range, of which no address of some networks is given.
@@ -379,10 +378,10 @@ fn bound(
     }
 }
 
-/// Applies the bounds. Strictly, the first and last address of the network
-/// stand for the ones beside them and an end before the start is refused;
+/// Applies the bounds. Strictly, bounds without a host address between them are refused;
 /// leniently, a bound that does not fit is no bound.
 fn clip(
+    subnet: IpNetwork,
     window: Span,
     (start, end): (Option<IpAddr>, Option<IpAddr>),
     strict: bool,
@@ -393,12 +392,17 @@ fn clip(
         {
             return Err(RangeError::Inverted { start, end });
         }
-        let clamp = |address: IpAddr| bits(address).clamp(window.first, window.last);
-        let (first, last) = (start.map(clamp), end.map(clamp));
-        return Ok(Span {
-            first: first.unwrap_or(window.first),
-            last: last.unwrap_or(window.last),
-        });
+        let (start, end) = (
+            start.unwrap_or(subnet.network()),
+            end.unwrap_or(subnet.broadcast()),
+        );
+        let stated = Span {
+            first: bits(start),
+            last: bits(end),
+        };
+        return stated
+            .intersection(window)
+            .ok_or(RangeError::NoneBetween { start, end, subnet });
     }
     let inside = |address: IpAddr| Some(bits(address)).filter(|bits| window.contains(*bits));
     let first = start.and_then(inside).unwrap_or(window.first);
@@ -628,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_on_the_edge_stand_for_their_neighbours() {
+    fn bounds_on_the_edge_give_nothing_outside_of_them() {
         let edge = Spec {
             range: "10.0.0.0/24",
             start: Some("10.0.0.0"),
@@ -639,12 +643,30 @@ mod tests {
             window(&strict(&edge).unwrap()),
             ("10.0.0.1".into(), "10.0.0.254".into())
         );
-        let top = Spec {
-            start: Some("10.0.0.255"),
-            end: None,
-            ..edge
+        for (range, start, end) in [
+            ("10.0.0.0/24", Some("10.0.0.255"), None),
+            ("10.0.0.0/24", None, Some("10.0.0.0")),
+            ("10.0.0.255-10.0.0.255/24", None, None),
+            ("10.0.0.0-10.0.0.0/24", None, None),
+            ("fd00::-fd00::/64", None, None),
+        ] {
+            let spec = Spec {
+                range,
+                start,
+                end,
+                ..edge
+            };
+            let refused = strict(&spec).unwrap_err();
+            assert!(
+                matches!(refused, RangeError::NoneBetween { .. }),
+                "{range}: {refused}"
+            );
+        }
+        let whole = Spec {
+            range: "10.0.0.0-10.0.0.1/31",
+            ..Spec::default()
         };
-        assert_eq!(strict(&top).unwrap().size(), 1);
+        assert_eq!(strict(&whole).unwrap().size(), 2);
     }
 
     #[test]
@@ -678,7 +700,7 @@ mod tests {
         let spec = Spec {
             range: "10.0.0.0/28",
             exclude: &exclude,
-            gateway: Some(ip("10.0.0.4")),
+            reserved: &[ip("10.0.0.4")],
             ..Spec::default()
         };
         let range = strict(&spec).unwrap();
@@ -756,21 +778,5 @@ mod tests {
         ] {
             assert_eq!(range.may_be_requested(ip(address)), may, "{address}");
         }
-    }
-
-    #[test]
-    fn a_slice_keeps_exclusions_and_the_subnet() {
-        let exclude = ["10.0.0.65"];
-        let spec = Spec {
-            range: "10.0.0.0/24",
-            exclude: &exclude,
-            ..Spec::default()
-        };
-        let slice = strict(&spec)
-            .unwrap()
-            .slice("10.0.0.64/26".parse().unwrap());
-        assert_eq!(window(&slice), ("10.0.0.65".into(), "10.0.0.126".into()));
-        assert_eq!(slice.size(), 61);
-        assert_eq!(slice.subnet().prefix(), 24);
     }
 }

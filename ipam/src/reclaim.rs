@@ -9,14 +9,13 @@
 //! this node's name and another boot that was made well before this boot began is
 //! over, since a cluster has no two nodes of one name. GC brings the runtime's list
 //! instead, which needs no second reading. A lease whose state is unknown is kept.
-//! Leases of other nodes are theirs, until the cluster says that the node is gone: the broker,
-//! which knows the Node objects, calls [`of_gone_node`].
+//! Leases of other nodes are theirs, until an administrator releases them.
 //!
 //! What was seen once is remembered in `<stateDir>/reclaim/<store>`; a lost or
 //! broken file costs one more reading. Killed between two leases, the next run goes on.
 
 use crate::lease::{Holder, Lease};
-use crate::store::{AnnouncedNode, CoolDown, Entry, Finding, Owned, Store, StoreError};
+use crate::store::{CoolDown, Entry, Finding, Owned, Store, StoreError};
 use jiff::Timestamp;
 use node::identity::NodeIdentity;
 use node::netns::{self, Netns};
@@ -63,8 +62,6 @@ pub enum Over {
     Netns,
     /// The runtime does not list it.
     Unlisted,
-    /// The cluster does not have its node any more.
-    Node,
 }
 
 /// What one run did and found.
@@ -80,8 +77,6 @@ pub struct Report {
     pub failed: Vec<String>,
     /// What is no record; see fsck.
     pub findings: Vec<Finding>,
-    /// Slices of ranges that a node gave up with its last lease.
-    pub slices: Vec<String>,
 }
 
 impl Over {
@@ -93,7 +88,6 @@ impl Over {
             Self::PreviousMachine => "it is of the machine that was this node before",
             Self::Netns => "its network namespace is gone",
             Self::Unlisted => "the runtime does not list it",
-            Self::Node => "its node is no longer in the cluster",
         }
     }
 }
@@ -183,53 +177,6 @@ pub fn keep_only(
     }
     Ok(report)
 }
-
-/// Frees the leases of another node, by the cluster's word: the Node object that the node's broker
-/// announced in this store is gone or out of service, and was so `since` then, for longer than the
-/// cool-down. They cool down once more. With the last of them go its slices, and the announcement.
-///
-/// A lease of this name and another machine is kept: the name may have been set by hand. If the
-/// machine made a lease after `since`, it still works, and all of its leases are kept.
-///
-/// # Errors
-/// When the store cannot be gone through. What could not be freed is in the report.
-pub fn of_gone_node(
-    store: &Store,
-    node: &AnnouncedNode,
-    since: Timestamp,
-) -> Result<Report, StoreError> {
-    let is_of_node = |lease: &Lease| {
-        let holder = &lease.holder;
-        holder.node == node.name && holder.machine == node.machine && !node.machine.is_empty()
-    };
-    let mut works = false;
-    store.records_of(&node.name, |owned| {
-        works |= (owned.leases().iter()).any(|lease| is_of_node(lease) && lease.created >= since);
-        Ok(())
-    })?;
-    let mut report = Report::default();
-    let findings = store.records_of(&node.name, |owned| {
-        match owned.leases().first().map(&is_of_node) {
-            Some(true) if works => report.keep(store, &owned, STILL_WORKS),
-            Some(true) => report.free(store, &owned, Over::Node),
-            Some(false) => report.keep(store, &owned, ANOTHER_MACHINE_OF_ITS_NAME),
-            None => {}
-        }
-        Ok(())
-    })?;
-    let whole = report.failed.is_empty() && !findings.iter().any(|finding| finding.unread);
-    report.findings = findings;
-    if whole && report.kept.is_empty() {
-        report.slices = store.release_slices(&node.name, None, None)?;
-    }
-    if whole && !works {
-        store.forget_node(node)?;
-    }
-    Ok(report)
-}
-
-const STILL_WORKS: &str = "its machine leased addresses after its node was gone: it still works";
-const ANOTHER_MACHINE_OF_ITS_NAME: &str = "it is of another machine than the node that is gone";
 
 /// Whether an attachment is provably of this machine. Its node's name proves
 /// nothing: two hosts may have been `localhost` before each got its own name.
@@ -505,160 +452,6 @@ mod tests {
             let netns = |_: &Holder| Netns::Present;
             assert_eq!(over(&of, &node(), booted, netns).ok(), verdict, "{of:?}");
         }
-    }
-
-    /// A store that nodes share, and what they leased in it.
-    struct Shared {
-        place: tempfile::TempDir,
-    }
-
-    impl Shared {
-        fn new() -> Self {
-            let place = tempfile::tempdir().unwrap();
-            std::fs::create_dir(place.path().join("store")).unwrap();
-            Self { place }
-        }
-
-        /// The store as a node of this name and machine has it.
-        fn store(&self, name: &str, machine: &str) -> Store {
-            use node::policy::{Policy, Store as StorePolicy};
-            let root = self.place.path().join(format!("{name}-{machine}"));
-            let random = root.join("proc/sys/kernel/random");
-            std::fs::create_dir_all(&random).unwrap();
-            std::fs::create_dir_all(root.join("etc")).unwrap();
-            std::fs::write(random.join("boot_id"), format!("{name}-{machine}")).unwrap();
-            std::fs::write(root.join("etc/machine-id"), machine).unwrap();
-            let mut policy = Policy {
-                state_dir: root.join("state"),
-                ..Policy::default()
-            };
-            let store = StorePolicy::file(self.place.path().join("store"));
-            policy.stores.insert("default".into(), store);
-            let node = NodeIdentity::read(&root, name).unwrap();
-            Store::open(&policy, "default", node, Path::new("/")).unwrap()
-        }
-
-        fn lease(&self, store: &Store, container: &str) {
-            use crate::range::{Range, Spec};
-            use crate::store::{Order, Part, Space};
-            let spec = Spec {
-                range: "10.0.0.0/24",
-                ..Spec::default()
-            };
-            let node = store.node();
-            let order = Order {
-                holder: Holder {
-                    container: container.into(),
-                    // Another container of the same pod would take the address of the first over.
-                    pod: None,
-                    ..holder(&node.name, &node.machine, &node.boot)
-                },
-                profile: node::policy::Profile::Strict,
-                parts: vec![Part {
-                    interface: None,
-                    range: Range::new(&spec, node::policy::Profile::Strict).unwrap(),
-                    slice: None,
-                    space: Space {
-                        network_name: None,
-                        overlapping: true,
-                    },
-                    like: None,
-                    requested: None,
-                }],
-            };
-            store.take(&order).unwrap();
-        }
-
-        fn held(&self, store: &Store) -> usize {
-            let mut held = 0;
-            store
-                .entries(false, |entry| {
-                    held += usize::from(entry.freed.is_none());
-                    Ok(())
-                })
-                .unwrap();
-            held
-        }
-    }
-
-    fn gone(name: &str, machine: &str) -> AnnouncedNode {
-        AnnouncedNode {
-            name: name.into(),
-            uid: "u".into(),
-            machine: machine.into(),
-        }
-    }
-
-    fn later() -> Timestamp {
-        Timestamp::now() + jiff::SignedDuration::from_secs(10)
-    }
-
-    #[test]
-    fn the_clusters_word_ends_the_leases_of_that_node_and_machine_alone() {
-        let shared = Shared::new();
-        let (two, three) = (shared.store("n2", "m2"), shared.store("n3", "m3"));
-        for container in ["c1", "c2"] {
-            shared.lease(&two, container);
-            shared.lease(&three, container);
-        }
-        two.announce_node("u").unwrap();
-        // By a name that somebody else had set by hand, of another machine, nothing ends.
-        let report = of_gone_node(&three, &gone("n2", "m9"), later()).unwrap();
-        assert_eq!((report.freed.len(), report.kept.len()), (0, 2));
-        assert_eq!(shared.held(&three), 4);
-        let report = of_gone_node(&three, &gone("n2", "m2"), later()).unwrap();
-        assert_eq!((report.freed.len(), report.kept.len()), (2, 0));
-        assert!(
-            report
-                .freed
-                .iter()
-                .all(|(lease, why)| lease.holder.node == "n2" && *why == Over::Node)
-        );
-        assert_eq!(shared.held(&three), 2);
-        assert_eq!(three.announced_nodes().unwrap(), []);
-        // And once more, as after a kill before the announcement was removed.
-        let report = of_gone_node(&three, &gone("n2", "m2"), later()).unwrap();
-        assert_eq!((report.freed.len(), report.kept.len()), (0, 0));
-    }
-
-    #[test]
-    fn a_machine_that_leases_after_its_node_was_gone_keeps_all_of_its_leases() {
-        let shared = Shared::new();
-        let (two, three) = (shared.store("n2", "m2"), shared.store("n3", "m3"));
-        shared.lease(&two, "c1");
-        two.announce_node("u").unwrap();
-        std::thread::sleep(Duration::from_millis(5));
-        let since = Timestamp::now();
-        // Leases are stamped in whole milliseconds.
-        std::thread::sleep(Duration::from_millis(5));
-        shared.lease(&two, "c2");
-        let report = of_gone_node(&three, &gone("n2", "m2"), since).unwrap();
-        assert_eq!((report.freed.len(), report.kept.len()), (0, 2));
-        assert!(report.kept.iter().all(|(_, why)| *why == STILL_WORKS));
-        assert_eq!(three.announced_nodes().unwrap(), [gone("n2", "m2")]);
-    }
-
-    #[test]
-    fn slices_go_with_the_last_lease_of_a_node_that_is_gone() {
-        use crate::range::{Range, Spec};
-        let shared = Shared::new();
-        let (two, three) = (shared.store("n2", "m2"), shared.store("n3", "m3"));
-        let spec = Spec {
-            range: "10.0.0.0/24",
-            ..Spec::default()
-        };
-        let range = Range::new(&spec, node::policy::Profile::Strict).unwrap();
-        two.slice(None, &range, 26).unwrap();
-        three.slice(None, &range, 26).unwrap();
-        let report = of_gone_node(&three, &gone("n2", "m2"), later()).unwrap();
-        assert_eq!(report.slices.len(), 1);
-        let left: Vec<String> = three
-            .slices()
-            .unwrap()
-            .into_iter()
-            .map(|s| s.node)
-            .collect();
-        assert_eq!(left, ["n3"]);
     }
 
     #[test]

@@ -9,14 +9,9 @@
 //! shard. Its name, the lease name, says how many times the address was leased, and
 //! whether it is held: `10.0.0.5@3` is held for the third time,
 //! `10.0.0.5~3.1763600000000` was freed after that. (`name` has the whole layout.)
-//! While it is held, the lease entry and the owner's record are one file (inode).
+//! While it is held, the lease entry and the owner's record are one file (inode): one record
+//! has all addresses of an order, and is one file with all their lease entries.
 //! Freeing is one rename: the freed lease entry is the same file.
-//!
-//! # Formats
-//! In a store of format 2 one record has all addresses of an order, and is one file with
-//! their lease entries: one file is created and synced, whatever their count. In a store of
-//! format 1 each address has a record of its own. `FORMAT` says which is written; both are
-//! read. (`format` has how a store is raised.)
 //!
 //! # ADD ([`claim`])
 //! 1. Create the record under the owner's name (`owners/...`), exclusively, with each
@@ -36,12 +31,11 @@
 //!    date, and the address may have to cool down.
 //! 5. Remove the freed entries of the numbers before. Link the record under the
 //!    pod's names, mere hints.
-//! 6. What was lost in step 3 or 4 is chosen anew. Format 1 writes the record again, which
-//!    nothing leads to. Format 2 leaves it, because others of its addresses may be held, and
-//!    makes a further record of the same owner by the same steps; in step 4 it also looks for
-//!    the record below: where that is gone, a DEL did not see this one, nothing leads to it,
-//!    and it is withdrawn. A record of format 2 is never written again, so what a DEL has read
-//!    of it stays true.
+//! 6. What was lost in step 3 or 4 is chosen anew, for a further record of the same owner by
+//!    the same steps: others of the first one's addresses may be held. Step 4 then also looks
+//!    for the record below: where that is gone, a DEL did not see this one, nothing leads to
+//!    it, and it is withdrawn. A record is never written again, so what a DEL has read of it
+//!    stays true.
 //!
 //! Why step 4 is enough. A listing is not made in one moment: of names that
 //! are made and removed meanwhile, as in the rename that frees an address, it may
@@ -66,13 +60,12 @@
 //! record names.
 //!
 //! # What a record names and does not hold
-//! A record of format 2 names what it lost for as long as it lives. That harms nobody: a
+//! A record names what it lost for as long as it lives. That harms nobody: a
 //! lease entry is the record's only if it is the same file, and everything that frees or
 //! withdraws compares. Neither can the file system give the record's inode to a later file
 //! and that one the lost name, while a DEL sleeps that has read the record: a lease name that
 //! somebody had is nobody's again. Its holder frees it by renaming, which uses up its number,
-//! and in format 2 so does who withdraws (freed at 0: it was never answered, and does not
-//! cool down). Should an ADD choose a used number by an old listing, step 4 shows it the freed
+//! and so does who withdraws (freed at 0: it was never answered, and does not cool down). Should an ADD choose a used number by an old listing, step 4 shows it the freed
 //! entry.
 //!
 //! # DEL ([`release`])
@@ -94,8 +87,8 @@
 //! An ADD that was overtaken gives back nothing else: the owner's records are the other
 //! call's now.
 //!
-//! The ADD may write a record after DEL has read it: one that was empty, and in a store of format
-//! 1 any. Such a one is kept open and read once more after it was removed. An ADD links the file
+//! The ADD may write its record after DEL has read it empty. Such a one is kept open and read
+//! once more after it was removed. An ADD links the file
 //! that it has open, never what its record's name leads to: that may be the record of the
 //! runtime's next ADD, which would answer with an address that this ADD takes back in step 4.
 //!
@@ -139,7 +132,6 @@ mod hint;
 mod meeting;
 mod memory;
 mod name;
-mod nodes;
 mod owner;
 mod pools;
 mod previous;
@@ -147,7 +139,6 @@ pub(crate) mod probe;
 mod release;
 mod scan;
 mod shard;
-mod slices;
 mod take;
 
 pub use allocate::{Survey, Want};
@@ -156,17 +147,14 @@ pub use error::StoreError;
 pub use fsck::{Checkup, MIN_AGE as FSCK_MIN_AGE, Problem};
 pub use granted::{BlockStamp, BlockUse, Need, NodeBlock, Outside};
 pub(crate) use name::{network_name as network_name_of, space as space_directory};
-pub use nodes::AnnouncedNode;
 pub use owner::Owned;
 pub use pools::Pool;
 pub use previous::PreviousLease;
 pub use release::CoolDown;
 pub use scan::{Entry, Finding};
-pub use slices::Slice;
 pub use take::{Order, Part, Refused, Space};
 
 use crate::grants;
-use crate::lease::RecordFormat;
 use dir::Dir;
 use format::Format;
 use fsck::server_time;
@@ -189,8 +177,6 @@ pub struct Store {
     /// Directories below it that are open, by path.
     dirs: RefCell<BTreeMap<String, Rc<Dir>>>,
     id: String,
-    /// How records are written; either is read.
-    format: RecordFormat,
     file_system: probe::FileSystem,
     node: NodeIdentity,
     /// Previous names of this machine in this boot.
@@ -406,7 +392,6 @@ impl Store {
         Self {
             root,
             dirs: RefCell::default(),
-            format: format.records(),
             id: format.id,
             file_system,
             node,
@@ -446,6 +431,21 @@ impl Store {
         probe::try_out(&self.root)
     }
 
+    /// Whether what was probed in this boot is still mounted for writing. Writes nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Unfit`], or what kept it from being read.
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        let flags = self.root.file_system()?.flags();
+        match flags.contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
+            true => Err(StoreError::Unfit {
+                path: self.root.path().to_owned(),
+                why: probe::READ_ONLY.to_owned(),
+            }),
+            false => Ok(()),
+        }
+    }
+
     /// The directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
@@ -456,21 +456,6 @@ impl Store {
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
-    }
-
-    /// How its records are written.
-    #[must_use]
-    pub fn format(&self) -> RecordFormat {
-        self.format
-    }
-
-    /// Raises the store to the latest format; whether it had another. Programs that do not
-    /// know that format refuse the store from then on.
-    ///
-    /// # Errors
-    /// When the store cannot be read or written.
-    pub fn raise(&self) -> Result<bool, StoreError> {
-        Format::raise(&self.root)
     }
 
     /// The kind of file system.

@@ -73,9 +73,9 @@ pub fn check(
     ranges: &[IpNetwork],
     network_name: Option<&str>,
     overlapping: bool,
-    slice: Option<u8>,
+    sliced: bool,
 ) -> Result<(), Unrecordable> {
-    if slice.is_some() {
+    if sliced {
         return Err(Unrecordable::Sliced);
     }
     if !overlapping {
@@ -131,7 +131,7 @@ fn with_network_name(name: &str, network_name: Option<&str>) -> String {
 
 /// A range or an address as part of an object's name.
 #[must_use]
-pub fn normalized(text: &str) -> String {
+fn normalized(text: &str) -> String {
     let name = text.replace([':', '/'], "-");
     match text.ends_with(':') {
         true => name + "0",
@@ -277,15 +277,15 @@ mod tests {
     fn what_the_objects_cannot_hold_is_refused_by_name() {
         let one = [net("10.0.0.0/24")];
         let two = [net("10.0.0.0/24"), net("fd00::/64")];
-        assert_eq!(check(&two, Some("blue"), true, None), Ok(()));
+        assert_eq!(check(&two, Some("blue"), true, false), Ok(()));
         assert_eq!(
-            check(&one, None, false, None),
+            check(&one, None, false, false),
             Err(Unrecordable::NotReserved)
         );
-        assert_eq!(check(&one, None, true, Some(26)), Err(Unrecordable::Sliced));
+        assert_eq!(check(&one, None, true, true), Err(Unrecordable::Sliced));
         for other in ["10.0.0.0/24", "10.0.0.128/25", "10.0.0.0/8"] {
             let both = [net("10.0.0.0/24"), net(other)];
-            let refused = check(&both, None, true, None);
+            let refused = check(&both, None, true, false);
             assert_eq!(
                 refused,
                 Err(Unrecordable::Overlapping(both[0], both[1])),
@@ -295,14 +295,14 @@ mod tests {
         for name in ["Blue", "b_l", "-b", ".b"] {
             assert!(
                 matches!(
-                    check(&one, Some(name), true, None),
+                    check(&one, Some(name), true, false),
                     Err(Unrecordable::Name(_))
                 ),
                 "{name}"
             );
         }
         assert!(matches!(
-            check(&[net("::/64")], None, true, None),
+            check(&[net("::/64")], None, true, false),
             Err(Unrecordable::Name(_))
         ));
     }

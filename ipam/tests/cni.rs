@@ -21,8 +21,6 @@ mod hostile;
 mod model;
 #[path = "cni/shards.rs"]
 mod shards;
-#[path = "cni/slices.rs"]
-mod slices;
 #[path = "cni/support.rs"]
 mod support;
 #[path = "cni/tool.rs"]

@@ -20,7 +20,8 @@ use crate::random::random64;
 /// Replaces a file, or creates it with mode 0644 less the umask. Its directory must exist.
 ///
 /// # Errors
-/// What the kernel said; the file is as it was.
+/// What the kernel said. The file is as it was, unless the error says that it was replaced: then only
+/// its directory could not be synced.
 pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     let (mut file, beside) = open_beside(path, 0o644)?;
     let mut write = || {
@@ -34,7 +35,11 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     let directory = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+    let synced = File::open(directory.unwrap_or(Path::new("."))).and_then(|file| file.sync_all());
+    synced.map_err(|error| {
+        let why = "the file was replaced, but a loss of power may bring the old one back";
+        io::Error::new(error.kind(), format!("{why}: {error}"))
+    })
 }
 
 /// Creates a file with mode 0600 less the umask, with its content, unless there is one of its name.

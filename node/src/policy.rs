@@ -179,7 +179,7 @@ pub enum Profile {
 pub struct Allow {
     /// `nonRdma`: netdevs without an RDMA device are allowed too.
     pub non_rdma: bool,
-    /// `uplinks`: netdevs with the default route or a node address are allowed too.
+    /// `uplinks`: netdevs by which the node reaches the outside are allowed too.
     pub uplinks: bool,
     /// `netdevs`: when present, only netdevs that one of these selects.
     pub netdevs: Option<Vec<Selector>>,

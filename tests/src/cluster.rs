@@ -93,29 +93,6 @@ impl BrokerNode {
         let place = TempDir::new()?;
         fs::create_dir(place.path().join("leases"))?;
         let store = local_store(place.path(), store);
-        Self::in_place(server, name, place, &store)
-    }
-
-    /// A node of the cluster whose leases are in a directory that nodes share. `machine` is its
-    /// machine ID.
-    ///
-    /// # Errors
-    /// As [`BrokerNode::new`].
-    pub fn sharing(
-        server: &ApiServer,
-        name: &str,
-        machine: &str,
-        directory: &Path,
-    ) -> Result<Self> {
-        let store = json!({"type": "file", "directory": directory});
-        let node = Self::in_place(server, name, TempDir::new()?, &store)?;
-        fs::create_dir_all(node.path("host/etc"))?;
-        fs::write(node.path("host/etc/machine-id"), machine)?;
-        std::os::unix::fs::symlink("/proc", node.path("host/proc"))?;
-        Ok(node)
-    }
-
-    fn in_place(server: &ApiServer, name: &str, place: TempDir, store: &Value) -> Result<Self> {
         if server.node_uid(name)?.is_none() {
             server.add_node(name)?;
         }
@@ -126,7 +103,7 @@ impl BrokerNode {
             place,
         };
         fs::DirBuilder::new().mode(0o700).create(node.path("run"))?;
-        node.write_policy(store)?;
+        node.write_policy(&store)?;
         Ok(node)
     }
 
@@ -185,9 +162,6 @@ impl BrokerNode {
         let _ = fs::remove_file(self.socket());
         let mut command = Command::new(product("rdma-ipam-broker")?);
         command.env_clear();
-        if self.path("host").exists() {
-            command.env("RDMA_HOST_ROOT", self.path("host"));
-        }
         let child = command
             .arg("--policy")
             .arg(self.path("policy.json"))
@@ -197,6 +171,7 @@ impl BrokerNode {
             .arg(NAMESPACE)
             .arg("--socket")
             .arg(self.socket())
+            .arg("--rest=1")
             .arg("--log-level=debug")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -302,16 +277,6 @@ impl BrokerNode {
         node_wire::blocks(&self.socket(), need, ASK_TIMEOUT).map(|granted| granted.blocks)
     }
 
-    /// The nodes that its broker has seen of those that share its store, by name.
-    #[must_use]
-    pub fn seen(&self) -> Vec<String> {
-        let text = fs::read(self.path("state/blocks/.nodes.json")).unwrap_or_default();
-        let seen: Value = serde_json::from_slice(&text).unwrap_or_default();
-        let nodes = seen["nodes"].as_array().cloned().unwrap_or_default();
-        let name = |node: &Value| node.pointer("/1/name")?.as_str().map(str::to_owned);
-        nodes.iter().filter_map(name).collect()
-    }
-
     /// The blocks that the node's CNI programs go by, sorted.
     ///
     /// # Errors
@@ -355,13 +320,12 @@ impl BrokerNode {
     ) -> Result<Answer> {
         let script = "mount -t tmpfs none /run && mkdir -m 700 /run/rdma-netdev && \
                       mount --bind \"$1\" /run/rdma-netdev && \
-                      if [ -e \"$3\" ]; then mount --bind \"$3\" /etc/machine-id; fi && exec \"$2\"";
+                      exec \"$2\"";
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "sh", "-c", script, "sh"])
             .arg(self.path("run"))
             .arg(product("rdma-ipam")?)
-            .arg(self.path("host/etc/machine-id"))
             .env("RDMA_NETDEV_POLICY", self.path("policy.json"))
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", container)

@@ -68,23 +68,6 @@ impl LeaseStore {
         })
     }
 
-    /// One that a program made which knows no other format than 1.
-    ///
-    /// # Errors
-    /// As [`LeaseStore::new`].
-    pub fn of_format_1(cooldown: &'static str) -> Result<Self> {
-        let store = Self::new(cooldown)?;
-        fs::create_dir_all(store.directory())?;
-        let format = json!({
-            "format": "rdma-ipam store",
-            "version": 1,
-            "id": "0123456789abcdef",
-            "created": "2025-01-01T00:00:00Z",
-        });
-        fs::write(store.directory().join("FORMAT"), format.to_string())?;
-        Ok(store)
-    }
-
     /// The store's directory.
     #[must_use]
     pub fn directory(&self) -> PathBuf {

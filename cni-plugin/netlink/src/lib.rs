@@ -15,6 +15,7 @@
 //! - [`rdma`]: RDMA devices, over RDMA netlink;
 //! - [`release`]: releases of the kernel, and the oldest that serves;
 //! - [`sysfs`]: sysfs as a pod sees it;
+//! - [`uplink`]: which netdevs the node itself needs;
 //! - [`announce`]: gratuitous ARP and unsolicited neighbour advertisements.
 //!
 //! A socket belongs to the namespace it was opened in, wherever the thread goes later; so the
@@ -42,6 +43,7 @@ pub mod rule;
 pub mod socket;
 pub mod sysctl;
 pub mod sysfs;
+pub mod uplink;
 
 pub use name::Name;
 pub use netns::Namespace;

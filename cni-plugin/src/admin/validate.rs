@@ -19,6 +19,7 @@ use crate::{
     command::status,
     config::{Config, Devices},
     error::Error,
+    parts::OneRail,
     plan,
     resolve::{self, Requested},
 };
@@ -169,10 +170,19 @@ fn check_attach(config: &Config, network: &Network) -> Result<Findings, Error> {
     if let Some(attach) = config.attach {
         plan::keys(attach, config)?;
     }
-    Ok(Findings {
+    let mut found = Findings {
         attach: Some(attach),
         ..Findings::default()
-    })
+    };
+    if let (Some(master), Some(resource), false) =
+        (&config.master, &network.resource, config.link_in_container)
+    {
+        found.notes.push(format!(
+            "a pod whose unit of {resource} is another HCA than that of {master} is refused; without \
+             master the child is made on the netdev of the unit"
+        ));
+    }
+    Ok(found)
 }
 
 /// Which addresses.
@@ -197,6 +207,16 @@ fn check_addresses(
     let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
     let read = own.config(request)?;
     store_is_there(policy, &read.store)?;
+    if config.devices == Devices::One {
+        let of_rails = read.rails();
+        let one = OneRail {
+            asked: config.rail,
+            ranges: of_rails.as_ref(),
+            rails: &policy.rails,
+            path: &places.policy,
+        };
+        one.number(None)?;
+    }
     let ranges = read.all_ranges();
     found
         .ranges
@@ -463,6 +483,29 @@ mod tests {
                 "{keys}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_network_with_ranges_of_rails_says_its_rail() {
+        let of = |keys: &str| {
+            one(&format!(
+                r#"{{"cniVersion": "1.0.0", "name": "x", "type": "rdma-netdev", "master": "e0", {keys}
+                "ipam": {{"type": "rdma-ipam", "ranges": {{"0": {{"range": "10.0.0.0/24"}}}}}}}}"#
+            ))
+        };
+        for (keys, expected) in [
+            ("", "which rail"),
+            (r#""rail": 1,"#, "nothing for rail 1"),
+            (r#""rail": 300,"#, "rail"),
+        ] {
+            let found = of(keys);
+            assert!(
+                found.errors.iter().any(|e| e.contains(expected)),
+                "{keys}: {found:?}"
+            );
+        }
+        let found = of(r#""rail": 0,"#);
+        assert!(found.errors.is_empty(), "{found:?}");
     }
 
     #[test]

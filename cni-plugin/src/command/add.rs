@@ -41,6 +41,7 @@ use crate::{
     bind::{self, Bound},
     config::{Allocation, ChildKind, Config, Devices},
     error::Error,
+    parts::OneRail,
     plan,
     rdma::{self, RdmaRequirement},
     recover,
@@ -206,10 +207,21 @@ impl Prepared<'_> {
             return attachment.add(&before, moves_rdma);
         }
         let (wanted, recovered) = match &devices {
-            None => nics
-                .into_iter()
-                .map(|nic| nic.interface(id.ifname.clone(), None))
-                .unzip(),
+            None => {
+                let ranges = ipam.rails(node, request)?;
+                let rail = OneRail {
+                    asked: config.rail,
+                    ranges: ranges.as_ref(),
+                    rails: &node.policy.values.rails,
+                    path: &node.policy.path,
+                };
+                let interfaces = nics.into_iter().map(|nic| {
+                    let rail = rail.number(nic.resolved.host_link())?;
+                    Ok(nic.interface(id.ifname.clone(), rail))
+                });
+                let interfaces: Vec<_> = interfaces.collect::<Result<_, Error>>()?;
+                interfaces.into_iter().unzip()
+            }
             Some(all) => {
                 let ranges = ipam.rails(node, request)?;
                 several::interfaces(node, config, id, &all.devices, ranges.as_ref(), nics)?

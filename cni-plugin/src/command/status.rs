@@ -16,9 +16,10 @@ use crate::{
     authorize::{Asked, Rules, by_policy},
     config::{Config, Devices},
     error::Error,
+    parts::OneRail,
     plan,
     rdma::{self, RdmaRequirement},
-    resolve,
+    resolve::{self, Resolved},
 };
 
 /// Serves STATUS.
@@ -46,11 +47,11 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         .with_details("correct the name, or leave it out where Multus passes a deviceID"));
     }
     let master = resolve::named_master(&mut node, &config).map_err(Error::unavailable)?;
-    if let Some(master) = master {
+    if let Some(master) = &master {
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma: false,
-            pkey: plan::partition(&master, &config),
+            pkey: plan::partition(master, &config),
         };
         let rules = Rules {
             allow: &node.policy.values.allow,
@@ -58,7 +59,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
             // Which pod may have these, STATUS does not ask.
             exclusive: &[],
         };
-        by_policy(&master, asked, rules).map_err(|denied| Error::from(denied).unavailable())?;
+        by_policy(master, asked, rules).map_err(|denied| Error::from(denied).unavailable())?;
     }
     node.journal
         .check_owner()
@@ -68,6 +69,17 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
     if config.devices == Devices::All {
         let serves = ipam.serves_several();
         serves.map_err(|e| Error::from(e).unavailable())?;
+    } else {
+        let ranges = ipam.rails(&node, request);
+        let ranges = ranges.map_err(|e| Error::from(e).unavailable())?;
+        let rail = OneRail {
+            asked: config.rail,
+            ranges: ranges.as_ref(),
+            rails: &node.policy.values.rails,
+            path: &node.policy.path,
+        };
+        let host = master.as_ref().and_then(Resolved::host_link);
+        rail.number(host).map_err(Error::unavailable)?;
     }
     Ok(ipam.ask(&node, Command::Status, request)?)
 }

@@ -31,6 +31,7 @@ pub(super) const KEYS: &[&str] = &[
     "pkey",
     "port",
     "prevResult",
+    "rail",
     "rails",
     "rdma",
     "rdmaDevice",

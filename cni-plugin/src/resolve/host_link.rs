@@ -11,9 +11,10 @@ use hca::{HcaId, Host, NetnsMode, PortId, lookup, uplink::Why};
 use netlink::{
     Socket,
     link::{self, By, Link},
+    uplink,
 };
 
-use super::{Dependent, target::unreadable, uplink};
+use super::{Dependent, target::unreadable};
 use crate::error::Error;
 
 /// A netdev of the host's namespace and its part in the host's own networking.
@@ -65,7 +66,7 @@ impl NodeNetwork {
             Some(known) => known,
             None => {
                 let addresses = uplink::addresses(socket)?;
-                let uplinks = uplink::all(socket, asked, node_addresses, &addresses)?;
+                let uplinks = uplink::uplinks(socket, Some(asked), node_addresses, &addresses)?;
                 Known { addresses, uplinks }
             }
         };

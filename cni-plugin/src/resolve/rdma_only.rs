@@ -13,7 +13,7 @@ use netlink::{
 
 use super::{HostLink, NodeNetwork, PodLink, Resolved, name_of, read_named, unreadable};
 use crate::{
-    config::{Config, Target},
+    config::{Config, Devices, Target},
     error::Error,
 };
 
@@ -35,7 +35,8 @@ pub struct PodInterface {
     pub link: PodLink,
     /// Its place among the interfaces of the previous result.
     pub position: usize,
-    /// Names of the RDMA devices behind it; only read where the chain made several interfaces.
+    /// Names of the RDMA devices behind it; only read where a unit names the devices, or the chain made
+    /// several interfaces.
     pub devices: BTreeSet<String>,
 }
 
@@ -133,12 +134,32 @@ pub(super) fn resolve(
     network: &mut NodeNetwork,
 ) -> Result<RdmaOnly, Error> {
     let mut interfaces = interfaces(before, request, inside)?;
-    if interfaces.len() > 1 {
+    let unit = config.allocation.as_ref();
+    let unit = unit.filter(|_| config.devices == Devices::One);
+    if interfaces.len() > 1 || unit.is_some() {
         for interface in &mut interfaces {
             interface.devices = of_interface(node, pod, interface.link.link())?;
         }
     }
     let names = devices(node, config, pod, &interfaces)?;
+    let behind: BTreeSet<&String> = interfaces.iter().flat_map(|i| &i.devices).collect();
+    if let Some(unit) = unit
+        && !behind.is_empty()
+        && !names.iter().any(|name| behind.contains(name))
+    {
+        let list: Vec<&str> = behind.into_iter().map(String::as_str).collect();
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!(
+                "{} of the chain is on {}, but deviceID {} is a unit of {}",
+                name(&interfaces),
+                list.join(", "),
+                unit.text,
+                Vec::from_iter(names).join(", ")
+            ),
+        )
+        .with_details("let the plugin that makes the interface have the same deviceID"));
+    }
     if names.is_empty() {
         let name = name(&interfaces);
         return Err(Error::new(

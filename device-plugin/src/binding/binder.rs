@@ -9,15 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use attachment::cdi_file::CdiDirectory;
-use hca::HcaId;
-use hca::topology::Machine;
-use node_wire::{
-    BindQuestion, Bound, BoundSlot, Failure, FailureKind, Pod, PodUnits, UnbindQuestion, Unbound,
-};
-use tokio::sync::{Mutex, watch};
-use tokio::time::timeout;
-
 use super::evidence::was_detached;
 use super::gpus::{self, Gpus, PodGpus};
 use super::places::Places;
@@ -28,10 +19,20 @@ use crate::events::{Trigger, Triggers};
 use crate::kubelet::checkpoint;
 use crate::kubelet::service::Requests;
 use crate::node_socket::pods::Pods;
+use crate::reader::{Reader, Readers};
 use crate::report::Report;
+use attachment::cdi_file::CdiDirectory;
+use hca::HcaId;
+use hca::topology::Machine;
+use node_wire::{
+    BindQuestion, Bound, BoundSlot, Failure, FailureKind, Pod, PodUnits, UnbindQuestion, Unbound,
+};
+use tokio::sync::{Mutex, watch};
 
-/// How long reading the GPUs may take: their drivers are asked.
+/// How long an answer waits for the GPUs, whose drivers are asked.
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long it waits for each step on files. The plugin waits 5 s for a binding.
+const FILES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Answers questions about bindings.
 #[derive(Debug)]
@@ -41,8 +42,11 @@ pub(crate) struct Binder {
     reports: watch::Receiver<Arc<Report>>,
     pub(super) requests: Requests,
     pub(super) triggers: Triggers,
-    /// Held while a question is served; the GPUs as they were read last.
-    pub(super) gate: Mutex<Arc<Gpus>>,
+    /// Held while a question is served.
+    pub(super) gate: Mutex<()>,
+    /// Bindings, the journal, CDI files and device nodes.
+    files: Reader,
+    gpus: Reader<Result<Arc<Gpus>, String>>,
 }
 
 pub(super) fn failure(kind: FailureKind, why: impl Into<String>) -> Failure {
@@ -55,6 +59,7 @@ pub(super) fn unavailable(why: impl std::fmt::Display) -> Failure {
 
 impl Binder {
     pub(crate) fn new(
+        readers: &Readers,
         places: Places,
         pods: Arc<Pods>,
         reports: watch::Receiver<Arc<Report>>,
@@ -68,6 +73,8 @@ impl Binder {
             requests,
             triggers,
             gate: Mutex::default(),
+            files: readers.reader("binder", "the work on bindings", FILES_TIMEOUT),
+            gpus: readers.reader("gpus", "the read of the GPUs", GPUS_TIMEOUT),
         }
     }
 
@@ -81,12 +88,11 @@ impl Binder {
     /// The unit is not the pod's, or there are no HCAs as they must be; nothing is bound then that
     /// was not before.
     pub(crate) async fn bind(&self, question: BindQuestion) -> Result<Bound, Failure> {
-        let mut gpus = self.gate.lock().await;
+        let _one_at_a_time = self.gate.lock().await;
         let BindQuestion { pod, sandbox, unit } = question;
         let units = self.pods.units(&pod).await?;
         let needed = std::slice::from_ref(&unit);
-        let bound = self.bind_pod(&pod, Some(sandbox), needed, &units, &mut gpus);
-        let bound = bound.await;
+        let bound = self.bind_pod(&pod, Some(sandbox), needed, &units).await;
         if bound.is_err() {
             // What was refused may be mended by now: the runtime tries again soon.
             self.triggers.send(Trigger::Binding);
@@ -100,7 +106,6 @@ impl Binder {
         sandbox: Option<String>,
         needed: &[String],
         units: &PodUnits,
-        known: &mut Arc<Gpus>,
     ) -> Result<Bound, Failure> {
         let report = self.report();
         for unit in needed {
@@ -111,7 +116,7 @@ impl Binder {
         let wanted: BTreeSet<String> = slots.iter().flat_map(slots_of).collect();
         let held_elsewhere = report.allocated.as_ref().map(|held| held.hcas());
         let read = move || kept_and_taken(&places, &owner, of_sandbox.as_deref(), &wanted);
-        let (bindings, mut taken) = blocking(read).await??;
+        let (bindings, mut taken) = self.blocking(read).await??;
         // Units of a time before this pool had slots name HCAs.
         taken.extend(held_elsewhere.unwrap_or_default().into_keys());
         let kept = |slot: &str| {
@@ -136,9 +141,9 @@ impl Binder {
             .flat_map(slots_of)
             .all(|slot| kept(&slot).is_some());
         if !is_whole {
-            let of_pod = self.gpus_of(pod, units, &report, known).await?;
+            let (of_pod, gpus) = self.gpus_of(pod, units, &report).await?;
             warnings.extend(of_pod.warnings.iter().cloned());
-            let machine = self.machine(&report, known).await?;
+            let machine = self.machine(&report, &gpus).await?;
             for asked in &slots {
                 let made = choose(
                     asked,
@@ -158,7 +163,8 @@ impl Binder {
         }
         let store = self.places.store();
         let created = fresh.clone();
-        blocking(move || create_all(&store, &created)).await??;
+        self.blocking(move || create_all(&store, &created))
+            .await??;
         if !fresh.is_empty() {
             for one in &fresh {
                 tracing::info!(
@@ -186,8 +192,7 @@ impl Binder {
         pod: &Pod,
         units: &PodUnits,
         report: &Report,
-        known: &mut Arc<Gpus>,
-    ) -> Result<PodGpus, Failure> {
+    ) -> Result<(PodGpus, Arc<Gpus>), Failure> {
         let more: Vec<String> = report
             .topology
             .gpu_resources
@@ -197,7 +202,7 @@ impl Binder {
         let resolve = |gpus: Arc<Gpus>| {
             let (units, more) = (units.clone(), more.clone());
             let directory = self.places.device_plugin_dir.clone();
-            blocking(move || {
+            self.blocking(move || {
                 let nodes = |resource: &str, id: &str| {
                     let kept = checkpoint::allocated_nodes(&directory, resource, &[id.to_owned()]);
                     kept.unwrap_or_default().into_iter().flatten().collect()
@@ -205,26 +210,27 @@ impl Binder {
                 gpus::of_pod(&units, &gpus, &more, &nodes)
             })
         };
-        if known.is_read {
+        if let Some(Ok(known)) = self.gpus.last().map(|last| last.value) {
             let found = resolve(known.clone()).await?;
             if found.unknown.is_empty() {
-                return Ok(found);
+                return Ok((found, known));
             }
         }
         let host = self.places.host.clone();
-        let read = timeout(GPUS_TIMEOUT, blocking(move || gpus::read(&host)));
+        let read = move || match gpus::read(&host) {
+            Ok(gpus) => Ok(Arc::new(gpus)),
+            Err(error) => Err(error.to_string()),
+        };
         let cannot = |why: String| {
             failure(
                 FailureKind::CannotBind,
                 format!("read the GPUs of this node for pod {pod}: {why}"),
             )
         };
-        let read = match read.await {
-            Ok(read) => read?.map_err(|error| cannot(error.to_string()))?,
-            Err(_) => return Err(cannot(format!("no answer within {GPUS_TIMEOUT:?}"))),
-        };
-        *known = Arc::new(read);
-        resolve(known.clone()).await
+        let read = self.gpus.read(read).await;
+        let gpus = read.map_err(|late| cannot(late.to_string()))?;
+        let gpus = gpus.map_err(cannot)?;
+        Ok((resolve(gpus.clone()).await?, gpus))
     }
 
     /// The machine with its GPUs, and with what the administrator says about their places.
@@ -237,7 +243,7 @@ impl Binder {
         let read = late.map(|snapshot| snapshot.machine().clone());
         let machine = gpus.in_machine(&read.unwrap_or_default());
         let topology = report.topology.clone();
-        let placed = blocking(move || placed(machine, &topology)).await?;
+        let placed = self.blocking(move || placed(machine, &topology)).await?;
         placed.map_err(|why| failure(FailureKind::CannotBind, why))
     }
 
@@ -248,7 +254,7 @@ impl Binder {
     pub(crate) async fn unbind(&self, question: UnbindQuestion) -> Result<Unbound, Failure> {
         let _one_at_a_time = self.gate.lock().await;
         let places = self.places.clone();
-        let freed = blocking(move || {
+        let freed = self.blocking(move || {
             let bindings = places.store().read().map_err(unavailable)?;
             let attached = places.attached().map_err(unavailable)?;
             let UnbindQuestion { sandbox, units } = question;
@@ -284,10 +290,10 @@ impl Binder {
     /// # Errors
     /// Why the container must not start.
     pub(crate) async fn start(&self, resource: &str, ids: &[String]) -> Result<(), Failure> {
-        let mut gpus = self.gate.lock().await;
+        let _one_at_a_time = self.gate.lock().await;
         let pod = self.pods.holder(resource, ids).await?;
         let places = self.places.clone();
-        let bindings = blocking(move || places.store().read()).await?;
+        let bindings = self.blocking(move || places.store().read()).await?;
         let bindings = bindings.map_err(unavailable)?;
         let of_slot = |id: &String| {
             let of_pod = bindings.all.values();
@@ -333,9 +339,7 @@ impl Binder {
         }
         if !unbound.is_empty() {
             let units = self.pods.units(&pod).await?;
-            let bound = self
-                .bind_pod(&pod, None, &unbound, &units, &mut gpus)
-                .await?;
+            let bound = self.bind_pod(&pod, None, &unbound, &units).await?;
             for warning in bound.warnings {
                 tracing::warn!(pod = %pod, warning, "a pod is bound at the start of a container");
             }
@@ -359,7 +363,7 @@ impl Binder {
     pub(crate) async fn free_all(&self, over: Vec<Binding>) -> Vec<Binding> {
         let _one_at_a_time = self.gate.lock().await;
         let places = self.places.clone();
-        let freed = blocking(move || {
+        let freed = self.blocking(move || {
             let Ok(bindings) = places.store().read() else {
                 return Vec::new();
             };
@@ -383,22 +387,18 @@ impl Binder {
         freed
     }
 
+    /// Runs what waits for a disk or for hardware.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        self.files.run(work).await.map_err(unavailable)
+    }
+
     /// Where things are.
     pub(crate) fn places(&self) -> &Places {
         &self.places
     }
-
-    /// What is known of the node now.
-    pub(crate) fn now(&self) -> Arc<Report> {
-        self.report()
-    }
-}
-
-/// Runs what waits for a disk.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Failure> {
-    tokio::task::spawn_blocking(work).await.map_err(unavailable)
 }
 
 /// The bindings as they are, after those of earlier sandboxes of the pod are freed, and HCAs that are

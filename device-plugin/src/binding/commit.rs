@@ -11,7 +11,7 @@ use attachment::cdi_file::CdiDirectory;
 use hca::{HcaId, Host};
 use node_wire::{CommitQuestion, Committed, Failure, FailureKind, Pod};
 
-use super::binder::{Binder, blocking, failure, unavailable};
+use super::binder::{Binder, failure, unavailable};
 use super::places::Places;
 use super::pod_slots::late_pool;
 use super::slot_specification;
@@ -55,7 +55,7 @@ impl Binder {
         stage: Stage,
     ) -> Result<Committed, Failure> {
         let places = self.places.clone();
-        let bindings = blocking(move || places.store().read()).await?;
+        let bindings = self.blocking(move || places.store().read()).await?;
         let bindings = bindings.map_err(unavailable)?;
         let of_sandbox: Vec<Binding> = bindings
             .all
@@ -90,7 +90,7 @@ impl Binder {
         };
         let has_news = files.iter().any(|file| !of_sandbox.contains(&file.binding));
         let places = self.places.clone();
-        let written = blocking(move || write_all(&places, files)).await?;
+        let written = self.blocking(move || write_all(&places, files)).await?;
         if has_news {
             self.triggers.send(Trigger::Binding);
         }
@@ -107,7 +107,9 @@ impl Binder {
         let report = self.report();
         let (host, bindings) = (self.places.host.clone(), of_sandbox.to_vec());
         let known = report.clone();
-        let current = blocking(move || current(&host, &bindings, &known)).await?;
+        let current = self
+            .blocking(move || current(&host, &bindings, &known))
+            .await?;
         let mut files = Vec::new();
         for unit in units {
             files.extend(file_of(unit, of_sandbox, &report, &current, stage)?);

@@ -3,9 +3,10 @@
 //! A binding is never freed for want of evidence. Of a pod with a network attachment the evidence is
 //! the CNI plugin's journal: a record was there and is not any more, so DEL has returned the
 //! devices. Of others it is the kubelet's list: it shows the slot as allocated to another pod, or to
-//! none, twice.
+//! none, and a later list does, too.
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use super::store::{Binding, Stage};
 use crate::kubelet::allocated::Holder;
@@ -36,27 +37,47 @@ impl Attached {
 pub(crate) struct Facts<'a> {
     /// What the journal has.
     pub attached: &'a Attached,
-    /// Who holds the slot by the kubelet; none if the kubelet has not said who holds what.
-    pub holder: Option<Option<&'a Holder>>,
+    /// When the kubelet was asked who holds what, and who holds the slot by its answer; none if it
+    /// has not answered.
+    pub listed: Option<(SystemTime, Option<&'a Holder>)>,
     /// Seconds since 1970.
     pub now: u64,
 }
 
-/// Why a binding is over, if it is. The caller sees the same twice before it acts.
-pub(crate) fn over(binding: &Binding, facts: Facts<'_>) -> Option<&'static str> {
+/// Evidence that a binding is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Over {
+    /// For a person.
+    pub why: &'static str,
+    /// When the kubelet was asked whose list is the evidence; none where the journal is.
+    listed: Option<SystemTime>,
+}
+
+impl Over {
+    /// Whether it confirms what was seen before. A kubelet's list that is older than the binding says
+    /// nothing about it, so a list is confirmed by another one only.
+    pub(crate) fn confirms(&self, earlier: &Self) -> bool {
+        self.listed.is_none() || self.listed != earlier.listed
+    }
+}
+
+/// Why a binding is over, if it is. The caller waits until this is confirmed.
+pub(crate) fn over(binding: &Binding, facts: Facts<'_>) -> Option<Over> {
     if facts.attached.has(binding) {
         return None;
     }
+    let over = |why, listed| Some(Over { why, listed });
     if was_detached(binding, facts.attached) {
-        return Some("its attachment was undone");
+        return over("its attachment was undone", None);
     }
     if (0..MIN_AGE_SECONDS).contains(&facts.now.wrapping_sub(binding.created)) {
         return None;
     }
-    match facts.holder? {
-        None => Some("the kubelet lists no pod that holds its slot"),
+    let (asked, holder) = facts.listed?;
+    match holder {
+        None => over("the kubelet lists no pod that holds its slot", Some(asked)),
         Some(holder) if is_of(binding, holder) => None,
-        Some(_) => Some("the kubelet lists its slot as another pod's"),
+        Some(_) => over("the kubelet lists its slot as another pod's", Some(asked)),
     }
 }
 
@@ -153,7 +174,7 @@ mod tests {
         ] {
             let facts = Facts {
                 attached: journal,
-                holder: kubelet,
+                listed: kubelet.map(|holder| (SystemTime::UNIX_EPOCH, holder)),
                 now,
             };
             let verdict = over(&binding(stage), facts);
@@ -163,5 +184,26 @@ mod tests {
                 "{stage:?} {facts:?}: {verdict:?}"
             );
         }
+    }
+
+    #[test]
+    fn one_list_of_the_kubelet_is_no_evidence_however_often_it_is_read() {
+        let none = Attached::default();
+        let seen = |stage, asked: u64| {
+            let asked = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(asked);
+            let facts = Facts {
+                attached: &none,
+                listed: Some((asked, None)),
+                now: 1000,
+            };
+            over(&binding(stage), facts).unwrap()
+        };
+        // The container started after this answer, and the kubelet has not answered since.
+        let stale = seen(Stage::Started, 50);
+        assert!(!stale.confirms(&stale));
+        assert!(seen(Stage::Started, 990).confirms(&stale));
+        // The journal needs no list.
+        let undone = seen(Stage::Attached, 50);
+        assert!(undone.confirms(&undone));
     }
 }

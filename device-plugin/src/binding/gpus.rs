@@ -19,8 +19,6 @@ pub(crate) struct Gpus {
     pub all: Vec<Gpu>,
     /// PCI functions by their names below `/sys/class/drm`, such as `card0` and `renderD128`.
     pub drm: BTreeMap<String, PciAddress>,
-    /// Whether the host was asked. It may have no GPU.
-    pub is_read: bool,
 }
 
 /// Reads the GPUs. Their drivers are asked for names, so this can take as long as they do.
@@ -43,11 +41,7 @@ pub(crate) fn read(host: &Host) -> hca::Result<Gpus> {
             drm.insert(name, address);
         }
     }
-    Ok(Gpus {
-        all,
-        drm,
-        is_read: true,
-    })
+    Ok(Gpus { all, drm })
 }
 
 /// The GPUs of a pod.

@@ -26,7 +26,10 @@ pub(crate) struct Places {
 
 impl Places {
     fn state_dir(&self) -> PathBuf {
-        Policy::load_for_release(&self.policy).0.state_dir
+        hca::host::show(&self.policy);
+        let state_dir = Policy::load_for_release(&self.policy).0.state_dir;
+        hca::host::show(&state_dir);
+        state_dir
     }
 
     /// The bindings of this boot.

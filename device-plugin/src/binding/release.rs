@@ -1,72 +1,76 @@
 //! The loop that frees bindings of pods that ended without a DEL which reached this daemon, and
 //! removes CDI files that no binding has.
 //!
-//! A binding is freed after two rounds showed that it ended, and it did not change in between
-//! ([`super::evidence`]). A CDI file without a binding is removed at once: its container must not
+//! A binding is freed after two rounds showed that it ended, each by a list of the kubelet of its own
+//! where that is the evidence, and it did not change in between ([`super::evidence`]). A CDI file without a binding is removed at once: its container must not
 //! start with device nodes that are not bound to its pod.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::cdi_file::CdiDirectory;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::binder::Binder;
-use super::evidence::{Facts, over};
+use super::evidence::{Facts, Over, over};
 use super::places::Places;
 use super::slot_specification;
 use super::store::{Binding, Bindings};
-use crate::report::Report;
+use crate::kubelet::allocated::AllocatedUnits;
+use crate::reader::Reader;
 
 /// Time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(15);
 
-/// Frees bindings until `stop`.
-pub(crate) async fn keep_releasing(binder: Arc<Binder>, stop: CancellationToken) {
+/// Frees bindings until `stop`. `held` has the kubelet's newest list, also where it is no news.
+pub(crate) async fn keep_releasing(
+    binder: Arc<Binder>,
+    held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
+    reader: Reader,
+    stop: CancellationToken,
+) {
     let places = binder.places().clone();
-    let earlier = tokio::task::spawn_blocking(move || places.store().remove_earlier_boots());
-    match earlier.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "cannot remove bindings of earlier boots"),
-        Err(error) => tracing::error!(%error, "removing bindings of earlier boots failed"),
-    }
-    let mut before: Vec<Binding> = Vec::new();
+    reader.start(move || {
+        if let Err(error) = places.store().remove_earlier_boots() {
+            tracing::debug!(%error, "cannot remove bindings of earlier boots");
+        }
+    });
+    let mut before: Vec<(Binding, Over)> = Vec::new();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(INTERVAL) => {}
         }
-        let (places, report) = (binder.places().clone(), binder.now());
-        let round = tokio::task::spawn_blocking(move || round(&places, &report));
+        let (places, held) = (binder.places().clone(), held.borrow().clone());
+        let round = reader.run(move || round(&places, held.as_deref()));
         let seen = match round.await {
             Ok(Ok(seen)) => seen,
             Ok(Err(error)) => {
                 tracing::warn!(error, "which bindings are over is not known");
                 continue;
             }
-            Err(error) => {
-                tracing::error!(%error, "looking for bindings that are over failed");
-                return stop.cancelled().await;
-            }
+            Err(_) => continue,
         };
-        let twice: Vec<Binding> = seen
-            .iter()
-            .filter(|(one, _)| before.contains(one))
-            .map(|(one, _)| one.clone())
-            .collect();
+        let is_confirmed = |(one, over): &&(Binding, Over)| {
+            let mut earlier = before.iter();
+            earlier.any(|(known, earlier)| known == one && over.confirms(earlier))
+        };
+        let confirmed = seen.iter().filter(is_confirmed);
+        let twice: Vec<Binding> = confirmed.map(|(one, _)| one.clone()).collect();
         if !twice.is_empty() {
             for one in binder.free_all(twice).await {
                 let why = seen.iter().find(|(known, _)| *known == one);
-                let why = why.map_or("", |(_, why)| *why);
+                let why = why.map_or("", |(_, over)| over.why);
                 tracing::info!(pod = %one.pod, unit = one.unit, hca = one.hca, why, "slot unbound");
             }
         }
-        before = seen.into_iter().map(|(one, _)| one).collect();
+        before = seen;
     }
 }
 
 /// Bindings that are over as far as this round sees, and why.
-fn round(places: &Places, report: &Report) -> Result<Vec<(Binding, &'static str)>, String> {
+fn round(places: &Places, held: Option<&AllocatedUnits>) -> Result<Vec<(Binding, Over)>, String> {
     // Files before bindings, bindings before the journal: each is made after the next one here.
     let files = files_of_slots(places)?;
     let bindings = places.store().read().map_err(|error| error.to_string())?;
@@ -85,20 +89,21 @@ fn round(places: &Places, report: &Report) -> Result<Vec<(Binding, &'static str)
     let attached = places.attached()?;
     let now = attachment::node::now();
     let over = bindings.all.into_values().filter_map(|one| {
-        let holder = report.allocated.as_ref().map(|allocated| {
-            let resource = crate::config::ResourceName::parse(&one.resource).ok()?;
-            let mut units = allocated.of(&resource);
-            units
-                .find(|(unit, _)| *unit == one.unit)
-                .map(|(_, holder)| holder)
+        let listed = held.map(|held| {
+            let resource = crate::config::ResourceName::parse(&one.resource).ok();
+            let holder = resource.and_then(|resource| {
+                let mut units = held.of(&resource);
+                units.find(|(unit, _)| *unit == one.unit)
+            });
+            (held.asked(), holder.map(|(_, holder)| holder))
         });
         let facts = Facts {
             attached: &attached,
-            holder,
+            listed,
             now,
         };
-        let why = over(&one, facts)?;
-        Some((one, why))
+        let over = over(&one, facts)?;
+        Some((one, over))
     });
     Ok(over.collect())
 }

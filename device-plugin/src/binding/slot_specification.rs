@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::config::NodeClass;
 use crate::deliver::{env, nodes};
-use crate::snapshot::{Health, Member, Terms};
+use crate::snapshot::{Health, Member, Terms, UnhealthyReason};
 
 /// Vendor and class of all slots.
 const KIND: &str = "rdma-device-plugin/slot";
@@ -78,8 +78,11 @@ fn variables(terms: &Terms, members: &[&Member]) -> Vec<String> {
 
 /// Why an HCA's nodes cannot be given to a container, if so.
 pub(crate) fn obstacle(member: &Member) -> Option<String> {
-    if let (false, Health::Unhealthy(reason)) = (member.is_deliverable(), &member.health) {
-        return Some(reason.to_string());
+    match &member.health {
+        // The slot is bound to it, whatever the pool would choose now.
+        Health::Unhealthy(UnhealthyReason::Excluded) => {}
+        Health::Unhealthy(reason) if !member.is_deliverable() => return Some(reason.to_string()),
+        _ => {}
     }
     let has_verbs = !member.paths(NodeClass::Uverbs).is_empty();
     (!has_verbs && member.nodes.is_empty()).then(|| "it has no device node".to_owned())

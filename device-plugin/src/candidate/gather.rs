@@ -101,13 +101,15 @@ fn here(id: HcaId, device: &hca::RdmaDevice, rdma: RdmaDevice, inventory: &Inven
         (_, Some(pci)) => function_of(pci),
         (_, None) => Function::Software,
     };
-    let netdevs = netdevs_of(&id, device, inventory);
+    let netdevs = inventory.netdevs_of_hca(&id);
+    let bond_names = netdevs.iter().flat_map(|one| inventory.bond_names(one));
     let of_function = device.pci.as_ref().and_then(|pci| pci.driver.clone());
     let mut candidate = Candidate {
         rdma_devices: Vec::new(),
         elsewhere: false,
         fault: None,
-        netdevs,
+        bond_names: bond_names.map(str::to_owned).collect(),
+        netdevs: netdevs.into_iter().map(netdev).collect(),
         drivers: of_function.into_iter().collect(),
         place: device.pci.as_ref().map(Place::of),
         pf: device
@@ -142,6 +144,7 @@ fn by_place(
         elsewhere: false,
         fault: None,
         netdevs: Vec::new(),
+        bond_names: Vec::new(),
         drivers: pci.and_then(|pci| pci.driver.clone()).into_iter().collect(),
         place: pci.map(Place::of),
         pf: pci.map(|pci| owner(pci.physical(), inventory)),
@@ -186,33 +189,15 @@ fn owner(address: PciAddress, inventory: &Inventory) -> Pf {
     }
 }
 
-/// The netdevs of the hardware itself, and those its ports name (soft RoCE has only these).
-fn netdevs_of(id: &HcaId, device: &hca::RdmaDevice, inventory: &Inventory) -> Vec<Netdev> {
-    let on_hardware: Vec<&hca::Netdev> = match id {
-        HcaId::Pci(address) => inventory.netdevs_on_pci(*address).collect(),
-        HcaId::Auxiliary(name) => inventory
-            .netdevs
-            .iter()
-            .filter(|netdev| netdev.auxiliary.as_deref() == Some(name.as_str()))
-            .collect(),
-        HcaId::NodeGuid(_) => Vec::new(),
-    };
-    let named = device.netdevs().filter_map(|name| inventory.netdev(name));
-    let mut found: Vec<Netdev> = Vec::new();
-    for netdev in on_hardware.into_iter().chain(named) {
-        let known = found.iter().any(|known| known.name == netdev.name);
-        if !known && !netdev.is_representor() && !netdev.is_child() {
-            found.push(Netdev {
-                name: netdev.name.clone(),
-                link_type: match netdev.link_type {
-                    netdev::link_type::ETHERNET => LinkType::Ether,
-                    netdev::link_type::INFINIBAND => LinkType::Infiniband,
-                    _ => LinkType::Other,
-                },
-            });
-        }
+fn netdev(netdev: &hca::Netdev) -> Netdev {
+    Netdev {
+        name: netdev.name.clone(),
+        link_type: match netdev.link_type {
+            netdev::link_type::ETHERNET => LinkType::Ether,
+            netdev::link_type::INFINIBAND => LinkType::Infiniband,
+            _ => LinkType::Other,
+        },
     }
-    found
 }
 
 fn rdma_device(device: &hca::RdmaDevice) -> RdmaDevice {
@@ -238,6 +223,7 @@ fn port(port: &hca::Port) -> Port {
             LinkLayer::InfiniBand => LinkType::Infiniband,
             LinkLayer::Unknown => LinkType::Other,
         },
+        active: port.is_active(),
         rate_mbps: port.rate.as_ref().map(|rate| rate.mbps),
         pkeys: port.pkeys.iter().map(|(_, key)| key & 0x7fff).collect(),
         guid: first.map(|entry| {

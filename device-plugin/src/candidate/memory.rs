@@ -1,59 +1,184 @@
-//! What was seen of an HCA before a pod took it, or a part of it, to its own namespace.
+//! What was last known of each HCA, for as long as the host cannot see all of it.
 //!
-//! Selectors ask for netdev names, port rates and the like, which the host cannot see while a pod
-//! has them. An HCA must not fall out of its pool for that.
+//! Selectors ask for netdev names, port rates and the like, which are not visible from the host
+//! while a pod has them. An HCA must not fall out of its pool for that. The daemon writes what it
+//! knows to one file of the node's state directory ([`FILE`]), so its next start knows it as well.
+//! Names and numbers of one boot say nothing about the next one: there, the host sees every HCA
+//! before a pod can take it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
+use hca::inventory::Inventory;
 use hca::unit::HcaId;
+use node::trust;
+use serde::{Deserialize, Serialize};
 
-use super::{Candidate, LinkType, Netdev};
+use super::gather::Unusable;
+use super::{Candidate, RdmaDevice};
 
-/// HCAs as they were when last seen whole.
+/// The file in the state directory.
+pub(crate) const FILE: &str = "known-hcas";
+/// The version of the file.
+const VERSION: u32 = 1;
+/// An HCA has about 600 bytes.
+const MAX_BYTES: u64 = 16 * 1024 * 1024;
+
+/// HCAs as they were last known, all of them whole. The default one is for a file that could not be
+/// read in time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Memory {
+    /// The boot whose file it replaces; none if the file was not read, and must stay.
+    boot: Option<String>,
     known: BTreeMap<HcaId, Candidate>,
-    /// Netdevs that attachments took away, by identity, as the CNI plugin's journal names them.
-    taken: BTreeMap<HcaId, Vec<Netdev>>,
+}
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    boot: String,
+    hcas: Vec<Candidate>,
 }
 
 impl Memory {
-    /// Takes note of netdevs that are in pods, from a record that outlives this process.
-    pub(crate) fn note_taken(
-        &mut self,
-        taken: impl IntoIterator<Item = (HcaId, String, LinkType)>,
-    ) {
-        self.taken.clear();
-        for (id, name, link_type) in taken {
-            self.taken
-                .entry(id)
-                .or_default()
-                .push(Netdev { name, link_type });
-        }
+    /// What an earlier daemon of this boot knew. `boot` is the kernel's boot ID.
+    pub(crate) fn load(state_dir: &Path, boot: String) -> Self {
+        let path = state_dir.join(FILE);
+        let hcas = match read(&path) {
+            Ok(Some(document)) if document.boot == boot => document.hcas,
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                tracing::warn!(
+                    file = %path.display(), error,
+                    "cannot read what was known of HCAs; one that a pod holds stays in its pool only \
+                     by the kubelet's allocation"
+                );
+                Vec::new()
+            }
+        };
+        let known = hcas.into_iter().map(|hca| (hca.id.clone(), hca)).collect();
+        let boot = Some(boot);
+        Self { boot, known }
     }
 
-    /// Fills what candidates lack from what was known of them, and remembers what is seen now.
-    pub(crate) fn complete(&mut self, candidates: &mut [Candidate]) {
-        for candidate in candidates {
-            if let Some(known) = self.known.get(&candidate.id) {
-                if candidate.elsewhere || candidate.fault.is_some() {
-                    *candidate = Candidate {
-                        elsewhere: candidate.elsewhere,
-                        fault: candidate.fault.take(),
-                        ..known.clone()
-                    };
-                } else if candidate.netdevs.is_empty() {
-                    candidate.netdevs.clone_from(&known.netdevs);
-                }
+    /// The file's content, unless the file has to stay as it is.
+    pub(crate) fn text(&self) -> Option<String> {
+        let document = Document {
+            version: VERSION,
+            boot: self.boot.clone()?,
+            hcas: self.known.values().cloned().collect(),
+        };
+        serde_json::to_string(&document).ok()
+    }
+
+    /// Fills what candidates lack from what was known of them, and remembers what is known now.
+    /// RDMA devices on no bus have no identity while they are not visible: their names, which are
+    /// unique over all network namespaces, lead to what is known, and they are usable then.
+    pub(crate) fn complete(
+        &mut self,
+        candidates: &mut Vec<Candidate>,
+        unusable: &mut Vec<Unusable>,
+        inventory: &Inventory,
+    ) {
+        let in_sight = |name: &str| inventory.netdev(name).is_some();
+        for seen in candidates.iter_mut() {
+            if let Some(known) = self.known.get(&seen.id) {
+                fill(seen, known, in_sight);
             }
-            if candidate.netdevs.is_empty()
-                && let Some(taken) = self.taken.get(&candidate.id)
-            {
-                candidate.netdevs.clone_from(taken);
-            }
-            if !candidate.elsewhere && candidate.fault.is_none() {
-                self.known.insert(candidate.id.clone(), candidate.clone());
+            if seen.is_read() {
+                let known = Candidate {
+                    elsewhere: false,
+                    fault: None,
+                    ..seen.clone()
+                };
+                self.known.insert(seen.id.clone(), known);
             }
         }
+        let elsewhere = inventory.elsewhere.iter();
+        let elsewhere = elsewhere.map(|away| (&away.rdma_device, None));
+        let unreadable = inventory.unreadable.iter();
+        let unreadable = unreadable.map(|one| (&one.rdma_device, Some(one.reason.clone())));
+        for (name, fault) in elsewhere.chain(unreadable) {
+            let has_name = |hca: &Candidate| hca.rdma_devices.iter().any(|one| one.name == *name);
+            let by_guid = |hca: &&Candidate| matches!(hca.id, HcaId::NodeGuid(_)) && has_name(hca);
+            let Some(known) = self.known.values().find(by_guid) else {
+                continue;
+            };
+            if !candidates
+                .iter()
+                .any(|seen| seen.id == known.id || has_name(seen))
+            {
+                unusable.retain(|one| one.rdma_device != *name);
+                candidates.push(Candidate {
+                    elsewhere: fault.is_none(),
+                    fault,
+                    ..known.clone()
+                });
+            }
+        }
+    }
+}
+
+/// Fills what is not visible. `in_sight` says that the host has a netdev of this name: it is not one
+/// of this HCA, or it would have been seen.
+fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool) {
+    if !seen.is_read() {
+        seen.function = known.function;
+        seen.drivers.clone_from(&known.drivers);
+    }
+    let alone = seen.rdma_devices.len() == 1 && known.rdma_devices.len() == 1;
+    for device in &mut seen.rdma_devices {
+        let mut all = known.rdma_devices.iter();
+        // It can be renamed where it is.
+        let Some(same) = all.find(|one| one.name == device.name || alone) else {
+            continue;
+        };
+        if device.ports.is_empty() {
+            *device = RdmaDevice {
+                name: device.name.clone(),
+                ..same.clone()
+            };
+        }
+        for port in &mut device.ports {
+            let mut all = same.ports.iter();
+            let Some(same) = all.find(|one| one.number == port.number) else {
+                continue;
+            };
+            if !port.active {
+                port.rate_mbps = same.rate_mbps.or(port.rate_mbps);
+            }
+            // Its first GID goes with the netdev and comes back a moment later.
+            port.guid = port.guid.take().or_else(|| same.guid.clone());
+        }
+    }
+    let is_away = |name: &str| !in_sight(name);
+    for netdev in known.netdevs.iter().filter(|one| is_away(&one.name)) {
+        // As many as before: one of another name was renamed.
+        if seen.netdevs.len() < known.netdevs.len() {
+            seen.netdevs.push(netdev.clone());
+        }
+    }
+    if let (Some(seen), Some(known)) = (&mut seen.pf, &known.pf)
+        && seen.address == known.address
+    {
+        for name in known.netdevs.iter().filter(|name| is_away(name)) {
+            if seen.netdevs.len() < known.netdevs.len() {
+                seen.netdevs.push(name.clone());
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Document>, String> {
+    let text =
+        trust::check_directory(trust::parent(path)).and_then(|()| trust::read(path, MAX_BYTES));
+    let Some(text) = text.map_err(|error| error.to_string())? else {
+        return Ok(None);
+    };
+    let document: Document = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    match document.version {
+        VERSION => Ok(Some(document)),
+        other => Err(format!("its version is {other}")),
     }
 }

@@ -11,6 +11,8 @@ use node::document::versioned;
 use node::table::{age, cell, table};
 use serde_json::Value;
 
+use super::within_limit;
+use crate::scan::SCAN;
 use crate::status::{Files, Status as Answers, files, misaligned};
 
 /// How long the daemon may take.
@@ -24,7 +26,8 @@ const PORT: u16 = 9834;
 /// journal and the leases, whichever answer.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 the daemon or the kubelet answered, 1 neither did, 2 wrong usage."
+    after_help = "Exit status: 0 the daemon or the kubelet answered, 1 neither did or a read \
+    hangs, 2 wrong usage."
 )]
 pub(super) struct Status {
     /// Where the daemon serves metrics; of several addresses the loopback one is asked [default:
@@ -65,16 +68,36 @@ impl Status {
         let daemon = ask(address)
             .with_context(|| format!("no answer at {address} (--metrics-addr)"))
             .map_err(|error| format!("{error:#}"));
+        let (root, policy) = (self.host.host_root.clone(), self.node.policy.clone());
+        let node = self.node.name();
+        let read = move || files(&root, &policy, node);
+        let mut late = Vec::new();
         let Files {
             attachments,
             leases,
             mut notes,
-        } = files(&self.host.host_root, &self.node.policy, self.node.name());
+        } = within_limit("the read of the journal and the leases", read).unwrap_or_else(|error| {
+            let hangs = error.to_string();
+            late.push(hangs.clone());
+            Files {
+                attachments: Err(hangs.clone()),
+                leases: Err(hangs),
+                notes: Vec::new(),
+            }
+        });
         let kubelet = kubelet_api::client::ask(&self.kubelet.kubelet_root_dir)
             .map_err(|error| error.to_string());
-        let judged = kubelet
-            .as_ref()
-            .map(|devices| misaligned(&self.host.host(), devices));
+        let judged = kubelet.as_ref().ok().map(|devices| {
+            let (host, devices) = (self.host.host(), devices.clone());
+            within_limit(SCAN, move || misaligned(&host, &devices))
+        });
+        let judged = judged.map(|judged| match judged {
+            Ok(judged) => judged.map_err(|error| error.to_string()),
+            Err(error) => {
+                late.push(error.to_string());
+                Err(error.to_string())
+            }
+        });
         let misaligned = judged.unwrap_or(Ok(Vec::new())).unwrap_or_else(|error| {
             notes.push(format!("which pods are misaligned is not known: {error}"));
             Vec::new()
@@ -98,7 +121,10 @@ impl Status {
                  its files say"
             );
         }
-        Ok(())
+        match late.is_empty() {
+            true => Ok(()),
+            false => bail!("{}", late.join("\n")),
+        }
     }
 }
 

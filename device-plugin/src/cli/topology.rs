@@ -13,8 +13,13 @@ use hca::topology::pairing::Pairing;
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
 use node::document::versioned;
+use node::identity::boot_id;
+use node::policy::Policy;
+use node_wire::Pod;
 
 use super::HostRoot;
+use crate::binding::store as bindings;
+use crate::scan::SCAN;
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
 #[derive(Debug, clap::Args)]
@@ -71,6 +76,14 @@ pub(super) struct Topology {
     host: HostRoot,
     #[command(flatten)]
     kubelet: super::KubeletRoot,
+    /// The node's policy, which says where the bindings of slots are kept
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NETDEV_POLICY",
+        default_value = node::policy::DEFAULT_PATH
+    )]
+    policy: PathBuf,
 }
 
 /// One part of `--rail`.
@@ -117,7 +130,6 @@ impl Topology {
     }
 
     fn view(&self, host: &Host) -> anyhow::Result<View> {
-        let inventory = hca::inventory(host).context("scan this host")?;
         let wanted = Wanted {
             without_rdma: self.all,
             rails: self
@@ -126,8 +138,12 @@ impl Topology {
                 .map(|Numbered(nic, rail)| (*nic, *rail))
                 .collect(),
         };
-        let mut machine =
-            Machine::read(host, &inventory, &wanted).context("read this host's PCI tree")?;
+        let read_host = host.clone();
+        let read = move || {
+            let inventory = hca::inventory(&read_host).context("scan this host")?;
+            Machine::read(&read_host, &inventory, &wanted).context("read this host's PCI tree")
+        };
+        let mut machine = super::within_limit(SCAN, read)??;
         self.refuse_unknown_rails(&machine)?;
         if !self.all {
             leave_out_slices(&mut machine);
@@ -156,21 +172,43 @@ impl Topology {
                 Pairing::Listed(_) => "--pair".to_owned(),
             });
         }
+        let mut held = self.bound(host, &mut view.remarks);
         match kubelet_api::client::ask(&self.kubelet.kubelet_root_dir) {
-            Ok(devices) => {
-                let held = devices.held.into_iter().flat_map(|held| {
-                    let pod = format!("{}/{}", held.namespace, held.pod);
-                    held.ids.into_iter().map(move |id| (pod.clone(), id))
-                });
-                view.holders = Holders::collect(held);
-            }
+            Ok(devices) => held.extend(devices.held.into_iter().flat_map(|held| {
+                let pod = format!("{}/{}", held.namespace, held.pod);
+                held.ids.into_iter().map(move |id| (pod.clone(), id))
+            })),
             // A node need not have a kubelet to have a topology.
             Err(kubelet_api::client::Error::NoSocket(_)) => {}
             Err(error) => view
                 .remarks
                 .push(format!("which pod has what is not known: {error}")),
         }
+        view.holders = Holders::collect(held);
         Ok(view)
+    }
+
+    /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
+    fn bound(&self, host: &Host, remarks: &mut Vec<String>) -> Vec<(String, String)> {
+        let (policy, boot) = (self.policy.clone(), boot_id(&host.proc));
+        let read = move || {
+            hca::host::show(&policy);
+            let state_dir = Policy::load_for_release(&policy).0.state_dir;
+            hca::host::show(&state_dir);
+            bindings::Store::at(&state_dir, &boot).read()
+        };
+        let read = super::within_limit("the list of bindings", read);
+        let bindings = read.and_then(|read| Ok(read?)).unwrap_or_else(|error| {
+            remarks.push(format!("which slot is which NIC is not known: {error:#}"));
+            bindings::Bindings::default()
+        });
+        remarks.extend(bindings.unreadable.values().cloned());
+        let unreadable = bindings.unreadable.into_keys();
+        let unreadable = unreadable.map(|hca| ("an unknown pod".to_owned(), hca.to_string()));
+        let known = bindings.all.into_values();
+        let pod = |pod: Pod| format!("{}/{}", pod.namespace, pod.name);
+        let known = known.map(|one| (pod(one.pod), one.hca));
+        known.chain(unreadable).collect()
     }
 
     fn request(&self, view: &View) -> anyhow::Result<Request> {
@@ -268,9 +306,12 @@ mod tests {
         lay(&Tree::new(root));
         let common = ["topology", "--host-root", root.to_str().unwrap()];
         let kubelet = ["--kubelet-root-dir", root.to_str().unwrap()];
+        let policy = root.join("policy.json");
+        let policy = ["--policy", policy.to_str().unwrap()];
         let flags: Vec<&str> = common
             .into_iter()
             .chain(kubelet)
+            .chain(policy)
             .chain(flags.to_vec())
             .collect();
         let line = Line::try_parse_from(flags).map_err(|error| error.to_string())?;

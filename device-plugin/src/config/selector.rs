@@ -2,7 +2,8 @@
 //!
 //! Inside one list any entry will do; all lists that are present have to agree. Criteria about a
 //! port (`ports`, `linkSpeed`, `pKeys`, and `linkTypes` of an HCA without netdev) have to hold for
-//! one and the same port.
+//! one and the same port. A criterion about what the host cannot see just now, because a pod has it,
+//! is neither a match nor a mismatch.
 
 use std::fmt;
 
@@ -117,7 +118,8 @@ impl FunctionKind {
     }
 }
 
-/// Why an HCA is not selected: the first criterion that it fails.
+/// Why an HCA is not selected: the first criterion that it fails, else the first that asks for what
+/// is not visible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
     /// Key of the criterion as written in configuration files.
@@ -126,6 +128,8 @@ pub struct Mismatch {
     pub wanted: String,
     /// What the HCA has.
     pub found: String,
+    /// Whether this is not visible now, so it might match.
+    pub hidden: bool,
 }
 
 impl fmt::Display for Mismatch {
@@ -134,9 +138,18 @@ impl fmt::Display for Mismatch {
             criterion,
             wanted,
             found,
+            hidden,
         } = self;
-        if *criterion == "not" {
-            return write!(formatter, "excluded by \"not\": {wanted}");
+        match (*criterion, *hidden) {
+            ("not", false) => return write!(formatter, "excluded by \"not\": {wanted}"),
+            (_, false) => {}
+            (_, true) => {
+                return write!(
+                    formatter,
+                    "{criterion}: wanted {wanted}, not visible now: it is in another network \
+                     namespace, or does not answer"
+                );
+            }
         }
         write!(formatter, "{criterion}: wanted {wanted}, found {found}")
     }
@@ -145,7 +158,35 @@ impl fmt::Display for Mismatch {
 /// One key of a selector: what it asks for, what an HCA has, and how the two are matched.
 struct Criterion {
     key: &'static str,
+    about: About,
     test: Test,
+}
+
+/// What a criterion asks about, which decides whether all of it is visible.
+#[derive(Clone, Copy)]
+enum About {
+    /// Where the HCA is: always visible.
+    Place,
+    /// Its RDMA devices.
+    Devices,
+    /// Its netdevs.
+    Netdevs,
+    /// The netdevs of its PF.
+    Owner,
+    /// Its netdevs, else its ports.
+    Links,
+}
+
+impl About {
+    fn is_visible(self, hca: &Candidate) -> bool {
+        match self {
+            About::Place => true,
+            About::Devices => hca.is_read(),
+            About::Netdevs => hca.shows_netdevs(),
+            About::Owner => hca.function != Function::Physical || hca.shows_netdevs(),
+            About::Links => hca.is_read() || !hca.netdevs.is_empty(),
+        }
+    }
 }
 
 enum Test {
@@ -174,6 +215,7 @@ enum Test {
 const CRITERIA: &[Criterion] = &[
     Criterion {
         key: "rdmaDevices",
+        about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.rdma_devices,
             values: |hca| of_devices(hca, |device| device.name.clone()),
@@ -181,13 +223,18 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "ifNames",
+        about: About::Netdevs,
         test: Test::Words {
             patterns: |selector| &selector.if_names,
-            values: |hca| hca.netdevs.iter().map(|n| n.name.clone()).collect(),
+            values: |hca| {
+                let netdevs = hca.netdevs.iter().map(|netdev| &netdev.name);
+                netdevs.chain(&hca.bond_names).cloned().collect()
+            },
         },
     },
     Criterion {
         key: "pciAddresses",
+        about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.pci_addresses,
             values: |hca| hca.pci.iter().map(|pci| pci.address.clone()).collect(),
@@ -195,6 +242,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "vendors",
+        about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.vendors,
             values: |hca| hca.pci.iter().map(|pci| pci.vendor.clone()).collect(),
@@ -202,6 +250,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "deviceIDs",
+        about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.device_ids,
             values: |hca| hca.pci.iter().map(|pci| pci.device.clone()).collect(),
@@ -209,6 +258,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "drivers",
+        about: About::Devices,
         test: Test::Words {
             patterns: |selector| &selector.drivers,
             values: |hca| hca.drivers.clone(),
@@ -216,6 +266,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "acpiIndexes",
+        about: About::Place,
         test: Test::Hca {
             wanted: |selector| alternatives(selector.acpi_indexes.iter()),
             holds: |selector, hca| match acpi_index(hca) {
@@ -231,6 +282,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "guids",
+        about: About::Devices,
         test: Test::Words {
             patterns: |selector| &selector.guids,
             values: |hca| {
@@ -243,6 +295,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "firmware",
+        about: About::Devices,
         test: Test::Words {
             patterns: |selector| &selector.firmware,
             values: |hca| of_devices(hca, |device| device.firmware.clone()),
@@ -250,6 +303,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "boardIDs",
+        about: About::Devices,
         test: Test::Words {
             patterns: |selector| &selector.board_ids,
             values: |hca| of_devices(hca, |device| device.board_id.clone()),
@@ -257,6 +311,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "functions",
+        about: About::Place,
         test: Test::Hca {
             wanted: |selector| alternatives(selector.functions.iter().map(|kind| kind.word())),
             holds: |selector, hca| selector.functions.iter().any(|k| k.covers(hca.function)),
@@ -265,6 +320,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "pfNames",
+        about: About::Owner,
         test: Test::Hca {
             wanted: |selector| alternatives(selector.pf_names.iter()),
             holds: |selector, hca| owned(&selector.pf_names, selector.owners, hca, &pf_names(hca)),
@@ -273,6 +329,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "rootDevices",
+        about: About::Place,
         test: Test::Hca {
             wanted: |selector| alternatives(selector.root_devices.iter()),
             holds: |selector, hca| {
@@ -288,6 +345,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "numaNodes",
+        about: About::Place,
         test: Test::Hca {
             wanted: |selector| range(&selector.numa_nodes),
             holds: |selector, hca| {
@@ -299,6 +357,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "linkTypes",
+        about: About::Links,
         test: Test::Words {
             patterns: |selector| &selector.link_types,
             // Netdevs decide where there are any.
@@ -314,6 +373,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "ports",
+        about: About::Devices,
         test: Test::Port {
             wanted: |selector| range(&selector.ports),
             holds: |selector, port| selector.ports.contains(port.number),
@@ -322,6 +382,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "linkSpeed",
+        about: About::Devices,
         test: Test::Port {
             wanted: |selector| alternatives(selector.link_speed.iter()),
             holds: |selector, port| {
@@ -333,6 +394,7 @@ const CRITERIA: &[Criterion] = &[
     },
     Criterion {
         key: "pKeys",
+        about: About::Devices,
         test: Test::Port {
             wanted: |selector| alternatives(pkeys(&selector.pkeys)),
             holds: |selector, port| port.pkeys.iter().any(|key| selector.pkeys.contains(key)),
@@ -392,19 +454,31 @@ impl Selector {
     /// Says which criterion an HCA fails first.
     pub fn check(&self, candidate: &Candidate) -> Result<(), Mismatch> {
         let mut ports = self.ports_of_link_type(candidate);
-        for Criterion { key, test } in CRITERIA {
+        let mut hidden = None;
+        for Criterion { key, about, test } in CRITERIA {
             let Some(wanted) = test.wanted(self) else {
                 continue;
             };
             if let Err(found) = test.check(self, candidate, &mut ports) {
-                return Err(mismatch(key, wanted, &found));
+                let mismatch = mismatch(key, wanted, &found);
+                if about.is_visible(candidate) {
+                    return Err(mismatch);
+                }
+                hidden.get_or_insert(mismatch);
             }
         }
-        match self.not.iter().find(|selector| selector.matches(candidate)) {
-            Some(selector) => Err(Mismatch {
-                criterion: "not",
-                wanted: selector.to_string(),
-                found: String::new(),
+        for selector in &self.not {
+            let excluded = || mismatch("not", selector.to_string(), &[]);
+            match selector.check(candidate) {
+                Ok(()) => return Err(excluded()),
+                Err(unsure) if unsure.hidden => drop(hidden.get_or_insert_with(excluded)),
+                Err(_) => {}
+            }
+        }
+        match hidden {
+            Some(mismatch) => Err(Mismatch {
+                hidden: true,
+                ..mismatch
             }),
             None => Ok(()),
         }
@@ -437,9 +511,10 @@ fn acpi_index(hca: &Candidate) -> Option<String> {
 }
 
 fn pf_names(hca: &Candidate) -> Vec<&str> {
-    let pf = hca.pf.iter();
-    pf.flat_map(|pf| pf.netdevs.iter().map(String::as_str))
-        .collect()
+    let of_pf = hca.pf.iter().flat_map(|pf| &pf.netdevs);
+    let bonded = hca.function == Function::Physical;
+    let bond_names = hca.bond_names.iter().filter(|_| bonded);
+    of_pf.chain(bond_names).map(String::as_str).collect()
 }
 
 fn pf_address(hca: &Candidate) -> Vec<&str> {
@@ -492,6 +567,7 @@ fn mismatch(criterion: &'static str, wanted: String, found: &[String]) -> Mismat
         criterion,
         wanted,
         found,
+        hidden: false,
     }
 }
 

@@ -28,7 +28,7 @@ use super::session::State;
 use crate::allocate;
 use crate::config::{NodeClass, ResourceName};
 use crate::deliver::device_info;
-use crate::snapshot::{Shape, Snapshot, Unit};
+use crate::snapshot::{Health, Shape, Snapshot, Unit};
 
 /// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
@@ -202,10 +202,15 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
     if then.is_empty() {
         return None;
     }
-    let mut paths = Vec::new();
+    let (mut paths, mut reason) = (Vec::new(), String::new());
     for id in ids {
         match snapshot.unit(id) {
-            Some(Unit::Member(member)) => paths.extend(member.paths(NodeClass::Uverbs)),
+            Some(Unit::Member(member)) => {
+                paths.extend(member.paths(NodeClass::Uverbs));
+                if let Health::Unhealthy(why) = &member.health {
+                    reason = format!(" ({why})");
+                }
+            }
             Some(Unit::Pool | Unit::Slot(_)) => return None,
             // It is gone, and its node may be another HCA's.
             None => {}
@@ -222,7 +227,7 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
     };
     (then != now).then(|| {
         format!(
-            "unit {} of {} was allocated as {} and is {} now: a reboot or a move to a pod's namespace \
+            "unit {} of {} was allocated as {} and is {} now{reason}: a reboot or a move to a pod's namespace \
              numbers device nodes anew, and what was allocated cannot be changed any more; delete the \
              pod, and set delivery: cdi for this pool",
             ids.join(","),
@@ -251,7 +256,9 @@ pub(crate) struct AllocationCounts {
 impl Service {
     fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
         self.feed.borrow().clone().ok_or_else(|| {
-            Status::unavailable("the host's RDMA devices have not been scanned yet; try again")
+            Status::unavailable(
+                "this resource has no HCA yet, its driver may still be loading; try again",
+            )
         })
     }
 
@@ -344,6 +351,10 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        // Why there is no list yet, if it is because scans fail.
+        if self.feed.borrow().is_none() {
+            self.requests.scan().await?;
+        }
         let snapshot = self.snapshot()?;
         if snapshot.shape() == Shape::Late {
             let ids = request.into_inner().devices_ids;

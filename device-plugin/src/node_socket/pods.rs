@@ -23,12 +23,15 @@ use tokio::time::Instant;
 
 use super::answer::{self, View};
 use crate::kubelet::checkpoint;
+use crate::reader::{Reader, Readers};
 
 /// How long a question waits for the kubelet: less than its client waits for us, so that the client
 /// learns who was late.
 const KUBELET_TIMEOUT: Duration = Duration::from_millis(1500);
 /// How long a call of the kubelet may take for those who asked late into the one before.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the kubelet's checkpoint may take to be read.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long after an allocation the kubelet is called: it admits the whole pod first, other plugins'
 /// devices too, and a sandbox takes longer than that to make.
 const ADMISSION_GRACE_PERIOD: Duration = Duration::from_millis(30);
@@ -54,8 +57,38 @@ type Shared = Arc<Mutex<Option<Known>>>;
 pub(crate) struct Pods {
     calls: mpsc::Sender<oneshot::Sender<Listing>>,
     socket: PathBuf,
-    device_plugin_dir: PathBuf,
+    checkpoint: Checkpoint,
     known: Shared,
+}
+
+/// Reads the kubelet's checkpoint.
+#[derive(Debug, Clone)]
+struct Checkpoint {
+    reader: Arc<Reader>,
+    directory: PathBuf,
+}
+
+impl Checkpoint {
+    async fn file_id(&self) -> Option<checkpoint::FileId> {
+        let directory = self.directory.clone();
+        let read = self.reader.run(move || {
+            hca::host::show(&directory);
+            checkpoint::file_id(&directory)
+        });
+        read.await.ok().flatten()
+    }
+
+    async fn owners(
+        &self,
+        known: Option<checkpoint::KnownOwners>,
+    ) -> Result<checkpoint::KnownOwners, String> {
+        let directory = self.directory.clone();
+        let read = self.reader.run(move || {
+            hca::host::show(&directory);
+            checkpoint::owners(&directory, known).map_err(|error| error.to_string())
+        });
+        read.await.map_err(|late| late.to_string())?
+    }
 }
 
 /// The task that calls the kubelet.
@@ -69,7 +102,7 @@ pub(crate) struct Caller {
 #[derive(Debug)]
 struct Kubelet {
     pods: client::Lister,
-    device_plugin_dir: PathBuf,
+    checkpoint: Checkpoint,
     owners: Option<checkpoint::KnownOwners>,
     known: Shared,
 }
@@ -77,16 +110,22 @@ struct Kubelet {
 /// For the kubelet with this PodResources socket and device-plugins directory. Nothing is answered before
 /// [`Caller::run`] runs. `allocated` is notified when this daemon has answered an Allocate.
 pub(crate) fn pods(
+    readers: &Readers,
     socket: PathBuf,
     device_plugin_dir: PathBuf,
     allocated: Arc<Notify>,
 ) -> (Pods, Caller) {
     let (calls, asked) = mpsc::channel(16);
     let known = Shared::default();
+    let what = "the read of the kubelet's checkpoint";
+    let checkpoint = Checkpoint {
+        reader: Arc::new(readers.reader("checkpoint", what, CHECKPOINT_TIMEOUT)),
+        directory: device_plugin_dir,
+    };
     let pods = Pods {
         calls,
         socket: socket.clone(),
-        device_plugin_dir: device_plugin_dir.clone(),
+        checkpoint: checkpoint.clone(),
         known: known.clone(),
     };
     let caller = Caller {
@@ -94,7 +133,7 @@ pub(crate) fn pods(
         allocated,
         kubelet: Kubelet {
             pods: client::Lister::new(socket),
-            device_plugin_dir,
+            checkpoint,
             owners: None,
             known,
         },
@@ -169,7 +208,7 @@ impl Pods {
                 .filter(|known| known.asked.elapsed() < VIEW_LIFETIME)?;
             (known.view.clone(), known.file)
         };
-        let now = file_id(self.device_plugin_dir.clone()).await;
+        let now = self.checkpoint.file_id().await;
         (now == Some(file)).then_some(view)
     }
 
@@ -185,11 +224,6 @@ impl Pods {
 enum Answer {
     Known(PodUnits),
     Fresh(Arc<View>),
-}
-
-async fn file_id(directory: PathBuf) -> Option<checkpoint::FileId> {
-    let read = tokio::task::spawn_blocking(move || checkpoint::file_id(&directory));
-    read.await.ok().flatten()
 }
 
 impl Caller {
@@ -244,7 +278,7 @@ impl Kubelet {
 
     /// Calls unless a question did so meanwhile. A failure is for the next question to report.
     async fn call_ahead(&mut self) {
-        let now = file_id(self.device_plugin_dir.clone()).await;
+        let now = self.checkpoint.file_id().await;
         let known = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             known.as_ref().map(|known| known.file)
@@ -263,16 +297,11 @@ impl Kubelet {
 
     async fn view(&mut self) -> Listing {
         let asked = Instant::now();
-        let before = file_id(self.device_plugin_dir.clone()).await;
+        let before = self.checkpoint.file_id().await;
         let pods = self.pods.pods().await?;
         // After the list: what the kubelet allocated in between is in the checkpoint, and a device
         // that went over to another pod is seen as that pod's.
-        let (directory, owners) = (self.device_plugin_dir.clone(), self.owners.take());
-        let read = tokio::task::spawn_blocking(move || checkpoint::owners(&directory, owners));
-        let owners = match read.await {
-            Ok(owners) => owners.map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
+        let owners = self.checkpoint.owners(self.owners.take()).await;
         self.owners = owners.as_ref().ok().cloned();
         let after = self.owners.as_ref().map(|owners| owners.file);
         let view = Arc::new(View {

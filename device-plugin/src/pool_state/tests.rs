@@ -5,7 +5,8 @@ use std::time::Duration;
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 
 use super::*;
-use crate::config;
+use crate::candidate::memory;
+use crate::config::{self, NodeClass};
 use crate::snapshot::{Counts, UnhealthyReason};
 
 struct Node {
@@ -38,6 +39,53 @@ impl Node {
             .for_each(|node| *node = hca::chardev::Node::Ready);
         seen
     }
+}
+
+impl PoolStates {
+    /// Those of a daemon that found no file of known HCAs.
+    fn known() -> Self {
+        Self::new(Memory::load(
+            std::path::Path::new("/nonexistent"),
+            String::new(),
+        ))
+    }
+}
+
+impl Node {
+    /// In exclusive mode, with an RDMA device and its netdev in a pod's namespace. The device's verbs
+    /// node stays in sight.
+    fn take(&self) {
+        self.tree.rdma_core(false);
+        self.tree.hide_rdma("mlx5_0");
+        self.tree.hide_netdev("ens1");
+    }
+
+    /// Writes what a daemon knows, as it does after each scan; the directory of the file.
+    fn keep(&self, pool_states: &PoolStates) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(memory::FILE);
+        node::file::replace(&file, pool_states.memory().text().unwrap()).unwrap();
+        directory
+    }
+}
+
+const HCA: &str = "0000:3b:00.0";
+
+/// One pod holds these units of `rdma/a`.
+fn held(ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
+    held_of("rdma/a", ids)
+}
+
+fn held_of(resource: &str, ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
+    let held = kubelet_api::client::Held {
+        namespace: "ml".into(),
+        pod: "train-0".into(),
+        container: "worker".into(),
+        resource: resource.into(),
+        ids: ids.iter().map(ToString::to_string).collect(),
+    };
+    let now = std::time::SystemTime::now();
+    Some(Arc::new(AllocatedUnits::listed(vec![held], now)))
 }
 
 fn config(words: &str) -> Config {
@@ -109,7 +157,7 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
 #[test]
 fn an_unchanged_pool_is_no_news() {
     let (node, config) = (Node::new(), config(BY_NAME));
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     let before = pool_states.snapshots()[0].clone();
     pool_states.update(&config, &node.scan(), now);
@@ -120,7 +168,7 @@ fn an_unchanged_pool_is_no_news() {
 fn an_hca_in_a_pods_namespace_stays_in_its_pool() {
     let (node, config) = (Node::new(), config(BY_NAME));
     node.tree.rdma_core(false);
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     assert_eq!(
         counts(&pool_states),
@@ -143,54 +191,242 @@ fn an_hca_in_a_pods_namespace_stays_in_its_pool() {
         }
     );
     assert_eq!(
-        pool_states.snapshots()[0].members()[0].paths(crate::config::NodeClass::Uverbs),
+        pool_states.snapshots()[0].members()[0].paths(NodeClass::Uverbs),
         ["/dev/infiniband/uverbs0"]
     );
 }
 
+/// What the host shows is the RDMA device alone: in shared mode it stays when its netdev goes.
 #[test]
-fn after_a_restart_a_taken_hca_is_found_by_hardware_or_record() {
+fn a_pf_in_a_pod_stays_healthy_whatever_selects_it() {
+    for selector in [
+        "pfNames: [ens1]",
+        "ifNames: [ens1]",
+        "linkTypes: [ether], pfNames: [ens1]",
+        "not: { pfNames: [ens2] }",
+    ] {
+        let node = Node::new();
+        let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
+        let (mut pool_states, now) = (PoolStates::known(), Instant::now());
+        pool_states.update(&config, &node.scan(), now);
+        node.tree.hide_netdev("ens1");
+        pool_states.update(&config, &node.scan(), now);
+        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
+        // The daemon starts anew.
+        let kept = node.keep(&pool_states);
+        let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+        pool_states.update(&config, &node.scan(), now);
+        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
+    }
+}
+
+/// Every selector that needs what the host cannot see.
+const HIDDEN: [&str; 9] = [
+    "linkSpeed: [100G]",
+    "firmware: [\"28.*\"]",
+    "guids: [\"b859:9f03:0000:0001\"]",
+    "boardIDs: [MT_0000000838]",
+    "ports: [1]",
+    "ifNames: [ens1]",
+    "pfNames: [ens1]",
+    "linkTypes: [ether]",
+    "not: { linkSpeed: [200G] }",
+];
+
+#[test]
+fn a_held_hca_keeps_all_attributes_over_a_restart() {
+    for selector in HIDDEN {
+        let node = Node::new();
+        let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
+        let (mut pool_states, now) = (PoolStates::known(), Instant::now());
+        pool_states.update(&config, &node.scan(), now);
+        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
+        let kept = node.keep(&pool_states);
+        node.take();
+        for boot in [String::new(), "another boot".into()] {
+            let is_same_boot = boot.is_empty();
+            let mut pool_states = PoolStates::new(Memory::load(kept.path(), boot));
+            pool_states.update(&config, &node.scan(), now);
+            let healthy = u64::from(is_same_boot);
+            assert_eq!(counts(&pool_states).healthy, healthy, "{selector}");
+            if is_same_boot {
+                let member = &pool_states.snapshots()[0].members()[0];
+                let paths = member.paths(NodeClass::Uverbs);
+                assert_eq!(paths, ["/dev/infiniband/uverbs0"], "{selector}");
+            }
+        }
+    }
+}
+
+/// A move takes the port down, and a scan may come between.
+#[test]
+fn a_port_that_is_down_keeps_the_rate_it_had() {
     let node = Node::new();
+    let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
+    pool_states.update(&config, &node.scan(), now);
+    node.tree
+        .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
+    let rate = "/sys/class/infiniband/mlx5_0/ports/1/rate";
+    node.tree.file(rate, "40 Gb/sec (4X QDR)");
+    node.tree.hide_netdev("ens1");
+    pool_states.update(&config, &node.scan(), now);
+    let member = &pool_states.snapshots()[0].members()[0];
+    let is_port = matches!(member.health, Health::Unhealthy(UnhealthyReason::Port(_)));
+    assert!(is_port, "{:?}", member.health);
+    let kept = node.keep(&pool_states);
     node.tree.rdma_core(false);
     node.tree.hide_rdma("mlx5_0");
-    node.tree.remove("/sys/class/net/ens1");
-    node.tree
-        .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
-    let by_hardware = config("mode: exclusive, select: { vendors: [15b3], functions: [pf] }");
-    let mut pool_states = PoolStates::default();
-    pool_states.update(&by_hardware, &node.scan(), Instant::now());
-    assert_eq!(
-        counts(&pool_states),
-        Counts {
-            healthy: 1,
-            unhealthy: 0
-        }
-    );
-
-    let by_name = config("mode: exclusive, select: { ifNames: [ens1] }");
-    let mut pool_states = PoolStates::default();
-    pool_states.update(&by_name, &node.scan(), Instant::now());
+    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+    pool_states.update(&config, &node.scan(), now);
+    assert_eq!(counts(&pool_states).healthy, 1);
+    // A port that is up has another rate now.
+    let node = Node::new();
+    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+    node.tree.file(rate, "40 Gb/sec (4X QDR)");
+    pool_states.update(&config, &node.scan(), now);
     assert_eq!(counts(&pool_states), Counts::default());
-    let taken = (
-        "0000:3b:00.0".parse().unwrap(),
-        "ens1".into(),
-        crate::candidate::LinkType::Ether,
-    );
-    pool_states.memory_mut().note_taken([taken]);
-    pool_states.update(&by_name, &node.scan(), Instant::now());
-    assert_eq!(
-        counts(&pool_states),
-        Counts {
-            healthy: 1,
-            unhealthy: 0
-        }
-    );
+}
+
+/// Nothing is known of the HCA but where it is: the first daemon of this boot.
+#[test]
+fn what_is_not_visible_is_neither_match_nor_mismatch() {
+    let negated = HIDDEN.map(|selector| format!("not: {{ {selector} }}"));
+    let all = HIDDEN.map(str::to_owned).into_iter().chain(negated);
+    for selector in all {
+        let node = Node::new();
+        node.take();
+        let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
+        let mut pool_states = PoolStates::default();
+        pool_states.update(&config, &node.scan(), Instant::now());
+        assert_eq!(counts(&pool_states), Counts::default(), "{selector}");
+        // The kubelet's allocation says that it is this pool's.
+        let mut pool_states = PoolStates::default();
+        pool_states.set_holdings(held(&[HCA]));
+        pool_states.update(&config, &node.scan(), Instant::now());
+        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
+    }
+    // What is visible decides all the same.
+    let node = Node::new();
+    node.take();
+    for (selector, healthy) in [
+        ("vendors: [15b3], functions: [pf]", 1),
+        ("vendors: [8086], linkSpeed: [100G]", 0),
+        (
+            "pciAddresses: [\"0000:3b:00.0\"], not: { vendors: [15b3] }",
+            0,
+        ),
+    ] {
+        let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
+        let mut pool_states = PoolStates::default();
+        pool_states.update(&config, &node.scan(), Instant::now());
+        assert_eq!(counts(&pool_states).healthy, healthy, "{selector}");
+    }
+}
+
+#[test]
+fn a_held_hca_that_its_pool_does_not_choose_keeps_its_nodes() {
+    let node = Node::new();
+    for selector in ["ifNames: [ens2]", "not: { vendors: [15b3] }"] {
+        let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
+        let mut pool_states = PoolStates::default();
+        pool_states.set_holdings(held(&[HCA]));
+        pool_states.update(&config, &node.scan(), Instant::now());
+        let member = &pool_states.snapshots()[0].members()[0];
+        let excluded = Health::Unhealthy(UnhealthyReason::Excluded);
+        assert_eq!(member.health, excluded, "{selector}");
+        let paths = member.paths(NodeClass::Uverbs);
+        assert_eq!(paths, ["/dev/infiniband/uverbs0"], "{selector}");
+    }
+}
+
+#[test]
+fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
+    let node = Node::new();
+    let config = config("mode: exclusive, exclude: [uplinks], select: { vendors: [15b3] }");
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
+    pool_states.update(&config, &node.scan(), now);
+    node.tree.hide_netdev("ens1");
+    node.tree.pci(&PciSpec {
+        address: "0000:86:00.0",
+        above: "pci0000:85",
+        ..PciSpec::MLX5
+    });
+    node.tree.netdev(&NetdevSpec {
+        name: "ens1",
+        on: On::Pci("0000:86:00.0"),
+        ..NetdevSpec::default()
+    });
+    let mut seen = node.scan();
+    let why = hca::uplink::Why::DefaultRoute;
+    seen.uplinks = hca::network::Uplinks::Known([("ens1".to_owned(), why)].into());
+    pool_states.update(&config, &seen, now);
+    assert_eq!(counts(&pool_states).healthy, 1);
+    assert!(pool_states.snapshots()[0].members()[0].netdevs.is_empty());
+}
+
+#[test]
+fn a_software_device_in_a_pod_is_known_by_its_name() {
+    let node = Node::new();
+    node.tree.rdma_core(false);
+    node.tree.rdma(&RdmaSpec {
+        name: "rxe0",
+        node_guid: "5054:00ff:fe00:0001",
+        ..RdmaSpec::default()
+    });
+    let config = config("mode: exclusive, select: { functions: [software], linkSpeed: [100G] }");
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
+    pool_states.update(&config, &node.scan(), now);
+    let kept = node.keep(&pool_states);
+    node.tree.hide_rdma("rxe0");
+    pool_states.update(&config, &node.scan(), now);
+    assert_eq!(counts(&pool_states).healthy, 1);
+    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+    pool_states.update(&config, &node.scan(), now);
+    assert_eq!(counts(&pool_states).healthy, 1);
+}
+
+#[test]
+fn a_file_of_known_hcas_is_believed_only_if_root_alone_writes_it() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let node = Node::new();
+    let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
+    pool_states.update(&config, &node.scan(), now);
+    let kept = node.keep(&pool_states);
+    let file = kept.path().join(memory::FILE);
+    let text = std::fs::read_to_string(&file).unwrap();
+    node.take();
+    let healthy = || {
+        let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+        pool_states.update(&config, &node.scan(), now);
+        counts(&pool_states).healthy
+    };
+    assert_eq!(healthy(), 1);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(healthy(), 0);
+    std::fs::remove_file(&file).unwrap();
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    assert_eq!(healthy(), 0);
+    std::fs::remove_file(&file).unwrap();
+    let elsewhere = kept.path().join("elsewhere");
+    std::fs::write(&elsewhere, &text).unwrap();
+    symlink(&elsewhere, &file).unwrap();
+    assert_eq!(healthy(), 0);
+    std::fs::remove_file(&file).unwrap();
+    let newer = text.replace("\"version\":1", "\"version\":2");
+    for wrong in ["", "{", "[]", &text[..text.len() / 2], &newer] {
+        std::fs::write(&file, wrong).unwrap();
+        assert_eq!(healthy(), 0, "{wrong}");
+    }
+    std::fs::write(&file, text).unwrap();
+    assert_eq!(healthy(), 1);
 }
 
 #[test]
 fn a_pool_that_is_configured_anew_forgets_what_it_had() {
     let node = Node::new();
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config(BY_NAME), &node.scan(), now);
     let other = config("mode: exclusive, select: { ifNames: [ens2] }");
     pool_states.keep_only(|_| false);
@@ -245,7 +481,7 @@ fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
             .collect()
     };
     // It was there before.
-    let (mut pool_states, now) = (PoolStates::default(), Instant::now());
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
     assert_eq!(health(&pool_states), ["", "", ""]);
     spoil(state);
@@ -286,19 +522,6 @@ fn a_removed_virtual_function_is_not_listed_for_ever() {
     pool_states.update(&config, &node.scan(), start);
     assert_eq!(counts(&pool_states).healthy, 1);
     node.tree.hide_rdma("mlx5_2");
-    let held = |ids: &[&str]| {
-        let held = kubelet_api::client::Held {
-            namespace: "ml".into(),
-            pod: "train-0".into(),
-            container: "worker".into(),
-            resource: "rdma/a".into(),
-            ids: ids.iter().map(ToString::to_string).collect(),
-        };
-        Some(Arc::new(AllocatedUnits::listed(
-            vec![held],
-            std::time::SystemTime::now(),
-        )))
-    };
     let later = |seconds| start + Duration::from_secs(seconds);
     // Gone, but not for long; then for long, but held, or not known; then for good.
     for (seconds, allocated, listed) in [
@@ -323,18 +546,8 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     let tag = hca::unit::PoolTag::of("rdma/b");
     let slot = format!("0000:3b:00.0_{tag}_0");
     let members = |config: &Config, resource: &str, unit: &str| {
-        let held = kubelet_api::client::Held {
-            namespace: "ml".into(),
-            pod: "train-0".into(),
-            container: "worker".into(),
-            resource: resource.into(),
-            ids: vec![unit.into()],
-        };
         let mut pool_states = PoolStates::default();
-        pool_states.set_holdings(Some(Arc::new(AllocatedUnits::listed(
-            vec![held],
-            std::time::SystemTime::now(),
-        ))));
+        pool_states.set_holdings(held_of(resource, &[unit]));
         pool_states.update(config, &node.scan(), Instant::now());
         pool_states.snapshots()[0].members().len()
     };

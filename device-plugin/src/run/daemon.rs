@@ -15,12 +15,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use diagnostics::container_runtime::KnownProgram;
 use hca::HcaId;
+use hca::host::Hung;
 use notify::RecommendedWatcher;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Interval;
 
 use super::{Settings, Signals};
+use crate::candidate::memory::Memory;
 use crate::config::Config;
 use crate::config::last_good::{Kept, Start};
 use crate::deliver::choice::Choice;
@@ -31,15 +33,22 @@ use crate::kubelet::service::Waiting;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
 use crate::pool_state::PoolStates;
-use crate::reclaim::Findings;
+use crate::reader::{Late, Reader, Readers};
+use crate::reclaim::Counts;
 use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
-use crate::sessions::Sessions;
+use crate::sessions::{Sessions, Withhold};
 use crate::state_files::StateFiles;
 use configuration::{FileId, log_configuration};
 
 /// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
 const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
+/// How often the loop turns at least, and looks for reads that hang.
+const PULSE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a turn of the loop waits for a file. What takes longer is as it was before.
+const FILE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long it waits for the container runtime's files, among them its program.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after the host booted its ports may still be training.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 
@@ -49,10 +58,45 @@ pub(super) struct Known {
     pub(super) client: watch::Receiver<Option<String>>,
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
-    /// What was cleaned up, and what pods have.
-    pub(super) found: watch::Receiver<Findings>,
+    /// What was cleaned up.
+    pub(super) found: watch::Receiver<Counts>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
+    /// Who holds what, where the kubelet says it.
+    pub(super) sources: allocated::Sources,
+}
+
+/// What a turn of the loop reads and writes that may hang.
+struct LoopReaders {
+    all: Readers,
+    configuration: Reader,
+    runtime: Reader,
+    bindings: Reader,
+    cdi: Reader,
+    leftovers: Reader,
+    links: Reader,
+}
+
+impl LoopReaders {
+    fn new(all: Readers, settings: &Settings) -> Self {
+        let file = |thread, what: &str| all.reader(thread, what, FILE_TIMEOUT);
+        Self {
+            configuration: file("configuration", "the configuration"),
+            runtime: all.reader(
+                "runtime",
+                "the container runtime's configuration",
+                RUNTIME_TIMEOUT,
+            ),
+            bindings: file("bindings", "the list of bindings"),
+            cdi: file(
+                "cdi",
+                &format!("the work in {}", settings.cdi_dir.display()),
+            ),
+            leftovers: file("tidy", "the removal of files that no pod uses"),
+            links: file("links", "linkUp"),
+            all,
+        }
+    }
 }
 
 /// The state of the daemon.
@@ -82,6 +126,12 @@ pub(super) struct Daemon {
     keep: Option<String>,
     /// Files for the CNI plugin, Node Feature Discovery and the next daemon.
     files: StateFiles,
+    readers: LoopReaders,
+    /// What hung when the last scan started, and the reads that were logged as late.
+    hung: Vec<Hung>,
+    late: Vec<Late>,
+    /// When the loop turned last.
+    turned: watch::Sender<Instant>,
     /// The file that was read last.
     config_read: Option<FileId>,
     config_watch: Option<(FileId, RecommendedWatcher)>,
@@ -114,6 +164,8 @@ impl Daemon {
         watched: Watched,
         known: Known,
         files: StateFiles,
+        memory: Memory,
+        readers: Readers,
     ) -> Self {
         let started = Instant::now();
         let booted_now = uptime(&settings.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
@@ -141,12 +193,17 @@ impl Daemon {
         let allocated = known.held.borrow().clone();
         log_configuration(&settings.config_file, &config);
         sessions.follow(&config);
-        let report = Report::new(started, configuration.clone(), known.node_socket.clone());
+        let node_socket = known.node_socket.clone();
+        let report = Report::new(started, configuration.clone(), node_socket, readers.clone());
         let report = watch::Sender::new(Arc::new(report));
         Self {
+            readers: LoopReaders::new(readers, &settings),
+            hung: Vec::new(),
+            late: Vec::new(),
+            turned: watch::Sender::new(started),
             settings,
             config,
-            pool_states: PoolStates::default(),
+            pool_states: PoolStates::new(memory),
             sessions,
             watched,
             known,
@@ -184,6 +241,11 @@ impl Daemon {
         self.report.subscribe()
     }
 
+    /// When the loop turned last.
+    pub(super) fn turned(&self) -> watch::Receiver<Instant> {
+        self.turned.subscribe()
+    }
+
     /// Scans whenever there is a reason to, until a signal or the end of a task.
     pub(super) async fn run(
         mut self,
@@ -194,13 +256,16 @@ impl Daemon {
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
         self.know_cdi_obstacle().await;
-        self.want(Trigger::Start, triggers);
+        self.watch_configuration(triggers).await;
+        self.want(Trigger::Start);
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
+        let mut pulse = interval(Some(PULSE_INTERVAL));
         let mut withhold_ends = Some(tokio::time::Instant::from_std(
             self.started + START_GRACE_PERIOD,
         ));
         let ended = loop {
+            self.turned.send_replace(Instant::now());
             let late = self.scan.as_ref().and_then(Scan::deadline);
             let reason = tokio::select! {
                 signal = signals.next() => match signal {
@@ -218,18 +283,25 @@ impl Daemon {
                     self.scan_is_late();
                     continue;
                 }
+                () = tick(&mut pulse) => {
+                    self.note_late_reads();
+                    continue;
+                }
                 Some(reason) = heard.recv() => self.gather(reason, &mut heard).await,
                 Some(waiting) = asked.recv() => {
-                    self.wait_for_scan(waiting, triggers);
+                    self.wait_for_scan(waiting);
                     continue;
                 }
                 () = until(tidy) => {
                     tidy = None;
-                    self.tidy().await;
+                    self.tidy();
                     continue;
                 }
                 () = until(withhold_ends) => {
                     withhold_ends = None;
+                    // Whatever becomes of the next scan.
+                    let ready = self.write_specifications().await;
+                    self.sessions.show(&ready, Withhold::Over);
                     Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
@@ -246,7 +318,7 @@ impl Daemon {
                 }
                 Ok(()) = self.known.held.changed() => {
                     self.allocated = self.known.held.borrow_and_update().clone();
-                    self.tidy().await;
+                    self.tidy();
                     // What was too new to be removed is not any more by then.
                     let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE_INTERVAL;
                     tidy = Some(tokio::time::Instant::now() + later);
@@ -274,8 +346,7 @@ impl Daemon {
                 }
             };
             let asked_for = matches!(reason, Trigger::Configuration | Trigger::Signal);
-            // Events can be missed: a directory that was replaced sends none.
-            let changed = FileId::of(&self.settings.config_file) != self.config_read;
+            let changed = self.watch_configuration(triggers).await;
             if (asked_for || changed) && self.reload().await {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
@@ -287,7 +358,7 @@ impl Daemon {
                 // The node may have another runtime by now.
                 self.know_cdi_obstacle().await;
             }
-            self.want(reason, triggers);
+            self.want(reason);
         };
         // Calls that wait for a scan end now; the scan itself cannot be ended.
         drop((
@@ -340,8 +411,9 @@ impl Daemon {
             .concat(),
             transitions: self.pool_states.transitions().clone(),
             allocated: self.allocated.clone(),
-            reclaim: self.known.found.borrow().counts.clone(),
+            reclaim: self.known.found.borrow().clone(),
             node_socket: self.known.node_socket.clone(),
+            readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),
             bindings: self.pool_states.bindings(),
         }));

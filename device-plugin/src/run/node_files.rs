@@ -9,14 +9,16 @@ use hca::HcaId;
 use hca::inventory::Inventory;
 
 use super::Settings;
+use crate::candidate::memory;
 use crate::deliver::features;
 use crate::state_files::{File, Place};
 
-/// `exclusive` are the HCAs of exclusive pools, `good` is the configuration to keep as the last good
+/// `exclusive` are the HCAs of exclusive pools, `known` is what is known of all HCAs, `good` is the configuration to keep as the last good
 /// one, with its place.
 pub(super) fn wanted(
     settings: &Settings,
     exclusive: &BTreeSet<HcaId>,
+    known: Option<String>,
     inventory: &Inventory,
     good: Option<(&Path, &str)>,
 ) -> Vec<File> {
@@ -26,6 +28,11 @@ pub(super) fn wanted(
         consequence: "the CNI plugin does not know which HCAs are of exclusive pools, and may give a \
                       pod a child of one that another pod will have",
     }];
+    files.extend(known.map(|content| File {
+        place: Place::Node(memory::FILE),
+        content,
+        consequence: "after a restart of the daemon an HCA in a pod may leave its pool",
+    }));
     // Without them the CNI plugin goes by the routes.
     if !settings.node_addresses.is_empty() {
         files.push(File {

@@ -4,6 +4,7 @@
 //! are for those who ask on the loopback address, unless the administrator opens them.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use node_server::http::{Answer, Pages};
 use tokio::sync::watch;
@@ -16,7 +17,15 @@ type Reports = watch::Receiver<Arc<Report>>;
 
 /// The pages of the daemon, made of its newest report.
 #[derive(Debug)]
-pub(crate) struct ReportPages(pub Reports, pub watch::Receiver<Measurements>);
+pub(crate) struct ReportPages {
+    pub reports: Reports,
+    pub measured: Arc<Measurements>,
+    /// When the daemon's loop turned last.
+    pub turned: watch::Receiver<Instant>,
+}
+
+/// How long the daemon's loop may stand still. It turns every few seconds.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Pages for ReportPages {
     fn paths(&self) -> &'static [&'static str] {
@@ -24,11 +33,20 @@ impl Pages for ReportPages {
     }
 
     fn page(&self, path: &str, in_full: bool) -> Answer {
-        let report = self.0.borrow().clone();
+        let report = self.reports.borrow().clone();
         match path {
-            "/healthz" => Answer::text(200, "ok\n"),
+            "/healthz" => match self.turned.borrow().elapsed() {
+                still if still > TURN_TIMEOUT => {
+                    let seconds = still.as_secs();
+                    Answer::text(
+                        503,
+                        format!("the main loop has not turned for {seconds} s\n"),
+                    )
+                }
+                _ => Answer::text(200, "ok\n"),
+            },
             "/readyz" => ready(&report, in_full),
-            "/metrics" => match metrics::render(&report, &self.1.borrow(), in_full) {
+            "/metrics" => match metrics::render(&report, &self.measured, in_full) {
                 Ok(body) => Answer {
                     status: 200,
                     kind: metrics::CONTENT_TYPE,
@@ -69,11 +87,10 @@ fn ready(report: &Report, in_full: bool) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use crate::config::Format;
     use crate::node_socket::NodeSocket;
+    use crate::reader::Readers;
     use crate::report::Configuration;
 
     fn reports() -> Reports {
@@ -87,17 +104,34 @@ mod tests {
         let node_socket = NodeSocket::new(None, &[]).0;
         let report = Report {
             excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
-            ..Report::new(Instant::now(), config, node_socket)
+            ..Report::new(Instant::now(), config, node_socket, Readers::default())
         };
         watch::Sender::new(Arc::new(report)).subscribe()
     }
 
     fn ask(line: &str, in_full: bool) -> (u16, String) {
+        ask_after(Duration::ZERO, line, in_full)
+    }
+
+    /// Asks when the loop has not turned for a while.
+    fn ask_after(still: Duration, line: &str, in_full: bool) -> (u16, String) {
         let head = format!("{line}\r\nHost: node\r\n\r\n");
-        let measured = watch::Sender::new(Measurements::default()).subscribe();
-        let answer =
-            node_server::http::answer(head.as_bytes(), in_full, &ReportPages(reports(), measured));
+        let pages = ReportPages {
+            reports: reports(),
+            measured: Arc::new(Measurements::new(&Readers::default())),
+            turned: watch::Sender::new(Instant::now().checked_sub(still).unwrap()).subscribe(),
+        };
+        let answer = node_server::http::answer(head.as_bytes(), in_full, &pages);
         (answer.status, answer.body)
+    }
+
+    #[test]
+    fn healthz_fails_when_the_main_loop_stands_still() {
+        let ask = |seconds| ask_after(Duration::from_secs(seconds), "GET /healthz HTTP/1.1", false);
+        assert_eq!(ask(29).0, 200);
+        let (status, body) = ask(31);
+        assert_eq!(status, 503);
+        assert!(body.contains("has not turned for 31 s"), "{body}");
     }
 
     #[test]

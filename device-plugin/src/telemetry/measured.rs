@@ -1,4 +1,4 @@
-//! Metrics of what takes time to read; see [`Measurements`].
+//! Metrics of what takes time to read; see [`Measured`].
 
 use std::fmt;
 
@@ -9,30 +9,29 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::metrics::{Family, counter, gauge, number};
-use crate::measurements::{Measurements, PoolFill};
+use crate::measurements::{Measured, PoolFill};
+use crate::reader::Reading;
 
 /// The metrics of one set of measurements.
 #[derive(Debug)]
-pub(super) struct OfMeasurements(pub Measurements);
+pub(super) struct OfMeasurements(pub Measured);
+
+fn values<T>(reading: &Option<Reading<Vec<T>>>) -> &[T] {
+    reading.as_ref().map_or(&[], |reading| &reading.value)
+}
 
 impl Collector for OfMeasurements {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut families = of_ports(&self.0.ports.value);
-        families.extend(of_pools(
-            self.0
-                .own_pools
-                .value
-                .iter()
-                .chain(&self.0.shared_pools.value),
-        ));
-        families.push(of_placement(&self.0));
-        families.extend(of_calls(&self.0.calls.value));
+        let mut families = of_ports(values(&self.0.ports));
+        let own = values(&self.0.own_pools).iter();
+        families.extend(of_pools(own.chain(values(&self.0.shared_pools))));
+        families.extend(of_calls(values(&self.0.calls)));
         families.push(ages(&self.0));
         families.retain(|family| !family.samples.is_empty());
         families
             .iter()
             .try_for_each(|family| family.encode(&mut encoder))?;
-        durations(&self.0.calls.value, &mut encoder)
+        durations(values(&self.0.calls), &mut encoder)
     }
 }
 
@@ -94,22 +93,6 @@ fn of_pools<'p>(pools: impl Iterator<Item = &'p PoolFill> + Clone) -> Vec<Family
             samples(|pool| pool.free),
         ),
     ]
-}
-
-fn of_placement(all: &Measurements) -> Family {
-    let samples = all.alignment.value.iter().flat_map(|alignment| {
-        let misaligned = alignment.misaligned.len();
-        let aligned = alignment.pods.saturating_sub(misaligned);
-        [("aligned", aligned), ("misaligned", misaligned)].map(|(word, pods)| {
-            let labels = vec![("alignment", word.to_owned())];
-            (labels, number(u64::try_from(pods).unwrap_or(u64::MAX)))
-        })
-    });
-    gauge(
-        "gpu_pods",
-        "Pods that hold GPUs and NICs of this node, by whether their NICs are as near as can be",
-        samples.collect(),
-    )
 }
 
 /// What is wrong with a call, in a word to alert on (docs/troubleshooting.md, error codes).
@@ -212,20 +195,20 @@ fn durations(
     Ok(())
 }
 
-fn ages(all: &Measurements) -> Family {
+fn ages(all: &Measured) -> Family {
+    let pools = |pools: &Option<Reading<Vec<PoolFill>>>| pools.as_ref().map(|read| read.at);
     let at = [
-        ("ports", all.ports.at),
-        ("cni_calls", all.calls.at),
-        ("own_pools", all.own_pools.at),
-        ("shared_pools", all.shared_pools.at),
-        ("placement", all.alignment.at),
+        ("ports", all.ports.as_ref().map(|read| read.at)),
+        ("cni_calls", all.calls.as_ref().map(|read| read.at)),
+        ("own_pools", pools(&all.own_pools)),
+        ("shared_pools", pools(&all.shared_pools)),
     ];
     let samples = at.into_iter().filter_map(|(what, at)| {
         Some((vec![("what", what.to_owned())], at?.elapsed().as_secs_f64()))
     });
     gauge(
         "measurement_age_seconds",
-        "Age of what is read in the background: of counters, pools and the placement of pods",
+        "Age of what is read in the background: of counters and pools",
         samples.collect(),
     )
 }
@@ -235,20 +218,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::measurements::Measured;
-    use diagnostics::topology::Alignment;
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
-    fn measured<T>(value: T) -> Measured<T> {
-        Measured {
-            at: Some(std::time::Instant::now()),
-            value,
-        }
+    fn measured<T>(value: T) -> Option<Reading<T>> {
+        let at = std::time::Instant::now();
+        Some(Reading { value, at })
     }
 
     #[test]
-    fn calls_pools_ports_and_placement_are_served() {
+    fn calls_pools_and_ports_are_served() {
         let place = tempfile::tempdir().unwrap();
         let file = node::calls::file_in(place.path(), "rdma-netdev");
         let count = |code, ms| {
@@ -257,7 +236,7 @@ mod tests {
         count(None, 8);
         count(Some(Code::Exhausted), 40_000);
         let calls = Calls::read(&file).unwrap().unwrap();
-        let all = Measurements {
+        let all = Measured {
             ports: measured(vec![PortCounter {
                 rdma_device: "mlx5_0".into(),
                 port: 1,
@@ -274,11 +253,7 @@ mod tests {
                 used: 200.0,
                 free: 50.0,
             }]),
-            alignment: measured(Some(Alignment {
-                pods: 3,
-                misaligned: Vec::new(),
-            })),
-            ..Measurements::default()
+            ..Measured::default()
         };
         let mut registry = Registry::with_prefix("x");
         registry.register_collector(Box::new(OfMeasurements(all)));
@@ -287,7 +262,6 @@ mod tests {
         for line in [
             r#"x_port_errors_total{rdma_device="mlx5_0",port="1",counter="link_downed"} 3.0"#,
             r#"x_ipam_pool_free_addresses{store="default",range="10.0.0.0/24",network_name=""} 50.0"#,
-            r#"x_gpu_pods{alignment="aligned"} 3.0"#,
             r#"x_cni_calls_total{program="rdma-netdev",command="ADD"} 2.0"#,
             r#"x_cni_failures_total{program="rdma-netdev",command="ADD",code="102",reason="exhausted"} 1.0"#,
             r#"x_cni_call_duration_seconds_bucket{le="0.01",program="rdma-netdev",command="ADD"} 1"#,
@@ -302,7 +276,7 @@ mod tests {
     #[test]
     fn nothing_is_served_before_anything_was_read() {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(OfMeasurements(Measurements::default())));
+        registry.register_collector(Box::new(OfMeasurements(Measured::default())));
         let mut served = String::new();
         text::encode(&mut served, &registry).unwrap();
         assert_eq!(served, "# EOF\n");

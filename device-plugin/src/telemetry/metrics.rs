@@ -19,6 +19,7 @@ use crate::binding::alignment;
 use crate::measurements::Measurements;
 use crate::node_socket;
 use crate::report::Report;
+use crate::scan::SCAN;
 use crate::snapshot::Health;
 
 /// Content type of the text format of `OpenMetrics`.
@@ -35,7 +36,7 @@ pub(crate) fn render(
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("rdma_device_plugin");
     registry.register_collector(Box::new(OfReport(report.clone(), pods)));
-    registry.register_collector(Box::new(OfMeasurements(measured.clone())));
+    registry.register_collector(Box::new(OfMeasurements(measured.read())));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
@@ -281,6 +282,9 @@ fn of_sessions(report: &Report) -> Vec<Family> {
 
 fn of_daemon(report: &Report) -> Vec<Family> {
     let plain = |value: f64| vec![(Vec::new(), value)];
+    let late = report.readers.late().into_iter();
+    let late = late.filter(|late| late.what == SCAN);
+    let late = late.map(|late| late.started.elapsed().as_secs_f64());
     let scans = report.scans.by_trigger.iter();
     let scans = scans.map(|(trigger, n)| (vec![("trigger", trigger.to_string())], number(*n)));
     let accepted = if report.config.error.is_none() {
@@ -312,14 +316,8 @@ fn of_daemon(report: &Report) -> Vec<Family> {
         ),
         gauge(
             "scan_late_seconds",
-            "Age of a running scan that is past its deadline, else 0",
-            plain(
-                report
-                    .scans
-                    .late
-                    .as_ref()
-                    .map_or(0.0, |late| late.started.elapsed().as_secs_f64()),
-            ),
+            "Age of the oldest scan that is past its deadline, because a read does not end, else 0",
+            plain(late.fold(0.0, f64::max)),
         ),
         gauge(
             "last_scan_duration_seconds",

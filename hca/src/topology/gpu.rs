@@ -131,7 +131,11 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
         .into_iter()
         .zip(0..)
         .map(|((function, link), ordinal)| {
-            let nvidia = NvidiaInformation::read(host, function.address)?;
+            let nvidia = match NvidiaInformation::read(host, function.address) {
+                // Its driver does not answer: the GPU is there without a name.
+                Err(error) if error.is_of_one_object() => NvidiaInformation::default(),
+                information => information?,
+            };
             Ok(Gpu {
                 ordinal,
                 place: Place::of(&function),
@@ -158,6 +162,7 @@ pub(super) fn addresses(host: &Host) -> Result<Vec<PciAddress>> {
 }
 
 /// What files of `/proc/driver/nvidia/gpus/<address>` have.
+#[derive(Default)]
 struct NvidiaInformation {
     model: Option<String>,
     uuid: Option<String>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::data_direct;
 use super::distance::Place;
@@ -22,7 +22,6 @@ use crate::unit::HcaId;
 #[serde(rename_all = "camelCase")]
 pub struct Nic {
     /// Its identity: that of the unit it is offered as.
-    #[serde(serialize_with = "displayed")]
     pub hca: HcaId,
     /// Where it sits.
     pub place: Place,
@@ -70,10 +69,6 @@ impl Nic {
     }
 }
 
-fn displayed<S: Serializer>(hca: &HcaId, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.collect_str(hca)
-}
-
 /// NICs in order of PCI address, and the RDMA devices that stand on no PCI function.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Nics {
@@ -118,8 +113,8 @@ pub fn read(
     for away in &inventory.elsewhere {
         let function = match away.pci.map(|address| pci::read(host, address)) {
             Some(Ok(function)) => function,
-            Some(Err(error)) if !error.is_missing() => return Err(error),
-            // Without a function, or unplugged between two reads.
+            Some(Err(error)) if !error.is_of_one_object() => return Err(error),
+            // Without a function, unplugged between two reads, or not to be read.
             None | Some(Err(_)) => {
                 unplaced.push(away.rdma_device.clone());
                 continue;

@@ -41,6 +41,16 @@ fn an_rdma_function_beside_its_nic_is_found_by_its_gids() {
         Some("ens192")
     );
     assert_eq!(machine.ports_of("ens192"), ["vmw_pvrdma0/1"]);
+    let hca = HcaId::Pci(pci("0000:0b:00.1"));
+    let names = |netdevs: Vec<&hca::Netdev>| -> Vec<String> {
+        netdevs.iter().map(|netdev| netdev.name.clone()).collect()
+    };
+    assert_eq!(names(inventory.netdevs_of_hca(&hca)), ["ens192"]);
+    let found = hca::lookup::on_hca(&machine.tree.host(), &hca).unwrap();
+    assert_eq!(names(found.netdevs.iter().collect()), ["ens192"]);
+    let ports = hca::lookup::ports_of_netdev(&machine.tree.host(), "ens192").unwrap();
+    let hcas = hca::lookup::hcas_of_netdev(&machine.tree.host(), "ens192", &ports).unwrap();
+    assert!(hcas.contains(&hca), "{hcas:?}");
 }
 
 #[test]

@@ -200,6 +200,15 @@ fn a_bond_has_the_port_of_the_device_that_spans_it() {
         Some("bond")
     );
     assert!(inventory.netdev("bond0.7").is_some(), "known by its GID");
+    let hca = hca::HcaId::Pci(pci(PF0));
+    let [netdev] = inventory.netdevs_of_hca(&hca)[..] else {
+        panic!("one netdev is on the HCA")
+    };
+    assert_eq!(inventory.bond_names(netdev), ["bond0", "ens1f1np1"]);
+    for upper in ["bond0", "bond0.7"] {
+        let hcas = hca::lookup::hcas_of_netdev(&machine.tree.host(), upper, &[]).unwrap();
+        assert!(hcas.contains(&hca), "{upper}: {hcas:?}");
+    }
 }
 
 #[test]

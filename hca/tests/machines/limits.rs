@@ -6,7 +6,7 @@ use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use crate::{Machine, PF0, two_functions};
 
 #[test]
-fn only_the_filled_part_of_a_gid_table_is_read() {
+fn tables_are_read_to_their_end_whatever_gaps_they_have() {
     let machine = Machine::new();
     machine.tree.pci(&PciSpec {
         address: PF0,
@@ -17,6 +17,8 @@ fn only_the_filled_part_of_a_gid_table_is_read() {
         on: On::Pci(PF0),
         ..NetdevSpec::default()
     });
+    let mut pkeys = [0; 101];
+    (pkeys[0], pkeys[100]) = (0xffff, 0x8001);
     machine.tree.rdma(&RdmaSpec {
         on: On::Pci(PF0),
         ports: &[PortSpec {
@@ -30,18 +32,17 @@ fn only_the_filled_part_of_a_gid_table_is_read() {
                 (901, "::ffff:10.0.0.9", "RoCE v2", "net2"),
                 (902, "2001:db8::9", "RoCE v2", "net2"),
             ],
+            pkeys: &pkeys,
             ..PortSpec::ROCE
         }],
         ..RdmaSpec::default()
     });
-    let table = &machine.inventory().rdma_devices[0].ports[0].gids;
+    let port = &machine.inventory().rdma_devices[0].ports[0];
+    assert_eq!(port.pkeys, [(0, 0xffff), (100, 0x8001)]);
+    let table = &port.gids;
     assert_eq!(table.slots, 1024);
     let indexes: Vec<u32> = table.entries.iter().map(|entry| entry.index).collect();
-    assert_eq!(
-        indexes,
-        [0, 1, 30, 31],
-        "small gaps are crossed, long ones end the walk"
-    );
+    assert_eq!(indexes, [0, 1, 30, 31, 900, 901, 902]);
 
     // An address somebody asks for is found wherever it is.
     let port = PortId {

@@ -29,9 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::watch::{self, Event};
 use crate::api::whereabouts::Objects;
 use crate::api::{BlockObject, Client};
-use crate::file_stores;
 use crate::metrics::{self, Metrics};
-use crate::node_events;
 use crate::space::{Asked, BlockStore, Message, Shared, StoreBefore, Timing, Worker};
 use crate::sweep;
 use crate::whereabouts;
@@ -59,8 +57,6 @@ pub struct Settings {
     pub socket: Option<PathBuf>,
     /// Where probes and metrics are served.
     pub listen: Vec<SocketAddr>,
-    /// Where the daemon says how the node is, for events of the Node object; `None`: no events.
-    pub daemon: Option<SocketAddr>,
     /// How long things take.
     pub timing: Timing,
 }
@@ -201,6 +197,7 @@ async fn serve(
         name: settings.node.clone(),
         me: RefCell::default(),
         nodes: RefCell::default(),
+        marks: RefCell::default(),
         timing: settings.timing,
         metrics: RefCell::new(Metrics::new()),
     });
@@ -217,15 +214,11 @@ async fn serve(
         shared.metrics.borrow_mut().interrupted = None;
     }
     if stores.is_empty() && broker.objects.is_empty() {
-        tracing::info!(
-            "the node's policy has no store of type kubernetes: only the leases of nodes that are gone are freed"
-        );
+        tracing::info!("the node's policy has no store of type kubernetes: there is nothing to do");
     }
-    let file_stores = tokio::task::spawn_local(file_stores::run(shared.clone()));
     let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
-    let events_of_node = settings
-        .daemon
-        .map(|daemon| tokio::task::spawn_local(node_events::run(shared.clone(), daemon)));
+    let identity =
+        (!stores.is_empty()).then(|| tokio::task::spawn_local(shared.clone().reread_me()));
     for store in &stores {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
         let granted = all.into_iter();
@@ -274,12 +267,8 @@ async fn serve(
         pages.set(&metrics, shared.client.transport().requests());
         status.write(&metrics);
     }
-    file_stores.abort();
-    if let Some(sweep) = sweep {
-        sweep.abort();
-    }
-    if let Some(events) = events_of_node {
-        events.abort();
+    for task in [sweep, identity].into_iter().flatten() {
+        task.abort();
     }
     if let Some(watching) = watching {
         watching.abort();

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, ValueEnum};
@@ -90,20 +91,9 @@ struct Service {
         value_parser = address
     )]
     metrics_addr: Vec<SocketAddr>,
-    /// Where this node's daemon reports; faults become events of the Node
-    ///
-    /// kubectl describe node shows them.
-    #[arg(
-        long,
-        value_name = "ADDRESS:PORT",
-        env = "RDMA_DAEMON_ADDR",
-        default_value = "127.0.0.1:9834",
-        value_parser = address
-    )]
-    daemon_addr: SocketAddr,
-    /// Create no events of the Node object
-    #[arg(long, env = "RDMA_NO_NODE_EVENTS")]
-    no_node_events: bool,
+    /// How long a block of a node that is gone rests by this broker's own clock; shorter in tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, hide = true)]
+    rest: u64,
     /// How much to log
     #[arg(
         long,
@@ -238,8 +228,10 @@ fn serve(global: Global, service: Service) -> anyhow::Result<()> {
             client,
             socket: Some(service.socket),
             listen: service.metrics_addr,
-            daemon: (!service.no_node_events).then_some(service.daemon_addr),
-            timing: Timing::default(),
+            timing: Timing {
+                rest: Duration::from_secs(service.rest),
+                ..Timing::default()
+            },
         };
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),

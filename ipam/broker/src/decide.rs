@@ -2,7 +2,6 @@
 //!
 //! - [`agreement`]: what of the objects, nodes and grants does not agree;
 //! - [`choice`]: which block to try next;
-//! - [`departed`]: which nodes that share a file store are gone;
 //! - [`pool`]: which address of a pool of whereabouts to try, and how the pool is changed;
 //! - [`release`]: whether an administrator may take a block from its node;
 //! - [`split`]: when a split cell can be a block again;
@@ -11,7 +10,6 @@
 
 pub mod agreement;
 pub mod choice;
-pub mod departed;
 pub mod pool;
 pub mod release;
 pub mod split;

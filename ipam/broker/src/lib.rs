@@ -5,8 +5,6 @@
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
 //! - `sweep`: blocks of nodes that are gone, split cells and spaces without addresses;
-//! - `file_stores`: leases of nodes that are gone, in file stores that nodes share;
-//! - `node_events`: events of the Node object, by what the daemon and the broker know;
 //! - [`whereabouts`]: stores whose leases are whereabouts' objects;
 //! - [`broker`]: the program, from the lock to the last answer;
 //! - [`metrics`], [`cli`]: its faces; an administrator's commands.
@@ -21,9 +19,7 @@ pub mod api;
 pub mod broker;
 pub mod cli;
 pub mod decide;
-mod file_stores;
 pub mod metrics;
-mod node_events;
 pub mod space;
 mod sweep;
 pub mod whereabouts;

@@ -83,34 +83,6 @@ impl Metrics {
         self.claim_time = self.claim_time.saturating_add(took);
     }
 
-    /// How many questions found no address left.
-    #[must_use]
-    pub(crate) fn exhausted(&self) -> u64 {
-        self.claims.get("exhausted").copied().unwrap_or(0)
-    }
-
-    /// The spaces with leases in blocks that the node lost, and how many.
-    #[must_use]
-    pub(crate) fn conflicts(&self) -> Vec<(String, u64)> {
-        self.more_than_none(|of| of.conflicts)
-    }
-
-    /// The spaces with ranges that have no free block, and how many.
-    #[must_use]
-    pub(crate) fn ranges_without_free_block(&self) -> Vec<(String, u64)> {
-        self.more_than_none(|of| of.ranges_without_free_block)
-    }
-
-    fn more_than_none(&self, count: fn(&SpaceSummary) -> u64) -> Vec<(String, u64)> {
-        let named = |space: &AddressSpace| match &space.network_name {
-            Some(name) => format!("store {}, network name {name}", space.store),
-            None => format!("store {}", space.store),
-        };
-        let spaces = self.spaces.iter();
-        let counts = spaces.map(|(space, of)| (named(space), count(of)));
-        counts.filter(|(_, count)| *count > 0).collect()
-    }
-
     /// The text.
     ///
     /// # Errors

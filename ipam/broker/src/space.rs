@@ -36,6 +36,7 @@ use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy};
+use node::random::random64;
 use node_wire::{Answer, BlockNeed, Failure, FailureKind};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
@@ -46,7 +47,7 @@ pub use before::StoreBefore;
 
 use crate::api::document::{BlockObject, Metadata, NodeId};
 use crate::api::{ApiError, Changed, Client, Created, NodeObject, SpaceObject};
-use crate::decide::standing::{self, NodeState};
+use crate::decide::standing::{self, Claim, NodeState};
 use crate::metrics::Metrics;
 
 /// The longest wait before work in the background is tried again, in ticks.
@@ -54,6 +55,9 @@ const LONGEST_PAUSE_TICKS: u32 = 30;
 
 /// How often an object is read again that others change meanwhile.
 const MOST_READ: usize = 4;
+
+/// How long a mark of a block is remembered that this broker has seen.
+const MARKS_AGE: Duration = Duration::from_secs(86_400);
 
 /// How long things take; shorter in tests.
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +80,11 @@ pub struct Timing {
     /// How long the length of a space's blocks is believed: an administrator may begin a space anew
     /// with another one.
     pub agreed: Duration,
+    /// How long a block of a node that is gone rests by this broker's own clock, from when it first
+    /// saw the mark, whatever the cool-down is.
+    pub rest: Duration,
+    /// How often this node's UID is read again.
+    pub identity: Duration,
     /// How often a space is swept.
     pub sweep: Duration,
     /// How long a space that comes after a store of whereabouts' objects waits for that store's ADDs.
@@ -97,6 +106,8 @@ impl Default for Timing {
             question: Duration::from_millis(4500),
             retry: Duration::from_secs(30),
             agreed: Duration::from_secs(60),
+            rest: Duration::from_secs(300),
+            identity: Duration::from_secs(60),
             sweep: Duration::from_secs(3600),
             settle: Duration::from_secs(30),
             reread: Duration::from_secs(300),
@@ -120,6 +131,8 @@ pub struct Shared {
     pub me: RefCell<Option<NodeId>>,
     /// Nodes of the cluster as last listed.
     pub(crate) nodes: RefCell<Option<(Instant, Rc<std::collections::BTreeSet<NodeId>>)>>,
+    /// Blocks that are marked as nobody's, by UID: the mark's time, and when this broker first saw it.
+    pub(crate) marks: RefCell<BTreeMap<String, (jiff::Timestamp, Instant)>>,
     /// How long things take.
     pub timing: Timing,
     /// Counts.
@@ -176,6 +189,47 @@ impl Shared {
             Some(me) => Ok(me),
             None => self.read_me().await,
         }
+    }
+
+    /// Reads this node's UID again and again: who deletes the Node of a machine that runs has it
+    /// registered anew, while its pods run.
+    pub(crate) async fn reread_me(self: Rc<Self>) {
+        loop {
+            let jitter = Duration::from_millis(random64() % 1000);
+            tokio::time::sleep(self.timing.identity + jitter).await;
+            // Without one yet, or with another machine's, the first ADD says why.
+            let known = self.me.borrow().is_some();
+            if known && let Err(failure) = self.read_me().await {
+                tracing::warn!(
+                    error = failure.message,
+                    "cannot read this node's object again"
+                );
+            }
+        }
+    }
+
+    /// What may be done with a block of a node, by what the cluster says of that node now.
+    pub(crate) fn judge(&self, block: &BlockObject, node: &NodeId, state: &NodeState) -> Claim {
+        let (now, cooldown) = (jiff::Timestamp::now(), self.policy.ipam.cooldown);
+        standing::claim(block, node, state, now, cooldown, self.rest_of(block))
+    }
+
+    /// How much longer a block rests by this broker's own clock: the one that marked it may be off.
+    fn rest_of(&self, block: &BlockObject) -> Duration {
+        let Some(over) = &block.spec.over else {
+            return self.timing.rest;
+        };
+        let mut marks = self.marks.borrow_mut();
+        let uid = &block.metadata.uid;
+        let known = marks.get(uid).filter(|(since, _)| *since == over.since);
+        let seen = known.map(|(_, seen)| *seen).unwrap_or_else(|| {
+            // What was forgotten rests once more.
+            marks.retain(|_, (_, seen)| seen.elapsed() < MARKS_AGE);
+            let now = Instant::now();
+            marks.insert(uid.clone(), (over.since, now));
+            now
+        });
+        self.timing.rest.saturating_sub(seen.elapsed())
     }
 
     /// What the cluster says of a node now.
@@ -305,6 +359,8 @@ pub struct Worker {
     before: Option<Before>,
     directory: PathBuf,
     grants: Grants,
+    /// Whether these are what the file has: a write that failed may have replaced it.
+    written: bool,
     own: BTreeMap<IpNetwork, Own>,
     /// Blocks of another machine that had this node's name.
     foreign: BTreeMap<IpNetwork, BlockObject>,
@@ -355,6 +411,7 @@ impl Worker {
                 .map(|before| Before::new(before, grants.networks())),
             directory,
             grants,
+            written: true,
             own: BTreeMap::new(),
             foreign: BTreeMap::new(),
             removed: VecDeque::new(),
@@ -494,6 +551,7 @@ impl Worker {
         let before = self.refresh_before().await;
         self.grant_all().map_err(|error| error.to_string())?;
         let store = self.open_store().map_err(|error| error.to_string())?;
+        self.renew_all().await;
         let adopted = self.adopt(store.as_ref()).await;
         self.refresh(store.as_ref())
             .map_err(|error| error.to_string())?;
@@ -684,15 +742,14 @@ impl Worker {
     /// Writes that the node has a block, unless that is written.
     fn grant(&mut self, network: IpNetwork) -> std::io::Result<()> {
         let grant = self.grant_of(network);
-        let Some(grant) = grant.filter(|grant| !self.grants.blocks.contains(grant)) else {
+        let Some(grant) = grant.filter(|grant| !self.is_written(grant)) else {
             return Ok(());
         };
         let is_new = !self.is_granted(network);
         let mut grants = self.grants.clone();
         grants.blocks.retain(|other| other.block != network);
         grants.blocks.push(grant);
-        grants.write(&self.directory, &self.space)?;
-        self.grants = grants;
+        self.write(grants)?;
         self.lost.remove(&network);
         if is_new {
             tracing::info!(space = %self.space, block = %network, "this node has the block");
@@ -707,7 +764,7 @@ impl Worker {
             .keys()
             .filter(|network| {
                 let grant = self.grant_of(**network);
-                grant.is_some_and(|grant| !self.grants.blocks.contains(&grant))
+                grant.is_some_and(|grant| !self.is_written(&grant))
             })
             .copied()
             .collect();
@@ -720,11 +777,21 @@ impl Worker {
     fn revoke(&mut self, network: IpNetwork) -> std::io::Result<()> {
         let mut grants = self.grants.clone();
         grants.blocks.retain(|grant| grant.block != network);
-        if grants.blocks.len() == self.grants.blocks.len() {
+        if self.written && grants.blocks.len() == self.grants.blocks.len() {
             return Ok(());
         }
+        self.write(grants)
+    }
+
+    fn is_written(&self, grant: &Grant) -> bool {
+        self.written && self.grants.blocks.contains(grant)
+    }
+
+    fn write(&mut self, grants: Grants) -> std::io::Result<()> {
+        self.written = false;
         grants.write(&self.directory, &self.space)?;
         self.grants = grants;
+        self.written = true;
         Ok(())
     }
 

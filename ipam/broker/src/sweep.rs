@@ -1,6 +1,7 @@
 //! About once an hour one broker of the cluster goes through each address space.
 //!
-//! - Blocks of nodes that are gone are marked, and removed once they have rested ([`standing`]).
+//! - Blocks of nodes that are gone are marked, and removed once they have rested
+//!   ([`crate::decide::standing`]), by the same broker.
 //! - Split cells without single addresses become free ([`split`]).
 //! - A space that had no block for an hour is removed: any author of a network can name a new one. A
 //!   claim takes the note of emptiness off before it makes a block, and believes what it read of the
@@ -23,7 +24,7 @@ use serde_json::json;
 use crate::api::document::{BlockObject, NodeId, Over};
 use crate::api::{ApiError, Changed, SpaceObject};
 use crate::decide::split::{CellStep, SplitCells};
-use crate::decide::standing::{self, Claim, NodeState};
+use crate::decide::standing::{Claim, NodeState};
 use crate::space::Shared;
 
 /// Objects that one sweep of a space marks or removes at most; the next one goes on.
@@ -67,6 +68,7 @@ async fn round(shared: &Shared) -> Result<(), ApiError> {
     };
     client.spaces(each).await?;
     let mut nodes: Option<Nodes> = None;
+    let mut resting: Vec<SpaceObject> = Vec::new();
     for object in due {
         let noted = client
             .note_in_space(&object.metadata, json!({"swept": now}))
@@ -78,14 +80,30 @@ async fn round(shared: &Shared) -> Result<(), ApiError> {
         if nodes.is_none() {
             nodes = Some(list_nodes(shared).await?);
         }
-        // One space with an object that cannot be changed does not keep the others from being swept.
         if let Some(nodes) = &nodes
-            && let Err(error) = sweep(shared, &object, nodes, now).await
+            && try_sweep(shared, &object, nodes).await
         {
-            tracing::warn!(space = %object.space(), %error, "cannot sweep an address space");
+            resting.push(object);
+        }
+    }
+    if !resting.is_empty() {
+        // Only who has known a mark for so long removes its block; the next sweep may be another's.
+        tokio::time::sleep(shared.timing.rest).await;
+        let nodes = list_nodes(shared).await?;
+        for object in resting {
+            try_sweep(shared, &object, &nodes).await;
         }
     }
     Ok(())
+}
+
+/// Whether blocks of a space rest. One space with an object that cannot be changed does not keep the
+/// others from being swept.
+async fn try_sweep(shared: &Shared, object: &SpaceObject, nodes: &Nodes) -> bool {
+    sweep(shared, object, nodes).await.unwrap_or_else(|error| {
+        tracing::warn!(space = %object.space(), %error, "cannot sweep an address space");
+        false
+    })
 }
 
 async fn list_nodes(shared: &Shared) -> Result<Nodes, ApiError> {
@@ -98,15 +116,10 @@ async fn list_nodes(shared: &Shared) -> Result<Nodes, ApiError> {
     Ok(nodes)
 }
 
-async fn sweep(
-    shared: &Shared,
-    object: &SpaceObject,
-    nodes: &Nodes,
-    now: Timestamp,
-) -> Result<(), ApiError> {
+async fn sweep(shared: &Shared, object: &SpaceObject, nodes: &Nodes) -> Result<bool, ApiError> {
     let space = object.space();
-    let cooldown = shared.policy.ipam.cooldown;
     let mut due: Vec<(BlockObject, NodeId)> = Vec::new();
+    let mut rests = false;
     let mut cells = SplitCells::default();
     let mut is_empty = true;
     let each = |block: BlockObject| {
@@ -116,27 +129,27 @@ async fn sweep(
             return;
         };
         let state = nodes.get(&node.name).unwrap_or(&NodeState::Gone);
-        let claim = standing::claim(&block, &node, state, now, cooldown);
+        let claim = shared.judge(&block, &node, state);
+        rests |= matches!(claim, Claim::Mark(_) | Claim::Rests(_));
         if matches!(claim, Claim::Mark(_) | Claim::Take | Claim::Unmark) && due.len() < MOST_CHANGED
         {
             due.push((block, node));
         }
     };
     shared.client.blocks_of_space(&space, each).await?;
-    sweep_blocks(shared, &space, due, now).await?;
+    sweep_blocks(shared, &space, due).await?;
     for (cell, step) in cells.steps().take(MOST_CHANGED) {
         shared.step_cell(cell, step).await?;
     }
-    sweep_space(shared, object, is_empty, now).await
+    sweep_space(shared, object, is_empty, Timestamp::now()).await?;
+    Ok(rests)
 }
 
 async fn sweep_blocks(
     shared: &Shared,
     space: &AddressSpace,
     due: Vec<(BlockObject, NodeId)>,
-    now: Timestamp,
 ) -> Result<(), ApiError> {
-    let cooldown = shared.policy.ipam.cooldown;
     let (mut marked, mut removed) = (0usize, 0usize);
     let mut sure = Nodes::new();
     for (block, node) in due {
@@ -149,7 +162,7 @@ async fn sweep_blocks(
                 state
             }
         };
-        match standing::claim(&block, &node, &state, now, cooldown) {
+        match shared.judge(&block, &node, &state) {
             Claim::Mark(why) => {
                 shared.mark_over(&block, &why).await?;
                 marked += 1;

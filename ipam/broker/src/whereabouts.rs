@@ -167,7 +167,7 @@ impl Store {
             keys.push(PoolKey::new(&wanted.range, network_name)?);
         }
         let ranges: Vec<IpNetwork> = keys.iter().map(|key| key.range).collect();
-        ipam::whereabouts::check(&ranges, network_name, true, None)
+        ipam::whereabouts::check(&ranges, network_name, true, false)
             .map_err(|why| Failure::new(FailureKind::Malformed, why.to_string()))?;
         let mut addresses = Vec::new();
         let mut fresh = Vec::new();

@@ -3,9 +3,8 @@
 use super::documents::{is_definition, name_of, objects};
 use super::{Global, Outcome, complain, say, say_json};
 use crate::config::Config;
-use crate::plugin::Plugin;
 use crate::range::{Range, from_bits};
-use crate::store::{Store, Survey};
+use crate::store::Survey;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cni_wire::{Command, Environment, NetworkConfig, Request, env};
@@ -31,30 +30,18 @@ impl Explain {
         let config = asked.for_all_rails()?;
         let rail_of = |range: usize| rails.get(config.places.get(range)?.interface);
         let store = plugin.open_existing(&config.store)?;
-        let of_node = |range| slice(&plugin, &config, range, store.as_ref());
-        let slices = config.ranges.iter().map(of_node);
-        let slices: Vec<Option<OfNode>> = slices.collect::<Result<_>>()?;
-        let ranges = config.ranges.iter().zip(&slices);
-        let ranges: Vec<Range> = ranges
-            .map(|(range, slice)| match slice {
-                Some(slice) => range.slice(slice.slice),
-                None => range.clone(),
-            })
-            .collect();
+        let ranges = &config.ranges;
         let next: Vec<Value> = match &store {
             Some(store) => plugin
                 .survey(&config, &request, store)?
                 .iter()
                 .map(found)
                 .collect(),
-            None => unused(&ranges, config.overlapping),
+            None => unused(ranges, config.overlapping),
         };
-        let described = ranges.iter().zip(next).zip(&slices);
+        let described = ranges.iter().zip(next).enumerate();
         let ranges: Vec<Value> = described
-            .enumerate()
-            .map(|(number, ((range, next), slice))| {
-                describe(range, next, slice.as_ref(), rail_of(number))
-            })
+            .map(|(number, (range, next))| describe(range, next, rail_of(number)))
             .collect();
         let value = json!({
             "profile": if config.profile == Profile::Strict { "strict" } else { "compatible" },
@@ -174,39 +161,6 @@ fn one_network(place: &str, mut objects: Vec<Value>) -> Result<Value> {
     Ok(first)
 }
 
-/// The part of a range that this node has, or gets by its first ADD.
-#[derive(serde::Serialize)]
-struct OfNode {
-    slice: IpNetwork,
-    node: String,
-    taken: bool,
-}
-
-fn slice(
-    plugin: &Plugin,
-    config: &Config,
-    range: &Range,
-    store: Option<&Store>,
-) -> Result<Option<OfNode>> {
-    let Some(length) = config.slice else {
-        return Ok(None);
-    };
-    let node = plugin.identity()?.name;
-    let network_name = config.network_name.as_deref();
-    let Some(store) = store else {
-        let slice = Store::first_slice(range, length);
-        let slice =
-            slice.with_context(|| format!("no slice of {} has an address", range.subnet()))?;
-        let taken = false;
-        return Ok(Some(OfNode { slice, node, taken }));
-    };
-    let slice = store.slice_to_come(network_name, range, length)?;
-    let taken = store.slices()?.iter().any(|known| {
-        known.slice == slice && known.node == node && known.network_name.as_deref() == network_name
-    });
-    Ok(Some(OfNode { slice, node, taken }))
-}
-
 fn unique(config: &Config) -> &'static str {
     if config.overlapping {
         "all ranges of the network name"
@@ -215,7 +169,7 @@ fn unique(config: &Config) -> &'static str {
     }
 }
 
-fn describe(range: &Range, next: Value, slice: Option<&OfNode>, rail: Option<&u32>) -> Value {
+fn describe(range: &Range, next: Value, rail: Option<&u32>) -> Value {
     let (first, last) = range.window();
     let v4 = range.subnet().is_ipv4();
     let parts: Vec<String> = range.spans().iter().map(|span| span.show(v4)).collect();
@@ -228,9 +182,6 @@ fn describe(range: &Range, next: Value, slice: Option<&OfNode>, rail: Option<&u3
     });
     if let (Some(map), Value::Object(next)) = (value.as_object_mut(), next) {
         map.extend(next);
-        if let Some(slice) = slice {
-            map.insert("slice".into(), json!(slice));
-        }
         if let Some(rail) = rail {
             map.insert("rail".into(), json!(rail));
         }
@@ -318,18 +269,6 @@ fn text(config: &Config, value: &Value) -> String {
             get("range"),
             get("size")
         );
-        if let Some(slice) = range.get("slice") {
-            let text = |key: &str| slice[key].as_str().unwrap_or_default();
-            let when = match slice["taken"].as_bool() {
-                Some(true) => "",
-                _ => ", which it takes by its first ADD",
-            };
-            out += &format!(
-                "  node {} has slice {}{when}\n",
-                text("node"),
-                text("slice")
-            );
-        }
         for part in range["gives"]
             .as_array()
             .into_iter()

@@ -1,9 +1,8 @@
-//! `rdma-ipam import`: take over the leases of another IPAM plugin.
+//! `rdma-ipam import`: take over the leases of host-local.
 
-use super::documents::documents;
 use super::{Global, Outcome, complain, say, say_json};
 use crate::import::{self, Planned};
-use crate::lease::{Holder, Pod};
+use crate::lease::Holder;
 use crate::plugin::Plugin;
 use crate::range::{Range, Spec};
 use crate::store::{CoolDown, Store, Want};
@@ -11,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use ipnetwork::IpNetwork;
 use node::policy::{Profile, StoreKind};
-use node::table::{cell, table};
+use node::table::table;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -32,21 +31,6 @@ enum From {
         /// The CNI network's name; the directory's name unless given
         #[arg(long)]
         network: Option<String>,
-        #[command(flatten)]
-        how: How,
-    },
-    /// A file with the objects of whereabouts, from kubectl get -o yaml or -o json
-    Whereabouts {
-        file: PathBuf,
-        /// The CNI network's name
-        #[arg(long, default_value = "whereabouts")]
-        network: String,
-        /// The interface, for old records that have none
-        #[arg(long, default_value = "net1")]
-        interface: String,
-        /// A network name of the networks, where the file has no node slices; may be repeated
-        #[arg(long)]
-        network_name: Vec<String>,
         #[command(flatten)]
         how: How,
     },
@@ -71,82 +55,39 @@ impl Import {
                 global.store
             );
         }
-        match self.from {
-            From::HostLocal {
-                directory,
-                range,
-                network,
-                how,
-            } => {
-                let (planned, empty) = import::host_local(&directory, &range)?;
-                for name in empty {
-                    complain(&format!(
-                        "{}: the file is empty; not imported",
-                        directory.join(name).display()
-                    ));
-                }
-                let name = directory
-                    .file_name()
-                    .map(|name| name.to_string_lossy().into_owned());
-                let network = network
-                    .or(name)
-                    .context("name the network with --network")?;
-                let node = plugin.identity()?;
-                let holder = move |planned: &Planned| Holder {
-                    network: network.clone(),
-                    node: node.name.clone(),
-                    machine: node.machine.clone(),
-                    boot: node.boot.clone(),
-                    ..anybody(planned, "eth0")
-                };
-                apply(global, &plugin, &planned, &holder, &how)
-            }
-            From::Whereabouts {
-                file,
-                network,
-                interface,
-                network_name,
-                how,
-            } => {
-                let text = std::fs::read_to_string(&file)
-                    .with_context(|| format!("read {}", file.display()))?;
-                let place = file.display().to_string();
-                let plan = import::whereabouts(&documents(&place, &text)?, &network_name)
-                    .with_context(|| format!("import {place}"))?;
-                for remark in &plan.remarks {
-                    complain(remark);
-                }
-                let holder = move |planned: &Planned| Holder {
-                    network: network.clone(),
-                    ..anybody(planned, &interface)
-                };
-                apply(global, &plugin, &plan.leases, &holder, &how)
-            }
+        let From::HostLocal {
+            directory,
+            range,
+            network,
+            how,
+        } = self.from;
+        let (planned, empty) = import::host_local(&directory, &range)?;
+        for name in empty {
+            complain(&format!(
+                "{}: the file is empty; not imported",
+                directory.join(name).display()
+            ));
         }
-    }
-}
-
-/// A holder whose node is not known: DEL finds it by the container all the same.
-fn anybody(planned: &Planned, interface: &str) -> Holder {
-    let pod = planned.pod.clone();
-    Holder {
-        network: String::new(),
-        pod: pod.map(|(namespace, name)| Pod {
-            namespace,
-            name,
-            uid: None,
-        }),
-        container: planned.container.clone(),
-        interface: planned
-            .interface
-            .clone()
-            .unwrap_or_else(|| interface.to_owned()),
-        node: planned.node.clone().unwrap_or_default(),
-        machine: String::new(),
-        boot: String::new(),
-        netns: None,
-        netns_inode: None,
-        device: None,
+        let name = directory
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        let network = network
+            .or(name)
+            .context("name the network with --network")?;
+        let node = plugin.identity()?;
+        let holder = move |planned: &Planned| Holder {
+            network: network.clone(),
+            pod: None,
+            container: planned.container.clone(),
+            interface: planned.interface.clone(),
+            node: node.name.clone(),
+            machine: node.machine.clone(),
+            boot: node.boot.clone(),
+            netns: None,
+            netns_inode: None,
+            device: None,
+        };
+        apply(global, &plugin, &planned, &holder, &how)
     }
 }
 
@@ -195,10 +136,7 @@ fn apply(
         .iter()
         .map(|planned| row(planned, &holder(planned)))
         .collect();
-    say(&table(
-        &["ADDRESS", "RANGE", "NETWORK NAME", "HOLDER"],
-        &rows,
-    ));
+    say(&table(&["ADDRESS", "RANGE", "HOLDER"], &rows));
     match how.yes {
         true => say(&format!(
             "{} imported, {} were there\n",
@@ -232,16 +170,13 @@ fn range_of(planned: &Planned) -> Result<Range> {
 fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Result<bool> {
     // What a record names may have been released by hand since, or lost to another.
     let held = store.held_by(holder)?;
-    let same = |lease: &crate::lease::Lease| {
-        lease.address == planned.address && lease.network_name == planned.network_name
-    };
-    if held.iter().any(same) {
+    if held.iter().any(|lease| lease.address == planned.address) {
         return Ok(false);
     }
     let index = store.owned_by(holder)?.len();
     let want = Want {
         range,
-        network_name: planned.network_name.as_deref(),
+        network_name: None,
         overlapping: true,
         holder,
     };
@@ -269,7 +204,6 @@ fn row(planned: &Planned, holder: &Holder) -> Vec<String> {
     vec![
         planned.address.to_string(),
         planned.range.to_string(),
-        cell(planned.network_name.as_deref().unwrap_or_default()),
-        cell(&holder.to_string()),
+        node::table::cell(&holder.to_string()),
     ]
 }

@@ -17,7 +17,6 @@ impl Init {
                 "id": store.id(),
                 "filesystem": store.file_system(),
                 "shared": store.is_shared(),
-                "format": store.format().version(),
             }));
             return Ok(Outcome::Done);
         }

@@ -2,7 +2,7 @@
 
 use super::{Global, Outcome, complain, confirmed, say, say_json};
 use crate::pool_usage::{Usage, usage};
-use crate::store::{Pool, Slice, Store};
+use crate::store::{Pool, Store};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnetwork::IpNetwork;
@@ -29,7 +29,7 @@ impl Pools {
         let (plugin, store) = global.open_used()?;
         let Some(store) = store else {
             if global.json && self.drop.is_none() {
-                say_json(json!({"store": null, "pools": [], "slices": []}));
+                say_json(json!({"store": null, "pools": []}));
             }
             return Ok(match self.drop {
                 None => Outcome::Done,
@@ -38,9 +38,8 @@ impl Pools {
         };
         let cooldown = plugin.policy().ipam.cooldown;
         let pools = store.pools()?;
-        let slices = store.slices()?;
         if let Some(range) = self.drop {
-            return self.drop_pool(global, &store, range, &slices);
+            return self.drop_pool(global, &store, range);
         }
         let counts = usage(&store, &pools, cooldown)?;
         if global.json {
@@ -53,17 +52,15 @@ impl Pools {
                 "directory": store.directory(),
                 "id": store.id(),
                 "filesystem": store.file_system(),
-                "format": store.format().version(),
             });
-            say_json(json!({"store": place, "pools": pools, "slices": slices}));
+            say_json(json!({"store": place, "pools": pools}));
             return Ok(Outcome::Done);
         }
         say(&format!(
-            "store {} in {} ({}, format {})\n",
+            "store {} in {} ({})\n",
             store.id(),
             store.directory().display(),
-            store.file_system(),
-            store.format().version()
+            store.file_system()
         ));
         let now = jiff::Timestamp::now().as_second();
         let rows: Vec<Vec<String>> = pools
@@ -84,21 +81,10 @@ impl Pools {
             "LAST ADD",
         ];
         say(&table(&header, &rows));
-        if !slices.is_empty() {
-            let rows: Vec<Vec<String>> = slices.iter().map(slice_row).collect();
-            say("\n");
-            say(&table(&["SLICE", "RANGE", "NETWORK NAME", "NODE"], &rows));
-        }
         Ok(Outcome::Done)
     }
 
-    fn drop_pool(
-        &self,
-        global: &Global,
-        store: &Store,
-        range: IpNetwork,
-        slices: &[Slice],
-    ) -> Result<Outcome> {
+    fn drop_pool(&self, global: &Global, store: &Store, range: IpNetwork) -> Result<Outcome> {
         let network_name = self.network_name.as_deref().filter(|name| !name.is_empty());
         let mut pools = store.pools()?;
         pools.retain(|pool| pool.range == range && pool.network_name.as_deref() == network_name);
@@ -115,19 +101,6 @@ impl Pools {
         if used > 0 {
             bail!("pool {range} has {used} leases; see rdma-ipam list --pool {range}");
         }
-        let holder = slices
-            .iter()
-            .find(|slice| slice.range == range && slice.network_name.as_deref() == network_name);
-        if let Some(slice) = holder {
-            bail!(
-                "node {node} has slice {} of pool {range}; once the node is gone, or uses the pool \
-                 no more, rdma-ipam release --node {node} --pool {range} --network-name {:?} \
-                 gives it up",
-                slice.slice,
-                network_name.unwrap_or_default(),
-                node = slice.node,
-            );
-        }
         if !confirmed(self.yes, &format!("drop pool {range} from the list?"))? {
             return Ok(Outcome::Found);
         }
@@ -139,16 +112,6 @@ impl Pools {
         }
         Ok(Outcome::Done)
     }
-}
-
-/// Slice, range, network name and node.
-pub(super) fn slice_row(slice: &Slice) -> Vec<String> {
-    vec![
-        slice.slice.to_string(),
-        slice.range.to_string(),
-        cell(slice.network_name.as_deref().unwrap_or_default()),
-        cell(&slice.node),
-    ]
 }
 
 fn ends(pool: &Pool) -> (String, String) {

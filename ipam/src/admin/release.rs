@@ -1,9 +1,8 @@
 //! `rdma-ipam release`: free leases by hand.
 
-use super::pools::slice_row;
 use super::{Global, Outcome, complain, confirmed, say, say_json};
 use crate::lease::Lease;
-use crate::store::{Entry, Slice, Store};
+use crate::store::{Entry, Store};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnetwork::IpNetwork;
@@ -16,8 +15,7 @@ use std::net::IpAddr;
 struct Which {
     /// The lease of this address
     address: Option<IpAddr>,
-    /// All leases of a node, and its slices (with --pool and --network-name those alone): the
-    /// node must be gone
+    /// All leases of a node (with --pool and --network-name those alone): the node must be gone
     #[arg(long)]
     node: Option<String>,
     /// All leases of a pod: namespace/name, or a name
@@ -63,15 +61,14 @@ impl Release {
             !self.previous || !entry.record.as_ref().is_ok_and(of_this_boot)
         });
         self.refuse_this_boot(&store, &chosen)?;
-        let slices = self.choose_slices(&store)?;
-        if chosen.is_empty() && slices.is_empty() {
-            complain("no such lease or slice");
+        if chosen.is_empty() {
+            complain("no such lease");
             return Ok(Outcome::Found);
         }
         if !global.json {
-            show(&chosen, &slices);
+            show(&chosen);
         }
-        if !confirmed(self.yes, &question(chosen.len(), slices.len()))? {
+        if !confirmed(self.yes, &question(chosen.len()))? {
             return Ok(Outcome::Found);
         }
         let mut freed = Vec::new();
@@ -82,19 +79,10 @@ impl Release {
                 Err(error) => failed.push(error.to_string()),
             }
         }
-        let slices = match &self.which.node {
-            Some(node) if !slices.is_empty() => {
-                store.release_slices(node, self.network_name(), self.pool)?
-            }
-            _ => Vec::new(),
-        };
         if global.json {
-            say_json(json!({"freed": freed, "slices": slices, "failed": failed}));
+            say_json(json!({"freed": freed, "failed": failed}));
         } else {
             say(&format!("{} freed\n", freed.len()));
-            for slice in &slices {
-                say(&format!("slice of {slice} freed\n"));
-            }
         }
         if let Some(first) = failed.first() {
             bail!("{} could not be freed: {first}", failed.len());
@@ -103,7 +91,7 @@ impl Release {
     }
 
     /// Refuses to free what pods of this node use: by its own name, the node is not gone.
-    /// Leases of its earlier boots and slices without leases may be freed.
+    /// Leases of its earlier boots may be freed.
     fn refuse_this_boot(&self, store: &Store, chosen: &[Entry]) -> Result<()> {
         let own = (self.which.node.as_deref())
             .is_some_and(|node| store.node_names().any(|name| name == node));
@@ -122,21 +110,6 @@ impl Release {
             1 + live.count(),
             first.address
         );
-    }
-
-    /// The slices that are given up with the leases of a node.
-    fn choose_slices(&self, store: &Store) -> Result<Vec<Slice>> {
-        let Some(node) = self.which.node.as_ref().filter(|_| !self.previous) else {
-            return Ok(Vec::new());
-        };
-        let mut slices = store.slices()?;
-        slices.retain(|slice| {
-            slice.node == *node
-                && self.pool.is_none_or(|pool| pool == slice.range)
-                && (self.network_name())
-                    .is_none_or(|wanted| wanted == slice.network_name.as_deref())
-        });
-        Ok(slices)
     }
 
     /// The leases that are meant. Of one address there is one lease in each network
@@ -165,12 +138,6 @@ impl Release {
         Ok(chosen)
     }
 
-    /// The network name that was named, if one was: the empty one is none.
-    fn network_name(&self) -> Option<Option<&str>> {
-        let name = self.network_name.as_deref()?;
-        Some(Some(name).filter(|name| !name.is_empty()))
-    }
-
     fn in_scope(&self, entry: &Entry) -> bool {
         let network_name = entry.network_name.as_deref().unwrap_or_default();
         (self.network_name.as_deref()).is_none_or(|name| name == network_name)
@@ -192,38 +159,21 @@ impl Release {
     }
 }
 
-/// Prints what would be freed: leases, then slices.
-fn show(chosen: &[Entry], slices: &[Slice]) {
+/// Prints what would be freed.
+fn show(chosen: &[Entry]) {
     let rows: Vec<Vec<String>> = chosen.iter().map(row).collect();
-    if !rows.is_empty() {
-        say(&table(
-            &["ADDRESS", "NETWORK NAME", "RANGE", "HOLDER"],
-            &rows,
-        ));
-    }
-    let rows: Vec<Vec<String>> = slices.iter().map(slice_row).collect();
-    if !rows.is_empty() {
-        say(&table(&["SLICE", "RANGE", "NETWORK NAME", "NODE"], &rows));
-    }
+    say(&table(
+        &["ADDRESS", "NETWORK NAME", "RANGE", "HOLDER"],
+        &rows,
+    ));
 }
 
-/// What is asked before anything is freed; one of both numbers is not 0.
-fn question(leases: usize, slices: usize) -> String {
-    let leases = match leases {
-        0 => None,
-        1 => Some("free this lease".to_owned()),
-        n => Some(format!("free these {n} leases")),
+fn question(leases: usize) -> String {
+    let what = match leases {
+        1 => "free this lease".to_owned(),
+        n => format!("free these {n} leases"),
     };
-    let slices = match slices {
-        0 => None,
-        1 => Some("give up this slice".to_owned()),
-        n => Some(format!("give up these {n} slices")),
-    };
-    let what: Vec<String> = [leases, slices].into_iter().flatten().collect();
-    format!(
-        "{}? A pod that still uses one of the addresses will share it with the next.",
-        what.join(" and ")
-    )
+    format!("{what}? A pod that still uses one of the addresses will share it with the next.")
 }
 
 fn row(entry: &Entry) -> Vec<String> {

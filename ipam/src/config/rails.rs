@@ -31,6 +31,7 @@ pub struct Place {
 /// Reads `ranges`.
 pub(super) fn read(
     ipam: &Section<'_>,
+    reserved: &[IpAddr],
     profile: Profile,
 ) -> Result<BTreeMap<u32, Vec<RailRange>>, Error> {
     let mut rails = BTreeMap::new();
@@ -53,7 +54,9 @@ pub(super) fn read(
         if of_rail.is_empty() {
             return Err(section.wrong(key, "has no range"));
         }
-        let ranges = of_rail.iter().map(|section| one(section, profile));
+        let ranges = of_rail
+            .iter()
+            .map(|section| one(section, reserved, profile));
         rails.insert(rail, ranges.collect::<Result<_, _>>()?);
     }
     let other = ["range", "ipRanges", "gateway", "addresses"];
@@ -70,16 +73,6 @@ pub(super) fn read(
     Ok(rails)
 }
 
-/// The objects of the ranges of all rails.
-pub(super) fn sections<'a>(ipam: &Section<'a>) -> Result<Vec<Section<'a>>, Error> {
-    let section = ipam.section("ranges")?;
-    let mut all = Vec::new();
-    for key in section.keys() {
-        all.extend(of_rail(&section, key)?);
-    }
-    Ok(all)
-}
-
 /// A rail has one range or a list of them.
 fn of_rail<'a>(section: &Section<'a>, key: &str) -> Result<Vec<Section<'a>>, Error> {
     match section.value(key).is_some_and(serde_json::Value::is_array) {
@@ -88,7 +81,7 @@ fn of_rail<'a>(section: &Section<'a>, key: &str) -> Result<Vec<Section<'a>>, Err
     }
 }
 
-fn one(section: &Section<'_>, profile: Profile) -> Result<RailRange, Error> {
+fn one(section: &Section<'_>, reserved: &[IpAddr], profile: Profile) -> Result<RailRange, Error> {
     let known = [&RANGE_KEYS[..], &["gateway"]].concat();
     refuse_unknown(section, &known)?;
     let text: &str = section.require("range")?;
@@ -104,7 +97,7 @@ fn one(section: &Section<'_>, profile: Profile) -> Result<RailRange, Error> {
         start: section.text("range_start")?,
         end: section.text("range_end")?,
         exclude: &section.texts("exclude")?,
-        gateway,
+        reserved: &reserved.iter().copied().chain(gateway).collect::<Vec<_>>(),
     };
     let range = Range::new(&spec, profile).map_err(|error| {
         Error::new(Code::InvalidConfig, error.to_string()).context(section.path())

@@ -118,7 +118,6 @@ fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
     Part {
         interface: None,
         range: range.clone(),
-        slice: config.slice,
         space: Space {
             network_name: config.network_name.clone(),
             overlapping: config.overlapping,
@@ -155,8 +154,9 @@ pub(super) fn assign(
             .ranges
             .iter()
             .zip(&mut asked)
-            .filter(|(range, asked)| asked.is_none() && around(range));
-        let Some((range, slot)) = fits.next() else {
+            .enumerate()
+            .filter(|(_, (range, asked))| asked.is_none() && around(range));
+        let Some((number, (range, slot))) = fits.next() else {
             if let Some((subnet, other)) = taken.last() {
                 return Err(refuse(format!(
                     "lies in range {subnet}, from which {other} is asked for already"
@@ -182,8 +182,9 @@ pub(super) fn assign(
         if !range.may_be_requested(*address) {
             return Err(refuse(format!("is the first or last address of {subnet}")));
         }
-        if config.profile == Profile::Strict && config.gateway == Some(*address) {
-            return Err(refuse("is the gateway".to_owned()));
+        if config.profile == Profile::Strict && config.is_reserved(number, *address) {
+            let why = "is a gateway or next hop of the network, or one of ipam.addresses";
+            return Err(refuse(why.to_owned()));
         }
         if !request_excluded && !range.gives(*address) {
             return Err(

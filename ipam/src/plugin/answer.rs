@@ -23,11 +23,8 @@ fn code(error: &StoreError) -> Code {
         },
         StoreError::Overtaken { .. } | StoreError::NeedsBlock(_) => Code::TryAgain,
         StoreError::Unknown { .. } | StoreError::NoDirectory { .. } => Code::Policy,
-        StoreError::Held { .. }
-        | StoreError::Exhausted { .. }
-        | StoreError::SliceExhausted { .. }
-        | StoreError::NoSlice { .. } => Code::Exhausted,
-        StoreError::SliceSize { .. } | StoreError::Oversize { .. } => Code::InvalidConfig,
+        StoreError::Held { .. } | StoreError::Exhausted { .. } => Code::Exhausted,
+        StoreError::Oversize { .. } => Code::InvalidConfig,
         StoreError::Grants(_)
         | StoreError::Format { .. }
         | StoreError::Damaged { .. }

@@ -126,7 +126,7 @@ impl Objects {
     fn check_recordable(&self, config: &Config) -> Result<(), Error> {
         let ranges: Vec<IpNetwork> = config.ranges.iter().map(Range::subnet).collect();
         let name = config.network_name.as_deref();
-        whereabouts::check(&ranges, name, config.overlapping, config.slice)
+        whereabouts::check(&ranges, name, config.overlapping, config.sliced)
             .map_err(|why| self.refused(&why))
     }
 

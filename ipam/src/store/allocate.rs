@@ -1,9 +1,9 @@
 //! Which address to lease: the lowest that is free, and another one when another
 //! ADD was faster.
 //!
-//! A search proposes an address; whether it is leased is decided by [`super::claim`]. In a
-//! store of format 2 the searches of an order propose together, and one record claims what
-//! they proposed. What it loses is proposed anew, for another record of the same owner.
+//! A search proposes an address; whether it is leased is decided by [`super::claim`]. The
+//! searches of an order propose together, and one record claims what they proposed. What it
+//! loses is proposed anew, for another record of the same owner.
 
 use super::claim::{Claim, Intent};
 use super::dir::{Dir, Meta};
@@ -14,7 +14,7 @@ use super::owner::{Content, read};
 use super::release::{CoolDown, now, timestamp};
 use super::shard::{Candidate, Choice, Shard};
 use super::{Store, StoreError};
-use crate::lease::{Holder, Lease, Record, RecordFormat};
+use crate::lease::{Holder, Lease, Record};
 use crate::range::{Range, Span, bits, from_bits};
 use node::random::random64;
 use std::collections::BTreeMap;
@@ -106,7 +106,7 @@ impl Want<'_> {
             overlapping: self.overlapping,
             generation: candidate.generation,
             requested,
-            part: Some(part),
+            part,
             holder: self.holder.clone(),
             created: timestamp(),
         }
@@ -290,58 +290,10 @@ impl Store {
         }
     }
 
-    /// Leases an address for each search, of one holder. Answers them in their order; notes
-    /// the records that were made, also when it fails.
+    /// Leases an address for each search, of one holder, by one record for all, and one more for
+    /// those that were lost. Answers them in their order; notes the records that were made, also
+    /// when it fails.
     pub(super) fn allocate_all(
-        &self,
-        searches: &mut [Search<'_>],
-        made: &mut Made,
-    ) -> Result<Vec<Lease>, Failed> {
-        match self.format {
-            RecordFormat::PerOrder => self.allocate_together(searches, made),
-            RecordFormat::PerLease => {
-                let mut leases = Vec::with_capacity(searches.len());
-                for (position, search) in searches.iter_mut().enumerate() {
-                    search.follow_one_of(leases.iter());
-                    let lease = self.allocate_alone(search, made);
-                    leases.push(lease.map_err(|error| Failed {
-                        search: position,
-                        error,
-                    })?);
-                }
-                Ok(leases)
-            }
-        }
-    }
-
-    /// By one record that is written anew for each address that it loses.
-    fn allocate_alone(
-        &self,
-        search: &mut Search<'_>,
-        made: &mut Made,
-    ) -> Result<Lease, StoreError> {
-        let mut intent: Option<Intent> = None;
-        loop {
-            let claim = search.propose(&Proposed::default())?;
-            let lease = claim.lease.clone();
-            let record = Record::of(vec![lease.clone()]).ok_or_else(|| self.nothing_leased())?;
-            let current = match intent.take() {
-                Some(intent) => {
-                    self.intend_instead(&intent, &record)?;
-                    intent
-                }
-                None => self.make(&record, made)?,
-            };
-            if self.claim(&current, &[claim])?.contains(&true) {
-                return Ok(lease);
-            }
-            intent = Some(current);
-            search.collided()?;
-        }
-    }
-
-    /// By one record for all, and one more for those that were lost.
-    fn allocate_together(
         &self,
         searches: &mut [Search<'_>],
         made: &mut Made,
@@ -392,7 +344,7 @@ impl Store {
             return;
         }
         let holder = &made.holder;
-        let node = name::node(&holder.node);
+        let node = &holder.node;
         // The first error is the one to report. What cannot be given back now leads
         // the runtime's DEL to it.
         let Ok(there) = self.owned_at(node, &holder.container, &holder.interface) else {
@@ -601,7 +553,7 @@ impl<'a> Search<'a> {
     /// The same, once the other part's address may be among these.
     fn follow_one_of<'l>(&mut self, mut leases: impl Iterator<Item = &'l Lease>) {
         let Some(like) = self.like else { return };
-        if let Some(lease) = leases.find(|lease| lease.part == Some(like)) {
+        if let Some(lease) = leases.find(|lease| lease.part == like) {
             self.like = None;
             self.aim_at_number_of(lease);
         }
@@ -706,7 +658,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn hints(&self, make: bool) -> Hints {
+    fn hints(&self, make: bool) -> Hints<'a> {
         let space = name::space(self.want.network_name);
         let path = ["hints", space.as_str()];
         let dir = if make {
@@ -725,7 +677,7 @@ impl<'a> Search<'a> {
     /// free and has rested.
     fn sweep(
         &self,
-        hints: &mut Hints,
+        hints: &mut Hints<'_>,
         shards: impl Iterator<Item = Numbered>,
         proposed: &Proposed,
     ) -> Result<Swept, StoreError> {
@@ -751,7 +703,7 @@ impl<'a> Search<'a> {
                 // Full but for what this order is about to take, it need not become full.
                 None if own => rest.note(order, number, &read),
                 None => {
-                    hints.mark_full(order, stamp, read.choice.rested_at);
+                    hints.mark_full(number, stamp, read.choice.rested_at);
                     rest.note(order, number, &read);
                 }
             }

@@ -6,7 +6,7 @@ use super::name::{self, Class, LeaseName};
 use super::owner::{Content, read};
 use super::shard::Standing;
 use super::{Store, StoreError};
-use crate::lease::{Lease, Record, RecordFormat};
+use crate::lease::{self, Lease, Record};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -40,8 +40,12 @@ impl Store {
         let (bucket, name) = name::owner(&holder.container, &holder.interface, index);
         let below = index.checked_sub(1);
         let below = below.map(|below| name::owner(&holder.container, &holder.interface, below).1);
-        let dir = self.make_below(&["owners", name::node(&holder.node), &bucket])?;
-        let text = self.bounded(record)?;
+        let dir = self.make_below(&["owners", &holder.node, &bucket])?;
+        let text = record.encode();
+        let (bytes, most) = (text.len(), lease::MAX_BYTES);
+        if bytes as u64 > most {
+            return Err(StoreError::Oversize { bytes, most });
+        }
         let Some(file) = dir.create(&name, &text, self.durable())? else {
             return Err(overtaken(lease));
         };
@@ -64,19 +68,6 @@ impl Store {
             file,
             meta,
         })
-    }
-
-    /// The same record for another address: nothing leads to the one before. Of format 1 only:
-    /// there a record that lost its address must not stay, because older programs would take
-    /// it for the lease of a repeated ADD.
-    pub(super) fn intend_instead(
-        &self,
-        intent: &Intent,
-        record: &Record,
-    ) -> Result<(), StoreError> {
-        let text = self.bounded(record)?;
-        let (name, file) = (&intent.name, &intent.file);
-        Ok(intent.dir.refill(name, file, &text, self.durable())?)
     }
 
     /// Steps 3 to 5: which lease entries are ours. An error leaves the record, which leads the
@@ -221,21 +212,14 @@ impl Store {
     }
 
     /// Takes back a link that this call made. It is not compared: nobody else can have linked
-    /// the name, or gets it once it was freed. The record may be refilled for another address or
+    /// the name, nor may have it later, because the record goes on naming it. The record may be
     /// removed next: a loss of power must not bring the link back after that.
     pub(super) fn withdraw(&self, shard: &Dir, lease_name: LeaseName) -> Result<(), StoreError> {
-        let name = lease_name.name();
-        match self.format {
-            RecordFormat::PerLease => drop(shard.unlink(&name)?),
-            // The record goes on naming the entry, so nobody else may ever have it.
-            RecordFormat::PerOrder => {
-                let freed = LeaseName {
-                    freed: Some(0),
-                    ..lease_name
-                };
-                shard.rename(&name, &freed.name())?;
-            }
-        }
+        let freed = LeaseName {
+            freed: Some(0),
+            ..lease_name
+        };
+        shard.rename(&lease_name.name(), &freed.name())?;
         if self.durable() {
             shard.sync()?;
         }
@@ -317,17 +301,6 @@ impl Store {
         };
         // Without it the pod's next sandbox gets another address; no harm.
         let _ = hinted();
-    }
-
-    /// The record as it is written, which must be one that can be read again.
-    fn bounded(&self, record: &Record) -> Result<Vec<u8>, StoreError> {
-        let text = record.encode(self.format);
-        let most = self.format.max_bytes();
-        if text.len() as u64 > most {
-            let bytes = text.len();
-            return Err(StoreError::Oversize { bytes, most });
-        }
-        Ok(text)
     }
 }
 

@@ -291,24 +291,6 @@ impl Dir {
         written.map(|()| Some(file))
     }
 
-    /// Replaces the content of a file that this process created.
-    pub(crate) fn refill(
-        &self,
-        name: &str,
-        file: &File,
-        content: &[u8],
-        durable: bool,
-    ) -> Result<(), DirError> {
-        let failed = |e: std::io::Error| self.failed("write", name)(errno(&e));
-        file.write_all_at(content, 0).map_err(failed)?;
-        file.set_len(content.len() as u64).map_err(failed)?;
-        if durable {
-            self.sync_file(name, file)
-        } else {
-            Ok(())
-        }
-    }
-
     fn sync_file(&self, name: &str, file: &File) -> Result<(), DirError> {
         nix::unistd::fsync(file).map_err(self.failed("sync", name))
     }

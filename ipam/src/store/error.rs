@@ -164,42 +164,6 @@ pub enum StoreError {
         /// What was found.
         what: String,
     },
-    /// No address of the node's slice is free.
-    #[error("slice {slice} of range {range} is exhausted: {why}")]
-    SliceExhausted {
-        /// The node's part of the range.
-        slice: String,
-        /// The range's network.
-        range: String,
-        /// How it came to that.
-        why: String,
-    },
-    /// Every slice of the range with a usable address is some node's.
-    #[error(
-        "node {node} has no slice of {range}: every slice of /{length} with a usable address is taken ({taken} of {count} slices)"
-    )]
-    NoSlice {
-        /// This node.
-        node: String,
-        /// The range.
-        range: String,
-        /// Prefix length of a slice.
-        length: u8,
-        /// How many slices nodes have.
-        taken: usize,
-        /// How many slices there are, with usable addresses or without.
-        count: u128,
-    },
-    /// The range is cut otherwise by another configuration.
-    #[error("range {range} is cut into slices of /{found} already, not /{wanted}")]
-    SliceSize {
-        /// The range.
-        range: String,
-        /// The size in use.
-        found: String,
-        /// The size asked for.
-        wanted: u8,
-    },
 }
 
 impl StoreError {
@@ -251,15 +215,8 @@ impl StoreError {
             Self::NeedsBlock(_) => {
                 "see rdma-ipam pools, and the log of the container rdma-ipam-broker on this node"
             }
-            Self::SliceExhausted { .. } => {
-                "see rdma-ipam pools and rdma-ipam reclaim; for a larger node_slice_size, all nodes must give up their slices of the range"
-            }
             Self::Overtaken { .. } => "the runtime's next ADD starts afresh",
             Self::Foreign { .. } => "run rdma-ipam fsck",
-            Self::NoSlice { .. } => {
-                "enlarge the range, or free the slice of a node that is gone: rdma-ipam release --node NAME --pool RANGE"
-            }
-            Self::SliceSize { .. } => "use one node_slice_size for the range",
         }
     }
 }

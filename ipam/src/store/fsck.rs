@@ -18,7 +18,7 @@ use super::release::now;
 use super::scan::{Entry, Finding, ShardListing};
 use super::shard::Standing;
 use super::{Store, StoreError, probe};
-use crate::lease::{self, Lease, Record, RecordFormat};
+use crate::lease::{self, Lease, Record};
 use node::random::random64;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -28,8 +28,8 @@ use std::time::Duration;
 /// Whatever changed later than this may be a call that still runs.
 pub const MIN_AGE: Duration = Duration::from_secs(60);
 /// What lies in a store.
-const ROOMS: [&str; 9] = [
-    "FORMAT", "leases", "owners", "pods", "hints", "pools", "slices", "lost", "nodes",
+const ROOMS: [&str; 7] = [
+    "FORMAT", "leases", "owners", "pods", "hints", "pools", "lost",
 ];
 
 /// What fsck found and did.
@@ -123,7 +123,7 @@ impl Store {
         };
         let holder = &lease.holder;
         let (bucket, _) = name::owner(&holder.container, &holder.interface, 0);
-        let path = ["owners", name::node(&holder.node), &bucket];
+        let path = ["owners", &holder.node, &bucket];
         let Some(dir) = self.open_below(&path)? else {
             return Ok(false);
         };
@@ -140,7 +140,7 @@ impl Store {
 
     fn give_owner(&self, entry: &Entry, lease: &Lease) -> Result<(), StoreError> {
         let holder = &lease.holder;
-        let node = name::node(&holder.node);
+        let node = &holder.node;
         let count = self
             .owned_at(node, &holder.container, &holder.interface)?
             .len();
@@ -280,9 +280,7 @@ impl Fsck<'_> {
             // Of several leases the first stands for the record. If that one was lost, the
             // bucket is read.
             if entry.leads
-                && let Some(count) = self
-                    .unaccounted
-                    .get_mut(place(name::node(&holder.node), &bucket))
+                && let Some(count) = self.unaccounted.get_mut(place(&holder.node, &bucket))
             {
                 *count -= 1;
             }
@@ -436,7 +434,7 @@ impl Fsck<'_> {
                 // Its other names are those of a lease and of its record. A record of several
                 // leases has more names, and has to be read.
                 let names = dir.meta(&entry)?.map_or(0, |meta| meta.links);
-                if names == 3 || (names > 3 && self.store.format == RecordFormat::PerLease) {
+                if names == 3 {
                     continue;
                 }
                 let stale = match super::owner::read(&dir, &entry)? {

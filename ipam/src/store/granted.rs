@@ -442,7 +442,6 @@ mod tests {
             parts: vec![Part {
                 interface: None,
                 range: Range::new(&spec, Profile::Strict).unwrap(),
-                slice: Some(26),
                 space: Space {
                     network_name: None,
                     overlapping: true,
@@ -492,6 +491,23 @@ mod tests {
         assert_eq!(held.held.len(), 2);
         let blue = store.block_use(Some("blue"), "10.0.0.16/31".parse().unwrap());
         assert_eq!(blue.unwrap(), BlockUse::default());
+    }
+
+    #[test]
+    fn hints_do_not_grow_with_the_changes_of_blocks() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let blocks = ["10.0.0.16/31", "10.0.0.64/31", "10.0.0.32/31"];
+        for count in 1..=blocks.len() {
+            grant(place.path(), None, &blocks[..count]);
+            for pod in 0..2 {
+                let order = order(&format!("c{count}-{pod}"), "10.0.0.0/24", None);
+                store.take(&order).unwrap();
+            }
+            need(store.take(&order("full", "10.0.0.0/24", None)));
+        }
+        let hints = std::fs::read_dir(place.path().join("store/hints/default")).unwrap();
+        assert_eq!(hints.count(), 1, "one table for all of them");
     }
 
     #[test]

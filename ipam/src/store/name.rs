@@ -7,7 +7,7 @@
 //! owners/<node>/<hh>/<container>:<ifname>:<i>   the same file, found by its owner
 //! pods/<hh>/<hash>                         the same file, found by its pod
 //! ```
-//! In a store of format 2 one file has all lease entries of an order.
+//! One file has all lease entries of an order.
 //!
 //! A space is a `network_name`: addresses are unique in one. A shard is 256
 //! addresses. A range with `enable_overlapping_ranges: false` is a space of its
@@ -177,14 +177,6 @@ pub(crate) fn next_owned(name: &str) -> Option<String> {
     let next = index.parse::<usize>().ok()?.checked_add(1)?;
     Some(format!("{owner}:{next}"))
 }
-
-/// The owner's directory below `owners`.
-pub(crate) fn node(name: &str) -> &str {
-    if name.is_empty() { IMPORTED } else { name }
-}
-
-/// Stands for the node of leases that were imported without one.
-pub(crate) const IMPORTED: &str = "_imported";
 
 /// Directory and name of a pod's entry for one range, within `pods`.
 pub(crate) fn pod(

@@ -89,7 +89,7 @@ impl Store {
     /// When the store cannot be read.
     pub fn owned(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
         let mut found = Vec::new();
-        for directory in self.directories() {
+        for directory in self.node_names() {
             found.extend(self.owned_at(directory, container, interface)?);
         }
         Ok(found)
@@ -105,22 +105,12 @@ impl Store {
     }
 
     /// The records of an attachment under the name of the node that it names, which may be
-    /// another one than this; an empty one stands for an import that does not know it.
+    /// another one than this.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn owned_by(&self, holder: &Holder) -> Result<Vec<Owned>, StoreError> {
-        self.owned_at(
-            name::node(&holder.node),
-            &holder.container,
-            &holder.interface,
-        )
-    }
-
-    /// Where records of this machine's attachments may be: under its name, under
-    /// previous ones, and where an import put those whose node it did not know.
-    fn directories(&self) -> impl Iterator<Item = &str> {
-        self.node_names().chain(std::iter::once(name::IMPORTED))
+        self.owned_at(&holder.node, &holder.container, &holder.interface)
     }
 
     /// The leases that an attachment holds.

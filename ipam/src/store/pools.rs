@@ -7,7 +7,7 @@
 //! configuration was before. Nothing is decided by these files.
 
 use super::dir::{Dir, Found};
-use super::hint::table_name;
+use super::hint;
 use super::release::timestamp;
 use super::{Store, StoreError, name};
 use crate::range::{Range, Span, from_bits};
@@ -65,6 +65,16 @@ impl Pool {
     }
 }
 
+/// Another set of addresses has another file.
+fn file_name(range: &Range, overlapping: bool) -> String {
+    let spans = range.spans().iter();
+    let spans: Vec<String> = spans
+        .map(|span| format!("{:x}-{:x}", span.first, span.last))
+        .collect();
+    let set = name::hash64(&format!("{} {}", range.subnet(), spans.join(",")));
+    format!("{set:016x}{}", if overlapping { "" } else { "+" })
+}
+
 impl Store {
     /// Notes a set of addresses, unless it is noted.
     pub fn note_pool(
@@ -77,11 +87,7 @@ impl Store {
         let v4 = range.subnet().is_ipv4();
         let noted = || -> Result<(), StoreError> {
             let dir = self.make_below(&["pools", &name::space(network_name)])?;
-            let file = format!(
-                "{}{}",
-                table_name(range),
-                if overlapping { "" } else { "+" }
-            );
+            let file = file_name(range, overlapping);
             if let Some(meta) = dir.meta(&file)? {
                 if timestamp().as_second() - meta.modified >= USED_SECONDS {
                     dir.touch(&file)?;
@@ -139,10 +145,10 @@ impl Store {
                 return Ok(());
             }
             dropped += usize::from(dir.unlink(file)?);
-            // What is believed of the same addresses; see `hint`.
+            // What is believed of the network's addresses.
             let hints = ["hints", &name::space(network_name)];
             if let Some(hints) = self.open_below(&hints)? {
-                hints.unlink(file.trim_end_matches('+'))?;
+                hints.unlink(&hint::table_name(range))?;
             }
             Ok(())
         })?;

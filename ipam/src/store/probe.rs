@@ -17,6 +17,9 @@ use std::path::Path;
 /// How probe directories are called.
 pub(crate) const PREFIX: &str = "probe-";
 
+/// Why a mount that is for reading only is unfit.
+pub(crate) const READ_ONLY: &str = "it is mounted read-only";
+
 /// What kind of file system it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileSystem {
@@ -131,7 +134,7 @@ fn classify(magic: u32, mount: Option<&Mount>) -> Result<FileSystem, String> {
         mount.is_some_and(|mount| mount.options.split(',').any(|option| option == wanted))
     };
     if option("ro") {
-        return Err("it is mounted read-only".to_owned());
+        return Err(READ_ONLY.to_owned());
     }
     if let Some((_, name)) = UNFIT.iter().find(|(known, _)| *known == magic) {
         return Err(format!("{name} has no hard links that every server keeps"));
@@ -187,12 +190,9 @@ fn classify(magic: u32, mount: Option<&Mount>) -> Result<FileSystem, String> {
 pub(crate) fn try_out(root: &Dir) -> Result<(), StoreError> {
     let name = format!("{PREFIX}{:016x}", random64());
     let dir = root.open_or_make(&name, false)?;
+    remove_leftovers(root, &dir);
     let tried = promises(&dir);
-    for left in dir.names().unwrap_or_default() {
-        // What is left is left for fsck; the answer is the first failure.
-        let _ = dir.unlink(&left);
-    }
-    let removed = root.remove_dir(&name);
+    let removed = remove(root, &name);
     if let Some(broken) = tried? {
         return Err(StoreError::Unfit {
             path: root.path().to_owned(),
@@ -201,6 +201,35 @@ pub(crate) fn try_out(root: &Dir) -> Result<(), StoreError> {
     }
     removed?;
     Ok(())
+}
+
+/// Older than this in seconds, what a probe made is that of one that was killed.
+const LEFTOVER_SECONDS: i64 = 3600;
+
+/// Removes what killed probes left, by the file server's clock. What stays is left for fsck.
+fn remove_leftovers(root: &Dir, new: &Dir) {
+    let now = new.stat_self().map_or(i64::MIN, |stat| stat.st_mtime);
+    for name in root.names().unwrap_or_default() {
+        let is_old = || {
+            let meta = root.meta(&name).ok().flatten();
+            meta.is_some_and(|meta| meta.modified < now.saturating_sub(LEFTOVER_SECONDS))
+        };
+        if name.starts_with(PREFIX) && is_old() {
+            let _ = remove(root, &name);
+        }
+    }
+}
+
+fn remove(root: &Dir, name: &str) -> Result<bool, DirError> {
+    if root.unlink(name).is_ok() {
+        return Ok(true);
+    }
+    if let Some(dir) = root.open(name)? {
+        for left in dir.names()? {
+            dir.unlink(&left)?;
+        }
+    }
+    root.remove_dir(name)
 }
 
 /// The first promise that is not kept.
@@ -279,6 +308,28 @@ mod tests {
         try_out(&dir).unwrap();
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
         assert!(file_system(&dir, Path::new("/")).is_ok());
+    }
+
+    #[test]
+    fn what_a_killed_probe_left_goes_with_the_next_one() {
+        let place = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+        let leave = |name: &str, age: Option<std::time::SystemTime>| {
+            let path = place.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("a"), "probe").unwrap();
+            let dir = std::fs::File::open(&path).unwrap();
+            age.into_iter()
+                .for_each(|time| dir.set_modified(time).unwrap());
+        };
+        leave("probe-0123456789abcdef", Some(old));
+        leave("probe-of-another-node", None);
+        leave("leases", Some(old));
+        try_out(&Dir::open_path(place.path()).unwrap()).unwrap();
+        let left = std::fs::read_dir(place.path()).unwrap().flatten();
+        let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["leases", "probe-of-another-node"]);
     }
 
     #[test]

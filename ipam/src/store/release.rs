@@ -12,11 +12,10 @@ use crate::range::bits;
 use std::rc::Rc;
 
 /// Whether a record was made for another network. After a refused ADD the runtime calls DEL, which
-/// must not free what the container's interface of that name has. A lease that was imported from
-/// whereabouts has no boot; whereabouts' objects do not name the CNI network.
+/// must not free what the container's interface of that name has.
 fn is_of_another_network(owned: &Owned, network: &str) -> bool {
     let holder = owned.leases().first().map(|lease| &lease.holder);
-    holder.is_some_and(|holder| !holder.boot.is_empty() && holder.network != network)
+    holder.is_some_and(|holder| holder.network != network)
 }
 
 /// Whether a released address cools down before it is leased again.
@@ -149,15 +148,7 @@ impl Store {
         record: &Record,
         meta: &Meta,
     ) -> Result<Vec<Lease>, StoreError> {
-        // One of format 1 is written again for an address that takes the place of a lost one.
-        let written = match record.leases().iter().all(|lease| lease.part.is_none()) {
-            true => self.remove_and_read(owned, meta)?,
-            false => {
-                self.remove_record(owned, meta)?;
-                None
-            }
-        };
-        let record = written.as_ref().unwrap_or(record);
+        self.remove_record(owned, meta)?;
         let mut freed = Vec::new();
         for lease in record.leases() {
             if self.holds(lease, meta)? && self.release_address(lease, meta, CoolDown::FromNow)? {
@@ -219,7 +210,7 @@ impl Store {
     pub(super) fn release_lease(&self, lease: &Lease, meta: &Meta) -> Result<(), StoreError> {
         self.release_address(lease, meta, CoolDown::FromNow)?;
         let holder = &lease.holder;
-        let node = name::node(&holder.node);
+        let node = &holder.node;
         let records = self.owned_at(node, &holder.container, &holder.interface)?;
         match records.iter().find(|owned| owned.is_file(meta)) {
             Some(owned) => match &owned.content {

@@ -240,7 +240,7 @@ impl Store {
         let Some(owners) = self.open_below(&["owners"])? else {
             return Ok(());
         };
-        let Some(buckets) = enter(&owners, name::node(node), &mut findings)? else {
+        let Some(buckets) = enter(&owners, node, &mut findings)? else {
             return Ok(());
         };
         for bucket in buckets.names()? {
@@ -262,7 +262,7 @@ impl Store {
         let Some(owners) = self.open_below(&["owners"])? else {
             return Ok(findings);
         };
-        let Some(buckets) = enter(&owners, name::node(node), &mut findings)? else {
+        let Some(buckets) = enter(&owners, node, &mut findings)? else {
             return Ok(findings);
         };
         for bucket in sorted(buckets.names()?) {
@@ -299,7 +299,7 @@ impl Store {
         Ok(findings)
     }
 
-    /// The nodes that have records, and the stand-in for imported ones.
+    /// The nodes that have records.
     ///
     /// # Errors
     /// When the store cannot be read.

@@ -13,7 +13,6 @@ use super::release::CoolDown;
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease};
 use crate::range::Range;
-use ipnetwork::IpNetwork;
 use node::netns::Netns;
 use node::policy::Profile;
 use std::cmp::Reverse;
@@ -38,8 +37,6 @@ pub struct Part {
     pub interface: Option<String>,
     /// Which addresses may be given.
     pub range: Range,
-    /// Prefix length of the part of the range that each node has, if it is cut.
-    pub slice: Option<u8>,
     /// Whom the address is unique among.
     pub space: Space,
     /// The part whose address has the host number that this one's is to have, too, if that is free:
@@ -81,31 +78,19 @@ impl Order {
 }
 
 impl Part {
-    /// Its range, or the node's slice of it.
-    fn cut_to(&self, slice: Option<IpNetwork>) -> Range {
-        match slice {
-            Some(slice) => self.range.slice(slice),
-            None => self.range.clone(),
-        }
-    }
-
-    /// Whether a lease is of the part's range, which may be cut to a slice.
-    fn is_of(&self, range: &Range, lease: &Lease) -> bool {
-        lease.range == range.subnet()
+    /// Whether a lease is of the part's range.
+    fn is_of(&self, lease: &Lease) -> bool {
+        lease.range == self.range.subnet()
             && lease.network_name == self.space.network_name
             && lease.overlapping == self.space.overlapping
     }
 
     /// Whether the address of such a lease is one that the part may have.
-    fn wants(&self, profile: Profile, range: &Range, lease: &Lease) -> bool {
+    fn wants(&self, profile: Profile, lease: &Lease) -> bool {
         match self.requested {
             Some(address) => lease.address == address,
             // whereabouts keeps an address that its range has shrunk away from.
-            None => {
-                profile == Profile::Compatible
-                    || lease.requested
-                    || range.window_contains(lease.address)
-            }
+            None => profile == Profile::Compatible || self.range.gives(lease.address),
         }
     }
 
@@ -150,7 +135,6 @@ struct Missing<'o> {
     number: usize,
     part: &'o Part,
     range: Range,
-    slice: Option<IpNetwork>,
     goal: Goal,
 }
 
@@ -160,7 +144,7 @@ impl Missing<'_> {
             Goal::This(address) => Some(address),
             Goal::Lowest | Goal::Rather(_) | Goal::Near(_) => None,
         };
-        granted.explain(name_slice(error, self.slice), self.part, address, count)
+        granted.explain(error, self.part, address, count)
     }
 }
 
@@ -229,28 +213,22 @@ impl Store {
                 part: Some(number),
                 error,
             };
-            let slice = self
-                .slice_length(part)
-                .map(|length| self.slice(part.space.network_name.as_deref(), &part.range, length))
-                .transpose()
-                .map_err(refused)?;
-            let range = granted.cut(&part.space, part.cut_to(slice));
+            let range = granted.cut(&part.space, part.range.clone());
             let range = range.map_err(refused)?;
-            let kept = self.keep(order.profile, number, part, &range, &mut of.there);
+            let kept = self.keep(order.profile, number, part, &mut of.there);
             match kept.map_err(refused)? {
                 Some(lease) => drop(leases.insert(number, lease)),
                 None => open.push(Missing {
                     number,
                     part,
                     range,
-                    slice,
                     goal: Goal::Lowest,
                 }),
             }
         }
         let mut missing = Vec::new();
         for open in open {
-            let reused = self.reuse(order.profile, open.part, &open.range, &mut of.there);
+            let reused = self.reuse(order.profile, open.part, &mut of.there);
             let reused = reused.map_err(|error| Refused {
                 part: Some(open.number),
                 error,
@@ -325,10 +303,10 @@ impl Store {
                 missing.goal = Goal::This(address);
                 continue;
             }
-            let (part, range) = (missing.part, &missing.range);
+            let part = missing.part;
             let mut earlier = earlier.iter().filter(|(of, _)| *of == number);
-            if let Some((_, lease)) = earlier
-                .find(|(_, lease)| part.is_of(range, lease) && part.wants(profile, range, lease))
+            if let Some((_, lease)) =
+                earlier.find(|(_, lease)| part.is_of(lease) && part.wants(profile, lease))
             {
                 missing.goal = Goal::Rather(lease.address);
                 continue;
@@ -338,7 +316,7 @@ impl Store {
             if let Some(previous) = self.previous_lease(&want, other).map_err(refused)?
                 && may_take_over(profile, previous.lease(), holder, previous.netns())
                 && (profile == Profile::Compatible
-                    || missing.range.window_contains(previous.lease().address))
+                    || missing.part.range.gives(previous.lease().address))
                 && granted
                     .has(space, previous.lease().address)
                     .map_err(refused)?
@@ -357,13 +335,11 @@ impl Store {
         Ok(())
     }
 
-    /// Whether [`Store::take`] would find an address for each part now. Takes nothing, no
-    /// slice either.
+    /// Whether [`Store::take`] would find an address for each part now. Takes nothing.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`], [`StoreError::SliceExhausted`] or
-    /// [`StoreError::NeedsBlock`] of the first part that would get none, or what kept it
-    /// from being read.
+    /// [`StoreError::Exhausted`] or [`StoreError::NeedsBlock`] of the first part that would get
+    /// none, or what kept it from being read.
     pub fn room(&self, order: &Order) -> Result<(), Refused> {
         let granted = Granted::new(self);
         let mut proposed = Proposed::default();
@@ -372,15 +348,11 @@ impl Store {
                 part: Some(number),
                 error,
             };
-            let slice = self.slice_of_part_to_come(part).map_err(refused)?;
             let range = granted
-                .cut(&part.space, part.cut_to(slice))
+                .cut(&part.space, part.range.clone())
                 .map_err(refused)?;
             self.has_room(&part.want(&range, &order.holder), &mut proposed)
-                .map_err(|error| {
-                    let error = name_slice(error, slice);
-                    refused(granted.explain(error, part, None, 1))
-                })?;
+                .map_err(|error| refused(granted.explain(error, part, None, 1)))?;
         }
         Ok(())
     }
@@ -393,31 +365,15 @@ impl Store {
         let granted = Granted::new(self);
         let mut proposed = Proposed::default();
         let survey = |(number, part): (usize, &Part)| {
-            let slice = self.slice_of_part_to_come(part);
-            let survey = slice.and_then(|slice| {
-                let range = granted.cut(&part.space, part.cut_to(slice))?;
-                self.survey(&part.want(&range, &order.holder), &mut proposed)
-            });
+            let range = granted.cut(&part.space, part.range.clone());
+            let survey = range
+                .and_then(|range| self.survey(&part.want(&range, &order.holder), &mut proposed));
             survey.map_err(|error| Refused {
                 part: Some(number),
                 error,
             })
         };
         order.parts.iter().enumerate().map(survey).collect()
-    }
-
-    /// Prefix length of the node's slice of a part's range. Where nodes have blocks, they have no
-    /// slices: each node has a part of the range either way.
-    fn slice_length(&self, part: &Part) -> Option<u8> {
-        part.slice.filter(|_| self.blocks.is_none())
-    }
-
-    /// The slice that this node has or would take of a part's range, if it is cut.
-    fn slice_of_part_to_come(&self, part: &Part) -> Result<Option<IpNetwork>, StoreError> {
-        let network_name = part.space.network_name.as_deref();
-        self.slice_length(part)
-            .map(|length| self.slice_to_come(network_name, &part.range, length))
-            .transpose()
     }
 
     fn attached(&self, order: &Order, interface: &str) -> Result<Attached, StoreError> {
@@ -434,8 +390,7 @@ impl Store {
                 there.extend(record.leases().iter().map(|lease| There {
                     lease: lease.clone(),
                     meta: *meta,
-                    // Format 1 has a record for each part.
-                    part: lease.part.unwrap_or(index),
+                    part: lease.part,
                     record: index,
                 }));
             }
@@ -456,14 +411,13 @@ impl Store {
         profile: Profile,
         number: usize,
         part: &Part,
-        range: &Range,
         there: &mut Vec<There>,
     ) -> Result<Option<Lease>, StoreError> {
         for position in 0..there.len() {
             if let Some(There { lease, meta, .. }) = there.get(position).filter(|there| {
                 there.part == number
-                    && part.is_of(range, &there.lease)
-                    && part.wants(profile, range, &there.lease)
+                    && part.is_of(&there.lease)
+                    && part.wants(profile, &there.lease)
             }) && self.is_held(lease, meta)?
             {
                 return Ok(Some(there.remove(position).lease));
@@ -477,13 +431,12 @@ impl Store {
         &self,
         profile: Profile,
         part: &Part,
-        range: &Range,
         there: &mut Vec<There>,
     ) -> Result<Option<Lease>, StoreError> {
-        let of_part = |there: &There| part.is_of(range, &there.lease);
+        let of_part = |there: &There| part.is_of(&there.lease);
         while let Some(position) = there.iter().position(of_part) {
             let There { lease, meta, .. } = there.remove(position);
-            if !part.wants(profile, range, &lease) {
+            if !part.wants(profile, &lease) {
                 // The record stays: numbers of records have no gaps.
                 self.release_address(&lease, &meta, CoolDown::FromNow)?;
             } else if self.is_held(&lease, &meta)? {
@@ -494,25 +447,13 @@ impl Store {
     }
 }
 
-/// Says of an exhausted slice that it is a slice: the rest of the range may be free.
-fn name_slice(error: StoreError, slice: Option<IpNetwork>) -> StoreError {
-    match (error, slice) {
-        (StoreError::Exhausted { range, why }, Some(slice)) => StoreError::SliceExhausted {
-            slice: slice.to_string(),
-            range,
-            why,
-        },
-        (error, _) => error,
-    }
-}
-
 /// Drops records from the top of each directory that hold nothing: an ADD or DEL was
 /// killed there. Also those of an earlier boot or of another network namespace, by a runtime
 /// that gives a container its ID again: reclaim would free them, with addresses that were
 /// answered once more.
 fn without_remains(store: &Store, holder: &Holder, there: Vec<Owned>) -> Result<Kept, StoreError> {
     let (mut left, mut released): (Vec<Owned>, Vec<_>) = (Vec::new(), Vec::new());
-    for (index, owned) in there.into_iter().enumerate().rev() {
+    for owned in there.into_iter().rev() {
         let top = left.last().is_none_or(|above| !owned.is_beside(above));
         let first = owned.leases().first();
         let is_over = first.is_some_and(|lease| {
@@ -524,7 +465,7 @@ fn without_remains(store: &Store, holder: &Holder, there: Vec<Owned>) -> Result<
             continue;
         }
         let leases = store.release(&owned, CoolDown::FromNow)?.into_iter();
-        released.extend(leases.map(|lease| (lease.part.unwrap_or(index), lease)));
+        released.extend(leases.map(|lease| (lease.part, lease)));
         if store.still_there(&owned)? {
             return Err(StoreError::Foreign {
                 path: owned.path(),

@@ -588,28 +588,6 @@ fn releasing_one_of_two_addresses_keeps_the_other_in_reach_of_del() {
 }
 
 #[test]
-fn release_of_a_node_gives_its_slice_to_another() {
-    let place = Place::new();
-    let config = network(
-        "rdma-ipam",
-        json!({"range": "10.0.0.0/24", "node_slice_size": "/25"}),
-    );
-    place.add(&c("a").node("n2"), &config).address();
-    place.add(&c("b").node("n1"), &config).address();
-    assert_eq!(place.add(&c("d").node("n3"), &config).error().0, 102);
-    assert!(place.admin(&["release", "--node", "n2", "--yes"]).ok());
-    assert_eq!(
-        place.add(&c("d").node("n3"), &config).address(),
-        "10.0.0.2/24",
-        ".1 rests"
-    );
-    assert_eq!(
-        place.add(&c("e").node("n1"), &config).address(),
-        "10.0.0.130/24"
-    );
-}
-
-#[test]
 fn fsck_puts_right_what_can_be() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
@@ -705,38 +683,27 @@ fn import_of_host_local_shows_its_plan_first() {
 }
 
 #[test]
-fn import_of_whereabouts_is_whole_or_not_at_all() {
+fn import_is_whole_or_not_at_all_and_can_be_repeated() {
     let place = Place::new();
-    let file = place.path().join("pools.yaml");
-    let yaml = "
-apiVersion: v1
-kind: List
-items:
-- apiVersion: whereabouts.cni.cncf.io/v1alpha1
-  kind: IPPool
-  metadata: {name: 10.0.0.0-24, namespace: kube-system}
-  spec:
-    range: 10.0.0.0/24
-    allocations:
-      '5': {id: c5, podref: ml/train-0, ifname: net1}
-      '6': {id: c6, podref: ml/train-1, ifname: net1}
-- kind: OverlappingRangeIPReservation
-  metadata: {name: 10.0.0.5}
-  spec: {podref: ml/train-0, ifname: net1}
----
-kind: IPPool
-metadata: {name: fd00---64}
-spec:
-  range: fd00::/64
-  allocations:
-    '9223372036854775809': {id: c7, podref: ml/train-2, ifname: net1}
-";
-    std::fs::write(&file, yaml).unwrap();
-    let from = file.to_str().unwrap().to_owned();
+    let directory = place.path().join("rail0");
+    std::fs::create_dir(&directory).unwrap();
+    for (address, container) in [("10.0.0.5", "c5"), ("10.0.0.6", "c6")] {
+        std::fs::write(directory.join(address), format!("{container}\r\neth0")).unwrap();
+    }
+    let config = range("10.0.0.0/24");
+    let from = directory.to_str().unwrap();
+    let import = [
+        "import",
+        "host-local",
+        from,
+        "--range",
+        "10.0.0.0/24",
+        "--yes",
+    ];
     place
-        .add(&c("taken").args("IP=10.0.0.6"), &range("10.0.0.0/24"))
+        .add(&c("taken").args("IP=10.0.0.6"), &config)
         .address();
-    let clash = place.admin(&["import", "whereabouts", &from, "--yes"]);
+    let clash = place.admin(&import);
     assert!(
         clash.status == Some(1)
             && clash.stderr.contains("default/taken")
@@ -744,106 +711,23 @@ spec:
         "{clash:?}"
     );
     assert_eq!(place.held(), ["10.0.0.6"], "half of it was imported");
-    assert!(place.del(&c("taken"), &range("10.0.0.0/24")).ok());
-    let plan = place.admin(&["import", "whereabouts", &from]);
-    assert!(text(&plan.document).contains("nothing was written"));
-    // A reservation without a pool's record is held, and stops nothing.
-    let half = yaml
-        .replace("10.0.0.5}", "10.0.0.9}")
-        .replace("{podref: ml/train-0", "{podref: ml/other");
-    let beside = place.path().join("half.yaml");
-    std::fs::write(&beside, half).unwrap();
-    let half = place.admin(&["import", "whereabouts", beside.to_str().unwrap(), "--yes"]);
-    assert!(
-        half.ok() && half.stderr.contains("rdma-ipam release 10.0.0.9"),
-        "{half:?}"
-    );
-    assert!(place.held().contains(&"10.0.0.9".to_owned()));
-    assert!(place.admin(&["release", "10.0.0.9", "--yes"]).ok());
-    assert!(place.admin(&["import", "whereabouts", &from, "--yes"]).ok());
-    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6", "fd00::8000:0:0:1"]);
-    // The container's DEL finds it, from whichever node; so does the pod's next sandbox.
-    let config = network("whereabouts", json!({"range": "10.0.0.0/24"}));
-    assert!(place.del(&c("c6").node("n9"), &config).ok());
-    assert_eq!(
-        place.add(&c("new").pod("ml/train-0"), &config).address(),
-        "10.0.0.5/24"
-    );
-    assert_eq!(place.held(), ["10.0.0.5", "fd00::8000:0:0:1"]);
-}
-
-/// A container with an address of each of two pools, whose node has a slice of both.
-fn two_pools(place: &Place) -> String {
-    let file = place.path().join("pools.yaml");
-    let pool = |name: &str, range: &str| {
-        json!({
-            "kind": "IPPool",
-            "metadata": {"name": format!("n7-{name}")},
-            "spec": {"range": range, "allocations": {
-                "5": {"id": "c7", "podref": "ml/train-7", "ifname": "net1"},
-            }},
-        })
-    };
-    let slices = |range: &str, slice: &str| {
-        json!({
-            "kind": "NodeSlicePool",
-            "metadata": {"name": range.replace(['.', '/'], "-")},
-            "spec": {"range": range, "sliceSize": "/24"},
-            "status": {"allocations": [{"nodeName": "n7", "sliceRange": slice}]},
-        })
-    };
-    let items = [
-        slices("10.5.0.0/16", "10.5.1.0/24"),
-        slices("10.6.0.0/16", "10.6.1.0/24"),
-        pool("10.5.1.0-24", "10.5.1.0/24"),
-        pool("10.6.1.0-24", "10.6.1.0/24"),
-    ];
-    std::fs::write(&file, json!({"kind": "List", "items": items}).to_string()).unwrap();
-    file.to_str().unwrap().to_owned()
-}
-
-#[test]
-fn import_of_another_nodes_leases_can_be_repeated() {
-    let place = Place::new();
-    let from = two_pools(&place);
-    let yes = ["import", "whereabouts", &from, "--yes"];
-    let config = range("10.6.0.0/16");
-    place
-        .add(&c("taken").args("IP=10.6.1.5"), &config)
-        .address();
-    let clash = place.admin(&yes);
-    assert!(
-        clash.status == Some(1) && clash.stderr.contains("nothing was imported"),
-        "{clash:?}"
-    );
-    assert_eq!(place.held(), ["10.6.1.5"], "half of it was imported");
     assert!(place.del(&c("taken"), &config).ok());
     for (imported, there) in [(2, 0), (0, 2)] {
-        let answer = place.admin(&yes);
+        let answer = place.admin(&import);
         let said = format!("{imported} imported, {there} were there");
         assert!(
             answer.ok() && text(&answer.document).contains(&said),
             "{answer:?}"
         );
-        assert_eq!(place.held(), ["10.5.1.5", "10.6.1.5"]);
+        assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
     }
-}
-
-/// Its record stays below the one of the container's other address.
-#[test]
-fn import_takes_an_address_that_was_released_by_hand_again() {
-    let place = Place::new();
-    let from = two_pools(&place);
-    let yes = ["import", "whereabouts", &from, "--yes"];
-    assert!(place.admin(&yes).ok());
-    assert!(place.admin(&["release", "10.5.1.5", "--yes"]).ok());
-    assert_eq!(place.held(), ["10.6.1.5"]);
-    let answer = place.admin(&yes);
+    assert!(place.admin(&["release", "10.0.0.5", "--yes"]).ok());
+    let answer = place.admin(&import);
     assert!(
-        answer.ok() && text(&answer.document).contains("1 imported, 1 were there"),
+        text(&answer.document).contains("1 imported, 1 were there"),
         "{answer:?}"
     );
-    assert_eq!(place.held(), ["10.5.1.5", "10.6.1.5"]);
+    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
 }
 
 #[test]
@@ -862,7 +746,13 @@ fn a_failing_command_says_so() {
     }
     assert_eq!(
         place
-            .admin(&["import", "whereabouts", "/nonexistent"])
+            .admin(&[
+                "import",
+                "host-local",
+                "/nonexistent",
+                "--range",
+                "10.0.0.0/24"
+            ])
             .status,
         Some(1)
     );
@@ -1007,20 +897,6 @@ fn an_unused_pool_can_be_dropped() {
         place.admin(&["pools", "--json"]).document["pools"][0]["used"],
         1
     );
-    let sliced = network(
-        "rdma-ipam",
-        json!({"range": "10.2.0.0/24", "node_slice_size": "/26"}),
-    );
-    place.add(&c("d"), &sliced).address();
-    assert!(place.del(&c("d"), &sliced).ok());
-    let refused = drop("10.2.0.0/24");
-    assert!(
-        refused.stderr.contains("node n1 has slice 10.2.0.0/26"),
-        "{refused:?}"
-    );
-    let pool = ["release", "--node", "n1", "--pool", "10.2.0.0/24", "--yes"];
-    assert!(place.admin(&pool).ok());
-    assert!(drop("10.2.0.0/24").ok());
 }
 
 #[test]
@@ -1060,60 +936,6 @@ fn a_store_that_was_never_used_answers_like_an_empty_one() {
             );
         }
     }
-}
-
-#[test]
-fn explain_names_the_slice_of_the_node() {
-    let place = Place::new();
-    let config = network(
-        "rdma-ipam",
-        json!({"range": "10.0.0.0/24", "node_slice_size": "/26"}),
-    );
-    let file = place.path().join("net.conf");
-    std::fs::write(&file, config.to_string()).unwrap();
-    let explain = || {
-        place
-            .admin(&["explain", file.to_str().unwrap(), "--json"])
-            .document["ranges"][0]
-            .clone()
-    };
-    let before = explain();
-    assert_eq!(
-        before["slice"],
-        json!({"slice": "10.0.0.0/26", "node": "n1", "taken": false})
-    );
-    place.add(&c("other").node("n2"), &config).address();
-    assert_eq!(explain()["slice"]["slice"], "10.0.0.64/26");
-    place.add(&c("mine"), &config).address();
-    let after = explain();
-    assert_eq!(
-        after["slice"],
-        json!({"slice": "10.0.0.64/26", "node": "n1", "taken": true})
-    );
-    assert_eq!(
-        (&after["next"], &after["size"]),
-        (&json!("10.0.0.66"), &json!("62"))
-    );
-    let said = place.admin(&["explain", file.to_str().unwrap()]).document;
-    assert!(
-        text(&said).contains("node n1 has slice 10.0.0.64/26\n"),
-        "{said}"
-    );
-}
-
-#[test]
-fn pools_show_which_node_has_which_slice() {
-    let place = Place::new();
-    let config = network(
-        "rdma-ipam",
-        json!({"range": "10.0.0.0/24", "node_slice_size": "/26"}),
-    );
-    place.add(&c("a").node("n1"), &config).address();
-    place.add(&c("b").node("n2"), &config).address();
-    let pools = place.admin(&["pools", "--json"]).document;
-    assert_eq!(pools["slices"][1]["slice"], "10.0.0.64/26");
-    assert_eq!(pools["slices"][1]["node"], "n2");
-    assert!(text(&place.admin(&["pools"]).document).contains("10.0.0.64/26"));
 }
 
 #[test]

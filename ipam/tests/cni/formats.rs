@@ -1,9 +1,8 @@
-//! Stores of both formats, and the way from one to the other.
+//! The addresses of an order: one record for all of them.
 
 use crate::admin::{age_all, freed, see_earlier};
 use crate::support::{Attachment, Place, edit_lease, network, range};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 
 fn c(name: &str) -> Attachment {
@@ -16,21 +15,11 @@ fn three() -> Value {
     network("rdma-ipam", json!({"ipRanges": ranges}))
 }
 
-fn keys(place: &Place) -> Vec<BTreeSet<String>> {
-    let records = place.records();
-    let keys = |record: &std::path::PathBuf| -> BTreeSet<String> {
-        let text: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
-        text.as_object().unwrap().keys().cloned().collect()
-    };
-    records.iter().map(keys).collect()
-}
-
 #[test]
-fn a_new_store_has_one_file_for_an_order() {
+fn an_order_has_one_record() {
     let place = Place::new();
     let given = place.add(&c("a"), &three()).addresses();
     assert_eq!(given, ["10.0.0.1/24", "fd00::1/64", "10.0.0.2/24"]);
-    assert_eq!(place.version(), 2);
     let records = place.records();
     assert_eq!(records.len(), 1, "{records:?}");
     let inode = |path: &std::path::PathBuf| std::fs::metadata(path).unwrap().ino();
@@ -43,77 +32,6 @@ fn a_new_store_has_one_file_for_an_order() {
     );
     assert_eq!(place.add(&c("a"), &three()).addresses(), given, "again");
     assert!(place.del(&c("a"), &three()).ok());
-    assert_eq!((place.held().len(), place.records().len()), (0, 0));
-}
-
-/// Programs that know no other format read it: nothing in it is theirs to refuse.
-#[test]
-fn a_store_of_format_1_stays_one() {
-    let place = Place::new();
-    place.make_store_of_format_1();
-    let given = place.add(&c("a"), &three()).addresses();
-    assert_eq!(place.add(&c("a"), &three()).addresses(), given, "again");
-    assert_eq!((place.version(), place.records().len()), (1, 3));
-    for keys in keys(&place) {
-        let single: Vec<&str> = keys.iter().map(String::as_str).collect();
-        assert!(single.contains(&"address") && single.contains(&"generation"));
-        assert!(
-            !single.contains(&"leases") && !single.contains(&"part"),
-            "{single:?}"
-        );
-    }
-    assert!(place.del(&c("a"), &three()).ok());
-    assert_eq!((place.held().len(), place.records().len()), (0, 0));
-}
-
-#[test]
-fn upgrade_asks_first_and_keeps_what_pods_have() {
-    let place = Place::new();
-    assert_eq!(
-        place.admin(&["upgrade", "--yes"]).status,
-        Some(3),
-        "never used"
-    );
-    place.make_store_of_format_1();
-    let given = place.add(&c("a"), &three()).addresses();
-    let asked = place.admin(&["upgrade"]);
-    assert_eq!((asked.status, place.version()), (Some(1), 1));
-    assert!(
-        asked.stderr.contains("from format 1 to 2") && asked.stderr.contains("--yes"),
-        "{}",
-        asked.stderr
-    );
-    let raised = place.admin(&["upgrade", "--yes", "--json"]);
-    assert_eq!(
-        (&raised.document["from"], &raised.document["to"]),
-        (&json!(1), &json!(2))
-    );
-    assert_eq!(place.version(), 2);
-    // Its identity is the same, so no node has to adopt it.
-    assert_eq!(raised.document["id"], "0123456789abcdef");
-    let again = place.admin(&["upgrade"]);
-    let text = again.document.as_str().unwrap_or_default();
-    assert!(
-        again.ok() && text.contains("already has format 2"),
-        "{again:?}"
-    );
-    let pools = place.admin(&["pools", "--json"]).document;
-    assert_eq!(pools["store"]["format"], 2);
-    assert_eq!(
-        place.add(&c("a"), &three()).addresses(),
-        given,
-        "another answer"
-    );
-    assert_eq!(place.add(&c("b"), &three()).addresses().len(), 3);
-    assert_eq!(place.records().len(), 4);
-    let checkup = place.admin(&["fsck", "--min-age", "0", "--json"]).document;
-    assert_eq!(
-        (&checkup["sound"], &checkup["findings"]),
-        (&json!(6), &json!([]))
-    );
-    for name in ["a", "b"] {
-        assert!(place.del(&c(name), &three()).ok());
-    }
     assert_eq!((place.held().len(), place.records().len()), (0, 0));
 }
 

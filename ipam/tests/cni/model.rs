@@ -217,7 +217,6 @@ proptest! {
         steps in steps(),
         v6 in any::<bool>(),
         parts in prop_oneof![Just(1usize), Just(3)],
-        format_1 in any::<bool>(),
     ) {
         let mut model = match (v6, parts) {
             (false, 1) => Model::new("10.0.0.0/29", (1..=6).map(|n| format!("10.0.0.{n}")), 1),
@@ -225,9 +224,6 @@ proptest! {
             (false, n) => Model::new("10.0.0.0/28", (1..=14).map(|n| format!("10.0.0.{n}")), n),
             (true, n) => Model::new("fd00::/124", (1..=14).map(|n| format!("fd00::{n:x}")), n),
         };
-        if format_1 {
-            model.place.make_store_of_format_1();
-        }
         for step in &steps {
             model.step(step)?;
         }

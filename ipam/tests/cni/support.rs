@@ -126,24 +126,6 @@ impl Place {
         let _ = std::fs::write(directory.join(space), grants.to_string());
     }
 
-    /// A store as programs made it that know no other format than 1.
-    pub(crate) fn make_store_of_format_1(&self) {
-        let format = json!({
-            "format": "rdma-ipam store",
-            "version": 1,
-            "id": "0123456789abcdef",
-            "created": "2025-01-01T00:00:00Z",
-        });
-        std::fs::write(self.store().join("FORMAT"), format.to_string()).unwrap();
-    }
-
-    /// The version in the store's `FORMAT`.
-    pub(crate) fn version(&self) -> u64 {
-        let text = std::fs::read(self.store().join("FORMAT")).unwrap();
-        let format: Value = serde_json::from_slice(&text).unwrap();
-        format["version"].as_u64().unwrap()
-    }
-
     /// The policy of every machine: the same but for the state directory.
     pub(crate) fn set_policy(&self, mut policy: Value) {
         let kind = if self.blocks { "kubernetes" } else { "file" };

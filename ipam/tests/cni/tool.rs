@@ -162,25 +162,6 @@ fn import_says_a_fault_once_with_its_place() {
     let times = answer.stderr.matches("No such file or directory").count();
     assert_eq!(times, 1, "{answer:?}");
     assert!(answer.stderr.contains(missing), "{answer:?}");
-    for (text, part) in [
-        (
-            "kind: NetworkAttachmentDefinition\nmetadata: {name: rail0}\n",
-            "NetworkAttachmentDefinition rail0: it is none of whereabouts' objects",
-        ),
-        ("a: 1\n", "it has no kind"),
-    ] {
-        let file = place.path().join("objects.yaml");
-        std::fs::write(&file, text).unwrap();
-        let answer = place.admin(&["import", "whereabouts", file.to_str().unwrap()]);
-        assert_eq!(answer.status, Some(1));
-        assert!(
-            answer.stderr.contains(part)
-                && answer.stderr.contains("objects.yaml")
-                && !answer.stderr.contains("Some(")
-                && !answer.stderr.contains("None"),
-            "{answer:?}"
-        );
-    }
 }
 
 #[test]

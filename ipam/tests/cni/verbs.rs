@@ -294,6 +294,96 @@ fn the_next_sandbox_of_a_pod_gets_its_address() {
 }
 
 #[test]
+fn a_repeated_add_leaves_an_address_that_is_no_longer_given() {
+    let place = Place::new();
+    let with = |keys: Value| {
+        let mut config = range("10.0.0.0/24");
+        for (key, value) in keys.as_object().unwrap() {
+            config["ipam"][key] = value.clone();
+        }
+        config
+    };
+    let mut before = String::new();
+    for keys in [
+        json!({}),
+        json!({"exclude": ["10.0.0.1"]}),
+        json!({"exclude": ["10.0.0.1"], "gateway": "10.0.0.2"}),
+        json!({"range_start": "10.0.0.9"}),
+        json!({"range_start": "10.0.0.9", "addresses": [{"address": "10.0.0.9/24"}]}),
+    ] {
+        let config = with(keys.clone());
+        let addresses = place.add(&c("a"), &config).addresses();
+        assert_ne!(addresses[0], before, "{keys}");
+        assert_eq!(place.add(&c("a"), &config).addresses(), addresses, "{keys}");
+        assert_eq!(place.held().len(), 1, "{keys}");
+        before.clone_from(&addresses[0]);
+    }
+    assert!(place.del(&c("a"), &with(json!({}))).ok());
+}
+
+#[test]
+fn a_fixed_address_and_a_next_hop_of_the_range_are_leased_to_nobody() {
+    let place = Place::with(json!({"allow": {"requestExcluded": true}}));
+    let mut config = range("10.0.0.0/29");
+    config["ipam"]["addresses"] = json!([{"address": "10.0.0.2/29"}]);
+    config["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]);
+    let leased: Vec<String> = ["a", "b", "c", "d"]
+        .iter()
+        .map(|name| place.add(&c(name), &config).addresses()[0].clone())
+        .collect();
+    assert_eq!(
+        leased,
+        ["10.0.0.3/29", "10.0.0.4/29", "10.0.0.5/29", "10.0.0.6/29"]
+    );
+    for wanted in ["10.0.0.1", "10.0.0.2"] {
+        let asked = c("e").args(&format!("IP={wanted}"));
+        assert_eq!(place.add(&asked, &config).error().0, 4, "{wanted}");
+    }
+    assert_eq!(place.add(&c("e"), &config).error().0, 102);
+}
+
+#[test]
+fn gc_with_a_null_in_its_list_frees_nothing() {
+    let place = Place::new();
+    let config = range("10.0.0.0/29");
+    place.add(&c("a"), &config).address();
+    let mut gc = config.clone();
+    for list in [
+        json!([null]),
+        json!([null, {"containerID": "b", "ifname": "net1"}]),
+    ] {
+        gc["cni.dev/valid-attachments"] = list;
+        assert_eq!(place.call("GC", &c("x"), &gc).error().0, 7);
+    }
+    assert_eq!(place.add(&c("b"), &config).address(), "10.0.0.2/29");
+}
+
+#[test]
+fn status_changes_nothing_in_a_store_that_was_probed() {
+    let place = Place::new();
+    let config = range("10.0.0.0/29");
+    place.add(&c("a"), &config).address();
+    let changed = || {
+        let mut all = place.files("");
+        all.extend(
+            all.clone()
+                .iter()
+                .filter_map(|path| path.parent())
+                .map(Into::into),
+        );
+        all.push(place.store());
+        let times = all
+            .iter()
+            .map(|path| std::fs::metadata(path).unwrap().modified().unwrap());
+        times.max().unwrap()
+    };
+    let before = changed();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(place.call("STATUS", &c("x"), &config).ok());
+    assert_eq!(changed(), before);
+}
+
+#[test]
 fn check_compares_leases_with_the_result() {
     let place = Place::new();
     let config = range("10.0.0.0/24");

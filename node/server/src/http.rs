@@ -1,7 +1,6 @@
 //! Probes and metrics over HTTP.
 //!
-//! Each page is made at the moment of the question; nothing is collected beforehand. That one thread
-//! answers proves that it is not stuck, which is all `/healthz` says.
+//! Each page is made at the moment of the question; nothing is collected beforehand.
 //!
 //! Any client that reaches the port may be untrusted. So there are few connections at a time, each
 //! for one question, with a small head that has to come soon; where all places are taken, the oldest

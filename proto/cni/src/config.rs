@@ -483,6 +483,10 @@ mod tests {
         assert_eq!(both[0].to_string(), "net1 of container c");
         for wrong in [
             r#"{}"#,
+            // What is left of the list would not keep what the element was to keep.
+            r#"[null]"#,
+            r#"[{"containerID":"c","ifname":"net1"}, null]"#,
+            r#"[{"containerID":null,"ifname":"net1"}]"#,
             r#"[1]"#,
             r#"[{"containerID":"c"}]"#,
             r#"[{"containerID":"-","ifname":"a"}]"#,

@@ -154,7 +154,8 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The objects of a list under a key; an absent list is empty.
+    /// The objects of a list under a key; an absent list is empty. A null in it is an error: what is
+    /// left of the list could mean something else.
     ///
     /// # Errors
     /// Code 7 naming the key or the element that has another type.
@@ -168,7 +169,6 @@ impl<'a> Section<'a> {
             .ok_or_else(|| wrong_kind(&path, "a list", value))?;
         list.iter()
             .enumerate()
-            .filter(|(_, element)| !element.is_null())
             .map(|(index, element)| Section::of(element, format!("{path}[{index}]")))
             .collect()
     }

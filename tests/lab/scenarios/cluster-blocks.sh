@@ -62,6 +62,30 @@ check "rdma-ipam shows this node's block" rdma-ipam blocks
 contains "with the lease of its pod" '192\.168\.111\.[0-9]+/28 .* 16 +1 ' "$checked"
 check "fsck finds nothing" rdma-ipam fsck
 
+if [ "$LAB_GUEST" = 1 ]; then
+	step "the Node object of node2 is deleted and registered anew while its pod runs"
+	broker() { rdma-ipam-broker "$@" --kubeconfig "$KUBECONFIG" --namespace kube-system; }
+	uid_of_node2() { kubectl get node node2 -o json | jq -r .metadata.uid; }
+	# of_node2 KEY: what its blocks have there, each once.
+	of_node2() {
+		own get addressblocks -o json |
+			jq -r --arg key "$1" '[.items[].spec | select(.node == "node2") | .[$key]] | unique | join(" ")'
+	}
+	renewed() { [ "$(of_node2 nodeUID)" = "$(uid_of_node2)" ]; }
+	blocks=$(of_node2 block)
+	uid=$(uid_of_node2)
+	kubectl get node node2 -o json | jq 'del(.status) | .metadata |= {name, labels, annotations}' >/tmp/node2.json
+	check "the Node is deleted" kubectl delete node node2
+	check "and registered anew" kubectl create -f /tmp/node2.json
+	equal "under another UID" 2 "$(printf '%s\n' "$uid" "$(uid_of_node2)" | sort -u | wc -l)"
+	check "it becomes ready" kubectl wait --for=condition=Ready --timeout=300s node/node2
+	refuses "its block is not released without --force" "--force" broker release --yes --block "${blocks%% *}"
+	check "its broker renews its blocks" wait_for 300 renewed
+	equal "they are the same" "$blocks" "$(of_node2 block)"
+	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
+	check "fsck finds nothing in the API" broker fsck
+fi
+meet_late anew
 [ "$LAB_GUEST" = 2 ] || { step "the API server is away" && api_server stop; }
 meet_late away
 # As the runtime calls it: Multus itself would ask the API for the pod.

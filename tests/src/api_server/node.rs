@@ -76,14 +76,13 @@ impl ApiServer {
         bail!("Node {name} is written by others all the time")
     }
 
-    /// What a Node's kubelet reports: whether it is ready, and its machine ID.
+    /// What a Node's kubelet reports: whether it is ready.
     ///
     /// # Errors
     /// There is no such Node.
-    pub fn report_node(&self, name: &str, ready: bool, machine: &str) -> Result<()> {
+    pub fn report_node(&self, name: &str, ready: bool) -> Result<()> {
         let status = json!({"status": {
             "conditions": [{"type": "Ready", "status": if ready { "True" } else { "Unknown" }}],
-            "nodeInfo": {"machineID": machine},
         }});
         let path = format!("{NODES}/{name}/status");
         self.client()

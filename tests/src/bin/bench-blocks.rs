@@ -170,7 +170,6 @@ impl Crowd {
             parts: vec![Part {
                 interface: None,
                 range: self.range.clone(),
-                slice: None,
                 space: Space {
                     network_name: None,
                     overlapping: true,
@@ -328,7 +327,6 @@ fn serve(seats: Vec<Seat>, kubeconfig: &Path, stop: &CancellationToken) -> Resul
             client,
             socket: None,
             listen: Vec::new(),
-            daemon: None,
             timing: Timing::default(),
         };
         brokers.push(local.spawn_local(run(settings, seat.questions, stop.clone())));

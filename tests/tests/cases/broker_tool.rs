@@ -25,6 +25,11 @@ pub(crate) const CASES: &[Case] = &[
         ApiServer
     ),
     case!(
+        blocks_of_a_node_registered_anew_stay_with_its_pods,
+        ApiServer,
+        MountNamespace
+    ),
+    case!(
         fsck_finds_what_api_nodes_and_grants_do_not_agree_on,
         ApiServer,
         MountNamespace
@@ -117,7 +122,7 @@ fn blocks_of_all_nodes_are_listed() -> Result<()> {
 fn a_block_of_a_ready_node_is_released_only_by_force_and_its_broker_obeys() -> Result<()> {
     let server = api_server()?;
     let (one, other) = (started(&server, "n1")?, started(&server, "n2")?);
-    server.report_node("n1", true, "")?;
+    server.report_node("n1", true)?;
     let address = one.add("pod-0", RANGE)?;
     let block = one.granted()?.into_iter().next().context("a block")?;
     let refused = other.tool(&["release", "--block", &block, "--yes"])?;
@@ -170,7 +175,7 @@ fn a_block_of_a_ready_node_is_released_only_by_force_and_its_broker_obeys() -> R
 fn a_block_of_a_node_that_is_not_ready_is_released_and_taken() -> Result<()> {
     let server = api_server()?;
     let (mut one, other) = (started(&server, "n1")?, started(&server, "n2")?);
-    server.report_node("n1", false, "")?;
+    server.report_node("n1", false)?;
     one.ask(RANGE, 254)?;
     one.kill()?;
     let block = one.granted()?.into_iter().next().context("a block")?;
@@ -210,6 +215,49 @@ fn a_block_of_a_node_that_is_not_ready_is_released_and_taken() -> Result<()> {
             wrong.stderr
         );
     }
+    Ok(())
+}
+
+/// Who deletes the Node of a machine that runs has it registered anew, under another UID.
+fn blocks_of_a_node_registered_anew_stay_with_its_pods() -> Result<()> {
+    let server = api_server()?;
+    let (mut one, other) = (started(&server, "n1")?, started(&server, "n2")?);
+    one.ask(RANGE, 254)?;
+    let address = one.add("pod-0", RANGE)?;
+    let granted = one.granted()?;
+    one.kill()?;
+    server.delete_node("n1")?;
+    server.add_node("n1")?;
+    server.report_node("n1", true)?;
+    let found = findings(&other.tool(&["fsck", "--json"])?)?;
+    ensure!(
+        found.len() == granted.len() && found.iter().all(|what| what.contains("its broker renews")),
+        "{found:#?}"
+    );
+    for block in &granted {
+        let refused = other.tool(&["release", "--block", block, "--yes"])?;
+        ensure!(
+            refused.status.code() == Some(1) && refused.stderr.contains("--force"),
+            "{}{}",
+            refused.stdout,
+            refused.stderr
+        );
+    }
+    // For longer than cool-down and rest, and while the other node needs a block.
+    for _ in 0..10 {
+        ensure!(other.ask(RANGE, 1).is_err(), "{:?}", other.granted());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    one.start()?;
+    let uid = server.node_uid("n1")?.context("n1")?;
+    eventually("its broker renews all blocks", LATE, || {
+        let objects = blocks(&server)?;
+        Ok(objects.iter().all(|object| object["spec"]["nodeUID"] == uid.as_str()))
+    })?;
+    ensure!(one.granted()? == granted, "{:?}", one.granted());
+    ensure!(one.add("pod-1", RANGE)? != address, "one address twice");
+    let found = findings(&other.tool(&["fsck", "--json"])?)?;
+    ensure!(found.is_empty(), "{found:#?}");
     Ok(())
 }
 

@@ -312,7 +312,7 @@ fn command_is_there(program: &str, rest: &[&str]) -> Result<()> {
             word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
         })
         .collect();
-    // Of "import whereabouts FILE" two words, of "verify pod:a pod:b" one.
+    // Of "import host-local DIRECTORY" two words, of "verify pod:a pod:b" one.
     let output = Command::new(product(program)?)
         .args(&commands)
         .arg("--help")

@@ -1,14 +1,17 @@
 //! What pods hold stays theirs, whatever becomes of the kubelet, the pools and the node.
 
-use std::fs;
-use std::time::Duration;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::case;
-use e2e::daemon::HCAS;
+use e2e::daemon::{Daemon, HCAS};
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Misbehaviour};
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use super::dp_hostile::{EXCLUSIVE, Scene, WAIT_TIMEOUT, admit, shared};
 
@@ -23,6 +26,21 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
+    case!(
+        a_held_hca_stays_in_its_pool_over_a_restart_of_the_daemon,
+        Root
+    ),
+    case!(a_pf_in_a_pod_stays_healthy_by_its_pf_name, Root),
+    case!(a_held_hca_that_nobody_knows_is_not_taken_in_by_not, Root),
+    case!(
+        a_container_gets_its_nodes_after_its_pool_dropped_the_hca,
+        Root
+    ),
+    case!(no_container_starts_after_a_failed_scan, Root),
+    case!(
+        an_untrusted_file_of_known_hcas_changes_nothing_for_pods,
+        Root
+    ),
 ];
 
 /// The pod was admitted after the kubelet was asked last, and the kubelet does not answer when the
@@ -150,4 +168,225 @@ fn a_kubelet_that_lists_no_pods_yet_frees_nothing() -> Result<()> {
     kubelet.remove("default/pod")?;
     let waited = kubelet.wait_allocatable("rdma/shared", 2, Duration::from_secs(40));
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+/// Moves an HCA out of sight, as into a pod's namespace in exclusive mode.
+fn take(scene: &Scene, hca: &str) -> Result<()> {
+    let index = HCAS.iter().position(|known| *known == hca);
+    let index = index.context("no HCA of this machine")?;
+    let mode = "/sys/module/ib_core/parameters/netns_mode";
+    scene.machine.tree.file(mode, "N");
+    scene.machine.tree.hide_rdma(&format!("mlx5_{index}"));
+    scene.machine.tree.hide_netdev(&format!("rdma{index}"));
+    Ok(())
+}
+
+/// Waits for three more scans.
+fn scan_again(scene: &Scene) -> Result<()> {
+    let scans = || -> Result<f64> {
+        let started = Instant::now();
+        let text = loop {
+            match scene.get("/metrics") {
+                Ok((_, text)) => break text,
+                Err(error) => ensure!(started.elapsed() < WAIT_TIMEOUT, "{error:#}"),
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        let lines = text.lines();
+        let lines = lines.filter(|line| line.starts_with("rdma_device_plugin_scans_total{"));
+        let values = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        Ok(values.sum())
+    };
+    let (before, started) = (scans()?, Instant::now());
+    while scans()? < before + 3.0 {
+        ensure!(started.elapsed() < WAIT_TIMEOUT, "no scan");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+fn healthy(kubelet: &Kubelet, resource: &str) -> usize {
+    let devices = kubelet.devices(resource);
+    let healthy = devices.values().filter(|one| one.health == "Healthy");
+    healthy.count()
+}
+
+/// A configuration of one exclusive pool.
+fn selecting(selector: &str) -> String {
+    EXCLUSIVE.replace("{linkTypes: [ether]}", &format!("{{{selector}}}"))
+}
+
+/// Selectors that need what the host cannot see while a pod has the HCA.
+const HIDDEN: [&str; 3] = [
+    "linkSpeed: [100G], firmware: [\"28.*\"], guids: [\"*\"]",
+    "ifNames: [\"rdma*\"], pfNames: [rdma0, rdma1]",
+    "not: {linkSpeed: [\"<=40G\"]}",
+];
+
+fn a_held_hca_stays_in_its_pool_over_a_restart_of_the_daemon() -> Result<()> {
+    for selector in HIDDEN {
+        let scene = Scene::new(&selecting(selector))?;
+        let kubelet = scene.machine.kubelet()?;
+        let daemon = scene.daemon()?;
+        scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+        let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+        kubelet.run_options("default/pod", "main")?;
+        take(&scene, &held[0])?;
+        drop(daemon);
+        let daemon = scene.daemon()?;
+        let waited = scene.wait(&kubelet, &daemon, "rdma/nic", 2);
+        waited.with_context(|| selector.to_owned())?;
+        // Its container crashed, and starts again with what it was allocated.
+        kubelet.run_options("default/pod", "main")?;
+        admit(&kubelet, "second", "rdma/nic", 1)?;
+    }
+    Ok(())
+}
+
+/// In shared mode the RDMA device stays in sight, and its netdev does not.
+fn a_pf_in_a_pod_stays_healthy_by_its_pf_name() -> Result<()> {
+    let scene = Scene::new(&selecting("pfNames: [rdma0, rdma1]"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 2)?;
+    for netdev in ["rdma0", "rdma1"] {
+        scene.machine.tree.hide_netdev(netdev);
+    }
+    scan_again(&scene)?;
+    ensure!(healthy(&kubelet, "rdma/nic") == 2, "{}", daemon.log());
+    kubelet.run_options("default/pod", "main")?;
+    Ok(())
+}
+
+/// The first daemon of this boot starts when the HCA is in a pod that has it by another plugin.
+fn a_held_hca_that_nobody_knows_is_not_taken_in_by_not() -> Result<()> {
+    let scene = Scene::new(&selecting("not: {linkSpeed: [100G]}"))?;
+    take(&scene, HCAS[0])?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scan_again(&scene)?;
+    let (_, status) = scene.get("/status")?;
+    ensure!(!status.contains(HCAS[0]), "{status}");
+    fs::write(&scene.file, selecting("linkSpeed: [100G]"))?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+    let offered: Vec<String> = kubelet.devices("rdma/nic").into_keys().collect();
+    assert_eq!(offered, [HCAS[1]]);
+    Ok(())
+}
+
+fn a_container_gets_its_nodes_after_its_pool_dropped_the_hca() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    kubelet.run_options("default/pod", "main")?;
+    let without = format!("linkTypes: [ether], not: {{pciAddresses: [\"{}\"]}}", held[0]);
+    fs::write(&scene.file, selecting(&without))?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+    kubelet.run_options("default/pod", "main")?;
+    // So it does with a daemon that never offered the HCA.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+    kubelet.run_options("default/pod", "main")?;
+    // No other pod does.
+    let devices = kubelet.devices("rdma/nic");
+    assert_eq!(devices[&held[0]].health, "Unhealthy");
+    Ok(())
+}
+
+/// After a reboot a container must not start by what was known before.
+fn no_container_starts_after_a_failed_scan() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 2)?;
+    kubelet.run_options("default/pod", "main")?;
+    // Reading a directory fails, as the kernel does without memory or file descriptors.
+    let mode = scene
+        .machine
+        .tree
+        .path("/sys/module/ib_core/parameters/netns_mode");
+    let text = fs::read(&mode)?;
+    fs::remove_file(&mode)?;
+    fs::create_dir(&mode)?;
+    let refused = |daemon: &Daemon| -> Result<()> {
+        let started = kubelet.run_options("default/pod", "main");
+        let why = started.err().context("it started")?;
+        let said = format!("{why:#}");
+        ensure!(
+            said.contains("cannot scan the host") && said.contains("netns_mode"),
+            "{said}: {}",
+            daemon.log()
+        );
+        Ok(())
+    };
+    refused(&daemon)?;
+    // A daemon that has never read the host says so, too.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    let registered = |_: &_, calls: &[_]| calls.len() == 2;
+    kubelet.wait("a registration", WAIT_TIMEOUT, registered)?;
+    refused(&daemon)?;
+    fs::remove_dir(&mode)?;
+    fs::write(&mode, text)?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    kubelet.run_options("default/pod", "main")?;
+    Ok(())
+}
+
+fn an_untrusted_file_of_known_hcas_changes_nothing_for_pods() -> Result<()> {
+    let scene = Scene::new(&selecting("linkSpeed: [100G]"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    take(&scene, &held[0])?;
+    drop(daemon);
+    let file = scene.machine.state().join("known-hcas");
+    let text = fs::read_to_string(&file)?;
+    // What a process that writes there could make of the machine.
+    let forged = text.replace("100000", "1").replace("mlx5_", "mlx4_");
+    let elsewhere = scene.machine.directory().join("forged");
+    fs::write(&elsewhere, &forged)?;
+    let lay: [&dyn Fn() -> Result<()>; 5] = [
+        &|| Ok(symlink(&elsewhere, &file)?),
+        &|| Ok(mkfifo(&file, Mode::S_IRUSR | Mode::S_IWUSR)?),
+        &|| {
+            fs::write(&file, &forged)?;
+            Ok(fs::set_permissions(&file, Permissions::from_mode(0o666))?)
+        },
+        &|| {
+            fs::write(&file, &forged)?;
+            Ok(chown(&file, Some(65534), None)?)
+        },
+        &|| Ok(fs::create_dir(&file)?),
+    ];
+    for (index, lay) in lay.iter().enumerate() {
+        if file.is_dir() {
+            fs::remove_dir(&file)?;
+        } else {
+            fs::remove_file(&file)?;
+        }
+        lay()?;
+        let daemon = scene.daemon()?;
+        let waited = scene.wait(&kubelet, &daemon, "rdma/nic", 2);
+        waited.with_context(|| format!("file {index}"))?;
+        ensure!(daemon.log().contains("known-hcas"), "{index}: {}", daemon.log());
+        kubelet.run_options("default/pod", "main")?;
+        if index < 4 {
+            // The daemon's own file is in its place again.
+            let own = || fs::symlink_metadata(&file).is_ok_and(|meta| meta.is_file() && meta.uid() == 0);
+            let started = Instant::now();
+            while !own() || !fs::read_to_string(&file)?.contains(HCAS[1]) {
+                ensure!(started.elapsed() < WAIT_TIMEOUT, "{index}: {}", daemon.log());
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+    ensure!(fs::read_to_string(&elsewhere)? == forged);
+    Ok(())
 }

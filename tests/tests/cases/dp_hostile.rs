@@ -12,10 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::daemon::{Daemon, HCAS, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Misbehaviour, Pod};
+use e2e::unanswered::Unanswered;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -28,7 +30,8 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
-    case!(a_read_that_blocks_is_said_and_freezes_nothing, Root),
+    case!(an_hca_that_hangs_is_unhealthy_and_the_others_go_on, Root),
+    case!(commands_name_the_read_that_hangs_and_end, Root, Fuse),
     case!(a_waiting_container_does_not_delay_the_daemons_end, Root),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
     case!(ready_means_that_the_kubelet_has_the_list, Root),
@@ -283,46 +286,58 @@ fn a_port_that_is_taken_does_not_stop_the_device_plugin() -> Result<()> {
 }
 
 /// A FIFO blocks its reader as firmware that does not answer does.
-fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
+fn an_hca_that_hangs_is_unhealthy_and_the_others_go_on() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let state = scene
-        .machine
-        .tree
-        .path("/sys/class/infiniband/mlx5_1/ports/1/state");
-    fs::remove_file(&state)?;
-    mkfifo(&state, Mode::S_IRUSR)?;
-    let said = scene.until("/readyz", &daemon, |status, _| status == 503)?;
+    let attribute = |hca: u32, name: &str| {
+        let path = format!("/sys/class/infiniband/mlx5_{hca}/ports/1/{name}");
+        scene.machine.tree.path(path)
+    };
+    let rate = attribute(1, "rate");
+    let answer = fs::read(&rate)?;
+    fs::remove_file(&rate)?;
+    mkfifo(&rate, Mode::S_IRUSR)?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+    let healthy: Vec<String> = kubelet
+        .devices("rdma/nic")
+        .into_iter()
+        .filter_map(|(id, device)| (device.health == "Healthy").then_some(id))
+        .collect();
+    assert_eq!(healthy, [HCAS[0]]);
+    let status: serde_json::Value = serde_json::from_str(&scene.get("/status")?.1)?;
+    let reason = status["pools"][0]["hcas"][1]["reason"].to_string();
+    ensure!(reason.contains("mlx5_1/ports/1/rate"), "{reason}");
+    let (ready, said) = scene.get("/readyz")?;
     ensure!(
-        said.contains("is late") && said.contains("mlx5_1/ports/1/state"),
-        "{said}"
-    );
-    ensure!(
-        daemon.log().contains("mlx5_1/ports/1/state"),
-        "{}",
-        daemon.log()
+        ready == 200 && said.contains("is late") && said.contains("mlx5_1/ports/1/rate"),
+        "{ready} {said}"
     );
     let (_, metrics) = scene.get("/metrics")?;
     let late = metrics
         .lines()
         .find(|line| line.starts_with("rdma_device_plugin_scan_late_seconds"));
     ensure!(late.is_some_and(|line| !line.ends_with(" 0.0")), "{late:?}");
-    // Allocation goes on; a container that would have to wait for the scan is refused at once.
-    admit(&kubelet, "pod", "rdma/nic", 1)?;
-    let started = Instant::now();
-    let refused = kubelet
-        .run_options("default/pod", "main")
-        .err()
-        .context("started")?;
-    ensure!(format!("{refused:#}").contains("is late"), "{refused:#}");
-    ensure!(
-        started.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        started.elapsed()
-    );
-    assert_eq!(scene.get("/healthz")?.0, 200);
+    // The other HCA is allocated, its container starts, and its health is that of now.
+    assert_eq!(admit(&kubelet, "pod", "rdma/nic", 1)?, [HCAS[0]]);
+    kubelet.run_options("default/pod", "main")?;
+    fs::write(attribute(0, "state"), "1: DOWN\n")?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 0)?;
+    fs::write(attribute(0, "state"), "4: ACTIVE\n")?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+    let log = daemon.log();
+    assert_eq!(log.matches("is late").count(), 1, "{log}");
+    let scans = fs::read_dir(format!("/proc/{}/task", daemon.id()))?
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.trim() == "scan");
+    ensure!(scans.count() <= 2, "more than one thread hangs");
+    // It answers: another file takes the name, and the one that was opened gets its text.
+    let opened = fs::OpenOptions::new().write(true).open(&rate)?;
+    fs::remove_file(&rate)?;
+    fs::write(&rate, answer)?;
+    drop(opened);
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     let started = Instant::now();
     daemon.signal(Signal::SIGTERM)?;
     daemon.ended(Duration::from_secs(5))?;
@@ -332,6 +347,65 @@ fn a_read_that_blocks_is_said_and_freezes_nothing() -> Result<()> {
         started.elapsed()
     );
     Ok(())
+}
+
+fn commands_name_the_read_that_hangs_and_end() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let _kubelet = scene.machine.kubelet()?;
+    let host = scene.machine.tree.path("/");
+    let state = scene
+        .machine
+        .tree
+        .path("/sys/class/infiniband/mlx5_1/ports/1/state");
+    fs::remove_file(&state)?;
+    mkfifo(&state, Mode::S_IRUSR)?;
+    let policy = scene.machine.policy()?;
+    let root = scene.machine.settings().root;
+    let run = |command: &[&str]| -> Result<String> {
+        let output = Command::new("timeout")
+            .arg("30")
+            .arg(product("rdma-device-plugin")?)
+            .args(command)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(1),
+            "{command:?}: {} {said}",
+            output.status
+        );
+        Ok(said)
+    };
+    let (host, file) = (text(&host)?, text(&scene.file)?);
+    let (policy, root) = (text(&policy)?, text(&root)?);
+    let status = [
+        "status",
+        "--metrics-addr",
+        "127.0.0.1:1",
+        "--host-root",
+        host,
+        "--policy",
+        policy,
+        "--kubelet-root-dir",
+        root,
+    ];
+    for command in [
+        &["discover", "--host-root", host][..],
+        &["topology", "--host-root", host, "--kubelet-root-dir", root],
+        &["validate", file, "--on-host", "--host-root", host],
+        &status,
+    ] {
+        let said = run(command)?;
+        ensure!(said.contains("mlx5_1/ports/1/state"), "{command:?}: {said}");
+    }
+    let directory = scene.machine.state();
+    let _mount = Unanswered::on(&directory)?;
+    let said = run(&status)?;
+    ensure!(said.contains(text(&directory)?), "{said}");
+    Ok(())
+}
+
+fn text(path: &std::path::Path) -> Result<&str> {
+    path.to_str().context("a path that is not text")
 }
 
 /// The scan has begun and is not late yet when the daemon is asked to end.

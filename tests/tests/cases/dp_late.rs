@@ -5,16 +5,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
+use e2e::unanswered::Unanswered;
 use hca::tree::machine;
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use node_wire::{
     BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, UnbindQuestion, bind, commit,
     unbind,
@@ -53,6 +58,11 @@ pub(crate) const CASES: &[Case] = &[
     case!(device_nodes_are_those_of_the_moment_of_the_commit, Root),
     case!(a_pool_that_overlaps_or_has_no_cdi_is_withheld, Root),
     case!(pods_that_come_and_go_never_share_a_nic, Root),
+    case!(a_bound_slot_is_listed_and_starts_after_a_restart, Root),
+    case!(a_bound_slot_starts_after_its_pool_dropped_the_hca, Root),
+    case!(topology_names_the_pod_of_a_bound_slot, Root),
+    case!(a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu, Root),
+    case!(a_state_directory_that_hangs_stops_no_daemon, Root, Fuse),
 ];
 
 const NIC: &str = "rdma/nic";
@@ -795,4 +805,141 @@ fn pods_that_come_and_go_never_share_a_nic() -> Result<()> {
     assert_eq!(node.cdi_devices()?.len(), 0);
     assert_eq!(node.bindings()?.len(), 0, "nothing is left over");
     Ok(())
+}
+
+/// The pool asks for what the host cannot see while the pod has the HCA.
+fn a_bound_slot_is_listed_and_starts_after_a_restart() -> Result<()> {
+    let config = LATE.replace("linkTypes: [ether]", "linkSpeed: [\">=100G\"]");
+    let mut node = Node::new(&config)?;
+    let pod = node.admit("a", &[2], 1)?;
+    let bound = node.bind(&pod, "s1")?;
+    node.commit(&pod, "s1")?;
+    node.start_container(&pod)?;
+    let index = NICS.iter().position(|nic| *nic == hcas(&bound)[0]);
+    let tree = &node.machine.tree;
+    tree.file("/sys/module/ib_core/parameters/netns_mode", "N");
+    tree.hide_rdma(&format!("mlx5_{}", index.context("a NIC")?));
+    node.daemon.signal(Signal::SIGKILL)?;
+    node.daemon.ended(WAIT_TIMEOUT)?;
+    node.daemon = start(&node.machine, &config)?;
+    node.ready()?;
+    node.start_container(&pod)?;
+    // The other NIC of that switch is free, and this one is not.
+    let other = node.admit("b", &[3], 1)?;
+    let second = node.bind(&other, "s2")?;
+    assert_ne!(hcas(&second), hcas(&bound));
+    Ok(())
+}
+
+fn a_bound_slot_starts_after_its_pool_dropped_the_hca() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[0], 1)?;
+    let bound = node.bind(&pod, "s1")?;
+    node.commit(&pod, "s1")?;
+    node.start_container(&pod)?;
+    let without = format!(
+        "linkTypes: [ether], not: {{pciAddresses: [\"{}\"]}}",
+        hcas(&bound)[0]
+    );
+    let file = node.machine.directory().join("config");
+    fs::write(file, LATE.replace("linkTypes: [ether]", &without))?;
+    let waited = node.kubelet.wait_allocatable(NIC, 7, WAIT_TIMEOUT);
+    waited.with_context(|| node.daemon.log())?;
+    node.start_container(&pod)?;
+    Ok(())
+}
+
+fn topology_names_the_pod_of_a_bound_slot() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[0], 1)?;
+    let bound = node.bind(&pod, "s1")?;
+    let nic = hcas(&bound)[0];
+    let topology = |arguments: &[&str]| -> Result<Value> {
+        let output = Command::new(product("rdma-device-plugin")?)
+            .args(["topology", "--json", "--host-root"])
+            .arg(node.machine.tree.path("/"))
+            .arg("--kubelet-root-dir")
+            .arg(node.machine.settings().root)
+            .env("RDMA_NETDEV_POLICY", node.machine.policy()?)
+            .args(arguments)
+            .output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(serde_json::from_slice(&output.stdout)?)
+    };
+    let shown = topology(&["--gpus", "0"])?;
+    let nics = shown["nics"].as_array().context("nics")?;
+    let held = nics.iter().find(|one| one["hca"] == nic).context("the NIC")?;
+    assert_eq!(held["pod"], serde_json::json!(["default/a"]), "{held}");
+    ensure!(!shown["choice"].to_string().contains(nic), "{}", shown["choice"]);
+    Ok(())
+}
+
+/// The daemon scans each second.
+fn rescanned() -> String {
+    LATE.replace("pools:", "rescanInterval: 1s\npools:")
+}
+
+impl Node {
+    /// Twelve binds, more than there are threads for what blocks, fail in bounded time.
+    fn refuses(&self, admitted: &Admitted, path: &str) -> Result<()> {
+        for _ in 0..12 {
+            let asked = Instant::now();
+            let refused = self.bind(admitted, "s1").err().context("bound")?;
+            let took = asked.elapsed();
+            ensure!(took < Duration::from_secs(3), "{took:?}: {refused}");
+            if refused.to_string().contains(path) {
+                return Ok(());
+            }
+        }
+        bail!("no bind names {path}: {}", self.daemon.log())
+    }
+
+    /// Health still reaches the kubelet, and SIGTERM ends the daemon.
+    fn goes_on(&mut self) -> Result<()> {
+        let state = "/sys/class/infiniband/mlx5_7/ports/1/state";
+        self.machine.tree.file(state, "1: DOWN");
+        let waited = self.kubelet.wait_allocatable(NIC, 7, WAIT_TIMEOUT);
+        waited.with_context(|| self.daemon.log())?;
+        let asked = Instant::now();
+        self.daemon.signal(Signal::SIGTERM)?;
+        self.daemon.ended(Duration::from_secs(5))?;
+        let took = asked.elapsed();
+        ensure!(took < Duration::from_secs(3), "{took:?}");
+        Ok(())
+    }
+}
+
+/// A FIFO blocks its reader as a driver that does not answer does.
+fn a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu() -> Result<()> {
+    let mut node = Node::new(&rescanned())?;
+    let information = format!("/proc/driver/nvidia/gpus/{}/information", GPUS[0]);
+    node.machine.tree.remove(&information);
+    mkfifo(&node.machine.tree.path(&information), Mode::S_IRUSR)?;
+    let hangs = node.admit("a", &[0], 1)?;
+    node.refuses(&hangs, &information)?;
+    for _ in 0..12 {
+        ensure!(node.bind(&hangs, "s1").is_err(), "bound");
+    }
+    let answers = node.admit("b", &[6], 1)?;
+    node.until("binding of a pod with another GPU", || {
+        thread::sleep(Duration::from_millis(200));
+        Ok(node.bind(&answers, "s2").is_ok())
+    })?;
+    node.goes_on()
+}
+
+fn a_state_directory_that_hangs_stops_no_daemon() -> Result<()> {
+    let mut node = Node::new(&rescanned())?;
+    let pod = node.admit("a", &[6], 1)?;
+    let directory = node.machine.state();
+    let _mount = Unanswered::on(&directory)?;
+    node.refuses(&pod, directory.to_str().context("path")?)?;
+    for _ in 0..12 {
+        ensure!(node.bind(&pod, "s1").is_err(), "bound");
+    }
+    node.goes_on()?;
+    // Another daemon starts without it.
+    node.machine.tree.file("/sys/class/infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
+    node.daemon = start(&node.machine, &rescanned())?;
+    node.ready()
 }

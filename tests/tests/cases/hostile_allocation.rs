@@ -11,8 +11,10 @@ use e2e::cni::Call;
 use e2e::host_state::{state, unchanged};
 use e2e::node_socket::{Behaviour, NodeSocket, allocation, allocation_of_hcas};
 use e2e::scene::{
-    DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, STATE, Scene, TRY_AGAIN, answer_of, refusal,
+    DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, STATE, Scene, TRY_AGAIN, answer_of, pci_of,
+    refusal,
 };
+use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use node_wire::{Failure, FailureKind, Pod};
 use serde_json::{Value, json};
 
@@ -63,6 +65,67 @@ cases! {
     a_socket_that_is_a_link_is_for_later => broken(Broken::Link);
     a_socket_in_a_directory_for_everybody_is_not_asked => broken(Broken::WritableDirectory);
     del_asks_no_daemon => del_without_daemon();
+    a_master_of_another_hca_than_the_unit_is_refused: Macvlan => another_hca(
+        &json!({"deviceID": "0000:3b:00.0_3e71787e_1", "master": "nic1"}),
+        &["nic1", "0000:3b:00.0_3e71787e_1", "0000:3c:00.0"],
+    );
+    a_device_of_another_hca_than_the_unit_is_refused => another_hca(
+        &json!({"attach": "move", "device": "nic1", "deviceID": PCI}),
+        &["nic1", PCI, "0000:3c:00.0"],
+    );
+    a_netdev_without_hca_is_not_the_units: Macvlan => another_hca(
+        &json!({"deviceID": "0000:3b:00.0_3e71787e_1", "master": "plain"}),
+        &["plain", "no HCA", PCI],
+    );
+    a_unit_that_is_not_on_this_host_is_refused: Macvlan => another_hca(
+        &json!({"deviceID": "0000:99:00.0_3e71787e_1", "master": "nic0"}),
+        &["0000:99:00.0"],
+    );
+    a_unit_that_is_not_on_this_host_is_refused_beside_a_link_of_the_pod: Macvlan => another_hca(
+        &json!({"attach": "macvlan", "deviceID": "0000:99:00.0", "master": "lo", "linkInContainer": true}),
+        &["0000:99:00.0"],
+    );
+    rdma_only_with_a_unit_of_another_hca_than_the_chains_is_refused: Macvlan => chain();
+    a_unit_of_a_whole_pool_leaves_the_master_free: Macvlan =>
+        child_of(&json!({"deviceID": "pool_3e71787e_1", "master": "nic1"}), "nic1");
+    a_vlan_on_the_units_nic_is_its_master: Vlan =>
+        stacked(&["link add link nic0 name top0 type vlan id 7", "link set top0 up"], "vlan");
+    a_bridge_on_the_units_nic_is_its_master: Macvlan => stacked(
+        &["link add top0 type bridge", "link set nic0 master top0", "link set top0 up"],
+        "bridge",
+    );
+    a_unit_of_a_bonded_hca_makes_its_child_on_the_bond: Kind("bond") => bonded();
+    a_unit_whose_nic_is_another_function_is_attached: Macvlan => apart();
+    a_nic_of_another_rail_than_the_networks_is_refused: Macvlan => of_rails(
+        &json!({"nic0": 0, "nic1": 1}),
+        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 0}),
+        Err((DENIED, &["nic1", "rail 1", "rail 0"])),
+    );
+    a_nic_that_the_policy_puts_on_no_rail_is_refused: Macvlan => of_rails(
+        &json!({"nic0": 0}),
+        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 1}),
+        Err((DENIED, &["nic1", "rails"])),
+    );
+    a_single_nic_has_its_address_of_the_range_of_its_rail: Macvlan => of_rails(
+        &json!({"0000:3c:00.0": 1}),
+        &json!({"deviceID": "0000:3c:00.0_3e71787e_1"}),
+        Ok("10.64.1."),
+    );
+    a_network_says_its_rail_where_the_policy_does_not: Macvlan => of_rails(
+        &json!({}),
+        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 0}),
+        Ok("10.64.0."),
+    );
+    ranges_of_rails_on_a_nic_of_no_rail_are_refused: Macvlan => of_rails(
+        &json!({}),
+        &json!({"deviceID": "0000:3c:00.0_3e71787e_1"}),
+        Err((INVALID_NETWORK, &["which rail", "rails"])),
+    );
+    a_rail_without_a_range_is_refused: Macvlan => of_rails(
+        &json!({"nic1": 7}),
+        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 7}),
+        Err((INVALID_NETWORK, &["rail 7", "nic1"])),
+    );
     an_exclusive_nic_is_no_master_for_another_pod: Macvlan => exclusive_master();
     exclusive_nics_that_cannot_be_read_are_no_masters: Macvlan => exclusive_unknown();
     passthru_is_refused_without_its_key: Macvlan => passthru_refused(&json!({"mode": "passthru"}), DENIED, "allow.passthru");
@@ -108,6 +171,152 @@ fn call_of(scene: &Scene, name: &str, uid: &str) -> Call {
     call.args =
         format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ml;K8S_POD_NAME={name};K8S_POD_UID={uid}");
     call
+}
+
+/// On a host with two HCAs and a netdev that is of neither.
+fn another_hca(keys: &Value, words: &[&str]) -> Result<()> {
+    let scene = Scene::with_nics(2)?;
+    scene.on_host(&["link add plain type veth peer name plainpeer", "link set plain up"])?;
+    scene.refuses(&scene.network(keys), &[INVALID_NETWORK], words)
+}
+
+fn child_of(keys: &Value, below: &str) -> Result<()> {
+    made_on(&Scene::with_nics(2)?, keys, below)
+}
+
+/// ADD makes a child on this netdev of the host, and DEL leaves nothing.
+fn made_on(scene: &Scene, keys: &Value, below: &str) -> Result<()> {
+    let (network, before) = (scene.network(keys), scene.host_state()?);
+    answer_of(&scene.call(), "ADD", &network)?
+        .success()
+        .with_context(|| keys.to_string())?;
+    let host = scene.host.netns.ip_json(&format!("link show {below}"))?;
+    let link = scene.pod.ip_json("link show net1")?;
+    ensure!(
+        link[0]["link_index"] == host[0]["ifindex"],
+        "net1 is not on {below}: {link}"
+    );
+    scene.del_returns(&network, &before)
+}
+
+/// Another plugin made a macvlan on `nic0`.
+fn chain() -> Result<()> {
+    let scene = Scene::with_nics(2)?;
+    let made = answer_of(
+        &scene.call(),
+        "ADD",
+        &scene.network(&json!({"attach": "macvlan", "master": "nic0"})),
+    )?;
+    let result = made.success()?;
+    let of = |nic: u8| {
+        let keys = json!({"name": "chain", "attach": "rdma-only", "deviceID": pci_of(nic)});
+        let mut network = scene.network(&keys);
+        network["prevResult"] = result.clone();
+        network
+    };
+    let words = [&*pci_of(1), "net1", "mlx5_0", "mlx5_1"];
+    scene.refuses(&of(1), &[INVALID_NETWORK], &words)?;
+    answer_of(&scene.call(), "ADD", &of(0))?.success()?;
+    Ok(())
+}
+
+/// `top0` stands on `nic0`.
+fn stacked(commands: &[&str], kind: &str) -> Result<()> {
+    let scene = Scene::with_nics(2)?;
+    scene.on_host(commands)?;
+    scene.tree()?.netdev(&NetdevSpec {
+        name: "top0",
+        kind,
+        lowers: &["nic0"],
+        ..NetdevSpec::default()
+    });
+    let of = |nic: u8| json!({"deviceID": format!("{}_3e71787e_1", pci_of(nic)), "master": "top0"});
+    let other = [&*pci_of(1), "top0", PCI];
+    scene.refuses(&scene.network(&of(1)), &[INVALID_NETWORK], &other)?;
+    made_on(&scene, &of(0), "top0")
+}
+
+/// One RDMA device stands for both members, on the first one's function.
+fn bonded() -> Result<()> {
+    let scene = Scene::with_nics(2)?;
+    scene.on_host(&[
+        "link set nic0 down",
+        "link set nic1 down",
+        "link add bond0 type bond mode active-backup",
+        "link set nic0 master bond0",
+        "link set nic1 master bond0",
+        "link set bond0 up",
+    ])?;
+    let tree = scene.tree()?;
+    tree.hide_rdma("mlx5_1");
+    tree.netdev(&NetdevSpec {
+        name: "bond0",
+        kind: "bond",
+        lowers: &["nic0", "nic1"],
+        ..NetdevSpec::default()
+    });
+    for keys in [
+        json!({"deviceID": "0000:3b:00.0_3e71787e_1"}),
+        json!({"deviceID": PCI, "attach": "macvlan"}),
+        json!({"deviceID": PCI, "master": "bond0"}),
+    ] {
+        made_on(&scene, &keys, "bond0")?;
+    }
+    let moving = scene.network(&json!({"deviceID": PCI, "attach": "move"}));
+    scene.refuses(&moving, &[DENIED], &["nic0", "bond0"])
+}
+
+/// As eRDMA and pvrdma are: the GID table of the RDMA function names the netdev.
+fn apart() -> Result<()> {
+    let lay = |tree: &Tree| {
+        for address in ["0000:0b:00.0", "0000:0b:00.1"] {
+            tree.pci(&PciSpec {
+                address,
+                ..PciSpec::MLX5
+            });
+        }
+        tree.netdev(&NetdevSpec {
+            name: "ens192",
+            on: On::Pci("0000:0b:00.0"),
+            mac: "00:50:56:00:00:01",
+            ..NetdevSpec::default()
+        });
+        tree.rdma(&RdmaSpec {
+            name: "vmw_pvrdma0",
+            on: On::Pci("0000:0b:00.1"),
+            ports: &[PortSpec {
+                gids: &[(0, "fe80::250:56ff:fe00:1", "RoCE v2", "ens192")],
+                ..PortSpec::ROCE
+            }],
+            ..RdmaSpec::default()
+        });
+    };
+    let scene = Scene::laid(lay, &["ens192"])?;
+    made_on(&scene, &json!({"deviceID": "0000:0b:00.1_3e71787e_1"}), "ens192")?;
+    scene.returns(&scene.network(&json!({"deviceID": "0000:0b:00.1"})), &[])
+}
+
+/// A network with ranges for rails 0 and 1 and these keys, on a node whose policy has these rails: an
+/// address that begins so, which CHECK knows, or a refusal.
+fn of_rails(rails: &Value, keys: &Value, expected: Result<&str, (u64, &[&str])>) -> Result<()> {
+    let scene = Scene::with_nics(2)?;
+    scene.policy(&json!({}), &json!({"rails": rails}))?;
+    let mut network = scene.network(keys);
+    let ranges = json!({"0": {"range": "10.64.0.0/24"}, "1": {"range": "10.64.1.0/24"}});
+    network["ipam"] = json!({"type": "rdma-ipam", "ranges": ranges});
+    let address = match expected {
+        Ok(address) => address,
+        Err((code, words)) => return scene.refuses(&network, &[code], words),
+    };
+    let result = answer_of(&scene.call(), "ADD", &network)?.success()?;
+    let ip = result["ips"][0]["address"].as_str().unwrap_or_default();
+    ensure!(ip.starts_with(address), "{result}");
+    let mut checked = network.clone();
+    checked["prevResult"] = result;
+    answer_of(&scene.call(), "CHECK", &checked)?.success()?;
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
+    ensure!(scene.listed("rdma-ipam")?.is_empty(), "an address is still leased");
+    Ok(())
 }
 
 fn no_daemon(keys: &Value) -> Result<()> {

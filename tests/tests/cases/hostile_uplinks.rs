@@ -1,9 +1,12 @@
 //! The netdev that the node is left through is no pod's, however the administrator wrote the routes.
 
-use anyhow::{Context, Result};
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::scene::{DENIED, Scene, answer_of};
-use serde_json::json;
+use serde_json::{Value, json};
 
 cases! {
     one_default_route_is_an_uplink: Macvlan =>
@@ -88,17 +91,73 @@ cases! {
         &["nic1"],
         &["nic0"],
     );
+    a_default_route_of_a_higher_metric_is_no_uplink: Macvlan => uplinks(
+        &["route add default via 10.9.0.254 metric 100", "route add default via 10.8.0.254 metric 200"],
+        &["nic0"],
+        &["nic1"],
+    );
+    a_route_to_a_documentation_network_is_no_uplink: Macvlan => uplinks(
+        &["route add default via 10.9.0.254", "route add 192.0.2.0/24 via 10.8.0.254"],
+        &["nic0"],
+        &["nic1"],
+    );
+    advertised_default_routes_beside_the_nodes_are_no_uplinks: Macvlan => uplinks(
+        &[
+            "route add default via 10.9.0.254",
+            "-6 route add default via fe80::1 dev nic1 proto ra",
+            "-6 route add default via fe80::2 dev nic2 proto ra metric 2048",
+        ],
+        &["nic0"],
+        &["nic1", "nic2"],
+    );
+    advertised_default_routes_alone_are_uplinks: Macvlan => uplinks(
+        &["-6 route add default via fe80::1 dev nic1 proto ra"],
+        &["nic1"],
+        &["nic0", "nic2"],
+    );
+    a_default_route_of_a_family_without_node_address_is_no_uplink: Macvlan => uplinks_of(
+        &["10.9.0.1"],
+        &["-6 route add default via fe80::1 dev nic1"],
+        &["nic0"],
+        &["nic1"],
+    );
+    an_advertised_route_beside_the_nodes_address_is_no_uplink: Macvlan => uplinks_of(
+        &["fd09::1"],
+        &["-6 route add default via fe80::1 dev nic1 proto ra"],
+        &["nic0"],
+        &["nic1"],
+    );
+    a_denied_uplink_names_the_narrow_remedy => remedy();
+    routes_that_an_agent_writes_as_advertised_return => agents_routes();
 }
 
 /// On a host with `nic0` to `nic2` and these settings no pod gets `withheld`, nor a child of it, and
-/// all `given` carry a child.
+/// all `given` carry a child. The daemon says the same of them.
 fn uplinks(host: &[&str], withheld: &[&str], given: &[&str]) -> Result<()> {
-    let scene = Scene::new()?;
-    scene.host.add_nic("nic1", "peer1")?;
-    scene.host.add_nic("nic2", "peer2")?;
+    uplinks_of(&[], host, withheld, given)
+}
+
+/// The same on a node that its cluster knows by these addresses.
+fn uplinks_of(
+    node_addresses: &[&str],
+    host: &[&str],
+    withheld: &[&str],
+    given: &[&str],
+) -> Result<()> {
+    let scene = Scene::with_nics(3)?;
+    scene.hide_processes()?;
+    // Each program sees itself as the first process, in the host's network namespace.
+    symlink("/proc/self", scene.host_root().join("proc/1"))?;
     scene.on_host(&["addr add 10.8.0.1/24 dev nic1"])?;
     scene.on_host(host)?;
+    fs::create_dir_all(scene.host.state())?;
+    fs::write(scene.host.state().join("node-addresses"), node_addresses.join("\n"))?;
+    let excluded = excluded(&scene, node_addresses)?;
     for nic in withheld {
+        ensure!(
+            excluded.iter().any(|reason| reason.contains(&format!("needs {nic}: "))),
+            "{nic} is offered: {excluded:?}"
+        );
         for keys in [
             json!({"attach": "macvlan", "master": nic}),
             json!({"attach": "move", "device": nic}),
@@ -109,6 +168,10 @@ fn uplinks(host: &[&str], withheld: &[&str], given: &[&str]) -> Result<()> {
         }
     }
     for nic in given {
+        ensure!(
+            !excluded.iter().any(|reason| reason.contains(&format!("needs {nic}: "))),
+            "{nic} is not offered: {excluded:?}"
+        );
         let network = scene.network(&json!({"attach": "macvlan", "master": nic}));
         answer_of(&scene.call(), "ADD", &network)?
             .success()
@@ -116,4 +179,56 @@ fn uplinks(host: &[&str], withheld: &[&str], given: &[&str]) -> Result<()> {
         answer_of(&scene.call(), "DEL", &network)?.success()?;
     }
     Ok(())
+}
+
+/// Why the daemon leaves HCAs out of an exclusive pool of all.
+fn excluded(scene: &Scene, node_addresses: &[&str]) -> Result<Vec<String>> {
+    let config = scene.host.directory().join("pools.yaml");
+    let pool = "version: 1\npools:\n- { resource: rdma/a, mode: exclusive, select: { rdmaDevices: [\"*\"] } }\n";
+    fs::write(&config, pool)?;
+    let (config, root) = (config.display().to_string(), scene.host_root().display().to_string());
+    let addresses = node_addresses.join(",");
+    let mut arguments = vec!["validate", "--on-host", "--json", "--host-root", &root];
+    if !node_addresses.is_empty() {
+        arguments.extend(["--node-addresses", &addresses]);
+    }
+    arguments.push(&config);
+    let answer = scene.tool("rdma-device-plugin", &arguments)?;
+    let document: Value = serde_json::from_str(&answer.stdout).context(answer.stderr)?;
+    let reasons = document["excluded"].as_array().context("no list of what is excluded")?;
+    Ok(reasons.iter().map(ToString::to_string).collect())
+}
+
+fn remedy() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.on_host(&["route add default via 10.9.0.254"])?;
+    scene.refuses(
+        &scene.moving(),
+        &[DENIED],
+        &["nic0", "default route", "allow.uplinks", "allow.netdevs"],
+    )?;
+    // Both keys together open this netdev alone.
+    let selectors = json!([{"ifNames": ["nic1"]}]);
+    scene.allow(&json!({"uplinks": true, "netdevs": selectors}))?;
+    scene.refuses(&scene.moving(), &[DENIED], &["nic0", "allow.netdevs"])?;
+    scene.allow(&json!({"uplinks": true, "netdevs": [{"ifNames": ["nic0"]}]}))?;
+    scene.returns(&scene.moving(), &[])
+}
+
+/// With an end they are the kernel's, which learns them anew.
+fn agents_routes() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.host.add_nic("nic1", "peer1")?;
+    scene.on_host(&[
+        "addr add 10.8.0.1/24 dev nic1",
+        "route add default via 10.8.0.254",
+        "-6 route add default via fd09::fe dev nic0 proto ra metric 90",
+        "-6 route add fd88::/32 via fd09::fe dev nic0 proto ra",
+    ])?;
+    let before = scene.host_state()?;
+    let network = scene.moving();
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    let routes = scene.pod.ip("-6 route show dev net1")?;
+    ensure!(routes.contains("fd88::/32"), "not in the pod:\n{routes}");
+    scene.del_returns(&network, &before)
 }

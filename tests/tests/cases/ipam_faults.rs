@@ -95,12 +95,8 @@ fn victim() -> Caller {
     Caller::new("n1", "victim")
 }
 
-/// A store of each format.
-const STORES: [fn(&'static str) -> Result<LeaseStore>; 2] =
-    [LeaseStore::new, LeaseStore::of_format_1];
-
-fn store(make: fn(&'static str) -> Result<LeaseStore>) -> Result<LeaseStore> {
-    let store = make("0")?;
+fn store() -> Result<LeaseStore> {
+    let store = LeaseStore::new("0")?;
     store.add_node("n1")?;
     store.add(&Caller::new("n1", "bystander"), &ranges())?;
     Ok(store)
@@ -134,11 +130,7 @@ fn of(store: &LeaseStore, container: &str) -> Result<Vec<String>> {
 }
 
 fn an_add_that_is_failed_anywhere_leaves_nothing() -> Result<()> {
-    STORES.into_iter().try_for_each(fail_add)
-}
-
-fn fail_add(make: fn(&'static str) -> Result<LeaseStore>) -> Result<()> {
-    let store = store(make)?;
+    let store = store()?;
     let records = store.files("owners").len();
     let points = enumerate(&store, "ADD")?;
     store.del(&victim(), &ranges())?;
@@ -205,11 +197,7 @@ fn fail_add(make: fn(&'static str) -> Result<LeaseStore>) -> Result<()> {
 }
 
 fn a_del_that_says_done_has_freed() -> Result<()> {
-    STORES.into_iter().try_for_each(fail_del)
-}
-
-fn fail_del(make: fn(&'static str) -> Result<LeaseStore>) -> Result<()> {
-    let store = store(make)?;
+    let store = store()?;
     let records = store.files("owners").len();
     store.add(&victim(), &ranges())?;
     let points = enumerate(&store, "DEL")?;

@@ -30,13 +30,6 @@ pub(crate) const CASES: &[Case] = &[
         a_del_of_eight_killed_anywhere_is_finished_by_the_next,
         Strace
     ),
-    case!(format_1_an_order_of_eight_killed_anywhere_is_undone, Strace),
-    case!(
-        format_1_an_order_of_eight_killed_anywhere_is_taken_up,
-        Strace
-    ),
-    case!(format_1_a_del_of_eight_killed_anywhere_is_finished, Strace),
-    case!(an_upgrade_killed_anywhere_leaves_a_store_that_works, Strace),
 ];
 
 /// Fewer means that the enumeration is broken, not that the program is frugal.
@@ -60,39 +53,23 @@ fn eight() -> Value {
     ])
 }
 
-/// What is asked for, and of which store.
+/// What is asked for.
 struct Setting {
     config: Value,
     addresses: usize,
-    make: fn(&'static str) -> Result<LeaseStore>,
-    /// How many records lead to an order's addresses.
-    records: usize,
 }
 
 fn two() -> Setting {
     Setting {
         config: ranges(),
         addresses: 2,
-        make: LeaseStore::new,
-        records: 1,
     }
 }
 
-fn eight_of_format_2() -> Setting {
+fn of_eight() -> Setting {
     Setting {
         config: eight(),
         addresses: 8,
-        make: LeaseStore::new,
-        records: 1,
-    }
-}
-
-fn eight_of_format_1() -> Setting {
-    Setting {
-        config: eight(),
-        addresses: 8,
-        make: LeaseStore::of_format_1,
-        records: 8,
     }
 }
 
@@ -109,7 +86,7 @@ struct Bystanders {
 
 impl Setting {
     fn bystanders(&self) -> Result<Bystanders> {
-        let store = (self.make)("0")?;
+        let store = LeaseStore::new("0")?;
         store.add_node("n1")?;
         for name in ["bystander", "other"] {
             store.add(&Caller::new("n1", name), &self.config)?;
@@ -117,7 +94,7 @@ impl Setting {
         let held = store.held("n1")?;
         ensure!(held.len() == 2 * self.addresses, "{held:?}");
         let records = store.files("owners").len();
-        ensure!(records == 2 * self.records, "{records} records");
+        ensure!(records == 2, "{records} records");
         Ok(Bystanders {
             store,
             held,
@@ -279,31 +256,19 @@ fn a_del_killed_anywhere_is_finished_by_the_next() -> Result<()> {
 }
 
 fn an_order_of_eight_killed_anywhere_is_undone_by_del() -> Result<()> {
-    add_then_del(&eight_of_format_2())
+    add_then_del(&of_eight())
 }
 
 fn an_order_of_eight_killed_anywhere_is_taken_up_by_the_next() -> Result<()> {
-    add_then_add(&eight_of_format_2())
+    add_then_add(&of_eight())
 }
 
 fn a_del_of_eight_killed_anywhere_is_finished_by_the_next() -> Result<()> {
-    del_then_del(&eight_of_format_2())
-}
-
-fn format_1_an_order_of_eight_killed_anywhere_is_undone() -> Result<()> {
-    add_then_del(&eight_of_format_1())
-}
-
-fn format_1_an_order_of_eight_killed_anywhere_is_taken_up() -> Result<()> {
-    add_then_add(&eight_of_format_1())
-}
-
-fn format_1_a_del_of_eight_killed_anywhere_is_finished() -> Result<()> {
-    del_then_del(&eight_of_format_1())
+    del_then_del(&of_eight())
 }
 
 fn an_add_after_a_del_killed_anywhere_starts_afresh() -> Result<()> {
-    for setting in [two(), eight_of_format_2()] {
+    for setting in [two(), of_eight()] {
         let config = &setting.config;
         let prepare = |store: &LeaseStore| store.add(&victim(), config).map(drop);
         everywhere("DEL, then ADD", "DEL", &setting, prepare, |store| {
@@ -314,69 +279,6 @@ fn an_add_after_a_del_killed_anywhere_starts_afresh() -> Result<()> {
             store.del(&victim(), config)
         })?;
     }
-    Ok(())
-}
-
-/// Killed before `FORMAT` is renamed the store is of format 1, after it of format 2; pods that
-/// were there keep their addresses, and a repeated upgrade ends it.
-fn an_upgrade_killed_anywhere_leaves_a_store_that_works() -> Result<()> {
-    let setting = eight_of_format_1();
-    let raise = ["upgrade", "--yes"];
-    let run = |store: &LeaseStore, wrapper: &[String]| -> Result<std::process::Output> {
-        let (program, arguments) = wrapper.split_first().context("no tracer")?;
-        let mut wrapper = std::process::Command::new(program);
-        wrapper.args(arguments);
-        Ok(store.admin_below(wrapper, "n1", &raise).output()?)
-    };
-    let log = tempfile::NamedTempFile::new()?;
-    let bystanders = setting.bystanders()?;
-    let traced = run(&bystanders.store, &record(log.path()))?;
-    ensure!(traced.status.success(), "{traced:?}");
-    let points = points(log.path())?;
-    ensure!(points.len() >= FEWEST_POINTS, "{} points", points.len());
-    let version = |store: &LeaseStore| -> Result<u64> {
-        let text = std::fs::read(store.directory().join("FORMAT"))?;
-        let format: Value = serde_json::from_slice(&text)?;
-        format["version"].as_u64().context("no version")
-    };
-    let (mut dead, mut found) = (0, BTreeMap::new());
-    for point in &points {
-        let at = || {
-            let (call, occurrence) = (&point.call, point.occurrence);
-            format!(
-                "upgrade killed before {call} number {occurrence}: {}",
-                point.line
-            )
-        };
-        // A store for each: there is no way back.
-        let bystanders = setting.bystanders().with_context(at)?;
-        let store = &bystanders.store;
-        dead += usize::from(!run(store, &kill_at(point))?.status.success());
-        *found.entry(version(store).with_context(at)?).or_insert(0) += 1;
-        bystanders.only().with_context(at)?;
-        ensure!(
-            store.add(&victim(), &setting.config)?.len() == 8,
-            "{}",
-            at()
-        );
-        store.del(&victim(), &setting.config).with_context(at)?;
-        let again = store.admin("n1", &raise).with_context(at)?;
-        ensure!(
-            again["to"] == 2 && version(store)? == 2,
-            "{}: {again}",
-            at()
-        );
-        bystanders.only().with_context(at)?;
-        ensure!(
-            store.add(&victim(), &setting.config)?.len() == 8,
-            "{}",
-            at()
-        );
-        let records = store.files("owners").len();
-        ensure!(records == bystanders.records + 1, "{}: {records}", at());
-    }
-    ensure!(found.len() == 2, "versions that were found: {found:?}");
-    print("upgrade", &points, dead);
     Ok(())
 }
 

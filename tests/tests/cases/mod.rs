@@ -19,7 +19,6 @@ macro_rules! modules {
 
 modules! {
     broker_blocks,
-    broker_file_stores,
     broker_tool,
     broker_whereabouts,
     chain_pods,

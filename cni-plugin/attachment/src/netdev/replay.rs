@@ -212,15 +212,19 @@ fn with_flags(message: &AddressMessage, index: u32, flags: AddressFlags) -> Addr
 }
 
 /// Whether the kernel makes the route itself: out of an address, of the interface being up, or
-/// of a router advertisement.
+/// of a router advertisement, whose routes expire. One of that origin without an end was made by an
+/// agent of the cloud.
 pub fn is_kernel_made(route: &RouteMessage) -> bool {
     let multicast = route.attributes.iter().any(
         |a| matches!(a, RouteAttribute::Destination(RouteAddress::Inet6(to)) if to.is_multicast()),
     );
-    matches!(
-        route.header.protocol,
-        RouteProtocol::Kernel | RouteProtocol::Ra
-    ) || route.header.kind != RouteType::Unicast
+    let expires = route
+        .attributes
+        .iter()
+        .any(|a| matches!(a, RouteAttribute::CacheInfo(info) if info.expires != 0));
+    route.header.protocol == RouteProtocol::Kernel
+        || (route.header.protocol == RouteProtocol::Ra && expires)
+        || route.header.kind != RouteType::Unicast
         || route::table_of(route) == LOCAL
         || route.header.flags.contains(RouteFlags::Cloned)
         || multicast
@@ -486,6 +490,14 @@ mod tests {
         assert!(!is_kernel_made(&route));
         route.header.protocol = RouteProtocol::Kernel;
         assert!(is_kernel_made(&route));
+        let mut advertised = plain_route(vec![]);
+        advertised.header.protocol = RouteProtocol::Ra;
+        assert!(!is_kernel_made(&advertised), "an agent's, without an end");
+        let mut bytes = [0; 32];
+        bytes[8] = 30;
+        let info = RouteCacheInfo::parse(&bytes).unwrap();
+        advertised.attributes.push(RouteAttribute::CacheInfo(info));
+        assert!(is_kernel_made(&advertised));
         let mut local = plain_route(vec![RouteAttribute::Table(255)]);
         assert!(is_kernel_made(&local));
         local.header.kind = RouteType::Local;

@@ -32,7 +32,7 @@ use super::{blank_record, undo};
 use crate::{
     apply,
     bind::Bound,
-    config::{ChildKind, Config},
+    config::{ChildKind, Config, Devices},
     error::Error,
     interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
@@ -47,7 +47,7 @@ use crate::{
 pub(super) struct Wanted {
     /// Its name in the pod.
     pub(super) ifname: IfName,
-    /// The rail, of an attachment by `devices: all`.
+    /// The rail, with `devices: all` or where the network asks for one.
     pub(super) rail: Option<u32>,
     /// The configuration; of several interfaces each has the allocation of its own NIC.
     pub(super) config: Config,
@@ -139,11 +139,13 @@ impl Attachment<'_> {
     /// IPAM wants to see the interface first.
     fn lease(&mut self, chain: Option<CniResult>) -> Result<Vec<Option<CniResult>>, Error> {
         let rails: Option<Vec<u32>> = self.wanted.iter().map(|wanted| wanted.rail).collect();
-        Ok(match (rails, chain) {
-            (Some(rails), _) => self.ipam.add_rails(self.node, self.request, &rails)?,
-            (None, Some(of_chain)) => vec![Some(of_chain)],
-            (None, None) if self.ipam.needs_the_link() => vec![None],
-            (None, None) => vec![self.ipam.add(self.node, self.request)?],
+        Ok(match (chain, rails) {
+            (Some(of_chain), _) => vec![Some(of_chain)],
+            (None, Some(rails)) if self.wanted.len() > 1 || matches!(self.ipam, Ipam::Own) => {
+                self.ipam.add_rails(self.node, self.request, &rails)?
+            }
+            (None, _) if self.ipam.needs_the_link() => vec![None],
+            (None, _) => vec![self.ipam.add(self.node, self.request)?],
         })
     }
 
@@ -499,7 +501,7 @@ impl Attachment<'_> {
             ip.interface = Some(0);
         }
         interface_config.report_defaults(&mut result, self.request.config.version);
-        if wanted.rail.is_some() {
+        if wanted.config.devices == Devices::All {
             name_gateways(&mut result);
         }
         result.interfaces = vec![self.interface(&link, plan)];

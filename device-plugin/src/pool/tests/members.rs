@@ -214,3 +214,43 @@ fn a_pool_with_late_binding_shares_no_hca_and_needs_cdi() {
         );
     }
 }
+
+/// With RDMA LAG one HCA stands for both members of a bond.
+#[test]
+fn a_bond_and_its_members_select_their_hca() {
+    let node = Node::new(|tree| {
+        two_nics(tree);
+        tree.hide_rdma("mlx5_1");
+        tree.netdev(&NetdevSpec {
+            name: "bond0",
+            kind: "bond",
+            lowers: &["ens1", "ens2"],
+            ..NetdevSpec::default()
+        });
+    });
+    let selected = |select: &str| {
+        let pool = format!("resource: rdma/a, mode: shared, select: {{ {select} }}");
+        ids(&node.pools(&native(&[&pool])).snapshots[0])
+    };
+    for name in ["bond0", "ens1", "ens2"] {
+        for key in ["ifNames", "pfNames"] {
+            let found = selected(&format!("{key}: [{name}]"));
+            assert_eq!(found, ["0000:3b:00.0"], "{key}: {name}");
+        }
+    }
+    let apart = Node::new(|tree| {
+        two_nics(tree);
+        tree.netdev(&NetdevSpec {
+            name: "bond0",
+            kind: "bond",
+            lowers: &["ens1", "ens2"],
+            ..NetdevSpec::default()
+        });
+    });
+    let pools = native(&["resource: rdma/a, mode: shared, select: { ifNames: [ens2] }"]);
+    assert_eq!(
+        ids(&apart.pools(&pools).snapshots[0]),
+        ["0000:86:00.0"],
+        "each member has an HCA of its own"
+    );
+}

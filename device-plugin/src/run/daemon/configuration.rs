@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::Daemon;
 use crate::config::{self, Config};
 use crate::events::{Trigger, Triggers};
@@ -18,11 +20,20 @@ impl Daemon {
     /// part: what is in force is better. True if another one is in force.
     pub(super) async fn reload(&mut self) -> bool {
         let file = self.settings.config_file.clone();
-        self.config_read = FileId::of(&file);
-        let read = config::text(&file).and_then(|text| {
-            let config = config::check(&file, &text, &self.settings.defaults)?;
-            Ok((text, config))
+        let defaults = self.settings.defaults.clone();
+        let read = self.readers.configuration.run(move || {
+            hca::host::show(&file);
+            let id = FileId::of(&file);
+            let read = config::text(&file).and_then(|text| {
+                let config = config::check(&file, &text, &defaults)?;
+                Ok((text, config))
+            });
+            (id, read)
         });
+        let Ok((id, read)) = read.await else {
+            return false;
+        };
+        self.config_read = id;
         let error = match read {
             Ok((_, config)) if config == self.config => {
                 self.configuration.error = None;
@@ -50,7 +61,9 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        if let Ok(allocated) = allocated::ask(&self.settings.sources(), HOLDINGS_TIMEOUT).await {
+        let asked = allocated::ask(&self.known.sources, HOLDINGS_TIMEOUT);
+        // The kubelet's checkpoint may be on a disk that does not answer.
+        if let Ok(Ok(allocated)) = timeout(2 * HOLDINGS_TIMEOUT, asked).await {
             let allocated = allocated.with_names_of(self.allocated.as_deref());
             self.allocated = Some(Arc::new(allocated));
         }
@@ -74,35 +87,49 @@ impl Daemon {
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link
     /// beside it. A directory that was itself replaced is watched anew.
-    pub(super) fn watch_configuration(&mut self, triggers: &Triggers) {
-        let file = &self.settings.config_file;
-        let parent = file
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty());
-        let directory = parent.unwrap_or(Path::new("."));
-        let now = FileId::of_directory(directory);
-        if now == self.config_watch.as_ref().map(|(id, _)| *id) {
-            return;
-        }
-        self.config_watch = None;
-        let Some(id) = now else { return };
+    ///
+    /// Returns whether the file is another one than was read: a directory that was replaced sends no
+    /// event.
+    pub(super) async fn watch_configuration(&mut self, triggers: &Triggers) -> bool {
+        let file = self.settings.config_file.clone();
+        let known = self.config_watch.as_ref().map(|(id, _)| *id);
         let triggers = triggers.clone();
-        match crate::watch::directory(directory, move || triggers.send(Trigger::Configuration)) {
-            Ok(watcher) => {
+        let watched = self.readers.configuration.run(move || {
+            hca::host::show(&file);
+            let parent = file.parent();
+            let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+            let directory = parent.unwrap_or(Path::new("."));
+            let now = FileId::of_directory(directory);
+            let news = now.filter(|now| Some(*now) != known);
+            let watch = news.map(|_| {
+                crate::watch::directory(directory, move || triggers.send(Trigger::Configuration))
+            });
+            (FileId::of(&file), now, watch)
+        });
+        let Ok((file_id, now, watch)) = watched.await else {
+            return false;
+        };
+        if now != known {
+            self.config_watch = None;
+        }
+        match now.zip(watch) {
+            Some((id, Ok(watcher))) => {
                 self.config_watch = Some((id, watcher));
                 self.config_unwatched = None;
             }
-            Err(error) => {
+            Some((_, Err(error))) => {
                 let error = error.to_string();
                 if self.config_unwatched.as_ref() != Some(&error) {
                     tracing::warn!(
-                        file = %file.display(), error,
+                        file = %self.settings.config_file.display(), error,
                         "cannot watch the configuration; it is read before each scan"
                     );
                     self.config_unwatched = Some(error);
                 }
             }
+            None => {}
         }
+        file_id != self.config_read
     }
 }
 

@@ -36,12 +36,8 @@ impl Daemon {
                 directory: choice::directory_obstacle(&directory, root == Path::new("/")),
             })
         };
-        let chosen = match tokio::task::spawn_blocking(read).await {
-            Ok(chosen) => chosen,
-            Err(error) => {
-                tracing::error!(%error, "choosing a delivery failed");
-                return false;
-            }
+        let Ok(chosen) = self.readers.runtime.run(read).await else {
+            return false;
         };
         let is_another = chosen.delivery != self.choice.delivery;
         if chosen != self.choice && self.config.pools.iter().any(|pool| pool.delivery.is_none()) {
@@ -82,27 +78,25 @@ impl Daemon {
             };
             (obstacle, choice::doubt(&facts))
         };
-        match tokio::task::spawn_blocking(read).await {
-            Ok((obstacle, doubt)) => {
-                if obstacle != self.runtime_obstacle {
-                    match &obstacle {
-                        Some(reason) => tracing::error!(
-                            reason,
-                            "units of pools by CDI are withheld: containers would be without their \
+        // What takes longer stays as it was known.
+        if let Ok((obstacle, doubt)) = self.readers.runtime.run(read).await {
+            if obstacle != self.runtime_obstacle {
+                match &obstacle {
+                    Some(reason) => tracing::error!(
+                        reason,
+                        "units of pools by CDI are withheld: containers would be without their \
                              device nodes"
-                        ),
-                        None => tracing::info!("the container runtime gives devices by CDI now"),
-                    }
+                    ),
+                    None => tracing::info!("the container runtime gives devices by CDI now"),
                 }
-                self.runtime_obstacle = obstacle;
-                let doubt = doubt.filter(|_| self.has_late_pool()).map(|doubt| {
-                    format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
-                });
-                self.cdi_doubt = doubt.into_iter().collect();
             }
-            Err(error) => {
-                tracing::error!(%error, "reading the container runtime's configuration failed")
-            }
+            self.runtime_obstacle = obstacle;
+            let doubt = doubt.filter(|_| self.has_late_pool()).map(|doubt| {
+                format!(
+                    "binding late needs CDI, and containers may be without device nodes: {doubt}"
+                )
+            });
+            self.cdi_doubt = doubt.into_iter().collect();
         }
     }
 
@@ -116,21 +110,23 @@ impl Daemon {
     pub(super) async fn read_bindings(&mut self) {
         let places = self.settings.binding_places();
         let directory = self.has_late_pool().then(|| self.settings.cdi_dir.clone());
-        let read = tokio::task::spawn_blocking(move || {
-            let obstacle = directory.and_then(|directory| directory_obstacle(&directory));
+        let read = self.readers.bindings.run(move || {
+            let obstacle = directory.and_then(|directory| {
+                hca::host::show(&directory);
+                directory_obstacle(&directory)
+            });
             (obstacle, places.store().read())
         });
-        let read = read.await.map(|(obstacle, bindings)| {
-            let obstacle = self.runtime_obstacle.clone().or(obstacle);
-            self.pool_states.set_cdi_obstacle(obstacle);
-            bindings
-        });
-        match read {
-            Ok(Ok(bindings)) => self.pool_states.set_bindings(bindings),
-            Ok(Err(error)) => {
+        let Ok((obstacle, bindings)) = read.await else {
+            return;
+        };
+        let obstacle = self.runtime_obstacle.clone().or(obstacle);
+        self.pool_states.set_cdi_obstacle(obstacle);
+        match bindings {
+            Ok(bindings) => self.pool_states.set_bindings(bindings),
+            Err(error) => {
                 tracing::error!(%error, "cannot read the bindings of slots; what was known stays in force")
             }
-            Err(error) => tracing::error!(%error, "reading the bindings of slots failed"),
         }
     }
 
@@ -139,12 +135,6 @@ impl Daemon {
     pub(super) async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
         let snapshots = self.pool_states.snapshots().to_vec();
         let directory = self.settings.cdi_dir.clone();
-        let has_no_file = |snapshot: &Arc<Snapshot>| {
-            !is_by_pool_file(snapshot) && !cdi::exists(&directory, snapshot.resource())
-        };
-        if snapshots.iter().all(has_no_file) {
-            return snapshots;
-        }
         let stated: BTreeSet<_> = self
             .config
             .pools
@@ -154,6 +144,7 @@ impl Daemon {
             .collect();
         let passed_over = self.runtime_obstacle.clone();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
+            hca::host::show(&directory);
             let written = snapshots.into_iter().map(|snapshot| {
                 let by_cdi = is_by_pool_file(&snapshot);
                 // Of a pool that was delivered by CDI before, pods may still hold names.
@@ -181,13 +172,20 @@ impl Daemon {
             });
             written.collect()
         };
-        tokio::task::spawn_blocking(move || write(snapshots))
-            .await
-            .unwrap_or_default()
+        let unwritten = snapshots.clone();
+        let written = self.readers.cdi.run(move || write(snapshots)).await;
+        written.unwrap_or_else(|late| {
+            let why = format!("{} has not ended", late.what);
+            let withheld = |snapshot: Arc<Snapshot>| match is_by_pool_file(&snapshot) {
+                true => Arc::new(snapshot.undeliverable(&why)),
+                false => snapshot,
+            };
+            unwritten.into_iter().map(withheld).collect()
+        })
     }
 
     /// Removes what was put in place for units that no pod holds any more.
-    pub(super) async fn tidy(&self) {
+    pub(super) fn tidy(&self) {
         // What is no news is in the newest answer alone, and says until when it is none.
         let newest = self.known.held.borrow().clone();
         let known = [newest, self.allocated.clone()].into_iter().flatten();
@@ -212,12 +210,11 @@ impl Daemon {
             self.settings.cdi_dir.clone(),
             self.settings.device_info_dir.clone(),
         );
-        let tidied = tokio::task::spawn_blocking(move || {
+        self.readers.leftovers.start(move || {
+            hca::host::show(&cdi_dir);
             cdi::remove_unused(&cdi_dir, &used);
+            hca::host::show(&info_dir);
             device_info::remove_unallocated(&info_dir, &held, asked);
         });
-        if let Err(error) = tidied.await {
-            tracing::warn!(%error, "tidying failed");
-        }
     }
 }

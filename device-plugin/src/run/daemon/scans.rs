@@ -13,6 +13,7 @@ use crate::events::{Trigger, Triggers};
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::service::Waiting;
 use crate::links;
+use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
 use crate::sessions::Withhold;
@@ -24,6 +25,11 @@ const GATHER_INTERVAL: Duration = Duration::from_millis(10);
 const CONFIGURATION_GATHER_INTERVAL: Duration = Duration::from_millis(200);
 /// Shortest time between two scans that events ask for.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Tells those who wait for a scan what became of it. One that does not wait any more is passed over.
+fn answer(waiting: impl Iterator<Item = Waiting>, outcome: &Result<(), String>) {
+    waiting.for_each(|waiting| drop(waiting.send(outcome.clone())));
+}
 
 impl Daemon {
     /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
@@ -48,13 +54,8 @@ impl Daemon {
     }
 
     /// Starts a scan, or has one follow the present one.
-    pub(super) fn want(&mut self, reason: Trigger, triggers: &Triggers) {
-        self.watch_configuration(triggers);
-        if let Some(scan) = &mut self.scan {
-            if scan.is_late() {
-                self.scans.late = Some(scan.call_late());
-                self.publish();
-            }
+    pub(super) fn want(&mut self, reason: Trigger) {
+        if self.scan.is_some() {
             self.wanted = Some(reason);
             return;
         }
@@ -67,22 +68,18 @@ impl Daemon {
         gates.sort();
         gates.dedup();
         let (host, addresses) = (&self.settings.host, &self.settings.node_addresses);
-        match Scan::start(reason, host.clone(), addresses.clone(), gates) {
-            Ok(scan) => self.scan = Some(scan),
-            Err(error) => {
-                self.scan_failed(format!("start a thread: {error}"));
-                self.waiting.clear();
-                self.publish();
-            }
-        }
+        let readers = &self.readers.all;
+        self.hung = readers.hung();
+        self.scan = Scan::start(reason, readers, host.clone(), addresses.clone(), gates);
     }
 
     /// A container that is about to start waits for a scan that begins now or later, unless there is
     /// one that does not come to its end.
-    pub(super) fn wait_for_scan(&mut self, waiting: Waiting, triggers: &Triggers) {
+    pub(super) fn wait_for_scan(&mut self, waiting: Waiting) {
         match &mut self.scan {
             Some(scan) if scan.is_late() => {
-                let _ = waiting.send(Err(scan.call_late().to_string()));
+                let late = self.scans.late.as_ref();
+                let _ = waiting.send(Err(late.map_or_else(String::new, Late::to_string)));
             }
             Some(_) => {
                 self.waiting_next.push(waiting);
@@ -90,22 +87,48 @@ impl Daemon {
             }
             None => {
                 self.waiting.push(waiting);
-                self.want(Trigger::Container, triggers);
+                self.want(Trigger::Container);
             }
         }
     }
 
-    /// Reports to every waiting caller that the present scan does not end.
+    /// Starts another scan without the object that the present one hangs at. Where there is no such
+    /// object, reports to every waiting caller that the scan does not end.
     pub(super) fn scan_is_late(&mut self) {
         let Some(scan) = &mut self.scan else { return };
-        let late = scan.call_late();
-        tracing::error!("{late}; what was known stays in force");
+        let Some(late) = scan.call_late() else {
+            let reason = scan.reason;
+            self.scan = None;
+            self.scans.late = None;
+            self.want(reason);
+            return self.note_late_reads();
+        };
         let waiting = self.waiting.drain(..).chain(self.waiting_next.drain(..));
-        waiting.for_each(|waiting| {
-            let _ = waiting.send(Err(late.to_string()));
-        });
+        answer(waiting, &Err(late.to_string()));
         self.scans.late = Some(late);
         self.publish();
+        self.note_late_reads();
+    }
+
+    /// Logs what began or ceased to hang, and scans what a scan left out or could not pass.
+    pub(super) fn note_late_reads(&mut self) {
+        let late = self.readers.all.late();
+        let is_in = |all: &[Late], one: &Late| {
+            let mut all = all.iter();
+            all.any(|known| (known.started, &known.what) == (one.started, &one.what))
+        };
+        for new in late.iter().filter(|one| !is_in(&self.late, one)) {
+            tracing::error!("{new}; what was known stays in force, and the rest goes on");
+        }
+        for over in self.late.iter().filter(|one| !is_in(&late, one)) {
+            tracing::info!(took = ?over.started.elapsed(), "{} was late and has ended", over.what);
+        }
+        self.late = late;
+        match &self.scan {
+            Some(scan) if scan.is_late() && scan.hangs_at_an_object() => self.scan_is_late(),
+            None if self.hung != self.readers.all.hung() => self.want(Trigger::Timer),
+            _ => {}
+        }
     }
 
     /// Takes in what a scan saw, and starts the one that was wanted meanwhile.
@@ -120,27 +143,26 @@ impl Daemon {
         *self.scans.by_trigger.entry(scan.reason).or_default() += 1;
         self.scans.last = scan.elapsed();
         self.scans.total += self.scans.last;
-        if self.scans.late.take().is_some() {
-            tracing::info!(took = ?self.scans.last, "the scan that was late has ended");
-        }
-        match outcome {
+        self.scans.late = None;
+        let told = match outcome {
             Ok(seen) => {
                 self.scans.error = None;
                 self.scans.done = true;
                 self.take_in(&seen, now).await;
+                Ok(())
             }
-            Err(error) => self.scan_failed(error),
-        }
+            Err(error) => {
+                self.scan_failed(error.clone());
+                Err(format!("cannot scan the host: {error}"))
+            }
+        };
         self.watch_nodes(triggers);
         tracing::debug!(reason = %scan.reason, took = ?self.scans.last, "scanned the host");
         self.publish();
-        for waiting in self.waiting.drain(..) {
-            // A container that does not wait any more is none of our business.
-            let _ = waiting.send(Ok(()));
-        }
+        answer(self.waiting.drain(..), &told);
         self.waiting = std::mem::take(&mut self.waiting_next);
         if let Some(reason) = self.wanted.take() {
-            self.want(reason, triggers);
+            self.want(reason);
         }
     }
 
@@ -162,10 +184,6 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
-        let taken = self.known.found.borrow_and_update().taken.clone();
-        self.pool_states
-            .memory_mut()
-            .note_taken(taken.iter().cloned());
         self.pool_states.set_holdings(self.allocated.clone());
         self.read_bindings().await;
         self.due = self.pool_states.update(&self.config, seen, now);
@@ -189,9 +207,12 @@ impl Daemon {
             return;
         }
         let settings = self.settings.reclaim.clone();
-        match tokio::task::spawn_blocking(move || links::set_up(&settings, down)).await {
-            Ok(outcomes) => self.links.tried(outcomes),
-            Err(error) => tracing::error!(%error, "setting links up failed"),
+        let outcomes = self
+            .readers
+            .links
+            .run(move || links::set_up(&settings, down));
+        if let Ok(outcomes) = outcomes.await {
+            self.links.tried(outcomes);
         }
     }
 
@@ -206,7 +227,8 @@ impl Daemon {
             .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
             .collect();
         let good = self.kept.path().zip(self.keep.as_deref());
-        let files = node_files::wanted(&self.settings, &exclusive, inventory, good);
+        let known = self.pool_states.memory().text();
+        let files = node_files::wanted(&self.settings, &exclusive, known, inventory, good);
         self.files.want(files);
         if self.exclusive.as_ref() != Some(&exclusive) {
             self.files.settled().await;

@@ -113,7 +113,7 @@ async fn cluster(client: &Client) -> anyhow::Result<(usize, Vec<Finding>)> {
         .filter_map(BlockObject::node)
         .filter(|node| {
             let state = states.get(&node.name).unwrap_or(&NodeState::Gone);
-            state.end_of(node).is_some()
+            state.end_of(node).is_some() || state.is_anew(node)
         })
         .map(|node| node.name)
         .collect();

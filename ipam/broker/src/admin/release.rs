@@ -111,8 +111,8 @@ impl Release {
         }
         let since = block.spec.over.as_ref().map(|over| over.since.to_string());
         say(&format!(
-            "{} is taken from node {}. It rests since {}; after the cool-down of the nodes' policy another node may \
-             have it.\n",
+            "{} is taken from node {}. It rests since {}; after the cool-down of the nodes' policy, and five minutes at \
+             least, another node may have it.\n",
             block.spec.block,
             printable(block.spec.node.as_deref().unwrap_or_default()),
             since.unwrap_or_default(),

@@ -373,15 +373,6 @@ impl Client {
             .await
     }
 
-    /// Makes an event of core/v1. Nothing of it is kept.
-    ///
-    /// # Errors
-    /// [`ApiError`].
-    pub async fn create_event(&self, namespace: &str, event: &Value) -> Result<(), ApiError> {
-        let path = Request::new(format!("/api/v1/namespaces/{namespace}/events"));
-        self.create("Event", &path, event).await.map(drop)
-    }
-
     /// A node of the cluster, as it is now.
     ///
     /// # Errors

@@ -362,8 +362,6 @@ struct Condition {
 struct NodeInfo {
     #[serde(default, rename = "bootID")]
     boot_id: String,
-    #[serde(default, rename = "machineID")]
-    machine_id: String,
 }
 
 impl NodeObject {
@@ -396,12 +394,6 @@ impl NodeObject {
     pub fn is_ready(&self) -> bool {
         let mut conditions = self.status.conditions.iter();
         conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
-    }
-
-    /// `/etc/machine-id`, as its kubelet reports it; empty where it does not.
-    #[must_use]
-    pub fn machine(&self) -> &str {
-        self.status.node_info.machine_id.trim()
     }
 }
 
@@ -472,7 +464,7 @@ mod tests {
         }))
         .unwrap();
         assert!(node.is_out_of_service());
-        assert_eq!((node.is_ready(), node.machine()), (false, ""));
+        assert!(!node.is_ready());
     }
 
     #[test]
@@ -486,14 +478,10 @@ mod tests {
             let node: NodeObject = serde_json::from_value(json!({
                 "metadata": {"name": "n", "uid": "u"},
                 "status": {"conditions": [{"type": kind, "status": status, "reason": "x"}],
-                    "nodeInfo": {"machineID": "m1", "bootID": "b"}}
+                    "nodeInfo": {"bootID": "b"}}
             }))
             .unwrap();
-            assert_eq!(
-                (node.is_ready(), node.machine()),
-                (ready, "m1"),
-                "{kind} {status}"
-            );
+            assert_eq!(node.is_ready(), ready, "{kind} {status}");
         }
     }
 }

@@ -137,6 +137,14 @@ fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Find
     let node = block.node()?;
     let state = states.get(&node.name).unwrap_or(&NodeState::Gone);
     let what = match (state.end_of(&node), &block.spec.over) {
+        (None, over) if state.is_anew(&node) && !over.as_ref().is_some_and(|o| o.administrator) => {
+            format!(
+                "node {} was registered anew since it got the block, from UID {}: its broker renews the block \
+                 within a minute if it is the same machine, and otherwise removes it after it has rested; does \
+                 that broker run?",
+                node.name, node.uid
+            )
+        }
         (None, None) => return None,
         (_, Some(over)) if over.administrator => format!(
             "an administrator took it from node {}; it rests since {} and goes to another node after the \
@@ -332,6 +340,22 @@ mod tests {
         ] {
             let found = found(&[block], &node);
             assert!(found.len() == 1 && found[0].contains(said), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_registered_anew_is_said_to_renew_its_blocks_and_nothing_to_be_released() {
+        let anew = NodeState::There {
+            uid: "u2".into(),
+            out_of_service: false,
+        };
+        for block in [block("10.0.0.0/28"), over(block("10.0.0.0/28"), false)] {
+            let found = found(&[block], &anew);
+            assert!(
+                found.len() == 1 && found[0].contains("its broker renews"),
+                "{found:?}"
+            );
+            assert!(!found[0].contains("release"), "{found:?}");
         }
     }
 

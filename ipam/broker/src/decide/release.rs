@@ -121,10 +121,13 @@ mod tests {
         let none = json!([]);
         for (node, expected) in [
             (None, None),
-            (Some(node("u2", "True", &none)), None),
+            (Some(node("u2", "True", &off)), None),
             (Some(node("u1", "True", &off)), None),
             (Some(node("u1", "True", &none)), Some(Danger::Ready)),
             (Some(node("u1", "Unknown", &none)), Some(Danger::NotReady)),
+            // The machine may be the same, registered anew, and its pods run.
+            (Some(node("u2", "True", &none)), Some(Danger::Ready)),
+            (Some(node("u2", "Unknown", &none)), Some(Danger::NotReady)),
         ] {
             match release(&block(None), node.as_ref(), at(9)) {
                 Release::Take { over, danger } => {

@@ -1,8 +1,9 @@
 //! Whose a block is, and whether it may change hands.
 //!
-//! A block changes hands by its node's own word, by an administrator's, or because the Node *of that
-//! UID* is gone or out of service. In the last case it rests first: remote queue pairs keep sending to
-//! an address for a while.
+//! A block changes hands by its node's own word, by an administrator's, or because its Node object is
+//! gone or out of service. In the last case it rests first: remote queue pairs keep sending to an
+//! address for a while. A Node object of the same name and another UID ends nothing: a machine that
+//! registers anew keeps its pods. What is another machine's, that node's own broker finds out.
 
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub enum NodeState {
     },
     /// There is none.
     Gone,
+    /// Another machine has its name, and nothing of this one's: that machine says so.
+    Replaced,
 }
 
 impl NodeState {
@@ -43,8 +46,8 @@ impl NodeState {
     pub fn end_of(&self, node: &NodeId) -> Option<String> {
         match self {
             Self::Gone => Some(format!("node {} is gone", node.name)),
-            Self::There { uid, .. } if *uid != node.uid => Some(format!(
-                "node {} of UID {} is gone; another one has its name",
+            Self::Replaced => Some(format!(
+                "node {} of UID {} is gone; another machine has its name",
                 node.name, node.uid
             )),
             Self::There {
@@ -53,6 +56,12 @@ impl NodeState {
             } => Some(format!("node {} is out of service", node.name)),
             Self::There { .. } => None,
         }
+    }
+
+    /// Whether a node was registered anew since it had this UID.
+    #[must_use]
+    pub fn is_anew(&self, node: &NodeId) -> bool {
+        matches!(self, Self::There { uid, .. } if *uid != node.uid)
     }
 }
 
@@ -71,7 +80,8 @@ pub enum Claim {
     Unmark,
 }
 
-/// What may be done with a block of `node`, by what the cluster says of that node now.
+/// What may be done with a block of `node`, by what the cluster says of that node now. It rests for
+/// `cooldown` after its mark, and for `rest` from now on.
 #[must_use]
 pub fn claim(
     block: &BlockObject,
@@ -79,6 +89,7 @@ pub fn claim(
     state: &NodeState,
     now: Timestamp,
     cooldown: Duration,
+    rest: Duration,
 ) -> Claim {
     let over = block.spec.over.as_ref();
     let taken = over.filter(|over| over.administrator);
@@ -86,12 +97,13 @@ pub fn claim(
         .end_of(node)
         .or_else(|| taken.map(|over| over.why.clone()));
     match (end, over) {
-        (None, None) => Claim::Held,
-        (None, Some(_)) => Claim::Unmark,
+        (None, Some(_)) if !state.is_anew(node) => Claim::Unmark,
+        (None, _) => Claim::Held,
         (Some(why), None) => Claim::Mark(why),
         (Some(_), Some(over)) => {
+            let after = |since: Timestamp, time| since.saturating_add(time).unwrap_or(now);
             // A mark of the future was made by a clock that is ahead: it rests from now on.
-            let rested = over.since.min(now).saturating_add(cooldown).unwrap_or(now);
+            let rested = after(over.since.min(now), cooldown).max(after(now, rest));
             match over.since <= now && rested <= now {
                 true => Claim::Take,
                 false => Claim::Rests(rested.max(now)),
@@ -144,6 +156,7 @@ mod tests {
     use ipam::block::AddressSpace;
 
     const COOLDOWN: Duration = Duration::from_secs(30);
+    const NONE: Duration = Duration::ZERO;
 
     fn id(name: &str, uid: &str) -> NodeId {
         NodeId {
@@ -180,9 +193,10 @@ mod tests {
     #[test]
     fn a_block_is_taken_after_its_node_was_gone_for_the_cool_down_and_not_before() {
         let node = id("n2", "u2");
-        let judge =
-            |over, state: &NodeState, now| claim(&block(over), &node, state, at(now), COOLDOWN);
-        for gone in [NodeState::Gone, there("u9", false), there("u2", true)] {
+        let judge = |over, state: &NodeState, now| {
+            claim(&block(over), &node, state, at(now), COOLDOWN, NONE)
+        };
+        for gone in [NodeState::Gone, NodeState::Replaced, there("u2", true)] {
             assert!(matches!(judge(None, &gone, 0), Claim::Mark(_)));
             assert_eq!(judge(Some(0), &gone, 29), Claim::Rests(at(30)));
             assert_eq!(judge(Some(0), &gone, 30), Claim::Take);
@@ -195,13 +209,45 @@ mod tests {
     }
 
     #[test]
+    fn a_block_of_a_node_that_was_registered_anew_is_not_taken_by_others() {
+        let (node, anew) = (id("n2", "u2"), there("u9", false));
+        for over in [None, Some(0)] {
+            let judged = claim(&block(over), &node, &anew, at(9999), COOLDOWN, NONE);
+            assert_eq!(judged, Claim::Held, "{over:?}");
+        }
+        // Its machine is off, whichever object says so.
+        let off = there("u9", true);
+        let judged = claim(&block(None), &node, &off, at(0), COOLDOWN, NONE);
+        assert!(matches!(judged, Claim::Mark(_)), "{judged:?}");
+    }
+
+    #[test]
+    fn a_block_rests_by_the_takers_own_clock_whatever_the_mark_says() {
+        let node = id("n2", "u2");
+        let judge = |cooldown, rest| {
+            let rest = Duration::from_secs(rest);
+            claim(
+                &block(Some(0)),
+                &node,
+                &NodeState::Gone,
+                at(9999),
+                cooldown,
+                rest,
+            )
+        };
+        assert_eq!(judge(NONE, 300), Claim::Rests(at(10_299)));
+        assert_eq!(judge(COOLDOWN, 1), Claim::Rests(at(10_000)));
+        assert_eq!(judge(COOLDOWN, 0), Claim::Take);
+    }
+
+    #[test]
     fn an_administrators_word_takes_a_block_from_a_node_that_is_there() {
         let (node, state) = (id("n2", "u2"), there("u2", false));
         let mut block = block(Some(0));
         if let Some(over) = &mut block.spec.over {
             over.administrator = true;
         }
-        let judge = |now| claim(&block, &node, &state, at(now), COOLDOWN);
+        let judge = |now| claim(&block, &node, &state, at(now), COOLDOWN, NONE);
         assert_eq!(judge(29), Claim::Rests(at(30)));
         assert_eq!(judge(30), Claim::Take);
         assert_eq!(own(&block, &node, &[]), Own::Taken);

@@ -352,7 +352,19 @@ impl Worker {
         };
         // It came while the question was on its way.
         if self.is_own(block) {
-            return Ok(block);
+            self.settle().await.map_err(|error| {
+                Failure::new(FailureKind::ClusterUnavailable, error.to_string())
+            })?;
+            if self.grants.has(address) {
+                return Ok(block);
+            }
+            if self.is_own(block) {
+                let why = format!(
+                    "whether this node has AddressBlock {} is not known yet: a request for it had no answer",
+                    self.space.block_name(block)
+                );
+                return Err(Failure::new(FailureKind::ClusterUnavailable, why));
+            }
         }
         if let Attempt::Got = self.attempt(block).await? {
             return Ok(block);
@@ -553,6 +565,11 @@ impl Worker {
             }
             standing::Own::Renew => self.renew(object, me).await,
             standing::Own::Taken => self.obey(&object),
+            // It was this machine's, and getting the new UID failed; or it is another machine's.
+            standing::Own::Foreign if !self.is_granted(network) => {
+                self.own.remove(&network);
+                self.keep_or_return(object, me).await;
+            }
             standing::Own::Foreign | standing::Own::Not => {
                 let node = object.node().map_or_else(String::new, |node| node.name);
                 let why = format!("the API has it as that of node {node:?}");
@@ -659,8 +676,7 @@ impl Worker {
     }
 
     fn judge_by(&self, seen: &Seen, state: &NodeState) -> Claim {
-        let cooldown = self.shared.policy.ipam.cooldown;
-        standing::claim(&seen.object, &seen.node, state, Timestamp::now(), cooldown)
+        self.shared.judge(&seen.object, &seen.node, state)
     }
 
     /// Takes a block whose node is gone and that has rested.

@@ -14,7 +14,7 @@ use super::claim::metadata_of;
 use super::{Doubt, Own, Removed, Worker};
 use crate::api::document::{BlockObject, NodeId};
 use crate::api::{ApiError, Changed};
-use crate::decide::standing::{self, Claim};
+use crate::decide::standing::{Claim, NodeState};
 use crate::decide::supply;
 
 /// At most so many leases of a lost block are named in the log.
@@ -65,17 +65,9 @@ impl Worker {
 
     async fn give_back(&mut self, network: IpNetwork) -> Result<(), GiveError> {
         self.revoke(network)?;
-        let store = self.open_store();
-        let name = self.space.network_name.clone();
-        let used = store.and_then(|store| match store {
-            Some(store) => store
-                .block_use(name.as_deref(), network)
-                .map(|used| !used.held.is_empty()),
-            None => Ok(false),
-        });
-        match used {
-            Ok(false) => {}
-            Ok(true) => {
+        match self.read_leases_in(network).map(|leases| leases.is_empty()) {
+            Ok(true) => {}
+            Ok(false) => {
                 if let Some(own) = self.own.get_mut(&network) {
                     own.empty_since = None;
                     own.usage = None;
@@ -255,7 +247,7 @@ impl Worker {
         }
     }
 
-    /// The leases of a block, for people; a store that cannot be read may have some.
+    /// The leases of a block and what cools down in it, for people; a store that cannot be read may have some.
     fn leases_in(&self, network: IpNetwork) -> Vec<String> {
         let leases = self.read_leases_in(network);
         leases.unwrap_or_else(|error| vec![error.to_string()])
@@ -263,11 +255,12 @@ impl Worker {
 
     fn read_leases_in(&self, network: IpNetwork) -> Result<Vec<String>, StoreError> {
         let named = |store: &Store| -> Result<Vec<String>, StoreError> {
-            let held = store
-                .block_use(self.space.network_name.as_deref(), network)?
-                .held;
+            let used = store.block_use(self.space.network_name.as_deref(), network)?;
             let mut leases = Vec::new();
-            for address in held {
+            if used.cooling_down > 0 {
+                leases.push(format!("{} addresses that cool down", used.cooling_down));
+            }
+            for address in used.held {
                 let entries = match leases.len() < MOST_NAMED {
                     true => store.entries_at(address)?,
                     false => Vec::new(),
@@ -317,9 +310,23 @@ impl Worker {
         }
     }
 
+    /// Blocks of this node that have a UID which it no longer has.
+    pub(super) async fn renew_all(&mut self) {
+        let Some(me) = self.shared.me.borrow().clone() else {
+            return;
+        };
+        let own = self.own.values().filter(|own| own.doubt.is_none());
+        let objects = own.map(|own| own.object.clone());
+        let before: Vec<BlockObject> = objects
+            .filter(|object| object.node().is_some_and(|node| node != me))
+            .collect();
+        for block in before {
+            Box::pin(self.changed(block)).await;
+        }
+    }
+
     /// Somebody marked that this node is gone, and it is there.
     pub(super) async fn deny_end(&mut self, block: BlockObject) {
-        let before = self.shared.me.borrow().clone();
         let state = match self.shared.node_state(&self.shared.name).await {
             Ok(state) => state,
             Err(error) => {
@@ -328,6 +335,13 @@ impl Worker {
             }
         };
         let Some(node) = block.node() else { return };
+        if state.is_anew(&node) {
+            self.keep(block.clone());
+            return match self.shared.read_me().await {
+                Ok(now) if now != node => self.renew(block, &now).await,
+                _ => {}
+            };
+        }
         match state.end_of(&node) {
             None => {
                 let client = &self.shared.client;
@@ -346,11 +360,7 @@ impl Worker {
             }
             Some(why) => {
                 tracing::warn!(space = %self.space, block = %block.spec.block, why, "a block of this node is over");
-                self.keep(block.clone());
-                match self.shared.read_me().await {
-                    Ok(now) if Some(&now) != before.as_ref() => self.renew(block, &now).await,
-                    _ => {}
-                }
+                self.keep(block);
             }
         }
     }
@@ -408,12 +418,12 @@ impl Worker {
         }
         let state = self.shared.node_state(&self.shared.name).await?;
         let blocks: Vec<BlockObject> = self.foreign.values().cloned().collect();
-        let cooldown = self.shared.policy.ipam.cooldown;
         for block in blocks {
             let network = block.spec.block;
             let Some(node) = block.node() else { continue };
-            let now = jiff::Timestamp::now();
-            match standing::claim(&block, &node, &state, now, cooldown) {
+            let replaced = state.is_anew(&node).then_some(NodeState::Replaced);
+            let state = replaced.as_ref().unwrap_or(&state);
+            match self.shared.judge(&block, &node, state) {
                 Claim::Mark(why) => self.shared.mark_over(&block, &why).await?,
                 Claim::Take => {
                     self.shared.client.delete_block(metadata_of(&block)).await?;
@@ -430,6 +440,7 @@ impl Worker {
 mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
+    use std::net::IpAddr;
     use std::path::Path;
     use std::rc::Rc;
 
@@ -447,6 +458,7 @@ mod tests {
     use super::*;
     use crate::api::{Client, Endpoint, Transport};
     use crate::metrics::Metrics;
+    use crate::space::claim::RangeKey;
     use crate::space::{BlockStore, Shared, Timing};
 
     /// A node with one block, whose API does not answer.
@@ -486,6 +498,7 @@ mod tests {
             name: "n1".into(),
             me: RefCell::new(Some(me.clone())),
             nodes: RefCell::default(),
+            marks: RefCell::default(),
             timing: Timing::default(),
             metrics: RefCell::new(Metrics::new()),
         };
@@ -513,11 +526,14 @@ mod tests {
             .blocks
     }
 
-    fn lease(worker: &Worker) {
-        let policy = &worker.shared.policy;
+    fn store(worker: &Worker) -> Store {
         let node = NodeIdentity::read(Path::new("/"), "n1").unwrap();
-        let boot = node.boot.clone();
-        let store = Store::open(policy, "default", node, Path::new("/")).unwrap();
+        Store::open(&worker.shared.policy, "default", node, Path::new("/")).unwrap()
+    }
+
+    fn lease(worker: &Worker) {
+        let store = store(worker);
+        let boot = store.node().boot.clone();
         let spec = Spec {
             range: "10.0.0.0/24",
             ..Spec::default()
@@ -525,7 +541,6 @@ mod tests {
         let part = Part {
             interface: None,
             range: Range::new(&spec, Profile::Strict).unwrap(),
-            slice: None,
             space: Space {
                 network_name: None,
                 overlapping: true,
@@ -567,6 +582,56 @@ mod tests {
             "nothing was removed"
         );
         assert_eq!(worker.own[&block()].empty_since, None);
+    }
+
+    #[tokio::test]
+    async fn a_block_is_not_given_back_while_an_address_cools_down() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        worker.refresh(None).unwrap();
+        lease(&worker);
+        store(&worker).give_back("c1", "net1", "rail").unwrap();
+        worker.give_back(block()).await.unwrap();
+        assert_eq!(granted(&worker).len(), 1);
+        assert!(worker.shared.client.transport().requests().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_grant_whose_write_failed_half_way_is_revoked_on_disk() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        let object = worker.own[&block()].object.clone();
+        worker.revoke(block()).unwrap();
+        let file = worker.directory.join(worker.space.directory_name());
+        // As where the directory cannot be synced after the rename.
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir_all(file.join("full")).unwrap();
+        worker.grant(block()).unwrap_err();
+        std::fs::remove_dir_all(&file).unwrap();
+        let mut there = worker.grants.clone();
+        there.blocks.push(Own::new(object).grant(Vec::new()));
+        there.write(&worker.directory, &worker.space).unwrap();
+        worker.revoke(block()).unwrap();
+        assert_eq!(granted(&worker), []);
+    }
+
+    #[tokio::test]
+    async fn a_block_in_doubt_is_not_answered_as_granted() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        worker.agreed = Some(Instant::now());
+        let address: IpAddr = "10.0.0.5".parse().unwrap();
+        let range = RangeKey {
+            v4: true,
+            spans: vec![(0x0a00_0001, 0x0a00_00fe)],
+        };
+        let late = Instant::now() + Timing::default().question;
+        let granted = worker.claim_address(&range, address, false, late).await;
+        assert_eq!(granted.unwrap(), block());
+        worker.revoke(block()).unwrap();
+        worker.doubt(block(), Doubt::Whose);
+        let doubted = worker.claim_address(&range, address, false, late).await;
+        assert_eq!(doubted.unwrap_err().kind, FailureKind::ClusterUnavailable);
     }
 
     #[tokio::test]

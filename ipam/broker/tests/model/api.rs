@@ -128,6 +128,16 @@ impl Api {
             .count()
     }
 
+    /// The UIDs of the node of this name that its blocks have.
+    pub(crate) fn uids_of(&self, node: &str) -> Vec<String> {
+        let state = self.state.lock().unwrap();
+        let objects = state.objects.iter();
+        objects
+            .filter(|((kind, _), object)| kind == "addressblocks" && object["spec"]["node"] == node)
+            .map(|(_, object)| object["spec"]["nodeUID"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
     pub(crate) fn remove_node(&self, name: &str) {
         let mut state = self.state.lock().unwrap();
         state.objects.remove(&("nodes".to_owned(), name.to_owned()));

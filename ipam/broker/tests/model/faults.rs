@@ -381,6 +381,83 @@ fn blocks_with_leases_outlast_the_loss_of_grants_and_uid() {
 }
 
 #[test]
+fn a_node_registered_anew_renews_its_blocks_while_its_pods_run() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = Machine::new(1);
+        one.timing.identity = Duration::from_millis(50);
+        api.add_node("n1");
+        one.start(&api);
+        add(&mut one, 10).await;
+        api.remove_node("n1");
+        api.add_node("n1");
+        let uid = api.uid("nodes", "n1");
+        within(
+            Duration::from_secs(5),
+            "its blocks have the new UID",
+            || {
+                let uids = api.uids_of("n1");
+                !uids.is_empty() && uids.iter().all(|of| *of == uid)
+            },
+        )
+        .await;
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn blocks_of_a_node_registered_anew_are_not_taken_while_its_broker_is_away() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 10).await;
+        one.kill().await;
+        api.remove_node("n1");
+        // Somebody marks them while there is no such node.
+        let mut two = started(&api, 2).await;
+        two.timing.rest = Duration::from_secs(3600);
+        two.kill().await;
+        two.start(&api);
+        take_the_rest(&mut two).await;
+        eventually("they are marked", || api.marked() > 0).await;
+        two.kill().await;
+        two.timing.rest = Duration::ZERO;
+        api.add_node("n1");
+        two.start(&api);
+        take_the_rest(&mut two).await;
+        assert!(has_its_addresses(&api, &one), "{:?}", api.blocks());
+        one.start(&api);
+        eventually("its broker takes the marks off", || api.marked() == 0).await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn a_block_marked_by_a_clock_that_is_behind_rests_by_the_takers_own() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        take_the_rest(&mut one).await;
+        one.kill().await;
+        api.remove_node("n1");
+        let over = json!({"since": "2001-01-01T00:00:00Z", "by": "n9", "why": "gone"});
+        for name in api.names("addressblocks") {
+            api.write("addressblocks", &name, &json!({"spec": {"over": over}}));
+        }
+        let mut two = Machine::new(2);
+        two.timing.rest = Duration::from_secs(2);
+        api.add_node("n2");
+        two.start(&api);
+        let began = tokio::time::Instant::now();
+        add(&mut two, 1).await;
+        assert!(began.elapsed() >= two.timing.rest, "{:?}", began.elapsed());
+        two.kill().await;
+    });
+}
+
+#[test]
 fn an_address_claimed_without_an_answer_is_not_given_below_another_nodes_block() {
     on_one_thread(async {
         let api = Api::start().await;

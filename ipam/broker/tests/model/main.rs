@@ -89,6 +89,8 @@ impl Machine {
                 question: Duration::from_millis(300),
                 retry: Duration::from_millis(100),
                 agreed: Duration::from_millis(50),
+                rest: Duration::from_millis(60),
+                identity: Duration::from_secs(3600),
                 sweep: Duration::from_millis(150),
                 settle: Duration::from_millis(100),
                 reread: Duration::from_millis(400),
@@ -112,7 +114,6 @@ impl Machine {
             token: None,
         };
         let settings = Settings {
-            daemon: None,
             policy: self.policy.clone(),
             node: self.name.clone(),
             root: "/".into(),
@@ -174,7 +175,6 @@ impl Machine {
             parts: vec![Part {
                 interface: None,
                 range: range.clone(),
-                slice: None,
                 space: Space {
                     network_name: None,
                     overlapping: true,

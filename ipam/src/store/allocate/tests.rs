@@ -90,20 +90,6 @@ fn want<'a>(range: &'a Range, holder: &'a Holder) -> Want<'a> {
     }
 }
 
-/// A directory for a store of each format.
-fn places() -> [tempfile::TempDir; 2] {
-    let old = tempfile::tempdir().unwrap();
-    make_store_of_format_1(old.path());
-    [old, tempfile::tempdir().unwrap()]
-}
-
-/// As programs made it that know no other format.
-fn make_store_of_format_1(place: &Path) {
-    let text = r#"{"format": "rdma-ipam store", "version": 1, "id": "a1b2", "created": "2025-01-01T00:00:00Z"}"#;
-    std::fs::create_dir_all(place.join("store")).unwrap();
-    std::fs::write(place.join("store/FORMAT"), text).unwrap();
-}
-
 fn record(lease: &Lease) -> Record {
     Record::of(vec![lease.clone()]).unwrap()
 }
@@ -158,29 +144,28 @@ fn crowd(place: &Path, range: &Range, writers: usize, each: usize) -> (Vec<IpAdd
 }
 
 fn check_crowd(range_text: &str, fill: usize, writers: usize, each: usize) {
-    for place in places() {
-        let range = range(range_text);
-        let store = open(place.path(), "filler");
-        for number in 0..fill {
-            let holder = holder(&format!("fill{number}"));
-            let want = want(&range, &holder);
-            store.allocate(&want, 0).unwrap();
-        }
-        let (addresses, collisions) = crowd(place.path(), &range, writers, each);
-        let distinct: HashSet<_> = addresses.iter().collect();
-        assert_eq!(distinct.len(), writers * each, "an address was given twice");
-        let sum: usize = collisions.iter().sum();
-        let worst = collisions.iter().max().copied().unwrap_or(0);
-        // One meeting is the price of lowest first; after it the writers part.
-        // With few addresses left each of them goes to somebody, so the last
-        // writer can meet all others.
-        assert!(worst <= writers, "{worst} collisions in one search");
-        assert!(
-            sum <= 3 * collisions.len(),
-            "{sum} collisions in {} searches",
-            collisions.len()
-        );
+    let place = tempfile::tempdir().unwrap();
+    let range = range(range_text);
+    let store = open(place.path(), "filler");
+    for number in 0..fill {
+        let holder = holder(&format!("fill{number}"));
+        let want = want(&range, &holder);
+        store.allocate(&want, 0).unwrap();
     }
+    let (addresses, collisions) = crowd(place.path(), &range, writers, each);
+    let distinct: HashSet<_> = addresses.iter().collect();
+    assert_eq!(distinct.len(), writers * each, "an address was given twice");
+    let sum: usize = collisions.iter().sum();
+    let worst = collisions.iter().max().copied().unwrap_or(0);
+    // One meeting is the price of lowest first; after it the writers part.
+    // With few addresses left each of them goes to somebody, so the last
+    // writer can meet all others.
+    assert!(worst <= writers, "{worst} collisions in one search");
+    assert!(
+        sum <= 3 * collisions.len(),
+        "{sum} collisions in {} searches",
+        collisions.len()
+    );
 }
 
 #[test]
@@ -200,108 +185,105 @@ fn writers_find_the_last_addresses_of_a_nearly_full_range() {
 
 #[test]
 fn the_last_address_goes_to_one_and_the_others_hear_why() {
-    for place in places() {
-        let range = range("10.0.0.0/30");
-        let given = std::sync::atomic::AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for writer in 0..8 {
-                let (given, range, place) = (&given, &range, place.path());
-                scope.spawn(move || {
-                    let store = open(place, &format!("n{writer}"));
-                    let holder = holder(&format!("c{writer}"));
-                    let want = want(range, &holder);
-                    match store.allocate(&want, 0) {
-                        Ok(_) => drop(given.fetch_add(1, std::sync::atomic::Ordering::SeqCst)),
-                        Err(StoreError::Exhausted { .. }) => {}
-                        Err(other) => panic!("{other}"),
-                    }
-                });
-            }
-        });
-        assert_eq!(given.into_inner(), 2);
-    }
+    let place = tempfile::tempdir().unwrap();
+    let range = range("10.0.0.0/30");
+    let given = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for writer in 0..8 {
+            let (given, range, place) = (&given, &range, place.path());
+            scope.spawn(move || {
+                let store = open(place, &format!("n{writer}"));
+                let holder = holder(&format!("c{writer}"));
+                let want = want(range, &holder);
+                match store.allocate(&want, 0) {
+                    Ok(_) => drop(given.fetch_add(1, std::sync::atomic::Ordering::SeqCst)),
+                    Err(StoreError::Exhausted { .. }) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            });
+        }
+    });
+    assert_eq!(given.into_inner(), 2);
 }
 
 #[test]
 fn a_claim_by_an_old_listing_is_withdrawn() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let lease_for = |container: &str| {
-            let holder = holder(container);
-            let want = want(&range, &holder);
-            store
-                .allocate_this(&want, 0, "10.0.0.9".parse().unwrap())
-                .unwrap()
-        };
-        // One ADD listed the shard when the address had never been used, and sleeps.
-        let sleeper = holder("sleeper");
-        let want = want(&range, &sleeper);
-        let candidate = Candidate {
-            address: bits("10.0.0.9".parse().unwrap()),
-            generation: 1,
-            other_class: None,
-        };
-        let wakes = |expected: bool| {
-            assert_eq!(wakes_with(&store, &want, candidate), expected);
-        };
-        // Meanwhile it was held, freed, held, freed and held by others.
-        lease_for("first");
-        wakes(false);
-        store.give_back("first", "net1", "rail0").unwrap();
-        wakes(false);
-        lease_for("second");
-        wakes(false);
-        store.give_back("second", "net1", "rail0").unwrap();
-        assert_eq!(lease_for("third").generation, 3);
-        wakes(false);
-        assert_eq!(
-            store.held("third", "net1").unwrap().len(),
-            1,
-            "the holder lost its lease"
-        );
-        assert!(store.held("sleeper", "net1").unwrap().is_empty());
-    }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let lease_for = |container: &str| {
+        let holder = holder(container);
+        let want = want(&range, &holder);
+        store
+            .allocate_this(&want, 0, "10.0.0.9".parse().unwrap())
+            .unwrap()
+    };
+    // One ADD listed the shard when the address had never been used, and sleeps.
+    let sleeper = holder("sleeper");
+    let want = want(&range, &sleeper);
+    let candidate = Candidate {
+        address: bits("10.0.0.9".parse().unwrap()),
+        generation: 1,
+        other_class: None,
+    };
+    let wakes = |expected: bool| {
+        assert_eq!(wakes_with(&store, &want, candidate), expected);
+    };
+    // Meanwhile it was held, freed, held, freed and held by others.
+    lease_for("first");
+    wakes(false);
+    store.give_back("first", "net1", "rail0").unwrap();
+    wakes(false);
+    lease_for("second");
+    wakes(false);
+    store.give_back("second", "net1", "rail0").unwrap();
+    assert_eq!(lease_for("third").generation, 3);
+    wakes(false);
+    assert_eq!(
+        store.held("third", "net1").unwrap().len(),
+        1,
+        "the holder lost its lease"
+    );
+    assert!(store.held("sleeper", "net1").unwrap().is_empty());
 }
 
 /// What a claim leaves whose listing was made while another's names changed,
 /// and showed neither: a held entry of a low number beside freed ones of higher.
 #[test]
 fn a_holder_by_a_low_number_keeps_the_address() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let address: IpAddr = "10.0.0.9".parse().unwrap();
-        let holders = ["first", "second"].map(holder);
-        let want = |holder| want(&range, holder);
-        let lease = store.allocate_this(&want(&holders[0]), 0, address).unwrap();
-        assert_eq!(lease.generation, 1);
-        let shard = store.shard_of(&lease).unwrap().unwrap();
-        let freed = name::LeaseName::parse("10.0.0.9~7.1").unwrap();
-        shard.create(&freed.name(), b"{}", false).unwrap().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let address: IpAddr = "10.0.0.9".parse().unwrap();
+    let holders = ["first", "second"].map(holder);
+    let want = |holder| want(&range, holder);
+    let lease = store.allocate_this(&want(&holders[0]), 0, address).unwrap();
+    assert_eq!(lease.generation, 1);
+    let shard = store.shard_of(&lease).unwrap().unwrap();
+    let freed = name::LeaseName::parse("10.0.0.9~7.1").unwrap();
+    shard.create(&freed.name(), b"{}", false).unwrap().unwrap();
 
-        let refused = store.allocate_this(&want(&holders[1]), 0, address);
-        assert!(
-            matches!(refused, Err(StoreError::Held { .. })),
-            "{refused:?}"
-        );
-        // Also to an ADD that listed the shard before the address was leased.
-        let second = want(&holders[1]);
-        let candidate = Candidate {
-            address: bits(address),
-            generation: 8,
-            other_class: None,
-        };
-        assert!(!wakes_with(&store, &second, candidate));
+    let refused = store.allocate_this(&want(&holders[1]), 0, address);
+    assert!(
+        matches!(refused, Err(StoreError::Held { .. })),
+        "{refused:?}"
+    );
+    // Also to an ADD that listed the shard before the address was leased.
+    let second = want(&holders[1]);
+    let candidate = Candidate {
+        address: bits(address),
+        generation: 8,
+        other_class: None,
+    };
+    assert!(!wakes_with(&store, &second, candidate));
 
-        // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
-        let owned = store.owned("first", "net1").unwrap();
-        assert!(is_held(&store, &owned[0]));
-        store.give_back("first", "net1", "rail0").unwrap();
-        let next = store.allocate_this(&want(&holders[1]), 0, address).unwrap();
-        // Of format 2 a number that was withdrawn is used.
-        assert!(next.generation >= 8, "{next:?}");
-    }
+    // Its ADD repeated finds it, and its end makes it free, by a number beyond all.
+    let owned = store.owned("first", "net1").unwrap();
+    assert!(is_held(&store, &owned[0]));
+    store.give_back("first", "net1", "rail0").unwrap();
+    let next = store.allocate_this(&want(&holders[1]), 0, address).unwrap();
+    // A number that was withdrawn is used.
+    assert!(next.generation >= 8, "{next:?}");
 }
 
 /// Two claims of one address, as two ADDs leave them that were killed before they listed the names:
@@ -348,39 +330,37 @@ fn a_full_shard_is_contended_by_the_clock_of_the_file_server() {
 
 #[test]
 fn a_claim_whose_contender_withdraws_is_held() {
-    for place in places() {
-        let (store, [first, second]) = contested(place.path());
-        let start = Meeting::of(2);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let store = open(place.path(), "n2");
-                let shard = store.shard_of(&second).unwrap().unwrap();
-                start.wait(0);
-                shard.unlink("10.0.0.9@2").unwrap();
-            });
-            let owned = store.owned("first", "net1").unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let (store, [first, second]) = contested(place.path());
+    let start = Meeting::of(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let store = open(place.path(), "n2");
+            let shard = store.shard_of(&second).unwrap().unwrap();
             start.wait(0);
-            assert!(is_held(&store, &owned[0]));
+            shard.unlink("10.0.0.9@2").unwrap();
         });
-        let shard = store.shard_of(&first).unwrap().unwrap();
-        assert_eq!(shard.names().unwrap(), ["10.0.0.9@1"]);
-    }
+        let owned = store.owned("first", "net1").unwrap();
+        start.wait(0);
+        assert!(is_held(&store, &owned[0]));
+    });
+    let shard = store.shard_of(&first).unwrap().unwrap();
+    assert_eq!(shard.names().unwrap(), ["10.0.0.9@1"]);
 }
 
 #[test]
 fn a_claim_whose_contender_stays_is_given_up() {
-    for place in places() {
-        let (store, [first, _]) = contested(place.path());
-        let shard = store.shard_of(&first).unwrap().unwrap();
-        let held = |container: &str| {
-            let owned = store.owned(container, "net1").unwrap();
-            is_held(&store, &owned[0])
-        };
-        assert!(!held("first"));
-        assert_eq!(names(&shard), ["10.0.0.9@2"]);
-        assert!(!held("first"), "it does not come back");
-        assert!(held("second"));
-    }
+    let place = tempfile::tempdir().unwrap();
+    let (store, [first, _]) = contested(place.path());
+    let shard = store.shard_of(&first).unwrap().unwrap();
+    let held = |container: &str| {
+        let owned = store.owned(container, "net1").unwrap();
+        is_held(&store, &owned[0])
+    };
+    assert!(!held("first"));
+    assert_eq!(names(&shard), ["10.0.0.9@2"]);
+    assert!(!held("first"), "it does not come back");
+    assert!(held("second"));
 }
 
 /// One ADD has an address of a range where it overlaps others; another, where it
@@ -427,228 +407,220 @@ fn a_killed_claim_yields_to_a_holder_of_the_other_class() {
 
 #[test]
 fn fsck_reports_claims_that_met_and_removes_none() {
-    for place in places() {
-        let (store, [first, _]) = contested(place.path());
-        let notes = |min_age| {
-            let checkup = store.fsck(true, Duration::from_secs(min_age)).unwrap();
-            let findings = checkup.findings.into_iter();
-            findings
-                .map(|problem| problem.finding.what)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            notes(60),
-            [""; 0],
-            "young ones may be of a call that still runs"
+    let place = tempfile::tempdir().unwrap();
+    let (store, [first, _]) = contested(place.path());
+    let notes = |min_age| {
+        let checkup = store.fsck(true, Duration::from_secs(min_age)).unwrap();
+        let findings = checkup.findings.into_iter();
+        findings
+            .map(|problem| problem.finding.what)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        notes(60),
+        [""; 0],
+        "young ones may be of a call that still runs"
+    );
+    let findings = notes(0);
+    assert_eq!(findings.len(), 2, "{findings:?}");
+    for (finding, container) in findings.iter().zip(["first", "second"]) {
+        assert!(
+            finding.starts_with("one of several claims of 10.0.0.9: ")
+                && finding.contains(container),
+            "{finding}"
         );
-        let findings = notes(0);
-        assert_eq!(findings.len(), 2, "{findings:?}");
-        for (finding, container) in findings.iter().zip(["first", "second"]) {
-            assert!(
-                finding.starts_with("one of several claims of 10.0.0.9: ")
-                    && finding.contains(container),
-                "{finding}"
-            );
-        }
-        let shard = store.shard_of(&first).unwrap().unwrap();
-        assert_eq!(shard.names().unwrap().len(), 2);
     }
+    let shard = store.shard_of(&first).unwrap().unwrap();
+    assert_eq!(shard.names().unwrap().len(), 2);
 }
 
 /// fsck has read a record that holds nothing; then its ADD goes on.
 #[test]
 fn fsck_removes_no_record_whose_add_went_on() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let holder = holder("c1");
-        let want = want(&range, &holder);
-        let candidate = Candidate {
-            address: bits("10.0.0.1".parse().unwrap()),
-            generation: 1,
-            other_class: None,
-        };
-        let lease = want.lease(candidate, false, 0);
-        let intent = store.intend(&record(&lease), 0).unwrap();
-        let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
-        assert_eq!(checkup.findings, [], "it may be of a call that still runs");
-        let shard = store
-            .make_below(&["leases", "default", "10.0.0.0-24"])
-            .unwrap();
-        assert_eq!(
-            store.claim(&intent, &claims(&lease, &shard)).unwrap(),
-            [true]
-        );
-        let checkup = store.fsck(true, Duration::ZERO).unwrap();
-        assert_eq!((checkup.sound, checkup.findings.len()), (1, 0));
-        // Without its place in the shard for longer, the record goes and nothing else.
-        let (entry, aside) = (name::LeaseName::of(&lease).name(), "10.0.0.2@1");
-        assert!(shard.rename(&entry, aside).unwrap());
-        let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
-        assert_eq!(checkup.repaired(), 0, "{checkup:?}");
-        assert_eq!(store.owned("c1", "net1").unwrap().len(), 1);
-        let checkup = store.fsck(true, Duration::ZERO).unwrap();
-        assert!(checkup.repaired() > 0, "{checkup:?}");
-        assert_eq!(store.owned("c1", "net1").unwrap().len(), 0);
-        assert_eq!(shard.names().unwrap(), [aside]);
-    }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        other_class: None,
+    };
+    let lease = want.lease(candidate, false, 0);
+    let intent = store.intend(&record(&lease), 0).unwrap();
+    let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(checkup.findings, [], "it may be of a call that still runs");
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert_eq!(
+        store.claim(&intent, &claims(&lease, &shard)).unwrap(),
+        [true]
+    );
+    let checkup = store.fsck(true, Duration::ZERO).unwrap();
+    assert_eq!((checkup.sound, checkup.findings.len()), (1, 0));
+    // Without its place in the shard for longer, the record goes and nothing else.
+    let (entry, aside) = (name::LeaseName::of(&lease).name(), "10.0.0.2@1");
+    assert!(shard.rename(&entry, aside).unwrap());
+    let checkup = store.fsck(true, super::super::FSCK_MIN_AGE).unwrap();
+    assert_eq!(checkup.repaired(), 0, "{checkup:?}");
+    assert_eq!(store.owned("c1", "net1").unwrap().len(), 1);
+    let checkup = store.fsck(true, Duration::ZERO).unwrap();
+    assert!(checkup.repaired() > 0, "{checkup:?}");
+    assert_eq!(store.owned("c1", "net1").unwrap().len(), 0);
+    assert_eq!(shard.names().unwrap(), [aside]);
 }
 
 #[test]
 fn a_del_that_overtakes_an_add_wins() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let holder = holder("c1");
-        let want = want(&range, &holder);
-        let candidate = Candidate {
-            address: bits("10.0.0.1".parse().unwrap()),
-            generation: 1,
-            other_class: None,
-        };
-        let lease = want.lease(candidate, false, 0);
-        let intent = store.intend(&record(&lease), 0).unwrap();
-        // DEL comes while the ADD sleeps between its steps 2 and 3.
-        store.give_back("c1", "net1", "rail0").unwrap();
-        let shard = store
-            .make_below(&["leases", "default", "10.0.0.0-24"])
-            .unwrap();
-        assert!(matches!(
-            store.claim(&intent, &claims(&lease, &shard)),
-            Err(StoreError::Overtaken { .. })
-        ));
-        assert!(names(&shard).is_empty(), "the lease leaked");
-    }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        other_class: None,
+    };
+    let lease = want.lease(candidate, false, 0);
+    let intent = store.intend(&record(&lease), 0).unwrap();
+    // DEL comes while the ADD sleeps between its steps 2 and 3.
+    store.give_back("c1", "net1", "rail0").unwrap();
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert!(matches!(
+        store.claim(&intent, &claims(&lease, &shard)),
+        Err(StoreError::Overtaken { .. })
+    ));
+    assert!(names(&shard).is_empty(), "the lease leaked");
 }
 
 /// NFS gives a file that is open another name when it is removed, and counts that one.
 #[test]
 fn an_overtaking_del_wins_though_the_record_keeps_a_name() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let holder = holder("c1");
-        let want = want(&range, &holder);
-        let candidate = Candidate {
-            address: bits("10.0.0.1".parse().unwrap()),
-            generation: 1,
-            other_class: None,
-        };
-        let lease = want.lease(candidate, false, 0);
-        let intent = store.intend(&record(&lease), 0).unwrap();
-        let shard = store
-            .make_below(&["leases", "default", "10.0.0.0-24"])
-            .unwrap();
-        assert!(
-            store
-                .link_entry(&intent, &claims(&lease, &shard)[0])
-                .unwrap()
-        );
-        // DEL read the lease entry before it was there, and removes the record now.
-        let (bucket, record) = name::owner("c1", "net1", 0);
-        let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
-        assert!(owners.rename(&record, ".nfs0001").unwrap());
-        assert!(matches!(
-            store.confirm(&intent, &claims(&lease, &shard), vec![true]),
-            Err(StoreError::Overtaken { .. })
-        ));
-        assert!(names(&shard).is_empty(), "the lease leaked");
-    }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        other_class: None,
+    };
+    let lease = want.lease(candidate, false, 0);
+    let intent = store.intend(&record(&lease), 0).unwrap();
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    assert!(
+        store
+            .link_entry(&intent, &claims(&lease, &shard)[0])
+            .unwrap()
+    );
+    // DEL read the lease entry before it was there, and removes the record now.
+    let (bucket, record) = name::owner("c1", "net1", 0);
+    let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
+    assert!(owners.rename(&record, ".nfs0001").unwrap());
+    assert!(matches!(
+        store.confirm(&intent, &claims(&lease, &shard), vec![true]),
+        Err(StoreError::Overtaken { .. })
+    ));
+    assert!(names(&shard).is_empty(), "the lease leaked");
 }
 
 /// The same the other way round: ADD had read its record before DEL removed it.
 #[test]
 fn a_del_frees_what_an_add_linked_while_it_slept() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let holder = holder("c1");
-        let want = want(&range, &holder);
-        let candidate = Candidate {
-            address: bits("10.0.0.1".parse().unwrap()),
-            generation: 1,
-            other_class: None,
-        };
-        let lease = want.lease(candidate, false, 0);
-        let intent = store.intend(&record(&lease), 0).unwrap();
-        let asleep = store.owned("c1", "net1").unwrap().remove(0);
-        let shard = store
-            .make_below(&["leases", "default", "10.0.0.0-24"])
-            .unwrap();
-        let Content::Record(read, meta) = &asleep.content else {
-            panic!("{asleep:?}")
-        };
-        assert!(
-            !store
-                .release_address(&lease, meta, CoolDown::FromNow)
-                .unwrap(),
-            "not linked yet"
-        );
-        assert_eq!(
-            store.claim(&intent, &claims(&lease, &shard)).unwrap(),
-            [true]
-        );
-        assert_eq!(store.remove_released(&asleep, read, meta).unwrap().len(), 1);
-        let names = shard.names().unwrap();
-        assert!(names.iter().all(|name| name.contains('~')), "{names:?}");
-    }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let holder = holder("c1");
+    let want = want(&range, &holder);
+    let candidate = Candidate {
+        address: bits("10.0.0.1".parse().unwrap()),
+        generation: 1,
+        other_class: None,
+    };
+    let lease = want.lease(candidate, false, 0);
+    let intent = store.intend(&record(&lease), 0).unwrap();
+    let asleep = store.owned("c1", "net1").unwrap().remove(0);
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    let Content::Record(read, meta) = &asleep.content else {
+        panic!("{asleep:?}")
+    };
+    assert!(
+        !store
+            .release_address(&lease, meta, CoolDown::FromNow)
+            .unwrap(),
+        "not linked yet"
+    );
+    assert_eq!(
+        store.claim(&intent, &claims(&lease, &shard)).unwrap(),
+        [true]
+    );
+    assert_eq!(store.remove_released(&asleep, read, meta).unwrap().len(), 1);
+    let names = shard.names().unwrap();
+    assert!(names.iter().all(|name| name.contains('~')), "{names:?}");
 }
 
 #[test]
 fn a_record_that_could_not_be_read_again_is_not_written() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let mut holder = holder("c1");
-        holder.netns = Some("/".repeat(usize::try_from(lease::MAX_BYTES).unwrap()));
-        let refused = store.allocate(&want(&range, &holder), 0);
-        assert!(
-            matches!(refused, Err(StoreError::Oversize { .. })),
-            "{refused:?}"
-        );
-        assert!(store.owned("c1", "net1").unwrap().is_empty());
-        holder.netns = None;
-        store.allocate(&want(&range, &holder), 0).unwrap();
-    }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let mut holder = holder("c1");
+    holder.netns = Some("/".repeat(usize::try_from(lease::MAX_BYTES).unwrap()));
+    let refused = store.allocate(&want(&range, &holder), 0);
+    assert!(
+        matches!(refused, Err(StoreError::Oversize { .. })),
+        "{refused:?}"
+    );
+    assert!(store.owned("c1", "net1").unwrap().is_empty());
+    holder.netns = None;
+    store.allocate(&want(&range, &holder), 0).unwrap();
 }
 
 /// A host that changed its name while it ran has records under both.
 #[test]
 fn an_attachment_is_freed_under_all_names_of_its_node() {
-    for place in places() {
-        let range = range("10.0.0.0/24");
-        let [before, after] = ["localhost", "gpu-7"].map(|node| Holder {
-            node: node.into(),
-            ..holder("c1")
-        });
-        open(place.path(), "localhost")
-            .allocate(&want(&range, &before), 0)
-            .unwrap();
-        let store = open(place.path(), "gpu-7");
-        store.allocate(&want(&range, &after), 0).unwrap();
-        assert_eq!(store.held("c1", "net1").unwrap().len(), 2);
-        store.give_back("c1", "net1", "rail0").unwrap();
-        assert!(store.held("c1", "net1").unwrap().is_empty());
-        assert!(store.owned("c1", "net1").unwrap().is_empty());
-    }
+    let place = tempfile::tempdir().unwrap();
+    let range = range("10.0.0.0/24");
+    let [before, after] = ["localhost", "gpu-7"].map(|node| Holder {
+        node: node.into(),
+        ..holder("c1")
+    });
+    open(place.path(), "localhost")
+        .allocate(&want(&range, &before), 0)
+        .unwrap();
+    let store = open(place.path(), "gpu-7");
+    store.allocate(&want(&range, &after), 0).unwrap();
+    assert_eq!(store.held("c1", "net1").unwrap().len(), 2);
+    store.give_back("c1", "net1", "rail0").unwrap();
+    assert!(store.held("c1", "net1").unwrap().is_empty());
+    assert!(store.owned("c1", "net1").unwrap().is_empty());
 }
 
 #[test]
 fn a_del_that_sleeps_cannot_free_the_next_holders_lease() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let range = range("10.0.0.0/24");
-        let address = "10.0.0.9".parse().unwrap();
-        let (one, two) = (holder("one"), holder("two"));
-        let want = |holder| want(&range, holder);
-        store.allocate_this(&want(&one), 0, address).unwrap();
-        // One DEL has read the record and sleeps; another frees the address.
-        let asleep = store.owned("one", "net1").unwrap().remove(0);
-        store.give_back("one", "net1", "rail0").unwrap();
-        store.allocate_this(&want(&two), 0, address).unwrap();
-        store.release(&asleep, CoolDown::FromNow).unwrap();
-        assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
-    }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path(), "n1");
+    let range = range("10.0.0.0/24");
+    let address = "10.0.0.9".parse().unwrap();
+    let (one, two) = (holder("one"), holder("two"));
+    let want = |holder| want(&range, holder);
+    store.allocate_this(&want(&one), 0, address).unwrap();
+    // One DEL has read the record and sleeps; another frees the address.
+    let asleep = store.owned("one", "net1").unwrap().remove(0);
+    store.give_back("one", "net1", "rail0").unwrap();
+    store.allocate_this(&want(&two), 0, address).unwrap();
+    store.release(&asleep, CoolDown::FromNow).unwrap();
+    assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
 }
 
 /// Whether an ADD gets what it chose a while ago.

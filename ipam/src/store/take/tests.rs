@@ -88,43 +88,38 @@ fn alike(ranges: &[&str]) -> Vec<Part> {
 #[test]
 fn parts_that_are_to_be_alike_have_one_host_number_where_it_is_free() {
     let networks = ["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23"];
-    for format_1 in [false, true] {
-        let place = tempfile::tempdir().unwrap();
-        let store = match format_1 {
-            true => open_of_format_1(place.path()),
-            false => open(place.path()),
-        };
-        let take = |container: &str, parts: Vec<Part>| {
-            let mut order = order(parts);
-            order.holder.container = container.to_owned();
-            addresses(&store.take(&order).unwrap())
-        };
-        // Others have the lowest of the first network, and what would be alike in the last.
-        for (container, range, address) in [
-            ("c1", "10.0.0.0/24", "10.0.0.1"),
-            ("c2", "10.0.2.0/23", "10.0.2.3"),
-        ] {
-            assert_eq!(
-                take(container, vec![part(None, range, Some(address))]),
-                [address]
-            );
-        }
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let take = |container: &str, parts: Vec<Part>| {
+        let mut order = order(parts);
+        order.holder.container = container.to_owned();
+        addresses(&store.take(&order).unwrap())
+    };
+    // Others have the lowest of the first network, and what would be alike in the last.
+    for (container, range, address) in [
+        ("c1", "10.0.0.0/24", "10.0.0.1"),
+        ("c2", "10.0.2.0/23", "10.0.2.3"),
+    ] {
         assert_eq!(
-            take("c3", alike(&networks)),
-            ["10.0.0.2", "10.0.1.2", "10.0.2.2"]
+            take(container, vec![part(None, range, Some(address))]),
+            [address]
         );
-        assert_eq!(
-            take("c3", alike(&networks)),
-            ["10.0.0.2", "10.0.1.2", "10.0.2.2"]
-        );
-        assert_eq!(
-            take("c4", alike(&networks)),
-            ["10.0.0.3", "10.0.1.3", "10.0.2.1"]
-        );
-        // A network that has no such number, and one of another family.
-        let others = take("c5", alike(&["10.0.0.0/24", "10.9.0.0/30", "fd00::/64"]));
-        assert_eq!(others, ["10.0.0.4", "10.9.0.1", "fd00::4"]);
     }
+    assert_eq!(
+        take("c3", alike(&networks)),
+        ["10.0.0.2", "10.0.1.2", "10.0.2.2"]
+    );
+    assert_eq!(
+        take("c3", alike(&networks)),
+        ["10.0.0.2", "10.0.1.2", "10.0.2.2"]
+    );
+    assert_eq!(
+        take("c4", alike(&networks)),
+        ["10.0.0.3", "10.0.1.3", "10.0.2.1"]
+    );
+    // A network that has no such number, and one of another family.
+    let others = take("c5", alike(&["10.0.0.0/24", "10.9.0.0/30", "fd00::/64"]));
+    assert_eq!(others, ["10.0.0.4", "10.9.0.1", "fd00::4"]);
 }
 
 #[test]
@@ -149,14 +144,6 @@ fn a_host_number_that_is_cooling_down_is_left_alone() {
     );
 }
 
-/// A store as programs made it that know no other format.
-fn open_of_format_1(place: &std::path::Path) -> Store {
-    let text = r#"{"format": "rdma-ipam store", "version": 1, "id": "a1b2", "created": "2025-01-01T00:00:00Z"}"#;
-    std::fs::create_dir_all(place.join("store")).unwrap();
-    std::fs::write(place.join("store/FORMAT"), text).unwrap();
-    open(place)
-}
-
 fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
     let spec = crate::range::Spec {
         range,
@@ -165,7 +152,6 @@ fn part(interface: Option<&str>, range: &str, requested: Option<&str>) -> Part {
     Part {
         interface: interface.map(str::to_owned),
         range: Range::new(&spec, Profile::Strict).unwrap(),
-        slice: None,
         space: Space {
             network_name: None,
             overlapping: true,
@@ -276,38 +262,33 @@ fn what_an_earlier_boot_had_is_leased_anew() {
 #[test]
 fn an_attachment_in_another_netns_keeps_its_addresses_and_records_that_netns() {
     for (path, inode) in [("/run/netns/y", 7), ("/run/netns/x", 8)] {
-        for format in [1, 2] {
-            let place = tempfile::tempdir().unwrap();
-            let store = match format {
-                1 => open_of_format_1(place.path()),
-                _ => open(place.path()),
-            };
-            let mut order = order(vec![
-                part(None, "10.0.0.0/24", None),
-                part(None, "10.0.1.0/24", Some("10.0.1.9")),
-                part(None, "10.0.0.0/24", None),
-            ]);
-            order.holder.boot.clone_from(&store.node.boot);
-            order.holder.netns = Some("/run/netns/x".into());
-            order.holder.netns_inode = Some(7);
-            let mut other = order.clone();
-            other.holder.container = "other".into();
-            other.parts.truncate(1);
-            assert_eq!(addresses(&store.take(&other).unwrap()), ["10.0.0.1"]);
-            let answered = addresses(&store.take(&order).unwrap());
-            assert_eq!(answered, ["10.0.0.2", "10.0.1.9", "10.0.0.3"]);
-            store.give_back("other", "net1", "rail0").unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let mut order = order(vec![
+            part(None, "10.0.0.0/24", None),
+            part(None, "10.0.1.0/24", Some("10.0.1.9")),
+            part(None, "10.0.0.0/24", None),
+        ]);
+        order.holder.boot.clone_from(&store.node.boot);
+        order.holder.netns = Some("/run/netns/x".into());
+        order.holder.netns_inode = Some(7);
+        let mut other = order.clone();
+        other.holder.container = "other".into();
+        other.parts.truncate(1);
+        assert_eq!(addresses(&store.take(&other).unwrap()), ["10.0.0.1"]);
+        let answered = addresses(&store.take(&order).unwrap());
+        assert_eq!(answered, ["10.0.0.2", "10.0.1.9", "10.0.0.3"]);
+        store.give_back("other", "net1", "rail0").unwrap();
 
-            order.holder.netns = Some(path.into());
-            order.holder.netns_inode = Some(inode);
-            for _ in 0..2 {
-                assert_eq!(addresses(&store.take(&order).unwrap()), answered);
-                let held = store.held(&order.holder.container, "net1").unwrap();
-                assert_eq!(addresses(&held), answered);
-                for lease in held {
-                    assert_eq!(lease.holder, order.holder, "reclaim frees it");
-                    assert_eq!(lease.generation, 2, "leased once more, not each time");
-                }
+        order.holder.netns = Some(path.into());
+        order.holder.netns_inode = Some(inode);
+        for _ in 0..2 {
+            assert_eq!(addresses(&store.take(&order).unwrap()), answered);
+            let held = store.held(&order.holder.container, "net1").unwrap();
+            assert_eq!(addresses(&held), answered);
+            for lease in held {
+                assert_eq!(lease.holder, order.holder, "reclaim frees it");
+                assert_eq!(lease.generation, 2, "leased once more, not each time");
             }
         }
     }
@@ -332,7 +313,7 @@ fn an_attachment_in_another_netns_keeps_no_address_beyond_its_range() {
     }
 }
 
-/// What was imported names no namespace, and of another boot's the boot says enough.
+/// What was imported from host-local names no namespace, and of another boot's the boot says enough.
 #[test]
 fn a_record_without_a_netns_is_of_any() {
     let holder = |boot: &str, netns: Option<&str>| Holder {
@@ -516,11 +497,10 @@ fn the_last_sandbox_of_a_pod_is_the_previous_one() {
     assert_eq!(taken, ["10.0.0.1", "10.0.0.2", "10.0.0.2"]);
 }
 
-/// In a store of format 1 each address has a record, whose numbers have no gaps.
 #[test]
 fn an_address_that_was_released_by_hand_is_leased_anew_below_another() {
     let place = tempfile::tempdir().unwrap();
-    let store = open_of_format_1(place.path());
+    let store = open(place.path());
     let order = order(vec![part(None, "10.0.0.0/24", None); 2]);
     assert_eq!(addresses(&taken(&store, &order)), ["10.0.0.1", "10.0.0.2"]);
     let entries = store.entries_at("10.0.0.1".parse().unwrap()).unwrap();

@@ -82,73 +82,46 @@ fn a_further_record_without_an_address_goes_when_the_one_below_is_gone() {
 
 #[test]
 fn a_lease_removes_the_freed_entries_of_its_address_and_no_others() {
-    for place in places() {
-        let (store, holder) = (open(place.path(), "n1"), holder("c1"));
-        let shard = store
-            .make_below(&["leases", "default", "10.0.0.0-24"])
-            .unwrap();
-        let others = ["10.0.0.1+0a0b0c0d~1.5", "10.0.0.2~1.5"];
-        for name in ["10.0.0.1~1.5", "10.0.0.1~2.7"].iter().chain(&others) {
-            shard.create(name, b"{}", false).unwrap();
-        }
-        let (range, address) = (range("10.0.0.0/24"), "10.0.0.1".parse().unwrap());
-        let want = want(&range, &holder);
-        store.allocate_this(&want, 0, address).unwrap();
-        let mut names = shard.names().unwrap();
-        names.sort();
-        assert_eq!(names, [others[0], "10.0.0.1@3", others[1]]);
+    let place = tempfile::tempdir().unwrap();
+    let (store, holder) = (open(place.path(), "n1"), holder("c1"));
+    let shard = store
+        .make_below(&["leases", "default", "10.0.0.0-24"])
+        .unwrap();
+    let others = ["10.0.0.1+0a0b0c0d~1.5", "10.0.0.2~1.5"];
+    for name in ["10.0.0.1~1.5", "10.0.0.1~2.7"].iter().chain(&others) {
+        shard.create(name, b"{}", false).unwrap();
     }
+    let (range, address) = (range("10.0.0.0/24"), "10.0.0.1".parse().unwrap());
+    let want = want(&range, &holder);
+    store.allocate_this(&want, 0, address).unwrap();
+    let mut names = shard.names().unwrap();
+    names.sort();
+    assert_eq!(names, [others[0], "10.0.0.1@3", others[1]]);
 }
 
 #[test]
 fn the_largest_record_that_is_read_is_written() {
-    for place in places() {
-        let store = open(place.path(), "n1");
-        let of = |path: usize| {
-            let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
-            lease.holder.node = "n1".into();
-            lease.holder.netns = Some("/".repeat(path));
-            record(&lease)
-        };
-        let most = usize::try_from(store.format().max_bytes()).unwrap();
-        let path = most - of(0).encode(store.format()).len();
-        let refused = store.intend(&of(path + 1), 0);
-        assert!(
-            matches!(&refused, Err(StoreError::Oversize { bytes, .. }) if *bytes == most + 1),
-            "{refused:?}"
-        );
-        let lease = of(path).leases()[0].clone();
-        store.intend(&of(path), 0).unwrap();
-        let read = store
-            .owned(&lease.holder.container, &lease.holder.interface)
-            .unwrap();
-        assert_eq!(read[0].leases()[0].holder, lease.holder);
-    }
-}
-
-/// Its record is written again, for the address that it got in place of the one it lost.
-#[test]
-fn del_frees_the_address_that_an_add_of_format_1_got_second() {
     let place = tempfile::tempdir().unwrap();
-    make_store_of_format_1(place.path());
-    let (store, holder) = (open(place.path(), "n1"), holder("c1"));
-    let range = range("10.0.0.0/24");
-    let leases = order_of(&holder, &range, &["10.0.0.1", "10.0.0.2"]);
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
+    let store = open(place.path(), "n1");
+    let of = |path: usize| {
+        let mut lease = crate::lease::tests::lease("10.0.0.5", "10.0.0.0/24");
+        lease.holder.node = "n1".into();
+        lease.holder.netns = Some("/".repeat(path));
+        record(&lease)
+    };
+    let most = usize::try_from(lease::MAX_BYTES).unwrap();
+    let path = most - of(0).encode().len();
+    let refused = store.intend(&of(path + 1), 0);
+    assert!(
+        matches!(&refused, Err(StoreError::Oversize { bytes, .. }) if *bytes == most + 1),
+        "{refused:?}"
+    );
+    let lease = of(path).leases()[0].clone();
+    store.intend(&of(path), 0).unwrap();
+    let read = store
+        .owned(&lease.holder.container, &lease.holder.interface)
         .unwrap();
-    shard.create("10.0.0.1@1", b"{}", false).unwrap();
-    let intent = store.intend(&record(&leases[0]), 0).unwrap();
-    let taken = |lease| store.claim(&intent, &claims(lease, &shard)).unwrap();
-    assert_eq!(taken(&leases[0]), [false]);
-    store.intend_instead(&intent, &record(&leases[1])).unwrap();
-    assert_eq!(taken(&leases[1]), [true]);
-    let held = store.held("c1", "net1").unwrap();
-    assert_eq!(held[0].address, leases[1].address);
-    store.give_back("c1", "net1", "rail0").unwrap();
-    let mut names = shard.names().unwrap();
-    names.retain(|name| name.contains('@'));
-    assert_eq!(names, ["10.0.0.1@1"]);
+    assert_eq!(read[0].leases()[0].holder, lease.holder);
 }
 
 /// A shard of another file system: a link to it fails by another error than that of a record
@@ -191,37 +164,35 @@ fn an_add_that_cannot_link_and_was_overtaken_withdraws() {
 /// What is freed in a shard that was full is found by the next ADD, before what lies above.
 #[test]
 fn an_address_that_was_freed_in_a_full_shard_is_the_lowest_again() {
-    for place in places() {
-        let mut store = open(place.path(), "n1");
-        store.cooldown = Duration::ZERO;
-        let range = range("10.0.0.254-10.0.1.9/23");
-        let next = |container: &str| {
-            let holder = holder(container);
-            let lease = store.allocate(&want(&range, &holder), 0).unwrap();
-            lease.address.to_string()
-        };
-        let first = ["a", "b", "c", "d"].map(next);
-        assert_eq!(first, ["10.0.0.254", "10.0.0.255", "10.0.1.0", "10.0.1.1"]);
-        store.give_back("b", "net1", "rail0").unwrap();
-        assert_eq!(next("e"), "10.0.0.255");
-    }
+    let place = tempfile::tempdir().unwrap();
+    let mut store = open(place.path(), "n1");
+    store.cooldown = Duration::ZERO;
+    let range = range("10.0.0.254-10.0.1.9/23");
+    let next = |container: &str| {
+        let holder = holder(container);
+        let lease = store.allocate(&want(&range, &holder), 0).unwrap();
+        lease.address.to_string()
+    };
+    let first = ["a", "b", "c", "d"].map(next);
+    assert_eq!(first, ["10.0.0.254", "10.0.0.255", "10.0.1.0", "10.0.1.1"]);
+    store.give_back("b", "net1", "rail0").unwrap();
+    assert_eq!(next("e"), "10.0.0.255");
 }
 
 #[test]
 fn a_lease_and_a_freed_address_say_since_when() {
-    for place in places() {
-        let (store, holder) = (open(place.path(), "n1"), holder("c1"));
-        let range = range("10.0.0.0/24");
-        let before = now();
-        let lease = store.allocate(&want(&range, &holder), 0).unwrap();
-        let created = u64::try_from(lease.created.as_millisecond()).unwrap();
-        let leased = now();
-        store.give_back("c1", "net1", "rail0").unwrap();
-        let shard = store.shard_of(&lease).unwrap().unwrap();
-        let name = shard.names().unwrap().remove(0);
-        let freed = name::LeaseName::parse(&name).unwrap().freed.unwrap();
-        assert!(before > 1_700_000_000_000, "this machine's clock");
-        assert!((before..=leased).contains(&created), "{created}");
-        assert!((leased..=now()).contains(&freed), "{freed}");
-    }
+    let place = tempfile::tempdir().unwrap();
+    let (store, holder) = (open(place.path(), "n1"), holder("c1"));
+    let range = range("10.0.0.0/24");
+    let before = now();
+    let lease = store.allocate(&want(&range, &holder), 0).unwrap();
+    let created = u64::try_from(lease.created.as_millisecond()).unwrap();
+    let leased = now();
+    store.give_back("c1", "net1", "rail0").unwrap();
+    let shard = store.shard_of(&lease).unwrap().unwrap();
+    let name = shard.names().unwrap().remove(0);
+    let freed = name::LeaseName::parse(&name).unwrap().freed.unwrap();
+    assert!(before > 1_700_000_000_000, "this machine's clock");
+    assert!((before..=leased).contains(&created), "{created}");
+    assert!((leased..=now()).contains(&freed), "{freed}");
 }

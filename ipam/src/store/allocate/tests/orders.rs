@@ -18,7 +18,7 @@ pub(super) fn order_of(holder: &Holder, range: &Range, addresses: &[&str]) -> Ve
         .collect()
 }
 
-/// A store of format 2 and an order of three that is about to be linked.
+/// A store and an order of three that is about to be linked.
 pub(super) struct Begun {
     _place: tempfile::TempDir,
     pub(super) store: Store,
@@ -135,7 +135,6 @@ fn what_an_order_loses_is_in_a_further_record() {
     let part = |interface: Option<&str>| crate::store::Part {
         interface: interface.map(str::to_owned),
         range: begun.range.clone(),
-        slice: None,
         space: crate::store::Space {
             network_name: None,
             overlapping: true,
@@ -284,73 +283,71 @@ fn a_del_frees_the_further_record_that_was_made_after_it_listed() {
 #[test]
 fn orders_that_meet_part_and_keep_their_answers() {
     const WRITERS: usize = 6;
-    for place in places() {
-        let range = range("10.0.0.0/26");
-        let start = Meeting::of(WRITERS);
-        let all = std::sync::Mutex::new(Vec::new());
-        let order = |writer: usize| crate::store::Order {
-            holder: holder(&format!("c{writer}")),
-            profile: Profile::Strict,
-            parts: vec![
-                crate::store::Part {
-                    interface: None,
-                    range: range.clone(),
-                    slice: None,
-                    space: crate::store::Space {
-                        network_name: None,
-                        overlapping: true,
-                    },
-                    like: None,
-                    requested: None,
-                };
-                8
-            ],
-        };
-        for round in 0..5 {
-            all.lock().unwrap().clear();
-            std::thread::scope(|scope| {
-                for writer in 0..WRITERS {
-                    let (start, all, order, place) = (&start, &all, &order, place.path());
-                    scope.spawn(move || {
-                        let store = open(place, "n1");
-                        start.wait(round);
-                        let leases = store.take(&order(writer)).unwrap();
-                        all.lock().unwrap().push((writer, leases));
-                    });
-                }
-            });
-            let store = open(place.path(), "n1");
-            let taken = all.lock().unwrap();
-            let distinct: HashSet<IpAddr> = taken
-                .iter()
-                .flat_map(|(_, leases)| leases.iter().map(|lease| lease.address))
-                .collect();
-            assert_eq!(distinct.len(), 8 * WRITERS, "an address was given twice");
-            for (writer, leases) in taken.iter() {
-                let again = store.take(&order(*writer)).unwrap();
-                let [first, again] = [leases, &again]
-                    .map(|leases| leases.iter().map(|l| l.address).collect::<Vec<_>>());
-                assert_eq!(first, again, "another answer");
-                let container = format!("c{writer}");
-                assert_eq!(store.held(&container, "net1").unwrap().len(), 8);
+    let place = tempfile::tempdir().unwrap();
+    let range = range("10.0.0.0/26");
+    let start = Meeting::of(WRITERS);
+    let all = std::sync::Mutex::new(Vec::new());
+    let order = |writer: usize| crate::store::Order {
+        holder: holder(&format!("c{writer}")),
+        profile: Profile::Strict,
+        parts: vec![
+            crate::store::Part {
+                interface: None,
+                range: range.clone(),
+                space: crate::store::Space {
+                    network_name: None,
+                    overlapping: true,
+                },
+                like: None,
+                requested: None,
+            };
+            8
+        ],
+    };
+    for round in 0..5 {
+        all.lock().unwrap().clear();
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let (start, all, order, place) = (&start, &all, &order, place.path());
+                scope.spawn(move || {
+                    let store = open(place, "n1");
+                    start.wait(round);
+                    let leases = store.take(&order(writer)).unwrap();
+                    all.lock().unwrap().push((writer, leases));
+                });
             }
-            let checkup = store.fsck(true, Duration::ZERO).unwrap();
-            assert_eq!((checkup.sound, checkup.findings), (8 * WRITERS, Vec::new()));
-            for (writer, _) in taken.iter() {
-                let (freed, _) = store
-                    .give_back(&format!("c{writer}"), "net1", "rail0")
-                    .unwrap();
-                assert_eq!(freed.len(), 8);
-            }
-            let mut records = 0;
-            store
-                .records_of("n1", |_| {
-                    records += 1;
-                    Ok(())
-                })
-                .unwrap();
-            assert_eq!(records, 0);
+        });
+        let store = open(place.path(), "n1");
+        let taken = all.lock().unwrap();
+        let distinct: HashSet<IpAddr> = taken
+            .iter()
+            .flat_map(|(_, leases)| leases.iter().map(|lease| lease.address))
+            .collect();
+        assert_eq!(distinct.len(), 8 * WRITERS, "an address was given twice");
+        for (writer, leases) in taken.iter() {
+            let again = store.take(&order(*writer)).unwrap();
+            let [first, again] =
+                [leases, &again].map(|leases| leases.iter().map(|l| l.address).collect::<Vec<_>>());
+            assert_eq!(first, again, "another answer");
+            let container = format!("c{writer}");
+            assert_eq!(store.held(&container, "net1").unwrap().len(), 8);
         }
+        let checkup = store.fsck(true, Duration::ZERO).unwrap();
+        assert_eq!((checkup.sound, checkup.findings), (8 * WRITERS, Vec::new()));
+        for (writer, _) in taken.iter() {
+            let (freed, _) = store
+                .give_back(&format!("c{writer}"), "net1", "rail0")
+                .unwrap();
+            assert_eq!(freed.len(), 8);
+        }
+        let mut records = 0;
+        store
+            .records_of("n1", |_| {
+                records += 1;
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(records, 0);
     }
 }
 
@@ -392,30 +389,6 @@ fn fsck_restores_an_orders_owner_and_removes_an_empty_one() {
     begun.nothing_is_left();
 }
 
-#[test]
-fn what_older_programs_left_is_taken_up_after_the_store_was_raised() {
-    let place = tempfile::tempdir().unwrap();
-    make_store_of_format_1(place.path());
-    let range = range("10.0.0.0/24");
-    let old = open(place.path(), "n1");
-    let holder = holder("c1");
-    let first = old.allocate(&want(&range, &holder), 0).unwrap();
-    let second = old.allocate(&want(&range, &holder), 1).unwrap();
-    assert!(old.raise().unwrap());
-    let store = open(place.path(), "n1");
-    assert_eq!(store.format(), RecordFormat::PerOrder);
-    // A call that opened the store before it was raised.
-    let third = old.allocate(&want(&range, &holder), 2).unwrap();
-    let fourth = store.allocate(&want(&range, &holder), 3).unwrap();
-    let held = store.held("c1", "net1").unwrap();
-    let addresses = |leases: &[Lease]| leases.iter().map(|l| l.address).collect::<Vec<_>>();
-    assert_eq!(addresses(&held), addresses(&[first, second, third, fourth]));
-    let checkup = store.fsck(true, Duration::ZERO).unwrap();
-    assert_eq!((checkup.sound, checkup.findings), (4, Vec::new()));
-    assert_eq!(store.give_back("c1", "net1", "rail0").unwrap().0.len(), 4);
-    assert!(store.owned("c1", "net1").unwrap().is_empty());
-}
-
 /// An address is released by hand; its record was the last one when that was looked for.
 #[test]
 fn a_further_record_takes_the_place_of_one_that_is_removed_meanwhile() {
@@ -446,7 +419,6 @@ fn an_add_that_wakes_up_changes_no_answer() {
     let part = || crate::store::Part {
         interface: None,
         range: begun.range.clone(),
-        slice: None,
         space: crate::store::Space {
             network_name: None,
             overlapping: true,
@@ -525,26 +497,12 @@ fn an_add_that_wakes_up_takes_nothing_back_from_the_next_one() {
 #[test]
 fn a_del_that_makes_a_gap_releases_all_records_above_it() {
     const RECORDS: usize = 5;
-    let [place, _] = places();
+    let place = tempfile::tempdir().unwrap();
     let store = open(place.path(), "n1");
-    assert_eq!(store.format(), RecordFormat::PerLease);
-    let part = crate::store::Part {
-        interface: None,
-        range: range("10.0.0.0/27"),
-        slice: None,
-        space: crate::store::Space {
-            network_name: None,
-            overlapping: true,
-        },
-        like: None,
-        requested: None,
-    };
-    let order = crate::store::Order {
-        holder: holder("c1"),
-        profile: Profile::Strict,
-        parts: vec![part; RECORDS],
-    };
-    store.take(&order).unwrap();
+    let (range, holder) = (range("10.0.0.0/27"), holder("c1"));
+    for index in 0..RECORDS {
+        store.allocate(&want(&range, &holder), index).unwrap();
+    }
     let listed = store.owned("c1", "net1").unwrap();
     assert_eq!(listed.len(), RECORDS);
     let Content::Record(record, meta) = &listed[1].content else {
@@ -579,66 +537,60 @@ fn a_del_that_makes_a_gap_releases_all_records_above_it() {
 #[test]
 fn an_add_and_a_del_of_one_owner_that_meet_leave_nothing() {
     const CONTAINERS: usize = 4;
-    for place in places() {
-        let range = range("10.0.0.0/27");
-        let order = |container: usize| crate::store::Order {
-            holder: holder(&format!("c{container}")),
-            profile: Profile::Strict,
-            parts: vec![
-                crate::store::Part {
-                    interface: None,
-                    range: range.clone(),
-                    slice: None,
-                    space: crate::store::Space {
-                        network_name: None,
-                        overlapping: true,
-                    },
-                    like: None,
-                    requested: None,
-                };
-                8
-            ],
-        };
-        let store = open(place.path(), "n1");
-        let start = Meeting::of(2 * CONTAINERS);
-        for round in 0..60 {
-            std::thread::scope(|scope| {
-                for thread in 0..2 * CONTAINERS {
-                    let (start, order, place) = (&start, &order, place.path());
-                    scope.spawn(move || {
-                        let store = open(place, "n1");
-                        let container = thread % CONTAINERS;
-                        start.wait(round);
-                        match thread / CONTAINERS {
-                            0 => drop(store.take(&order(container))),
-                            _ => drop(store.give_back(&format!("c{container}"), "net1", "rail0")),
-                        }
-                    });
-                }
-            });
-            for container in 0..CONTAINERS {
-                store
-                    .give_back(&format!("c{container}"), "net1", "rail0")
-                    .unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let range = range("10.0.0.0/27");
+    let order = |container: usize| crate::store::Order {
+        holder: holder(&format!("c{container}")),
+        profile: Profile::Strict,
+        parts: vec![
+            crate::store::Part {
+                interface: None,
+                range: range.clone(),
+                space: crate::store::Space {
+                    network_name: None,
+                    overlapping: true,
+                },
+                like: None,
+                requested: None,
+            };
+            8
+        ],
+    };
+    let store = open(place.path(), "n1");
+    let start = Meeting::of(2 * CONTAINERS);
+    for round in 0..60 {
+        std::thread::scope(|scope| {
+            for thread in 0..2 * CONTAINERS {
+                let (start, order, place) = (&start, &order, place.path());
+                scope.spawn(move || {
+                    let store = open(place, "n1");
+                    let container = thread % CONTAINERS;
+                    start.wait(round);
+                    match thread / CONTAINERS {
+                        0 => drop(store.take(&order(container))),
+                        _ => drop(store.give_back(&format!("c{container}"), "net1", "rail0")),
+                    }
+                });
             }
-            let mut left = Vec::new();
+        });
+        for container in 0..CONTAINERS {
             store
-                .entries(false, |entry| {
-                    left.extend(entry.freed.is_none().then_some(entry.path));
-                    Ok(())
-                })
+                .give_back(&format!("c{container}"), "net1", "rail0")
                 .unwrap();
-            store
-                .records_of("n1", |owned| {
-                    left.push(owned.path());
-                    Ok(())
-                })
-                .unwrap();
-            assert!(
-                left.is_empty(),
-                "{:?}, round {round}: {left:?}",
-                store.format()
-            );
         }
+        let mut left = Vec::new();
+        store
+            .entries(false, |entry| {
+                left.extend(entry.freed.is_none().then_some(entry.path));
+                Ok(())
+            })
+            .unwrap();
+        store
+            .records_of("n1", |owned| {
+                left.push(owned.path());
+                Ok(())
+            })
+            .unwrap();
+        assert!(left.is_empty(), "round {round}: {left:?}");
     }
 }

@@ -4,28 +4,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use attachment::netdev::replay;
-use hca::uplink::{self, Network, Why};
-use netlink::{
-    Socket, address, attribute,
-    link::{self, By, Link},
-    nexthop, route, rule,
-};
+use hca::uplink::{self, DefaultRoute, Network, Why};
 use netlink_packet_route::{
     AddressFamily,
     address::AddressAttribute,
     link::InfoKind,
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
-use crate::error::Error;
+use super::{
+    Result, Socket, address, attribute,
+    link::{self, By, Link},
+    nexthop, route, rule,
+};
 
 /// All addresses of the namespace, each with the index of its link.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub(super) fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>, Error> {
+pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
     let mut found = Vec::new();
     for message in address::list_all(socket)? {
         for attribute in &message.attributes {
@@ -38,47 +36,39 @@ pub(super) fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>, Error
 }
 
 /// The netdevs by name that would cut the node off if they were taken, and why. `node_addresses` are
-/// those the node is known by, beside the source addresses towards the outside; `addresses` are
-/// [`addresses`]. `asked` is one of them that need not be read again.
+/// those the node is known by; `addresses` are [`addresses`]. `asked` is one of them that need not be
+/// read again.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub(super) fn all(
+pub fn uplinks(
     socket: &mut Socket,
-    asked: &Link,
+    asked: Option<&Link>,
     node_addresses: &[IpAddr],
     addresses: &[(u32, IpAddr)],
-) -> Result<BTreeMap<String, Why>, Error> {
+) -> Result<BTreeMap<String, Why>> {
+    let mut links = Links::default();
+    links
+        .known
+        .extend(asked.map(|link| (link.index, link.clone())));
     let mut facts = Network {
         node_addresses: node_addresses.to_vec(),
         ..Network::default()
     };
-    let mut links = Links::knowing(asked);
     let rules = rule::list(socket, AddressFamily::Unspec)?;
     for family in route::FAMILIES {
-        let tables = tables(&rules, family);
-        let mut ways = BTreeSet::new();
-        for route in route::list_all(socket, family)? {
-            let is_default = uplink::is_default(route.header.destination_prefix_length)
-                && route.header.kind == RouteType::Unicast;
-            if is_default && tables.contains(&route::table_of(&route)) {
-                ways.extend(interfaces_of(socket, &route)?);
+        for table in tables(&rules, family) {
+            for message in route::list_table(socket, family, table)? {
+                facts
+                    .defaults
+                    .extend(default_route(socket, &mut links, &message, table)?);
             }
         }
-        // Of a node with a default route only the source address is left to know.
-        let enough = if ways.is_empty() { OUTSIDE.len() } else { 1 };
-        let outside = OUTSIDE.iter().filter(|ip| is_of(**ip, family));
-        for ip in outside.take(enough) {
-            let way = way_out(socket, *ip)?;
-            ways.extend(way.index);
-            facts.node_addresses.extend(way.source);
-        }
-        for index in ways {
-            facts.ways_out.extend(links.name(socket, index)?);
-        }
     }
+    let sources = facts.defaults.iter().filter_map(|route| route.source);
+    let of_node: BTreeSet<IpAddr> = sources.chain(node_addresses.iter().copied()).collect();
     for (index, address) in addresses {
-        if facts.node_addresses.contains(address)
+        if of_node.contains(address)
             && let Some(name) = links.name(socket, *index)?
         {
             facts.addresses.push((name, *address));
@@ -90,20 +80,62 @@ pub(super) fn all(
     })
 }
 
+/// None for a route that is not a default route, or that refuses packets.
+fn default_route(
+    socket: &mut Socket,
+    links: &mut Links,
+    message: &RouteMessage,
+    table: u32,
+) -> Result<Option<DefaultRoute>> {
+    let header = &message.header;
+    if !uplink::is_default(header.destination_prefix_length) || header.kind != RouteType::Unicast {
+        return Ok(None);
+    }
+    let everywhere: IpAddr = match header.address_family {
+        AddressFamily::Inet6 => Ipv6Addr::UNSPECIFIED.into(),
+        _ => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let mut found = DefaultRoute {
+        netdevs: Vec::new(),
+        destination: (everywhere, header.destination_prefix_length),
+        table,
+        metric: 0,
+        source: None,
+        advertised: header.protocol == RouteProtocol::Ra,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(to) => {
+                found.destination.0 = ip(to).unwrap_or(everywhere);
+            }
+            RouteAttribute::Priority(metric) => found.metric = *metric,
+            RouteAttribute::PrefSource(source) => found.source = ip(source),
+            _ => {}
+        }
+    }
+    for index in interfaces_of(socket, message)? {
+        found.netdevs.extend(links.name(socket, index)?);
+    }
+    Ok(Some(found))
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some((*ip).into()),
+        RouteAddress::Inet6(ip) => Some((*ip).into()),
+        _ => None,
+    }
+}
+
 /// Links by their indexes, as far as they were asked for.
+#[derive(Default)]
 struct Links {
     known: BTreeMap<u32, Link>,
 }
 
 impl Links {
-    fn knowing(link: &Link) -> Self {
-        Self {
-            known: BTreeMap::from([(link.index, link.clone())]),
-        }
-    }
-
     /// None when it is gone since it was listed.
-    fn name(&mut self, socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
+    fn name(&mut self, socket: &mut Socket, index: u32) -> Result<Option<String>> {
         if let Some(link) = self.known.get(&index) {
             return Ok(Some(link.name.to_string()));
         }
@@ -123,22 +155,11 @@ impl Links {
     }
 }
 
-/// Addresses of documentation: RFC 5737, RFC 3849, RFC 9637. Several, because one alone may have a
-/// route of its own.
-const OUTSIDE: [IpAddr; 5] = [
-    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
-    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
-    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
-    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-    IpAddr::V6(Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 1)),
-];
-
-fn is_of(ip: IpAddr, family: AddressFamily) -> bool {
-    ip.is_ipv4() == (family == AddressFamily::Inet)
-}
-
 /// `RT_TABLE_UNSPEC`, of rules that look up none or that of a VRF, and `RT_TABLE_LOCAL`.
 const NO_WAY_OUT: [u32; 2] = [0, 255];
+
+/// `RT_TABLE_MAIN`
+const MAIN: u32 = 254;
 
 /// The tables in which the node's own packets are looked up whatever their source: the main one, and
 /// those of rules that select by nothing, or by mark, user or protocol. Rules with a source, a
@@ -148,7 +169,7 @@ fn tables(rules: &[RuleMessage], family: AddressFamily) -> BTreeSet<u32> {
     let all = of_family.filter(|rule| is_for_the_node(rule));
     let mut tables: BTreeSet<u32> = all.map(rule::table_of).collect();
     tables.retain(|table| !NO_WAY_OUT.contains(table));
-    tables.insert(replay::MAIN);
+    tables.insert(MAIN);
     tables
 }
 
@@ -168,7 +189,7 @@ fn is_for_the_node(rule: &RuleMessage) -> bool {
 
 /// The links directly below one: its parent in this namespace, its ports, and for a tunnel the link
 /// that its packets leave through.
-fn lowers(socket: &mut Socket, links: &mut Links, upper: &Link) -> Result<Vec<String>, Error> {
+fn lowers(socket: &mut Socket, links: &mut Links, upper: &Link) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if let (Some(parent), None) = (upper.parent, upper.parent_netns)
         && parent != upper.index
@@ -206,7 +227,7 @@ fn remote_attributes(kind: &str) -> &'static [u16] {
 
 /// The links that a tunnel sends through: the one it is bound to, and the one that its other end is
 /// reached by.
-fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>, Error> {
+fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>> {
     let kind = tunnel.kind.as_ref().map(ToString::to_string);
     let kind = kind.as_deref().unwrap_or_default();
     let mut found = Vec::new();
@@ -216,7 +237,7 @@ fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>, Error> {
         found.extend(bound.filter(|index| *index != 0));
     }
     for remote in remotes(kind, &tunnel.info) {
-        found.extend(way_out(socket, remote)?.index);
+        found.extend(way_to(socket, remote)?);
     }
     found.retain(|index| *index != tunnel.index);
     Ok(found)
@@ -250,7 +271,7 @@ fn has_ports(link: &Link) -> bool {
 
 /// Indexes of the links that a route leaves through. Of one with a nexthop object the kernel
 /// reports them only where `nexthop_compat_mode` is set (`fib_dump_info()`).
-fn interfaces_of(socket: &mut Socket, message: &RouteMessage) -> Result<Vec<u32>, Error> {
+fn interfaces_of(socket: &mut Socket, message: &RouteMessage) -> Result<Vec<u32>> {
     let mut indexes = Vec::new();
     for attribute in &message.attributes {
         match attribute {
@@ -265,16 +286,9 @@ fn interfaces_of(socket: &mut Socket, message: &RouteMessage) -> Result<Vec<u32>
     Ok(indexes)
 }
 
-/// How the kernel would leave the node.
-#[derive(Default)]
-struct WayOut {
-    index: Option<u32>,
-    source: Option<IpAddr>,
-}
-
-/// The kernel's answer for an address.
-fn way_out(socket: &mut Socket, outside: IpAddr) -> Result<WayOut, Error> {
-    let (family, bits) = match outside {
+/// The link that the kernel would send through to an address.
+fn way_to(socket: &mut Socket, remote: IpAddr) -> Result<Option<u32>> {
+    let (family, bits) = match remote {
         IpAddr::V4(_) => (AddressFamily::Inet, 32),
         IpAddr::V6(_) => (AddressFamily::Inet6, 128),
     };
@@ -283,28 +297,13 @@ fn way_out(socket: &mut Socket, outside: IpAddr) -> Result<WayOut, Error> {
     query.header.destination_prefix_length = bits;
     query
         .attributes
-        .push(RouteAttribute::Destination(outside.into()));
-    let mut way = WayOut::default();
-    for attribute in route::get(socket, &query)?
-        .iter()
-        .flat_map(|r| &r.attributes)
-    {
-        match attribute {
-            RouteAttribute::Oif(index) => way.index = Some(*index),
-            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => {
-                way.source = Some((*source).into());
-            }
-            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => {
-                way.source = Some((*source).into());
-            }
-            _ => {}
-        }
-    }
-    // Unreachable routes have no interface, and their source says nothing.
-    if way.index.is_none() {
-        way.source = None;
-    }
-    Ok(way)
+        .push(RouteAttribute::Destination(remote.into()));
+    let route = route::get(socket, &query)?;
+    let mut attributes = route.iter().flat_map(|route| &route.attributes);
+    Ok(attributes.find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(*index),
+        _ => None,
+    }))
 }
 
 #[cfg(test)]
