@@ -50,7 +50,7 @@ done
 as_before "the host is as before" "$before"
 
 step "a new child has the address of an earlier one"
-static() { jq -c --arg address "10.62.$LAB_GUEST.$1/24" '.ipam = {type: "static", addresses: [{address: $address}]}' <<<"$(child "$2" '{"pkey": "0x8001"}')"; }
+static() { jq -c --arg address "10.62.$LAB_GUEST.$1/24" '.cniVersion = "1.0.0" | .ipam = {type: "static", addresses: [{address: $address}]}' <<<"$(child "$2" '{"pkey": "0x8001"}')"; }
 pod a
 pod b
 check "ADD" cni rdma-netdev ADD a a net1 "$(static 5 ib0)"
