@@ -241,9 +241,9 @@ remove_fabric() {
 	for hca in /sys/class/infiniband/mlx5_*; do
 		rdma link delete "${hca##*/}"
 	done
-	nics=$(ip netns exec cable ls /sys/class/net | grep -c eth)
+	nics=$(ip netns exec cable ip -o link show | grep -c ': eth')
 	ip netns delete cable
-	all_back() { [ "$(ls /sys/class/net | grep -c eth)" = "$nics" ]; }
+	all_back() { [ "$(ip -o link show | grep -c ': eth')" = "$nics" ]; }
 	wait_for 20 all_back
 }
 
