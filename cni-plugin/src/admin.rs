@@ -5,6 +5,8 @@ mod list;
 mod reclaim;
 mod validate;
 
+pub use validate::examine;
+
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, anyhow};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use attachment::{
-    detach::UNNAMED,
+    child,
     netdev::{
         display,
         identity::{Identity, Place},
@@ -171,24 +171,23 @@ fn make_child(
             };
             match link::create(inside, &new) {
                 // The pod has no such name, that was checked; the host has.
-                Err(e) if e.is(libc::EEXIST) => make_and_rename(inside, &new),
+                Err(e) if e.is(libc::EEXIST) => make_and_rename(pod, inside, &new),
                 made => made?.ok_or_else(vanished),
             }
         }
     }
 }
 
-/// An unused name, for the moment between making and naming.
-fn temporary() -> String {
-    format!("{UNNAMED}{}", std::process::id())
-}
-
 /// Kernels before 6.15 make a link in its parent's namespace and move it from there
 /// (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for from
 /// inside the pod. Made under an unused name, it is named where it belongs.
-fn make_and_rename(inside: &mut Socket, new: &NewChild<'_>) -> Result<Link, Refused> {
+fn make_and_rename(
+    pod: &Namespace,
+    inside: &mut Socket,
+    new: &NewChild<'_>,
+) -> Result<Link, Refused> {
     let vanished = || Refused::Explained(vanished(new.name));
-    let temporary = temporary();
+    let temporary = child::temporary_name(pod.id().inode, new.name);
     let unnamed = NewChild {
         name: &temporary,
         ..new.clone()
@@ -211,7 +210,7 @@ fn make_and_move(
     new: &NewChild<'_>,
 ) -> Result<Link, Refused> {
     let vanished = || Refused::Explained(vanished(new.name));
-    let temporary = temporary();
+    let temporary = child::temporary_name(pod.id().inode, new.name);
     let unnamed = NewChild {
         name: &temporary,
         ..new.clone()
@@ -252,6 +251,8 @@ fn explain(error: &netlink::Error, new: &NewChild<'_>, on: &Link) -> Error {
              all others, and a port of a bridge or bond carries none",
             on.name
         )),
+        Some(libc::ENODEV) => Error::new(Code::TryAgain, format!("{} went away: {error}", on.name))
+            .with_details("another pod was quicker to take it, or it was removed; try again"),
         Some(libc::EOPNOTSUPP) => explained.with_details(format!(
             "this kernel has no {} links, or its module is not loaded",
             new.child.word()

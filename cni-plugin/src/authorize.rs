@@ -268,11 +268,7 @@ fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), De
         );
     }
     if let Some(dependent) = nic.dependents.first() {
-        return subject.denied(
-            dependent.to_string(),
-            "the pod would receive the frames of what stands on it; remove that first, or move \
-             another netdev",
-        );
+        return subject.denied(dependent.to_string(), dependent.remedy());
     }
     Ok(())
 }

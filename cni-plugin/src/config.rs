@@ -1,12 +1,13 @@
 //! What a network configuration asks of this plugin, beyond the keys all plugins share.
 //!
 //! Keys have the names of the reference plugins for each kind of attachment. A wrong value is
-//! refused by name before anything is read, and so is a key that resembles one of ours: its
-//! value would be lost without a word. Other keys are passed over, as the specification asks.
+//! refused by name before anything is read. What is not done here is refused or noted: [`keys`]
+//! says which key, [`kinds`] for which kinds of attachment a key has a meaning.
 
 mod attach;
 mod devices;
-mod misspelt;
+mod keys;
+mod kinds;
 
 pub use attach::{Attach, ChildKind};
 #[cfg(test)]
@@ -78,8 +79,8 @@ pub struct Config {
     pub link_in_container: bool,
     /// `pkey` of an IPoIB child, with the membership bit.
     pub pkey: Option<u16>,
-    /// `umcast` of an IPoIB child.
-    pub user_multicast: bool,
+    /// `umcast` of an IPoIB child; absent means true.
+    pub user_multicast: Option<bool>,
     /// `linkLocal`: whether the interface has an IPv6 link-local address; absent means only
     /// beside another IPv6 address.
     pub link_local: Option<bool>,
@@ -95,6 +96,8 @@ pub struct Config {
     pub rdma: RdmaRequirement,
     /// `runtimeConfig.CNIDeviceInfoFile`.
     pub device_info: Option<String>,
+    /// What of the configuration has no effect, as sentences.
+    pub notes: Vec<String>,
 }
 
 impl Config {
@@ -105,21 +108,17 @@ impl Config {
     /// code 2 for a value that belongs to another kind of attachment or is not supported.
     pub fn read(request: &Request, pkeys: &BTreeMap<String, u16>) -> Result<Config, Error> {
         request.env.args.allow_only(&KNOWN_ARGS)?;
-        let root = request.config.root().with_known(misspelt::KEYS);
-        misspelt::refuse(&root)?;
+        let root = request.config.root();
         let runtime = request.config.runtime_config()?;
+        let mut added = vec![runtime.clone()];
+        // In a chain the pod's arguments may be another plugin's.
+        if root.value("prevResult").is_none() {
+            added.push(request.config.cni_args()?);
+        }
+        let notes = keys::check(&root, &added)?;
+        let root = root.with_known(keys::KEYS);
         let stands_in = attach::stands_in(&root)?;
         let attach = Attach::of(request)?;
-        if runtime.text("infinibandGUID")?.is_some() {
-            return Err(Error::new(
-                Code::UnsupportedField,
-                "runtimeConfig.infinibandGUID: GUIDs of virtual functions are not set here",
-            )
-            .with_details(
-                "set the GUID when the virtual function is made, and leave the \
-                           capability infinibandGUID out of the configuration",
-            ));
-        }
         let bus = root.text("pciBusID")?;
         // What the runtime says of this pod's allocation, before anything static. Multus writes
         // an allocation's ID into pciBusID as well, whether or not it is one.
@@ -144,11 +143,11 @@ impl Config {
             port: positive(&root, "port")?,
             mode: root.text("mode")?.map(str::to_owned),
             mtu: mtu(&root)?,
-            mac: mac(request, &root, &runtime)?,
+            mac: mac(request, &root, &runtime, attach)?,
             broadcast_queue: positive(&root, "bcqueuelen")?,
             link_in_container: root.get("linkInContainer")?.unwrap_or(false),
             pkey: pkey(&root, pkeys)?,
-            user_multicast: root.get("umcast")?.unwrap_or(true),
+            user_multicast: root.get("umcast")?,
             link_local: root.get("linkLocal")?,
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
             dad: root.get("dad")?.unwrap_or(false),
@@ -156,8 +155,12 @@ impl Config {
             rails: Rails::read(&root)?,
             rdma: rdma_requirement(&root, stands_in)?,
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
+            notes,
         };
         config.check(&root)?;
+        if let Some(attach) = attach {
+            config.fits(attach, request.config.ipam_type()?)?;
+        }
         if config.devices == Devices::All {
             config.check_several(request.config.version)?;
         }
@@ -216,8 +219,7 @@ impl Config {
     }
 
     fn check(&self, root: &Section<'_>) -> Result<(), Error> {
-        let attach = self.attach;
-        if attach == Some(Attach::RdmaOnly) && self.rdma == RdmaRequirement::Off {
+        if self.attach == Some(Attach::RdmaOnly) && self.rdma == RdmaRequirement::Off {
             return Err(root
                 .wrong("rdma", "off leaves attach rdma-only nothing to do")
                 .with_details("leave the plugin out of the chain, or set rdma to auto"));
@@ -238,26 +240,6 @@ impl Config {
                         .with_details(format!("leave out {device}, or {key}")));
                 }
             }
-        }
-        let child_only = |key: &str, set: bool| match attach {
-            Some(kind @ (Attach::Move | Attach::RdmaOnly)) if set => Err(kind.has_no(key)),
-            _ => Ok(()),
-        };
-        child_only("master", self.master.is_some())?;
-        child_only("mode", self.mode.is_some())?;
-        child_only("linkInContainer", self.link_in_container)?;
-        if attach == Some(Attach::RdmaOnly) && self.rail.is_some() {
-            return Err(root
-                .wrong("rail", "attach rdma-only makes no interface")
-                .with_details("set rail in the plugin that makes it, or leave rail out"));
-        }
-        if matches!(attach, Some(Attach::Child(_))) && self.device.is_some() {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                "device, hwaddr, kernelpath, pciBusID and rdmaDevice name a netdev to be moved, \
-                 but attach asks for a child",
-            )
-            .with_details("name the netdev below the child with master"));
         }
         Ok(())
     }
@@ -411,12 +393,18 @@ fn mtu(root: &Section<'_>) -> Result<Option<u32>, Error> {
     }
 }
 
-/// The runtime's address before the pod's, the pod's before the configuration's.
+/// The runtime's address before the pod's, the pod's before the configuration's. In a chain the
+/// first two are for the plugin that makes the interface.
 fn mac(
     request: &Request,
     root: &Section<'_>,
     runtime: &Section<'_>,
+    attach: Option<Attach>,
 ) -> Result<Option<MacAddress>, Error> {
+    let own = |text: &str| unicast(text).map_err(|reason| root.wrong("mac", reason));
+    if attach == Some(Attach::RdmaOnly) {
+        return root.text("mac")?.map(own).transpose();
+    }
     let pod = request.config.cni_args()?;
     for section in [runtime, &pod] {
         if let Some(text) = section.text("mac")? {
@@ -430,12 +418,7 @@ fn mac(
             Error::new(Code::InvalidEnvironment, format!("CNI_ARGS MAC: {reason}"))
         });
     }
-    match root.text("mac")? {
-        None => Ok(None),
-        Some(text) => unicast(text)
-            .map(Some)
-            .map_err(|reason| root.wrong("mac", reason)),
-    }
+    root.text("mac")?.map(own).transpose()
 }
 
 fn unicast(text: &str) -> Result<MacAddress, String> {

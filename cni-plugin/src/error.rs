@@ -107,7 +107,9 @@ fn code(error: &attachment::Error) -> Code {
         attachment::Error::Journal(journal::Error::Exists { .. }) => Code::Exists,
         attachment::Error::Journal(journal::Error::Locked { .. })
         | attachment::Error::Netdev(restore::Error::Nowhere { .. })
-        | attachment::Error::RdmaNowhere { .. } => Code::TryAgain,
+        | attachment::Error::RdmaNowhere { .. }
+        | attachment::Error::ChildNowhere { .. }
+        | attachment::Error::Kept { .. } => Code::TryAgain,
         attachment::Error::Journal(_)
         | attachment::Error::State { .. }
         | attachment::Error::Netdev(restore::Error::Ambiguous { .. }) => Code::State,

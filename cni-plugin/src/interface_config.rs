@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use attachment::netdev::{replay, snapshot::Snapshot};
-use cni_wire::{Cidr, CniResult, Version};
+use cni_wire::{Cidr, CniResult, Code, Version};
 use netlink::route;
 use netlink_packet_core::DecodeError;
 use netlink_packet_route::{
@@ -11,12 +11,21 @@ use netlink_packet_route::{
     address::{AddressAttribute, AddressFlags, AddressMessage},
     neighbour::NeighbourMessage,
     route::{
-        RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType,
+        RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteProtocol, RouteScope,
+        RouteType, RouteVia,
     },
     rule::RuleMessage,
 };
 
-use crate::config::{Attach, Config};
+use crate::{
+    config::{Attach, Config},
+    error::Error,
+};
+
+/// `RT_SCOPE_LINK`
+const LINK_SCOPE: u8 = 253;
+/// `RT_TABLE_LOCAL`, which the kernel keeps for its own addresses.
+const LOCAL_TABLE: u32 = 255;
 
 /// A per-interface sysctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,22 +61,29 @@ pub struct InterfaceConfig {
 
 impl InterfaceConfig {
     /// From the addresses and routes of an IPAM.
-    pub fn of_result(attach: Attach, config: &Config, result: &CniResult) -> InterfaceConfig {
+    ///
+    /// # Errors
+    /// As [`check_result`].
+    pub fn of_result(
+        attach: Attach,
+        config: &Config,
+        result: &CniResult,
+    ) -> Result<InterfaceConfig, Error> {
+        check_result(result)?;
         let mut routes = routes(result);
         routes.sort_by_key(replay::has_gateway);
-        let announced: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr).collect();
-        InterfaceConfig {
-            settings: settings(attach, config, announced.iter().any(IpAddr::is_ipv6)),
-            addresses: result
-                .ips
-                .iter()
-                .map(|ip| address_message(ip.address, config.dad))
-                .collect(),
+        let ips = result.ips.iter();
+        let addresses: Vec<_> = ips
+            .map(|ip| address_message(ip.address, config.dad))
+            .collect();
+        Ok(InterfaceConfig {
+            settings: settings(attach, config, needs_ipv6(&addresses, &routes)),
+            addresses,
             routes,
-            announced,
+            announced: result.ips.iter().map(|ip| ip.address.addr).collect(),
             gateways: result.ips.iter().filter_map(|ip| ip.gateway).collect(),
             ..InterfaceConfig::default()
-        }
+        })
     }
 
     /// From what a moved netdev had on the host.
@@ -91,7 +107,7 @@ impl InterfaceConfig {
         routes.retain(|r| !replay::leaves_elsewhere(r, index) && !replay::is_by_number_alone(r));
         let announced: Vec<IpAddr> = addresses.iter().filter_map(own_address).collect();
         Ok(InterfaceConfig {
-            settings: settings(Attach::Move, config, announced.iter().any(IpAddr::is_ipv6)),
+            settings: settings(Attach::Move, config, needs_ipv6(&addresses, &routes)),
             addresses: addresses
                 .iter()
                 .map(|a| replay::address_elsewhere(a, 0))
@@ -110,6 +126,11 @@ impl InterfaceConfig {
             announced,
             ..InterfaceConfig::default()
         })
+    }
+
+    /// Whether it cannot do without IPv6.
+    pub fn needs_ipv6(&self) -> bool {
+        needs_ipv6(&self.addresses, &self.routes)
     }
 
     /// The families of its addresses.
@@ -153,6 +174,15 @@ impl InterfaceConfig {
                 result.routes.retain(|r| !is_meant(r));
             }
         }
+    }
+
+    /// Leaves out the default route that router advertisements would put into the main table.
+    pub fn without_advertised_default(&mut self) {
+        self.settings.push(Setting {
+            group: "ipv6/conf",
+            key: "accept_ra_defrtr",
+            value: "0",
+        });
     }
 
     /// Leaves out default routes of the main table of these families.
@@ -200,9 +230,9 @@ fn settings(attach: Attach, config: &Config, v6: bool) -> Vec<Setting> {
         settings.push(set("ipv6/conf", "disable_ipv6", "0"));
         settings.push(set("ipv6/conf", "ndisc_notify", "1"));
         settings.push(set("ipv6/conf", "keep_addr_on_down", "1"));
-        if !config.dad {
-            settings.push(set("ipv6/conf", "accept_dad", "0"));
-        }
+        // Whatever the pod's default is.
+        let dad = if config.dad { "1" } else { "0" };
+        settings.push(set("ipv6/conf", "accept_dad", dad));
     }
     if !link_local {
         // IN6_ADDR_GEN_MODE_NONE
@@ -264,23 +294,138 @@ pub fn routes(result: &CniResult) -> Vec<RouteMessage> {
         .collect()
 }
 
-/// A route as the result says it; without a next hop, through the gateway of the family's
-/// first address that has one.
-fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
-    /// `RT_SCOPE_LINK`
-    const LINK: u8 = 253;
+/// Whether IPv6 is needed: for an address, a route, or a next hop.
+fn needs_ipv6(addresses: &[AddressMessage], routes: &[RouteMessage]) -> bool {
+    let v6 = AddressFamily::Inet6;
+    addresses.iter().any(|a| a.header.family == v6)
+        || routes.iter().any(|r| {
+            r.header.address_family == v6 || replay::gateway(r).is_some_and(|gw| gw.is_ipv6())
+        })
+}
+
+/// Where a route leads: to its own next hop, else to the first gateway of its family, else to a
+/// gateway of another family that an address of its own family has.
+pub fn next_hop(route: &cni_wire::Route, result: &CniResult) -> Option<IpAddr> {
     let v4 = route.dst.addr.is_ipv4();
-    let of_family = || {
-        result
-            .ips
+    let gateways = || {
+        let ips = result.ips.iter();
+        ips.filter_map(|ip| Some((ip.address.addr.is_ipv4(), ip.gateway?)))
+    };
+    match route.gw {
+        None if route.scope.is_some_and(|scope| scope >= LINK_SCOPE) => None,
+        None => gateways()
+            .find(|(_, gateway)| gateway.is_ipv4() == v4)
+            .or_else(|| gateways().find(|(of_v4, _)| *of_v4 == v4))
+            .map(|(_, gateway)| gateway),
+        gateway => gateway,
+    }
+}
+
+/// Refuses next hops that no host can be, or that are out of reach, and routes that the kernel would refuse,
+/// or take for something else.
+///
+/// # Errors
+/// Code 7 naming the gateway or route.
+pub fn check_result(result: &CniResult) -> Result<(), Error> {
+    let wrong = |what: String, why: String| {
+        Err(Error::new(Code::InvalidConfig, format!("{what}: {why}"))
+            .with_details("correct gateway or routes of the network's ipam"))
+    };
+    for ip in &result.ips {
+        // One gateway stands beside addresses of both families in whereabouts' configuration.
+        let gateway = ip
+            .gateway
+            .filter(|gw| gw.is_ipv4() == ip.address.addr.is_ipv4());
+        if let Some((gateway, why)) = gateway.and_then(|gw| Some((gw, unreachable(gw, result)?))) {
+            return wrong(format!("gateway {gateway} of address {}", ip.address), why);
+        }
+    }
+    for route in &result.routes {
+        let next_hop = next_hop(route, result);
+        let what = match next_hop {
+            Some(next_hop) => format!("route to {} via {next_hop}", route.dst),
+            None => format!("route to {}", route.dst),
+        };
+        if route.table == Some(LOCAL_TABLE) {
+            return wrong(what, format!("table {LOCAL_TABLE} is the kernel's own"));
+        }
+        if let Some(scope) = route.scope
+            && (scope > LINK_SCOPE || scope == LINK_SCOPE && next_hop.is_some())
+        {
+            return wrong(
+                what,
+                format!("scope {scope} does not fit a route out of an interface"),
+            );
+        }
+        if let Some(next_hop) = next_hop {
+            if next_hop.is_ipv4() && !route.dst.addr.is_ipv4() {
+                return wrong(
+                    what,
+                    "an IPv6 route cannot have an IPv4 next hop".to_owned(),
+                );
+            }
+            if result.ips.iter().any(|ip| ip.address.addr == next_hop) {
+                let why = "is the interface's own address; exclude it from the range";
+                return wrong(what, format!("{next_hop} {why}"));
+            }
+            if let Some(why) = unreachable(next_hop, result) {
+                return wrong(what, why);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Why an address is not the one of a host in a network.
+fn reserved(address: IpAddr, network: Cidr) -> Option<String> {
+    let IpAddr::V4(v4) = address else {
+        return None;
+    };
+    let is_network = network.prefix < 31 && address == network.network().addr;
+    let is_broadcast = broadcast(v4, network.prefix) == Some(v4);
+    (is_network || is_broadcast).then(|| {
+        let which = if is_network { "network" } else { "broadcast" };
+        format!("{address} is the {which} address of {}", network.network())
+    })
+}
+
+/// Why a next hop is none for an interface with this result.
+fn unreachable(gateway: IpAddr, result: &CniResult) -> Option<String> {
+    let is_broadcast = matches!(gateway, IpAddr::V4(v4) if v4.is_broadcast());
+    if gateway.is_unspecified() || gateway.is_multicast() || gateway.is_loopback() || is_broadcast {
+        return Some(format!("{gateway} is not the address of a host"));
+    }
+    let networks = || result.ips.iter().map(|ip| ip.address);
+    let mut around = networks()
+        .filter(|network| network.contains(gateway))
+        .peekable();
+    if around.peek().is_some() {
+        let all: Option<Vec<String>> = around.map(|network| reserved(gateway, network)).collect();
+        return all?.pop();
+    }
+    // A pod with a single address (/32) still reaches its gateway over this link.
+    let is_single = |network: Cidr| {
+        network == Cidr::host(network.addr) && network.addr.is_ipv4() == gateway.is_ipv4()
+    };
+    let is_reached = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local())
+        || networks().any(is_single)
+        || result
+            .routes
             .iter()
-            .filter(|ip| ip.address.addr.is_ipv4() == v4)
-    };
-    let gateway = match route.gw {
-        Some(gateway) => Some(gateway),
-        None if route.scope.is_some_and(|scope| scope >= LINK) => None,
-        None => of_family().find_map(|ip| ip.gateway),
-    };
+            .any(|r| r.dst.contains(gateway) && next_hop(r, result).is_none());
+    (!is_reached).then(|| {
+        let known: Vec<String> = networks().map(|network| network.to_string()).collect();
+        format!(
+            "{gateway} is outside of the interface's subnets ({})",
+            known.join(", ")
+        )
+    })
+}
+
+/// A route as the result says it.
+fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
+    let v4 = route.dst.addr.is_ipv4();
+    let gateway = next_hop(route, result);
     let mut message = RouteMessage::default();
     message.header.address_family = if v4 {
         AddressFamily::Inet
@@ -315,11 +460,13 @@ fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
         attributes.push(RouteAttribute::Metrics(metrics));
     }
     if let Some(gateway) = gateway {
-        attributes.push(RouteAttribute::Gateway(gateway.into()));
-        // A pod with a single address (/32) still reaches its gateway over this link.
-        let reached = of_family().any(|ip| ip.address.contains(gateway))
+        attributes.push(match gateway {
+            IpAddr::V6(gateway) if v4 => RouteAttribute::Via(RouteVia::Inet6(gateway)),
+            gateway => RouteAttribute::Gateway(gateway.into()),
+        });
+        let is_near = result.ips.iter().any(|ip| ip.address.contains(gateway))
             || matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
-        if !reached {
+        if !is_near {
             message.header.flags |= RouteFlags::Onlink;
         }
     }
@@ -354,7 +501,9 @@ mod tests {
     }
 
     fn laid_out(result: &CniResult) -> Vec<RouteMessage> {
-        InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), &config(), result).routes
+        InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), &config(), result)
+            .unwrap()
+            .routes
     }
 
     #[test]
@@ -415,6 +564,113 @@ mod tests {
         assert!(list[0].header.flags.is_empty());
     }
 
+    fn refusal(result: &CniResult) -> String {
+        let error = check_result(result).unwrap_err();
+        assert_eq!(error.code, Code::InvalidConfig);
+        assert!(!error.details.is_empty(), "{error}");
+        error.msg.clone()
+    }
+
+    #[test]
+    fn next_hops_that_the_interface_cannot_reach_are_refused() {
+        let via = |dst: &str, gw: &str| Route::via(dst.parse().unwrap(), Some(gw.parse().unwrap()));
+        let (v4, v6) = (("10.0.0.5/24", None), ("fd00::5/64", None));
+        for (ips, route, why) in [
+            (
+                &[v4][..],
+                via("10.9.0.0/16", "10.1.0.1"),
+                "outside of the interface's subnets (10.0.0.5/24)",
+            ),
+            (
+                &[v4],
+                via("10.9.0.0/16", "10.0.0.0"),
+                "network address of 10.0.0.0/24",
+            ),
+            (
+                &[v4],
+                via("10.9.0.0/16", "10.0.0.255"),
+                "broadcast address of 10.0.0.0/24",
+            ),
+            (&[v4], via("10.9.0.0/16", "10.0.0.5"), "own address"),
+            (
+                &[v4],
+                via("10.9.0.0/16", "224.0.0.1"),
+                "not the address of a host",
+            ),
+            (&[v4], via("10.9.0.0/16", "fd00::1"), "outside"),
+            (
+                &[v4, v6],
+                via("fd01::/64", "10.0.0.1"),
+                "IPv6 route cannot have an IPv4 next hop",
+            ),
+            (&[v6], via("fd01::/64", "fd02::1"), "outside"),
+        ] {
+            let msg = refusal(&result(ips, vec![route]));
+            assert!(msg.contains(why), "{why}: {msg}");
+        }
+        for gateway in ["10.1.0.1", "10.0.0.255", "10.0.0.0"] {
+            refusal(&result(&[("10.0.0.5/24", Some(gateway))], vec![]));
+        }
+        check_result(&result(&[("10.0.0.0/31", Some("10.0.0.1"))], vec![])).unwrap();
+    }
+
+    #[test]
+    fn tables_and_scopes_of_the_kernel_are_refused() {
+        let dst: Cidr = "10.9.0.0/16".parse().unwrap();
+        for route in [
+            Route {
+                table: Some(255),
+                ..Route::via(dst, None)
+            },
+            Route {
+                scope: Some(254),
+                ..Route::via(dst, None)
+            },
+            Route {
+                scope: Some(253),
+                ..Route::via(dst, Some("10.0.0.1".parse().unwrap()))
+            },
+        ] {
+            refusal(&result(&[("10.0.0.5/24", None)], vec![route]));
+        }
+    }
+
+    #[test]
+    fn an_ipv4_route_has_its_ipv6_next_hop() {
+        let ips = [("10.0.0.5/24", Some("fe80::1")), ("fd00::5/64", None)];
+        let list = laid_out(&result(
+            &ips,
+            vec![Route::via("10.9.0.0/16".parse().unwrap(), None)],
+        ));
+        assert_eq!(display::route(&list[0]), "10.9.0.0/16 via fe80::1");
+        assert!(matches!(
+            list[0].attributes.last(),
+            Some(RouteAttribute::Via(_))
+        ));
+        let alone = result(
+            &ips[..1],
+            vec![Route::via("10.9.0.0/16".parse().unwrap(), None)],
+        );
+        let given =
+            InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), &config(), &alone);
+        let enabled = |s: &Setting| s.key == "disable_ipv6" && s.value == "0";
+        assert!(given.unwrap().settings.iter().any(enabled));
+    }
+
+    #[test]
+    fn a_gateway_is_reached_by_a_route_of_the_link() {
+        let link = Route {
+            scope: Some(253),
+            ..Route::via("10.1.0.1/32".parse().unwrap(), None)
+        };
+        let out = Route::via(
+            "0.0.0.0/0".parse().unwrap(),
+            Some("10.1.0.1".parse().unwrap()),
+        );
+        let list = laid_out(&result(&[("10.0.0.5/24", None)], vec![out, link]));
+        assert_eq!(display::route(&list[1]), "default via 10.1.0.1");
+    }
+
     #[test]
     fn addresses_need_no_detection_unless_asked() {
         let flags = |dad: bool| {
@@ -423,7 +679,8 @@ mod tests {
                 Attach::Child(ChildKind::Macvlan),
                 &config,
                 &result(&[("fd00::5/64", None)], vec![]),
-            );
+            )
+            .unwrap();
             let dad_off = interface_config
                 .settings
                 .iter()
@@ -445,7 +702,7 @@ mod tests {
                 ..config()
             };
             let interface_config =
-                InterfaceConfig::of_result(attach, &config, &result(ips, vec![]));
+                InterfaceConfig::of_result(attach, &config, &result(ips, vec![])).unwrap();
             interface_config
                 .settings
                 .iter()

@@ -7,7 +7,7 @@ mod check;
 
 use std::{fmt, path::PathBuf};
 
-pub use check::{check, keys};
+pub use check::{carries_ipv6, check};
 
 use attachment::{
     journal::{RdmaDevice, record},
@@ -99,6 +99,7 @@ impl Source {
                 index: parent.link().index,
                 in_pod: parent.of_host().is_none(),
                 pod_index: None,
+                strayed: false,
                 mac: mac.as_ref().map(ToString::to_string),
             }),
         }
@@ -203,7 +204,7 @@ pub fn child(
                 // The kernel wants the membership bit set and works it out from the port's table.
                 pkey: config.pkey.unwrap_or(pkey) | 0x8000,
                 mode: config.ipoib_mode()?.unwrap_or(mode),
-                user_multicast: config.user_multicast,
+                user_multicast: config.user_multicast.unwrap_or(true),
             }
         }
     };

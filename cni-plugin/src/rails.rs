@@ -387,6 +387,7 @@ mod tests {
             &Config::default(),
             &result,
         )
+        .unwrap()
     }
 
     fn read(value: Value) -> Result<Rails, Error> {

@@ -75,19 +75,6 @@ pub(crate) fn moves(
         return Ok(false);
     }
     if requirement == RdmaRequirement::Required {
-        if matches!(attach, Attach::Child(_)) {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                format!(
-                    "rdma: required is refused for a child of {name}: its RDMA device stays with \
-                     {name} on the host"
-                ),
-            )
-            .with_details(
-                "set attach to move, or rdma to auto, which gives the pod the device files of its \
-                 allocation",
-            ));
-        }
         isolation(mode)?;
         if !has_rdma {
             return Err(Error::new(
@@ -392,7 +379,6 @@ mod tests {
                 "no RDMA subsystem",
             ),
             (REQUIRED, Attach::Move, EXCLUSIVE, false, invalid, "eth1"),
-            (REQUIRED, MACVLAN, None, false, invalid, "stays with eth1"),
             (
                 AUTO,
                 MACVLAN,

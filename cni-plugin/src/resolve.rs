@@ -13,7 +13,10 @@ mod target;
 
 use crate::error::Error;
 use cni_wire::{CniResult, Code, Request};
-use hca::{HcaId, lookup};
+use hca::{
+    HcaId,
+    lookup::{self, Occupants},
+};
 use netlink_packet_route::link::InfoKind;
 
 pub use dependents::{Dependent, rivals};
@@ -102,6 +105,15 @@ impl Resolved {
         }
     }
 
+    /// The link that moves, or that the child stands on.
+    pub fn link(&self) -> Option<&Link> {
+        match self {
+            Resolved::Move(nic) => Some(&nic.link),
+            Resolved::Child { parent, .. } => Some(parent.link()),
+            Resolved::RdmaOnly(_) => None,
+        }
+    }
+
     /// The kind, by its name in the configuration.
     pub fn attach(&self) -> Attach {
         match self {
@@ -141,7 +153,9 @@ pub fn resolve(
         Requested::Child(kind) => {
             let parent = match config.link_in_container {
                 true => {
-                    exists(node, config)?;
+                    if let Some((hca, text)) = named_hca(config) {
+                        occupants(node, hca, text)?;
+                    }
                     Parent::OfPod(pod_link(inside, config.master.as_deref())?)
                 }
                 false => {
@@ -220,14 +234,14 @@ fn named_hca(config: &Config) -> Option<(&HcaId, &str)> {
     Some((allocation.unit.hca()?, &allocation.text))
 }
 
-/// Refuses an allocation whose HCA is not on this host. One without a bus may be in a pod.
-fn exists(node: &Node, config: &Config) -> Result<(), Error> {
-    match named_hca(config) {
-        None | Some((HcaId::NodeGuid(_), _)) => Ok(()),
-        Some((hca, text)) => match lookup::on_hca(&node.roots, hca) {
-            Ok(_) => Ok(()),
-            Err(e) => Err(unreadable(&e).context(format_args!("deviceID {text}"))),
-        },
+/// What stands on the HCA of an allocation; nothing on one without a bus that a pod has.
+///
+/// # Errors
+/// Code 7: it is not on this host.
+fn occupants(node: &Node, hca: &HcaId, text: &str) -> Result<Occupants, Error> {
+    match lookup::on_hca(&node.roots, hca) {
+        Err(e) if e.is_missing() && matches!(hca, HcaId::NodeGuid(_)) => Ok(Occupants::default()),
+        found => found.map_err(|e| unreadable(&e).context(format_args!("deviceID {text}"))),
     }
 }
 
@@ -243,7 +257,11 @@ fn is_allocated(node: &Node, config: &Config, host: &HostLink) -> Result<(), Err
     if host.hcas.contains(hca) {
         return Ok(());
     }
-    exists(node, config)?;
+    // A GUID is another name of hardware that has an address, too.
+    let devices = occupants(node, hca, text)?.rdma_devices;
+    if host.rdma.iter().any(|port| devices.contains(&port.device)) {
+        return Ok(());
+    }
     let (name, hcas) = (&host.link.name, host.hcas.iter().map(ToString::to_string));
     let of = match host.hcas.is_empty() {
         true => "of no HCA".to_owned(),

@@ -241,10 +241,6 @@ struct Run {
         default_value = NODE_SOCKET
     )]
     node_socket: PathBuf,
-    /// Directory of Node Feature Discovery's local source, such as
-    /// /etc/kubernetes/node-feature-discovery/features.d: labels show what the node has
-    #[arg(long, value_name = "DIR", env = "RDMA_FEATURES_DIR")]
-    features_dir: Option<PathBuf>,
     /// Directory where the last good configuration is kept, for a start while the file is wrong; not
     /// kept if left out
     #[arg(long, value_name = "DIR", env = "RDMA_STATE_DIR")]
@@ -441,7 +437,6 @@ fn serve(args: Run) -> anyhow::Result<()> {
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
         node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
-        features_dir: args.features_dir,
         state_dir: args.state_dir,
         metrics_addrs: args.metrics_addr,
         details: if args.open_status {

@@ -39,8 +39,6 @@ pub(crate) enum Trigger {
     Signal,
     /// Another pod holds units than before.
     Pods,
-    /// Another delivery was chosen for pools that state none.
-    Delivery,
     /// A slot was bound or unbound.
     Binding,
 }
@@ -59,7 +57,6 @@ impl fmt::Display for Trigger {
             Trigger::Container => "container",
             Trigger::Signal => "signal",
             Trigger::Pods => "pods",
-            Trigger::Delivery => "delivery",
             Trigger::Binding => "binding",
         })
     }

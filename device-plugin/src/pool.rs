@@ -12,7 +12,7 @@ use hca::uplink::Why;
 use hca::{HcaId, LinkLayer, NetnsMode};
 
 use crate::candidate::{Candidate, Function};
-use crate::config::{Config, Delivery, PoolConfig, PortHealth, ResourceName, Sharing};
+use crate::config::{Config, PoolConfig, PortHealth, ResourceName, Sharing};
 use crate::device_nodes::HcaDevices;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{HcaAllocation, Holder};
@@ -116,8 +116,6 @@ pub(crate) struct Node {
     /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
     /// another one. So a changed configuration cannot offer an HCA twice.
     pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
-    /// The delivery of pools that state none.
-    pub automatic_delivery: Delivery,
     /// Why containers would not get what CDI files say, if that is known.
     pub cdi_obstacle: Option<String>,
 }
@@ -190,7 +188,7 @@ pub(crate) fn assemble_on(
             }
         }
         let shape = shape(pool, candidates, &mut members, &mut remarks);
-        let mut terms = Terms::of(pool, node.automatic_delivery);
+        let mut terms = Terms::of(pool);
         if !seen.vhost_net && !terms.extra_nodes.is_empty() {
             terms.extra_nodes.clear();
             remarks.push(format!(

@@ -12,7 +12,7 @@ use crate::binding::store::Bindings;
 use crate::candidate::Candidate;
 use crate::candidate::gather::{self, Unusable};
 use crate::candidate::memory::Memory;
-use crate::config::{Config, Delivery, ResourceName};
+use crate::config::{Config, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
@@ -30,7 +30,6 @@ pub(crate) struct PoolStates {
     transitions: Transitions,
     /// Who holds what, once known.
     allocated: Option<Arc<AllocatedUnits>>,
-    automatic_delivery: Delivery,
     cdi_obstacle: Option<String>,
     bindings: Arc<Bindings>,
     /// Since when HCAs are not seen any more.
@@ -89,7 +88,6 @@ impl PoolStates {
         }
         let node = pool::Node {
             held,
-            automatic_delivery: self.automatic_delivery,
             cdi_obstacle: self.cdi_obstacle.clone(),
         };
         let mut pools = pool::assemble_on(config, &candidates, seen, &self.snapshots, &node);
@@ -208,11 +206,6 @@ impl PoolStates {
     /// Sets why containers do not get what CDI files say.
     pub(crate) fn set_cdi_obstacle(&mut self, obstacle: Option<String>) {
         self.cdi_obstacle = obstacle;
-    }
-
-    /// Sets the delivery of pools that state none.
-    pub(crate) fn set_automatic_delivery(&mut self, delivery: Delivery) {
-        self.automatic_delivery = delivery;
     }
 
     /// Forgets pools whose configuration changed: what they consisted of says nothing about what

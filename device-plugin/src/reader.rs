@@ -44,15 +44,14 @@ pub(crate) struct Late {
 impl fmt::Display for Late {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is late: ", self.what)?;
-        if self.path.as_os_str().is_empty() {
-            f.write_str("it")?;
-        } else {
-            write!(f, "the read of {}", self.path.display())?;
+        match self.path.as_os_str().is_empty() {
+            true => f.write_str("it has not ended")?,
+            false => write!(f, "{} has not answered", self.path.display())?,
         }
         let seconds = self.started.elapsed().as_secs();
         write!(
             f,
-            " has not ended for {seconds} s; firmware, a driver or a file server does not answer"
+            " for {seconds} s; firmware, a driver or a file server hangs"
         )
     }
 }
@@ -383,7 +382,7 @@ mod tests {
         let late = wait("the scan", LIMIT, hang).unwrap_err();
         let text = late.to_string();
         assert!(
-            text.starts_with("the scan is late: the read of /share/state has"),
+            text.starts_with("the scan is late: /share/state has not answered"),
             "{text}"
         );
         assert_eq!(wait("the scan", LIMIT, || 1), Ok(1));

@@ -96,8 +96,6 @@ pub(crate) struct ScanCounts {
 pub(crate) struct Pool {
     /// Its name.
     pub resource: ResourceName,
-    /// Why it is delivered as it is.
-    pub delivery_reason: String,
     /// What is sent to the kubelet, and nothing else; `None` until something is sent.
     pub snapshot: Option<Arc<Snapshot>>,
     /// Its session.
@@ -270,7 +268,6 @@ impl Report {
             "resource": pool.resource.as_str(),
             "units": {"healthy": counts.healthy, "unhealthy": counts.unhealthy},
             "delivery": pool.snapshot.as_ref().map(|snapshot| snapshot.terms().delivery.word()),
-            "deliveryReason": pool.delivery_reason,
             "hcas": hcas,
             "held": held,
             "registered": state.registered,

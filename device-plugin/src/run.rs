@@ -75,8 +75,6 @@ pub(crate) struct Settings {
     pub device_info_dir: PathBuf,
     /// The socket on which programs of the node ask; none if there is to be none.
     pub node_socket: Option<PathBuf>,
-    /// Where facts for Node Feature Discovery go, if anywhere.
-    pub features_dir: Option<PathBuf>,
     /// Where the last good configuration is kept, if it is.
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
@@ -237,7 +235,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
-            client: asked.client,
             held: known.clone(),
             found,
             node_socket,
@@ -327,7 +324,6 @@ fn remove_leftovers(settings: &Settings, reader: &Reader) {
     let own = [
         Some(settings.cdi_dir.clone()),
         Some(settings.device_info_dir.clone()),
-        settings.features_dir.clone(),
         settings.state_dir.clone(),
     ];
     reader.start(move || {

@@ -52,13 +52,13 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// The terms of a configured pool; `automatic` is the delivery of pools that state none.
-    pub(crate) fn of(pool: &PoolConfig, automatic: Delivery) -> Self {
+    /// The terms of a configured pool.
+    pub(crate) fn of(pool: &PoolConfig) -> Self {
         Self {
             resource: pool.resource.clone(),
             topology: !pool.exclude_topology,
             optional: pool.optional,
-            delivery: pool.delivery.unwrap_or(automatic),
+            delivery: pool.delivery,
             nodes: pool.nodes.clone(),
             extra_nodes: pool.extra_nodes.clone(),
             additional_info: pool.additional_info.clone(),
@@ -326,18 +326,6 @@ impl Snapshot {
             slot.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
         }
         spoilt
-    }
-
-    /// The same with containers that get paths of device nodes.
-    pub(crate) fn by_device_nodes(&self) -> Self {
-        let terms = Terms {
-            delivery: Delivery::DeviceSpecs,
-            ..(*self.terms).clone()
-        };
-        Self {
-            terms: Arc::new(terms),
-            ..self.clone()
-        }
     }
 
     /// The unit of this identity; `None` if the resource has none such.

@@ -29,8 +29,6 @@ pub(crate) enum Place {
     Node(&'static str),
     /// At this path; its directory is made.
     Own(PathBuf),
-    /// At this path, in a directory that another program makes.
-    Foreign(PathBuf),
 }
 
 /// A file as it should be.
@@ -161,7 +159,7 @@ fn write_all(policy: &Path, files: &[File]) -> Vec<String> {
     for file in files {
         let path = match &file.place {
             Place::Node(name) => state_dir.join(name),
-            Place::Own(path) | Place::Foreign(path) => path.clone(),
+            Place::Own(path) => path.clone(),
         };
         hca::host::show(&path);
         if let Err(error) = write(&path, file) {
@@ -235,15 +233,6 @@ mod tests {
         files.settled().await;
         assert_eq!(files.faults(), [""; 0]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
-        // A directory that its reader did not make has no reader.
-        let foreign = dir.path().join("none/a");
-        files.want(vec![File {
-            place: Place::Foreign(foreign.clone()),
-            ..file(path)
-        }]);
-        files.settled().await;
-        assert_eq!(files.faults().len(), 1);
-        assert!(!foreign.parent().unwrap().exists());
         stop.cancel();
         task.await.unwrap();
     }

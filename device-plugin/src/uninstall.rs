@@ -242,6 +242,7 @@ pub(crate) fn remove(
             one(path, None)?;
         }
     }
+    one(node::state_dirs::file_of(&places.policy), None)?;
     one(places.policy.clone(), None)?;
     let directory = places.policy.parent().map(Path::to_owned);
     let empty = |path: &PathBuf| fs::read_dir(path).is_ok_and(|mut rest| rest.next().is_none());

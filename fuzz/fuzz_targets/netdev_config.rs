@@ -1,5 +1,6 @@
 //! A network configuration that a namespace's user wrote: accepted or refused, the same each time;
-//! and against a host of two netdevs, of which the policy allows one, no plan is about the other.
+//! against a host of two netdevs, of which the policy allows one, no plan is about the other; and what
+//! `validate` accepts without a note is planned in full.
 #![no_main]
 
 use cni_wire::{Command, Environment, NetworkConfig, Request};
@@ -8,11 +9,12 @@ use std::path::Path;
 
 use hca::MacAddress;
 use node::pattern::Pattern;
-use node::policy::{Allow, Selector};
+use node::policy::{Allow, Policy, Selector};
+use rdma_netdev::admin::examine;
 use rdma_netdev::allocation::Allocated;
 use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
-use rdma_netdev::config::{ChildKind, Config, Target};
-use rdma_netdev::plan;
+use rdma_netdev::config::{Attach, ChildKind, Config, Target};
+use rdma_netdev::plan::{self, Source};
 use rdma_netdev::resolve::{self, HostLink, Parent, Requested, Resolved};
 
 fuzz_target!(|text: &[u8]| {
@@ -37,6 +39,11 @@ fuzz_target!(|text: &[u8]| {
         let _ = config.ipvlan_mode();
         let _ = config.ipoib_mode();
         only_what_is_allowed(&config);
+        if let Ok(text) = std::str::from_utf8(text)
+            && examine(text, &Policy::default()) == (Vec::new(), Vec::new())
+        {
+            planned_in_full(&config);
+        }
     }
     let _ = request.requested_ips();
     let _ = request.config.prev_result();
@@ -99,11 +106,48 @@ fn only_what_is_allowed(config: &Config) {
     let allowed = authorize(&resolved, Asked::default(), rules, kubelet).is_ok();
     let name = resolved.host_link().map(|host| host.link.name.to_string());
     assert_eq!(allowed, name.as_deref() == Some("allowed"));
-    let checked = plan::check(&resolved, config, None).is_ok();
+    let checked = plan::check(&resolved, config).is_ok();
     if let (Resolved::Child { kind, parent }, true, true) = (&resolved, allowed, checked) {
         let random = MacAddress::new([2, 0, 0, 0, 0, 1]);
         if let Ok(source) = plan::child(config, *kind, parent, random) {
             assert_eq!(source.link().name, "allowed");
         }
+    }
+}
+
+/// On a link that carries everything, the plan has what the network says.
+fn planned_in_full(config: &Config) {
+    let kinds = match resolve::requested(config) {
+        Ok(Requested::Child(Some(kind))) => vec![kind],
+        // Without attach the link decides.
+        Ok(Requested::Child(None)) => vec![ChildKind::Macvlan, ChildKind::Ipoib],
+        Ok(Requested::Move) => {
+            let mut nic = host_link("nic", 2);
+            nic.link.max_mtu = 65535;
+            config.fits(Attach::Move, None).expect("keys of a move");
+            return plan::check(&Resolved::Move(nic), config).expect("a move");
+        }
+        Ok(Requested::RdmaOnly) | Err(_) => return,
+    };
+    for kind in kinds {
+        let mut host = host_link("nic", 2);
+        host.link.mtu = 65535;
+        host.link.hardware = if kind == ChildKind::Ipoib { 32 } else { 1 };
+        let parent = Parent::OfHost(host);
+        let resolved = Resolved::Child {
+            kind,
+            parent: parent.clone(),
+        };
+        config
+            .fits(Attach::Child(kind), None)
+            .expect("keys of a child");
+        plan::check(&resolved, config).expect("a child");
+        let random = MacAddress::new([2, 0, 0, 0, 0, 1]);
+        let made = plan::child(config, kind, &parent, random).expect("a plan");
+        let Source::Child { mtu, mac, .. } = &made else {
+            unreachable!("a child")
+        };
+        assert_eq!(*mtu, config.mtu);
+        assert!(config.mac.is_none() || *mac == config.mac);
     }
 }

@@ -543,13 +543,14 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_shows_what_it_reads() {
+    fn a_read_shows_its_path_while_it_lasts() {
         let progress = Arc::new(Progress::default());
-        let read = || attribute(Path::new("/nonexistent"), "state");
-        with_progress(&progress, read).unwrap();
-        assert_eq!(progress.path(), Path::new("/nonexistent/state"));
-        attribute(Path::new("/nonexistent"), "other").unwrap();
-        assert_eq!(progress.path(), Path::new("/nonexistent/state"));
+        let path = Path::new("/sys/x/state");
+        let read = || shown(path, || Ok(progress.path()));
+        assert_eq!(with_progress(&progress, Vec::new(), read).unwrap(), path);
+        assert_eq!(progress.path(), Path::new(""));
+        // Another thread, or nobody who asks.
+        assert_eq!(read().unwrap(), Path::new(""));
     }
 
     #[test]

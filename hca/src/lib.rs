@@ -10,7 +10,7 @@
 //! - [`network`]: routes and addresses of a network namespace, as `/proc` shows them
 //! - [`uplink`]: which netdevs the node itself needs
 //! - [`mod@unit`]: the names of what a node offers, shared by both plugins
-//! - [`nldev`]: RDMA netlink
+//! - [`KernelSocket`]: the netlink socket of all programs; [`nldev`]: RDMA netlink
 //!
 //! The feature `test-tree` adds `tree`, which lays a host out of files for tests.
 
@@ -23,6 +23,7 @@ pub mod gid;
 pub mod host;
 pub mod inventory;
 mod json;
+mod kernel_socket;
 pub mod lookup;
 pub mod netdev;
 pub mod network;
@@ -43,6 +44,7 @@ pub use chardev::{CharDevice, DeviceNumber};
 pub use gid::{Gid, GidEntry, GidType};
 pub use host::{Error, Host, Progress, Result};
 pub use inventory::{Inventory, inventory};
+pub use kernel_socket::KernelSocket;
 pub use netdev::Netdev;
 pub use nldev::NetnsMode;
 pub use pci::{PciAddress, PciFunction};

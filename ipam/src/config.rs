@@ -161,6 +161,8 @@ impl Config {
             refuse_unknown(&ipam, &[&KEYS[..], &IGNORED[..]].concat())?;
         }
         let keys = Merged { ipam: &ipam, flat };
+        // DEL reads it leniently.
+        ipam.text("store")?;
         let gateway = match keys.text("gateway")? {
             None => None,
             Some((section, text)) => Some(address(text, profile).ok_or_else(|| {
@@ -222,6 +224,14 @@ impl Config {
                 ),
             )
             .with_details("name at least one range, as in \"range\": \"10.0.0.0/24\""));
+        }
+        if let Some(gateway) = self.gateway
+            && self.profile == Profile::Strict
+            && self.families().all(|v4| v4 != gateway.is_ipv4())
+        {
+            return Err(ipam
+                .wrong("gateway", format_args!("{gateway} is of another family than the addresses"))
+                .with_details("correct it, or add a range of its family; a next hop of another family stands in routes"));
         }
         let v4 = self.families().filter(|v4| *v4).count();
         let v6 = self.families().filter(|v4| !*v4).count();

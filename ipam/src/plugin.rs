@@ -177,8 +177,8 @@ impl Plugin {
     /// name.
     ///
     /// # Errors
-    /// Code 105, or 11 where another try may help: the lease is still there. Code 101 when nothing of
-    /// the policy can be read, so that it is not known where leases are.
+    /// Code 105, or 11 where another try may help: the lease is still there, or the policy cannot be
+    /// read and no lease was found where it may be.
     pub fn del(&self, request: &Request) -> Result<(), Error> {
         let id = request.attachment()?;
         let name = config::store_name(&request.config);
@@ -234,15 +234,11 @@ impl Plugin {
             return Err(to_error(&e, format_args!("free the addresses of {id}")));
         }
         match &self.fault {
-            Some(fault) if !used && self.policy == Policy::default() => Err(Error::new(
-                Code::Policy,
+            Some(fault) => Err(Error::new(
+                Code::TryAgain,
                 format!("free the addresses of {id}: nothing was found to free: {fault}"),
             )
             .with_details(fault.remedy())),
-            Some(fault) => {
-                log.warn(format_args!("freed no address of {id}: {fault}"));
-                Ok(())
-            }
             None => Ok(()),
         }
     }

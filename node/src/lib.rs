@@ -12,6 +12,7 @@
 //! - [`duration`], [`spelling`], [`table`], [`terminal`]: values, misspelt keys, columns and questions
 //!   for people
 //! - [`random`]: numbers that part writers that meet
+//! - [`state_dirs`]: where attachments were journalled, whatever the policy says now
 //! - [`trust`]: which files and directories are believed
 
 #![forbid(unsafe_code)]
@@ -29,6 +30,7 @@ pub mod pattern;
 pub mod policy;
 pub mod random;
 pub mod spelling;
+pub mod state_dirs;
 pub mod table;
 pub mod terminal;
 pub mod trust;

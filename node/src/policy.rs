@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::trust;
+use crate::{state_dirs, trust};
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
@@ -58,8 +58,20 @@ pub struct Policy {
     pub rails: Rails,
     /// `pkeys`: InfiniBand partitions by the names that networks have for them.
     pub pkeys: BTreeMap<String, u16>,
+    /// `fabricAddresses`: whose the addresses of RDMA NICs are that have a lifetime.
+    pub fabric_addresses: FabricAddresses,
     /// `log`: where the CNI binaries log to; `None` is stderr.
     pub log: Log,
+}
+
+/// Whose an address is that a NIC has for a time, by DHCP.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FabricAddresses {
+    /// The host's, whose client renews it: it does not go into a pod.
+    #[default]
+    Leased,
+    /// `"static"`: the node's for as long as it lives. It goes into a pod without a lifetime.
+    Static,
 }
 
 /// A lease store of the policy: a directory of leases, or objects of the cluster.
@@ -280,6 +292,7 @@ impl Default for Policy {
             allow: Allow::default(),
             rails: Rails::default(),
             pkeys: BTreeMap::new(),
+            fabric_addresses: FabricAddresses::default(),
             log: Log::default(),
         }
     }
@@ -339,17 +352,23 @@ impl Policy {
     }
 
     /// For DEL and GC: the policy as far as it can be read, and what is wrong
-    /// with it. A file that is not trusted counts as missing.
+    /// with it. A file that is not trusted counts as missing. The state directory
+    /// of a wrong or missing file is the last good one.
     #[must_use]
     pub fn load_for_release(path: &Path) -> (Self, Option<PolicyError>) {
-        match read_trusted(path) {
+        let (mut policy, fault) = match read_trusted(path) {
             Ok(Some(text)) => match read::policy(path, &text) {
-                Ok(policy) => (policy, None),
+                Ok(policy) => return (policy, None),
                 Err(error) => (read::salvage(path, &text), Some(error)),
             },
             Ok(None) => (Self::default(), None),
             Err(error) => (Self::default(), Some(error)),
+        };
+        let known = state_dirs::read(path).unwrap_or_default();
+        if let Some(last) = known.into_iter().next_back() {
+            policy.state_dir = last;
         }
+        (policy, fault)
     }
 
     /// The node's name: `node` of the policy, else `RDMA_NODE_NAME` (given by

@@ -25,6 +25,8 @@ pub enum Need {
     Netns,
     /// Mount namespaces can be made.
     MountNamespace,
+    /// User namespaces can be made, each with a network namespace of its own.
+    UserNamespace,
     /// The kernel has macvlan links.
     Macvlan,
     /// The kernel has ipvlan links.
@@ -64,6 +66,7 @@ impl Need {
             Self::Root
                 | Self::Netns
                 | Self::MountNamespace
+                | Self::UserNamespace
                 | Self::Macvlan
                 | Self::Strace
                 | Self::Renderer
@@ -95,6 +98,9 @@ impl Need {
             }
             Self::MountNamespace => {
                 in_fresh_namespace(CloneFlags::CLONE_NEWNS, "mount namespace", || Ok(()))
+            }
+            Self::UserNamespace => {
+                output("unshare", &["--user", "--map-root-user", "--net", "true"])
             }
             Self::Macvlan => child_link("macvlan", &["link", "veth0", "type", "macvlan"]),
             Self::Ipvlan => child_link("ipvlan", &["link", "veth0", "type", "ipvlan"]),

@@ -26,10 +26,24 @@ impl Netns {
     /// # Errors
     /// `ip` cannot make it: not root, or no namespaces here.
     pub fn new(stem: &str) -> Result<Self> {
+        Self::made(stem, |name| vec!["add".to_owned(), name.to_owned()])
+    }
+
+    /// Gives the namespace that a process is in such a name.
+    ///
+    /// # Errors
+    /// `ip` cannot name it: no such process.
+    pub fn of_process(stem: &str, pid: u32) -> Result<Self> {
+        Self::made(stem, |name| {
+            vec!["attach".to_owned(), name.to_owned(), pid.to_string()]
+        })
+    }
+
+    fn made(stem: &str, verb: impl FnOnce(&str) -> Vec<String>) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{stem}-{}-{count}", process::id());
-        run(Command::new("ip").args(["netns", "add", &name]))?;
+        run(Command::new("ip").arg("netns").args(verb(&name)))?;
         let path = Path::new("/run/netns").join(&name);
         let netns = Self { name, path };
         netns.ip("link set lo up")?;

@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
+    recv, sendto, socket,
 };
 
 const NLM_F_REQUEST: u16 = 0x1;
@@ -47,7 +48,25 @@ impl Netlink {
             protocol,
         )
         .context("open a netlink socket")?;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0)).context("bind a netlink socket")?;
         Ok(Self { socket })
+    }
+
+    /// The port by which others reach it.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn port(&self) -> Result<u32> {
+        Ok(getsockname::<NetlinkAddr>(self.socket.as_raw_fd())?.pid())
+    }
+
+    /// Sends bytes to another socket of the namespace, without waiting for room there.
+    ///
+    /// # Errors
+    /// There is no such socket, or it does not take them.
+    pub fn send_to(&self, port: u32, bytes: &[u8]) -> nix::Result<()> {
+        let to = NetlinkAddr::new(port, 0);
+        sendto(self.socket.as_raw_fd(), bytes, &to, MsgFlags::MSG_DONTWAIT).map(drop)
     }
 
     /// Every object that a dump of this type lists, each as the bytes behind its netlink header.
@@ -67,12 +86,7 @@ impl Netlink {
     }
 
     fn exchange(&self, kind: u16, flags: u16, body: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let length = u32::try_from(HEADER_BYTES + body.len())?;
-        let mut message = length.to_ne_bytes().to_vec();
-        message.extend(kind.to_ne_bytes());
-        message.extend((flags | NLM_F_REQUEST).to_ne_bytes());
-        message.extend([0; 8]);
-        message.extend(body);
+        let message = message(kind, flags | NLM_F_REQUEST, 0, body)?;
         let kernel = NetlinkAddr::new(0, 0);
         sendto(
             self.socket.as_raw_fd(),
@@ -108,6 +122,22 @@ impl Netlink {
             }
         }
     }
+}
+
+/// One message with its header.
+///
+/// # Errors
+/// It is longer than 4 GiB.
+pub fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Result<Vec<u8>> {
+    let length = u32::try_from(HEADER_BYTES + body.len())?;
+    let mut message = length.to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
+    message.extend(sequence.to_ne_bytes());
+    message.extend([0; 4]);
+    message.extend(body);
+    message.resize(message.len().next_multiple_of(4), 0);
+    Ok(message)
 }
 
 /// The attributes of a message or of a nested attribute, without the flags of their types.

@@ -4,12 +4,15 @@
 //! A case says what the host has, which network is asked for, what the pod does to its
 //! interfaces, and what must hold then. The host's whole state is compared before and after.
 //!
-//! - `command`: how that is written; `running`: calls that have to end in time
+//! - `command`: how that is written; `running`: calls that have to end in time;
+//!   `sprayer`: a process of a pod that forges netlink messages
 
 mod command;
 mod running;
+mod sprayer;
 
 pub use running::{CALL_TIMEOUT, Running, bounded};
+pub use sprayer::Sprayer;
 
 use std::fs;
 use std::path::PathBuf;
@@ -296,6 +299,21 @@ impl Scene {
         quiet_pod(&self.host)
     }
 
+    /// Puts a pod in the pod's place that has a user namespace of its own, in which a process sends
+    /// these forgeries to all netlink sockets of the pod until it is dropped.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn sprayed(&mut self, forgeries: &[&str]) -> Result<Sprayer> {
+        let sprayer = Sprayer::start(forgeries)?;
+        self.pod = sprayer.pausing(|| {
+            let pod = Netns::of_process("cnip", sprayer.pid())?;
+            quiet(&pod)?;
+            Ok(pod)
+        })?;
+        Ok(sprayer)
+    }
+
     /// The call for `net1` of the pod's container `c1`.
     #[must_use]
     pub fn call(&self) -> Call {
@@ -505,13 +523,17 @@ impl Scene {
 /// A pod whose own links have their link-local addresses at once.
 fn quiet_pod(host: &CniHost) -> Result<Netns> {
     let pod = host.pod()?;
+    quiet(&pod)?;
+    Ok(pod)
+}
+
+fn quiet(pod: &Netns) -> Result<()> {
     pod.enter(|| {
         Ok(fs::write(
             "/proc/sys/net/ipv6/conf/default/accept_dad",
             "0",
         )?)
-    })?;
-    Ok(pod)
+    })
 }
 
 /// One call with a configuration.

@@ -1,33 +1,60 @@
 //! Removing the child of an attachment, which its pod may have renamed, changed or moved.
 
 use std::{
+    hash::Hasher,
     thread,
     time::{Duration, Instant},
 };
 
+use fnv::FnvHasher;
 use netlink::{
     Namespace, Socket,
-    link::{self, Link},
+    link::{self, By, Link},
 };
 
 use crate::{
-    detach::UNNAMED,
     error::Error,
     journal::{Part, Record, record::Child},
-    namespaces,
+    namespaces::{self, Search},
     node::Node,
 };
 
 /// [`Child::kind`] of a partition of an InfiniBand port.
 pub const IPOIB: &str = "ipoib";
 
-/// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved to from
-/// there. What is not found is logged, because it may still use its address.
+/// The name of a child of this pod until it gets its own, where it cannot be made with that: 15 bytes.
+pub fn temporary_name(netns_inode: u64, ifname: &str) -> String {
+    let mut hasher = FnvHasher::default();
+    hasher.write(&netns_inode.to_le_bytes());
+    hasher.write(ifname.as_bytes());
+    format!("rdma-tmp{:07x}", hasher.finish() & 0xfff_ffff)
+}
+
+/// Removes the child of a killed ADD that was made beside its master on the host and not moved to its pod.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> Result<(), Error> {
+    let unfinished = |child: &&Child| !child.in_pod && child.pod_index.is_none();
+    let Some(child) = part.child.as_ref().filter(unfinished) else {
+        return Ok(());
+    };
+    let name = temporary_name(record.netns.inode, &part.ifname);
+    let socket = &mut node.netns.socket;
+    match link::get(socket, By::Name(name.as_bytes()))? {
+        Some(link) if is_like(&link, child, Below::Beside) => Ok(link::delete(socket, &link)?),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the child of an attachment's part: from its pod, or from the namespace that it was moved
+/// to from there. Where it is not known again, all links like it go that are of no other attachment:
+/// a pod makes such links by its own child alone.
 ///
 /// `inside` is a socket of `pod`.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's refusal; [`Error::ChildNowhere`] where it may be in a namespace that is not found.
 pub(crate) fn remove(
     node: &Node,
     record: &Record,
@@ -42,27 +69,100 @@ pub(crate) fn remove(
         false => &node.netns.namespace,
     };
     let below = Below::of(inside, pod, parent_netns)?;
-    if let Some(link) = find(&links, child, below, &part.ifname) {
+    let temporary = temporary_name(record.netns.inode, &part.ifname);
+    if let Some(link) = find(&links, child, below, [&part.ifname, &temporary]) {
         return Ok(link::delete(inside, link)?);
     }
-    // Cut off before it was made, or written by a version that did not know where to search.
-    if child.pod_index.is_none() || remove_elsewhere(node, child, parent_netns, pod, inside)? {
+    // Cut off before it was made.
+    if child.pod_index.is_none() {
         return Ok(());
     }
-    node.log.warn(format_args!(
-        "{} {} on {} is neither in the network namespace of {} nor in one that it was moved to: if \
-         the pod did not delete it, it has its address until its namespace ends",
-        child.kind,
-        part.ifname,
-        child.master,
-        record.owner()
-    ));
+    let others = others(node, record, part)?;
+    delete_alike(inside, &links, child, below, &others)?;
+    let (host, proc) = (&node.netns.namespace, &node.roots.proc);
+    let found = namespaces::search_reached(host, proc, pod, inside, |other, socket| {
+        let below = Below::of(socket, other, parent_netns)?;
+        let links = link::list(socket)?;
+        match by_identity(&links, child, below) {
+            Some(link) => link::delete(socket, link).map(|()| true),
+            None => delete_alike(socket, &links, child, below, &others).map(|()| false),
+        }
+    })?;
+    match found {
+        Search::Found => Ok(()),
+        Search::Nowhere => {
+            node.log.info(format_args!(
+                "the pod deleted {} {} on {} of {}",
+                child.kind,
+                part.ifname,
+                child.master,
+                record.owner()
+            ));
+            Ok(())
+        }
+        Search::Unknown => Err(nowhere(record, part, child)),
+    }
+}
+
+/// That a child may be in a namespace that is not found.
+pub(crate) fn nowhere(record: &Record, part: &Part, child: &Child) -> Error {
+    Error::ChildNowhere {
+        kind: child.kind.clone(),
+        name: part.ifname.clone(),
+        master: child.master.clone(),
+        owner: record.owner(),
+    }
+}
+
+/// The interfaces of other attachments of the same pod, and other ones of this attachment: the index
+/// in the pod and the MAC address of each.
+fn others(node: &Node, record: &Record, part: &Part) -> Result<Vec<Interface>, Error> {
+    let records = node.records()?;
+    let parts = records
+        .iter()
+        .filter(|(_, other)| other.netns == record.netns)
+        .flat_map(|(_, other)| other.parts.iter().map(move |part| (other, part)));
+    let is_another = |(other, one): &(&Record, &Part)| {
+        other.network != record.network || other.ifname != record.ifname || *one != part
+    };
+    let interface = |(_, part): (&Record, &Part)| match (&part.child, &part.moved) {
+        (Some(child), _) => (child.pod_index, child.mac.clone()),
+        (None, Some(moved)) => (moved.pod_index, Some(moved.identity.mac.clone())),
+        (None, None) => (None, None),
+    };
+    Ok(parts.filter(is_another).map(interface).collect())
+}
+
+/// Index in its pod and MAC address, where they are known.
+type Interface = (Option<u32>, Option<String>);
+
+/// Deletes the links like a child that are none of `others`. On a link of the pod's own it may have
+/// made such links itself: they stay.
+fn delete_alike(
+    socket: &mut Socket,
+    links: &[Link],
+    child: &Child,
+    below: Below,
+    others: &[Interface],
+) -> netlink::Result<()> {
+    let is_others = |link: &Link| {
+        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        let is_it =
+            |(index, known): &Interface| *index == Some(link.index) || known.as_ref() == Some(&mac);
+        others.iter().any(is_it)
+    };
+    for link in links.iter().filter(|link| is_like(link, child, below)) {
+        if !child.in_pod && !is_others(link) {
+            link::delete(socket, link)?;
+        }
+    }
     Ok(())
 }
 
 /// Removes the child of a pod whose namespace is gone. The kernel deletes children with their
 /// namespace, but gives one of IPoIB to the host, down and under any name (`netns_refund` of
-/// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take.
+/// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take. True
+/// when it was there.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -71,15 +171,16 @@ pub(crate) fn remove_returned(
     record: &Record,
     child: &Child,
     timeout: Duration,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     if child.kind != IPOIB || child.in_pod || child.pod_index.is_none() {
-        return Ok(());
+        return Ok(false);
     }
     let started = Instant::now();
     loop {
         let links = link::list(&mut node.netns.socket)?;
         if let Some(link) = find_returned(&links, child) {
-            return Ok(link::delete(&mut node.netns.socket, link)?);
+            link::delete(&mut node.netns.socket, link)?;
+            return Ok(true);
         }
         if started.elapsed() >= timeout {
             break;
@@ -94,7 +195,7 @@ pub(crate) fn remove_returned(
         child.master,
         child.pod_index.unwrap_or_default()
     ));
-    Ok(())
+    Ok(false)
 }
 
 /// The child among the links of the host, by its index and by the queue pair that its address begins
@@ -134,49 +235,13 @@ impl Below {
     }
 }
 
-/// Removes the child from a namespace to which it was moved out of the pod's. True when it was
-/// there. `parent_netns` is the namespace of the link below it.
-///
-/// A namespace that a link leaves gets a number for the one that it goes to
-/// (`__dev_change_net_namespace()`), so namespaces of other pods, in which children of the same kind,
-/// master and index are usual, are not searched.
-fn remove_elsewhere(
-    node: &Node,
+/// The child among the links of its pod; `names` are its own and its temporary one. Pure.
+fn find<'a>(
+    links: &'a [Link],
     child: &Child,
-    parent_netns: &Namespace,
-    pod: &Namespace,
-    inside: &mut Socket,
-) -> Result<bool, Error> {
-    let mut rest: Vec<Namespace> = namespaces::all(node, pod)
-        .filter(|other| other.id() != pod.id())
-        .collect();
-    let mut reached = reached_from(inside, &mut rest);
-    while let Some(other) = reached.pop() {
-        // It may have ended meanwhile.
-        let Ok(mut socket) = other.socket(&node.netns.namespace) else {
-            continue;
-        };
-        let below = Below::of(&mut socket, &other, parent_netns)?;
-        let links = link::list(&mut socket)?;
-        if let Some(link) = by_identity(&links, child, below) {
-            link::delete(&mut socket, link)?;
-            return Ok(true);
-        }
-        reached.extend(reached_from(&mut socket, &mut rest));
-    }
-    Ok(false)
-}
-
-/// Takes those namespaces out of `rest` for which the socket's has a number.
-fn reached_from(socket: &mut Socket, rest: &mut Vec<Namespace>) -> Vec<Namespace> {
-    rest.extract_if(.., |other| {
-        link::known_number(socket, other).is_ok_and(|number| number.is_some())
-    })
-    .collect()
-}
-
-/// The child among the links of its pod. Pure.
-fn find<'a>(links: &'a [Link], child: &Child, below: Below, ifname: &str) -> Option<&'a Link> {
+    below: Below,
+    [name, temporary]: [&str; 2],
+) -> Option<&'a Link> {
     let found = by_identity(links, child, below);
     if found.is_some() || child.pod_index.is_some() {
         return found;
@@ -185,11 +250,8 @@ fn find<'a>(links: &'a [Link], child: &Child, below: Below, ifname: &str) -> Opt
     // it was not named yet by the name that it has until then. One with a MAC address of its own is
     // known by that.
     let mut candidates = links.iter().filter(|link| is_like(link, child, below));
-    let named = candidates.clone().find(|link| link.name == *ifname);
-    named.or_else(|| {
-        candidates
-            .find(|l| child.mac.is_none() && l.name.as_bytes().starts_with(UNNAMED.as_bytes()))
-    })
+    let named = candidates.clone().find(|link| link.name == *name);
+    named.or_else(|| candidates.find(|l| child.mac.is_none() && l.name == *temporary))
 }
 
 /// By the index that it had in its pod, which a change of namespaces keeps where it is free, else by
@@ -230,6 +292,7 @@ mod tests {
     use super::*;
 
     const BELOW: Below = Below::Elsewhere(Some(0));
+    const NAMES: [&str; 2] = ["net1", "rdma-tmp77"];
 
     fn child(pod_index: Option<u32>, mac: Option<&str>) -> Child {
         Child {
@@ -238,6 +301,7 @@ mod tests {
             index: 3,
             in_pod: false,
             pod_index,
+            strayed: false,
             mac: mac.map(str::to_owned),
         }
     }
@@ -255,7 +319,7 @@ mod tests {
     }
 
     fn found(links: &[Link], child: &Child) -> Option<u32> {
-        find(links, child, BELOW, "net1").map(|link| link.index)
+        find(links, child, BELOW, NAMES).map(|link| link.index)
     }
 
     #[test]
@@ -287,6 +351,14 @@ mod tests {
     }
 
     #[test]
+    fn a_temporary_name_fits_and_is_of_one_interface() {
+        let name = temporary_name(4_026_532_567, "net1");
+        assert_eq!(name, "rdma-tmpb46d232");
+        assert_ne!(name, temporary_name(4_026_532_568, "net1"));
+        assert_ne!(name, temporary_name(4_026_532_567, "net2"));
+    }
+
+    #[test]
     fn another_kind_or_another_parent_is_not_the_child() {
         let ours = child(Some(5), None);
         let of = |change: &dyn Fn(&mut Link)| {
@@ -301,7 +373,7 @@ mod tests {
         assert_eq!(of(&|link| link.parent_netns = Some(1)), None);
         assert_eq!(of(&|link| link.parent_netns = None), None);
         let unnumbered =
-            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), "net1").is_some();
+            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), NAMES).is_some();
         assert!(!unnumbered, "no number, no link on one of the host");
     }
 

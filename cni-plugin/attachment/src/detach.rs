@@ -3,7 +3,8 @@
 //! It starts from the journal's record alone and asks for states, not for changes, so it can
 //! begin wherever an ADD or an earlier DEL was cut off. What is gone is undone. Every part is
 //! attempted whatever became of the others; the record goes when all is done, so the next DEL
-//! or the reclaim loop finds what is left.
+//! or the reclaim loop finds what is left. Addresses are released when all interfaces are gone by
+//! the kernel's word.
 
 use std::{
     path::Path,
@@ -19,6 +20,7 @@ use crate::{
     child,
     error::Error,
     journal::{Key, Part, Record},
+    namespaces::{self, Search},
     netdev::{
         restore::{self, Returned},
         snapshot::Snapshot,
@@ -26,9 +28,6 @@ use crate::{
     node::Node,
     rdma,
 };
-
-/// How the name begins of a child that is made and has not got its name yet.
-pub const UNNAMED: &str = "rdma-tmp";
 
 /// Undoes an attachment, all of its interfaces.
 ///
@@ -42,16 +41,16 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     let mut awaiting_names = Vec::new();
     // First: no container starts with device nodes that are another pod's a moment later.
     failures.extend(remove_cdi_files(node, record).err());
+    let mut is_over = true;
     // Links and namespaces of an earlier boot ended with that.
     if node.is_of_this_boot(&record.boot) {
-        let pod = living(record);
-        match pod {
+        match find_living(node, record) {
             Ok(pod) => {
+                is_over = pod.is_none();
                 // RDMA devices first: netdevs of InfiniBand stand on them.
                 let limit = Limit::of(timeout);
                 for part in &record.parts {
-                    let rdma = rdma::return_devices(node, &part.rdma, pod.as_ref(), limit.left());
-                    failures.extend(rdma.err());
+                    failures.extend(return_rdma(node, part, pod.as_ref(), limit.left()).err());
                 }
                 let limit = Limit::of(timeout);
                 for part in &record.parts {
@@ -64,17 +63,28 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         Err(e) => failures.push(e),
                     }
                 }
+                for part in &record.parts {
+                    failures.extend(child::remove_unmoved(node, record, part).err());
+                }
                 match &pod {
                     Some(pod) => failures.extend(clear_pod(node, record, pod)),
                     None => {
                         let limit = Limit::of(timeout);
-                        for child in record.parts.iter().filter_map(|part| part.child.as_ref()) {
-                            let left = limit.left();
-                            failures
-                                .extend(child::remove_returned(node, record, child, left).err());
+                        for part in &record.parts {
+                            let Some(child) = &part.child else {
+                                continue;
+                            };
+                            match child::remove_returned(node, record, child, limit.left()) {
+                                Ok(false) if child.strayed => {
+                                    failures.push(child::nowhere(record, part, child));
+                                }
+                                done => failures.extend(done.err()),
+                            }
                         }
                     }
                 }
+                let noted = note_strayed(node, key, record, &failures);
+                failures.extend(noted.err());
             }
             Err(e) => failures.push(e),
         }
@@ -83,9 +93,19 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
             failures.extend(disown(node, key, taken).err());
         }
     }
-    failures.extend(addresses::release(node, record).err().map(Error::from));
+    // What may still be there may still use its address.
+    if failures.is_empty() {
+        failures.extend(addresses::release(node, record).err().map(Error::from));
+    }
+    let is_missing = is_over && failures.iter().all(Error::is_nowhere);
     if let Some(failed) = Error::all(failures) {
-        return Err(failed);
+        return Err(match is_missing {
+            true => Error::Kept {
+                owner: record.owner(),
+                missing: Box::new(failed),
+            },
+            false => failed,
+        });
     }
     if awaiting_names.is_empty() {
         return Ok(node.journal.forget(key)?);
@@ -164,6 +184,47 @@ pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
     }))
 }
 
+/// As [`living`], and one that a thread keeps after its path is gone.
+fn find_living(node: &Node, record: &Record) -> Result<Option<Namespace>, Error> {
+    if let Some(pod) = living(record)? {
+        return Ok(Some(pod));
+    }
+    let has_any = |part: &Part| part.has_interface() || !part.rdma.is_empty();
+    let Some(cookie) = record
+        .netns
+        .cookie
+        .filter(|_| record.parts.iter().any(has_any))
+    else {
+        return Ok(None);
+    };
+    for other in Namespace::of_threads(&node.roots.proc) {
+        let id = other.id();
+        // Another one has the number of one that ended.
+        if (id.device, id.inode) == (record.netns.device, record.netns.inode)
+            && other.cookie(&node.netns.namespace)? == cookie
+        {
+            return Ok(Some(other));
+        }
+    }
+    Ok(None)
+}
+
+/// Writes down which children may live in a namespace that was not found, before the pod's ends.
+fn note_strayed(node: &Node, key: &Key, record: &Record, failures: &[Error]) -> Result<(), Error> {
+    let mut noted = record.clone();
+    for part in &mut noted.parts {
+        let is_it =
+            |e: &Error| matches!(e, Error::ChildNowhere { name, .. } if *name == part.ifname);
+        if let Some(child) = &mut part.child {
+            child.strayed |= failures.iter().any(is_it);
+        }
+    }
+    match noted == *record {
+        true => Ok(()),
+        false => Ok(node.journal.replace(key, &noted)?),
+    }
+}
+
 /// Returns a moved netdev to the host, unless it belongs to another attachment by now. True when
 /// its name has to be repaired later.
 fn return_netdev(
@@ -183,13 +244,91 @@ fn return_netdev(
             return Ok(false);
         }
     }
-    let returned = restore::return_netdev(&mut node.host_context(), taken, pod, timeout)?;
+    let returned = return_from_anywhere(node, taken, pod, timeout)?;
     report(node, taken, &returned);
     if returned.goes_by.is_some() {
         return Ok(true);
     }
     node.journal.release(&taken.identity)?;
     Ok(false)
+}
+
+/// Returns RDMA devices out of `pod`, or out of a namespace that they were moved to.
+fn return_rdma(
+    node: &Node,
+    part: &Part,
+    pod: Option<&Namespace>,
+    timeout: Duration,
+) -> Result<(), Error> {
+    let from =
+        |other: Option<&Namespace>, timeout| rdma::return_devices(node, &part.rdma, other, timeout);
+    let missing = match from(pod, timeout) {
+        Err(missing @ Error::RdmaNowhere { .. }) => missing,
+        done => return done,
+    };
+    let (host, proc) = (&node.netns.namespace, &node.roots.proc);
+    let found = namespaces::search_outside(host, proc, pod, |other| {
+        match from(Some(other), Duration::ZERO) {
+            Err(Error::RdmaNowhere { .. }) => Ok(false),
+            done => done.map(|()| true),
+        }
+    })?;
+    match found {
+        Search::Found => Ok(()),
+        Search::Nowhere | Search::Unknown => Err(missing),
+    }
+}
+
+/// Returns a netdev out of `pod`, or out of a namespace that it was moved to from there.
+fn return_from_anywhere(
+    node: &mut Node,
+    taken: &Snapshot,
+    pod: Option<&Namespace>,
+    timeout: Duration,
+) -> Result<Returned, Error> {
+    let mut context = node.host_context();
+    // A namespace that is torn down still has it for a while; one that lives has it or not.
+    let first = match pod {
+        Some(_) => Duration::ZERO,
+        None => timeout,
+    };
+    let returned = restore::return_netdev(&mut context, taken, pod, first);
+    let ended = match (&returned, pod) {
+        (Err(restore::Error::Nowhere { .. }), _) => false,
+        // A virtual link that is not found may have ended.
+        (Ok(report), Some(_)) if report.hardware_gone && taken.identity.is_virtual() => true,
+        _ => return Ok(returned?),
+    };
+    let (host, proc) = (context.namespace, context.proc);
+    let mut found = None;
+    let return_from = |other: &Namespace| match restore::return_netdev(
+        &mut context,
+        taken,
+        Some(other),
+        Duration::ZERO,
+    ) {
+        Ok(report) if report.hardware_gone => Ok(false),
+        Ok(report) => {
+            found = Some(report);
+            Ok(true)
+        }
+        Err(restore::Error::Nowhere { .. }) => Ok(false),
+        Err(e) => Err(e),
+    };
+    let search = namespaces::search_outside(host, proc, pod, return_from)?;
+    match (found, pod) {
+        (Some(found), _) => Ok(found),
+        (None, Some(_)) if ended && search == Search::Unknown => Err(restore::Error::Nowhere {
+            name: taken.name.clone(),
+            waited: Duration::ZERO,
+        }
+        .into()),
+        (None, Some(_)) if !ended => {
+            let again = restore::return_netdev(&mut node.host_context(), taken, pod, timeout);
+            Ok(again?)
+        }
+        (None, _) => Ok(returned?),
+    }
 }
 
 /// A claim of an earlier boot says nothing any more.

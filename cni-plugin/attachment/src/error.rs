@@ -40,6 +40,29 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// A child may live in a namespace that cannot be found.
+    #[error(
+        "{kind} {name} on {master} of {owner} is not in its pod, which moved links to a network \
+         namespace without a thread"
+    )]
+    ChildNowhere {
+        /// Its kind.
+        kind: String,
+        /// Its name in the pod.
+        name: String,
+        /// The netdev below it.
+        master: String,
+        /// Whose it is.
+        owner: String,
+    },
+    /// The pod's namespace is over and something of the attachment is not found.
+    #[error("the record and the addresses of {owner} stay: {missing}")]
+    Kept {
+        /// Whose attachment it is.
+        owner: String,
+        /// What is not found.
+        missing: Box<Error>,
+    },
     /// An RDMA device does not change its namespace.
     #[error(transparent)]
     RdmaMove(netlink::Error),
@@ -60,6 +83,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether something of an attachment was not found, and nothing else is wrong.
+    pub(crate) fn is_nowhere(&self) -> bool {
+        matches!(
+            self,
+            Error::Netdev(restore::Error::Nowhere { .. })
+                | Error::RdmaNowhere { .. }
+                | Error::ChildNowhere { .. }
+        )
+    }
+
     /// The failures of an attachment's parts as one; none without any.
     pub(crate) fn all(failures: Vec<Error>) -> Option<Error> {
         let mut failures = failures.into_iter();
@@ -102,6 +135,12 @@ impl Error {
             }
             Error::Netdev(restore::Error::Nowhere { .. }) | Error::RdmaNowhere { .. } => {
                 "a namespace that is being torn down still has it; try again"
+            }
+            Error::ChildNowhere { .. } | Error::Kept { .. } => {
+                "end what holds the network namespaces that the pod made, and the daemon undoes the \
+                 attachment; if the interface is known to be gone, remove the record of the \
+                 attachment from stateDir/attachments and release its addresses with rdma-ipam \
+                 release"
             }
             Error::Netdev(restore::Error::Ambiguous { .. }) => {
                 "delete those of them that are not it, or end the pod's namespace, then try again"

@@ -11,7 +11,7 @@ use std::{
 use ::node::{
     identity::{boot_id, is_other_boot},
     policy::{Policy, PolicyError},
-    trust,
+    state_dirs, trust,
 };
 use hca::{HcaId, Host};
 use ipam::plugin::Plugin as Ipam;
@@ -144,6 +144,18 @@ impl Node {
             }
         }
         Ok(records)
+    }
+
+    /// The journals of state directories that the policy named before.
+    ///
+    /// # Errors
+    /// What is remembered of them cannot be read.
+    pub fn earlier_journals(&self) -> Result<Vec<Store>, Error> {
+        let known = state_dirs::read(&self.policy.path).map_err(PolicyError::from)?;
+        let is_earlier = |directory: &PathBuf| *directory != self.policy.values.state_dir;
+        let earlier = known.iter().filter(|directory| is_earlier(directory));
+        let stores = earlier.map(|directory| Store::at(directory));
+        Ok(stores.filter(Store::exists).collect())
     }
 
     /// What a restoration stands on.

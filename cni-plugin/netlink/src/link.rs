@@ -17,7 +17,7 @@ pub use change::{
     set_inet, set_info, set_number, set_oper_state, set_proto_down, set_token,
 };
 pub use child::{Child, NewChild, create};
-pub use number::{known_number, namespace_number};
+pub use number::{known_number, known_numbers, namespace_number};
 pub use vf::{set_vf, vf_properties};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};

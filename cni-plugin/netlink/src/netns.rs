@@ -2,11 +2,15 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     fs::{self, File, OpenOptions},
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
-        unix::fs::{MetadataExt, OpenOptionsExt},
+        unix::{
+            fs::{MetadataExt, OpenOptionsExt},
+            net::UnixDatagram,
+        },
     },
     path::{Path, PathBuf},
     thread,
@@ -51,18 +55,35 @@ fn is_network_namespace(file: &File) -> bool {
     kind < 0 || kind == libc::CLONE_NEWNET
 }
 
+/// `include/uapi/asm-generic/socket.h`, since Linux 5.14.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// The directories of processes in `/proc`, or of threads in a process' `task`.
+fn tasks(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_task = |name: &OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    entries
+        .filter(move |entry| is_task(&entry.file_name()))
+        .map(|entry| entry.path())
+}
+
 impl Namespace {
-    /// The namespaces in which processes are, each once. What of a process cannot be read is passed
-    /// over: it may have ended.
+    /// The namespaces in which processes are, by their first thread, each once. What of a process
+    /// cannot be read is passed over: it may have ended.
     pub fn of_processes(proc: &Path) -> Vec<Self> {
+        Self::of_tasks(tasks(proc))
+    }
+
+    /// The namespaces in which any thread is, each once. Takes as long as the node has threads.
+    pub fn of_threads(proc: &Path) -> Vec<Self> {
+        Self::of_tasks(tasks(proc).flat_map(|process| tasks(&process.join("task"))))
+    }
+
+    fn of_tasks(tasks: impl Iterator<Item = PathBuf>) -> Vec<Self> {
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
-        for entry in fs::read_dir(proc).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
-                continue;
-            }
-            let path = entry.path().join("ns/net");
+        for task in tasks {
+            let path = task.join("ns/net");
             // `net:[4026531840]`: most processes share theirs with others.
             if let Ok(number) = fs::read_link(&path)
                 && seen.insert(number)
@@ -141,6 +162,35 @@ impl Namespace {
     /// What identifies it.
     pub fn id(&self) -> Id {
         self.id
+    }
+
+    /// A number that no other namespace of this boot has or had (`SO_NETNS_COOKIE`).
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or the kernel's refusal.
+    pub fn cookie(&self, own: &Namespace) -> Result<u64> {
+        let asked = || -> io::Result<u64> {
+            let socket = UnixDatagram::unbound()?;
+            let mut cookie = 0_u64;
+            let mut length: libc::socklen_t = 8;
+            // SAFETY: the socket is open, and the kernel writes at most `length` bytes to `cookie`,
+            // which has as many.
+            let asked = unsafe {
+                libc::getsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    SO_NETNS_COOKIE,
+                    (&raw mut cookie).cast(),
+                    &raw mut length,
+                )
+            };
+            match asked {
+                0 => Ok(cookie),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        let what = || format!("identify network namespace {}", self.path.display());
+        self.enter(own, asked)?.map_err(|e| Error::call(what(), e))
     }
 
     /// The path it was opened by.

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hca::KernelSocket;
 use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
     NetlinkBuffer, NlasIterator, Parseable,
@@ -21,9 +22,6 @@ const DONE: u16 = 3;
 const ATTR_MSG: u16 = 1;
 /// Bytes of a netlink header.
 const HEADER: usize = 16;
-/// The kernel fills at most 32 KiB of a dump at once (`netlink_dump()`); a single answer about
-/// a link may be longer.
-const BUFFER_BYTES: usize = 128 << 10;
 /// What the kernel says when it lacks memory for a moment; the request is then not done.
 const PASSING: [i32; 3] = [libc::ENOBUFS, libc::ENOMEM, libc::EAGAIN];
 /// How long it is given before it is asked once more.
@@ -164,7 +162,7 @@ pub(super) fn observed<T>(
 /// A route netlink socket of one namespace.
 #[derive(Debug)]
 pub struct Socket {
-    inner: netlink_sys::Socket,
+    inner: KernelSocket,
     sequence: u32,
     received: Vec<u8>,
 }
@@ -249,12 +247,9 @@ impl Socket {
     }
 
     fn of_protocol(protocol: isize, name: &str) -> Result<Self> {
-        let open = || -> io::Result<netlink_sys::Socket> {
-            let socket = netlink_sys::Socket::new(protocol)?;
-            // Text with each refusal, no copy of the request in it, and dumps that honour
-            // their filter (kernel 4.20) instead of passing over what they do not know.
-            socket.set_ext_ack(true)?;
-            socket.set_cap_ack(true)?;
+        let open = || -> io::Result<KernelSocket> {
+            let socket = KernelSocket::open(protocol, 0)?;
+            // Dumps honour their filter (kernel 4.20) instead of passing over what they do not know.
             socket.set_netlink_get_strict_chk(true)?;
             Ok(socket)
         };
@@ -360,7 +355,8 @@ impl Socket {
         self.send(kind, flags, body).map_err(Failure::Unsent)?;
         let mut interrupted = false;
         loop {
-            self.receive().map_err(Failure::Call)?;
+            let received = self.inner.receive(&mut self.received);
+            received.map_err(Failure::Call)?;
             let mut rest = self.received.as_slice();
             while !rest.is_empty() {
                 let message = NetlinkBuffer::new_checked(rest)?;
@@ -393,23 +389,6 @@ impl Socket {
         header.set_sequence_number(self.sequence);
         body.emit(header.payload_mut());
         self.inner.send(&message, 0).map(drop)
-    }
-
-    fn receive(&mut self) -> io::Result<()> {
-        loop {
-            self.received.clear();
-            self.received.reserve(BUFFER_BYTES);
-            match self.inner.recv(&mut self.received, libc::MSG_TRUNC) {
-                Ok(length) if length > self.received.len() => {
-                    return Err(io::Error::other(format!(
-                        "an answer of {length} bytes was cut"
-                    )));
-                }
-                Ok(_) => return Ok(()),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
     }
 }
 

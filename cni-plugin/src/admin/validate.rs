@@ -9,18 +9,20 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use attachment::{addresses, node::Places};
 use clap::Args;
-use cni_wire::{Command, Environment, NetworkConfig, Request, env};
+use cni_wire::{CniResult, Command, Environment, NetworkConfig, Request, env};
 use ipam::{admin::documents, plugin::Plugin};
-use node::policy::Policy;
+use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
 
 use super::{say, say_json};
 use crate::{
     command::status,
-    config::{Config, Devices},
+    config::{Attach, ChildKind, Config, Devices},
     error::Error,
+    interface_config::InterfaceConfig,
     parts::OneRail,
     plan,
+    rdma::RdmaRequirement,
     resolve::{self, Requested},
 };
 
@@ -153,7 +155,16 @@ impl Validate {
         };
         // None of these hides another.
         let before = found.errors.len();
-        found.note(check_attach(&config, network));
+        found.notes.extend(config.notes.iter().cloned());
+        found.note(check_attach(&request, &config, network));
+        found.notes.extend(left_behind(&request, &config, policy));
+        let passthru = config.mode.as_deref() == Some("passthru") && !config.link_in_container;
+        if passthru && !policy.allow.passthru {
+            found.errors.push(format!(
+                "mode: passthru is denied: set allow.passthru in {}, or use mode bridge",
+                places.policy.display()
+            ));
+        }
         let addresses = check_addresses(&request, &config, policy, places);
         found.note(addresses);
         if self.on_host && found.errors.len() == before {
@@ -163,17 +174,71 @@ impl Validate {
     }
 }
 
+/// Errors and notes about one network, as the command finds them without a node.
+pub fn examine(config: &str, policy: &Policy) -> (Vec<String>, Vec<String>) {
+    let network = Network {
+        name: "network".to_owned(),
+        resource: None,
+        config: serde_json::from_str(config).map_err(|error| error.to_string()),
+    };
+    let places = Places {
+        root: "/nonexistent".into(),
+        policy: node::policy::DEFAULT_PATH.into(),
+        node: Some("node".to_owned()),
+    };
+    let validate = Validate {
+        file: "-".into(),
+        on_host: false,
+        cni_path: Vec::new(),
+    };
+    let found = validate.check(&network, policy, &places);
+    (found.errors, found.notes)
+}
+
 /// Which interface the pod gets.
-fn check_attach(config: &Config, network: &Network) -> Result<Findings, Error> {
+fn check_attach(request: &Request, config: &Config, network: &Network) -> Result<Findings, Error> {
     let requested = resolve::requested(config)?;
-    let attach = attach(config, requested, network.resource.is_some())?;
-    if let Some(attach) = config.attach {
-        plan::keys(attach, config)?;
-    }
+    let by_unit = network.resource.is_some() || config.allocation.is_some();
     let mut found = Findings {
-        attach: Some(attach),
+        attach: Some(attach(config, requested, by_unit)?),
         ..Findings::default()
     };
+    // Without attach, unit and link decide, and keys may not fit what they come to.
+    let children = ChildKind::ALL.into_iter().map(Attach::Child);
+    let possible: Vec<Attach> = match (requested, config.attach) {
+        (_, Some(attach)) => vec![attach],
+        (Requested::Move, _) => vec![Attach::Move],
+        (Requested::RdmaOnly, _) => vec![Attach::RdmaOnly],
+        (Requested::Child(_), _) => {
+            let moved = (config.master.is_none() && by_unit).then_some(Attach::Move);
+            children
+                .filter(|kind| *kind != Attach::Child(ChildKind::Ipvlan))
+                .chain(moved)
+                .collect()
+        }
+    };
+    let ipam = request.config.ipam_type()?;
+    let fits = possible.iter().map(|attach| config.fits(*attach, ipam));
+    let refused: Vec<_> = fits.filter_map(Result::err).collect();
+    if refused.len() == possible.len()
+        && let Some(first) = refused.first()
+    {
+        return Err(first.clone().into());
+    }
+    if config.rdma == RdmaRequirement::Required {
+        let note = "rdma required is refused on nodes that are not in exclusive mode";
+        found.notes.push(note.to_owned());
+    }
+    found
+        .notes
+        .extend(refused.iter().map(|error| format!("refused where {error}")));
+    if config.accept_ra && config.rails.wanted.is_none() {
+        found.notes.push(
+            "acceptRA: the default route of router advertisements is left out where the pod has one, \
+             or the interface is routed by source; with rails false it is not"
+                .to_owned(),
+        );
+    }
     if let (Some(master), Some(resource), false) =
         (&config.master, &network.resource, config.link_in_container)
     {
@@ -185,6 +250,17 @@ fn check_attach(config: &Config, network: &Network) -> Result<Findings, Error> {
     Ok(found)
 }
 
+/// What a move without an IPAM leaves on the host.
+fn left_behind(request: &Request, config: &Config, policy: &Policy) -> Option<String> {
+    let takes_the_hosts = matches!(resolve::requested(config), Ok(Requested::Move))
+        && matches!(request.config.ipam_type(), Ok(None));
+    (takes_the_hosts && policy.fabric_addresses == FabricAddresses::Leased).then(|| {
+        "without ipam the pod gets the netdev's own addresses; those with a lifetime (valid_lft) stay on \
+         the host, unless the node's policy has \"fabricAddresses\": \"static\""
+            .to_owned()
+    })
+}
+
 /// Which addresses.
 fn check_addresses(
     request: &Request,
@@ -193,6 +269,9 @@ fn check_addresses(
     places: &Places,
 ) -> Result<Findings, Error> {
     let mut found = Findings::default();
+    if let Some(mtu) = config.mtu {
+        plan::carries_ipv6(mtu, config, false)?;
+    }
     let Some(kind) = request.config.ipam_type()? else {
         return Ok(found);
     };
@@ -202,11 +281,26 @@ fn check_addresses(
         if config.devices == Devices::All {
             return Err(addresses::serves_one(kind).into());
         }
+        found.notes.push(format!(
+            "ipam of type {kind}: its keys are not checked here"
+        ));
         return Ok(found);
     }
     let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
     let read = own.config(request)?;
     store_is_there(policy, &read.store)?;
+    let is_ipv6 = |result: &CniResult| {
+        InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), config, result)
+            .map(|given| given.needs_ipv6())
+    };
+    let needs_ipv6 = read
+        .examples()?
+        .iter()
+        .map(is_ipv6)
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some(mtu) = config.mtu {
+        plan::carries_ipv6(mtu, config, needs_ipv6.contains(&true))?;
+    }
     if config.devices == Devices::One {
         let of_rails = read.rails();
         let one = OneRail {
@@ -262,7 +356,6 @@ fn store_is_there(policy: &Policy, store: &str) -> Result<(), Error> {
 /// # Errors
 /// Code 7: nothing says which netdev is meant.
 fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String, Error> {
-    let by_unit = by_unit || config.allocation.is_some();
     let named = config.device.is_some() || config.master.is_some() || config.link_in_container;
     if !by_unit && !named && requested != Requested::RdmaOnly {
         return Err(Error::new(
@@ -464,7 +557,7 @@ mod tests {
                 r#""attach": "move", "device": "e0", "mode": "bridge""#,
                 "mode",
             ),
-            (r#""attach": "macvlan", "device": "e0""#, "master"),
+            (r#""attach": "macvlan", "device": "e0""#, "device"),
             (
                 r#""master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/33"}"#,
                 "10.0.0.0/33",
@@ -483,6 +576,31 @@ mod tests {
                 "{keys}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_master_beside_a_resource_is_noted() {
+        let network = |keys: &str| {
+            one(&format!(
+                "kind: NetworkAttachmentDefinition\nmetadata: {{name: x, annotations: \
+                 {{k8s.v1.cni.cncf.io/resourceName: rdma/a}}}}\nspec:\n  config: \
+                 '{{\"cniVersion\": \"1.0.0\", \"type\": \"rdma-netdev\"{keys}}}'\n"
+            ))
+        };
+        let found = network(r#", "master": "e0""#);
+        assert!(found.errors.is_empty(), "{found:?}");
+        assert!(
+            found
+                .notes
+                .iter()
+                .any(|note| note.contains("unit of rdma/a")),
+            "{found:?}"
+        );
+        let found = network(r#", "attach": "macvlan""#);
+        assert!(
+            found.errors.is_empty() && found.notes.is_empty(),
+            "{found:?}"
+        );
     }
 
     #[test]

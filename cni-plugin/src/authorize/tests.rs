@@ -235,6 +235,10 @@ fn what_others_stand_on_is_not_moved() {
             name: "vx0".into(),
             netns: None,
         },
+        Dependent::Unreadable {
+            netns: "/run/netns/a".into(),
+            cause: "no buffer space available".into(),
+        },
         Dependent::Attachment {
             kind: "macvlan".into(),
             owner: "pod ml/b".into(),

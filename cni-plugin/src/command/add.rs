@@ -72,6 +72,13 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     }
     request.config.has_each_key_once()?;
     let mut config = Config::read(request, &node.policy.values.pkeys)?;
+    if !config.notes.is_empty() {
+        node.log.warn(format_args!(
+            "network {}: {}",
+            request.config.name,
+            config.notes.join("; ")
+        ));
+    }
     let mut before = request.config.prev_result()?.unwrap_or_default();
     before
         .check_indexes()
@@ -97,9 +104,10 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?.clone()),
     };
     let pod = pod_namespace(&node, request)?;
-    let _attachment = node
+    let attachment = node
         .journal
         .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;
+    attachment.share_with_programs()?;
     let mut inside = pod.socket(&node.netns.namespace)?;
     undo_earlier(&mut node, &key, &pod, &mut inside, requested)?;
     if requested != Requested::RdmaOnly {
@@ -293,9 +301,10 @@ impl Call<'_> {
     ) -> Result<(Resolved, bool), Error> {
         let (request, before, pod) = (self.request, self.before, self.pod);
         let resolved = resolve(node, request, config, before, pod, inside, network)?;
+        config.fits(resolved.attach(), request.config.ipam_type()?)?;
         let moves_rdma = moves_rdma(node, config, &resolved)?;
         self.allow(node, config, &resolved, moves_rdma)?;
-        plan::check(&resolved, config, request.config.ipam_type()?)?;
+        plan::check(&resolved, config)?;
         Ok((resolved, moves_rdma))
     }
 
@@ -436,6 +445,7 @@ fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Recor
             path: pod.path().display().to_string(),
             device: netns.device,
             inode: netns.inode,
+            cookie: pod.cookie(&node.netns.namespace).ok(),
         },
         parts: Vec::new(),
         ipam: None,

@@ -40,7 +40,10 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     let mut inside = pod.socket(&node.netns.namespace)?;
     let sandbox = request.env.netns.as_deref();
     for part in &recorded.parts {
-        check_part(&mut inside, &before, sandbox, part)?;
+        // Of rdma-only the interface is another plugin's.
+        if part.has_interface() {
+            check_part(&mut inside, &before, sandbox, part)?;
+        }
         rdma::check(&node, &pod, &part.rdma)?;
         bind::check(&node, &part.slots)?;
     }

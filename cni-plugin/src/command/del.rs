@@ -1,18 +1,18 @@
 //! DEL: whatever is left of an attachment goes; what is gone already is success.
 
-use std::{path::Path, time::Duration};
+use std::{fmt, mem, path::Path, time::Duration};
 
 use attachment::{
     addresses::Ipam,
     detach::detach,
-    journal::{self, AttachmentLock, Key},
+    journal::{self, AttachmentLock, Key, Record},
     netdev::restore,
     node::Node,
 };
-use cni_wire::{AttachmentId, IfName, Request};
+use cni_wire::{AttachmentId, Code, Request};
 use hca::MacAddress;
 use netlink::{
-    Name, Namespace, Socket,
+    Namespace, Socket,
     link::{self, By, Change, Link},
 };
 use netlink_packet_route::link::InfoKind;
@@ -36,11 +36,17 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     };
     let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
     if let Some(record) = node.journal.read(&key)? {
-        detach(&mut node, &key, &record, restore::RETURN_TIMEOUT)?;
-        let units = record.slots().map(|slot| slot.unit.clone()).collect();
-        bind::unbind(&node, &record.container_id, units);
-        return Ok(());
+        return end(&mut node, &key, &record);
     }
+    for earlier in node.earlier_journals()? {
+        let current = mem::replace(&mut node.journal, earlier);
+        let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
+        if let Some(record) = node.journal.read(&key)? {
+            return end(&mut node, &key, &record);
+        }
+        node.journal = current;
+    }
+    is_known(&node, format_args!("DEL of {id}"))?;
     if let Some(network) = other_network(&node, &key, id)? {
         node.log.info(format_args!(
             "nothing to undo: {id} is attached to network {network}"
@@ -49,28 +55,57 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     }
     // An ADD that died before its record may have bound a slot.
     bind::unbind_unrecorded(&node, id.container_id.as_str(), request);
-    let imported = rdma_cni::import(&node, request, id);
+    rdma_cni::import(&node, request, id)?;
     // A network of attach rdma-only has no interface of its own in the pod.
-    let swept = match is_rdma_only(request) {
-        true => imported,
-        false => imported.and(sweep(&mut node, request, id)),
-    };
+    if !is_rdma_only(request) {
+        sweep(&mut node, request, id)?;
+    }
     // Leases are found by container, interface and network, whatever the journal knew. A configuration whose
     // IPAM cannot be read or found, or is not allowed, had none leased by us.
-    let released = Ipam::of_release(&node, request).del(&node, request);
-    swept.and(released.map_err(Error::from))?;
+    Ipam::of_release(&node, request).del(&node, request)?;
     Ok(node.journal.forget(&key)?)
 }
 
-/// The attachment's lock. A state directory that takes no lock takes no record either: what is
-/// there is undone all the same.
+/// Undoes an attachment by its record. After its namespace the runtime must get on: what is not found
+/// then is the daemon's to undo.
+fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
+    match detach(node, key, record, restore::RETURN_TIMEOUT) {
+        Err(kept @ attachment::Error::Kept { .. }) => {
+            node.log.warn(kept.with_remedy());
+            return Ok(());
+        }
+        done => done?,
+    }
+    let units = record.slots().map(|slot| slot.unit.clone()).collect();
+    bind::unbind(node, &record.container_id, units);
+    Ok(())
+}
+
+/// Fails where it is not known what is attached: a record may be where a policy says that cannot be
+/// read, and the runtime must repeat the call.
+pub(super) fn is_known(node: &Node, what: impl fmt::Display) -> Result<(), Error> {
+    match &node.policy.fault {
+        None => Ok(()),
+        Some(fault) => Err(Error::new(
+            Code::TryAgain,
+            format!("{what}: no record is found, and where records are is not known: {fault}"),
+        )
+        .with_details(fault.remedy())),
+    }
+}
+
+/// The attachment's lock, which the IPAM programs that this call runs hold as well. A state
+/// directory that takes no lock takes no record either: what is there is undone all the same.
 pub(super) fn lock(
     node: &Node,
     key: &Key,
     timeout: Duration,
 ) -> Result<Option<AttachmentLock>, Error> {
     match node.journal.lock_attachment(key, timeout) {
-        Ok(lock) => Ok(Some(lock)),
+        Ok(lock) => {
+            lock.share_with_programs()?;
+            Ok(Some(lock))
+        }
         Err(e @ journal::Error::Locked { .. }) => Err(e.into()),
         Err(e) => {
             node.log.warn(format_args!(
@@ -93,8 +128,7 @@ fn other_network(node: &Node, key: &Key, id: &AttachmentId) -> Result<Option<Str
 
 /// Without a record: an attachment of a plugin this one replaced, or of a journal that is lost. The
 /// result of its ADD, which the runtime kept, says which interface was made: a child that is still
-/// it is deleted. A physical netdev whose alias is a name of the host's was put there by the
-/// host-device plugin and returns under it.
+/// it is deleted. A physical netdev was put there by the host-device plugin and returns.
 fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Error> {
     let Some(path) = &request.env.netns else {
         return Ok(());
@@ -128,29 +162,29 @@ fn made(request: &Request, id: &AttachmentId) -> Result<Vec<String>, Error> {
     Ok(in_pod.map(|interface| interface.name).collect())
 }
 
-/// Removes a child, or returns a netdev whose alias is its name on the host.
+/// Removes a child, or returns hardware. What it was called on the host nobody knows but the pod, which
+/// may set its alias and its alternative names.
 fn sweep_link(node: &mut Node, inside: &mut Socket, found: &Link) -> Result<(), Error> {
     match &found.kind {
         Some(InfoKind::MacVlan | InfoKind::IpVlan) => Ok(link::delete(inside, found)?),
-        None if found.bus_device.is_some() => {
-            let alias = found.alias.as_ref().and_then(Name::as_text);
-            let Some(name) = alias.and_then(|alias| IfName::parse(alias).ok()) else {
+        None => {
+            let Some(device) = &found.bus_device else {
                 return Ok(());
             };
-            let name = name.as_str();
-            if link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?.is_some() {
-                return Ok(());
-            }
             let change = Change {
                 netns: Some(&node.netns.namespace),
-                name: Some(name.as_bytes()),
+                name: Some(restore::ANY_TEMPORARY),
                 alias: Some(b""),
                 ..Change::default()
             };
-            let what = format!("return {} to the host as {name}", found.name);
+            let what = format!("return {}, which is {device}, to the host", found.name);
             link::change(inside, what, found.index, &change)?;
-            node.log
-                .info(format_args!("{name} is back on the host, by its alias"));
+            let alias = found.alias.clone().unwrap_or_default();
+            node.log.warn(format_args!(
+                "{device} is back on the host under a name that begins with rdma-dev, because no record \
+                 says what it was called; its alias in the pod was '{alias}', which the pod can set. \
+                 Rename it: ip link set rdma-dev0 name NAME"
+            ));
             Ok(())
         }
         _ => Ok(()),

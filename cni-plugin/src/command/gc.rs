@@ -1,6 +1,6 @@
 //! GC: of this network, everything goes that the runtime does not know any more.
 
-use std::time::Duration;
+use std::{iter, time::Duration};
 
 use attachment::{addresses::Ipam, detach::detach, journal::Key, netdev::restore, node::Node};
 use cni_wire::{Command, Request};
@@ -21,19 +21,27 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         return Ok(());
     };
     let mut failures = Vec::new();
-    for (key, network, id) in node.journal.list()? {
-        if network != request.config.name || valid.contains(&id) {
-            continue;
+    let mut all_ended = true;
+    let earlier = node.earlier_journals()?;
+    for journal in iter::once(node.journal.clone()).chain(earlier) {
+        node.journal = journal;
+        for (key, network, id) in node.journal.list()? {
+            if network != request.config.name || valid.contains(&id) {
+                continue;
+            }
+            match collect(&mut node, &key) {
+                Ok(ended) => all_ended &= ended,
+                Err(e) => failures.push(e.context(format_args!("collect {id}"))),
+            }
         }
-        let collected = collect(&mut node, &key);
-        failures.extend(
-            collected
-                .err()
-                .map(|e| e.context(format_args!("collect {id}"))),
-        );
     }
-    let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
-    failures.extend(asked.err().map(Error::from));
+    let network = &request.config.name;
+    failures.extend(del::is_known(&node, format_args!("GC of network {network}")).err());
+    // An interface that is still there may still use its address.
+    if failures.is_empty() && all_ended {
+        let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
+        failures.extend(asked.err().map(Error::from));
+    }
     let mut failures = failures.into_iter();
     match failures.next() {
         None => Ok(()),
@@ -43,10 +51,17 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     }
 }
 
-fn collect(node: &mut Node, key: &Key) -> Result<(), Error> {
+/// Ends an attachment. False where its namespace is over and not all of it is found.
+fn collect(node: &mut Node, key: &Key) -> Result<bool, Error> {
     let _attachment = del::lock(node, key, LOCK_TIMEOUT)?;
     match node.journal.read(key)? {
-        Some(record) => Ok(detach(node, key, &record, restore::RETURN_TIMEOUT)?),
-        None => Ok(node.journal.forget(key)?),
+        Some(record) => match detach(node, key, &record, restore::RETURN_TIMEOUT) {
+            Err(kept @ attachment::Error::Kept { .. }) => {
+                node.log.warn(kept.with_remedy());
+                Ok(false)
+            }
+            done => Ok(done.map(|()| true)?),
+        },
+        None => Ok(node.journal.forget(key).map(|()| true)?),
     }
 }

@@ -1,6 +1,6 @@
 //! `attach`: what becomes the pod's interface.
 
-use cni_wire::{Code, Error, Request, Section};
+use cni_wire::{Error, Request, Section};
 
 /// What becomes the pod's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,22 +69,10 @@ impl Attach {
     fn parse(text: &str) -> Option<Attach> {
         Attach::all().find(|attach| attach.as_str() == text)
     }
-
-    /// Code 7: a key that only children have is set for something else.
-    pub(crate) fn has_no(self, key: &str) -> Error {
-        Error::new(
-            Code::InvalidConfig,
-            format!("{key}: has no meaning for attach {}", self.as_str()),
-        )
-        .with_details(format!(
-            "leave it out, or set attach to {}",
-            one_of(ChildKind::ALL.into_iter().map(ChildKind::as_str))
-        ))
-    }
 }
 
 /// As in `macvlan, ipvlan or ipoib`.
-fn one_of(words: impl Iterator<Item = &'static str>) -> String {
+pub(super) fn one_of(words: impl Iterator<Item = &'static str>) -> String {
     let words: Vec<&str> = words.collect();
     match words.split_last() {
         Some((last, [])) => (*last).to_owned(),
@@ -112,16 +100,5 @@ mod tests {
         }
         assert_eq!(Attach::all().count(), ChildKind::ALL.len() + 2);
         assert_eq!(Attach::parse("Macvlan"), None);
-    }
-
-    #[test]
-    fn a_refusal_lists_the_kinds_that_there_are() {
-        let details = Attach::Move.has_no("master").details;
-        let (_, kinds) = details.split_once("set attach to ").unwrap();
-        let kinds: Vec<&str> = kinds
-            .split(", ")
-            .flat_map(|part| part.split(" or "))
-            .collect();
-        assert_eq!(kinds, ChildKind::ALL.map(ChildKind::as_str));
     }
 }

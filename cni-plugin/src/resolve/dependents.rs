@@ -41,6 +41,13 @@ pub enum Dependent {
         /// Whose it is, as messages name it.
         owner: String,
     },
+    /// Perhaps a link in a network namespace that cannot be read.
+    Unreadable {
+        /// The path of the namespace.
+        netns: PathBuf,
+        /// Why it cannot be read.
+        cause: String,
+    },
     /// The virtual functions of a physical one.
     VirtualFunctions {
         /// How many there are.
@@ -61,8 +68,29 @@ impl fmt::Display for Dependent {
             Dependent::Attachment { kind, owner } => {
                 write!(f, "a {kind} of {owner} stands on it")
             }
+            Dependent::Unreadable { netns, cause } => write!(
+                f,
+                "something may stand on it: the links in network namespace {} cannot be read ({cause})",
+                netns.display()
+            ),
             Dependent::VirtualFunctions { count } => {
                 write!(f, "it is a PF with {count} virtual functions")
+            }
+        }
+    }
+}
+
+impl Dependent {
+    /// How a user can move the netdev all the same, or another.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Dependent::Unreadable { .. } => {
+                "try again; if the namespace stays so, end the pod or process that it belongs to, or \
+                 move another netdev"
+            }
+            _ => {
+                "the pod would receive the frames of what stands on it; remove that first, or move \
+                 another netdev"
             }
         }
     }
@@ -71,8 +99,7 @@ impl fmt::Display for Dependent {
 /// What stands on a netdev of the host. The first of each sort is enough.
 ///
 /// # Errors
-/// The host's links, its journal or sysfs cannot be read. A namespace that cannot be entered is
-/// passed over: it may be gone by now.
+/// The host's links, its journal or sysfs cannot be read.
 pub(super) fn of(
     node: &mut Node,
     nic: &HostLink,
@@ -138,25 +165,28 @@ fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
 
 /// A link on the netdev in another namespace of the node.
 fn in_other_namespaces(node: &Node, below: &Link, pod: &Namespace) -> Option<Dependent> {
-    namespaces::all(node, pod).find_map(|other| {
-        let link = link_in(node, &other, below)?;
-        Some(described(&link, Some(other.path())))
+    namespaces::all(node, pod).find_map(|other| match link_in(node, &other, below) {
+        Ok(link) => Some(described(&link?, Some(other.path()))),
+        Err(cause) => Some(Dependent::Unreadable {
+            netns: other.path().to_owned(),
+            cause: cause.to_string(),
+        }),
     })
 }
 
-fn link_in(node: &Node, other: &Namespace, below: &Link) -> Option<Link> {
-    let mut socket = other.socket(&node.netns.namespace).ok()?;
+fn link_in(node: &Node, other: &Namespace, below: &Link) -> netlink::Result<Option<Link>> {
+    let mut socket = other.socket(&node.netns.namespace)?;
     // A namespace that has no number for the host's has no link that stands on one of it, but for
     // IPoIB.
-    let number = link::known_number(&mut socket, &node.netns.namespace).ok()?;
+    let number = link::known_number(&mut socket, &node.netns.namespace)?;
     if number.is_none() && !below.is_infiniband() {
-        return None;
+        return Ok(None);
     }
-    let links = link::list(&mut socket).ok()?;
-    links.into_iter().find(|link| {
+    let mut links = link::list(&mut socket)?.into_iter();
+    Ok(links.find(|link| {
         let stands_there = number.is_some() && link.stands_on(below.index, number);
         stands_there || link.is_partition_of(below)
-    })
+    }))
 }
 
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of

@@ -126,6 +126,7 @@ fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool
     if !seen.is_read() {
         seen.function = known.function;
         seen.drivers.clone_from(&known.drivers);
+        seen.bond_names.clone_from(&known.bond_names);
     }
     let alone = seen.rdma_devices.len() == 1 && known.rdma_devices.len() == 1;
     for device in &mut seen.rdma_devices {

@@ -230,7 +230,7 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
     if config.format != Format::Native {
         for pool in &mut config.pools {
             if defaults.use_cdi {
-                pool.delivery = Some(Delivery::Cdi);
+                pool.delivery = Delivery::Cdi;
             }
             pool.wait_for.clone_from(&defaults.wait_for);
         }

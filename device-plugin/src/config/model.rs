@@ -130,7 +130,7 @@ pub struct PoolConfig {
     /// Whether units go without NUMA topology.
     pub exclude_topology: bool,
     /// How containers get their devices; `None` where the file leaves it to the daemon.
-    pub delivery: Option<Delivery>,
+    pub delivery: Delivery,
     /// HCAs that are excluded although a selector chooses them.
     pub exclude: Exclusion,
     /// What the state of its ports says about an HCA.

@@ -175,13 +175,10 @@ fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
         selectors,
         nodes,
         exclude_topology: pool.exclude_topology,
-        delivery: match (pool.delivery.as_ref().map(|word| word.value), pool.mode) {
-            (Some(DeliveryWord::DeviceSpecs), _) | (None, Mode::Shared) => {
-                Some(Delivery::DeviceSpecs)
-            }
-            (Some(DeliveryWord::Cdi), _) => Some(Delivery::Cdi),
-            (None, Mode::Exclusive) if is_late(pool) => Some(Delivery::Cdi),
-            (None, Mode::Exclusive) => None,
+        delivery: match pool.delivery.as_ref().map(|word| word.value) {
+            Some(DeliveryWord::Cdi) => Delivery::Cdi,
+            None if is_late(pool) => Delivery::Cdi,
+            Some(DeliveryWord::DeviceSpecs) | None => Delivery::DeviceSpecs,
         },
         exclude: match (&pool.exclude, pool.mode) {
             (Some(words), _) => Exclusion {

@@ -133,7 +133,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
         selectors: vec![selector?],
         nodes: NodeRule::everything(),
         exclude_topology: true,
-        delivery: Some(Delivery::default()),
+        delivery: Delivery::default(),
         exclude: Exclusion::NONE,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),

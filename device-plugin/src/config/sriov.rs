@@ -154,7 +154,7 @@ fn read_pool(
         selectors: alternatives,
         nodes: NodeRule::everything(),
         exclude_topology: entry.exclude_topology,
-        delivery: Some(Delivery::default()),
+        delivery: Delivery::default(),
         exclude: Exclusion::IN_USE,
         port_health: PortHealth::Ignored,
         wait_for: Vec::new(),

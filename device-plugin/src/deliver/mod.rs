@@ -1,13 +1,11 @@
 //! How a container gets what was allocated to it.
 //!
 //! [`nodes`]: paths in the response; [`cdi`]: names that the container runtime resolves; [`env`]:
-//! what is said about the HCAs; [`device_info`]: the same for Multus; [`choice`]: nodes or names.
+//! what is said about the HCAs; [`device_info`]: the same for Multus.
 
 pub(crate) mod cdi;
-pub(crate) mod choice;
 pub(crate) mod device_info;
 pub(crate) mod env;
-pub(crate) mod features;
 pub(crate) mod nodes;
 
 use kubelet_api::deviceplugin::ContainerAllocateResponse;

@@ -7,8 +7,8 @@
 use std::io;
 use std::time::Duration;
 
+use hca::KernelSocket;
 use netlink_sys::protocols::{NETLINK_KOBJECT_UEVENT, NETLINK_RDMA, NETLINK_ROUTE};
-use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
@@ -24,8 +24,6 @@ const RDMA_GROUP: u32 = 1 << 3;
 /// How long to wait before a source that cannot be opened is tried again: the RDMA family exists
 /// only while `ib_core` is loaded.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
-/// Largest message read; longer ones are cut, and what matters is at their beginning.
-const BUFFER_BYTES: usize = 16 * 1024;
 
 /// A netlink source.
 #[derive(Debug, Clone)]
@@ -39,15 +37,14 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    fn open(&self) -> io::Result<AsyncFd<Socket>> {
+    fn open(&self) -> io::Result<AsyncFd<KernelSocket>> {
         let (protocol, groups) = match self {
             Source::Links(_) => (NETLINK_ROUTE, LINK_GROUP),
             Source::Devices => (NETLINK_KOBJECT_UEVENT, UEVENT_GROUP),
             Source::Rdma => (NETLINK_RDMA, RDMA_GROUP),
         };
-        let mut socket = Socket::new(protocol)?;
+        let socket = KernelSocket::open(protocol, groups)?;
         socket.set_non_blocking(true)?;
-        socket.bind(&SocketAddr::new(0, groups))?;
         #[expect(
             deprecated,
             reason = "its successor is unsafe, for types whose descriptor may change; a Socket \
@@ -93,15 +90,14 @@ async fn serve(source: &Source, triggers: &Triggers) -> io::Error {
         Ok(socket) => socket,
         Err(error) => return error,
     };
-    let mut buffer: Vec<u8> = Vec::with_capacity(BUFFER_BYTES);
+    let mut buffer = Vec::new();
     loop {
         let mut ready = match socket.readable().await {
             Ok(ready) => ready,
             Err(error) => return error,
         };
-        buffer.clear();
-        match ready.try_io(|socket| socket.get_ref().recv(&mut buffer, 0)) {
-            Ok(Ok(_)) => {
+        match ready.try_io(|socket| socket.get_ref().receive(&mut buffer)) {
+            Ok(Ok(())) => {
                 if let Some(reason) = source.judge(&buffer) {
                     triggers.send(reason);
                 }

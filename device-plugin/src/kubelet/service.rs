@@ -38,7 +38,6 @@ pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
 pub(crate) struct Requests {
     scans: mpsc::Sender<Waiting>,
     files: mpsc::Sender<Vec<device_info::File>>,
-    client: Arc<watch::Sender<Option<String>>>,
     allocated: Arc<Notify>,
     starts: mpsc::Sender<Start>,
 }
@@ -64,8 +63,6 @@ pub(crate) struct Asked {
     pub scans: mpsc::Receiver<Waiting>,
     /// Device information to be written.
     pub files: mpsc::Receiver<Vec<device_info::File>>,
-    /// What the kubelet's gRPC client calls itself.
-    pub client: watch::Receiver<Option<String>>,
     /// Notified when an Allocate was answered with devices.
     pub allocated: Arc<Notify>,
     /// Containers with slots that are about to start.
@@ -77,21 +74,18 @@ impl Requests {
     pub(crate) fn new() -> (Self, Asked) {
         let (scans, scans_asked) = mpsc::channel(16);
         let (files, files_asked) = mpsc::channel(256);
-        let (client, client_known) = watch::channel(None);
         let (starts, starts_asked) = mpsc::channel(16);
         let allocated = Arc::new(Notify::new());
         (
             Self {
                 scans,
                 files,
-                client: Arc::new(client),
                 allocated: allocated.clone(),
                 starts,
             },
             Asked {
                 scans: scans_asked,
                 files: files_asked,
-                client: client_known,
                 allocated,
                 starts: starts_asked,
             },
@@ -124,21 +118,6 @@ impl Requests {
             .await
             .map_err(|_| over())?
             .map_err(Status::unavailable)
-    }
-
-    /// Notes which gRPC client the kubelet has.
-    fn note_client<T>(&self, request: &Request<T>) {
-        let name = request.metadata().get(USER_AGENT);
-        let Some(name) = name.and_then(|name| name.to_str().ok()) else {
-            return;
-        };
-        self.client.send_if_modified(|known| {
-            let news = known.as_deref() != Some(name);
-            if news {
-                *known = Some(name.to_owned());
-            }
-            news
-        });
     }
 
     /// Has files written some time soon; never waits.
@@ -238,9 +217,6 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
     })
 }
 
-/// Where a gRPC client names itself (the gRPC protocol over HTTP/2, User Agents).
-const USER_AGENT: &str = "user-agent";
-
 /// What the paths of verbs nodes begin with.
 const UVERBS_PATH: &str = "/dev/infiniband/uverbs";
 
@@ -301,9 +277,8 @@ impl Service {
 impl DevicePlugin for Service {
     async fn get_device_plugin_options(
         &self,
-        request: Request<Empty>,
+        _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        self.requests.note_client(&request);
         Ok(Response::new(self.options()))
     }
 

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use diagnostics::container_runtime::KnownProgram;
 use hca::HcaId;
 use hca::host::Hung;
 use notify::RecommendedWatcher;
@@ -25,7 +24,6 @@ use super::{Settings, Signals};
 use crate::candidate::memory::Memory;
 use crate::config::Config;
 use crate::config::last_good::{Kept, Start};
-use crate::deliver::choice::Choice;
 use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers, Watched};
 use crate::kubelet::allocated::{self, AllocatedUnits};
@@ -54,8 +52,6 @@ const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 
 /// What other tasks find out beside the scans of the host.
 pub(super) struct Known {
-    /// What the kubelet's gRPC client calls itself.
-    pub(super) client: watch::Receiver<Option<String>>,
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
     /// What was cleaned up.
@@ -124,7 +120,7 @@ pub(super) struct Daemon {
     kept: Kept,
     /// The text of the configuration to keep as the last good one, if it is one.
     keep: Option<String>,
-    /// Files for the CNI plugin, Node Feature Discovery and the next daemon.
+    /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
     readers: LoopReaders,
     /// What hung when the last scan started, and the reads that were logged as late.
@@ -142,14 +138,10 @@ pub(super) struct Daemon {
     nodes: Option<RecommendedWatcher>,
     /// The HCAs of exclusive pools, as they were to be written for the CNI plugin last.
     exclusive: Option<BTreeSet<HcaId>>,
-    /// How pools are delivered that state nothing.
-    choice: Choice,
     /// Why containers of pools with binding late may go without their nodes.
     cdi_doubt: Vec<String>,
     /// Why they certainly do.
     runtime_obstacle: Option<String>,
-    /// The runtime's program, which tells its release.
-    program: KnownProgram,
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
@@ -227,10 +219,8 @@ impl Daemon {
             due: None,
             nodes: None,
             exclusive: None,
-            choice: Choice::default(),
             cdi_doubt: Vec::new(),
             runtime_obstacle: None,
-            program: KnownProgram::default(),
             links: Links::default(),
             faults: Vec::new(),
             report,
@@ -310,12 +300,6 @@ impl Daemon {
                     Trigger::Damping
                 }
                 () = tick(&mut rescan) => Trigger::Timer,
-                Ok(()) = self.known.client.changed() => {
-                    if !self.choose_delivery().await {
-                        continue;
-                    }
-                    Trigger::Delivery
-                }
                 Ok(()) = self.known.held.changed() => {
                     self.allocated = self.known.held.borrow_and_update().clone();
                     self.tidy();
@@ -352,10 +336,9 @@ impl Daemon {
                 // Once it is known what pods held when it changed.
                 tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE_INTERVAL);
             }
-            if asked_for {
-                self.choose_delivery().await;
-            } else if matches!(reason, Trigger::Timer) && self.runtime_obstacle.is_some() {
-                // The node may have another runtime by now.
+            // The node may have another runtime by now.
+            let again = matches!(reason, Trigger::Timer) && self.runtime_obstacle.is_some();
+            if asked_for || again {
                 self.know_cdi_obstacle().await;
             }
             self.want(reason);
@@ -380,10 +363,6 @@ impl Daemon {
             let session = sessions.remove(&pool.resource)?;
             Some(Pool {
                 resource: pool.resource.clone(),
-                delivery_reason: match pool.delivery {
-                    Some(_) => "as configured".to_owned(),
-                    None => self.choice.reason.clone(),
-                },
                 snapshot: session.shown,
                 session: session.state,
                 allocations: session.allocations,

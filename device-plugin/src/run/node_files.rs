@@ -6,20 +6,17 @@ use std::path::Path;
 
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use hca::HcaId;
-use hca::inventory::Inventory;
 
 use super::Settings;
 use crate::candidate::memory;
-use crate::deliver::features;
 use crate::state_files::{File, Place};
 
-/// `exclusive` are the HCAs of exclusive pools, `known` is what is known of all HCAs, `good` is the configuration to keep as the last good
-/// one, with its place.
+/// `exclusive` are the HCAs of exclusive pools, `known` is what is known of all HCAs, `good` is the
+/// configuration to keep as the last good one, with its place.
 pub(super) fn wanted(
     settings: &Settings,
     exclusive: &BTreeSet<HcaId>,
     known: Option<String>,
-    inventory: &Inventory,
     good: Option<(&Path, &str)>,
 ) -> Vec<File> {
     let mut files = vec![File {
@@ -41,11 +38,6 @@ pub(super) fn wanted(
             consequence: "the CNI plugin does not know which addresses are the node's",
         });
     }
-    files.extend(settings.features_dir.as_ref().map(|directory| File {
-        place: Place::Foreign(directory.join(features::FILE)),
-        content: features::lines(inventory),
-        consequence: "the node has no labels of its HCAs; see --features-dir",
-    }));
     files.extend(good.map(|(path, text)| File {
         place: Place::Own(path.to_owned()),
         content: text.to_owned(),

@@ -6,10 +6,10 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use netlink_sys::{Socket, SocketAddr};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use crate::KernelSocket;
 use crate::nldev::NetnsMode;
 use crate::nldev::codec::{self, Device, Malformed, Node, Part, Request};
 
@@ -68,8 +68,9 @@ fn explanation(message: &Option<String>) -> String {
 /// A socket of the network namespace its thread was in when it was opened.
 #[derive(Debug)]
 pub struct Nldev {
-    socket: Socket,
+    socket: KernelSocket,
     sequence: u32,
+    received: Vec<u8>,
 }
 
 impl Nldev {
@@ -86,17 +87,14 @@ impl Nldev {
                 source,
             },
         };
-        let mut socket = Socket::new(PROTOCOL).map_err(failed)?;
-        socket.bind_auto().map_err(failed)?;
-        // Without these an error has less to say, nothing more.
-        let _ = socket.set_cap_ack(true);
-        let _ = socket.set_ext_ack(true);
+        let socket = KernelSocket::open(PROTOCOL, 0).map_err(failed)?;
         let deadline = TimeVal::seconds(ANSWER_TIMEOUT_SECONDS);
         setsockopt(&socket.as_fd(), sockopt::ReceiveTimeout, &deadline)
             .map_err(|errno| failed(errno.into()))?;
         Ok(Self {
             socket,
             sequence: 0,
+            received: Vec::new(),
         })
     }
 
@@ -166,24 +164,21 @@ impl Nldev {
     /// comes, [`Error::Malformed`] if the answer cannot be split.
     pub fn exchange(&mut self, attempt: &str, request: &Request) -> Result<Vec<Vec<u8>>, Error> {
         self.sequence = self.sequence.wrapping_add(1);
-        let kernel = SocketAddr::new(0, 0);
         self.socket
-            .send_to(&request.encode(self.sequence), &kernel, 0)
+            .send(&request.encode(self.sequence), 0)
             .map_err(|source| Error::Io {
                 attempt: "send an RDMA netlink request",
                 source,
             })?;
         let mut payloads = Vec::new();
         loop {
-            let (datagram, sender) = self.socket.recv_from_full().map_err(|source| Error::Io {
+            let received = self.socket.receive(&mut self.received);
+            received.map_err(|source| Error::Io {
                 attempt: "receive an RDMA netlink answer",
                 source,
             })?;
-            if sender.port_number() != 0 {
-                // Another process can send to this socket; only the kernel is listened to.
-                continue;
-            }
-            for part in codec::parts(&datagram, self.sequence).map_err(|e| malformed(attempt, e))? {
+            let parts = codec::parts(&self.received, self.sequence);
+            for part in parts.map_err(|e| malformed(attempt, e))? {
                 match part {
                     Part::Payload(payload) => payloads.push(payload.to_vec()),
                     Part::Acknowledged | Part::Done => return Ok(payloads),

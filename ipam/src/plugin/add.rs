@@ -64,6 +64,37 @@ pub(super) fn result(
     }
 }
 
+impl Config {
+    /// What ADD answers with one address of each range, for each interface that it can have. None
+    /// where a range gives no address.
+    ///
+    /// # Errors
+    /// Code 7: the ranges of all rails are too many.
+    pub fn examples(&self) -> Result<Vec<CniResult>, Error> {
+        let config = self.for_all_rails()?;
+        let ranges = config.ranges.iter().enumerate();
+        let address = |(number, range): (usize, &Range)| {
+            let is_gateway =
+                |address: &IpAddr| config.gateway_of(number, *address) == Some(*address);
+            let lowest = range.lowest().filter(|address| !is_gateway(address));
+            Some(Cidr {
+                // Profile compatible may give the gateway.
+                addr: lowest.or(range.lowest().and(Some(range.window().1)))?,
+                prefix: range.subnet().prefix(),
+            })
+        };
+        let Some(addresses) = ranges.map(address).collect::<Option<Vec<Cidr>>>() else {
+            return Ok(Vec::new());
+        };
+        let all = result(&config, addresses.into_iter(), Requested::default());
+        Ok(by_interface(
+            &config,
+            all,
+            self.rails().map_or(1, |rails| rails.len()),
+        ))
+    }
+}
+
 /// The result of each interface: the addresses of its ranges, and the routes that it has a part in.
 /// What was asked for besides the ranges is the first interface's.
 pub(super) fn by_interface(config: &Config, all: CniResult, interfaces: usize) -> Vec<CniResult> {

@@ -1,8 +1,8 @@
 //! From the text of the policy file to [`Policy`]: strict, or salvaging.
 
 use super::{
-    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, Ipam, Log, LogLevel, MAX_RAIL, Policy,
-    PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, partition_key,
+    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, FabricAddresses, Ipam, Log, LogLevel, MAX_RAIL,
+    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, partition_key,
     rails::{Entry, Nic},
 };
 use crate::{duration, pattern::Pattern, spelling};
@@ -12,8 +12,18 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const KEYS: [&str; 10] = [
-    "version", "node", "stateDir", "cdiDir", "stores", "ipam", "allow", "rails", "pkeys", "log",
+const KEYS: [&str; 11] = [
+    "version",
+    "node",
+    "stateDir",
+    "cdiDir",
+    "stores",
+    "ipam",
+    "allow",
+    "rails",
+    "pkeys",
+    "fabricAddresses",
+    "log",
 ];
 const ALLOW_KEYS: [&str; 9] = [
     "nonRdma",
@@ -107,6 +117,11 @@ impl Reader<'_> {
             "allow" => (self.allow(value, &policy.pkeys)).map(|allow| policy.allow = allow),
             "pkeys" => self.pkeys(value).map(|pkeys| policy.pkeys = pkeys),
             "rails" => self.rails(value).map(|rails| policy.rails = rails),
+            "fabricAddresses" if value == "static" => {
+                policy.fabric_addresses = FabricAddresses::Static;
+                Ok(())
+            }
+            "fabricAddresses" => Err(self.wrong(key, value, "must be \"static\", or left out")),
             "log" => self.log(value).map(|log| policy.log = log),
             // Refused by `known`; salvaging passes over it.
             _ => Ok(()),
@@ -598,6 +613,7 @@ mod tests {
                         "unallocated": true, "requestExcluded": true, "ipam": ["rdma-ipam", "host-local"],
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "rails": {"0000:3b:00.0": 0, "ens2*": 7},
+              "fabricAddresses": "static",
               "log": {"file": "/var/log/rdma.log", "level": "debug"}
             }"#,
         )
@@ -640,6 +656,7 @@ mod tests {
             addresses: &[],
         });
         assert_eq!(rail, Ok(Some(7)));
+        assert_eq!(policy.fabric_addresses, FabricAddresses::Static);
         assert_eq!(policy.log.level, LogLevel::Debug);
     }
 

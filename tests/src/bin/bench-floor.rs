@@ -57,7 +57,7 @@ fn main() -> Result<()> {
         Attach::Child(ChildKind::Macvlan),
         &Config::default(),
         &result,
-    );
+    )?;
     pod.enter(&own, || {
         apply::configure(&mut inside, &host.proc, &made, &interface_config)
     })??;

@@ -252,7 +252,9 @@ fn blocks_of_a_node_registered_anew_stay_with_its_pods() -> Result<()> {
     let uid = server.node_uid("n1")?.context("n1")?;
     eventually("its broker renews all blocks", LATE, || {
         let objects = blocks(&server)?;
-        Ok(objects.iter().all(|object| object["spec"]["nodeUID"] == uid.as_str()))
+        Ok(objects
+            .iter()
+            .all(|object| object["spec"]["nodeUID"] == uid.as_str()))
     })?;
     ensure!(one.granted()? == granted, "{:?}", one.granted());
     ensure!(one.add("pod-1", RANGE)? != address, "one address twice");

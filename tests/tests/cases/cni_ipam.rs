@@ -35,12 +35,6 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(del_without_a_record_runs_only_what_is_allowed, Root, Netns),
     case!(
-        addresses_are_released_though_the_policy_changed,
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
         an_ipam_that_is_gone_does_not_keep_the_rest,
         Root,
         Netns,
@@ -177,18 +171,6 @@ fn del_without_a_record_runs_only_what_is_allowed() -> Result<()> {
         .success()?;
     assert_eq!(calls(&host), "DEL");
     Ok(())
-}
-
-fn addresses_are_released_though_the_policy_changed() -> Result<()> {
-    let (host, _pod, call) = setup(&["canned"])?;
-    install(&host, "canned", GIVES)?;
-    let config = config(&host, "canned");
-    let before = host.picture()?;
-    call.run("ADD", config.as_bytes())?.success()?;
-    allow(&host, &[])?;
-    call.run("DEL", config.as_bytes())?.success()?;
-    assert_eq!(calls(&host), "ADD DEL");
-    same(&before, &host.picture()?, "after DEL")
 }
 
 fn an_ipam_that_is_gone_does_not_keep_the_rest() -> Result<()> {

@@ -274,10 +274,10 @@ fn misspelt_keys_and_unknown_arguments_stop_add_and_never_del() -> Result<()> {
     let pod: Netns = host.pod()?;
     let fine = json!({"attach": "macvlan", "master": "nic0"});
     let mut misspelt = fine.clone();
-    misspelt["mtuu"] = 1400.into();
+    misspelt["railss"] = true.into();
     let mut call = host.call(&pod, "c1", "net1");
     for (keys, args, expected, words) in [
-        (&misspelt, "", 7, ["\"mtuu\"", "\"mtu\""]),
+        (&misspelt, "", 7, ["\"railss\"", "\"rails\""]),
         (&fine, "COLOUR=blue", 4, ["CNI_ARGS", "COLOUR"]),
     ] {
         call.args = args.to_owned();

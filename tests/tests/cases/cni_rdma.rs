@@ -220,7 +220,7 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
         (
             json!({"attach": "macvlan", "master": "nic0", "rdma": "required"}),
             7,
-            "stays with nic0",
+            "no meaning for attach macvlan",
         ),
     ] {
         let (found, message) = refused(&call, "ADD", &host.config(&keys))?;

@@ -12,6 +12,7 @@ use e2e::host_state::unchanged;
 use e2e::scene::{PCI, Running, Scene, TRY_AGAIN, answer_of, index_of, refusal};
 use serde_json::json;
 
+use super::hostile_leases::{Holder, ip_in};
 use super::hostile_stacked::Nameless;
 
 cases! {
@@ -45,13 +46,15 @@ fn arrives_late() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let nested = scene.another_pod()?;
-    scene.in_pod(&[&format!("link set net1 netns {}", nested.name())])?;
+    // A namespace that no search finds.
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
+    let hidden = holder.hide()?;
     let network = scene.moving().to_string();
     let del = Running::start(&mut scene.call().command("DEL"), network.as_bytes())?;
     sleep(Duration::from_millis(1500));
     let host = scene.host.netns.name();
-    scene.perform(&nested, &[&format!("link set net1 netns {host}")])?;
+    ip_in(hidden, &format!("link set net1 netns {host}"))?;
     del.answer()?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
 }

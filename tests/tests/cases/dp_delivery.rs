@@ -1,5 +1,4 @@
-//! How containers get their devices: what was stated, or what the daemon chose by what it knows of
-//! the kubelet and the container runtime.
+//! How containers get their devices: by paths of nodes, or by CDI names where a pool states it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,20 +16,13 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(
-        cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it,
-        Root
-    ),
-    case!(device_nodes_are_chosen_where_the_runtime_is_not_known, Root),
+    case!(device_nodes_are_delivered_unless_cdi_is_stated, Root),
     case!(cdi_file_of_pods_stays_true_after_a_change_to_nodes, Root),
 ];
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 const RESOURCE: &str = "rdma/nic";
 const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
-/// gRPC clients of kubelets 1.34 and 1.30.
-const NEW_CLIENT: &str = "grpc-go/1.72.2";
-const OLD_CLIENT: &str = "grpc-go/1.58.3";
 
 /// A daemon in a container whose CDI directory is a mount of the host's.
 struct Scene {
@@ -64,12 +56,6 @@ impl Scene {
         tree.file("/etc/containerd/config.toml", config);
     }
 
-    fn kubelet(&self, client: &str) -> Result<Kubelet> {
-        let mut settings = self.machine.settings();
-        settings.client = client.to_owned();
-        Kubelet::start(settings)
-    }
-
     fn daemon(&self, kubelet: &Kubelet) -> Result<Daemon> {
         let (address, root) = (self.address.to_string(), self.machine.settings().root);
         let information = self.machine.directory().join("devinfo");
@@ -99,15 +85,13 @@ impl Scene {
         Ok(status["pools"][0].clone())
     }
 
-    /// Waits until the kubelet has called and the status says that the pool is delivered so, and
-    /// returns why.
-    fn delivered_by(&self, delivery: &str, daemon: &Daemon) -> Result<String> {
+    /// Waits until the status says that the pool is delivered so.
+    fn delivered_by(&self, delivery: &str, daemon: &Daemon) -> Result<()> {
         let started = Instant::now();
         loop {
             let pool = self.pool()?;
-            let reason = pool["deliveryReason"].as_str().context("no reason")?;
-            if pool["delivery"] == delivery && !reason.contains("has not called yet") {
-                return Ok(reason.to_owned());
+            if pool["delivery"] == delivery {
+                return Ok(());
             }
             if started.elapsed() > WAIT_TIMEOUT {
                 bail!(
@@ -133,68 +117,34 @@ fn cdi_file(directory: &Path) -> Result<String> {
     Ok(fs::read_to_string(file.path())?)
 }
 
-fn cdi_is_chosen_where_kubelet_and_runtime_are_known_to_read_it() -> Result<()> {
+fn device_nodes_are_delivered_unless_cdi_is_stated() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     scene.containerd("version = 3\n");
-    let kubelet = scene.kubelet(NEW_CLIENT)?;
+    let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon(&kubelet)?;
-    let reason = scene.delivered_by("cdi", &daemon)?;
-    ensure!(reason.contains("known to read CDI"), "{reason}");
+    scene.delivered_by("deviceSpecs", &daemon)?;
     let first = run(&kubelet, "first")?;
-    assert_eq!(
-        (first.devices.len(), first.cdi_devices.len()),
-        (0, 1),
-        "{first:?}"
-    );
-    assert_eq!(kubelet.registrations().len(), 1, "{}", daemon.log());
-
-    // An older kubelet comes: what it admits gets nodes, what was admitted keeps its names.
-    let settings = kubelet.settings().clone();
-    kubelet.stop();
-    let kubelet = Kubelet::start(e2e::kubelet::Settings {
-        client: OLD_CLIENT.to_owned(),
-        ..settings
-    })?;
-    kubelet.wait_allocatable(RESOURCE, 2, WAIT_TIMEOUT)?;
-    let reason = scene.delivered_by("deviceSpecs", &daemon)?;
-    ensure!(reason.contains(OLD_CLIENT), "{reason}");
-    let second = run(&kubelet, "second")?;
-    assert_eq!(second.cdi_devices.len(), 0, "{second:?}");
-    ensure!(!second.devices.is_empty(), "{second:?}");
-    assert_eq!(kubelet.run_options("default/first", "main")?, first);
-    ensure!(cdi_file(scene.cdi.path())?.contains(HCAS[0]));
-
-    // What the administrator states counts.
-    fs::write(&scene.file, format!("{EXCLUSIVE}  delivery: cdi\n"))?;
-    let reason = scene.delivered_by("cdi", &daemon)?;
-    ensure!(reason.contains("configured"), "{reason}");
-    Ok(())
-}
-
-fn device_nodes_are_chosen_where_the_runtime_is_not_known() -> Result<()> {
-    let scene = Scene::new(EXCLUSIVE)?;
-    scene.containerd("version = 2\n");
-    let kubelet = scene.kubelet(NEW_CLIENT)?;
-    let daemon = scene.daemon(&kubelet)?;
-    let reason = scene.delivered_by("deviceSpecs", &daemon)?;
-    ensure!(
-        reason.contains("/etc/containerd/config.toml says neither"),
-        "{reason}"
-    );
-    let options = run(&kubelet, "pod")?;
-    ensure!(
-        options.cdi_devices.is_empty() && !options.devices.is_empty(),
-        "{options:?}"
-    );
+    assert_eq!(first.cdi_devices.len(), 0, "{first:?}");
+    ensure!(!first.devices.is_empty(), "{first:?}");
     assert_eq!(fs::read_dir(scene.cdi.path())?.count(), 0);
-    ensure!(daemon.log().contains("says neither"), "{}", daemon.log());
+
+    fs::write(&scene.file, format!("{EXCLUSIVE}  delivery: cdi\n"))?;
+    scene.delivered_by("cdi", &daemon)?;
+    let second = run(&kubelet, "second")?;
+    assert_eq!(
+        (second.devices.len(), second.cdi_devices.len()),
+        (0, 1),
+        "{second:?}"
+    );
+    ensure!(cdi_file(scene.cdi.path())?.contains(HCAS[0]));
+    assert_eq!(kubelet.run_options("default/first", "main")?, first);
     Ok(())
 }
 
 /// Names that a pod has are resolved at each start of its container, however new pods are served.
 fn cdi_file_of_pods_stays_true_after_a_change_to_nodes() -> Result<()> {
     let scene = Scene::new(&format!("{EXCLUSIVE}  delivery: cdi\n"))?;
-    let kubelet = scene.kubelet(OLD_CLIENT)?;
+    let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon(&kubelet)?;
     run(&kubelet, "pod")?;
     ensure!(cdi_file(scene.cdi.path())?.contains("uverbs0"));

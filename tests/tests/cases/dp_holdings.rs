@@ -282,7 +282,10 @@ fn a_container_gets_its_nodes_after_its_pool_dropped_the_hca() -> Result<()> {
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
     kubelet.run_options("default/pod", "main")?;
-    let without = format!("linkTypes: [ether], not: {{pciAddresses: [\"{}\"]}}", held[0]);
+    let without = format!(
+        "linkTypes: [ether], not: {{pciAddresses: [\"{}\"]}}",
+        held[0]
+    );
     fs::write(&scene.file, selecting(&without))?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
     kubelet.run_options("default/pod", "main")?;
@@ -375,14 +378,23 @@ fn an_untrusted_file_of_known_hcas_changes_nothing_for_pods() -> Result<()> {
         let daemon = scene.daemon()?;
         let waited = scene.wait(&kubelet, &daemon, "rdma/nic", 2);
         waited.with_context(|| format!("file {index}"))?;
-        ensure!(daemon.log().contains("known-hcas"), "{index}: {}", daemon.log());
+        ensure!(
+            daemon.log().contains("known-hcas"),
+            "{index}: {}",
+            daemon.log()
+        );
         kubelet.run_options("default/pod", "main")?;
         if index < 4 {
             // The daemon's own file is in its place again.
-            let own = || fs::symlink_metadata(&file).is_ok_and(|meta| meta.is_file() && meta.uid() == 0);
+            let own =
+                || fs::symlink_metadata(&file).is_ok_and(|meta| meta.is_file() && meta.uid() == 0);
             let started = Instant::now();
             while !own() || !fs::read_to_string(&file)?.contains(HCAS[1]) {
-                ensure!(started.elapsed() < WAIT_TIMEOUT, "{index}: {}", daemon.log());
+                ensure!(
+                    started.elapsed() < WAIT_TIMEOUT,
+                    "{index}: {}",
+                    daemon.log()
+                );
                 std::thread::sleep(Duration::from_millis(50));
             }
         }

@@ -399,7 +399,8 @@ fn commands_name_the_read_that_hangs_and_end() -> Result<()> {
     }
     let directory = scene.machine.state();
     let _mount = Unanswered::on(&directory)?;
-    let said = run(&status)?;
+    // The journal is read in the network namespace of the root's own /proc.
+    let said = run(&[&status[..3], &status[5..7]].concat())?;
     ensure!(said.contains(text(&directory)?), "{said}");
     Ok(())
 }

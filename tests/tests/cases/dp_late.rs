@@ -868,9 +868,16 @@ fn topology_names_the_pod_of_a_bound_slot() -> Result<()> {
     };
     let shown = topology(&["--gpus", "0"])?;
     let nics = shown["nics"].as_array().context("nics")?;
-    let held = nics.iter().find(|one| one["hca"] == nic).context("the NIC")?;
+    let held = nics
+        .iter()
+        .find(|one| one["hca"] == nic)
+        .context("the NIC")?;
     assert_eq!(held["pod"], serde_json::json!(["default/a"]), "{held}");
-    ensure!(!shown["choice"].to_string().contains(nic), "{}", shown["choice"]);
+    ensure!(
+        !shown["choice"].to_string().contains(nic),
+        "{}",
+        shown["choice"]
+    );
     Ok(())
 }
 
@@ -939,7 +946,9 @@ fn a_state_directory_that_hangs_stops_no_daemon() -> Result<()> {
     }
     node.goes_on()?;
     // Another daemon starts without it.
-    node.machine.tree.file("/sys/class/infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
+    node.machine
+        .tree
+        .file("/sys/class/infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
     node.daemon = start(&node.machine, &rescanned())?;
     node.ready()
 }

@@ -199,10 +199,7 @@ fn a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting() -> Resu
     pods.dead.delete()?;
     let policy = pods.policy_with_store(share.path())?;
     let status = pods.status(&policy)?.to_string();
-    for part in [
-        "10.9.0.11",
-        "leases of store \\\"a-share\\\": it is late: the read of",
-    ] {
+    for part in ["10.9.0.11", "leases of store \\\"a-share\\\": it is late: "] {
         assert!(status.contains(part), "no {part} in {status}");
     }
     let mut daemon = pods.daemon(&policy)?;

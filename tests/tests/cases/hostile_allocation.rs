@@ -176,7 +176,10 @@ fn call_of(scene: &Scene, name: &str, uid: &str) -> Call {
 /// On a host with two HCAs and a netdev that is of neither.
 fn another_hca(keys: &Value, words: &[&str]) -> Result<()> {
     let scene = Scene::with_nics(2)?;
-    scene.on_host(&["link add plain type veth peer name plainpeer", "link set plain up"])?;
+    scene.on_host(&[
+        "link add plain type veth peer name plainpeer",
+        "link set plain up",
+    ])?;
     scene.refuses(&scene.network(keys), &[INVALID_NETWORK], words)
 }
 
@@ -231,9 +234,17 @@ fn stacked(commands: &[&str], kind: &str) -> Result<()> {
         ..NetdevSpec::default()
     });
     let of = |nic: u8| json!({"deviceID": format!("{}_3e71787e_1", pci_of(nic)), "master": "top0"});
-    let other = [&*pci_of(1), "top0", PCI];
-    scene.refuses(&scene.network(&of(1)), &[INVALID_NETWORK], &other)?;
-    made_on(&scene, &of(0), "top0")
+    let answer = answer_of(&scene.call(), "ADD", &scene.network(&of(1)))?;
+    refusal(&answer, &[INVALID_NETWORK], &[&*pci_of(1), "top0", PCI])?;
+    // A bridge counts time in its ports, so the host is not compared.
+    answer_of(&scene.call(), "ADD", &scene.network(&of(0)))?.success()?;
+    let (host, link) = (
+        scene.host.netns.ip_json("link show top0")?,
+        scene.pod.ip_json("link show net1")?,
+    );
+    ensure!(link[0]["link_index"] == host[0]["ifindex"], "net1 is not on top0: {link}");
+    answer_of(&scene.call(), "DEL", &scene.network(&of(0)))?.success()?;
+    Ok(())
 }
 
 /// One RDMA device stands for both members, on the first one's function.
@@ -292,7 +303,11 @@ fn apart() -> Result<()> {
         });
     };
     let scene = Scene::laid(lay, &["ens192"])?;
-    made_on(&scene, &json!({"deviceID": "0000:0b:00.1_3e71787e_1"}), "ens192")?;
+    made_on(
+        &scene,
+        &json!({"deviceID": "0000:0b:00.1_3e71787e_1"}),
+        "ens192",
+    )?;
     scene.returns(&scene.network(&json!({"deviceID": "0000:0b:00.1"})), &[])
 }
 
@@ -315,7 +330,10 @@ fn of_rails(rails: &Value, keys: &Value, expected: Result<&str, (u64, &[&str])>)
     checked["prevResult"] = result;
     answer_of(&scene.call(), "CHECK", &checked)?.success()?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
-    ensure!(scene.listed("rdma-ipam")?.is_empty(), "an address is still leased");
+    ensure!(
+        scene.listed("rdma-ipam")?.is_empty(),
+        "an address is still leased"
+    );
     Ok(())
 }
 

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 cases! {
     atach_is_refused_for_attach => typo("atach", json!("move"), "attach");
     attatch_is_refused_for_attach => typo("attatch", json!("move"), "attach");
-    mtuu_is_refused_for_mtu => typo("mtuu", json!(1400), "mtu");
     link_in_contaner_is_refused_for_link_in_container =>
         typo("linkInContaner", json!(true), "linkInContainer");
     ipm_is_refused_for_ipam => typo("ipm", json!({"type": "rdma-ipam"}), "ipam");
@@ -25,7 +24,7 @@ cases! {
     pci_bus_idd_is_refused_for_pci_bus_id => typo("pciBusIDd", json!("0000:3b:00.0"), "pciBusID");
     runtime_confg_is_refused_for_runtime_config => typo("runtimeConfg", json!({}), "runtimeConfig");
     rials_is_refused_for_rails => typo("rials", json!(true), "rails");
-    keys_of_other_plugins_are_passed_over: Macvlan => others();
+    keys_of_other_plugins_without_effect_are_noted: Macvlan => others();
     keys_in_the_case_that_go_accepts_are_ours: Macvlan => folded();
     a_key_twice_in_two_cases_is_refused => folded_twice();
     a_comment_key_with_a_prefix_of_its_own_is_passed_over: Macvlan => prefixed();
@@ -90,6 +89,8 @@ cases! {
     a_policy_of_bytes_is_refused => policy_file(|path| Ok(fs::write(path, [0xff, 0xfe])?));
     a_policy_that_lists_a_path_as_ipam_is_refused_or_reaches_nothing => listed_path();
     a_store_outside_of_the_policy_is_refused: Macvlan => store(&json!("../../etc"));
+    a_store_that_is_a_number_is_refused: Macvlan => store(&json!(7));
+    a_store_that_is_a_list_is_refused: Macvlan => store(&json!(["default"]));
     a_store_that_is_a_path_is_refused: Macvlan => store(&json!("/etc"));
     a_store_that_the_policy_has_not_is_refused: Macvlan => store(&json!("other"));
     a_range_as_wide_as_the_internet_ends_in_bounded_time: Macvlan => wide_range();
@@ -124,16 +125,13 @@ fn others() -> Result<()> {
     let scene = Scene::furnished()?;
     let keys: Value = serde_json::from_str(
         r#"{
-        "isGateway": true, "isDefaultGateway": true, "ipMasq": true, "promiscMode": true, "hairpinMode": true,
-        "vlan": 7, "vlanId": 7, "vlanTrunk": [], "preserveDefaultVlan": true, "forceAddress": true,
-        "macspoofchk": true, "enabledad": true, "dns": {"nameservers": ["10.0.0.1"]},
+        "promiscMode": true, "hairpinMode": true, "vlan": 0, "vlanTrunk": [], "preserveDefaultVlan": true,
+        "forceAddress": true, "enabledad": true, "dns": {"nameservers": ["10.0.0.1"]}, "isGateway": false,
         "args": {"cni": {"other": 1}}, "capabilities": {"mac": true, "unknown": true}, "disableCheck": true,
         "disableGC": false, "keepV6": true, "bridge": "br0", "sysctl": {}, "promisc": true,
-        "allmulti": true, "txQLen": 7, "bandwidth": {}, "ingressRate": 7, "spoofchk": "off", "trust": "on",
-        "link_state": "auto", "min_tx_rate": 1, "max_tx_rate": 2, "vlanQoS": 3, "logLevel": "debug",
-        "logFile": "/nonexistent/never-written", "snat": true, "portMappings": [], "dataDir": "/nonexistent",
-        "dpdkMode": false, "ibKubernetesEnabled": false, "resourceName": "a/b", "description": "text",
-        "cni.dev/anything": 1, "cni.dev/valid-attachments": []
+        "allmulti": true, "txQLen": 7, "logLevel": "debug", "logFile": "/nonexistent/never-written", "snat": true,
+        "dataDir": "/nonexistent", "dpdkMode": false, "ibKubernetesEnabled": false, "resourceName": "a/b",
+        "description": "text", "cni.dev/anything": 1, "cni.dev/valid-attachments": []
         }"#,
     )?;
     for (key, value) in keys.as_object().context("keys")? {

@@ -90,13 +90,13 @@ fn marker(scene: &Scene) -> PathBuf {
 }
 
 /// The commands that were executed.
-fn executed(scene: &Scene) -> String {
+pub(super) fn executed(scene: &Scene) -> String {
     let text = fs::read_to_string(marker(scene)).unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// A program in the path that writes down that it was executed, and the call that has this path.
-fn with_program(name: &str, body: &str) -> Result<(Scene, Call)> {
+pub(super) fn with_program(name: &str, body: &str) -> Result<(Scene, Call)> {
     let scene = Scene::furnished()?;
     install(&scene, name, body)?;
     let mut call = scene.call();
@@ -104,10 +104,10 @@ fn with_program(name: &str, body: &str) -> Result<(Scene, Call)> {
     Ok((scene, call))
 }
 
-const ANSWER: &str =
+pub(super) const ANSWER: &str =
     r#"[ $CNI_COMMAND != ADD ] || echo '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.7/24"}]}'"#;
 
-fn upon_nic0(scene: &Scene, ipam: &Value) -> Value {
+pub(super) fn upon_nic0(scene: &Scene, ipam: &Value) -> Value {
     scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": ipam}))
 }
 

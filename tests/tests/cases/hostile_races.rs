@@ -22,6 +22,9 @@ cases! {
     of_two_adds_of_one_child_one_wins: Macvlan => two_adds("macvlan");
     of_two_adds_of_one_move_one_wins => two_adds("move");
     of_two_pods_that_want_one_nic_one_has_it => two_pods();
+    a_child_added_while_a_move_asks_its_ipam_is_refused: Macvlan => child_during_move();
+    a_nic_moved_while_a_child_asks_its_ipam_has_no_child: Macvlan => move_during_child();
+    of_a_move_and_children_at_once_one_kind_wins: Macvlan => move_and_children();
     of_eight_pods_that_want_children_all_have_them: Macvlan => eight_pods();
     a_storm_of_killed_adds_and_dels_of_children_leaves_nothing: Macvlan => storm("macvlan");
     a_storm_of_killed_adds_and_dels_of_moves_leaves_nothing => storm("move");
@@ -162,6 +165,95 @@ fn reclaim_during_ipam() -> Result<()> {
     answer_of(&call, "DEL", &network)?.success()?;
     ensure!(!there(&scene, "lease-c1"), "the lease is left");
     unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// The network of `scene` with our own IPAM, allowed beside the slow one.
+fn beside_slow(scene: &Scene, network: &Value) -> Result<Value> {
+    scene.allow(&json!({"ipam": ["slow", "rdma-ipam"]}))?;
+    let mut network = network.clone();
+    network["name"] = "rail1".into();
+    Ok(network)
+}
+
+/// The move holds the NIC when it is decided that nothing stands on it, until it has left.
+fn child_during_move() -> Result<()> {
+    let (scene, call, network) = with_slow_ipam("move")?;
+    let child = beside_slow(&scene, &scene.child())?;
+    let other = scene.another_pod()?;
+    let theirs = scene.call_of(&other, "c2", "net1");
+    let before = scene.host_state()?;
+    let moving = asking(&scene, &call, &network)?;
+    let adding = start(&theirs, "ADD", &child)?;
+    sleep(Duration::from_millis(300));
+    go(&scene)?;
+    moving.answer()?.success().context("the move")?;
+    refusal(&adding.answer()?, &[e2e::scene::TRY_AGAIN], &["nic0"])?;
+    ensure!(
+        scene.listed("rdma-ipam")?.is_empty(),
+        "the refused child's address is leased"
+    );
+    answer_of(&theirs, "DEL", &child)?.success()?;
+    answer_of(&call, "DEL", &network)?.success()?;
+    unchanged(&before, || scene.host_state(), "after both")
+}
+
+fn move_during_child() -> Result<()> {
+    let (scene, call, network) = with_slow_ipam("macvlan")?;
+    let moving = beside_slow(&scene, &scene.moving())?;
+    let other = scene.another_pod()?;
+    let theirs = scene.call_of(&other, "c2", "net1");
+    let before = scene.host_state()?;
+    let adding = asking(&scene, &call, &network)?;
+    answer_of(&theirs, "ADD", &moving)?
+        .success()
+        .context("the move")?;
+    go(&scene)?;
+    refusal(&adding.answer()?, &[e2e::scene::TRY_AGAIN], &["nic0"])?;
+    ensure!(
+        !both_or_neither(&scene, "after the refused ADD")?,
+        "it is there"
+    );
+    answer_of(&theirs, "DEL", &moving)?.success()?;
+    unchanged(&before, || scene.host_state(), "after both")
+}
+
+fn move_and_children() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let pods = [
+        scene.another_pod()?,
+        scene.another_pod()?,
+        scene.another_pod()?,
+    ];
+    let attached = ["macvlan", "move", "macvlan"];
+    for round in 0..8 {
+        let mut running = Vec::new();
+        for (number, (pod, attach)) in pods.iter().zip(attached).enumerate() {
+            let call = scene.call_of(pod, &format!("c{number}"), "net1");
+            let network = network_of(&scene, attach);
+            running.push((start(&call, "ADD", &network)?, call, network, attach));
+        }
+        let mut won = Vec::new();
+        let mut calls = Vec::new();
+        for (adding, call, network, attach) in running {
+            won.extend(adding.answer()?.status.success().then_some(attach));
+            calls.push((call, network));
+        }
+        won.dedup();
+        ensure!(
+            won.len() == 1,
+            "round {round}: on one NIC there are {won:?}"
+        );
+        for (call, network) in &calls {
+            answer_of(call, "DEL", network)?.success()?;
+        }
+        unchanged(
+            &before,
+            || scene.host_state(),
+            &format!("after round {round}"),
+        )?;
+    }
+    Ok(())
 }
 
 fn network_of(scene: &Scene, attach: &str) -> Value {

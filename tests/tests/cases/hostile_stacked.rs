@@ -8,9 +8,11 @@ use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
 use e2e::raw_netlink::nftables::ingress_chain;
-use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, mac_of, refusal};
+use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refusal};
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
+
+use super::hostile_netlink::traced;
 
 /// How long the other end of a veth may have its carrier after this one is down.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,6 +69,8 @@ cases! {
     a_vlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Vlan =>
         in_a_process("vlan id 66");
     a_child_in_a_namespace_without_a_path_holds_its_nic: Macvlan => unseen_child();
+    a_namespace_that_cannot_be_entered_holds_every_nic: Strace => unreadable("setns:error=EPERM");
+    a_namespace_without_room_for_a_socket_holds_every_nic: Strace => unreadable("setns:error=ENOMEM");
     a_firewall_on_a_nic_holds_it => firewall();
     an_address_that_a_nic_receives_for_holds_it => received_address();
     a_macvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Macvlan =>
@@ -303,6 +307,21 @@ fn unseen_child() -> Result<()> {
     scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "address"])?;
     drop(held);
     Ok(())
+}
+
+/// What is in a namespace that cannot be read may stand on the NIC.
+fn unreadable(fault: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let other = scene.another_pod()?;
+    let before = scene.host_state()?;
+    let path = other.path().to_string_lossy();
+    let inject = format!("inject={fault}");
+    let options = ["-f", "-qq", "-o", "/dev/null", "-P", &path, "-e", &inject].map(str::to_owned);
+    let mut add = traced(&scene.call(), "ADD", &options);
+    let answer = bounded(&mut add, scene.moving().to_string().as_bytes())?;
+    refusal(&answer, &[DENIED], &["nic0", &path, "end the pod"])?;
+    unchanged(&before, || scene.host_state(), "after the refused ADD")?;
+    scene.returns(&scene.moving(), &[])
 }
 
 /// A kernel before 6.16 ends a chain whose netdev leaves, and the host is without its firewall.

@@ -151,11 +151,16 @@ fn uplinks_of(
     scene.on_host(&["addr add 10.8.0.1/24 dev nic1"])?;
     scene.on_host(host)?;
     fs::create_dir_all(scene.host.state())?;
-    fs::write(scene.host.state().join("node-addresses"), node_addresses.join("\n"))?;
+    fs::write(
+        scene.host.state().join("node-addresses"),
+        node_addresses.join("\n"),
+    )?;
     let excluded = excluded(&scene, node_addresses)?;
     for nic in withheld {
         ensure!(
-            excluded.iter().any(|reason| reason.contains(&format!("needs {nic}: "))),
+            excluded
+                .iter()
+                .any(|reason| reason.contains(&format!("needs {nic}: "))),
             "{nic} is offered: {excluded:?}"
         );
         for keys in [
@@ -169,7 +174,9 @@ fn uplinks_of(
     }
     for nic in given {
         ensure!(
-            !excluded.iter().any(|reason| reason.contains(&format!("needs {nic}: "))),
+            !excluded
+                .iter()
+                .any(|reason| reason.contains(&format!("needs {nic}: "))),
             "{nic} is not offered: {excluded:?}"
         );
         let network = scene.network(&json!({"attach": "macvlan", "master": nic}));
@@ -186,7 +193,10 @@ fn excluded(scene: &Scene, node_addresses: &[&str]) -> Result<Vec<String>> {
     let config = scene.host.directory().join("pools.yaml");
     let pool = "version: 1\npools:\n- { resource: rdma/a, mode: exclusive, select: { rdmaDevices: [\"*\"] } }\n";
     fs::write(&config, pool)?;
-    let (config, root) = (config.display().to_string(), scene.host_root().display().to_string());
+    let (config, root) = (
+        config.display().to_string(),
+        scene.host_root().display().to_string(),
+    );
     let addresses = node_addresses.join(",");
     let mut arguments = vec!["validate", "--on-host", "--json", "--host-root", &root];
     if !node_addresses.is_empty() {
@@ -195,7 +205,9 @@ fn excluded(scene: &Scene, node_addresses: &[&str]) -> Result<Vec<String>> {
     arguments.push(&config);
     let answer = scene.tool("rdma-device-plugin", &arguments)?;
     let document: Value = serde_json::from_str(&answer.stdout).context(answer.stderr)?;
-    let reasons = document["excluded"].as_array().context("no list of what is excluded")?;
+    let reasons = document["excluded"]
+        .as_array()
+        .context("no list of what is excluded")?;
     Ok(reasons.iter().map(ToString::to_string).collect())
 }
 

@@ -102,9 +102,10 @@ impl Error {
                 Some("make the network configuration and CNI_ARGS smaller; both are kept in it")
             }
             Error::Exists { .. } => Some("the runtime must DEL it first"),
-            Error::Locked { .. } => {
-                Some("an ADD or DEL of the same container and interface is running; try again")
-            }
+            Error::Locked { .. } => Some(
+                "an ADD or DEL of the same container and interface is running, or an IPAM \
+                     program that it ran; try again",
+            ),
         }
     }
 }

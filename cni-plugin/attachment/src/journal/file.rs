@@ -92,16 +92,20 @@ pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
     opened.ok_or_else(|| Error::file("open", path, io::ErrorKind::NotFound.into()))
 }
 
+/// How a lock is asked for: [`File::try_lock`] or [`File::try_lock_shared`].
+pub(super) type TryLock = fn(&File) -> Result<(), TryLockError>;
+
 /// Waits for the lock of an open file until `timeout` after `started`.
 pub(super) fn lock(
     file: &File,
     path: &Path,
+    try_lock: TryLock,
     started: Instant,
     timeout: Duration,
 ) -> Result<(), Error> {
     let mut pause = FIRST_RETRY_INTERVAL;
     loop {
-        match file.try_lock() {
+        match try_lock(file) {
             Ok(()) => {
                 if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_RETRY_INTERVAL) {
                     observer(path, started.elapsed());
@@ -136,7 +140,7 @@ impl Passing {
         let started = Instant::now();
         loop {
             let file = open_to_lock(path)?;
-            lock(&file, path, started, timeout)?;
+            lock(&file, path, File::try_lock, started, timeout)?;
             let locked = Passing {
                 file,
                 path: path.to_owned(),

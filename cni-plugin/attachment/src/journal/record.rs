@@ -187,8 +187,12 @@ pub struct Netns {
     pub path: String,
     /// Device of the namespace file.
     pub device: u64,
-    /// Its inode.
+    /// Its inode, which another one has later.
     pub inode: u64,
+    /// The number that no other namespace of the boot has; none in records of a kernel that gave
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookie: Option<u64>,
 }
 
 /// A child in the pod.
@@ -212,6 +216,10 @@ pub struct Child {
     /// known once it is made. None for an ipvlan, which has its master's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
+    /// A DEL did not find it, and its pod moved links to namespaces that are not found either: the
+    /// end of the pod's namespace does not prove its end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub strayed: bool,
 }
 
 /// An RDMA device that was moved.

@@ -3,7 +3,8 @@
 //! ```text
 //! <stateDir>/attachments/<network>@<container>@<interface>   one record each
 //! <stateDir>/devices/<netdev>                                who a moved netdev belongs to
-//! <stateDir>/locks/<netdev>                                  held while it changes hands
+//! <stateDir>/locks/<netdev>                                  held while it changes hands, and
+//!                                                            shared while a child is made on it
 //! <stateDir>/locks/@<container>@<interface>                  held by ADD and DEL
 //! ```
 //!
@@ -14,7 +15,7 @@
 //! whole: it says that nothing was done. A claim is read and written only with the netdev's lock
 //! held.
 //!
-//! Locks are the kernel's and end with the process. The files of netdevs' locks stay, as there are
+//! Locks are the kernel's and end with the process, an attachment's with the IPAM program that it ran. The files of netdevs' locks stay, as there are
 //! only so many netdevs; the file of an attachment's lock is removed by whoever holds it.
 
 use std::{
@@ -27,14 +28,17 @@ use std::{
 };
 
 use cni_wire::{AttachmentId, ContainerId, IfName};
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, FcntlArg, FdFlag, fallocate, fcntl},
+};
 use node::trust;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
 use super::{
     Error, Record,
-    file::{self, Passing, remove, remove_left},
+    file::{self, Passing, TryLock, remove, remove_left},
     record::VERSION,
 };
 use crate::netdev::snapshot::Identity;
@@ -154,7 +158,20 @@ pub struct Lock {
 /// The lock of a container's interface, held.
 #[derive(Debug)]
 pub struct AttachmentLock {
-    _file: Passing,
+    file: Passing,
+}
+
+impl AttachmentLock {
+    /// Has the programs that this process runs hold the lock as well. So an IPAM program that outlives
+    /// an ADD, killed by the runtime, leases nothing after DEL has released.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn share_with_programs(&self) -> Result<(), Error> {
+        let shared = fcntl(&self.file.file, FcntlArg::F_SETFD(FdFlag::empty()));
+        let failed = |errno: Errno| Error::file("share the lock", &self.file.path, errno.into());
+        shared.map(drop).map_err(failed)
+    }
 }
 
 impl Store {
@@ -387,7 +404,7 @@ impl Store {
     /// [`Error::Locked`] when another holds it for longer; the file system's.
     pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<AttachmentLock, Error> {
         let path = self.locks().join(key.attachment());
-        Passing::lock(&path, timeout).map(|file| AttachmentLock { _file: file })
+        Passing::lock(&path, timeout).map(|file| AttachmentLock { file })
     }
 
     /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
@@ -395,7 +412,16 @@ impl Store {
     /// # Errors
     /// [`Error::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.lock_file(&identity.key())
+        self.lock_file(&identity.key(), File::try_lock)
+    }
+
+    /// Keeps a netdev where it is while a child is made on it and recorded. Others may do so at the same
+    /// time.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn lock_in_place(&self, identity: &Identity) -> Result<Lock, Error> {
+        self.lock_file(&identity.key(), File::try_lock_shared)
     }
 
     /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
@@ -404,13 +430,13 @@ impl Store {
     /// # Errors
     /// As [`Store::lock`].
     pub fn lock_rdma(&self) -> Result<Lock, Error> {
-        self.lock_file("rdma")
+        self.lock_file("rdma", File::try_lock)
     }
 
-    fn lock_file(&self, name: &str) -> Result<Lock, Error> {
+    fn lock_file(&self, name: &str, try_lock: TryLock) -> Result<Lock, Error> {
         let path = self.locks().join(name);
         let file = file::open_to_lock(&path)?;
-        file::lock(&file, &path, Instant::now(), NETDEV_LOCK_TIMEOUT)?;
+        file::lock(&file, &path, try_lock, Instant::now(), NETDEV_LOCK_TIMEOUT)?;
         Ok(Lock { _file: file })
     }
 

@@ -108,7 +108,8 @@ pub fn obstacles(
 fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Obstacle> {
     let leased = snapshot.leased_addresses();
     let lasting = snapshot.addresses.len() - leased.len();
-    if addresses == Addresses::OfIpam || leased.is_empty() || lasting > 0 {
+    let goes = addresses == Addresses::OfIpam || snapshot.static_addresses;
+    if goes || leased.is_empty() || lasting > 0 {
         return None;
     }
     Some(Obstacle {
@@ -117,7 +118,9 @@ fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Obstacle> {
             snapshot.name,
             leased.join(", ")
         ),
-        remedy: "give the network an ipam, or the netdev an address without a lifetime".to_owned(),
+        remedy: "give the network an ipam, or set \"fabricAddresses\": \"static\" in the node's policy if \
+                 the fabric keeps these addresses for the node as long as it lives"
+            .to_owned(),
     })
 }
 
@@ -154,6 +157,10 @@ mod tests {
             "{found}"
         );
         assert_eq!(leased(&snapshot, Addresses::OfIpam), None);
+        assert!(found.remedy.contains("fabricAddresses"), "{found}");
+        snapshot.static_addresses = true;
+        assert_eq!(leased(&snapshot, Addresses::OfHost), None);
+        snapshot.static_addresses = false;
         snapshot.addresses.push(address("10.0.1.1", u32::MAX));
         assert_eq!(leased(&snapshot, Addresses::OfHost), None);
         snapshot.addresses.clear();

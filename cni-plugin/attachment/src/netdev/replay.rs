@@ -15,7 +15,7 @@ use netlink_packet_route::{
     neighbour::{NeighbourAttribute, NeighbourMessage},
     route::{
         RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteProtocol,
-        RouteType,
+        RouteType, RouteVia,
     },
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
@@ -72,6 +72,13 @@ pub fn lifetime(address: &AddressMessage) -> Option<(u32, u32)> {
         }
         _ => None,
     })
+}
+
+/// Gives an address no end.
+pub fn without_lifetime(address: &mut AddressMessage) {
+    address
+        .attributes
+        .retain(|a| !matches!(a, AddressAttribute::CacheInfo(_)));
 }
 
 /// An address with what is left of its lifetime after this many seconds; none when it is over.
@@ -155,11 +162,10 @@ pub fn needs_one_of(
             let source = of_route(source);
             these.iter().any(|address| own(address) == source)
         }
-        RouteAttribute::Gateway(gateway) => of_route(gateway).is_some_and(|gateway| {
-            let reach = |list: &[AddressMessage]| list.iter().any(|a| covers(a, gateway));
-            reach(these) && !reach(others)
-        }),
         _ => false,
+    }) || gateway(route).is_some_and(|gateway| {
+        let reach = |list: &[AddressMessage]| list.iter().any(|a| covers(a, gateway));
+        reach(these) && !reach(others)
     })
 }
 
@@ -248,10 +254,12 @@ pub fn destination(route: &RouteMessage) -> Option<&RouteAddress> {
     })
 }
 
-/// A route's next hop.
-pub fn gateway(route: &RouteMessage) -> Option<&RouteAddress> {
+/// A route's next hop, of its own family or of another.
+pub fn gateway(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|a| match a {
-        RouteAttribute::Gateway(via) => Some(via),
+        RouteAttribute::Gateway(via) => of_route(via),
+        RouteAttribute::Via(RouteVia::Inet(via)) => Some((*via).into()),
+        RouteAttribute::Via(RouteVia::Inet6(via)) => Some((*via).into()),
         _ => None,
     })
 }
@@ -413,7 +421,11 @@ pub fn neighbour(message: &NeighbourMessage, index: u32) -> NeighbourMessage {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::{AddressFamily, address::CacheInfo, route::RouteNextHop};
+    use netlink_packet_route::{
+        AddressFamily,
+        address::CacheInfo,
+        route::{RouteCacheInfo, RouteNextHop},
+    };
 
     use super::*;
 

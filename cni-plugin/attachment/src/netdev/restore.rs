@@ -16,14 +16,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use transfer::ANY_TEMPORARY;
+
 use attributes::{leave_dormant, remove_programs, rename, restore_settings, set_mac};
 use netlink::{
     Name, Namespace, Socket,
-    link::{self, By, Change, Link},
+    link::{self, Change, Link},
     sysctl,
 };
 use network::restore_network;
-use transfer::{find, is_gone, move_to_host, remove_children, remove_children_elsewhere};
+use transfer::{
+    confirmed, find, find_on_host, is_gone, move_to_host, remove_children,
+    remove_children_elsewhere,
+};
 use verify::verify;
 
 use super::{
@@ -118,13 +123,12 @@ pub fn return_netdev(
                     .extend(elsewhere.unwrap_or_else(|e| vec![e.to_string()]));
                 let name =
                     move_to_host(host_context, taken, &mut inside, link.clone(), &mut report)?;
-                arrived = link::get(host_context.socket, By::Name(name.as_bytes()))?;
+                arrived = confirmed(host_context, taken, &name, pod)?;
             }
         }
         if arrived.is_none() {
             let links = link::list(host_context.socket)?;
-            let name = Some(&taken.name);
-            arrived = find(taken, &links, Place::Host { name }, "on the host")?.cloned();
+            arrived = find_on_host(host_context, taken, &links, &taken.name)?.cloned();
             // The partitions that the pod made on it: the kernel gives them to the host, too, when the
             // pod's namespace ends. It had none when it was taken, and is down when it returns so.
             let returned = arrived

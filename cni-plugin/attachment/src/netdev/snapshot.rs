@@ -140,6 +140,10 @@ pub struct Snapshot {
     /// keep what stands below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_at: Option<u64>,
+    /// Its addresses with a lifetime are the node's for as long as it lives: they go into the pod
+    /// without a lifetime, and return with the lifetime that they had.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub static_addresses: bool,
     /// Its index in the pod; none while it was not moved, and for hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_index: Option<u32>,
@@ -256,6 +260,7 @@ impl Snapshot {
             vf: None,
             sysctls: sysctl::read_all(proc, &link.name)?,
             taken_at: Some(taken_at.as_secs()),
+            static_addresses: false,
             pod_index: None,
             broadcast: (!link.is_infiniband()).then(|| hexadecimal(&link.broadcast)),
             pod_mac: None,
@@ -287,15 +292,18 @@ impl Snapshot {
         noted
     }
 
-    /// What a pod without an IPAM is given. Addresses with a lifetime stay with the host: what
-    /// renews them, a DHCP client or the kernel, does not see the pod, and the lease may be
-    /// somebody else's once it has ended. Routes and rules that are of no use without them stay,
-    /// too.
+    /// What a pod without an IPAM is given. Addresses with a lifetime stay with the host, unless
+    /// they are static: what renews them, a DHCP client or the kernel, does not see the pod, and
+    /// the lease may be somebody else's once it has ended. Routes and rules that are of no use
+    /// without them stay as well.
     ///
     /// # Errors
     /// The journal is damaged.
     pub fn given_to_pod(&self) -> Result<Given, DecodeError> {
-        let all = self.parsed_addresses()?;
+        let mut all = self.parsed_addresses()?;
+        if self.static_addresses {
+            all.iter_mut().for_each(replay::without_lifetime);
+        }
         let (addresses, stay): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|address| replay::lifetime(address).is_none());

@@ -1,5 +1,7 @@
 //! The numbers by which one network namespace knows another (`nsid`).
 
+use std::collections::BTreeSet;
+
 use netlink_packet_core::Parseable;
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 
@@ -40,6 +42,25 @@ pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
     })
 }
 
+/// The numbers of all namespaces that the socket's namespace knows. One that ends loses its number.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn known_numbers(socket: &mut Socket) -> Result<BTreeSet<i32>> {
+    let what = "ask for the numbers of namespaces";
+    let numbers = socket.dump(what, RTM_GETNSID, &NsidMessage::default(), |payload| {
+        Ok(number_in(&NsidMessage::parse(payload)?))
+    })?;
+    Ok(numbers.into_iter().collect())
+}
+
+fn number_in(message: &NsidMessage) -> Option<i32> {
+    message.attributes.iter().find_map(|a| match a {
+        NsidAttribute::Id(id) if *id >= 0 => Some(*id),
+        _ => None,
+    })
+}
+
 fn number_of(other: &Namespace) -> Result<NsidMessage> {
     let mut message = NsidMessage::default();
     let fd = u32::try_from(other.fd()).map_err(|_| Error::Answer {
@@ -62,13 +83,7 @@ fn ask_number(
         0,
         message,
         |payload| {
-            number = NsidMessage::parse(payload)?
-                .attributes
-                .iter()
-                .find_map(|a| match a {
-                    NsidAttribute::Id(id) if *id >= 0 => Some(*id),
-                    _ => None,
-                });
+            number = number_in(&NsidMessage::parse(payload)?);
             Ok(())
         },
     )?;

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 use attachment::{
     addresses::{self, Ipam},
     child::IPOIB,
-    journal::{Key, Part, RdmaDevice, Record, record::Slot},
+    journal::{Key, Part, RdmaDevice, Record, record::Slot, store::Lock},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -26,6 +26,7 @@ use netlink::{
     route,
 };
 use netlink_packet_route::{AddressFamily, address::AddressMessage};
+use node::policy::FabricAddresses;
 use serde_json::Value;
 
 use super::{blank_record, undo};
@@ -106,10 +107,11 @@ impl Attachment<'_> {
                 for plan in &plans {
                     self.node.log.debug(format_args!("plan: {plan}"));
                 }
+                let kept = self.keep_parents()?;
                 self.node.journal.create(key, &record)?;
-                Ok((record, plans))
+                Ok((record, plans, kept))
             });
-        let (mut record, plans) = match planned {
+        let (mut record, plans, kept) = match planned {
             Ok(planned) => planned,
             Err(error) => {
                 return Err(self
@@ -119,7 +121,7 @@ impl Attachment<'_> {
             }
         };
         let applied = self
-            .apply(key, &plans, &mut record, leased)
+            .apply(key, &plans, &mut record, leased, kept)
             .and_then(|made| {
                 if let Some(bound) = self.bound {
                     bound.commit(self.node)?;
@@ -133,6 +135,21 @@ impl Attachment<'_> {
             drop(recovered);
             undo(self.node, key, &record, first)
         })
+    }
+
+    /// Keeps netdevs of the host from being moved until the children on them are made. A move that was
+    /// quicker has taken the netdev, and the kernel refuses the child.
+    fn keep_parents(&self) -> Result<Vec<Lock>, Error> {
+        let mut kept = Vec::new();
+        for wanted in self.wanted {
+            if let Resolved::Child { parent, .. } = &wanted.resolved
+                && let Some(host) = parent.of_host()
+            {
+                let identity = Identity::on(&self.node.roots, &host.link);
+                kept.push(self.node.journal.lock_in_place(&identity)?);
+            }
+        }
+        Ok(kept)
     }
 
     /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
@@ -198,6 +215,10 @@ impl Attachment<'_> {
             Ipam::None => Addresses::OfHost,
             _ => Addresses::OfIpam,
         };
+        let fabric = node.policy.values.fabric_addresses;
+        taken.static_addresses = addresses == Addresses::OfHost
+            && fabric == FabricAddresses::Static
+            && !nic.rdma.is_empty();
         let socket = &mut node.netns.socket;
         let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
         if let Some(first) = found.first() {
@@ -205,6 +226,16 @@ impl Attachment<'_> {
             let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
             let others = found.iter().skip(1);
             return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+        }
+        let stay = taken.leased_addresses();
+        if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
+            node.log.warn(format_args!(
+                "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
+                 \"fabricAddresses\": \"static\" in {}",
+                taken.name,
+                stay.join(", "),
+                node.policy.path.display()
+            ));
         }
         taken.pod_mac = wanted.config.mac.as_ref().map(ToString::to_string);
         if let Some(name) = &recovered.true_name {
@@ -280,13 +311,10 @@ impl Attachment<'_> {
         let mut laid_out: Vec<InterfaceConfig> = Vec::new();
         for (number, (wanted, mut interface_config, of_host)) in given.into_iter().enumerate() {
             for family in route::FAMILIES {
-                if interface_config.has_default(family) {
-                    // The first of several that has one leads out of the pod.
-                    let is_led = laid_out.iter().any(|earlier| earlier.has_default(family));
-                    let main = route::list_table(self.inside, family, replay::MAIN)?;
-                    interface_config
-                        .defaults_of_the_pod
-                        .extend((is_led || main.iter().any(replay::is_default)).then_some(family));
+                if interface_config.has_default(family)
+                    && self.pod_has_default(family, &laid_out)?
+                {
+                    interface_config.defaults_of_the_pod.push(family);
                 }
             }
             let rails = &wanted.config.rails;
@@ -312,6 +340,13 @@ impl Attachment<'_> {
                 used.insert(table);
                 rails.apply(&mut interface_config, &due, ifname, table);
             }
+            let v6 = AddressFamily::Inet6;
+            if wanted.config.accept_ra
+                && rails.wanted != Some(false)
+                && (due.contains(&v6) || self.pod_has_default(v6, &laid_out)?)
+            {
+                interface_config.without_advertised_default();
+            }
             if of_host {
                 let stay = interface_config.defaults_of_the_pod.clone();
                 interface_config.without_defaults(&stay);
@@ -319,6 +354,18 @@ impl Attachment<'_> {
             laid_out.push(interface_config);
         }
         Ok(laid_out)
+    }
+
+    /// Whether the pod has a default route of a family. The first of several interfaces that has one
+    /// leads out of the pod.
+    fn pod_has_default(
+        &mut self,
+        family: AddressFamily,
+        laid_out: &[InterfaceConfig],
+    ) -> Result<bool, Error> {
+        let is_led = laid_out.iter().any(|earlier| earlier.has_default(family));
+        let main = route::list_table(self.inside, family, replay::MAIN)?;
+        Ok(is_led || main.iter().any(replay::is_default))
     }
 
     /// The families of which the pod's other RDMA interfaces have addresses.
@@ -351,6 +398,7 @@ impl Attachment<'_> {
         plans: &[Plan],
         record: &mut Record,
         leased: Vec<Option<CniResult>>,
+        kept: Vec<Lock>,
     ) -> Result<CniResult, Error> {
         for moved in record.parts.iter().filter_map(|part| part.moved.as_ref()) {
             let journal = &self.node.journal;
@@ -364,6 +412,7 @@ impl Attachment<'_> {
                 .map_err(|refused| self.explain(wanted, refused))?;
             links.push(link);
         }
+        drop(kept);
         // Written before the pod runs, which could make links like them.
         let mut noted = false;
         for (part, link) in record.parts.iter_mut().zip(&links) {
@@ -592,32 +641,29 @@ fn given(
     moved: Option<&Snapshot>,
     leased: Option<&CniResult>,
 ) -> Result<InterfaceConfig, Error> {
-    match moved.filter(|_| leased.is_none()) {
-        Some(taken) => InterfaceConfig::of_host(&wanted.config, taken, wanted.ifname.as_str())
-            .map_err(|e| Error::new(Code::Internal, format!("read back {}: {e}", taken.name))),
+    let (config, attach) = (&wanted.config, wanted.resolved.attach());
+    let given = match moved.filter(|_| leased.is_none()) {
+        Some(taken) => InterfaceConfig::of_host(config, taken, wanted.ifname.as_str())
+            .map_err(|e| Error::new(Code::Internal, format!("read back {}: {e}", taken.name)))?,
         None => {
             let none = CniResult::default();
-            let attach = wanted.resolved.attach();
-            let leased = leased.unwrap_or(&none);
-            Ok(InterfaceConfig::of_result(attach, &wanted.config, leased))
+            InterfaceConfig::of_result(attach, config, leased.unwrap_or(&none))?
         }
-    }
+    };
+    let link = wanted.resolved.link();
+    let mtu = config.mtu.or(link.map(|link| link.mtu)).unwrap_or_default();
+    plan::carries_ipv6(mtu, config, given.needs_ipv6())?;
+    Ok(given)
 }
 
 /// Says of each route of one interface which gateway it has: of several interfaces, each has its own.
 fn name_gateways(result: &mut CniResult) {
-    /// `RT_SCOPE_LINK`
-    const LINK: u8 = 253;
-    for route in &mut result.routes {
-        let of_link = route.scope.is_some_and(|scope| scope >= LINK);
-        let v4 = route.dst.addr.is_ipv4();
-        let of_family = result
-            .ips
-            .iter()
-            .filter(|ip| ip.address.addr.is_ipv4() == v4);
-        if route.gw.is_none() && !of_link {
-            route.gw = of_family.filter_map(|ip| ip.gateway).next();
-        }
+    let routes = result.routes.iter();
+    let hops: Vec<_> = routes
+        .map(|route| interface_config::next_hop(route, result))
+        .collect();
+    for (route, hop) in result.routes.iter_mut().zip(hops) {
+        route.gw = hop;
     }
 }
 

@@ -1,8 +1,8 @@
 //! ADD of attach `rdma-only`: the RDMA devices of interfaces that another plugin of the chain made.
 //! Stands in for the RDMA CNI plugin.
 //!
-//! In shared mode nothing is changed and nothing journalled: the GIDs of the interface are waited
-//! for and reported, and the previous result is passed on.
+//! In shared mode nothing is changed: the GIDs of the interface are waited for and reported, and the
+//! previous result is passed on. The journal has the attachment all the same: CHECK asks for it.
 
 use attachment::{
     journal::{Key, Part, RdmaDevice, Record},
@@ -53,9 +53,6 @@ impl Attachment<'_> {
             true => rdma::describe(self.node, &self.target.names(), Numbers::Promised)?,
             false => Vec::new(),
         };
-        if moved.is_empty() {
-            return self.report(before, &moved);
-        }
         let part = Part {
             rdma: moved.clone(),
             ..Part::named(self.request.attachment()?.ifname.as_str())

@@ -7,7 +7,7 @@ use hca::chardev::Node;
 
 use super::check::Check;
 use super::context::Context;
-use crate::container_runtime::{self, Cdi, KnownProgram};
+use crate::container_runtime::{self, Cdi};
 use crate::files;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
 
@@ -199,11 +199,7 @@ fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<St
 
 fn cdi(context: &Context) -> Cdi {
     let root = &context.settings.root;
-    let known = match container_runtime::of_running_runtime(
-        root,
-        &context.host.proc,
-        &KnownProgram::default(),
-    ) {
+    let known = match container_runtime::of_running_runtime(root, &context.host.proc) {
         Cdi::NoRuntime => container_runtime::of_configured_runtime(root),
         known => known,
     };
@@ -399,11 +395,6 @@ fn r06_cdi(facts: &Facts) -> Vec<Finding> {
             "enable_cdi = true, or let the device plugin hand over nodes instead of CDI names",
         )
         .read(place, "enable_cdi = false"),
-        Cdi::Unable(place) => Finding::warn(
-            "older than containerd 1.7: it passes over CDI names, and containers start without devices",
-            "containerd 1.7 or newer, or delivery: deviceSpecs for every pool",
-        )
-        .read(place, "no CDI"),
     }]
 }
 

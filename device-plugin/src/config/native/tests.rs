@@ -41,7 +41,7 @@ fn a_pool_of_slots_is_shared_over_its_hcas() {
     assert!(!read.link_up);
     assert_eq!(
         (read.delivery, read.exclude_topology),
-        (Some(Delivery::DeviceSpecs), false)
+        (Delivery::DeviceSpecs, false)
     );
     assert_eq!(read.selectors[0].to_string(), "rdmaDevices: mlx5_0");
 }
@@ -160,7 +160,7 @@ fn nodes_delivery_and_exclusions_can_be_said() {
     assert_eq!(read.nodes.optional, [NodeClass::RdmaCm, NodeClass::Umad]);
     assert_eq!(
         (read.delivery, read.exclude_topology),
-        (Some(Delivery::Cdi), true)
+        (Delivery::Cdi, true)
     );
     assert_eq!(
         read.exclude,
@@ -413,7 +413,7 @@ fn late_binding_has_its_own_keys() {
     let select = "select: { vendors: [15b3] }";
     let read = first(&pool(&format!("mode: exclusive\nbinding: late\n{select}")));
     assert_eq!(read.sharing, Sharing::Late(Late::default()));
-    assert_eq!(read.delivery, Some(Delivery::Cdi));
+    assert_eq!(read.delivery, Delivery::Cdi);
     assert!(!read.sharing.is_shared());
     let read = first(&pool(&format!(
         "mode: exclusive\nbinding: late\nstrict: false\nbindAtStart: true\nenvironment: true\n\

@@ -470,7 +470,7 @@ fn the_command_line_names_the_prefix_and_the_delivery() {
         .unwrap()
         .pools[0];
     assert_eq!(pool.resource.as_str(), "nvidia.com/a");
-    assert_eq!(pool.delivery, Some(Delivery::Cdi));
+    assert_eq!(pool.delivery, Delivery::Cdi);
 }
 
 proptest::proptest! {

@@ -229,7 +229,7 @@ fn a_bond_and_its_members_select_their_hca() {
         });
     });
     let selected = |select: &str| {
-        let pool = format!("resource: rdma/a, mode: shared, select: {{ {select} }}");
+        let pool = format!("resource: rdma/a, mode: exclusive, select: {{ {select} }}");
         ids(&node.pools(&native(&[&pool])).snapshots[0])
     };
     for name in ["bond0", "ens1", "ens2"] {
@@ -247,7 +247,7 @@ fn a_bond_and_its_members_select_their_hca() {
             ..NetdevSpec::default()
         });
     });
-    let pools = native(&["resource: rdma/a, mode: shared, select: { ifNames: [ens2] }"]);
+    let pools = native(&["resource: rdma/a, mode: exclusive, select: { ifNames: [ens2] }"]);
     assert_eq!(
         ids(&apart.pools(&pools).snapshots[0]),
         ["0000:86:00.0"],

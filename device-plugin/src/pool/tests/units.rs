@@ -206,7 +206,7 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
         let mut members: Vec<Member> = (0..hcas).map(member).collect();
         let mut remarks = Vec::new();
         let shape = shape(&config.pools[0], &[], &mut members, &mut remarks);
-        let terms = Arc::new(Terms::of(&config.pools[0], Delivery::default()));
+        let terms = Arc::new(Terms::of(&config.pools[0]));
         let snapshot = Snapshot::new(terms, shape, members, Arc::default());
         let bytes = snapshot.listing().encoded_len();
         assert!(bytes <= MESSAGE_BYTES, "{hcas} HCAs: {bytes}");

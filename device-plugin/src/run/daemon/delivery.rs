@@ -1,15 +1,15 @@
-//! How units are delivered: chosen, written for containers, removed after the last pod.
+//! What is written for units that are delivered by CDI, and removed after the last pod.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use diagnostics::container_runtime;
+use diagnostics::container_runtime::{self, Cdi};
 
 use super::Daemon;
 use crate::binding::places::directory_obstacle;
 use crate::config::{Delivery, PoolConfig, Sharing};
-use crate::deliver::{cdi, choice, device_info};
+use crate::deliver::{cdi, device_info};
 use crate::snapshot::{Shape, Snapshot};
 
 /// Whether containers get HCAs of a pool by the pool's CDI file. Slots have files of their own.
@@ -17,87 +17,67 @@ fn is_by_pool_file(snapshot: &Snapshot) -> bool {
     snapshot.terms().delivery == Delivery::Cdi && snapshot.shape() != Shape::Late
 }
 
-impl Daemon {
-    /// Chooses how pools are delivered that state nothing, when the kubelet or the configuration is
-    /// another one, and on SIGHUP. True if it is another delivery than before.
-    ///
-    /// What pods have stays as it is: the kubelet keeps its answers, CDI files of pods stay in place
-    /// and true, and a start with nodes is compared with the nodes of now.
-    pub(super) async fn choose_delivery(&mut self) -> bool {
-        self.know_cdi_obstacle().await;
-        let kubelet = self.known.client.borrow_and_update().clone();
-        let (host, directory) = (self.settings.host.clone(), self.settings.cdi_dir.clone());
-        let program = self.program.clone();
-        let read = move || {
-            let root = host.sys.parent().unwrap_or(Path::new("/"));
-            choice::choose(&choice::Facts {
-                kubelet,
-                runtime: container_runtime::of_running_runtime(root, &host.proc, &program),
-                directory: choice::directory_obstacle(&directory, root == Path::new("/")),
-            })
-        };
-        let Ok(chosen) = self.readers.runtime.run(read).await else {
-            return false;
-        };
-        let is_another = chosen.delivery != self.choice.delivery;
-        if chosen != self.choice && self.config.pools.iter().any(|pool| pool.delivery.is_none()) {
-            tracing::info!(
-                delivery = chosen.delivery.word(),
-                reason = chosen.reason,
-                "delivery of exclusive pools that state none"
-            );
+/// Why containers may not get what CDI files say.
+fn doubt(runtime: &Cdi) -> Option<String> {
+    Some(match runtime {
+        Cdi::On(_) => return None,
+        Cdi::NoRuntime => "no container runtime is in sight".to_owned(),
+        Cdi::Off(place) => format!("{place} has CDI switched off"),
+        Cdi::Silent(place) => format!(
+            "whether the runtime reads CDI files is not known: {place} says neither enable_cdi nor \
+             version = 3"
+        ),
+        Cdi::OutOfSight(place) => format!(
+            "whether the runtime reads CDI files is not known: its configuration {place} is not in \
+             sight"
+        ),
+        Cdi::CriO => {
+            "whether the runtime reads CDI names is not known: CRI-O's configuration does \
+                      not state its version"
+                .to_owned()
         }
-        self.choice = chosen;
-        self.pool_states
-            .set_automatic_delivery(self.choice.delivery);
-        is_another
-    }
+    })
+}
 
+impl Daemon {
     /// Whether containers are known not to get what CDI files say: pools with binding late, and those
     /// that state delivery by CDI, have nothing to offer then. What is not known is no obstacle: a
     /// container without its CDI file does not start, and one whose runtime passes CDI over has no
     /// device node.
     pub(super) async fn know_cdi_obstacle(&mut self) {
-        let is_by_cdi = |pool: &PoolConfig| pool.delivery == Some(Delivery::Cdi);
+        let is_by_cdi = |pool: &PoolConfig| pool.delivery == Delivery::Cdi;
         if !self.has_late_pool() && !self.config.pools.iter().any(is_by_cdi) {
             self.cdi_doubt.clear();
             self.runtime_obstacle = None;
             return;
         }
         let host = self.settings.host.clone();
-        let kubelet = self.known.client.borrow().clone();
-        let program = self.program.clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
-            let runtime = container_runtime::of_running_runtime(root, &host.proc, &program);
-            let obstacle = choice::known_obstacle(&runtime);
-            let facts = choice::Facts {
-                kubelet,
-                runtime,
-                directory: None,
-            };
-            (obstacle, choice::doubt(&facts))
+            container_runtime::of_running_runtime(root, &host.proc)
         };
         // What takes longer stays as it was known.
-        if let Ok((obstacle, doubt)) = self.readers.runtime.run(read).await {
-            if obstacle != self.runtime_obstacle {
-                match &obstacle {
-                    Some(reason) => tracing::error!(
-                        reason,
-                        "units of pools by CDI are withheld: containers would be without their \
-                             device nodes"
-                    ),
-                    None => tracing::info!("the container runtime gives devices by CDI now"),
-                }
+        let Ok(runtime) = self.readers.runtime.run(read).await else {
+            return;
+        };
+        let doubt = doubt(&runtime);
+        let is_known = matches!(runtime, Cdi::Off(_));
+        let obstacle = doubt.clone().filter(|_| is_known);
+        if obstacle != self.runtime_obstacle {
+            match &obstacle {
+                Some(reason) => tracing::error!(
+                    reason,
+                    "units of pools by CDI are withheld: containers would be without their device \
+                     nodes"
+                ),
+                None => tracing::info!("the container runtime gives devices by CDI now"),
             }
-            self.runtime_obstacle = obstacle;
-            let doubt = doubt.filter(|_| self.has_late_pool()).map(|doubt| {
-                format!(
-                    "binding late needs CDI, and containers may be without device nodes: {doubt}"
-                )
-            });
-            self.cdi_doubt = doubt.into_iter().collect();
         }
+        self.runtime_obstacle = obstacle;
+        let doubt = doubt.filter(|_| self.has_late_pool()).map(|doubt| {
+            format!("binding late needs CDI, and containers may be without device nodes: {doubt}")
+        });
+        self.cdi_doubt = doubt.into_iter().collect();
     }
 
     fn has_late_pool(&self) -> bool {
@@ -135,13 +115,6 @@ impl Daemon {
     pub(super) async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
         let snapshots = self.pool_states.snapshots().to_vec();
         let directory = self.settings.cdi_dir.clone();
-        let stated: BTreeSet<_> = self
-            .config
-            .pools
-            .iter()
-            .filter(|pool| pool.delivery.is_some())
-            .map(|pool| pool.resource.clone())
-            .collect();
         let passed_over = self.runtime_obstacle.clone();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             hca::host::show(&directory);
@@ -151,22 +124,17 @@ impl Daemon {
                 if !by_cdi && !cdi::exists(&directory, snapshot.resource()) {
                     return snapshot;
                 }
-                match cdi::write(&directory, &snapshot) {
+                match (cdi::write(&directory, &snapshot), &passed_over) {
+                    (Ok(_), Some(why)) if by_cdi => Arc::new(snapshot.undeliverable(why)),
+                    (Ok(_), _) => snapshot,
                     // Containers would start without a device node.
-                    Ok(_) if by_cdi && stated.contains(snapshot.resource()) => {
-                        match &passed_over {
-                            Some(why) => Arc::new(snapshot.undeliverable(why)),
-                            None => snapshot,
-                        }
-                    }
-                    Ok(_) => snapshot,
-                    Err(error) if by_cdi && stated.contains(snapshot.resource()) => {
+                    (Err(error), _) if by_cdi => {
                         tracing::error!(resource = %snapshot.resource(), %error, "units cannot be delivered");
                         Arc::new(snapshot.undeliverable(&error.to_string()))
                     }
-                    Err(error) => {
-                        tracing::error!(resource = %snapshot.resource(), %error, "device nodes are delivered instead");
-                        Arc::new(snapshot.by_device_nodes())
+                    (Err(error), _) => {
+                        tracing::error!(resource = %snapshot.resource(), %error, "CDI file of pods is not kept");
+                        snapshot
                     }
                 }
             });
@@ -197,7 +165,7 @@ impl Daemon {
             .config
             .pools
             .iter()
-            .filter(|pool| pool.delivery != Some(Delivery::DeviceSpecs));
+            .filter(|pool| pool.delivery == Delivery::Cdi);
         let used: BTreeSet<_> = of_cdi
             .map(|pool| pool.resource.clone())
             .chain(allocated.resources())

@@ -189,7 +189,7 @@ impl Daemon {
         self.due = self.pool_states.update(&self.config, seen, now);
         self.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
-        self.write_state_files(&seen.inventory).await;
+        self.write_state_files().await;
         let ready = self.write_specifications().await;
         let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
             true if self.booted_now => Withhold::DriversAndPorts,
@@ -218,7 +218,7 @@ impl Daemon {
 
     /// Has the files of this node written. The CNI plugin knows which HCAs are of exclusive pools
     /// before the kubelet hears of them, or it is a fault that this cannot be written.
-    async fn write_state_files(&mut self, inventory: &Inventory) {
+    async fn write_state_files(&mut self) {
         let exclusive: BTreeSet<HcaId> = self
             .pool_states
             .snapshots()
@@ -228,7 +228,7 @@ impl Daemon {
             .collect();
         let good = self.kept.path().zip(self.keep.as_deref());
         let known = self.pool_states.memory().text();
-        let files = node_files::wanted(&self.settings, &exclusive, known, inventory, good);
+        let files = node_files::wanted(&self.settings, &exclusive, known, good);
         self.files.want(files);
         if self.exclusive.as_ref() != Some(&exclusive) {
             self.files.settled().await;

@@ -303,7 +303,7 @@ mod tests {
             refused("it is writable for group or others");
         }
         fs::set_permissions(directory, Permissions::from_mode(0o700)).unwrap();
-        if geteuid().is_root() {
+        if nix::unistd::geteuid().is_root() {
             chown(directory, Some(65534), None).unwrap();
             refused("it does not belong to root");
         }

@@ -116,8 +116,13 @@ pub(super) fn remove_mislabelled(
     Ok(())
 }
 
-/// Seconds since a snapshot was taken. Records of earlier versions do not say.
+/// How many seconds of its addresses' lifetimes have passed since a snapshot was taken. Records of
+/// earlier versions do not say. Those of static addresses begin again: the address was in use as the
+/// node's, and what renews it on the host could not.
 pub(super) fn passed_since(taken: &Snapshot) -> netlink::Result<u64> {
+    if taken.static_addresses {
+        return Ok(0);
+    }
     let now = clock::since_boot()?.as_secs();
     Ok(taken.taken_at.map_or(0, |taken| now.saturating_sub(taken)))
 }

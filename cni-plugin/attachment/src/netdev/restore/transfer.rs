@@ -1,5 +1,7 @@
 //! The way from the pod to the host, and what stands on the netdev in the pod.
 
+use std::{fs, slice};
+
 use netlink::{
     Name, Namespace, Socket,
     link::{self, By, Change, Link},
@@ -14,6 +16,8 @@ pub(super) const ATTEMPTS: u32 = 8;
 
 /// What the names of netdevs begin with whose own is taken. With seven digits it has 15 bytes.
 pub(super) const TEMPORARY: &str = "rdma-dev";
+/// For the kernel to find a number that is free (`dev_alloc_name()`).
+pub const ANY_TEMPORARY: &[u8] = b"rdma-dev%d";
 
 pub(super) fn find<'a>(
     taken: &Snapshot,
@@ -27,6 +31,52 @@ pub(super) fn find<'a>(
         place: location,
         cause,
     })
+}
+
+/// Of the host's links the one that is the netdev, by what the kernel says of it in the host's namespace
+/// and, of hardware, by the device that sysfs has below it. `name` is what it is called there.
+pub(super) fn find_on_host<'a>(
+    host_context: &HostContext<'_>,
+    taken: &Snapshot,
+    links: &'a [Link],
+    name: &Name,
+) -> Result<Option<&'a Link>, Error> {
+    let found = find(
+        taken,
+        links,
+        Place::Host { name: Some(name) },
+        "on the host",
+    )?;
+    let stands_on = |link: &&Link, device: &str| {
+        let netdev = host_context.sys.join("class/net").join(&link.name);
+        fs::read_link(netdev.join("device")).is_ok_and(|below| below.ends_with(device))
+    };
+    let device = taken.identity.bus_device.as_deref();
+    Ok(found.filter(|link| device.is_none_or(|device| stands_on(link, device))))
+}
+
+/// The netdev that came to the host as `name`. Another link, to which the pod gave the netdev's index
+/// meanwhile, goes back to the pod.
+pub(super) fn confirmed(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+    name: &Name,
+    pod: &Namespace,
+) -> Result<Option<Link>, Error> {
+    let Some(arrived) = link::get(host_context.socket, By::Name(name.as_bytes()))? else {
+        return Ok(None);
+    };
+    if find_on_host(host_context, taken, slice::from_ref(&arrived), name)?.is_some() {
+        return Ok(Some(arrived));
+    }
+    let change = Change {
+        netns: Some(pod),
+        name: Some(ANY_TEMPORARY),
+        ..Change::default()
+    };
+    let what = format!("move {name}, which is not {}, back to the pod", taken.name);
+    link::change(host_context.socket, what, arrived.index, &change)?;
+    Ok(None)
 }
 
 /// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with

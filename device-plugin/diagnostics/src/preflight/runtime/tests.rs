@@ -202,12 +202,6 @@ fn r06() -> Vec<Case<Facts>> {
             Warn,
             "switched off",
         ),
-        (
-            "R06",
-            with(|facts| facts.cdi = Cdi::Unable("x".to_owned())),
-            Warn,
-            "older than containerd 1.7",
-        ),
         ("R06", Facts::default(), NotApplicable, ""),
     ]
 }

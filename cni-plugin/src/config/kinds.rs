@@ -1,0 +1,189 @@
+//! For which kinds of attachment each key has a meaning, and which keys exclude each other. Pure.
+
+use cni_wire::{Code, Error};
+use netlink_packet_route::link::MacVlanMode;
+
+use super::{Attach, ChildKind, Config, attach::one_of};
+use crate::rdma::RdmaRequirement;
+
+const MACVLAN: Attach = Attach::Child(ChildKind::Macvlan);
+const IPVLAN: Attach = Attach::Child(ChildKind::Ipvlan);
+const IPOIB: Attach = Attach::Child(ChildKind::Ipoib);
+const CHILDREN: &[Attach] = &[MACVLAN, IPVLAN, IPOIB];
+/// Those with an interface of their own.
+const INTERFACES: &[Attach] = &[Attach::Move, MACVLAN, IPVLAN, IPOIB];
+
+/// A key, whether a configuration has it, and the kinds that it has a meaning for.
+type Key = (&'static str, fn(&Config) -> bool, &'static [Attach]);
+
+const KEYS: &[Key] = &[
+    (
+        "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
+        |c| c.device.is_some(),
+        &[Attach::Move, Attach::RdmaOnly],
+    ),
+    ("master", |c| c.master.is_some(), CHILDREN),
+    ("mode", |c| c.mode.is_some(), CHILDREN),
+    ("linkInContainer", |c| c.link_in_container, CHILDREN),
+    ("mtu", |c| c.mtu.is_some(), INTERFACES),
+    ("mac", |c| c.mac.is_some(), &[Attach::Move, MACVLAN]),
+    ("bcqueuelen", |c| c.broadcast_queue.is_some(), &[MACVLAN]),
+    ("pkey", |c| c.pkey.is_some(), &[IPOIB]),
+    ("umcast", |c| c.user_multicast.is_some(), &[IPOIB]),
+    ("linkLocal", |c| c.link_local.is_some(), INTERFACES),
+    ("acceptRA", |c| c.accept_ra, INTERFACES),
+    ("dad", |c| c.dad, INTERFACES),
+    ("rail", |c| c.rail.is_some(), INTERFACES),
+    ("rails", |c| c.rails.wanted.is_some(), INTERFACES),
+    (
+        "rdma: required",
+        |c| c.rdma == RdmaRequirement::Required,
+        &[Attach::Move, Attach::RdmaOnly],
+    ),
+];
+
+impl Config {
+    /// Refuses keys that have no meaning for a kind of attachment, or beside each other.
+    ///
+    /// # Errors
+    /// Code 7 naming the key and what to do instead.
+    pub fn fits(&self, attach: Attach, ipam: Option<&str>) -> Result<(), Error> {
+        let ipam_key: Key = ("ipam", |_| true, INTERFACES);
+        let given = KEYS
+            .iter()
+            .filter(|(_, is_set, _)| is_set(self))
+            .chain(ipam.map(|_| &ipam_key));
+        if let Some((key, _, kinds)) = given
+            .into_iter()
+            .find(|(_, _, kinds)| !kinds.contains(&attach))
+        {
+            return Err(invalid(
+                format!("{key}: has no meaning for attach {}", attach.as_str()),
+                format!(
+                    "leave it out, or set attach to {}",
+                    one_of(kinds.iter().map(|kind| kind.as_str()))
+                ),
+            ));
+        }
+        let has_its_masters_address = [IPVLAN, IPOIB].contains(&attach);
+        if has_its_masters_address && ipam == Some("dhcp") {
+            let kind = attach.as_str();
+            return Err(invalid(
+                format!("ipam.type: dhcp cannot distinguish the {kind} children of a netdev"),
+                "they share one hardware address; use another IPAM",
+            ));
+        }
+        if self.accept_ra && self.rails.wanted == Some(true) {
+            return Err(invalid(
+                "acceptRA: a default route of router advertisements is not in the routing table that rails make".to_owned(),
+                "name the gateway in ipam, or set rails to false",
+            ));
+        }
+        match attach {
+            MACVLAN if self.macvlan_mode()? == MacVlanMode::Passthrough && self.mac.is_some() => {
+                Err(invalid(
+                    "mac: a macvlan in mode passthru has its master's address".to_owned(),
+                    "leave mac out, or use mode bridge",
+                ))
+            }
+            Attach::Child(ChildKind::Ipvlan) => self.ipvlan_mode().map(drop),
+            Attach::Child(ChildKind::Ipoib) => self.ipoib_mode().map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
+    Error::new(Code::InvalidConfig, msg).with_details(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is refused with what to do instead, and the message contains the word.
+    fn refuses(attach: Attach, config: &Config, ipam: Option<&str>, word: &str) {
+        let error = config.fits(attach, ipam).unwrap_err();
+        assert_eq!(error.code, Code::InvalidConfig);
+        assert!(
+            error.msg.contains(word) && !error.details.is_empty(),
+            "{word}: {error}"
+        );
+    }
+
+    fn with(change: impl Fn(&mut Config)) -> Config {
+        let mut config = Config::default();
+        change(&mut config);
+        config
+    }
+
+    #[test]
+    fn a_key_is_refused_for_kinds_that_it_has_no_meaning_for() {
+        let pkey = with(|c| c.pkey = Some(0x8001));
+        let umcast = with(|c| c.user_multicast = Some(true));
+        let queue = with(|c| c.broadcast_queue = Some(9));
+        let mode = with(|c| c.mode = Some("bridge".into()));
+        let mac = with(|c| c.mac = "02:00:00:00:00:01".parse().ok());
+        let within = with(|c| c.link_in_container = true);
+        let device = with(|c| c.device = Some(crate::config::Target::Name("eth2".into())));
+        for (config, key, refused, fits) in [
+            (
+                &pkey,
+                "pkey",
+                &[MACVLAN, Attach::Move, Attach::RdmaOnly][..],
+                IPOIB,
+            ),
+            (&umcast, "umcast", &[MACVLAN, IPVLAN, Attach::Move], IPOIB),
+            (&queue, "bcqueuelen", &[IPVLAN, Attach::RdmaOnly], MACVLAN),
+            (&mode, "mode", &[Attach::Move, Attach::RdmaOnly], MACVLAN),
+            (
+                &mac,
+                "mac",
+                &[IPVLAN, IPOIB, Attach::RdmaOnly],
+                Attach::Move,
+            ),
+            (
+                &within,
+                "linkInContainer",
+                &[Attach::Move, Attach::RdmaOnly],
+                MACVLAN,
+            ),
+            (&device, "device", CHILDREN, Attach::Move),
+        ] {
+            for attach in refused {
+                refuses(*attach, config, None, key);
+            }
+            config.fits(fits, None).unwrap();
+        }
+        for (config, key) in [
+            (with(|c| c.mtu = Some(1500)), "mtu"),
+            (with(|c| c.accept_ra = true), "acceptRA"),
+            (with(|c| c.rails.wanted = Some(false)), "rails"),
+        ] {
+            refuses(Attach::RdmaOnly, &config, None, key);
+        }
+        refuses(Attach::RdmaOnly, &Config::default(), Some("static"), "ipam");
+    }
+
+    #[test]
+    fn children_with_their_masters_address_take_no_other_and_no_dhcp() {
+        refuses(IPVLAN, &Config::default(), Some("dhcp"), "dhcp");
+        refuses(IPOIB, &Config::default(), Some("dhcp"), "dhcp");
+        Config::default().fits(MACVLAN, Some("dhcp")).unwrap();
+        let passthru = with(|c| c.mode = Some("passthru".into()));
+        passthru.fits(MACVLAN, None).unwrap();
+        let with_mac = Config {
+            mac: "02:00:00:00:00:01".parse().ok(),
+            ..passthru
+        };
+        refuses(MACVLAN, &with_mac, None, "passthru");
+    }
+
+    #[test]
+    fn router_advertisements_and_rails_exclude_each_other() {
+        let mut config = with(|c| c.accept_ra = true);
+        config.fits(MACVLAN, None).unwrap();
+        config.rails.wanted = Some(true);
+        refuses(MACVLAN, &config, None, "acceptRA");
+    }
+}

@@ -1,0 +1,345 @@
+//! An address is released when its interface is gone, not before: wherever the pod put the interface,
+//! whatever the kernel refuses, and whoever was killed.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::cases;
+use e2e::cni::Answer;
+use e2e::netns::{Netns, run};
+use e2e::scene::{Running, Scene, TRY_AGAIN, answer_of, mac_of, refusal};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::gettid;
+use serde_json::{Value, json};
+
+use super::cni_faults::{Point, inject, trace};
+use super::hostile_ipam::{executed, upon_nic0, with_program};
+
+cases! {
+    a_child_in_a_threads_namespace_ends: Macvlan => in_a_thread("macvlan", &[]);
+    a_child_that_was_changed_and_moved_to_a_thread_ends: Macvlan => in_a_thread("macvlan", &[
+        "link set net1 address 02:aa:aa:aa:aa:aa",
+        "link set net1 name evil",
+    ]);
+    an_ipvlan_in_a_threads_namespace_ends: Ipvlan => in_a_thread("ipvlan", &[]);
+    a_child_without_index_and_address_of_its_own_ends: Macvlan => unrecognizable();
+    an_address_stays_leased_while_its_child_may_live: Macvlan => hidden_child();
+    an_address_stays_leased_after_its_pod_when_its_child_may_live: Macvlan => hidden_after_the_pod();
+    a_child_that_its_pod_deleted_frees_its_address: Macvlan => deleted_by_its_pod();
+    a_pod_whose_path_is_gone_and_whose_thread_lives_is_undone: Macvlan => path_gone();
+    a_nic_in_a_threads_namespace_returns => nic_in_a_thread(false);
+    a_nic_that_another_process_keeps_after_its_pod_returns => nic_in_a_thread(true);
+    a_nic_that_is_not_found_after_its_pod_keeps_its_address => hidden_nic();
+    a_request_that_the_kernel_refuses_frees_no_living_childs_address: Macvlan, Strace => refused_requests();
+    an_ipam_that_outlives_a_killed_add_leases_nothing_after_del: Macvlan => outlives();
+}
+
+/// A thread of this process in a network namespace of its own, made from within another one.
+pub(super) struct Holder {
+    pub(super) tid: i32,
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Holder {
+    pub(super) fn start(netns: &Netns) -> Result<Self> {
+        let outer = File::open(netns.path())?;
+        let (end, ended) = mpsc::channel();
+        let (started, tid) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let entered = nix::sched::setns(outer, CloneFlags::CLONE_NEWNET)
+                .and_then(|()| unshare(CloneFlags::CLONE_NEWNET));
+            let _ = started.send(entered.map(|()| gettid().as_raw()));
+            let _ = ended.recv();
+        });
+        Ok(Self {
+            tid: tid.recv()??,
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/task/{}/ns/net", self.tid).into()
+    }
+
+    fn ip(&self, arguments: &str) -> Result<String> {
+        let path = format!("/proc/{}/task/{}/ns/net", std::process::id(), self.tid);
+        let mut command = std::process::Command::new("nsenter");
+        command.arg(format!("--net={path}")).arg("ip");
+        run(command.args(arguments.split(' ')))
+    }
+
+    /// Ends the thread and keeps the namespace by an open file, which no search finds.
+    pub(super) fn hide(mut self) -> Result<File> {
+        let file = File::open(self.path())?;
+        self.stop();
+        Ok(file)
+    }
+
+    fn stop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Runs `ip` in a namespace that is open.
+pub(super) fn ip_in(namespace: File, arguments: &str) -> Result<String> {
+    let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+    let inside = thread::spawn(move || {
+        nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET)?;
+        run(std::process::Command::new("ip").args(arguments))
+    });
+    inside.join().unwrap_or_else(|_| anyhow::bail!("panicked"))
+}
+
+/// The leases there are.
+fn leases(scene: &Scene) -> Vec<String> {
+    let all = scene.host.left_behind().into_keys();
+    all.filter(|key| key.starts_with("lease")).collect()
+}
+
+/// What another pod gets is not what the first one has.
+fn another_gets_another(scene: &Scene, first: &Value) -> Result<()> {
+    let pod = scene.another_pod()?;
+    let call = scene.call_of(&pod, "c2", "net1");
+    let second = answer_of(&call, "ADD", &scene.child())?.success()?;
+    let address = |result: &Value| result["ips"][0]["address"].clone();
+    ensure!(address(first) != Value::Null && address(first) != address(&second), "{second}");
+    answer_of(&call, "DEL", &scene.child())?.success()?;
+    Ok(())
+}
+
+fn in_a_thread(attach: &str, pod: &[&str]) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let mut network = scene.child();
+    network["attach"] = attach.into();
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    scene.in_pod(&["link set net1 down"])?;
+    scene.in_pod(pod)?;
+    let name = if pod.is_empty() { "net1" } else { "evil" };
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&[&format!("link set {name} netns {}", holder.tid)])?;
+    holder.ip(&format!("link set {name} up"))?;
+    scene.del_returns(&network, &before)?;
+    ensure!(!holder.ip("-o link")?.contains(name), "the pod keeps {name}");
+    Ok(())
+}
+
+/// Its index is another link's, and its MAC address another one, in its pod's own namespace.
+fn unrecognizable() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let index = e2e::scene::index_of(&scene.pod, "net1")?;
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&["link set net1 down", "link set net1 address 02:aa:aa:aa:aa:aa"])?;
+    scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
+    scene.in_pod(&[&format!("link add decoy index {index} type bridge")])?;
+    let path = scene.pod.path().display().to_string();
+    let mut back = std::process::Command::new("nsenter");
+    let own = format!("--net=/proc/{}/task/{}/ns/net", std::process::id(), holder.tid);
+    back.arg(own).args(["ip", "link", "set", "net1", "name", "evil", "netns"]);
+    run(back.arg(scene.pod.name())).with_context(|| path)?;
+    ensure!(e2e::scene::index_of(&scene.pod, "evil")? != index);
+    scene.del_returns(&scene.child(), &before)?;
+    ensure!(scene.pod.ip("link show evil").is_err(), "the pod keeps its child");
+    ensure!(scene.pod.ip("link show decoy").is_ok(), "a link of the pod is gone");
+    Ok(())
+}
+
+/// ADD, then the child is moved to a namespace that no search finds.
+fn hide(scene: &Scene) -> Result<(Value, File)> {
+    let result = answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
+    holder.ip("link set net1 up")?;
+    Ok((result, holder.hide()?))
+}
+
+fn hidden_child() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let (result, namespace) = hide(&scene)?;
+    let leased = leases(&scene);
+    for _ in 0..2 {
+        let answer = answer_of(&scene.call(), "DEL", &scene.child())?;
+        refusal(&answer, &[TRY_AGAIN], &["macvlan net1", "nic0"])?;
+        ensure!(!leased.is_empty() && leases(&scene) == leased, "the lease is gone");
+    }
+    another_gets_another(&scene, &result)?;
+    drop(namespace);
+    eventually(|| Ok(answer_of(&scene.call(), "DEL", &scene.child())?.status.success()))?;
+    scene.del_returns(&scene.child(), &before)
+}
+
+/// The runtime gets on after the pod, and the address stays leased.
+fn hidden_after_the_pod() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let (result, namespace) = hide(&scene)?;
+    let leased = leases(&scene);
+    let answer = answer_of(&scene.call(), "DEL", &scene.child())?;
+    refusal(&answer, &[TRY_AGAIN], &[])?;
+    scene.pod.delete()?;
+    answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    ensure!(leases(&scene) == leased, "the lease is gone: {leased:?}");
+    another_gets_another(&scene, &result)?;
+    drop(namespace);
+    Ok(())
+}
+
+fn deleted_by_its_pod() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let holder = Holder::start(&scene.pod)?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    // A namespace that the pod's has a number for, and that is found.
+    scene.in_pod(&["link add cable type veth peer name end"])?;
+    scene.in_pod(&[&format!("link set end netns {}", holder.tid), "link del net1"])?;
+    scene.del_returns(&scene.child(), &before)?;
+    ensure!(scene.pod.ip("link show cable").is_ok(), "the pod's own link is gone");
+    Ok(())
+}
+
+fn path_gone() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let inside = File::open(scene.pod.path())?;
+    let (end, ended) = mpsc::channel::<()>();
+    let (entered, is_in) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let _ = entered.send(nix::sched::setns(inside, CloneFlags::CLONE_NEWNET).map(|()| gettid()));
+        let _ = ended.recv();
+    });
+    let tid = is_in.recv()??;
+    scene.pod.delete()?;
+    answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    e2e::host_state::unchanged(&before, || scene.host_state(), "after DEL")?;
+    let path = format!("--net=/proc/{}/task/{tid}/ns/net", std::process::id());
+    let links = run(std::process::Command::new("nsenter").args([&path, "ip", "-o", "link"]))?;
+    drop(end);
+    let _ = thread.join();
+    ensure!(!links.contains("net1"), "the child lives: {links}");
+    Ok(())
+}
+
+/// A NIC with a lease.
+fn leased_nic(scene: &Scene) -> Value {
+    let mut network = scene.moving();
+    network["ipam"] = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+    network
+}
+
+fn nic_in_a_thread(pod_ends: bool) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let network = leased_nic(&scene);
+    let mac = mac_of(&scene.host.netns, "nic0")?;
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
+    if pod_ends {
+        scene.pod.delete()?;
+    }
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
+    ensure!(mac_of(&scene.host.netns, "nic0")? == mac, "another nic0");
+    ensure!(scene.host.netns.ip("addr show nic0")?.contains("10.9.0.1/24"));
+    ensure!(scene.host.left_behind().is_empty(), "{:?}", scene.host.left_behind());
+    Ok(())
+}
+
+fn hidden_nic() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let network = leased_nic(&scene);
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
+    let namespace = holder.hide()?;
+    let before = scene.host.left_behind();
+    let answer = answer_of(&scene.call(), "DEL", &network)?;
+    refusal(&answer, &[TRY_AGAIN], &["nic0"])?;
+    scene.pod.delete()?;
+    answer_of(&scene.call(), "DEL", &network)?.success().context("after the pod")?;
+    ensure!(scene.host.left_behind() == before, "{:?}", scene.host.left_behind());
+    super::hostile_bytes::age(&scene)?;
+    ensure!(!scene.tool("rdma-netdev", &["reclaim"])?.status.success());
+    ensure!(scene.host.left_behind() == before, "reclaim had no evidence");
+    // The veth that stands for the NIC ends with its last namespace.
+    drop(namespace);
+    eventually(|| Ok(scene.tool("rdma-netdev", &["reclaim"])?.status.success()))?;
+    ensure!(scene.host.left_behind().is_empty(), "{:?}", scene.host.left_behind());
+    Ok(())
+}
+
+/// Namespaces end one after the other, those of other cases as well.
+fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    while !is_so()? {
+        ensure!(started.elapsed() < Duration::from_secs(120), "it does not come");
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Each request of a DEL is refused once: where the child stays, its lease stays.
+fn refused_requests() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let call = scene.call();
+    let config = scene.child().to_string();
+    answer_of(&call, "ADD", &scene.child())?.success()?;
+    let points = trace(&scene.host, &call, "DEL", &config)?;
+    let sent = points.iter().filter(|point| point.syscall == "sendto").count();
+    ensure!(sent > 2, "{sent} requests");
+    let mut kept = 0;
+    for number in 1..=sent {
+        answer_of(&call, "ADD", &scene.child())?.success()?;
+        let leased = leases(&scene);
+        let from = Point {
+            syscall: "sendto".into(),
+            number,
+        };
+        let answer: Answer = inject(&call, "DEL", &config, &from, "error=EBUSY")?;
+        if scene.pod.ip("link show net1").is_ok() {
+            ensure!(!answer.status.success(), "DEL succeeded, the child lives");
+            ensure!(leases(&scene) == leased, "request {number}: the lease is gone");
+            kept += 1;
+        }
+        answer_of(&call, "DEL", &scene.child())?.success()?;
+        ensure!(leases(&scene).is_empty());
+    }
+    ensure!(kept > 0, "no request of {sent} left the child");
+    Ok(())
+}
+
+/// The runtime kills an ADD that takes too long, and asks for DEL.
+fn outlives() -> Result<()> {
+    const SLOW: &str = r#"if [ $CNI_COMMAND = ADD ]; then
+        sleep 3
+        echo leased >> "$(dirname "$0")/../executed"
+        echo '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.7/24"}]}'
+    fi"#;
+    let (scene, call) = with_program("helper", SLOW)?;
+    scene.allow(&json!({"ipam": ["helper"]}))?;
+    let network = upon_nic0(&scene, &json!({"type": "helper"}));
+    let mut add = Running::start(&mut call.command("ADD"), network.to_string().as_bytes())?;
+    eventually(|| Ok(executed(&scene) == "ADD"))?;
+    add.kill();
+    drop(add.answer());
+    answer_of(&call, "DEL", &network)?.success()?;
+    ensure!(executed(&scene) == "ADD leased DEL", "{}", executed(&scene));
+    ensure!(fs::read_dir(scene.host.state().join("locks"))?.count() == 0, "a lock stays");
+    Ok(())
+}
