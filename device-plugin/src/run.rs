@@ -235,13 +235,13 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
+            memory,
             held: known.clone(),
             found,
             node_socket,
             sources,
         },
         files,
-        memory,
         readers.clone(),
     );
     let binder = Arc::new(Binder::new(

@@ -52,6 +52,8 @@ const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 
 /// What other tasks find out beside the scans of the host.
 pub(super) struct Known {
+    /// What an earlier daemon knew of HCAs.
+    pub(super) memory: Memory,
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
     /// What was cleaned up.
@@ -154,9 +156,8 @@ impl Daemon {
         start: Start,
         mut sessions: Sessions,
         watched: Watched,
-        known: Known,
+        mut known: Known,
         files: StateFiles,
-        memory: Memory,
         readers: Readers,
     ) -> Self {
         let started = Instant::now();
@@ -195,7 +196,7 @@ impl Daemon {
             turned: watch::Sender::new(started),
             settings,
             config,
-            pool_states: PoolStates::new(memory),
+            pool_states: PoolStates::new(std::mem::take(&mut known.memory)),
             sessions,
             watched,
             known,
