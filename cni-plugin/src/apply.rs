@@ -35,6 +35,8 @@ use crate::{
 /// How long a moved netdev may take to have a carrier before its addresses are announced
 /// without one.
 const CARRIER_TIMEOUT: Duration = Duration::from_millis(100);
+/// The same for IPoIB, where the subnet manager is asked for the partition's broadcast group first.
+const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Makes the interface of a plan; it is in the pod, down and without addresses.
 ///
@@ -428,9 +430,9 @@ pub fn configure(
     Ok(now.unwrap_or_else(|| link.clone()))
 }
 
-/// Announces the addresses of moved netdevs that train their links, once each has a carrier or
-/// [`CARRIER_TIMEOUT`] is over for all of them. Call from within the pod's namespace. The links are
-/// read anew.
+/// Announces the addresses of moved netdevs that train their links, and of IPoIB, once each has a
+/// carrier or the time for one is over for all of them. Call from within the pod's namespace. The links
+/// are read anew. Peers know an IPoIB address by its queue pair, which each new netdev has another of.
 ///
 /// They are announced from a packet socket, whose closing waits for all processors
 /// (`packet_release()`: `synchronize_net()`, some 10 ms).
@@ -442,11 +444,16 @@ pub fn announce<'a>(
     made: impl IntoIterator<Item = (&'a mut Link, &'a InterfaceConfig, Attach)>,
 ) -> netlink::Result<()> {
     let trains = |(link, given, attach): &(&mut Link, &InterfaceConfig, Attach)| {
-        !link.carrier && *attach == Attach::Move && !given.announced.is_empty()
+        let trains = *attach == Attach::Move || link.is_infiniband();
+        !link.carrier && trains && !given.announced.is_empty()
     };
     let started = Instant::now();
     for (link, given, _) in made.into_iter().filter(trains) {
-        while !link.carrier && started.elapsed() < CARRIER_TIMEOUT {
+        let timeout = match link.is_infiniband() {
+            true => IPOIB_CARRIER_TIMEOUT,
+            false => CARRIER_TIMEOUT,
+        };
+        while !link.carrier && started.elapsed() < timeout {
             std::thread::sleep(Duration::from_millis(5));
             if let Some(now) = link::get(socket, By::Index(link.index))? {
                 *link = now;

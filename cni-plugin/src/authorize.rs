@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use hca::HcaId;
-use node::policy::{Allow, Candidate};
+use node::policy::{Allow, Candidate, partition};
 
 use crate::{
     allocation::Allocated,
@@ -46,6 +46,8 @@ pub struct Asked {
     pub passthru: bool,
     /// RDMA devices are to leave the host's namespace.
     pub moves_rdma: bool,
+    /// The partition of an IPoIB child.
+    pub pkey: Option<u16>,
 }
 
 /// Allows or denies what a request resolves to.
@@ -85,6 +87,9 @@ fn needs_allocation(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> bool
 /// # Errors
 /// The first rule that denies it.
 pub fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<(), Denied> {
+    if let (Some(pkey), Resolved::Child { parent, .. }) = (asked.pkey, resolved) {
+        in_partition(&parent.link().name.to_string(), pkey, rules)?;
+    }
     match resolved {
         Resolved::Move(nic) => {
             let subject = Subject::of(Attach::Move, nic);
@@ -220,6 +225,28 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
         );
     }
     Ok(())
+}
+
+/// A network's user must not choose a partition that the administrator keeps for others.
+fn in_partition(parent: &str, pkey: u16, rules: Rules<'_>) -> Result<(), Denied> {
+    let Some(allowed) = &rules.allow.pkeys else {
+        return Ok(());
+    };
+    if allowed.iter().any(|key| partition(*key) == partition(pkey)) {
+        return Ok(());
+    }
+    let list: Vec<String> = allowed.iter().map(|key| format!("{key:#06x}")).collect();
+    Err(Denied {
+        what: format!("attach ipoib on netdev {parent}"),
+        why: format!(
+            "partition {pkey:#06x} is not among those that the policy allows ({})",
+            list.join(", ")
+        ),
+        remedy: format!(
+            "set pkey to one of them, or add it to allow.pkeys in {}",
+            rules.path.display()
+        ),
+    })
 }
 
 /// The rules for a netdev that leaves the host.

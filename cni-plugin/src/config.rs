@@ -14,11 +14,13 @@ pub use attach::{Attach, ChildKind};
 pub(crate) use devices::read as devices_of;
 pub use devices::{Devices, Names};
 
+use std::collections::BTreeMap;
+
 use attachment::journal::record::Slot;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, Version};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
-use node::policy::MAX_RAIL;
+use node::policy::{MAX_RAIL, partition_key};
 
 use crate::{rails::Rails, rdma::RdmaRequirement};
 
@@ -99,12 +101,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the keys of a request.
+    /// Reads the keys of a request. `pkeys` are the partitions that the node's policy names.
     ///
     /// # Errors
     /// Code 7 (code 4 for `CNI_ARGS`) naming key and value, or a key that resembles one of ours;
     /// code 2 for a value that belongs to another kind of attachment or is not supported.
-    pub fn read(request: &Request) -> Result<Config, Error> {
+    pub fn read(request: &Request, pkeys: &BTreeMap<String, u16>) -> Result<Config, Error> {
         request.env.args.allow_only(&KNOWN_ARGS)?;
         let root = request.config.root();
         let runtime = request.config.runtime_config()?;
@@ -113,8 +115,13 @@ impl Config {
         if root.value("prevResult").is_none() {
             added.push(request.config.cni_args()?);
         }
-        let notes = keys::check(&root, &added)?;
+        let mut notes = keys::check(&root, &added)?;
         let root = root.with_known(keys::KEYS);
+        let mut naming = ["device", "hwaddr", "kernelpath", "rdmaDevice"]
+            .into_iter()
+            .filter(|key| root.value(key).is_some());
+        let first = naming.next().unwrap_or_default();
+        notes.extend(naming.map(|key| format!("{key} has no effect beside {first}")));
         let stands_in = attach::stands_in(&root)?;
         let attach = Attach::of(request)?;
         let bus = root.text("pciBusID")?;
@@ -144,7 +151,7 @@ impl Config {
             mac: mac(request, &root, &runtime, attach)?,
             broadcast_queue: positive(&root, "bcqueuelen")?,
             link_in_container: root.get("linkInContainer")?.unwrap_or(false),
-            pkey: pkey(&root)?,
+            pkey: pkey(&root, pkeys)?,
             user_multicast: root.get("umcast")?,
             link_local: root.get("linkLocal")?,
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
@@ -429,28 +436,25 @@ fn unicast(text: &str) -> Result<MacAddress, String> {
     }
 }
 
-/// A number, or a text as people write partition keys: `0x8001`.
-fn pkey(root: &Section<'_>) -> Result<Option<u16>, Error> {
+/// A partition key, as a number, as people write it (`0x8001`), or by its name in the policy.
+fn pkey(root: &Section<'_>, names: &BTreeMap<String, u16>) -> Result<Option<u16>, Error> {
     let Some(value) = root.value("pkey") else {
         return Ok(None);
     };
-    let number = match value.as_str() {
-        Some(text) => {
-            let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
-            u16::from_str_radix(digits.unwrap_or(text), 16).ok()
-        }
-        None => value.as_u64().and_then(|number| u16::try_from(number).ok()),
+    let named = value.as_str().and_then(|name| names.get(name)).copied();
+    if let Some(key) = named.or_else(|| partition_key(value)) {
+        return Ok(Some(key));
+    }
+    let names: Vec<&str> = names.keys().map(String::as_str).collect();
+    let names = match names.is_empty() {
+        true => "which names none".to_owned(),
+        false => format!("which has {}", names.join(", ")),
     };
-    // The lower 15 bits name the partition; 0 is none (InfiniBand Architecture 10.9.1.1).
-    number
-        .filter(|pkey| pkey & 0x7fff != 0)
-        .map(Some)
-        .ok_or_else(|| {
-            root.wrong("pkey", format_args!("{value} is not a partition key"))
-                .with_details(
-                    "expected a number such as \"0x8001\", which is full member of partition 1",
-                )
-        })
+    let wrong = root.wrong("pkey", format_args!("{value} is not a partition key"));
+    Err(wrong.with_details(format!(
+        "expected a number such as \"0x8001\", which is full member of partition 1, or a name of \
+         pkeys in the node's policy, {names}"
+    )))
 }
 
 #[cfg(test)]
@@ -466,17 +470,21 @@ mod tests {
             .as_object_mut()
             .unwrap()
             .extend(keys.as_object().unwrap().clone());
-        Config::read(&Request {
-            env: Environment {
-                command: Command::Add,
-                attachment: None,
-                netns: None,
-                args: Args::parse(args).unwrap(),
-                path: Vec::new(),
-                netns_override: false,
+        let storage = BTreeMap::from([("storage".to_owned(), 0x8005)]);
+        Config::read(
+            &Request {
+                env: Environment {
+                    command: Command::Add,
+                    attachment: None,
+                    netns: None,
+                    args: Args::parse(args).unwrap(),
+                    path: Vec::new(),
+                    netns_override: false,
+                },
+                config: NetworkConfig::parse(object.to_string().as_bytes()).unwrap(),
             },
-            config: NetworkConfig::parse(object.to_string().as_bytes()).unwrap(),
-        })
+            &storage,
+        )
     }
 
     fn read(keys: Value) -> Result<Config, Error> {
@@ -507,6 +515,9 @@ mod tests {
             Some(Target::Hca("0000:3b:00.0".parse().unwrap()))
         );
         assert_eq!(bus.allocation.unwrap().text, "0000:5e:00.1");
+        let passed_over = read(all.clone()).unwrap().notes;
+        assert_eq!(passed_over[0], "hwaddr has no effect beside device");
+        assert_eq!(passed_over.len(), 2);
         let none = read(json!({})).unwrap();
         assert_eq!((none.device, none.allocation), (None, None));
     }
@@ -693,9 +704,12 @@ mod tests {
     }
 
     #[test]
-    fn partition_keys_are_numbers_or_hexadecimal_texts() {
+    fn partition_keys_are_numbers_hexadecimal_texts_or_names_of_the_policy() {
         for value in [json!("0x8001"), json!("8001"), json!(0x8001)] {
             assert_eq!(read(json!({"pkey": value})).unwrap().pkey, Some(0x8001));
         }
+        assert_eq!(read(json!({"pkey": "storage"})).unwrap().pkey, Some(0x8005));
+        let error = read(json!({"pkey": "storag"})).unwrap_err();
+        assert!(error.details.contains("which has storage"), "{error}");
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     config::{ChildKind, Config},
     error::Error,
     interface_config::InterfaceConfig,
-    resolve::{HostLink, Parent},
+    resolve::{HostLink, Parent, Resolved},
 };
 
 /// Everything that an ADD changes outside the journal and the lease store.
@@ -160,6 +160,17 @@ pub fn netdev(config: &Config, nic: &HostLink, snapshot: Snapshot) -> Source {
         snapshot: Box::new(snapshot),
         mtu: config.mtu,
         mac: config.mac.clone(),
+    }
+}
+
+/// The partition key of an IPoIB child; none for every other attachment.
+pub fn partition(resolved: &Resolved, config: &Config) -> Option<u16> {
+    match resolved {
+        Resolved::Child {
+            kind: ChildKind::Ipoib,
+            parent,
+        } => Some(config.pkey.unwrap_or(ipoib_of(parent.link()).0)),
+        _ => None,
     }
 }
 

@@ -235,14 +235,14 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         sessions,
         watched,
         Known {
-            memory,
             held: known.clone(),
             found,
             node_socket,
             sources,
+            readers: readers.clone(),
         },
         files,
-        readers.clone(),
+        memory,
     );
     let binder = Arc::new(Binder::new(
         &readers,

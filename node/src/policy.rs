@@ -25,6 +25,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::{state_dirs, trust};
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
@@ -54,6 +56,8 @@ pub struct Policy {
     pub allow: Allow,
     /// `rails`: which rail of the fabric each NIC is on.
     pub rails: Rails,
+    /// `pkeys`: InfiniBand partitions by the names that networks have for them.
+    pub pkeys: BTreeMap<String, u16>,
     /// `fabricAddresses`: whose the addresses of RDMA NICs are that have a lifetime.
     pub fabric_addresses: FabricAddresses,
     /// `log`: where the CNI binaries log to; `None` is stderr.
@@ -205,6 +209,28 @@ pub struct Allow {
     /// `requestExcluded`: a pod may ask for an address that its network's range
     /// excludes, or that is beyond the range's bounds.
     pub request_excluded: bool,
+    /// `pkeys`: when present, only children in one of these InfiniBand partitions.
+    pub pkeys: Option<Vec<u16>>,
+}
+
+/// A partition key as people write it, a number or a text such as `0x8001`; none for anything else,
+/// and for partition 0, which is none (InfiniBand Architecture 10.9.1.1).
+#[must_use]
+pub fn partition_key(value: &Value) -> Option<u16> {
+    let number = match value.as_str() {
+        Some(text) => {
+            let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+            u16::from_str_radix(digits.unwrap_or(text), 16).ok()
+        }
+        None => value.as_u64().and_then(|number| u16::try_from(number).ok()),
+    };
+    number.filter(|key| partition(*key) != 0)
+}
+
+/// The number of the partition in a key, without the bit of the membership.
+#[must_use]
+pub fn partition(key: u16) -> u16 {
+    key & 0x7fff
 }
 
 /// The IPAM programs that are allowed unless the policy names others: ours, and
@@ -222,6 +248,7 @@ impl Default for Allow {
             virtual_links: false,
             unallocated: false,
             request_excluded: false,
+            pkeys: None,
         }
     }
 }
@@ -264,6 +291,7 @@ impl Default for Policy {
             },
             allow: Allow::default(),
             rails: Rails::default(),
+            pkeys: BTreeMap::new(),
             fabric_addresses: FabricAddresses::default(),
             log: Log::default(),
         }

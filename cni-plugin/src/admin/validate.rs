@@ -146,7 +146,7 @@ impl Validate {
                 },
                 config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
             };
-            let config = Config::read(&request)?;
+            let config = Config::read(&request, &policy.pkeys)?;
             Ok((request, config))
         };
         let (request, config) = match read() {

@@ -316,6 +316,32 @@ fn passthru_needs_its_key_and_the_hca() {
 }
 
 #[test]
+fn a_child_is_in_a_partition_that_the_policy_lists() {
+    let mut parent = hardware();
+    (parent.link.kind, parent.link.hardware) = (Some(InfoKind::Ipoib), 32);
+    let child = Resolved::Child {
+        kind: ChildKind::Ipoib,
+        parent: Parent::OfHost(parent),
+    };
+    let asked = |pkey| Asked {
+        pkey: Some(pkey),
+        ..Asked::default()
+    };
+    let listed = Allow {
+        pkeys: Some(vec![0x8001, 0x0002]),
+        ..Allow::default()
+    };
+    // With and without the bit of a full member.
+    for pkey in [0x8001, 0x0001, 0x8002] {
+        by_policy(&child, asked(pkey), rules(&listed)).unwrap();
+    }
+    let denied = by_policy(&child, asked(0xffff), rules(&listed)).unwrap_err();
+    assert!(denied.why.contains("0xffff") && denied.why.contains("0x8001, 0x0002"));
+    assert!(denied.remedy.contains("allow.pkeys"), "{denied}");
+    by_policy(&child, asked(0xffff), rules(&Allow::default())).unwrap();
+}
+
+#[test]
 fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
     let default = Allow::default();
     let exclusive = ["0000:3b:00.2".parse().unwrap()];

@@ -71,7 +71,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .with_details("the journal keeps it until DEL; leave out what no plugin reads"));
     }
     request.config.has_each_key_once()?;
-    let mut config = Config::read(request)?;
+    let mut config = Config::read(request, &node.policy.values.pkeys)?;
     if !config.notes.is_empty() {
         node.log.warn(format_args!(
             "network {}: {}",
@@ -325,6 +325,7 @@ impl Call<'_> {
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
+            pkey: plan::partition(resolved, config),
         };
         authorize(resolved, asked, rules, || match &self.allocated {
             Some(allocated) => Ok(allocated.clone()),

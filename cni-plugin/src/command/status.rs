@@ -17,6 +17,7 @@ use crate::{
     config::{Config, Devices},
     error::Error,
     parts::OneRail,
+    plan,
     rdma::{self, RdmaRequirement},
     resolve::{self, Resolved},
 };
@@ -28,7 +29,8 @@ use crate::{
 pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
     let mut node = Node::open(places, subject).map_err(|e| Error::from(e).unavailable())?;
     check_kernel(&node)?;
-    let config = Config::read(request).map_err(|e| Error::from(e).unavailable())?;
+    let config = Config::read(request, &node.policy.values.pkeys);
+    let config = config.map_err(|e| Error::from(e).unavailable())?;
     if config.rdma == RdmaRequirement::Required {
         rdma::isolation(attachment::rdma::mode(&node.roots)?)?;
     }
@@ -49,6 +51,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma: false,
+            pkey: plan::partition(master, &config),
         };
         let rules = Rules {
             allow: &node.policy.values.allow,

@@ -4,12 +4,13 @@
 use cni_wire::Code;
 use netlink::link::Link;
 use netlink_packet_route::link::IpoibMode;
+use node::policy;
 
-use super::ipoib_of;
+use super::{ipoib_of, partition};
 use crate::{
     config::{Attach, ChildKind, Config},
     error::Error,
-    resolve::{HostLink, Parent, Resolved},
+    resolve::{HostLink, Resolved},
 };
 
 /// The smallest MTU of a link with IPv6 (RFC 8200, section 5); below it the kernel takes IPv6 away.
@@ -21,16 +22,13 @@ const OWN_ADDRESS: &str =
 /// Refuses what the kernel would refuse with a worse message, or take and do something else.
 ///
 /// # Errors
-/// Code 7 naming the key and what to do instead.
+/// Code 7 naming the key and what to do instead; code 11 for a partition that the port is not in.
 pub fn check(resolved: &Resolved, config: &Config) -> Result<(), Error> {
     if let Some(link) = resolved.link() {
         fits(resolved.attach(), config, link)?;
     }
-    match resolved {
-        Resolved::Child {
-            kind: ChildKind::Ipoib,
-            parent: Parent::OfHost(host),
-        } => is_member(host, config),
+    match (partition(resolved, config), resolved.host_link()) {
+        (Some(pkey), Some(host)) => is_member(host, pkey),
         _ => Ok(()),
     }
 }
@@ -114,16 +112,18 @@ fn is_connected(config: &Config, link: &Link) -> Result<bool, Error> {
 
 /// A child in a partition that the port is not a member of would have no carrier. The subnet manager
 /// makes the port a member, so the request can succeed later.
-fn is_member(host: &HostLink, config: &Config) -> Result<(), Error> {
+fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
     let Some(keys) = &host.pkeys else {
         return Ok(());
     };
-    let pkey = config.pkey.unwrap_or(ipoib_of(&host.link).0);
-    // The highest bit is the membership: set for a full member (InfiniBand Architecture 10.9.1.1).
-    if keys.iter().any(|key| (key ^ pkey) & 0x7fff == 0) {
+    if keys
+        .iter()
+        .any(|key| policy::partition(*key) == policy::partition(pkey))
+    {
         return Ok(());
     }
     let port = host.rdma.first().map(ToString::to_string);
+    // The highest bit is set for a full member (InfiniBand Architecture 10.9.1.1).
     let membership = |key: &u16| match key & 0x8000 {
         0 => format!("{key:#06x} (limited)"),
         _ => format!("{key:#06x} (full)"),
@@ -161,6 +161,7 @@ fn is_ethernet(kind: ChildKind, link: &Link) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resolve::Parent;
 
     fn config() -> Config {
         Config::default()

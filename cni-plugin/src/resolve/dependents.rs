@@ -120,7 +120,7 @@ pub(super) fn of(
     }
     dependents.extend(attachment_on(node, nic.link.index)?);
     if dependents.is_empty() {
-        dependents.extend(in_other_namespaces(node, nic.link.index, pod));
+        dependents.extend(in_other_namespaces(node, &nic.link, pod));
     }
     Ok(dependents)
 }
@@ -164,8 +164,8 @@ fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
 }
 
 /// A link on the netdev in another namespace of the node.
-fn in_other_namespaces(node: &Node, index: u32, pod: &Namespace) -> Option<Dependent> {
-    namespaces::all(node, pod).find_map(|other| match link_in(node, &other, index) {
+fn in_other_namespaces(node: &Node, below: &Link, pod: &Namespace) -> Option<Dependent> {
+    namespaces::all(node, pod).find_map(|other| match link_in(node, &other, below) {
         Ok(link) => Some(described(&link?, Some(other.path()))),
         Err(cause) => Some(Dependent::Unreadable {
             netns: other.path().to_owned(),
@@ -174,14 +174,19 @@ fn in_other_namespaces(node: &Node, index: u32, pod: &Namespace) -> Option<Depen
     })
 }
 
-fn link_in(node: &Node, other: &Namespace, index: u32) -> netlink::Result<Option<Link>> {
+fn link_in(node: &Node, other: &Namespace, below: &Link) -> netlink::Result<Option<Link>> {
     let mut socket = other.socket(&node.netns.namespace)?;
-    // A namespace that has no number for the host's has no link that stands on one of it.
-    let Some(number) = link::known_number(&mut socket, &node.netns.namespace)? else {
+    // A namespace that has no number for the host's has no link that stands on one of it, but for
+    // IPoIB.
+    let number = link::known_number(&mut socket, &node.netns.namespace)?;
+    if number.is_none() && !below.is_infiniband() {
         return Ok(None);
-    };
+    }
     let mut links = link::list(&mut socket)?.into_iter();
-    Ok(links.find(|link| link.stands_on(index, Some(number))))
+    Ok(links.find(|link| {
+        let stands_there = number.is_some() && link.stands_on(below.index, number);
+        stands_there || link.is_partition_of(below)
+    }))
 }
 
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of

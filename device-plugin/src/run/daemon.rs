@@ -52,8 +52,6 @@ const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 
 /// What other tasks find out beside the scans of the host.
 pub(super) struct Known {
-    /// What an earlier daemon knew of HCAs.
-    pub(super) memory: Memory,
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
     /// What was cleaned up.
@@ -62,6 +60,8 @@ pub(super) struct Known {
     pub(super) node_socket: NodeSocket,
     /// Who holds what, where the kubelet says it.
     pub(super) sources: allocated::Sources,
+    /// What may be late.
+    pub(super) readers: Readers,
 }
 
 /// What a turn of the loop reads and writes that may hang.
@@ -156,10 +156,11 @@ impl Daemon {
         start: Start,
         mut sessions: Sessions,
         watched: Watched,
-        mut known: Known,
+        known: Known,
         files: StateFiles,
-        readers: Readers,
+        memory: Memory,
     ) -> Self {
+        let readers = known.readers.clone();
         let started = Instant::now();
         let booted_now = uptime(&settings.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
         let Start {
@@ -196,7 +197,7 @@ impl Daemon {
             turned: watch::Sender::new(started),
             settings,
             config,
-            pool_states: PoolStates::new(std::mem::take(&mut known.memory)),
+            pool_states: PoolStates::new(memory),
             sessions,
             watched,
             known,

@@ -2,7 +2,7 @@
 
 use super::{
     Allow, BlockLength, DEFAULT_STORE_DIRECTORY, FabricAddresses, Ipam, Log, LogLevel, MAX_RAIL,
-    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind,
+    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, partition_key,
     rails::{Entry, Nic},
 };
 use crate::{duration, pattern::Pattern, spelling};
@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "version",
     "node",
     "stateDir",
@@ -21,10 +21,11 @@ const KEYS: [&str; 10] = [
     "ipam",
     "allow",
     "rails",
+    "pkeys",
     "fabricAddresses",
     "log",
 ];
-const ALLOW_KEYS: [&str; 8] = [
+const ALLOW_KEYS: [&str; 9] = [
     "nonRdma",
     "uplinks",
     "netdevs",
@@ -33,6 +34,7 @@ const ALLOW_KEYS: [&str; 8] = [
     "virtual",
     "unallocated",
     "requestExcluded",
+    "pkeys",
 ];
 const SELECTOR_KEYS: [&str; 7] = [
     "ifNames",
@@ -58,7 +60,7 @@ pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
     let object = reader.object(text)?;
     reader.known("", &object, &KEYS)?;
     let mut policy = Policy::default();
-    for (key, value) in &object {
+    for (key, value) in in_order(&object) {
         reader.key(&mut policy, key, value)?;
     }
     Ok(policy)
@@ -68,11 +70,16 @@ pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
 pub(super) fn salvage(path: &Path, text: &[u8]) -> Policy {
     let reader = Reader { path };
     let mut policy = Policy::default();
-    for (key, value) in reader.object(text).iter().flatten() {
+    for (key, value) in reader.object(text).iter().flat_map(in_order) {
         // A wrong key leaves its default: that is what salvaging is.
         let _ = reader.key(&mut policy, key, value);
     }
     policy
+}
+
+/// The keys of the file, those first by whose names others are written.
+fn in_order(object: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
+    object.get_key_value("pkeys").into_iter().chain(object)
 }
 
 /// A label of RFC 1123. It becomes part of a path of the API.
@@ -107,7 +114,8 @@ impl Reader<'_> {
             "cdiDir" => self.directory(key, value).map(|path| policy.cdi_dir = path),
             "stores" => self.stores(value).map(|stores| policy.stores = stores),
             "ipam" => self.ipam(value).map(|ipam| policy.ipam = ipam),
-            "allow" => self.allow(value).map(|allow| policy.allow = allow),
+            "allow" => (self.allow(value, &policy.pkeys)).map(|allow| policy.allow = allow),
+            "pkeys" => self.pkeys(value).map(|pkeys| policy.pkeys = pkeys),
             "rails" => self.rails(value).map(|rails| policy.rails = rails),
             "fabricAddresses" if value == "static" => {
                 policy.fabric_addresses = FabricAddresses::Static;
@@ -350,7 +358,7 @@ impl Reader<'_> {
         Ok(ipam)
     }
 
-    fn allow(&self, value: &Value) -> Result<Allow, PolicyError> {
+    fn allow(&self, value: &Value, pkeys: &BTreeMap<String, u16>) -> Result<Allow, PolicyError> {
         let object = self.map("allow", value)?;
         self.known("allow", object, &ALLOW_KEYS)?;
         let flag = |key: &str| match object.get(key) {
@@ -379,7 +387,43 @@ impl Reader<'_> {
             virtual_links: flag("virtual")?,
             unallocated: flag("unallocated")?,
             request_excluded: flag("requestExcluded")?,
+            pkeys: self.allowed_pkeys(object.get("pkeys"), pkeys)?,
         })
+    }
+
+    /// Names that no number could be taken for.
+    fn pkeys(&self, value: &Value) -> Result<BTreeMap<String, u16>, PolicyError> {
+        let pkey = |(name, value): (&String, &Value)| {
+            let at = format!("pkeys.{name}");
+            if name.is_empty() || partition_key(&Value::String(name.clone())).is_some() {
+                let rule = "must have a name that is not a hexadecimal number itself";
+                return Err(self.wrong(&at, value, rule));
+            }
+            let rule = "must be a partition key such as \"0x8001\"";
+            let key = partition_key(value).ok_or_else(|| self.wrong(&at, value, rule))?;
+            Ok((name.clone(), key))
+        };
+        self.map("pkeys", value)?.iter().map(pkey).collect()
+    }
+
+    fn allowed_pkeys(
+        &self,
+        value: Option<&Value>,
+        names: &BTreeMap<String, u16>,
+    ) -> Result<Option<Vec<u16>>, PolicyError> {
+        let Some(value) = value else {
+            return Ok(None);
+        };
+        let rule = "must be a list of partition keys (\"0x8001\") and names of \"pkeys\"";
+        let wrong = |value: &Value| self.wrong("allow.pkeys", value, rule);
+        let pkey = |value: &Value| {
+            let named = value.as_str().and_then(|name| names.get(name)).copied();
+            named
+                .or_else(|| partition_key(value))
+                .ok_or_else(|| wrong(value))
+        };
+        let list = value.as_array().ok_or_else(|| wrong(value))?;
+        list.iter().map(pkey).collect::<Result<_, _>>().map(Some)
     }
 
     fn rails(&self, value: &Value) -> Result<Rails, PolicyError> {
@@ -614,6 +658,27 @@ mod tests {
         assert_eq!(rail, Ok(Some(7)));
         assert_eq!(policy.fabric_addresses, FabricAddresses::Static);
         assert_eq!(policy.log.level, LogLevel::Debug);
+    }
+
+    #[test]
+    fn partitions_have_names_that_no_number_is_taken_for() {
+        let policy = parse(
+            r#"{"allow": {"pkeys": ["storage", "0x0002"]}, "pkeys": {"storage": "0x8001", "mpi": 32771}}"#,
+        )
+        .unwrap();
+        assert_eq!(policy.pkeys["storage"], 0x8001);
+        assert_eq!(policy.pkeys["mpi"], 0x8003);
+        assert_eq!(policy.allow.pkeys, Some(vec![0x8001, 2]));
+        assert_eq!(parse(r#"{"pkeys": {"mpi": 1}}"#).unwrap().allow.pkeys, None);
+        for (text, word) in [
+            (r#"{"pkeys": {"cafe": "0x8001"}}"#, "pkeys.cafe"),
+            (r#"{"pkeys": {"mpi": "0x8000"}}"#, "pkeys.mpi"),
+            (r#"{"allow": {"pkeys": ["storage"]}}"#, "allow.pkeys"),
+            (r#"{"allow": {"pkeys": "0x8001"}}"#, "allow.pkeys"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
     }
 
     #[test]

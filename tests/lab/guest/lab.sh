@@ -241,9 +241,9 @@ remove_fabric() {
 	for hca in /sys/class/infiniband/mlx5_*; do
 		rdma link delete "${hca##*/}"
 	done
-	nics=$(ip netns exec cable ls /sys/class/net | grep -c eth)
+	nics=$(ip netns exec cable ip -o link show | grep -c ': eth')
 	ip netns delete cable
-	all_back() { [ "$(ls /sys/class/net | grep -c eth)" = "$nics" ]; }
+	all_back() { [ "$(ip -o link show | grep -c ': eth')" = "$nics" ]; }
 	wait_for 20 all_back
 }
 
@@ -302,9 +302,12 @@ stop_containerd() {
 # install_cni MANIFESTS…: our CNI programs and the node's policy, as the DaemonSet's init
 # container installs them, and the pods' networks, as offer_networks does.
 install_cni() {
-	mkdir -p /host/opt/cni /host/etc /etc/rdma-netdev
-	ln -sfn /opt/cni/bin /host/opt/cni/bin
-	ln -sfn /etc/rdma-netdev /host/etc/rdma-netdev
+	local directory
+	# Mounted, as the DaemonSet has them: links are not trusted.
+	for directory in /opt/cni/bin /etc/rdma-netdev; do
+		mkdir -p $directory /host$directory
+		mountpoint -q /host$directory || mount --bind $directory /host$directory
+	done
 	rdma-device-plugin install --policy /lab/manifests/overlays/local-store/policy.json --node "$(uname -n)"
 	offer_networks "$@"
 }

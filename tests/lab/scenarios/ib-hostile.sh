@@ -50,6 +50,15 @@ pass "the kernel gives the host what the pod made on it when its namespace ends"
 check "DEL" cni rdma-netdev DEL a a net1 "$move"
 as_before "that is gone, and the NIC as it was" "$before"
 
+# Its partition would stay on the port of the pod that the NIC goes to.
+ip link add link ib1 name other type ipoib pkey 0x8001
+ip link set other netns den
+pod a
+refuses "a NIC that carries a child in another namespace is not moved" 'ipoib other stands on it' \
+	cni rdma-netdev ADD a a net1 "$(config '{"attach": "move", "device": "ib1"}')"
+ip -n den link delete other
+ip netns delete a
+
 step "a child that a pod has"
 child=$(config '{"attach": "ipoib", "master": "ib0", "pkey": "0x8001"}')
 for pod in b c; do

@@ -49,6 +49,27 @@ for mode in datagram connected; do
 done
 as_before "the host is as before" "$before"
 
+step "a new child has the address of an earlier one"
+static() { jq -c --arg address "10.62.$LAB_GUEST.$1/24" '.cniVersion = "1.0.0" | .ipam = {type: "static", addresses: [{address: $address}]}' <<<"$(child "$2" '{"pkey": "0x8001"}')"; }
+pod a
+pod b
+check "ADD" cni rdma-netdev ADD a a net1 "$(static 5 ib0)"
+check "ADD of a peer" cni rdma-netdev ADD b b net1 "$(static 6 ib1)"
+check "the peer reaches it" in_pod b ping -c 1 -W 5 "10.62.$LAB_GUEST.5"
+first=$(in_pod a cat /sys/class/net/net1/address)
+knows() { in_pod b ip neigh show "10.62.$LAB_GUEST.5" | grep -q "lladdr $1"; }
+check "the peer knows its queue pair" knows "$first"
+check "DEL" cni rdma-netdev DEL a a net1 "$(static 5 ib0)"
+check "ADD of another with the address" cni rdma-netdev ADD a a net1 "$(static 5 ib0)"
+second=$(in_pod a cat /sys/class/net/net1/address)
+check "it has another queue pair" test "$first" != "$second"
+check "the peer learns it from the announcement" wait_for 5 knows "$second"
+for name in a b; do
+	check "DEL" cni rdma-netdev DEL $name $name net1 "$(static 5 ib0)"
+	ip netns delete $name
+done
+as_before "the host is as before" "$before"
+
 step "partitions"
 # Node 1 has a full membership of partition 3, node 2 a limited one; of 4 both have a limited one.
 case $LAB_GUEST in
@@ -78,6 +99,16 @@ refuses "a key that the port's table does not have is refused with those that it
 	cni rdma-netdev ADD a a net1 "$(child ib0 '{"pkey": "0x8009"}')"
 refuses "an ipvlan on IPoIB is refused with the remedy" 'ipoib' cni rdma-netdev ADD a a net1 "$(child ib0 '{"attach": "ipvlan"}')"
 refuses "so is a macvlan" 'attach to ipoib' cni rdma-netdev ADD a a net1 "$(child ib0 '{"attach": "macvlan"}')"
+
+policy=$(</etc/rdma-netdev/policy.json)
+node_policy "$(jq -c '.pkeys = {storage: "0x8003", mpi: "0x8004"} | .allow.pkeys = ["storage"]' <<<"$policy")"
+check "a partition by its name in the policy" cni rdma-netdev ADD a a net1 "$(child ib0 '{"pkey": "storage"}')"
+contains "it is that partition" 'ipoib pkey +0x8003' "$(info_of a)"
+check "DEL of it" cni rdma-netdev DEL a a net1 "$(child ib0 '{"pkey": "storage"}')"
+refuses "a partition that the policy does not list is denied" '0x8004.*allows \(0x8003\)' \
+	cni rdma-netdev ADD a a net1 "$(child ib0 '{"pkey": "0x8004"}')"
+refuses "so is the parent's own" '0xffff' cni rdma-netdev ADD a a net1 "$(child ib0 '{}')"
+node_policy "$policy"
 
 step "the pod's namespace is gone before DEL"
 partitions mlx5_0 0xffff 0x8001

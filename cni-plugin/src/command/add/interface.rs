@@ -343,7 +343,9 @@ impl Attachment<'_> {
             let v6 = AddressFamily::Inet6;
             if wanted.config.accept_ra
                 && rails.wanted != Some(false)
-                && (due.contains(&v6) || self.pod_has_default(v6, &laid_out)?)
+                && (due.contains(&v6)
+                    || self.wanted.len() > 1
+                    || self.pod_has_default(v6, &laid_out)?)
             {
                 interface_config.without_advertised_default();
             }
@@ -511,6 +513,17 @@ impl Attachment<'_> {
             }
             apply::announce(inside, announced)
         })??;
+        for (made, plan) in made.iter().zip(plans) {
+            let given = made.late.as_ref().or(plan.interface_config.as_ref());
+            let is_used = given.is_some_and(|given| !given.announced.is_empty());
+            if is_used && made.link.is_infiniband() && !made.link.carrier {
+                self.node.log.warn(format_args!(
+                    "{} of {} has no carrier: the port is not active, or the subnet manager has not \
+                     made the broadcast group of its partition; ibstat shows the port",
+                    made.link.name, self.id
+                ));
+            }
+        }
         Ok(())
     }
 

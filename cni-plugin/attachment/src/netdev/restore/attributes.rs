@@ -37,13 +37,12 @@ pub(super) fn restore_mac(
 }
 
 /// Gives a netdev the address that it had. Of one of IPoIB that is the GUID (its last 8 bytes): the
-/// rest is the kernel's. The GUID of a virtual function is what its PF says.
+/// rest is the kernel's.
 pub(super) fn set_mac(socket: &mut Socket, taken: &Snapshot, link: &Link, report: &mut Returned) {
     let Ok(known) = taken.identity.mac.parse::<hca::MacAddress>() else {
         return;
     };
     let mac = match (link.mac.get(..12), known.bytes().get(12..20)) {
-        (Some(_), Some(_)) if taken.vf.is_some() => return,
         (Some(of_kernel), Some(guid)) => hca::MacAddress::new([of_kernel, guid].concat()),
         _ => known,
     };
