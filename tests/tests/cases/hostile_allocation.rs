@@ -242,7 +242,10 @@ fn stacked(commands: &[&str], kind: &str) -> Result<()> {
         scene.host.netns.ip_json("link show top0")?,
         scene.pod.ip_json("link show net1")?,
     );
-    ensure!(link[0]["link_index"] == host[0]["ifindex"], "net1 is not on top0: {link}");
+    ensure!(
+        link[0]["link_index"] == host[0]["ifindex"],
+        "net1 is not on top0: {link}"
+    );
     answer_of(&scene.call(), "DEL", &scene.network(&of(0)))?.success()?;
     Ok(())
 }

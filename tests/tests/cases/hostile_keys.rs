@@ -58,14 +58,18 @@ fn validated(scene: &Scene, network: &Value) -> Result<(Vec<String>, Vec<String>
     let list = |key: &str| {
         let texts = document["networks"][0][key].as_array().cloned();
         let texts = texts.unwrap_or_default().into_iter();
-        texts.map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
+        texts
+            .map(|text| text.as_str().unwrap_or_default().to_owned())
+            .collect()
     };
     Ok((list("errors"), list("notes")))
 }
 
 /// ADD and validate refuse it with these words.
 fn both_refuse(scene: &Scene, network: &Value, code: u64, words: &[&str]) -> Result<()> {
-    scene.refuses(network, &[code], words).with_context(|| network.to_string())?;
+    scene
+        .refuses(network, &[code], words)
+        .with_context(|| network.to_string())?;
     let (errors, _) = validated(scene, network)?;
     let all = errors.join("\n").to_lowercase();
     ensure!(
@@ -126,7 +130,10 @@ fn noted() -> Result<()> {
             answer.stderr
         );
         let (errors, notes) = validated(&scene, &network)?;
-        ensure!(errors.is_empty() && notes.iter().any(|n| n.contains(note)), "{key}: {notes:?}");
+        ensure!(
+            errors.is_empty() && notes.iter().any(|n| n.contains(note)),
+            "{key}: {notes:?}"
+        );
         scene.del_returns(&network, &before)?;
     }
     Ok(())
@@ -135,11 +142,26 @@ fn noted() -> Result<()> {
 fn kinds() -> Result<()> {
     let scene = Scene::new()?;
     for (keys, word) in [
-        (json!({"attach": "macvlan", "master": "nic0", "umcast": true}), "umcast"),
-        (json!({"attach": "macvlan", "master": "nic0", "pkey": "0x8001"}), "pkey"),
-        (json!({"attach": "macvlan", "master": "nic0", "rdma": "required"}), "rdma"),
-        (json!({"attach": "move", "device": "nic0", "bcqueuelen": 9}), "bcqueuelen"),
-        (json!({"attach": "macvlan", "master": "nic0", "acceptRA": true, "rails": true}), "acceptRA"),
+        (
+            json!({"attach": "macvlan", "master": "nic0", "umcast": true}),
+            "umcast",
+        ),
+        (
+            json!({"attach": "macvlan", "master": "nic0", "pkey": "0x8001"}),
+            "pkey",
+        ),
+        (
+            json!({"attach": "macvlan", "master": "nic0", "rdma": "required"}),
+            "rdma",
+        ),
+        (
+            json!({"attach": "move", "device": "nic0", "bcqueuelen": 9}),
+            "bcqueuelen",
+        ),
+        (
+            json!({"attach": "macvlan", "master": "nic0", "acceptRA": true, "rails": true}),
+            "acceptRA",
+        ),
         (
             json!({"attach": "macvlan", "master": "nic0", "mode": "passthru", "mac": "02:00:00:00:00:09"}),
             "passthru",
@@ -159,14 +181,38 @@ fn next_hops() -> Result<()> {
     let scene = Scene::new()?;
     let route = |route: Value| own_ipam(&json!({"routes": [route]}));
     for (ipam, word) in [
-        (route(json!({"dst": "10.9.0.0/16", "gw": "10.99.0.1"})), "outside"),
-        (route(json!({"dst": "10.9.0.0/16", "gw": "10.66.0.0"})), "network address"),
-        (route(json!({"dst": "10.9.0.0/16", "gw": "10.66.0.255"})), "broadcast address"),
-        (route(json!({"dst": "10.9.0.0/16", "gw": "224.0.0.1"})), "not the address of a host"),
-        (route(json!({"dst": "10.9.0.0/16", "gw": "fd00::1"})), "outside"),
-        (route(json!({"dst": "fd01::/64", "gw": "10.66.0.1"})), "IPv6 route"),
-        (route(json!({"dst": "10.9.0.0/16", "gw": "10.66.0.1", "table": 255})), "table 255"),
-        (route(json!({"dst": "10.9.0.0/16", "scope": 254})), "scope 254"),
+        (
+            route(json!({"dst": "10.9.0.0/16", "gw": "10.99.0.1"})),
+            "outside",
+        ),
+        (
+            route(json!({"dst": "10.9.0.0/16", "gw": "10.66.0.0"})),
+            "network address",
+        ),
+        (
+            route(json!({"dst": "10.9.0.0/16", "gw": "10.66.0.255"})),
+            "broadcast address",
+        ),
+        (
+            route(json!({"dst": "10.9.0.0/16", "gw": "224.0.0.1"})),
+            "not the address of a host",
+        ),
+        (
+            route(json!({"dst": "10.9.0.0/16", "gw": "fd00::1"})),
+            "outside",
+        ),
+        (
+            route(json!({"dst": "fd01::/64", "gw": "10.66.0.1"})),
+            "IPv6 route",
+        ),
+        (
+            route(json!({"dst": "10.9.0.0/16", "gw": "10.66.0.1", "table": 255})),
+            "table 255",
+        ),
+        (
+            route(json!({"dst": "10.9.0.0/16", "scope": 254})),
+            "scope 254",
+        ),
         (own_ipam(&json!({"gateway": "10.99.0.1"})), "outside"),
         (
             json!({"type": "rdma-ipam", "ranges": {"0": {"range": "10.66.0.0/24"}},
@@ -179,7 +225,10 @@ fn next_hops() -> Result<()> {
             // Of a network for several NICs validate alone can be asked here.
             keys = json!({"attach": "macvlan", "devices": "all", "deviceID": "0000:3b:00.0", "ipam": ipam});
             let (errors, _) = validated(&scene, &scene.network(&keys))?;
-            ensure!(errors.iter().any(|e| e.contains(word)), "{ipam}: {errors:?}");
+            ensure!(
+                errors.iter().any(|e| e.contains(word)),
+                "{ipam}: {errors:?}"
+            );
             continue;
         }
         both_refuse(&scene, &scene.network(&keys), INVALID_NETWORK, &[word])?;
@@ -191,14 +240,20 @@ fn other_family() -> Result<()> {
     let scene = Scene::new()?;
     let ipam = own_ipam(&json!({"gateway": "fd00::1"}));
     let network = scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": ipam}));
-    both_refuse(&scene, &network, INVALID_NETWORK, &["gateway", "another family"])
+    both_refuse(
+        &scene,
+        &network,
+        INVALID_NETWORK,
+        &["gateway", "another family"],
+    )
 }
 
 fn via_ipv6() -> Result<()> {
     let scene = Scene::new()?;
     let before = scene.host_state()?;
     let routes = json!({"routes": [{"dst": "10.9.0.0/16", "gw": "fe80::1"}]});
-    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": own_ipam(&routes)}));
+    let network =
+        scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": own_ipam(&routes)}));
     let answer = added(&scene, &network)?;
     let there = scene.pod.ip("-4 route show 10.9.0.0/16")?;
     ensure!(there.contains("via inet6 fe80::1"), "{there}");
@@ -213,18 +268,30 @@ fn small_mtu() -> Result<()> {
     let v6 = json!({"type": "rdma-ipam", "range": "fd66::/64"});
     for (mut keys, word) in [
         (json!({"ipam": v6}), "IPv6"),
-        (json!({"ipam": own_ipam(&json!({})), "acceptRA": true}), "acceptRA"),
+        (
+            json!({"ipam": own_ipam(&json!({})), "acceptRA": true}),
+            "acceptRA",
+        ),
         (json!({"linkLocal": true}), "linkLocal"),
     ] {
         for (key, value) in [("attach", "macvlan"), ("master", "nic0")] {
             keys[key] = value.into();
         }
         keys["mtu"] = 1279.into();
-        both_refuse(&scene, &scene.network(&keys), INVALID_NETWORK, &["1279", "1280", word])?;
+        both_refuse(
+            &scene,
+            &scene.network(&keys),
+            INVALID_NETWORK,
+            &["1279", "1280", word],
+        )?;
     }
     let moved = json!({"attach": "move", "device": "nic0", "mtu": 1000});
     // Its IPv6 address is the host's: validate does not know it.
-    scene.refuses(&scene.network(&moved), &[INVALID_NETWORK], &["1000", "1280"])
+    scene.refuses(
+        &scene.network(&moved),
+        &[INVALID_NETWORK],
+        &["1000", "1280"],
+    )
 }
 
 fn small_master() -> Result<()> {
@@ -255,7 +322,10 @@ fn advertised() -> Result<()> {
     let follows = |network: &Value| -> Result<String> {
         added(&scene, network)?;
         let followed = sysctl(&scene.pod, "ipv6/conf/net1/accept_ra_defrtr")?;
-        ensure!(sysctl(&scene.pod, "ipv6/conf/net1/accept_ra")? == "1", "accept_ra");
+        ensure!(
+            sysctl(&scene.pod, "ipv6/conf/net1/accept_ra")? == "1",
+            "accept_ra"
+        );
         scene.del_returns(network, &before)?;
         Ok(followed)
     };
@@ -268,7 +338,11 @@ fn advertised() -> Result<()> {
         "-6 route add default via fd01::1 dev eth0",
     ])?;
     assert_eq!(follows(&network(json!({})))?, "0", "the pod has a way out");
-    assert_eq!(follows(&network(json!({"rails": false})))?, "1", "asked for");
+    assert_eq!(
+        follows(&network(json!({"rails": false})))?,
+        "1",
+        "asked for"
+    );
     let (_, notes) = validated(&scene, &network(json!({})))?;
     ensure!(notes.iter().any(|n| n.contains("acceptRA")), "{notes:?}");
     Ok(())
@@ -276,7 +350,10 @@ fn advertised() -> Result<()> {
 
 fn lifetime(netns: &Netns, link: &str, address: &str) -> Result<Option<u64>> {
     let links = netns.ip_json(&format!("addr show dev {link}"))?;
-    let all = links[0]["addr_info"].as_array().cloned().unwrap_or_default();
+    let all = links[0]["addr_info"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     let found = all.iter().find(|info| info["local"] == address);
     Ok(found.and_then(|info| info["valid_life_time"].as_u64()))
 }
@@ -305,7 +382,10 @@ fn fabric_addresses() -> Result<()> {
     assert_eq!(lifetime(&scene.pod, "net1", "10.128.0.7")?, Some(FOR_EVER));
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     let left = lifetime(&scene.host.netns, "nic0", "10.128.0.7")?;
-    ensure!(left.is_some_and(|left| (1..=4).contains(&left)), "lifetime {left:?}");
+    ensure!(
+        left.is_some_and(|left| (1..=4).contains(&left)),
+        "lifetime {left:?}"
+    );
     let routes = scene.host.netns.ip("route show dev nic0")?;
     ensure!(routes.contains("10.0.0.0/8 via 10.128.0.1"), "{routes}");
     Ok(())
@@ -315,7 +395,11 @@ fn other_word() -> Result<()> {
     let scene = Scene::with_hardware()?;
     scene.policy(&json!({}), &json!({"fabricAddresses": "dhcp"}))?;
     let answer = answer_of(&scene.call(), "ADD", &scene.moving())?;
-    e2e::scene::refusal(&answer, &[e2e::scene::DENIED], &["fabricAddresses", "static"])?;
+    e2e::scene::refusal(
+        &answer,
+        &[e2e::scene::DENIED],
+        &["fabricAddresses", "static"],
+    )?;
     Ok(())
 }
 
@@ -351,13 +435,21 @@ fn shared_rdma_only() -> Result<()> {
         "interfaces": [{"name": "net1", "sandbox": scene.pod.path()}], "ips": []});
     let network = scene.network(&json!({"attach": "rdma-only", "prevResult": result}));
     added(&scene, &network)?;
-    answer_of(&scene.call(), "CHECK", &network)?.success().context("CHECK")?;
-    ensure!(scene.listed("rdma-netdev")?.len() == 1, "not in the journal");
+    answer_of(&scene.call(), "CHECK", &network)?
+        .success()
+        .context("CHECK")?;
+    ensure!(
+        scene.listed("rdma-netdev")?.len() == 1,
+        "not in the journal"
+    );
     // As a runtime repeats it.
     added(&scene, &network).context("ADD once more")?;
     scene.pod.ip("link del net1")?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
-    ensure!(answer_of(&scene.call(), "CHECK", &network)?.refusal()?.0 == 104, "after DEL");
+    ensure!(
+        answer_of(&scene.call(), "CHECK", &network)?.refusal()?.0 == 104,
+        "after DEL"
+    );
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 
@@ -391,10 +483,19 @@ fn random_network(random: &mut Random) -> Value {
         false => map.insert("master".into(), "nic0".into()),
     };
     if !random.in_(4) {
-        map.insert("attach".into(), if moves { "move" } else { "macvlan" }.into());
+        map.insert(
+            "attach".into(),
+            if moves { "move" } else { "macvlan" }.into(),
+        );
     }
     let keys: [(&str, u64, Vec<Value>); 15] = [
-        ("mode", 3, ["bridge", "private", "vepa", "passthru", "l2"].map(Value::from).to_vec()),
+        (
+            "mode",
+            3,
+            ["bridge", "private", "vepa", "passthru", "l2"]
+                .map(Value::from)
+                .to_vec(),
+        ),
         ("mtu", 3, vec![json!(1000), json!(1280), json!(1400)]),
         ("mac", 4, vec![json!("02:00:00:00:00:99")]),
         ("bcqueuelen", 6, vec![json!(77)]),
@@ -403,7 +504,11 @@ fn random_network(random: &mut Random) -> Value {
         ("linkLocal", 4, vec![json!(true), json!(false)]),
         ("acceptRA", 6, vec![json!(true)]),
         ("dad", 6, vec![json!(true)]),
-        ("rails", 3, vec![json!(true), json!(false), json!({"table": 700})]),
+        (
+            "rails",
+            3,
+            vec![json!(true), json!(false), json!({"table": 700})],
+        ),
         ("rdma", 9, vec![json!("off"), json!("required")]),
         ("vlan", 30, vec![json!(7), json!(0)]),
         ("logLevel", 30, vec![json!("debug")]),
@@ -425,18 +530,31 @@ fn random_network(random: &mut Random) -> Value {
     }
     let mut routes = Vec::new();
     while routes.len() < 3 && random.in_(2) {
-        let dsts = ["10.70.0.0/16", "10.71.0.0/16", "fd70::/32", "0.0.0.0/0", "::/0"];
+        let dsts = [
+            "10.70.0.0/16",
+            "10.71.0.0/16",
+            "fd70::/32",
+            "0.0.0.0/0",
+            "::/0",
+        ];
         let mut route = json!({"dst": random.one(&dsts)});
         if random.in_(2) {
             let hops = ["10.66.0.1", "10.66.0.254", "fd66::1", "fe80::1", "10.9.9.9"];
             route["gw"] = (*random.one(&hops)).into();
         }
-        for (key, values) in [("table", [500, 255, 254]), ("scope", [0, 253, 254]), ("priority", [7, 8, 9])] {
+        for (key, values) in [
+            ("table", [500, 255, 254]),
+            ("scope", [0, 253, 254]),
+            ("priority", [7, 8, 9]),
+        ] {
             if random.in_(5) {
                 route[key] = (*random.one(&values)).into();
             }
         }
-        if routes.iter().all(|other: &Value| other["dst"] != route["dst"]) {
+        if routes
+            .iter()
+            .all(|other: &Value| other["dst"] != route["dst"])
+        {
             routes.push(route);
         }
     }
@@ -462,10 +580,15 @@ fn in_full() -> Result<()> {
         let answer = added(&scene, &network).with_context(|| format!("network {number}"))?;
         is_done(&scene, &network, &serde_json::from_str(&answer.stdout)?)
             .with_context(|| format!("network {number}: {network}"))?;
-        scene.del_returns(&network, &before).with_context(|| format!("network {number}"))?;
+        scene
+            .del_returns(&network, &before)
+            .with_context(|| format!("network {number}"))?;
         done += 1;
     }
-    ensure!(done >= ENOUGH, "only {done} networks of {NETWORKS} are accepted without a note");
+    ensure!(
+        done >= ENOUGH,
+        "only {done} networks of {NETWORKS} are accepted without a note"
+    );
     Ok(())
 }
 
@@ -473,7 +596,12 @@ fn in_full() -> Result<()> {
 fn is_done(scene: &Scene, network: &Value, result: &Value) -> Result<()> {
     let link = scene.pod.ip_json("-d addr show dev net1")?[0].clone();
     let info = &link["linkinfo"]["info_data"];
-    for (key, found) in [("mtu", &link["mtu"]), ("mac", &link["address"]), ("mode", &info["mode"]), ("bcqueuelen", &info["bcqueuelen"])] {
+    for (key, found) in [
+        ("mtu", &link["mtu"]),
+        ("mac", &link["address"]),
+        ("mode", &info["mode"]),
+        ("bcqueuelen", &info["bcqueuelen"]),
+    ] {
         let asked = &network[key];
         ensure!(asked.is_null() || asked == found, "{key} is {found}");
     }
@@ -489,7 +617,10 @@ fn is_done(scene: &Scene, network: &Value, result: &Value) -> Result<()> {
         ensure!(has("fe80:") == wanted, "link-local: {addresses:?}");
     }
     let accept_ra = sysctl(&scene.pod, "ipv6/conf/net1/accept_ra")? == "1";
-    ensure!(network["acceptRA"].as_bool().unwrap_or(false) == accept_ra, "accept_ra");
+    ensure!(
+        network["acceptRA"].as_bool().unwrap_or(false) == accept_ra,
+        "accept_ra"
+    );
     let dad = sysctl(&scene.pod, "ipv6/conf/net1/accept_dad")?;
     let detects = network["dad"].is_null() || !has("fd66::") || dad == "1";
     ensure!(detects, "accept_dad is {dad}");
@@ -502,8 +633,12 @@ fn is_done(scene: &Scene, network: &Value, result: &Value) -> Result<()> {
     for route in network["ipam"]["routes"].as_array().into_iter().flatten() {
         let dst = route["dst"].as_str().context("dst")?;
         let family = if dst.contains(':') { "-6" } else { "-4" };
-        let table = route["table"].as_u64().map_or("all".to_owned(), |table| table.to_string());
-        let listed = scene.pod.ip(&format!("{family} route show table {table} {dst} dev net1"))?;
+        let table = route["table"]
+            .as_u64()
+            .map_or("all".to_owned(), |table| table.to_string());
+        let listed = scene
+            .pod
+            .ip(&format!("{family} route show table {table} {dst} dev net1"))?;
         let gateway = &network["ipam"]["gateway"];
         let own = route["gw"].as_str();
         let by_ipam = || {
@@ -512,13 +647,20 @@ fn is_done(scene: &Scene, network: &Value, result: &Value) -> Result<()> {
             (!of_link && gateway.contains(':') == dst.contains(':')).then_some(gateway)
         };
         let via = own.or_else(by_ipam).unwrap_or_default();
-        let metric = route["priority"].as_u64().map_or(String::new(), |p| format!("metric {p}"));
+        let metric = route["priority"]
+            .as_u64()
+            .map_or(String::new(), |p| format!("metric {p}"));
         ensure!(
-            listed.lines().any(|line| line.contains(via) && line.contains(&metric)),
+            listed
+                .lines()
+                .any(|line| line.contains(via) && line.contains(&metric)),
             "route {route} is not there: {listed:?}"
         );
     }
     let interface = &result["interfaces"][0];
-    ensure!(interface["name"] == "net1" && interface["mac"] == link["address"], "{result}");
+    ensure!(
+        interface["name"] == "net1" && interface["mac"] == link["address"],
+        "{result}"
+    );
     Ok(())
 }

@@ -117,7 +117,10 @@ fn another_gets_another(scene: &Scene, first: &Value) -> Result<()> {
     let call = scene.call_of(&pod, "c2", "net1");
     let second = answer_of(&call, "ADD", &scene.child())?.success()?;
     let address = |result: &Value| result["ips"][0]["address"].clone();
-    ensure!(address(first) != Value::Null && address(first) != address(&second), "{second}");
+    ensure!(
+        address(first) != Value::Null && address(first) != address(&second),
+        "{second}"
+    );
     answer_of(&call, "DEL", &scene.child())?.success()?;
     Ok(())
 }
@@ -135,7 +138,10 @@ fn in_a_thread(attach: &str, pod: &[&str]) -> Result<()> {
     scene.in_pod(&[&format!("link set {name} netns {}", holder.tid)])?;
     holder.ip(&format!("link set {name} up"))?;
     scene.del_returns(&network, &before)?;
-    ensure!(!holder.ip("-o link")?.contains(name), "the pod keeps {name}");
+    ensure!(
+        !holder.ip("-o link")?.contains(name),
+        "the pod keeps {name}"
+    );
     Ok(())
 }
 
@@ -146,18 +152,32 @@ fn unrecognizable() -> Result<()> {
     answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
     let index = e2e::scene::index_of(&scene.pod, "net1")?;
     let holder = Holder::start(&scene.pod)?;
-    scene.in_pod(&["link set net1 down", "link set net1 address 02:aa:aa:aa:aa:aa"])?;
+    scene.in_pod(&[
+        "link set net1 down",
+        "link set net1 address 02:aa:aa:aa:aa:aa",
+    ])?;
     scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
     scene.in_pod(&[&format!("link add decoy index {index} type bridge")])?;
     let path = scene.pod.path().display().to_string();
     let mut back = std::process::Command::new("nsenter");
-    let own = format!("--net=/proc/{}/task/{}/ns/net", std::process::id(), holder.tid);
-    back.arg(own).args(["ip", "link", "set", "net1", "name", "evil", "netns"]);
+    let own = format!(
+        "--net=/proc/{}/task/{}/ns/net",
+        std::process::id(),
+        holder.tid
+    );
+    back.arg(own)
+        .args(["ip", "link", "set", "net1", "name", "evil", "netns"]);
     run(back.arg(scene.pod.name())).with_context(|| path)?;
     ensure!(e2e::scene::index_of(&scene.pod, "evil")? != index);
     scene.del_returns(&scene.child(), &before)?;
-    ensure!(scene.pod.ip("link show evil").is_err(), "the pod keeps its child");
-    ensure!(scene.pod.ip("link show decoy").is_ok(), "a link of the pod is gone");
+    ensure!(
+        scene.pod.ip("link show evil").is_err(),
+        "the pod keeps its child"
+    );
+    ensure!(
+        scene.pod.ip("link show decoy").is_ok(),
+        "a link of the pod is gone"
+    );
     Ok(())
 }
 
@@ -178,11 +198,18 @@ fn hidden_child() -> Result<()> {
     for _ in 0..2 {
         let answer = answer_of(&scene.call(), "DEL", &scene.child())?;
         refusal(&answer, &[TRY_AGAIN], &["macvlan net1", "nic0"])?;
-        ensure!(!leased.is_empty() && leases(&scene) == leased, "the lease is gone");
+        ensure!(
+            !leased.is_empty() && leases(&scene) == leased,
+            "the lease is gone"
+        );
     }
     another_gets_another(&scene, &result)?;
     drop(namespace);
-    eventually(|| Ok(answer_of(&scene.call(), "DEL", &scene.child())?.status.success()))?;
+    eventually(|| {
+        Ok(answer_of(&scene.call(), "DEL", &scene.child())?
+            .status
+            .success())
+    })?;
     scene.del_returns(&scene.child(), &before)
 }
 
@@ -208,9 +235,15 @@ fn deleted_by_its_pod() -> Result<()> {
     answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
     // A namespace that the pod's has a number for, and that is found.
     scene.in_pod(&["link add cable type veth peer name end"])?;
-    scene.in_pod(&[&format!("link set end netns {}", holder.tid), "link del net1"])?;
+    scene.in_pod(&[
+        &format!("link set end netns {}", holder.tid),
+        "link del net1",
+    ])?;
     scene.del_returns(&scene.child(), &before)?;
-    ensure!(scene.pod.ip("link show cable").is_ok(), "the pod's own link is gone");
+    ensure!(
+        scene.pod.ip("link show cable").is_ok(),
+        "the pod's own link is gone"
+    );
     Ok(())
 }
 
@@ -222,7 +255,8 @@ fn path_gone() -> Result<()> {
     let (end, ended) = mpsc::channel::<()>();
     let (entered, is_in) = mpsc::channel();
     let thread = thread::spawn(move || {
-        let _ = entered.send(nix::sched::setns(inside, CloneFlags::CLONE_NEWNET).map(|()| gettid()));
+        let _ =
+            entered.send(nix::sched::setns(inside, CloneFlags::CLONE_NEWNET).map(|()| gettid()));
         let _ = ended.recv();
     });
     let tid = is_in.recv()??;
@@ -256,8 +290,18 @@ fn nic_in_a_thread(pod_ends: bool) -> Result<()> {
     }
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     ensure!(mac_of(&scene.host.netns, "nic0")? == mac, "another nic0");
-    ensure!(scene.host.netns.ip("addr show nic0")?.contains("10.9.0.1/24"));
-    ensure!(scene.host.left_behind().is_empty(), "{:?}", scene.host.left_behind());
+    ensure!(
+        scene
+            .host
+            .netns
+            .ip("addr show nic0")?
+            .contains("10.9.0.1/24")
+    );
+    ensure!(
+        scene.host.left_behind().is_empty(),
+        "{:?}",
+        scene.host.left_behind()
+    );
     Ok(())
 }
 
@@ -274,15 +318,28 @@ fn hidden_nic() -> Result<()> {
     let answer = answer_of(&scene.call(), "DEL", &network)?;
     refusal(&answer, &[TRY_AGAIN], &["nic0"])?;
     scene.pod.delete()?;
-    answer_of(&scene.call(), "DEL", &network)?.success().context("after the pod")?;
-    ensure!(scene.host.left_behind() == before, "{:?}", scene.host.left_behind());
+    answer_of(&scene.call(), "DEL", &network)?
+        .success()
+        .context("after the pod")?;
+    ensure!(
+        scene.host.left_behind() == before,
+        "{:?}",
+        scene.host.left_behind()
+    );
     super::hostile_bytes::age(&scene)?;
     ensure!(!scene.tool("rdma-netdev", &["reclaim"])?.status.success());
-    ensure!(scene.host.left_behind() == before, "reclaim had no evidence");
+    ensure!(
+        scene.host.left_behind() == before,
+        "reclaim had no evidence"
+    );
     // The veth that stands for the NIC ends with its last namespace.
     drop(namespace);
     eventually(|| Ok(scene.tool("rdma-netdev", &["reclaim"])?.status.success()))?;
-    ensure!(scene.host.left_behind().is_empty(), "{:?}", scene.host.left_behind());
+    ensure!(
+        scene.host.left_behind().is_empty(),
+        "{:?}",
+        scene.host.left_behind()
+    );
     Ok(())
 }
 
@@ -290,7 +347,10 @@ fn hidden_nic() -> Result<()> {
 fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let started = Instant::now();
     while !is_so()? {
-        ensure!(started.elapsed() < Duration::from_secs(120), "it does not come");
+        ensure!(
+            started.elapsed() < Duration::from_secs(120),
+            "it does not come"
+        );
         thread::sleep(Duration::from_millis(50));
     }
     Ok(())
@@ -303,7 +363,10 @@ fn refused_requests() -> Result<()> {
     let config = scene.child().to_string();
     answer_of(&call, "ADD", &scene.child())?.success()?;
     let points = trace(&scene.host, &call, "DEL", &config)?;
-    let sent = points.iter().filter(|point| point.syscall == "sendto").count();
+    let sent = points
+        .iter()
+        .filter(|point| point.syscall == "sendto")
+        .count();
     ensure!(sent > 2, "{sent} requests");
     let mut kept = 0;
     for number in 1..=sent {
@@ -316,7 +379,10 @@ fn refused_requests() -> Result<()> {
         let answer: Answer = inject(&call, "DEL", &config, &from, "error=EBUSY")?;
         if scene.pod.ip("link show net1").is_ok() {
             ensure!(!answer.status.success(), "DEL succeeded, the child lives");
-            ensure!(leases(&scene) == leased, "request {number}: the lease is gone");
+            ensure!(
+                leases(&scene) == leased,
+                "request {number}: the lease is gone"
+            );
             kept += 1;
         }
         answer_of(&call, "DEL", &scene.child())?.success()?;
@@ -342,6 +408,9 @@ fn outlives() -> Result<()> {
     drop(add.answer());
     answer_of(&call, "DEL", &network)?.success()?;
     ensure!(executed(&scene) == "ADD leased DEL", "{}", executed(&scene));
-    ensure!(fs::read_dir(scene.host.state().join("locks"))?.count() == 0, "a lock stays");
+    ensure!(
+        fs::read_dir(scene.host.state().join("locks"))?.count() == 0,
+        "a lock stays"
+    );
     Ok(())
 }

@@ -205,7 +205,10 @@ fn del_with(
     let first = point.context("no request for a number")?.occurrence + 1;
     add()?;
     fs::remove_file(&log)?;
-    let slowly = format!("inject=sendto:delay_enter=200000:when={first}..{}", first + 15);
+    let slowly = format!(
+        "inject=sendto:delay_enter=200000:when={first}..{}",
+        first + 15
+    );
     let options = [options, &["-e".to_owned(), slowly]].concat();
     let del = Running::start(
         &mut traced(&scene.call(), "DEL", &options),
@@ -240,7 +243,10 @@ fn swapped_nic() -> Result<()> {
     }
     refusal(&answer, &[], &["nic0"])?;
     let links = scene.host.netns.ip("-o link show")?;
-    ensure!(!links.contains(" nic0@"), "the pod's link is on the host: {links}");
+    ensure!(
+        !links.contains(" nic0@"),
+        "the pod's link is on the host: {links}"
+    );
     nested.ip(&format!("link set net1 netns {}", scene.pod.name()))?;
     scene.del_returns(&scene.moving(), &before)
 }

@@ -118,7 +118,10 @@ fn record(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let answer = at_once(&call, "DEL", &network)?;
     refusal(&answer, &[STATE], &[&scene.host.state().to_string_lossy()])?;
     ensure!(executed(&scene) == "ADD", "executed: {}", executed(&scene));
-    ensure!(scene.pod.ip("link show net1").is_ok(), "a record was believed");
+    ensure!(
+        scene.pod.ip("link show net1").is_ok(),
+        "a record was believed"
+    );
     for directory in [above(&path, 1), above(&path, 2)] {
         chown(directory, Some(0), None)?;
         chmod(directory, 0o700)?;
@@ -150,7 +153,11 @@ fn gc() -> Result<()> {
     chown(scene.host.state(), Some(65534), None)?;
     let mut none_valid = network.clone();
     none_valid["cni.dev/valid-attachments"] = json!([]);
-    refusal(&answer_of(&call, "GC", &none_valid)?, &[STATE], &["not trusted"])?;
+    refusal(
+        &answer_of(&call, "GC", &none_valid)?,
+        &[STATE],
+        &["not trusted"],
+    )?;
     ensure!(executed(&scene) == "ADD", "{}", executed(&scene));
     chown(scene.host.state(), Some(0), None)?;
     scene_returns(&scene, &call, &network, &before)
@@ -191,7 +198,10 @@ fn policy_file(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     spoil(&scene.policy_file())?;
     let answer = at_once(&scene.call(), "ADD", &scene.moving())?;
     refusal(&answer, &[DENIED], &["node policy"])?;
-    ensure!(scene.host.netns.ip("link show nic0").is_ok(), "nic0 was moved");
+    ensure!(
+        scene.host.netns.ip("link show nic0").is_ok(),
+        "nic0 was moved"
+    );
     mend(&scene.policy_file(), &text)?;
     scene.returns(&scene.moving(), &[])
 }
@@ -232,8 +242,12 @@ fn nothing_known() -> Result<()> {
     for spoilt in ["garbage", "{", r#"{"stateDir": 7}"#, r#"{"typo": {}}"#] {
         fs::write(scene.policy_file(), spoilt)?;
         let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
-        refusal(&answer, &[TRY_AGAIN], &["no record is found", "policy.json"])
-            .context(spoilt)?;
+        refusal(
+            &answer,
+            &[TRY_AGAIN],
+            &["no record is found", "policy.json"],
+        )
+        .context(spoilt)?;
     }
     fs::write(scene.policy_file(), text)?;
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
@@ -258,7 +272,10 @@ fn gc_without_policy() -> Result<()> {
     none_valid["cni.dev/valid-attachments"] = json!([]);
     let answer = answer_of(&scene.call(), "GC", &none_valid)?;
     refusal(&answer, &[TRY_AGAIN], &["typo"])?;
-    ensure!(scene.host.left_behind() == leased, "a living pod's lease is gone");
+    ensure!(
+        scene.host.left_behind() == leased,
+        "a living pod's lease is gone"
+    );
     fs::write(scene.policy_file(), text)?;
     fs::write(&remembered, known)?;
     scene.del_returns(&scene.child(), &before)
