@@ -124,7 +124,6 @@ fn preflight_says_each_fault_and_ends_with_1() -> Result<()> {
     assert_eq!(down.status.code(), Some(1));
     let text = said(&down);
     for part in [
-        "M07 ",
         "L02 FAIL",
         "mlx5_0/1",
         "DOWN",
