@@ -6,6 +6,11 @@
 //! `CAP_NET_ADMIN` over its network namespace and no right on the host. It prints `ready`, and ends
 //! with the process that started it.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "its caller waits for the word on standard output"
+)]
+
 use std::io::Write;
 use std::{env, fs};
 
