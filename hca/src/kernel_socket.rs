@@ -3,7 +3,7 @@
 //! Whoever has `CAP_NET_ADMIN` over a network namespace can send to every netlink socket in it, and
 //! `/proc/net/netlink` names them all. Of a socket that is connected to the kernel the kernel refuses
 //! what other sockets send, before it takes room in the queue (`netlink_getsockbyportid()`,
-//! net/netlink/af_netlink.c). What was queued before the socket was connected is dropped here.
+//! `net/netlink/af_netlink.c`). What was queued before the socket was connected is dropped here.
 
 use std::io;
 use std::ops::Deref;
