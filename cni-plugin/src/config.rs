@@ -115,8 +115,13 @@ impl Config {
         if root.value("prevResult").is_none() {
             added.push(request.config.cni_args()?);
         }
-        let notes = keys::check(&root, &added)?;
+        let mut notes = keys::check(&root, &added)?;
         let root = root.with_known(keys::KEYS);
+        let mut naming = ["device", "hwaddr", "kernelpath", "rdmaDevice"]
+            .into_iter()
+            .filter(|key| root.value(key).is_some());
+        let first = naming.next().unwrap_or_default();
+        notes.extend(naming.map(|key| format!("{key} has no effect beside {first}")));
         let stands_in = attach::stands_in(&root)?;
         let attach = Attach::of(request)?;
         let bus = root.text("pciBusID")?;
@@ -510,6 +515,9 @@ mod tests {
             Some(Target::Hca("0000:3b:00.0".parse().unwrap()))
         );
         assert_eq!(bus.allocation.unwrap().text, "0000:5e:00.1");
+        let passed_over = read(all.clone()).unwrap().notes;
+        assert_eq!(passed_over[0], "hwaddr has no effect beside device");
+        assert_eq!(passed_over.len(), 2);
         let none = read(json!({})).unwrap();
         assert_eq!((none.device, none.allocation), (None, None));
     }

@@ -239,10 +239,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
             found,
             node_socket,
             sources,
+            readers: readers.clone(),
         },
         files,
         memory,
-        readers.clone(),
     );
     let binder = Arc::new(Binder::new(
         &readers,

@@ -9,7 +9,9 @@
 //! this node's name and another boot that was made well before this boot began is
 //! over, since a cluster has no two nodes of one name. GC brings the runtime's list
 //! instead, which needs no second reading. A lease whose state is unknown is kept.
-//! Leases of other nodes are theirs, until an administrator releases them.
+//! Leases of other nodes are theirs, until an administrator releases them. A lease whose
+//! attachment is in the journal is released with that: its interface may have left the
+//! namespace that is gone.
 //!
 //! What was seen once is remembered in `<stateDir>/reclaim/<store>`; a lost or
 //! broken file costs one more reading. Killed between two leases, the next run goes on.
@@ -20,7 +22,7 @@ use jiff::Timestamp;
 use node::identity::NodeIdentity;
 use node::netns::{self, Netns};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -114,6 +116,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     let mut run = Run {
         store,
         options,
+        attached: attached(options.state_dir),
         before,
         after: Sightings::default(),
         report: Report::default(),
@@ -178,6 +181,19 @@ pub fn keep_only(
     Ok(report)
 }
 
+/// Container and interface of each attachment in the journal of `rdma-netdev`, by the names of the
+/// records: `NETWORK@CONTAINER@INTERFACE`.
+fn attached(state_dir: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(state_dir.join("attachments"));
+    let names = entries.into_iter().flatten().flatten();
+    names
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some(name.split_once('@')?.1.to_owned())
+        })
+        .collect()
+}
+
 /// Whether an attachment is provably of this machine. Its node's name proves
 /// nothing: two hosts may have been `localhost` before each got its own name.
 fn is_of_this_machine(holder: &Holder, node: &NodeIdentity) -> bool {
@@ -211,6 +227,8 @@ fn leases_of(store: &Store, owned: &Owned) -> impl Iterator<Item = Lease> + use<
 struct Run<'a> {
     store: &'a Store,
     options: &'a Options<'a>,
+    /// Container and interface of each attachment in the journal.
+    attached: BTreeSet<String>,
     before: Sightings,
     after: Sightings,
     report: Report,
@@ -280,7 +298,16 @@ impl Run<'_> {
         let node = self.store.node();
         // Unless the cluster gave the name, another machine may have it, too.
         let booted = node.booted().filter(|_| self.options.cluster_node);
-        over(lease, node, booted, netns)
+        let why = over(lease, node, booted, netns)?;
+        let Holder {
+            container,
+            interface,
+            ..
+        } = &lease.holder;
+        match why == Over::Netns && self.attached.contains(&format!("{container}@{interface}")) {
+            true => Err("its attachment is still in the journal"),
+            false => Ok(why),
+        }
     }
 
     /// Whether a lease that is over was seen so before and is old enough.
@@ -547,6 +574,42 @@ mod tests {
             let path = self.place.path().join("state/reclaim/default");
             Sightings::read(&path, &store.node().boot).swept
         }
+    }
+
+    #[test]
+    fn a_lease_whose_attachment_is_in_the_journal_is_kept() {
+        let crashed = Crashed::new();
+        let store = crashed.store();
+        let state_dir = crashed.place.path().join("state");
+        let mut of = holder("n1", &store.node().machine, &store.node().boot);
+        of.netns = Some(crashed.place.path().join("gone").display().to_string());
+        let name = format!("{}@{}@{}", of.network, of.container, of.interface);
+        let lease = lease(of, 0);
+        let judge = || {
+            let options = Options {
+                netns_root: Path::new("/"),
+                proc: Path::new("/proc"),
+                state_dir: &state_dir,
+                store: "default",
+                cluster_node: false,
+                dry_run: false,
+                now: Timestamp::now(),
+            };
+            let run = Run {
+                store: &store,
+                options: &options,
+                attached: attached(&state_dir),
+                before: Sightings::default(),
+                after: Sightings::default(),
+                report: Report::default(),
+            };
+            run.judge(&lease).ok()
+        };
+        assert_eq!(judge(), Some(Over::Netns));
+        let record = state_dir.join("attachments").join(name);
+        std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+        std::fs::write(&record, "").unwrap();
+        assert_eq!(judge(), None);
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub(super) struct Known {
     pub(super) node_socket: NodeSocket,
     /// Who holds what, where the kubelet says it.
     pub(super) sources: allocated::Sources,
+    /// What may be late.
+    pub(super) readers: Readers,
 }
 
 /// What a turn of the loop reads and writes that may hang.
@@ -157,8 +159,8 @@ impl Daemon {
         known: Known,
         files: StateFiles,
         memory: Memory,
-        readers: Readers,
     ) -> Self {
+        let readers = known.readers.clone();
         let started = Instant::now();
         let booted_now = uptime(&settings.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
         let Start {

@@ -87,11 +87,10 @@ impl Config {
             return Ok(Vec::new());
         };
         let all = result(&config, addresses.into_iter(), Requested::default());
-        Ok(by_interface(
-            &config,
-            all,
-            self.rails().map_or(1, |rails| rails.len()),
-        ))
+        Ok(match self.rails() {
+            None => vec![all],
+            Some(rails) => by_interface(&config, all, rails.len()),
+        })
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Hints<'r> {
     range: &'r Range,
     stamps: Option<File>,
     table: Option<File>,
+    /// What was read of the table.
+    entries: Page<8>,
 }
 
 /// Says of a shard that it is full.
@@ -55,33 +57,40 @@ impl<'r> Hints<'r> {
         Self {
             stamps: open(STAMPS),
             table: open(&table_name(range.subnet())),
+            entries: Page::default(),
             range,
             dir,
         }
     }
 
     /// Which of some shards need not be read now.
-    pub(crate) fn full(&self, shards: impl Iterator<Item = u128>, now: u64) -> Vec<bool> {
+    pub(crate) fn full(&mut self, shards: impl Iterator<Item = u128>, now: u64) -> Vec<bool> {
         let Some(table) = &self.table else {
             return Vec::new();
         };
         // A range of IPv6 has more shards than anybody can go through.
         let entries = table.metadata().map_or(0, |meta| meta.len() / 8).min(SLOTS);
         let shards = shards.take(usize::try_from(entries).unwrap_or(0));
-        let (mut table, mut stamps) = (Pages::of(Some(table)), Pages::of(self.stamps.as_ref()));
-        let now = now / 1000;
-        shards
-            .map(|shard| {
-                let entry = Entry::from_bytes(table.get(self.slot(shard)));
-                u64::from(entry.until) > now
-                    && entry.stamp == self.mixed(stamps.get(slot(shard)), shard)
-            })
-            .collect()
+        let (now, mut stamps) = (now / 1000, Page::<4>::default());
+        let mut full = Vec::new();
+        for shard in shards {
+            let bytes = self.entries.get(self.table.as_ref(), self.slot(shard));
+            let entry = Entry::from_bytes(bytes);
+            let is_full = u64::from(entry.until) > now && {
+                let stamp = stamps.get(self.stamps.as_ref(), slot(shard));
+                entry.stamp == self.mixed(stamp, shard)
+            };
+            full.push(is_full);
+        }
+        full
     }
 
     /// The stamp of a shard; to be read before the shard itself.
     pub(crate) fn stamp(&self, shard: u128) -> u32 {
-        self.mixed(read_number(self.stamps.as_ref(), slot(shard)), shard)
+        let stamps = self.stamps.as_ref();
+        let bytes = stamps.map(|stamps| read_at(stamps, slot(shard) * 4, 4));
+        let stamp = bytes.as_deref().and_then(<[u8]>::first_chunk::<4>);
+        self.mixed(stamp.copied().unwrap_or_default(), shard)
     }
 
     /// Writes down that a shard was full when it had `stamp`, and until when at
@@ -89,7 +98,7 @@ impl<'r> Hints<'r> {
     pub(crate) fn mark_full(&mut self, shard: u128, stamp: u32, until: Option<u64>) {
         let until = until.map_or(NEVER, |ms| u32::try_from(ms / 1000).unwrap_or(NEVER - 1));
         let (slot, entry) = (self.slot(shard), Entry { stamp, until }.to_bytes());
-        if read_number(self.table.as_ref(), slot) == entry {
+        if self.entries.get(self.table.as_ref(), slot) == entry {
             return;
         }
         if self.table.is_none() {
@@ -142,40 +151,26 @@ impl Entry {
     }
 }
 
-/// A file of numbers of `N` bytes, read by pages; what is not there is zero.
-struct Pages<'f, const N: usize> {
-    file: Option<&'f File>,
-    page: Option<u64>,
+/// The page of a file of numbers of `N` bytes that was read last; what is not there is zero.
+#[derive(Debug, Default)]
+struct Page<const N: usize> {
+    number: Option<u64>,
     bytes: Vec<u8>,
 }
 
-impl<'f, const N: usize> Pages<'f, N> {
-    fn of(file: Option<&'f File>) -> Self {
-        Self {
-            file,
-            page: None,
-            bytes: Vec::new(),
-        }
-    }
-
-    fn get(&mut self, slot: u64) -> [u8; N] {
-        let Some(file) = self.file else { return [0; N] };
+impl<const N: usize> Page<N> {
+    fn get(&mut self, file: Option<&File>, slot: u64) -> [u8; N] {
+        let Some(file) = file else { return [0; N] };
         let of_page = (PAGE_BYTES / N) as u64;
         let page = slot / of_page;
-        if self.page != Some(page) {
-            self.page = Some(page);
+        if self.number != Some(page) {
+            self.number = Some(page);
             self.bytes = read_at(file, page * PAGE_BYTES as u64, PAGE_BYTES);
         }
         let at = usize::try_from(slot % of_page).unwrap_or(0);
         let numbers = self.bytes.as_chunks::<N>().0;
         numbers.get(at).copied().unwrap_or([0; N])
     }
-}
-
-fn read_number<const N: usize>(file: Option<&File>, slot: u64) -> [u8; N] {
-    let bytes = file.map(|file| read_at(file, slot * N as u64, N));
-    let number = bytes.as_deref().and_then(<[u8]>::first_chunk::<N>);
-    number.copied().unwrap_or([0; N])
 }
 
 /// Says that an address of a shard was freed. To be called after it was.

@@ -434,7 +434,7 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
     asked.extend(metrics(&fs::read_to_string(rules)?));
     assert!(asked.len() > 10, "{asked:?}");
     // Served once a pod was bound late; no pool here binds late.
-    asked.remove("rdma_device_plugin_alignment");
+    asked.remove("alignment");
     let unknown: Vec<_> = asked.difference(&served).collect();
     assert!(
         unknown.is_empty(),

@@ -263,6 +263,8 @@ fn nic_in_a_thread(pod_ends: bool) -> Result<()> {
 
 fn hidden_nic() -> Result<()> {
     let scene = Scene::furnished()?;
+    // By what is left of its links, the host knows itself after nic0 ended.
+    scene.host.add_nic("nic1", "peer1")?;
     let network = leased_nic(&scene);
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     let holder = Holder::start(&scene.pod)?;

@@ -343,7 +343,9 @@ impl Attachment<'_> {
             let v6 = AddressFamily::Inet6;
             if wanted.config.accept_ra
                 && rails.wanted != Some(false)
-                && (due.contains(&v6) || self.pod_has_default(v6, &laid_out)?)
+                && (due.contains(&v6)
+                    || self.wanted.len() > 1
+                    || self.pod_has_default(v6, &laid_out)?)
             {
                 interface_config.without_advertised_default();
             }
