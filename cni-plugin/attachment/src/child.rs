@@ -414,7 +414,7 @@ mod tests {
         };
         // The GUID of a virtual function can be changed while a pod has the child.
         assert_eq!(
-            find_returned(&[returned.clone()], &ours),
+            find_returned(std::slice::from_ref(&returned), &ours),
             Some(&returned),
             "whatever its name"
         );
