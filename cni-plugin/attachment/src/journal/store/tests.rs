@@ -8,6 +8,10 @@ fn id(container: &str, ifname: &str) -> AttachmentId {
     }
 }
 
+fn bytes(size: u64) -> usize {
+    usize::try_from(size).unwrap()
+}
+
 fn record() -> Record {
     Record {
         network: "rail0".into(),
@@ -144,7 +148,7 @@ fn a_record_too_large_to_be_read_is_not_written() {
     let large = Record {
         ipam: Some(crate::journal::record::Ipam {
             kind: "static".into(),
-            config: "x".repeat(MAX_NEW_RECORD_BYTES as usize),
+            config: "x".repeat(bytes(MAX_NEW_RECORD_BYTES)),
             args: String::new(),
             path: Vec::new(),
         }),
@@ -160,7 +164,7 @@ fn a_record_too_large_to_be_read_is_not_written() {
     assert_eq!(store.read(&key).unwrap(), Some(large));
     // Somebody else's doing; half of it would read as "nothing was done".
     let path = store.attachments().join(key.as_str());
-    fs::write(&path, " ".repeat(MAX_RECORD_BYTES as usize + 1)).unwrap();
+    fs::write(&path, " ".repeat(bytes(MAX_RECORD_BYTES) + 1)).unwrap();
     assert!(matches!(store.read(&key), Err(Error::File(_))));
 }
 
@@ -442,7 +446,7 @@ fn a_claim_of_a_newer_version_is_refused_by_name() {
 }
 
 /// A record of a size, in bytes as it is written.
-fn record_of(bytes: u64) -> Record {
+fn record_of(size: u64) -> Record {
     let with = |config: String| Record {
         ipam: Some(crate::journal::record::Ipam {
             kind: "static".into(),
@@ -453,7 +457,7 @@ fn record_of(bytes: u64) -> Record {
         ..record()
     };
     let empty = serde_json::to_vec(&with(String::new())).unwrap().len();
-    with("x".repeat(bytes as usize - empty))
+    with("x".repeat(bytes(size) - empty))
 }
 
 #[test]
