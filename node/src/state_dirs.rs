@@ -33,6 +33,20 @@ pub fn read(policy: &Path) -> Result<Vec<PathBuf>, trust::Error> {
     })
 }
 
+/// Where a record may be beside `current`: what is remembered, and the built-in one, which needs no file.
+///
+/// # Errors
+/// As [`read`].
+pub fn earlier(policy: &Path, current: &Path) -> Result<Vec<PathBuf>, trust::Error> {
+    let mut known = read(policy)?;
+    let built_in = Policy::default().state_dir;
+    if !known.contains(&built_in) {
+        known.push(built_in);
+    }
+    known.retain(|directory| directory != current);
+    Ok(known)
+}
+
 /// Remembers the state directory of a policy in which an attachment is to be journalled. The built-in
 /// one needs no file.
 ///
@@ -74,6 +88,19 @@ mod tests {
         let built_in = Policy::default().state_dir;
         remember(&policy, &built_in).unwrap();
         assert_eq!(read(&policy).unwrap().last(), Some(&built_in));
+    }
+
+    #[test]
+    fn records_in_the_built_in_directory_are_found_after_another_is_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let policy = dir.path().join("policy.json");
+        let (built_in, other) = (Policy::default().state_dir, Path::new("/srv/state"));
+        let expected = [built_in.clone()];
+        // Before the first ADD in the other one, and after it.
+        assert_eq!(earlier(&policy, other).unwrap(), expected);
+        remember(&policy, other).unwrap();
+        assert_eq!(earlier(&policy, other).unwrap(), expected);
+        assert_eq!(earlier(&policy, &built_in).unwrap(), [other]);
     }
 
     #[test]

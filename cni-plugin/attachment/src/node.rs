@@ -146,15 +146,14 @@ impl Node {
         Ok(records)
     }
 
-    /// The journals of state directories that the policy named before.
+    /// The journals of state directories that the policy named before, and of the built-in one.
     ///
     /// # Errors
     /// What is remembered of them cannot be read.
     pub fn earlier_journals(&self) -> Result<Vec<Store>, Error> {
-        let known = state_dirs::read(&self.policy.path).map_err(PolicyError::from)?;
-        let is_earlier = |directory: &PathBuf| *directory != self.policy.values.state_dir;
-        let earlier = known.iter().filter(|directory| is_earlier(directory));
-        let stores = earlier.map(|directory| Store::at(directory));
+        let (policy, current) = (&self.policy.path, &self.policy.values.state_dir);
+        let earlier = state_dirs::earlier(policy, current).map_err(PolicyError::from)?;
+        let stores = earlier.iter().map(|directory| Store::at(directory));
         Ok(stores.filter(Store::exists).collect())
     }
 
