@@ -50,7 +50,8 @@ pub enum Search {
 ///
 /// A namespace that a link leaves gets a number for the one that it goes to
 /// (`__dev_change_net_namespace()`), and loses it when that ends. So namespaces of other pods are not
-/// searched, and where each number is that of a namespace that was searched there are no others.
+/// searched, and where each number is that of a namespace that was searched there are no others, but
+/// for one behind a namespace that ended: it is searched where the pod's user namespace owns it.
 ///
 /// # Errors
 /// Those of `is_in`; the kernel's refusal.
@@ -61,8 +62,10 @@ pub fn search_reached<E: From<netlink::Error>>(
     inside: &mut Socket,
     mut is_in: impl FnMut(&Namespace, &mut Socket) -> Result<bool, E>,
 ) -> Result<Search, E> {
-    let mut rest = None;
-    let mut reached: Vec<Namespace> = Vec::new();
+    let mut rest: Vec<_> = named(pod).collect();
+    rest.extend(Namespace::of_threads(proc));
+    let is_pods = |other: &mut Namespace| other.id() != pod.id() && other.is_owned_with(pod, host);
+    let mut reached: Vec<Namespace> = rest.extract_if(.., is_pods).collect();
     let mut result = Search::Nowhere;
     let mut searched = 0;
     let mut socket: Option<Socket> = None;
@@ -75,11 +78,6 @@ pub fn search_reached<E: From<netlink::Error>>(
             }
         }
         if !unseen.is_empty() {
-            let rest = rest.get_or_insert_with(|| {
-                let mut all: Vec<_> = named(pod).collect();
-                all.extend(Namespace::of_threads(proc));
-                all
-            });
             reached.extend(rest.extract_if(.., |other| {
                 link::known_number(here, other)
                     .is_ok_and(|number| number.is_some_and(|number| unseen.remove(&number)))

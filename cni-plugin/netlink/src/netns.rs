@@ -4,9 +4,9 @@ use std::{
     collections::BTreeSet,
     ffi::OsStr,
     fs::{self, File, OpenOptions},
-    io,
+    io, iter,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd},
         unix::{
             fs::{MetadataExt, OpenOptionsExt},
             net::UnixDatagram,
@@ -53,6 +53,19 @@ fn is_network_namespace(file: &File) -> bool {
     // SAFETY: the request takes no argument, and the descriptor is open for the call.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
     kind < 0 || kind == libc::CLONE_NEWNET
+}
+
+/// `NS_GET_USERNS` and `NS_GET_PARENT` (include/uapi/linux/nsfs.h): the user namespace that owns a
+/// namespace, and the one that a user namespace was made in.
+const NS_GET_USERNS: libc::Ioctl = 0xb701;
+const NS_GET_PARENT: libc::Ioctl = 0xb702;
+
+/// What one of these two answers; none above the caller's own user namespace.
+fn above(file: &File, request: libc::Ioctl) -> Option<File> {
+    // SAFETY: the request takes no argument, and the descriptor is open for the call.
+    let opened = unsafe { libc::ioctl(file.as_raw_fd(), request) };
+    // SAFETY: the kernel opened it for this call, and nothing else has it.
+    (opened >= 0).then(|| unsafe { File::from_raw_fd(opened) })
 }
 
 /// `include/uapi/asm-generic/socket.h`, since Linux 5.14.
@@ -191,6 +204,18 @@ impl Namespace {
         };
         let what = || format!("identify network namespace {}", self.path.display());
         self.enter(own, asked)?.map_err(|e| Error::call(what(), e))
+    }
+
+    /// Whether the user namespace of a pod owns it, or one that was made in that: only so can the pod move
+    /// links to it. False for a pod without a user namespace of its own, whose is that of `host`.
+    pub fn is_owned_with(&self, pod: &Namespace, host: &Namespace) -> bool {
+        let id = |user: File| user.metadata().map(|m| (m.dev(), m.ino())).ok();
+        let owner = |namespace: &Namespace| above(&namespace.file, NS_GET_USERNS);
+        let of_pod = owner(pod).and_then(id);
+        let mut users = iter::successors(owner(self), |user| above(user, NS_GET_PARENT));
+        of_pod.is_some()
+            && of_pod != owner(host).and_then(id)
+            && users.any(|user| id(user) == of_pod)
     }
 
     /// The path it was opened by.

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::cni_faults::{Point, inject, trace};
 use super::hostile_ipam::{executed, upon_nic0, with_program};
+use super::hostile_stacked::Nameless;
 
 cases! {
     a_child_in_a_threads_namespace_ends: Macvlan => in_a_thread("macvlan", &[]);
@@ -30,6 +31,8 @@ cases! {
     an_address_stays_leased_while_its_child_may_live: Macvlan => hidden_child();
     an_address_stays_leased_after_its_pod_when_its_child_may_live: Macvlan => hidden_after_the_pod();
     a_child_that_its_pod_deleted_frees_its_address: Macvlan => deleted_by_its_pod();
+    a_child_behind_a_namespace_that_ended_ends: Macvlan => way_ended(Scene::child);
+    a_nic_behind_a_namespace_that_ended_returns => way_ended(Scene::moving);
     a_pod_whose_path_is_gone_and_whose_thread_lives_is_undone: Macvlan => path_gone();
     a_nic_in_a_threads_namespace_returns => nic_in_a_thread(false);
     a_nic_that_another_process_keeps_after_its_pod_returns => nic_in_a_thread(true);
@@ -67,7 +70,7 @@ impl Holder {
         format!("/proc/self/task/{}/ns/net", self.tid).into()
     }
 
-    fn ip(&self, arguments: &str) -> Result<String> {
+    pub(super) fn ip(&self, arguments: &str) -> Result<String> {
         let path = format!("/proc/{}/task/{}/ns/net", std::process::id(), self.tid);
         let mut command = std::process::Command::new("nsenter");
         command.arg(format!("--net={path}")).arg("ip");
@@ -244,6 +247,35 @@ fn deleted_by_its_pod() -> Result<()> {
         scene.pod.ip("link show cable").is_ok(),
         "the pod's own link is gone"
     );
+    Ok(())
+}
+
+/// The pod's namespace has no number for the one that its interface is in: the one between them took
+/// it along.
+fn way_ended(network: fn(&Scene) -> Value) -> Result<()> {
+    let mut scene = Scene::furnished()?;
+    let (network, before) = (network(&scene), scene.host_state()?);
+    let process =
+        Nameless::of(std::process::Command::new("unshare").args(["-Urn", "sleep", "60"]))?;
+    scene.pod = Netns::of_process("cnip", process.pid())?;
+    let [user, net] =
+        ["user", "net"].map(|kind| format!("--{kind}=/proc/{}/ns/{kind}", process.pid()));
+    let nested = |flags| {
+        let mut command = std::process::Command::new("nsenter");
+        Nameless::of(
+            command
+                .args([&user, &net])
+                .args(["unshare", "-n", "sleep", "60"]),
+        )
+    };
+    let (between, last) = (nested("-n")?, nested("-Urn")?);
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    scene.in_pod(&[&format!("link set net1 netns {}", between.pid())])?;
+    between.ip(&format!("link set net1 netns {}", last.pid()))?;
+    drop(between);
+    eventually(|| Ok(scene.pod.ip("netns list-id")?.lines().count() < 2))?;
+    scene.del_returns(&network, &before)?;
+    ensure!(!last.links()?.contains("net1"), "the pod keeps net1");
     Ok(())
 }
 

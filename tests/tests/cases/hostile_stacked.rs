@@ -12,6 +12,7 @@ use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refu
 use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
 
+use super::hostile_leases::Holder;
 use super::hostile_netlink::traced;
 
 /// How long the other end of a veth may have its carrier after this one is down.
@@ -78,6 +79,7 @@ cases! {
     an_ipvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Ipvlan =>
         hidden_child("ipvlan mode l2");
     a_vlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Vlan => hidden_child("vlan id 66");
+    a_macvlan_that_a_pod_hid_in_a_threads_namespace_goes_with_its_nic: Macvlan => hidden_in_a_thread();
     a_pf_with_vfs_is_not_moved => pf_with_vfs();
     a_vf_of_such_a_pf_is_moved => vf_of_pf();
     a_pf_without_vfs_is_moved => pf_without_vfs();
@@ -235,6 +237,11 @@ impl Nameless {
     pub(super) fn start(netns: &str) -> Result<Self> {
         let mut command = std::process::Command::new("ip");
         command.args(["netns", "exec", netns, "unshare", "-n", "sleep", "60"]);
+        Self::of(&mut command)
+    }
+
+    /// Of a command that becomes `sleep` in a namespace of its own.
+    pub(super) fn of(command: &mut std::process::Command) -> Result<Self> {
         let nameless = Self(command.spawn()?);
         let own = std::fs::read_link("/proc/self/ns/net")?;
         let outer = std::fs::read_link(format!("/proc/{}/ns/net", nameless.0.id()))?;
@@ -378,6 +385,21 @@ fn hidden_child(kind: &str) -> Result<()> {
     scene.del_returns(&scene.moving(), &before)?;
     ensure!(
         !nameless.links()?.contains("hidden"),
+        "the pod is still on the host's wire"
+    );
+    Ok(())
+}
+
+fn hidden_in_a_thread() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&["link add hidden link net1 type macvlan mode bridge"])?;
+    scene.in_pod(&[&format!("link set hidden netns {}", holder.tid)])?;
+    scene.del_returns(&scene.moving(), &before)?;
+    ensure!(
+        !holder.ip("-o link")?.contains("hidden"),
         "the pod is still on the host's wire"
     );
     Ok(())

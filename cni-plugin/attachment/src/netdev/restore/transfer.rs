@@ -114,7 +114,7 @@ pub(super) fn remove_children(
 }
 
 /// Deletes what the pod built upon a netdev and put into namespaces of its own, which are found by the
-/// processes in them. Returns what could not be, as text.
+/// threads in them. Returns what could not be, as text.
 pub(super) fn remove_children_elsewhere(
     host_context: &HostContext<'_>,
     inside: &mut Socket,
@@ -122,7 +122,7 @@ pub(super) fn remove_children_elsewhere(
     below: &Link,
 ) -> netlink::Result<Vec<String>> {
     let mut warnings = Vec::new();
-    for other in Namespace::of_processes(host_context.proc) {
+    for other in Namespace::of_threads(host_context.proc) {
         if [pod.id(), host_context.namespace.id()].contains(&other.id()) {
             continue;
         }
@@ -148,7 +148,7 @@ pub(super) fn remove_children_elsewhere(
     {
         warnings.push(format!(
             "{} received for the address {} in the pod: a child of it may be in a network namespace \
-             without a process, until that ends",
+             without a thread, until that ends",
             below.name,
             hca::MacAddress::new(address.as_slice())
         ));
