@@ -73,6 +73,9 @@ pub fn search_reached<E: From<netlink::Error>>(
         let here = socket.as_mut().unwrap_or(&mut *inside);
         let mut unseen = link::known_numbers(here)?;
         for known in [host, pod].into_iter().chain(&reached) {
+            if unseen.is_empty() {
+                break;
+            }
             if let Some(number) = link::known_number(here, known)? {
                 unseen.remove(&number);
             }

@@ -103,8 +103,8 @@ impl Error {
             }
             Error::Exists { .. } => Some("the runtime must DEL it first"),
             Error::Locked { .. } => Some(
-                "an ADD or DEL of the same container and interface is running, or an IPAM \
-                     program that it ran; try again",
+                "an ADD or DEL of the same container and interface, or of the same netdev, is running, \
+                 or an IPAM program that it ran; try again",
             ),
         }
     }
