@@ -251,8 +251,17 @@ impl<T: Send + 'static> Reader<T> {
 
     /// Leaves a read to itself that hangs at one object. True if there was one.
     pub(crate) fn abandon(&self) -> bool {
+        self.abandon_if(Read::is_hung)
+    }
+
+    /// The same for a read whose attribute has not answered for this long.
+    pub(crate) fn abandon_after(&self, limit: Duration) -> bool {
+        self.abandon_if(|read| read.progress.hung_for(limit).is_some())
+    }
+
+    fn abandon_if(&self, is_hung: impl Fn(&Read) -> bool) -> bool {
         let mut state = lock(&self.state);
-        let hung = state.current.take_if(|(read, _)| read.is_hung());
+        let hung = state.current.take_if(|(read, _)| is_hung(read));
         if let Some((read, _turn)) = &hung {
             read.progress.abandon();
         }

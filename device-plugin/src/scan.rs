@@ -13,6 +13,9 @@ use crate::reader::{Late, Reader, Readers};
 
 /// How long a scan may take before it is called late. One of 8 HCAs takes 20 ms.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an attribute may take, and how often that is looked at, while another HCA hangs already:
+/// many hang at once where they have firmware in common, and each is found by a scan of its own.
+const NEXT_ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What a late scan is called.
 pub(crate) const SCAN: &str = "the scan of the host";
 
@@ -24,7 +27,10 @@ pub(crate) struct Scan {
     started: Instant,
     reader: Reader,
     outcome: oneshot::Receiver<hca::Result<HostSnapshot>>,
-    called_late: bool,
+    /// When to look at it next; `None` once it was called late.
+    look: Option<Instant>,
+    /// Whether another object hung already when it started.
+    another_hangs: bool,
 }
 
 impl Scan {
@@ -37,13 +43,20 @@ impl Scan {
         gates: Vec<Gate>,
     ) -> Option<Self> {
         let reader: Reader = readers.reader("scan", SCAN, SCAN_TIMEOUT);
+        let another_hangs = !readers.hung().is_empty();
+        let first_look = match another_hangs {
+            true => NEXT_ATTRIBUTE_TIMEOUT,
+            false => SCAN_TIMEOUT,
+        };
         let outcome = reader.begin(move || HostSnapshot::scan(&host, &node_addresses, &gates))?;
+        let started = Instant::now();
         Some(Self {
             reason,
-            started: Instant::now(),
+            started,
             reader,
             outcome,
-            called_late: false,
+            look: Some(started + first_look),
+            another_hangs,
         })
     }
 
@@ -61,16 +74,27 @@ impl Scan {
         }
     }
 
-    /// When it has to be called late, unless it was.
+    /// When it has to be looked at, unless it was called late.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        (!self.called_late).then(|| self.started + SCAN_TIMEOUT)
+        self.look
     }
 
-    /// Calls it late, unless the object that it hangs at can be left out.
+    /// Leaves it to itself if it hangs at an object that can be left out.
+    pub(crate) fn leave(&self) -> bool {
+        match self.another_hangs {
+            true => self.reader.abandon_after(NEXT_ATTRIBUTE_TIMEOUT * 3 / 4),
+            false => self.reader.abandon(),
+        }
+    }
+
+    /// Calls it late if it is.
     pub(crate) fn call_late(&mut self) -> Option<Late> {
-        self.called_late = true;
         let late = self.reader.late();
-        late.filter(|_| !self.reader.abandon())
+        self.look = match late {
+            Some(_) => None,
+            None => Some(Instant::now() + NEXT_ATTRIBUTE_TIMEOUT),
+        };
+        late
     }
 
     /// Whether what it hangs at can be left out.
@@ -80,7 +104,7 @@ impl Scan {
 
     /// Whether it was called late.
     pub(crate) fn is_late(&self) -> bool {
-        self.called_late
+        self.look.is_none()
     }
 
     /// How long it has been under way.

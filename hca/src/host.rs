@@ -129,13 +129,13 @@ impl Progress {
         self.current().path.clone()
     }
 
-    /// The object whose attribute is being read for this long. `None` also for a directory of
-    /// objects.
+    /// The object whose attribute is being read for this long, or by a read that was abandoned.
+    /// `None` also for a directory of objects.
     #[must_use]
     pub fn hung_for(&self, limit: Duration) -> Option<Hung> {
         let current = self.current();
         let since = current.attribute_since?;
-        (since.elapsed() >= limit).then_some(())?;
+        (current.is_abandoned || since.elapsed() >= limit).then_some(())?;
         Some(Hung {
             object: object_of(&current.path)?,
             attribute: current.path.clone(),

@@ -95,7 +95,7 @@ impl Machine {
         make_nodes(&self.tree)
     }
 
-    /// Gives a verbs node another number, as a reboot does.
+    /// Gives a verbs or management node another number, as a reboot does.
     ///
     /// # Errors
     /// There is no such node.
@@ -192,12 +192,16 @@ impl Machine {
     }
 }
 
-/// Gives a verbs node another number, as a reboot or a move to another network namespace does.
+/// Gives a verbs or management node another number, as a reboot or a move to another network
+/// namespace does.
 ///
 /// # Errors
 /// There is no such node.
 pub fn renumber(tree: &Tree, from: &str, to: &str) -> Result<()> {
-    let class = Path::new("/sys/class/infiniband_verbs");
+    let class = match from.starts_with("uverbs") {
+        true => Path::new("/sys/class/infiniband_verbs"),
+        false => Path::new("/sys/class/infiniband_mad"),
+    };
     let real = fs::canonicalize(tree.path(class.join(from)))?;
     let renamed = real.with_file_name(to);
     fs::rename(&real, &renamed)?;

@@ -83,7 +83,8 @@ impl Memory {
     ) {
         let in_sight = |name: &str| inventory.netdev(name).is_some();
         for seen in candidates.iter_mut() {
-            if let Some(known) = self.known.get(&seen.id) {
+            let known = self.known.get(&seen.id);
+            if let Some(known) = known.filter(|known| is_same_model(seen, known)) {
                 fill(seen, known, in_sight);
             }
             if seen.is_read() {
@@ -118,6 +119,13 @@ impl Memory {
             }
         }
     }
+}
+
+/// Whether it may be the same HCA: one that was plugged in its place has its identity, and nothing of
+/// its attributes.
+fn is_same_model(seen: &Candidate, known: &Candidate) -> bool {
+    let both = seen.pci.as_ref().zip(known.pci.as_ref());
+    both.is_none_or(|(seen, known)| (&seen.vendor, &seen.device) == (&known.vendor, &known.device))
 }
 
 /// Fills what is not visible. `in_sight` says that the host has a netdev of this name: it is not one

@@ -143,6 +143,10 @@ impl Preflight {
             let _ = writeln!(std::io::stderr().lock(), "waiting: {waiting}");
             thread::sleep(ROUND_INTERVAL);
         };
+        anyhow::ensure!(
+            !outcomes.is_empty(),
+            "no check is left to make: --skip has all that --only chooses"
+        );
         if self.json {
             writeln!(out, "{:#}", versioned(report::document(&outcomes)))?;
         } else {

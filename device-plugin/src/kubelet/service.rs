@@ -151,7 +151,7 @@ pub(crate) struct Service {
     pub(super) state: watch::Sender<State>,
 }
 
-/// Verbs nodes that units were allocated with, so far as this process knows.
+/// Nodes that units were allocated with, so far as this process knows.
 #[derive(Debug, Default)]
 pub(super) struct AllocatedNodes(Mutex<HashMap<String, Vec<String>>>);
 
@@ -160,12 +160,13 @@ impl AllocatedNodes {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {
             if let Some(Unit::Member(member)) = snapshot.unit(id) {
-                known.insert(id.clone(), member.paths(NodeClass::Uverbs));
+                let nodes = member.nodes.iter().map(|node| node.path.clone());
+                known.insert(id.clone(), nodes.collect());
             }
         }
     }
 
-    /// The verbs nodes that these units were allocated with, if that is known of all of them.
+    /// The nodes that these units were allocated with, if that is known of all of them.
     fn of(&self, ids: &[String]) -> Option<BTreeSet<String>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let all: Option<Vec<&Vec<String>>> = ids.iter().map(|id| known.get(id)).collect();
@@ -173,19 +174,13 @@ impl AllocatedNodes {
     }
 }
 
-/// Why a container must not start: a verbs node that it was promised is another HCA's by now.
+/// Why a container must not start: a node that it was promised is another HCA's by now.
 fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) -> Option<String> {
-    let is_uverbs = |path: &&String| path.starts_with(UVERBS_PATH);
-    let then: BTreeSet<&String> = allocated.iter().filter(is_uverbs).collect();
-    // By CDI alone, the nodes are those of the specification, which is always of now.
-    if then.is_empty() {
-        return None;
-    }
-    let (mut paths, mut reason) = (Vec::new(), String::new());
+    let (mut members, mut reason) = (Vec::new(), String::new());
     for id in ids {
         match snapshot.unit(id) {
             Some(Unit::Member(member)) => {
-                paths.extend(member.paths(NodeClass::Uverbs));
+                members.push(member);
                 if let Health::Unhealthy(why) = &member.health {
                     reason = format!(" ({why})");
                 }
@@ -195,16 +190,26 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
             None => {}
         }
     }
-    let now: BTreeSet<&String> = paths.iter().collect();
-    let list = |paths: &BTreeSet<&String>| {
-        let paths: Vec<&str> = paths.iter().map(|path| path.as_str()).collect();
-        if paths.is_empty() {
-            "no node".to_owned()
-        } else {
-            paths.join(",")
-        }
+    let list = |paths: &BTreeSet<String>| match paths.is_empty() {
+        true => "no node".to_owned(),
+        false => paths.iter().cloned().collect::<Vec<_>>().join(","),
     };
-    (then != now).then(|| {
+    let mut of_one_hca = NodeClass::ALL.into_iter();
+    of_one_hca.find_map(|(word, class)| {
+        let prefix = format!("/dev/infiniband/{word}");
+        let then = allocated.iter().filter(|path| path.starts_with(&prefix));
+        let then: BTreeSet<String> = then.cloned().collect();
+        let paths = members.iter().flat_map(|member| member.paths(class));
+        let now: BTreeSet<String> = paths.collect();
+        let same = match class {
+            NodeClass::Uverbs => then == now,
+            // They are not seen in a pod's namespace, and may have come since.
+            _ => now.is_empty() || then.is_subset(&now),
+        };
+        // By CDI alone, the nodes are those of the specification, which is always of now.
+        (!then.is_empty() && !same).then_some((then, now))
+    })
+    .map(|(then, now)| {
         format!(
             "unit {} of {} was allocated as {} and is {} now{reason}: a reboot or a move to a pod's namespace \
              numbers device nodes anew, and what was allocated cannot be changed any more; delete the \
@@ -216,9 +221,6 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
         )
     })
 }
-
-/// What the paths of verbs nodes begin with.
-const UVERBS_PATH: &str = "/dev/infiniband/uverbs";
 
 /// Allocate calls of one resource since the start.
 #[derive(Debug, Default)]

@@ -366,6 +366,24 @@ fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
 }
 
 #[test]
+fn an_hca_plugged_in_the_place_of_another_has_none_of_its_attributes() {
+    let node = Node::new();
+    let config = config("mode: exclusive, select: { ifNames: [ens1] }");
+    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
+    pool_states.update(&config, &node.scan(), now);
+    assert_eq!(counts(&pool_states).healthy, 1);
+    let kept = node.keep(&pool_states);
+    node.tree.hide_netdev("ens1");
+    let device = format!("/sys/bus/pci/devices/{HCA}/device");
+    std::fs::write(node.tree.path(device), "0x1017\n").unwrap();
+    let anew = PoolStates::new(Memory::load(kept.path(), String::new()));
+    for mut pool_states in [pool_states, anew] {
+        pool_states.update(&config, &node.scan(), now);
+        assert_eq!(counts(&pool_states).healthy, 0);
+    }
+}
+
+#[test]
 fn a_software_device_in_a_pod_is_known_by_its_name() {
     let node = Node::new();
     node.tree.rdma_core(false);

@@ -272,7 +272,7 @@ impl Daemon {
                     continue;
                 }
                 () = until(late.map(Into::into)) => {
-                    self.scan_is_late();
+                    self.look_at_scan();
                     continue;
                 }
                 () = tick(&mut pulse) => {

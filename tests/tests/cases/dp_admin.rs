@@ -166,6 +166,10 @@ fn preflight_refuses_a_check_that_is_not_there() -> Result<()> {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("there is no check L99"), "{text}");
+    let output = plugin(&["preflight", "--only", "L02", "--skip", "L"])?.output()?;
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("no check is left to make"), "{text}");
     Ok(())
 }
 

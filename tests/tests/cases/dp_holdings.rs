@@ -25,6 +25,10 @@ pub(crate) const CASES: &[Case] = &[
         a_pod_gets_no_device_node_of_another_hca_after_a_reboot,
         Root
     ),
+    case!(
+        a_pod_gets_no_management_node_of_another_hca_after_a_reboot,
+        Root
+    ),
     case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
     case!(
         a_held_hca_stays_in_its_pool_over_a_restart_of_the_daemon,
@@ -137,6 +141,33 @@ fn a_pod_gets_no_device_node_of_another_hca_after_a_reboot() -> Result<()> {
     let said = format!("{refused:#}");
     ensure!(
         said.contains("uverbs9") && said.contains("delivery: cdi"),
+        "{said}"
+    );
+    Ok(())
+}
+
+/// Verbs nodes and management nodes are numbered apart.
+fn a_pod_gets_no_management_node_of_another_hca_after_a_reboot() -> Result<()> {
+    let umad = "mode: exclusive\n  nodes: {optional: [umad]}";
+    let scene = Scene::new(&EXCLUSIVE.replace("mode: exclusive", umad))?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    assert_eq!(admit(&kubelet, "pod", "rdma/nic", 1)?, [HCAS[0]]);
+    kubelet.run_options("default/pod", "main")?;
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(WAIT_TIMEOUT)?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    kubelet.run_options("default/pod", "main")?;
+    // The other HCA has its number now.
+    scene.machine.renumber("umad0", "umad9")?;
+    scene.machine.renumber("umad2", "umad0")?;
+    scene.until("/status", &daemon, |_, body| body.contains("umad9"))?;
+    let started = kubelet.run_options("default/pod", "main");
+    let said = format!("{:#}", started.err().context("it started")?);
+    ensure!(
+        said.contains("umad0 and is /dev/infiniband/umad9") && said.contains("delivery: cdi"),
         "{said}"
     );
     Ok(())

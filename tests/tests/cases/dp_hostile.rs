@@ -31,6 +31,10 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(a_port_that_is_taken_does_not_stop_the_device_plugin, Root),
     case!(an_hca_that_hangs_is_unhealthy_and_the_others_go_on, Root),
+    case!(
+        many_hcas_that_hang_at_once_delay_the_others_for_a_moment,
+        Root
+    ),
     case!(commands_name_the_read_that_hangs_and_end, Root, Fuse),
     case!(a_waiting_container_does_not_delay_the_daemons_end, Root),
     case!(an_attribute_that_cannot_be_read_blinds_one_hca, Root),
@@ -61,7 +65,10 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(config: &str) -> Result<Self> {
-        let machine = Machine::new()?;
+        Self::on(Machine::new()?, config)
+    }
+
+    pub(super) fn on(machine: Machine, config: &str) -> Result<Self> {
         let directory = machine.directory().join("config");
         fs::create_dir(&directory)?;
         let file = directory.join("config.yaml");
@@ -346,6 +353,24 @@ fn an_hca_that_hangs_is_unhealthy_and_the_others_go_on() -> Result<()> {
         "{:?}",
         started.elapsed()
     );
+    Ok(())
+}
+
+/// As virtual functions do where the firmware is one.
+fn many_hcas_that_hang_at_once_delay_the_others_for_a_moment() -> Result<()> {
+    let scene = Scene::on(Machine::with_hcas(10)?, EXCLUSIVE)?;
+    for hca in 1..9 {
+        let path = format!("/sys/class/infiniband/mlx5_{hca}/ports/1/rate");
+        let rate = scene.machine.tree.path(path);
+        fs::remove_file(&rate)?;
+        mkfifo(&rate, Mode::S_IRUSR)?;
+    }
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    scene.until("/readyz", &daemon, |_, body| {
+        (1..9).all(|hca| body.contains(&format!("mlx5_{hca}/ports/1/rate has not answered")))
+    })?;
     Ok(())
 }
 

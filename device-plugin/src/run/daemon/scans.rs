@@ -93,15 +93,18 @@ impl Daemon {
     }
 
     /// Starts another scan without the object that the present one hangs at. Where there is no such
-    /// object, reports to every waiting caller that the scan does not end.
-    pub(super) fn scan_is_late(&mut self) {
+    /// object, reports to every waiting caller that the scan does not end, once it is late.
+    pub(super) fn look_at_scan(&mut self) {
         let Some(scan) = &mut self.scan else { return };
-        let Some(late) = scan.call_late() else {
+        if scan.leave() {
             let reason = scan.reason;
             self.scan = None;
             self.scans.late = None;
             self.want(reason);
             return self.note_late_reads();
+        }
+        let Some(late) = scan.call_late() else {
+            return;
         };
         let waiting = self.waiting.drain(..).chain(self.waiting_next.drain(..));
         answer(waiting, &Err(late.to_string()));
@@ -125,7 +128,7 @@ impl Daemon {
         }
         self.late = late;
         match &self.scan {
-            Some(scan) if scan.is_late() && scan.hangs_at_an_object() => self.scan_is_late(),
+            Some(scan) if scan.is_late() && scan.hangs_at_an_object() => self.look_at_scan(),
             None if self.hung != self.readers.all.hung() => self.want(Trigger::Timer),
             _ => {}
         }

@@ -132,6 +132,18 @@ fn overlaps(blocks: &[&BlockObject]) -> Vec<Finding> {
     findings
 }
 
+/// The flags by which a command finds a space.
+fn flags(space: &AddressSpace) -> String {
+    let store = match space.store.as_str() {
+        "default" => String::new(),
+        store => format!(" --store {store}"),
+    };
+    let name = space.network_name.as_ref();
+    name.map_or(store.clone(), |name| {
+        format!("{store} --network-name {name}")
+    })
+}
+
 /// That a block's node is gone, or is marked so and is not.
 fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Finding> {
     let node = block.node()?;
@@ -156,8 +168,9 @@ fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Find
             over.since
         ),
         (Some(why), None) => format!(
-            "{why}; brokers find that within the hour, and rdma-ipam-broker release --block {} says it now",
-            block.spec.block
+            "{why}; brokers find that within the hour, and rdma-ipam-broker release --block {}{} says it now",
+            block.spec.block,
+            flags(&block.space())
         ),
         (None, Some(over)) => format!(
             "it is marked as over ({}), and node {} is there: its broker takes the mark off; does it run?",
@@ -341,6 +354,16 @@ mod tests {
             let found = found(&[block], &node);
             assert!(found.len() == 1 && found[0].contains(said), "{found:?}");
         }
+    }
+
+    #[test]
+    fn the_command_that_releases_a_block_finds_it_in_any_space() {
+        let space = AddressSpace::new("blue", Some("red"));
+        let network = "10.0.0.0/28".parse().unwrap();
+        let block = BlockObject::new(&space, network, &me(), 1, Timestamp::UNIX_EPOCH);
+        let found = found(&[block], &NodeState::Gone);
+        let command = "release --block 10.0.0.0/28 --store blue --network-name red says";
+        assert!(found.iter().any(|what| what.contains(command)), "{found:?}");
     }
 
     #[test]
