@@ -8,7 +8,9 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::host_state::unchanged;
-use e2e::scene::{DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, Scene, answer_of, refusal};
+use e2e::scene::{
+    DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, STATE, Scene, TRY_AGAIN, answer_of, refusal,
+};
 use serde_json::{Value, json};
 
 cases! {
@@ -309,28 +311,48 @@ fn huge_arguments() -> Result<()> {
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 
-/// One attachment was made while all was well; it still ends.
+/// What `state_directory` spoilt is root's again, and where it was.
+fn repair(state: &Path) -> Result<()> {
+    for (path, real) in [
+        (state.to_owned(), state.with_file_name("real-state")),
+        (state.join("attachments"), state.join("elsewhere")),
+    ] {
+        if path.is_symlink() {
+            fs::remove_file(&path)?;
+            fs::rename(real, &path)?;
+        }
+        chown(&path, Some(0), Some(0))?;
+        fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+/// Nothing in it is believed, so DEL fails until it is repaired.
 fn state_directory(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let scene = Scene::furnished()?;
     let before = e2e::host_state::state(&scene.host.netns)?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    spoil(&scene.host.state())?;
+    let state = scene.host.state();
+    spoil(&state)?;
+    let name = state.to_string_lossy();
     let other = scene.another_pod()?;
     let call = scene.call_of(&other, "c2", "net1");
     let network = scene.network(&json!({"attach": "macvlan", "master": "peer0"}));
-    let answer = answer_of(&call, "ADD", &network)?;
-    let state = scene.host.state();
-    refusal(&answer, &[], &[&state.to_string_lossy()])?;
+    refusal(&answer_of(&call, "ADD", &network)?, &[], &[&name])?;
     ensure!(
         other.ip("link show net1").is_err(),
         "a refused ADD left its interface"
     );
-    answer_of(&call, "DEL", &network)?
-        .success()
-        .context("DEL of the refused")?;
-    answer_of(&scene.call(), "DEL", &scene.moving())?
-        .success()
-        .context("DEL of the one before")?;
+    let dels = [(&call, network), (&scene.call(), scene.moving())];
+    for (call, network) in &dels {
+        refusal(&answer_of(call, "DEL", network)?, &[STATE], &[&name])?;
+    }
+    repair(&state)?;
+    for (call, network) in &dels {
+        answer_of(call, "DEL", network)?
+            .success()
+            .context("DEL, repaired")?;
+    }
     unchanged(
         &before,
         || e2e::host_state::state(&scene.host.netns),
@@ -353,21 +375,24 @@ fn policy_file(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
         other.ip("link show net1").is_err(),
         "a refused ADD left its interface"
     );
-    answer_of(&call, "DEL", &network)?
-        .success()
-        .context("DEL of the refused")?;
-    // The state directory stood in the policy: without it, DEL may not find the attachment, but
-    // it ends, and with the policy repaired all is well.
+    // The state directory stands in the policy. The last good one is remembered; that there is no
+    // record in another one is not known.
     answer_of(&scene.call(), "DEL", &scene.moving())?
         .success()
         .context("DEL")?;
+    let policy_name = policy.to_string_lossy();
+    refusal(
+        &answer_of(&call, "DEL", &network)?,
+        &[TRY_AGAIN],
+        &[&policy_name],
+    )?;
     if policy.is_dir() {
         fs::remove_dir(&policy)?;
     } else {
         fs::remove_file(&policy)?;
     }
     scene.allow(&json!({}))?;
-    answer_of(&scene.call(), "DEL", &scene.moving())?
+    answer_of(&call, "DEL", &network)?
         .success()
         .context("DEL, repaired")?;
     unchanged(
@@ -386,6 +411,7 @@ fn listed_path() -> Result<()> {
             scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": name}}));
         let answer = answer_of(&scene.call(), "ADD", &network)?;
         refusal(&answer, &[DENIED, INVALID_NETWORK], &[]).with_context(|| name.to_owned())?;
+        scene.allow(&json!({}))?;
         answer_of(&scene.call(), "DEL", &network)?.success()?;
         unchanged(&before, || e2e::host_state::state(&scene.host.netns), name)?;
     }
