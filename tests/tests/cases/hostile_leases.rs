@@ -265,7 +265,7 @@ fn way_ended(network: fn(&Scene) -> Value) -> Result<()> {
         Nameless::of(
             command
                 .args([&user, &net])
-                .args(["unshare", "-n", "sleep", "60"]),
+                .args(["unshare", flags, "sleep", "60"]),
         )
     };
     let (between, last) = (nested("-n")?, nested("-Urn")?);
