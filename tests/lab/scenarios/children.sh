@@ -57,4 +57,4 @@ mkdir -p /etc/rdma-netdev
 echo '{"allow": {"ipam": ["rdma-ipam", "dhcp"]}}' >/etc/rdma-netdev/policy.json
 refuses "dhcp cannot distinguish ipvlans" 'dhcp' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipvlan", "ipam": {"type": "dhcp"}}')"
 rm /etc/rdma-netdev/policy.json
-refuses "an Ethernet NIC has no IPoIB children" 'no IP over InfiniBand' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipoib"}')"
+refuses "an Ethernet NIC has no IPoIB children" 'not an IP over InfiniBand' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipoib"}')"

@@ -40,7 +40,7 @@ away() {
 	sleep 25
 	check "$1: the daemon lives while the server is away" alive
 	check "$1: status ends, too" timeout 60 rdma-device-plugin status
-	contains "$1: and names the store that does not answer" 'store "default": no answer' "$checked"
+	contains "$1: and names the store that does not answer" 'store "default": it is late' "$checked"
 	sleep 35
 }
 
