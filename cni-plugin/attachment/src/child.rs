@@ -159,6 +159,34 @@ fn delete_alike(
     Ok(())
 }
 
+/// Removes the child of a pod whose namespace is gone from the namespace of a thread that it was moved
+/// to. It is known by the MAC address it was given: its index is in each namespace another link's.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
+    if child.kind == IPOIB || child.in_pod || child.pod_index.is_none() || child.mac.is_none() {
+        return Ok(());
+    }
+    let by_mac = Child {
+        pod_index: None,
+        ..child.clone()
+    };
+    let host = &node.netns.namespace;
+    namespaces::search_outside(host, &node.roots.proc, None, |other| {
+        let mut socket = other.socket(host)?;
+        let below = Below::of(&mut socket, other, host)?;
+        if below == Below::Elsewhere(None) {
+            return Ok(false);
+        }
+        match by_identity(&link::list(&mut socket)?, &by_mac, below) {
+            Some(link) => link::delete(&mut socket, link).map(|()| true),
+            None => netlink::Result::Ok(false),
+        }
+    })?;
+    Ok(())
+}
+
 /// Removes the child of a pod whose namespace is gone. The kernel deletes children with their
 /// namespace, but gives one of IPoIB to the host, down and under any name (`netns_refund` of
 /// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take. True

@@ -74,6 +74,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                             let Some(child) = &part.child else {
                                 continue;
                             };
+                            failures.extend(child::remove_moved(node, child).err());
                             match child::remove_returned(node, record, child, limit.left()) {
                                 Ok(false) if child.strayed => {
                                     failures.push(child::nowhere(record, part, child));

@@ -348,18 +348,19 @@ impl DevicePlugin for Service {
                 .map_err(|error| error.to_string())
         });
         let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
-        let allocated = match kept {
-            Ok(allocated) if !allocated.is_empty() => allocated,
-            // Not written yet, or not to be read: what this process allocated is known at least.
-            not_kept => {
-                let remembered = self.allocated_nodes.of(&ids);
-                if let (Err(error), None) = (&not_kept, &remembered) {
-                    tracing::warn!(
-                        resource = %snapshot.resource(), units = ids.join(","), error,
-                        "a container starts, and what it was allocated is not known; it is not checked"
-                    );
-                }
-                remembered.into_iter().collect()
+        // Not written yet, or not to be read: what this process allocated is known at least.
+        let allocated = match (kept, self.allocated_nodes.of(&ids)) {
+            (Ok(allocated), _) if !allocated.is_empty() => allocated,
+            (_, Some(remembered)) => vec![remembered],
+            (Ok(none), None) => none,
+            (Err(error), None) => {
+                let why = format!(
+                    "cannot read which device nodes the container of {} was allocated: {error}; its \
+                     nodes could be another pod's by now. Delete the pod if it does not start",
+                    ids.join(", ")
+                );
+                tracing::error!(resource = %snapshot.resource(), why, "a container is not started");
+                return Err(Status::unavailable(why));
             }
         };
         let mut allocated = allocated.iter();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::case;
 use e2e::daemon::{Daemon, HCAS};
 use e2e::harness::Case;
-use e2e::kubelet::{Kubelet, Misbehaviour};
+use e2e::kubelet::{CHECKPOINT_FILE, Kubelet, Misbehaviour};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -29,6 +29,7 @@ pub(crate) const CASES: &[Case] = &[
         a_pod_gets_no_management_node_of_another_hca_after_a_reboot,
         Root
     ),
+    case!(no_container_starts_while_its_nodes_are_not_known, Root),
     case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
     case!(
         a_held_hca_stays_in_its_pool_over_a_restart_of_the_daemon,
@@ -171,6 +172,27 @@ fn a_pod_gets_no_management_node_of_another_hca_after_a_reboot() -> Result<()> {
         "{said}"
     );
     Ok(())
+}
+
+/// The daemon that allocated them is gone, and the kubelet's checkpoint cannot be read.
+fn no_container_starts_while_its_nodes_are_not_known() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 1)?;
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(WAIT_TIMEOUT)?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let checkpoint = kubelet.settings().device_plugins.join(CHECKPOINT_FILE);
+    let whole = fs::read(&checkpoint)?;
+    fs::write(&checkpoint, "{")?;
+    let started = kubelet.run_options("default/pod", "main");
+    let said = format!("{:#}", started.err().context("it started")?);
+    ensure!(said.contains("cannot read which device nodes"), "{said}");
+    fs::write(&checkpoint, whole)?;
+    kubelet.run_options("default/pod", "main").map(drop)
 }
 
 /// A kubelet that just started has not heard from the API server.

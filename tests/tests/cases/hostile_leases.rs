@@ -34,6 +34,7 @@ cases! {
     a_child_behind_a_namespace_that_ended_ends: Macvlan => way_ended(Scene::child);
     a_nic_behind_a_namespace_that_ended_returns => way_ended(Scene::moving);
     a_pod_whose_path_is_gone_and_whose_thread_lives_is_undone: Macvlan => path_gone();
+    a_child_in_a_threads_namespace_ends_after_its_pod: Macvlan => in_a_thread_after_the_pod();
     a_nic_in_a_threads_namespace_returns => nic_in_a_thread(false);
     a_nic_that_another_process_keeps_after_its_pod_returns => nic_in_a_thread(true);
     a_nic_that_is_not_found_after_its_pod_keeps_its_address => hidden_nic();
@@ -146,6 +147,23 @@ fn in_a_thread(attach: &str, pod: &[&str]) -> Result<()> {
         "the pod keeps {name}"
     );
     Ok(())
+}
+
+/// The first DEL comes after the pod's namespace has ended.
+fn in_a_thread_after_the_pod() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
+    holder.ip("link set net1 up")?;
+    scene.pod.delete()?;
+    answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    ensure!(
+        !holder.ip("-o link")?.contains("net1"),
+        "a process keeps net1, and its address is free"
+    );
+    e2e::host_state::unchanged(&before, || scene.host_state(), "after DEL")
 }
 
 /// Its index is another link's, and its MAC address another one, in its pod's own namespace.
