@@ -78,6 +78,7 @@ pub fn make(
             parent,
             mtu,
             mac,
+            index,
         } => {
             let new = NewChild {
                 name,
@@ -86,7 +87,7 @@ pub fn make(
                 parent_netns: None,
                 mtu: *mtu,
                 mac: mac.as_ref().map(|mac| mac.bytes().to_vec()),
-                target: None,
+                index: *index,
             };
             let made = make_child(host, pod, inside, &new, parent);
             let made = made.map_err(|refused| match refused {

@@ -44,6 +44,9 @@ pub enum Target {
 pub struct Allocation {
     /// The unit.
     pub unit: UnitId,
+    /// The HCA that it stands for: of a slot the one that it is bound to, of one that stands for
+    /// several each in its turn; none where that is not known.
+    pub hca: Option<HcaId>,
     /// As it was written.
     pub text: String,
     /// The slot that became this unit; none for a unit that the runtime passed itself.
@@ -162,82 +165,14 @@ impl Config {
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
             notes,
         };
-        config.check(&root)?;
-        if let Some(attach) = attach {
+        config.agrees()?;
+        if let Some(attach) = config.requested().attach() {
             config.fits(attach, request.config.ipam_type()?)?;
-        }
-        if config.devices == Devices::All {
-            config.check_several()?;
         }
         Ok(config)
     }
 
-    /// Refuses what names one interface, where there are several.
-    fn check_several(&self) -> Result<(), Error> {
-        let keys = [
-            (
-                "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
-                self.device.is_some(),
-                "each unit decides about its netdev",
-            ),
-            (
-                "master",
-                self.master.is_some(),
-                "each unit decides about its netdev",
-            ),
-            (
-                "linkInContainer",
-                self.link_in_container,
-                "units stand for netdevs of the host",
-            ),
-            (
-                "rail",
-                self.rail.is_some(),
-                "each unit's NIC is on a rail of its own",
-            ),
-            (
-                "mac",
-                self.mac.is_some(),
-                "no two interfaces can have one address",
-            ),
-        ];
-        if let Some((key, _, why)) = keys.iter().find(|(_, set, _)| *set) {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                format!("{key}: has no meaning with devices all: {why}"),
-            )
-            .with_details("leave it out, or leave devices out for one interface"));
-        }
-        Ok(())
-    }
-
-    fn check(&self, root: &Section<'_>) -> Result<(), Error> {
-        if self.attach == Some(Attach::RdmaOnly) && self.rdma == RdmaRequirement::Off {
-            return Err(root
-                .wrong("rdma", "off leaves attach rdma-only nothing to do")
-                .with_details("leave the plugin out of the chain, or set rdma to auto"));
-        }
-        if let Some(device) = self.device_key() {
-            for (key, set) in [
-                ("master", self.master.is_some()),
-                ("linkInContainer", self.link_in_container),
-            ] {
-                if set {
-                    return Err(root
-                        .wrong(
-                            device,
-                            format_args!(
-                                "names a netdev of the host to be moved; {key} is of a child"
-                            ),
-                        )
-                        .with_details(format!("leave out {device}, or {key}")));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The key that names a netdev to be moved, unless that is an allocation's.
+    /// The key that names a netdev to be moved, unless that may be the runtime's.
     fn device_key(&self) -> Option<&'static str> {
         match self.device.as_ref()? {
             Target::Name(_) => Some("device"),
@@ -309,6 +244,7 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
         Err(_) => text.parse().map_err(|e| root.wrong(key, e))?,
     };
     Ok(Allocation {
+        hca: unit.hca().cloned(),
         unit,
         text: text.to_owned(),
         slot: None,
@@ -630,8 +566,7 @@ mod tests {
         let multus = json!({"master": "eth1", "deviceID": id, "pciBusID": id});
         assert_eq!(read(multus).unwrap().master.as_deref(), Some("eth1"));
         // An exclusive device ID alone asks for a move.
-        let moved = read(json!({"deviceID": id, "linkInContainer": true})).unwrap();
-        let error = crate::resolve::requested(&moved).unwrap_err();
+        let error = read(json!({"deviceID": id, "linkInContainer": true})).unwrap_err();
         assert!(error.msg.contains("linkInContainer"), "{error}");
         let inside = json!({"attach": "macvlan", "deviceID": id, "linkInContainer": true});
         assert!(read(inside).unwrap().link_in_container);

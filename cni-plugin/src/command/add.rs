@@ -79,19 +79,19 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
             config.notes.join("; ")
         ));
     }
-    let mut before = request.config.prev_result()?.unwrap_or_default();
+    let before = request.config.prev_result()?;
+    let requested = config.requested();
+    if requested == Requested::RdmaOnly && before.is_none() {
+        return Err(rdma_only::needs_a_chain());
+    }
+    let mut before = before.unwrap_or_default();
     before
         .check_indexes()
         .map_err(|e| e.context("prevResult"))?;
     let ipam = Ipam::of(&node, request)?;
-    let requested = resolve::requested(&config)?;
     let chain = match requested {
         Requested::Child(Some(ChildKind::Ipvlan)) => {
             interface::inherit(&mut config, &mut before, &ipam)?
-        }
-        Requested::RdmaOnly => {
-            rdma_only::needs_a_chain(request)?;
-            None
         }
         _ => None,
     };
@@ -168,9 +168,9 @@ impl Prepared<'_> {
             None => None,
             Some(named) => Some(several::ask(node, request, named, bound)?),
         };
-        let configs = match &devices {
-            None => vec![config.clone()],
-            Some(all) => several::configs(config, requested, &all.devices, bound),
+        let configs = match (named, &devices) {
+            (Some(named), Some(all)) => several::configs(config, named, &all.devices, bound),
+            _ => vec![config.clone()],
         };
         let call = Call {
             request,
@@ -335,7 +335,7 @@ impl Call<'_> {
 
 /// Returns the NIC that a configuration means, if a dead pod left it, and locks it.
 fn recover(node: &mut Node, config: &Config) -> Result<recover::Recovered, Error> {
-    match resolve::requested(config)? {
+    match config.requested() {
         Requested::Move => recover::recover(node, &resolve::move_target(config)?, config.port),
         Requested::Child(_) | Requested::RdmaOnly => Ok(recover::Recovered::default()),
     }

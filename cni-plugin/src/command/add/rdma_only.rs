@@ -31,19 +31,13 @@ pub(super) struct Attachment<'a> {
     pub(super) target: &'a RdmaOnly,
 }
 
-/// Refuses to be the first of a chain.
-///
-/// # Errors
-/// Code 7.
-pub(super) fn needs_a_chain(request: &Request) -> Result<(), Error> {
-    match request.config.prev_result()? {
-        Some(_) => Ok(()),
-        None => Err(Error::new(
-            Code::InvalidConfig,
-            "prevResult is missing: attach rdma-only follows a plugin that makes an interface",
-        )
-        .with_details("put it behind that plugin in the list, or set attach to move")),
-    }
+/// That it cannot be the first of a chain.
+pub(super) fn needs_a_chain() -> Error {
+    Error::new(
+        Code::InvalidConfig,
+        "prevResult is missing: attach rdma-only follows a plugin that makes an interface",
+    )
+    .with_details("put it behind that plugin in the list, or set attach to move")
 }
 
 impl Attachment<'_> {

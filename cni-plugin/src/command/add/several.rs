@@ -8,17 +8,16 @@ use std::collections::BTreeSet;
 
 use attachment::{addresses::Ipam, node::Node};
 use cni_wire::{AttachmentId, CniResult, Code, Request};
-use hca::{HcaId, UnitId, unit::PoolTag};
+use hca::HcaId;
 
 use super::{Nic, interface::Wanted};
 use crate::{
     allocation::{self, Allocated, Devices},
     bind::Bound,
-    config::{Allocation, Attach, Config},
+    config::{Allocation, Config},
     error::Error,
     parts::{self, Numbering},
     recover::Recovered,
-    resolve::Requested,
 };
 
 /// What the pod has.
@@ -85,25 +84,14 @@ pub(super) fn ask(
 /// does so in this order.
 pub(super) fn configs(
     config: &Config,
-    requested: Requested,
+    named: &Allocation,
     devices: &Devices,
     bound: Option<&Bound>,
 ) -> Vec<Config> {
-    let attach = match requested {
-        Requested::Move => Some(Attach::Move),
-        Requested::Child(kind) => kind.map(Attach::Child),
-        Requested::RdmaOnly => Some(Attach::RdmaOnly),
-    };
-    let pool = PoolTag::of(&devices.resource);
     let of = |hca: &HcaId| Config {
-        attach,
         allocation: Some(Allocation {
-            // The kind is decided, so that only the HCA counts of it.
-            unit: UnitId::Shared {
-                hca: hca.clone(),
-                pool,
-                slot: 0,
-            },
+            unit: named.unit.clone(),
+            hca: Some(hca.clone()),
             text: hca.to_string(),
             slot: bound.and_then(|bound| bound.slot(hca).cloned()),
         }),
