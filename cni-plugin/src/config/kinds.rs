@@ -268,24 +268,28 @@ mod tests {
             });
         });
         slot.agrees().unwrap();
-        let changes: [(&dyn Fn(&mut Config), &str); 4] = [
-            (&|c| c.master = Some("eth1".into()), "master"),
-            (
-                &|c| c.device = Some(crate::config::Target::Name("eth1".into())),
-                "device",
-            ),
-            (&|c| c.link_in_container = true, "linkInContainer"),
-            (&|c| c.attach = Some(Attach::RdmaOnly), "rdma-only"),
-        ];
-        for (change, named) in changes {
+        let with_link = |change: &dyn Fn(&mut Config)| {
             let mut config = slot.clone();
             change(&mut config);
+            config
+        };
+        let device = crate::config::Target::Name("eth1".into());
+        for (config, named) in [
+            (with_link(&|c| c.master = Some("eth1".into())), "master"),
+            (with_link(&|c| c.device = Some(device.clone())), "device"),
+            (
+                with_link(&|c| c.link_in_container = true),
+                "linkInContainer",
+            ),
+            (
+                with_link(&|c| c.attach = Some(Attach::RdmaOnly)),
+                "rdma-only",
+            ),
+        ] {
             let error = config.agrees().unwrap_err();
             assert_eq!(error.code, Code::InvalidConfig);
-            assert!(
-                error.msg.contains(named) && error.msg.contains("slot_3e71787e_0"),
-                "{error}"
-            );
+            let both = error.msg.contains(named) && error.msg.contains("slot_3e71787e_0");
+            assert!(both, "{error}");
         }
     }
 

@@ -22,11 +22,6 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan
     ),
     case!(
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
         ipv6_is_usable_at_once_and_follows_no_router,
         Root,
         Netns,
