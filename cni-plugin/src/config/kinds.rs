@@ -118,7 +118,7 @@ impl Config {
             (
                 Slot,
                 slot.map(|slot| format!("deviceID {}", slot.text)),
-                "a slot, which decides the netdev",
+                "which is a slot and decides the netdev",
             ),
         ];
         for (decider, by, why) in deciders {

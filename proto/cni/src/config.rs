@@ -75,9 +75,13 @@ impl NetworkConfig {
             Ok((object, repeated))
         };
         let (object, repeated) = read().map_err(|e: serde_json::Error| {
+            let why = match e.is_data() {
+                true => "is not a JSON object".to_owned(),
+                false => format!("is not JSON: {e}"),
+            };
             Error::new(
                 Code::Decode,
-                format!("network configuration on stdin is not a JSON object: {e}"),
+                format!("network configuration on stdin {why}"),
             )
         })?;
         Ok(NetworkConfig {
