@@ -24,7 +24,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::host_snapshot::HostSnapshot;
 use crate::scan::SCAN;
 use crate::{config, kubectl, reader, reclaim, run};
-use diagnostics::report::Style;
+use crate::report::Style;
 use node_server::http::Details;
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.

@@ -59,6 +59,7 @@ impl Answers for Units {
                 name_hcas(&mut units, &self.reports.borrow());
                 Ok(Answer::PodUnits(units))
             }
+            Question::Status => Ok(Answer::Status(Box::new(self.reports.borrow().status()))),
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),
             Question::Unbind(question) => self.binder.unbind(question).await.map(Answer::Unbound),

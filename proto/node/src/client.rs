@@ -19,6 +19,7 @@ use crate::address::{AddressQuestion, Addresses};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::document::{self, Answer, Failure, NoAnswer, Pod, PodUnits, Question};
+use crate::status::DaemonStatus;
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES};
 
 /// Permission bits that let somebody else than the owner write.
@@ -37,6 +38,7 @@ impl Server {
     fn of(question: &Question) -> Self {
         match question {
             Question::PodUnits(_)
+            | Question::Status
             | Question::Bind(_)
             | Question::Commit(_)
             | Question::Unbind(_) => Self::Daemon,
@@ -220,6 +222,17 @@ impl std::fmt::Display for Step {
 pub fn pod_units(socket: &Path, pod: &Pod, limit: Duration) -> Result<PodUnits, ClientError> {
     match ask(socket, &Question::PodUnits(pod.clone()), limit)? {
         Answer::PodUnits(units) => Ok(units),
+        answer => Err(another(socket, &answer)),
+    }
+}
+
+/// Asks for the daemon's state. See [`ask`].
+///
+/// # Errors
+/// As [`ask`].
+pub fn daemon_status(socket: &Path, limit: Duration) -> Result<DaemonStatus, ClientError> {
+    match ask(socket, &Question::Status, limit)? {
+        Answer::Status(status) => Ok(*status),
         answer => Err(another(socket, &answer)),
     }
 }

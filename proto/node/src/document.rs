@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use crate::address::{AddressQuestion, Addresses};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
+use crate::status::DaemonStatus;
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
@@ -20,6 +21,8 @@ const MAX_SLOTS: usize = 1024;
 pub enum Question {
     /// To the daemon: which units of which resources does this pod hold?
     PodUnits(Pod),
+    /// To the daemon: its state.
+    Status,
     /// To the daemon: bind the slots of this pod.
     Bind(BindQuestion),
     /// To the daemon: the devices of these slots are in place.
@@ -57,8 +60,10 @@ impl fmt::Display for Pod {
 }
 
 /// The answer to a question.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
+    /// To [`Question::Status`].
+    Status(Box<DaemonStatus>),
     /// To [`Question::PodUnits`].
     PodUnits(PodUnits),
     /// To [`Question::Bind`].
@@ -226,6 +231,7 @@ impl FailureKind {
 }
 
 const POD_UNITS: &str = "podUnits";
+const STATUS: &str = "status";
 const BIND: &str = "bind";
 const COMMIT: &str = "commit";
 const UNBIND: &str = "unbind";
@@ -258,6 +264,13 @@ struct CommitDocument {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct StatusQuestion {
+    version: u64,
+    question: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct UnbindDocument {
     version: u64,
     question: String,
@@ -286,6 +299,7 @@ impl Question {
     pub fn name(&self) -> &'static str {
         match self {
             Self::PodUnits(_) => POD_UNITS,
+            Self::Status => STATUS,
             Self::Bind(_) => BIND,
             Self::Commit(_) => COMMIT,
             Self::Unbind(_) => UNBIND,
@@ -308,6 +322,10 @@ impl Question {
                 version: VERSION,
                 question: POD_UNITS.to_owned(),
                 pod: pod.clone(),
+            }),
+            Self::Status => encode(&StatusQuestion {
+                version: VERSION,
+                question: STATUS.to_owned(),
             }),
             Self::Bind(bind) => encode(&BindDocument {
                 version: VERSION,
@@ -377,6 +395,11 @@ impl Question {
                     .map_err(|error| malformed(format!("{POD_UNITS} is malformed: {error}")))?;
                 check(&question.pod, POD_UNITS).map_err(malformed)?;
                 Ok(Self::PodUnits(question.pod))
+            }
+            Some(STATUS) => {
+                let StatusQuestion { .. } = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{STATUS} is malformed: {error}")))?;
+                Ok(Self::Status)
             }
             Some(BIND) => {
                 let BindDocument { bind, .. } = serde_json::from_slice(document)
@@ -460,6 +483,8 @@ struct AnswerDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pod_units: Option<PodUnits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    status: Option<Box<DaemonStatus>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     bound: Option<Bound>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     committed: Option<Committed>,
@@ -478,6 +503,7 @@ impl AnswerDocument {
         let mut document = Self {
             version: VERSION,
             pod_units: None,
+            status: None,
             bound: None,
             committed: None,
             unbound: None,
@@ -487,6 +513,7 @@ impl AnswerDocument {
         };
         match answer.clone() {
             Ok(Answer::PodUnits(units)) => document.pod_units = Some(units),
+            Ok(Answer::Status(status)) => document.status = Some(status),
             Ok(Answer::Bound(bound)) => document.bound = Some(bound),
             Ok(Answer::Committed(committed)) => document.committed = Some(committed),
             Ok(Answer::Unbound(unbound)) => document.unbound = Some(unbound),
@@ -546,6 +573,7 @@ pub fn decode_answer(
     let document: AnswerDocument = serde_json::from_slice(document).map_err(malformed)?;
     let answer = match question {
         Question::PodUnits(_) => document.pod_units.map(Answer::PodUnits),
+        Question::Status => document.status.map(Answer::Status),
         Question::Bind(_) => document.bound.map(Answer::Bound),
         Question::Commit(_) => document.committed.map(Answer::Committed),
         Question::Unbind(_) => document.unbound.map(Answer::Unbound),

@@ -3,6 +3,7 @@
 //!
 //! - [`document`]: the questions and answers as JSON documents;
 //! - [`binding`]: those about late binding; [`block`], [`address`]: those to the broker;
+//! - [`status`]: the daemon's state;
 //! - [`client`]: asking, blocking, within a time limit.
 //!
 //! One connection carries one question and one answer. The client connects, writes one JSON
@@ -54,6 +55,7 @@ pub mod binding;
 pub mod block;
 pub mod client;
 pub mod document;
+pub mod status;
 
 pub use address::{
     AddressAction, AddressQuestion, Addresses, AttachmentId, Holding, RangeWanted, Taking,
@@ -63,7 +65,7 @@ pub use binding::{
 };
 pub use block::{BlockNeed, BlocksGranted};
 pub use client::{
-    ClientError, Peer, Server, addresses, ask, bind, blocks, commit, pod_units, unbind,
+    ClientError, Peer, Server, addresses, ask, bind, blocks, commit, daemon_status, pod_units, unbind,
 };
 pub use document::{Allocation, Answer, Claim, Failure, FailureKind, Pod, PodUnits, Question};
 

@@ -9,7 +9,7 @@ const MOST_BYTES: u64 = 4 << 20;
 
 /// What a file says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Said {
+pub enum Said {
     /// Its text without surrounding white space.
     Text(String),
     /// It is not there, or the driver offers nothing for this object.
@@ -21,7 +21,7 @@ pub(crate) enum Said {
 impl Said {
     /// The text, if there is one.
     #[must_use]
-    pub(crate) fn text(&self) -> Option<&str> {
+    pub fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
             _ => None,
@@ -30,14 +30,14 @@ impl Said {
 
     /// The text as another type; `None` also if it is not one.
     #[must_use]
-    pub(crate) fn parsed<T: std::str::FromStr>(&self) -> Option<T> {
+    pub fn parsed<T: std::str::FromStr>(&self) -> Option<T> {
         self.text()?.parse().ok()
     }
 }
 
 /// Reads a small text file.
 #[must_use]
-pub(crate) fn read(path: &Path) -> Said {
+pub fn read(path: &Path) -> Said {
     let mut bytes = Vec::new();
     let read = fs::File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
     match read {
@@ -52,19 +52,19 @@ pub(crate) fn read(path: &Path) -> Said {
 
 /// Reads a file's text; `None` if it cannot be read for whatever reason.
 #[must_use]
-pub(crate) fn text(path: &Path) -> Option<String> {
+pub fn text(path: &Path) -> Option<String> {
     read(path).text().map(str::to_owned)
 }
 
 /// Reads a file that holds one number or word.
 #[must_use]
-pub(crate) fn parsed<T: std::str::FromStr>(path: &Path) -> Option<T> {
+pub fn parsed<T: std::str::FromStr>(path: &Path) -> Option<T> {
     read(path).parsed()
 }
 
 /// Names in a directory, sorted; none if there is no such directory.
 #[must_use]
-pub(crate) fn names(directory: &Path) -> Vec<String> {
+pub fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.file_name().into_string().ok())
@@ -75,7 +75,7 @@ pub(crate) fn names(directory: &Path) -> Vec<String> {
 
 /// A running process: its number and the first fifteen bytes of its program's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Process {
+pub struct Process {
     /// Process number.
     pub pid: u32,
     /// `comm`.
@@ -84,7 +84,7 @@ pub(crate) struct Process {
 
 /// Processes seen below a proc mount.
 #[must_use]
-pub(crate) fn processes(proc: &Path) -> Vec<Process> {
+pub fn processes(proc: &Path) -> Vec<Process> {
     names(proc)
         .into_iter()
         .filter_map(|name| name.parse().ok())

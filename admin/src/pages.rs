@@ -1,49 +1,59 @@
-//! Writes the manual pages and completions of the node programs, from their own command lines:
-//! `pages DIRECTORY`. The programs know nothing of it, since every byte of a CNI program is read
-//! for each interface of a pod.
-
-#![forbid(unsafe_code)]
+//! Completions, and manual pages of all programs that have a command line.
 
 use std::fs;
-use std::io::{self, Write};
-use std::path::Path;
-use std::process::ExitCode;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use clap::Command;
+use anyhow::Context as _;
+use clap::{Args, Command, CommandFactory as _};
 use clap_complete::Shell;
 
-fn main() -> ExitCode {
-    let Some(directory) = std::env::args_os().nth(1) else {
-        let _ = writeln!(io::stderr(), "usage: pages DIRECTORY");
-        return ExitCode::from(2);
-    };
-    for program in programs() {
-        if let Err(error) = write(program, Path::new(&directory)) {
-            let _ = writeln!(
-                io::stderr(),
-                "write pages to {}: {error}",
-                directory.display()
-            );
-            return ExitCode::FAILURE;
-        }
-    }
-    ExitCode::SUCCESS
+use crate::output::{Ended, Outcome};
+use crate::{Cli, cluster};
+
+/// Prints the completion for a shell.
+#[derive(Debug, Args)]
+pub(crate) struct Completion {
+    /// The shell
+    shell: Shell,
 }
 
-fn programs() -> [Command; 5] {
+/// Writes manual pages and completions.
+#[derive(Debug, Args)]
+pub(crate) struct Pages {
+    /// The directory
+    directory: PathBuf,
+}
+
+impl Completion {
+    pub(crate) fn run(&self) -> Ended {
+        clap_complete::generate(self.shell, &mut Cli::command(), "rdmactl", &mut io::stdout());
+        Ok(Outcome::Good)
+    }
+}
+
+impl Pages {
+    pub(crate) fn run(&self) -> Ended {
+        for program in programs() {
+            write(program, &self.directory)
+                .with_context(|| format!("write pages to {}", self.directory.display()))?;
+        }
+        Ok(Outcome::Good)
+    }
+}
+
+fn programs() -> [Command; 4] {
     [
+        Cli::command(),
+        cluster::command(),
         rdma_device_plugin::cli::command(),
-        rdma_device_plugin::cli::kubectl_command(),
-        rdma_netdev::admin::command(),
-        ipam::admin::command(),
         rdma_ipam_broker::cli::command(),
     ]
 }
 
 /// `man1/NAME.1` with one page more for each sub-command, and `completions/` for bash, zsh, fish.
 fn write(mut command: Command, directory: &Path) -> io::Result<()> {
-    // Before completions are made, which puts the sub-commands "help" in: their pages would say
-    // nothing.
+    // Before completions are made, which add the sub-commands "help": their pages would be empty.
     let pages = directory.join("man1");
     fs::create_dir_all(&pages)?;
     clap_mangen::generate_to(command.clone().disable_help_subcommand(true), &pages)?;
@@ -55,7 +65,6 @@ fn write(mut command: Command, directory: &Path) -> io::Result<()> {
     }
     Ok(())
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;
