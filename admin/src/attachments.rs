@@ -1,26 +1,73 @@
-//! `rdma-netdev reclaim`: what the daemon does every half minute, by hand.
+//! `rdmactl attachments`: interfaces of this node's pods, by the journal; `reclaim` undoes those whose
+//! pods ended without DEL, as the daemon does every half minute.
 
 use std::{thread, time::Duration};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use attachment::{
-    journal::{Part, Record},
-    listing::{interfaces, what},
+    journal::{Key, Part, Record},
+    listing::{self, Attachment, interfaces, what},
     netdev::restore,
-    node::{Places, now},
+    node::{Node, now},
     reclaim::{in_host_namespace, over, undo},
 };
-use clap::Args;
+use clap::{Args, Subcommand};
 use node::table::{cell, table};
 use serde_json::{Value, json};
 
-use super::{open, records, say, say_json};
+use crate::global::Global;
+use crate::output::{Ended, Outcome, complain, say, say_json};
 
 /// Between the two readings that must both find an attachment over.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Shows the interfaces that this node's pods have of it.
 #[derive(Debug, Args)]
-pub(super) struct Reclaim {
+pub(crate) struct Attachments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Undo orphaned attachments, whose pods ended without DEL: return netdevs, release addresses
+    Reclaim(Reclaim),
+}
+
+impl Attachments {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        match &self.command {
+            None => list(global),
+            Some(Command::Reclaim(command)) => command.run(global),
+        }
+    }
+}
+
+fn list(global: &Global) -> Ended {
+    let node = global.node()?;
+    let records = records(&node)?;
+    let records = records.iter().map(|(_, record)| record);
+    let attachments: Vec<Attachment> = records
+        .flat_map(|record| Attachment::all_of(record, &node.roots.proc, &node.boot))
+        .collect();
+    match global.json {
+        true => say_json(json!({"attachments": attachments})),
+        false => say(&listing::text(&attachments, now())),
+    }
+    Ok(Outcome::Good)
+}
+
+/// All attachments whose record can be read, oldest first; the others are complained about.
+fn records(node: &Node) -> anyhow::Result<Vec<(Key, Record)>> {
+    let (records, complaints) = listing::records(&node.journal).context("read the journal")?;
+    for complaint in complaints {
+        complain(&complaint);
+    }
+    Ok(records)
+}
+
+#[derive(Debug, Args)]
+struct Reclaim {
     /// Only say what would be undone
     #[arg(long)]
     dry_run: bool,
@@ -34,8 +81,8 @@ struct Undone {
 }
 
 impl Reclaim {
-    pub(super) fn run(self, places: &Places, as_json: bool) -> Result<()> {
-        let mut node = open(places)?;
+    fn run(&self, global: &Global) -> Ended {
+        let mut node = global.node()?;
         in_host_namespace(&node.roots).map_err(|why| anyhow!("{why}; run this on the host"))?;
         let before = records(&node)?;
         let (all, dead): (usize, Vec<_>) = (
@@ -68,13 +115,13 @@ impl Reclaim {
                 error: error.map(|error| error.with_remedy()),
             });
         }
-        match as_json {
+        match global.json {
             true => say_json(self.document(&undone)),
             false => self.print(&undone, all),
         }
         match undone.iter().find_map(|one| one.error.as_ref()) {
             Some(first) => bail!("not everything could be undone: {first}"),
-            None => Ok(()),
+            None => Ok(Outcome::Good),
         }
     }
 

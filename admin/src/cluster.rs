@@ -1,9 +1,10 @@
-//! `kubectl rdma`: one view of all nodes. The same binary by another name, which kubectl finds as a
-//! plugin: `kubectl-rdma` in the PATH.
+//! `kubectl rdma`: the same commands for all nodes. The same program by another name, which kubectl
+//! finds as a plugin: `kubectl-rdma` in the PATH.
 //!
-//! It asks the daemon's pod of each node, by `kubectl exec`, for what the commands print as JSON, and
-//! puts the answers together. It needs no server of its own and no rights in the cluster but those
-//! of its user: to list the pods of the daemon's namespace, and `pods/exec` there.
+//! It starts `rdmactl COMMAND --json` in the daemon's pod of each node, by `kubectl exec`, and puts the
+//! documents together as one table; a command that has none is shown node by node, as it prints. It
+//! needs no server of its own and no rights in the cluster but those of its user: to list the pods of
+//! the daemon's namespace, and `pods/exec` there.
 //!
 //! - [`ask`]: the pods, and their answers in parallel
 //! - [`tables`]: the answers as one table
@@ -11,18 +12,21 @@
 mod ask;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use clap::{Args, Parser, Subcommand};
-use node::document::versioned;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
 use serde_json::json;
 
-use crate::cli;
-use ask::{Answer, Cluster, Question};
+use crate::global::{Global, Kubectl};
+use crate::output::{self, Ended, Outcome, ended, say, say_json};
+use crate::{Command, output::complain};
+use ask::Cluster;
+use tables::View;
 
 /// The name under which kubectl finds this program.
 const NAME: &str = "kubectl-rdma";
@@ -33,34 +37,24 @@ const NAME: &str = "kubectl-rdma";
     name = "kubectl-rdma",
     bin_name = "kubectl rdma",
     version,
+    max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace.\n\
+    daemon's namespace. validate, verify, blocks and completion run here.\n\
     Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
 )]
 struct Cli {
     #[command(flatten)]
     flags: Flags,
+    #[command(flatten)]
+    global: Global,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Args)]
 struct Flags {
-    /// Context of the kubeconfig
-    #[arg(long, global = true, value_name = "NAME")]
-    context: Option<String>,
-    /// Kubeconfig
-    #[arg(long, global = true, value_name = "FILE")]
-    kubeconfig: Option<String>,
-    /// Namespace of the daemon
-    #[arg(
-        long,
-        short,
-        global = true,
-        value_name = "NAME",
-        default_value = "kube-system"
-    )]
-    namespace: String,
+    #[command(flatten)]
+    kubectl: Kubectl,
     /// Labels of the daemon's pods
     #[arg(
         long,
@@ -80,46 +74,7 @@ struct Flags {
     /// How long a node may take, in seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..))]
-    timeout: u64,
-    /// The program that stands for kubectl
-    #[arg(long, global = true, value_name = "PROGRAM", default_value = "kubectl")]
-    kubectl: String,
-    /// Print JSON: each node with its document
-    #[arg(long, global = true)]
-    json: bool,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Resources, who holds what, and health of each node
-    Status(More),
-    /// GPUs, NICs and how near they are, by node
-    Topology(More),
-    /// HCAs of each node
-    Discover(More),
-    /// Which checks fail on which node
-    Preflight(More),
-    /// Leases of all nodes
-    Leases(More),
-}
-
-#[derive(Debug, Args)]
-struct More {
-    /// Flags for the command on the node, behind --
-    #[arg(last = true, value_name = "FLAG")]
-    more: Vec<String>,
-}
-
-impl Command {
-    fn question(&self) -> (Question, &[String]) {
-        match self {
-            Self::Status(more) => (Question::Status, &more.more),
-            Self::Topology(more) => (Question::Topology, &more.more),
-            Self::Discover(more) => (Question::Discover, &more.more),
-            Self::Preflight(more) => (Question::Preflight, &more.more),
-            Self::Leases(more) => (Question::Leases, &more.more),
-        }
-    }
+    node_timeout: u64,
 }
 
 /// Whether the program was started by that name.
@@ -132,63 +87,124 @@ pub(crate) fn is_meant(program: Option<&OsString>) -> bool {
 
 /// The command line, for manual pages and completions.
 pub(crate) fn command() -> clap::Command {
-    <Cli as clap::CommandFactory>::command()
+    Cli::command()
 }
 
 /// Parses the command line, asks and prints.
-pub(crate) fn main(arguments: impl Iterator<Item = OsString>, out: &mut impl Write) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
-        Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
-        }
+pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut command = command();
+    // Of global flags, a sub-command's matches have them only once it is built.
+    command.build();
+    let matches = match command.clone().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return output::usage(&error),
     };
-    cli::ended("kubectl rdma", cli.run(out), out)
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => return output::usage(&error),
+    };
+    ended("kubectl rdma", cli.run(&command, &matches))
 }
 
 impl Cli {
-    fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let (question, more) = self.command.question();
-        let answers = self.ask(question, more)?;
-        if self.flags.json {
-            let nodes: Vec<_> = answers.iter().map(Answer::document).collect();
-            writeln!(out, "{:#}", versioned(json!({"nodes": nodes})))?;
-        } else {
-            out.write_all(tables::text(question, &answers).as_bytes())?;
+    fn run(&self, command: &clap::Command, matches: &ArgMatches) -> Ended {
+        match &self.command {
+            // Of the cluster or of a file, not of a node.
+            Command::Validate(_)
+            | Command::Verify(_)
+            | Command::Blocks(_)
+            | Command::Completion(_)
+            | Command::Pages(_) => return self.command.run(&self.global),
+            _ => {}
         }
-        let silent = answers.iter().filter(|answer| answer.document.is_err());
-        let wrong = answers.iter().filter(|answer| answer.is_wrong(question));
-        match (silent.count(), wrong.count()) {
-            (0, 0) => Ok(()),
+        let Some((name, sub)) = matches.subcommand() else {
+            bail!("no command");
+        };
+        let of_flags = Flags::augment_args(clap::Command::new(""));
+        let of_flags = Global::augment_args(of_flags);
+        let common: BTreeSet<_> = of_flags.get_arguments().map(clap::Arg::get_id).collect();
+        let mut argv = vec!["rdmactl".to_owned(), name.to_owned()];
+        let mut nested = false;
+        let (mut command, mut sub) = (command.find_subcommand(name), Some(sub));
+        while let (Some(of), Some(given)) = (command, sub) {
+            for arg in of.get_arguments() {
+                if !common.contains(arg.get_id()) {
+                    argv.extend(forwarded(arg, given));
+                }
+            }
+            let next = given.subcommand();
+            nested |= next.is_some();
+            argv.extend(next.map(|(name, _)| name.to_owned()));
+            command = next.and_then(|(name, _)| of.find_subcommand(name));
+            sub = next.map(|(_, given)| given);
+        }
+        let view = View::of(name).filter(|_| !nested);
+        if self.global.json || view.is_some() {
+            argv.push("--json".to_owned());
+        }
+        if self.global.is_wide() {
+            argv.push("--output=wide".to_owned());
+        }
+        self.print(view, &self.ask(&argv)?)
+    }
+
+    fn print(&self, view: Option<View>, answers: &[ask::Answer]) -> Ended {
+        if self.global.json {
+            let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
+            say_json(json!({"nodes": nodes}));
+        } else if let Some(view) = view {
+            say(&view.text(answers));
+        } else {
+            for answer in answers {
+                say(&format!("NODE {}\n{}\n", answer.node, answer.printed()));
+            }
+        }
+        for answer in answers {
+            if let Err(error) = &answer.output {
+                complain(&format!("{}: no answer of {}: {error}", answer.node, answer.pod));
+            }
+        }
+        let silent = answers.iter().filter(|answer| answer.output.is_err()).count();
+        let wrong = answers.iter().filter(|answer| answer.is_wrong()).count();
+        match (silent, wrong) {
+            (0, 0) => Ok(Outcome::Good),
             (0, wrong) => bail!("{wrong} of {} nodes are not in order", answers.len()),
             (silent, _) => bail!("{silent} of {} nodes did not answer", answers.len()),
         }
     }
 
-    fn ask(&self, question: Question, more: &[String]) -> anyhow::Result<Vec<Answer>> {
+    fn ask(&self, argv: &[String]) -> anyhow::Result<Vec<ask::Answer>> {
         let flags = &self.flags;
-        let mut arguments = Vec::new();
-        for (flag, value) in [
-            ("--context", &flags.context),
-            ("--kubeconfig", &flags.kubeconfig),
-        ] {
-            arguments.extend(value.iter().map(|value| format!("{flag}={value}")));
-        }
-        arguments.push(format!("--namespace={}", flags.namespace));
         let cluster = Cluster {
-            kubectl: flags.kubectl.clone(),
-            arguments,
+            kubectl: flags.kubectl.kubectl.clone(),
+            arguments: flags.kubectl.arguments(),
             selector: flags.selector.clone(),
             nodes: flags.nodes.clone(),
             parallel: usize::from(flags.parallel),
-            timeout: Duration::from_secs(flags.timeout),
+            timeout: Duration::from_secs(flags.node_timeout),
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("start")?;
-        runtime.block_on(cluster.ask(question, more))
+        runtime.block_on(cluster.ask(argv))
+    }
+}
+
+/// A flag or argument as it was given, for the command on the node.
+fn forwarded(arg: &clap::Arg, given: &ArgMatches) -> Vec<String> {
+    let id = arg.get_id().as_str();
+    let source = given.try_contains_id(id).ok().and_then(|_| given.value_source(id));
+    if source != Some(ValueSource::CommandLine) {
+        return Vec::new();
+    }
+    let takes_value = arg.get_num_args().is_none_or(|count| count.takes_values());
+    let values = given.get_raw(id).into_iter().flatten();
+    let values = values.map(|value| value.to_string_lossy().into_owned());
+    match arg.get_long() {
+        Some(long) if takes_value => values.map(|value| format!("--{long}={value}")).collect(),
+        Some(long) => vec![format!("--{long}")],
+        None => values.collect(),
     }
 }
 
@@ -201,8 +217,8 @@ mod tests {
         for (name, expected) in [
             ("/usr/local/bin/kubectl-rdma", true),
             ("kubectl-rdma", true),
-            ("/usr/bin/rdma-device-plugin", false),
-            ("/kubectl-rdma/rdma-device-plugin", false),
+            ("/usr/bin/rdmactl", false),
+            ("/kubectl-rdma/rdmactl", false),
         ] {
             assert_eq!(is_meant(Some(&name.into())), expected, "{name}");
         }
@@ -210,19 +226,33 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn flags_of_a_command_reach_the_node() {
         command().debug_assert();
-        let cli = Cli::try_parse_from([
-            "kubectl-rdma",
-            "preflight",
-            "--nodes",
-            "a,b",
-            "--",
-            "--only",
-            "L",
-        ]);
-        let cli = cli.unwrap();
+        let mut command = command();
+        command.build();
+        let matches = command
+            .clone()
+            .try_get_matches_from([
+                "kubectl-rdma",
+                "preflight",
+                "--nodes",
+                "a,b",
+                "--only",
+                "L,M01",
+                "--strict",
+            ])
+            .unwrap();
+        let (name, given) = matches.subcommand().unwrap();
+        let of = command.find_subcommand(name).unwrap();
+        let forwarded: Vec<String> = ["only", "strict", "skip"]
+            .iter()
+            .flat_map(|id| {
+                let arg = of.get_arguments().find(|arg| arg.get_id() == *id).unwrap();
+                forwarded(arg, given)
+            })
+            .collect();
+        assert_eq!(forwarded, ["--only=L", "--only=M01", "--strict"]);
+        let cli = Cli::from_arg_matches(&matches).unwrap();
         assert_eq!(cli.flags.nodes, ["a", "b"]);
-        assert_eq!(cli.command.question().1, ["--only", "L"]);
     }
 }

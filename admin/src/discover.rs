@@ -1,25 +1,23 @@
-//! `rdma-device-plugin discover`: the RDMA devices of this host, for people and for machines.
+//! `rdmactl discover`: the RDMA devices of this host, for people and for machines.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use hca::port::Port;
-use node::document::versioned;
 use node::table::table;
 use serde_json::json;
 
-use super::HostRoot;
-use crate::candidate::{Candidate, gather};
-use crate::config;
-use crate::host_snapshot::HostSnapshot;
-use crate::pool::{self, Pools};
+use rdma_device_plugin::candidate::{Candidate, gather};
+use rdma_device_plugin::cli::{Defaults, config_file};
+use rdma_device_plugin::config;
+use rdma_device_plugin::host_snapshot::HostSnapshot;
+use rdma_device_plugin::pool::{self, Pools};
+
+use crate::global::{Global, NodeAddresses};
+use crate::output::{Ended, Outcome, say, say_json};
 
 /// Shows the RDMA devices of this host.
 #[derive(Debug, clap::Args)]
-pub(super) struct Discover {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+pub(crate) struct Discover {
     /// One short line for each port, in the form of ibdev2netdev
     #[arg(long, conflicts_with_all = ["json", "gids"])]
     brief: bool,
@@ -30,65 +28,58 @@ pub(super) struct Discover {
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
     #[command(flatten)]
-    defaults: super::Defaults,
+    defaults: Defaults,
     #[command(flatten)]
-    host: HostRoot,
+    addresses: NodeAddresses,
 }
 
 impl Discover {
-    /// Reads once and prints.
-    ///
-    /// # Errors
-    /// If sysfs, or a configuration that was named, cannot be read.
-    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let seen = self.host.scan()?;
-        let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
-        let pools = self.pools(&candidates, &seen)?;
-        if self.json {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let scanned = global.scan(&self.addresses.node_addresses)?;
+        let (candidates, unusable) = gather::list(&scanned.inventory, &scanned.functions);
+        let pools = self.pools(&candidates, &scanned)?;
+        if global.json {
             let hcas: Vec<_> = candidates
                 .iter()
-                .map(|hca| entry(hca, &seen, pools.as_ref()))
+                .map(|hca| entry(hca, &scanned, pools.as_ref()))
                 .collect();
             let unusable: Vec<_> = unusable
                 .iter()
                 .map(|one| json!({"rdmaDevice": one.rdma_device, "reason": one.reason}))
                 .collect();
-            let document = json!({"hcas": hcas, "unusable": unusable, "inventory": seen.inventory});
-            return Ok(writeln!(out, "{:#}", versioned(document))?);
+            say_json(
+                json!({"hcas": hcas, "unusable": unusable, "inventory": scanned.inventory}),
+            );
+            return Ok(Outcome::Good);
         }
         if candidates.is_empty() && unusable.is_empty() {
-            writeln!(
-                out,
-                "no RDMA device: {} has none; is the driver loaded?",
-                self.host.host().sys.join("class/infiniband").display()
-            )?;
-            return Ok(());
+            say(&format!(
+                "no RDMA device: {} has none; is the driver loaded?\n",
+                global.host().sys.join("class/infiniband").display()
+            ));
+            return Ok(Outcome::Good);
         }
         if self.brief {
-            return Ok(out.write_all(brief(&candidates, &seen).as_bytes())?);
+            say(&brief(&candidates, &scanned));
+            return Ok(Outcome::Good);
         }
-        write!(out, "{}", ports(&candidates, &seen, pools.as_ref()))?;
+        say(&ports(&candidates, &scanned, pools.as_ref()));
         if self.gids {
-            writeln!(out, "\n{}", gids(&seen))?;
+            say(&format!("\n{}\n", gids(&scanned)));
         }
         for one in &unusable {
-            writeln!(out, "{}: {}", one.rdma_device, one.reason)?;
+            say(&format!("{}: {}\n", one.rdma_device, one.reason));
         }
-        match (seen.inventory.netns_mode, &seen.inventory.rdma_cm) {
-            (mode, cm) if mode.is_some() || cm.is_some() => writeln!(
-                out,
-                "network namespace mode: {}; connection manager: {}",
-                mode.map_or("unknown", mode_word),
-                cm.as_ref()
-                    .map_or("none (load rdma_ucm)".into(), |cm| format!(
-                        "/dev/{} {}",
-                        cm.dev_name(),
-                        cm.number
-                    )),
-            )?,
-            _ => {}
+        let (mode, cm) = (scanned.inventory.netns_mode, &scanned.inventory.rdma_cm);
+        if mode.is_some() || cm.is_some() {
+            let cm = cm.as_ref().map(|cm| format!("/dev/{} {}", cm.dev_name(), cm.number));
+            say(&format!(
+                "network namespace mode: {}; connection manager: {}\n",
+                mode.map_or("unknown", hca::NetnsMode::word),
+                cm.unwrap_or_else(|| "none (load rdma_ucm)".to_owned()),
+            ));
         }
-        Ok(())
+        Ok(Outcome::Good)
     }
 
     /// The pools, if there is a configuration. One that is merely at its usual place and wrong
@@ -96,14 +87,14 @@ impl Discover {
     fn pools(
         &self,
         candidates: &[Candidate],
-        seen: &HostSnapshot,
+        scanned: &HostSnapshot,
     ) -> anyhow::Result<Option<Pools>> {
         let named = self.config_file.is_some();
-        let Ok(file) = super::config_file(self.config_file.clone()) else {
+        let Ok(file) = config_file(self.config_file.clone()) else {
             return Ok(None);
         };
         match config::load(&file, &self.defaults.read()) {
-            Ok(config) => Ok(Some(pool::assemble(&config, candidates, seen, &[]))),
+            Ok(config) => Ok(Some(pool::assemble(&config, candidates, scanned, &[]))),
             Err(error) if named => Err(error.into()),
             Err(_) => Ok(None),
         }
@@ -111,10 +102,10 @@ impl Discover {
 }
 
 /// One line for each port, as `ibdev2netdev` prints it: scripts read its fifth word.
-fn brief(candidates: &[Candidate], seen: &HostSnapshot) -> String {
+fn brief(candidates: &[Candidate], scanned: &HostSnapshot) -> String {
     let mut text = String::new();
     for rdma in candidates.iter().flat_map(|hca| &hca.rdma_devices) {
-        let Some(device) = seen.inventory.rdma_device(&rdma.name) else {
+        let Some(device) = scanned.inventory.rdma_device(&rdma.name) else {
             text += &format!("{} in another netns\n", rdma.name);
             continue;
         };
@@ -141,9 +132,9 @@ fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> 
 }
 
 /// One line for each filled slot.
-fn gids(seen: &HostSnapshot) -> String {
+fn gids(scanned: &HostSnapshot) -> String {
     let mut rows = Vec::new();
-    let ports = seen.inventory.rdma_devices.iter().flat_map(|device| {
+    let ports = scanned.inventory.rdma_devices.iter().flat_map(|device| {
         let with_device = |port: &'_ Port| (device.name.clone(), port.clone());
         device.ports.iter().map(with_device).collect::<Vec<_>>()
     });
@@ -169,15 +160,8 @@ fn gids(seen: &HostSnapshot) -> String {
     table(&header, &rows)
 }
 
-fn mode_word(mode: hca::NetnsMode) -> &'static str {
-    match mode {
-        hca::NetnsMode::Shared => "shared",
-        hca::NetnsMode::Exclusive => "exclusive",
-    }
-}
-
 /// One line for each port.
-fn ports(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -> String {
+fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>) -> String {
     let mut header = vec![
         "DEVICE", "PORT", "STATE", "LINK", "RATE", "NETDEV", "HCA", "KIND", "NUMA", "DRIVER",
         "NODES",
@@ -186,7 +170,7 @@ fn ports(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -
     let mut rows = Vec::new();
     for candidate in candidates {
         for rdma in &candidate.rdma_devices {
-            let device = seen.inventory.rdma_device(&rdma.name);
+            let device = scanned.inventory.rdma_device(&rdma.name);
             let driver = device.and_then(|device| device.driver.clone());
             let numa = candidate
                 .numa_node
@@ -196,7 +180,7 @@ fn ports(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -
                 candidate.function.to_string(),
                 numa,
                 driver.unwrap_or("-".into()),
-                nodes(candidate, &rdma.name, seen),
+                nodes(candidate, &rdma.name, scanned),
             ];
             if pools.is_some() {
                 let resources = offered(candidate, pools).join(" ");
@@ -226,9 +210,9 @@ fn ports(candidates: &[Candidate], seen: &HostSnapshot, pools: Option<&Pools>) -
 }
 
 /// The nodes of an RDMA device; what cannot be handed over is marked.
-fn nodes(candidate: &Candidate, rdma_device: &str, seen: &HostSnapshot) -> String {
-    let here = seen.inventory.rdma_device(rdma_device);
-    let away = seen
+fn nodes(candidate: &Candidate, rdma_device: &str, scanned: &HostSnapshot) -> String {
+    let here = scanned.inventory.rdma_device(rdma_device);
+    let away = scanned
         .inventory
         .elsewhere
         .iter()
@@ -241,7 +225,7 @@ fn nodes(candidate: &Candidate, rdma_device: &str, seen: &HostSnapshot) -> Strin
                 .filter(|_| candidate.elsewhere),
         );
     let words: Vec<String> = devices
-        .map(|device| match seen.obstacle(device) {
+        .map(|device| match scanned.obstacle(device) {
             None => device.name.clone(),
             Some(_) => format!("{}(missing)", device.name),
         })
@@ -253,7 +237,7 @@ fn nodes(candidate: &Candidate, rdma_device: &str, seen: &HostSnapshot) -> Strin
     }
 }
 
-fn entry(candidate: &Candidate, seen: &HostSnapshot, pools: Option<&Pools>) -> serde_json::Value {
+fn entry(candidate: &Candidate, scanned: &HostSnapshot, pools: Option<&Pools>) -> serde_json::Value {
     let names: Vec<&str> = candidate
         .rdma_devices
         .iter()
@@ -262,14 +246,14 @@ fn entry(candidate: &Candidate, seen: &HostSnapshot, pools: Option<&Pools>) -> s
     let netdevs: Vec<&str> = candidate.netdevs.iter().map(|n| n.name.as_str()).collect();
     let devices = names
         .iter()
-        .filter_map(|name| seen.inventory.rdma_device(name));
+        .filter_map(|name| scanned.inventory.rdma_device(name));
     let nodes: Vec<_> = devices
         .flat_map(|device| device.char_devices.iter())
         .map(|device| {
             json!({
                 "path": format!("/dev/{}", device.dev_name()),
                 "number": device.number.to_string(),
-                "obstacle": seen.obstacle(device),
+                "obstacle": scanned.obstacle(device),
             })
         })
         .collect();
@@ -299,15 +283,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
         machine::egx(&tree);
-        let seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
-        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
-        let text = brief(&candidates, &seen);
+        let scanned = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let (candidates, _) = gather::list(&scanned.inventory, &scanned.functions);
+        let text = brief(&candidates, &scanned);
         let first = text.lines().next().unwrap();
         let words: Vec<&str> = first.split(' ').collect();
         assert_eq!(words[..4], ["mlx5_0", "port", "1", "==>"], "{text}");
         assert_eq!(words[5], "(Up)", "{text}");
         assert_eq!(
-            seen.inventory.rdma_device("mlx5_0").unwrap().ports[0]
+            scanned.inventory.rdma_device("mlx5_0").unwrap().ports[0]
                 .netdev
                 .as_deref(),
             Some(words[4])

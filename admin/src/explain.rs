@@ -1,45 +1,39 @@
-//! `rdma-device-plugin explain-device NAME`: why an HCA is, or is not, in each pool.
+//! `rdmactl explain NAME`: why an HCA is, or is not, in each pool.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use node::document::versioned;
 use serde_json::{Value, json};
 
-use super::HostRoot;
-use crate::candidate::{Candidate, gather};
-use crate::config::{self, Config, PoolConfig};
-use crate::pool::{self, Pools};
-use crate::snapshot::Health;
+use rdma_device_plugin::candidate::{Candidate, gather};
+use rdma_device_plugin::cli::{Defaults, config_file};
+use rdma_device_plugin::config::{self, PoolConfig};
+use rdma_device_plugin::pool::{self, Pools};
+use rdma_device_plugin::snapshot::Health;
+
+use crate::global::{Global, NodeAddresses};
+use crate::output::{Ended, Outcome, say, say_json};
 
 /// Says of one device why it is or is not in each pool.
 #[derive(Debug, clap::Args)]
-pub(super) struct Explain {
+pub(crate) struct Explain {
     /// RDMA device, netdev, PCI address, auxiliary device, node GUID or unit of a pool
     name: String,
     /// Configuration file [default: as for "run"]
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    defaults: super::Defaults,
+    defaults: Defaults,
     #[command(flatten)]
-    host: HostRoot,
+    addresses: NodeAddresses,
 }
 
 impl Explain {
-    /// Reads once and prints.
-    ///
-    /// # Errors
-    /// The configuration is wrong, sysfs cannot be read, or there is no such device.
-    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let path = super::config_file(self.config_file.clone())?;
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let path = config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults.read())?;
-        let seen = self.host.scan()?;
-        let (candidates, unusable) = gather::list(&seen.inventory, &seen.functions);
+        let scanned = global.scan(&self.addresses.node_addresses)?;
+        let (candidates, unusable) = gather::list(&scanned.inventory, &scanned.functions);
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
             anyhow::bail!("{} cannot be in any pool: {}", one.rdma_device, one.reason);
         }
@@ -55,36 +49,33 @@ impl Explain {
                 self.name
             )
         })?;
-        let pools = pool::assemble(&config, &candidates, &seen, &[]);
+        let pools = pool::assemble(&config, &candidates, &scanned, &[]);
         let verdicts: Vec<Verdict> = config
             .pools
             .iter()
             .map(|pool| judge(pool, candidate, &pools))
             .collect();
-        if self.json {
-            let document = json!({
+        if global.json {
+            say_json(json!({
                 "hca": candidate.id.to_string(),
                 "rdmaDevices": names(candidate),
                 "pools": verdicts.iter().map(Verdict::to_json).collect::<Vec<_>>(),
-            });
-            return writeln!(out, "{:#}", versioned(document)).context("print");
+            }));
+            return Ok(Outcome::Good);
         }
-        writeln!(out, "{}", title(candidate))?;
+        let mut text = format!("{}\n", title(candidate));
         for verdict in &verdicts {
-            writeln!(out, "  {}: {}", verdict.resource, verdict.summary())?;
+            text += &format!("  {}: {}\n", verdict.resource, verdict.summary());
             for reason in &verdict.reasons {
-                writeln!(out, "    {reason}")?;
+                text += &format!("    {reason}\n");
             }
         }
-        warn(&config, out)
+        for warning in &config.warnings {
+            text += &format!("warning: {warning}\n");
+        }
+        say(&text);
+        Ok(Outcome::Good)
     }
-}
-
-fn warn(config: &Config, out: &mut impl Write) -> anyhow::Result<()> {
-    for warning in &config.warnings {
-        writeln!(out, "warning: {warning}")?;
-    }
-    Ok(())
 }
 
 fn names(candidate: &Candidate) -> Vec<&str> {

@@ -1,7 +1,7 @@
 //! Flags that every command has.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -56,6 +56,12 @@ impl Global {
     /// Whether all columns are shown.
     pub(crate) fn is_wide(&self) -> bool {
         self.output == Some(Width::Wide)
+    }
+
+    /// The policy's path, where one was named.
+    pub(crate) fn named_policy(&self) -> Option<PathBuf> {
+        let usual = Path::new(node::policy::DEFAULT_PATH);
+        (self.policy != usual).then(|| self.policy.clone())
     }
 
     /// The host's kernel file systems.

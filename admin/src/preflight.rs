@@ -1,4 +1,29 @@
-//! `rdma-device-plugin preflight`: is this node, or this container, fit for RDMA?
+//! `rdmactl preflight`: what RDMA needs of a node, or of a container, and does not have.
+//!
+//! Each subject is one module: its facts as plain data, how they are read, and a table of checks, each
+//! with one small pure function. A check says what was read, the verdict, why, and what to do.
+//!
+//! - `checks`: the subjects; `check`: how checks are chosen; `context`: what all subjects read from
+//! - `modules` (M), `hcas` (H), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
+//!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
+//! - `counters`: error counters of L, G and P, which must not grow while they are watched
+
+mod check;
+mod checks;
+mod context;
+mod counters;
+mod gid;
+mod gpudirect;
+mod hcas;
+mod kubernetes;
+mod link;
+mod modules;
+mod pcie;
+mod qos;
+mod rails;
+mod runtime;
+#[cfg(test)]
+mod tests;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,29 +33,29 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
-use diagnostics::preflight::{
-    Context, Expected, Membership, NoSuchCheck, PoolHca, Pools, Requirements, Scope, Selection,
-    Settings, Snapshot, catalogue, mounted, run,
-};
-use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
-use node::document::versioned;
+use rdma_device_plugin::candidate::gather;
+use rdma_device_plugin::cli::Defaults;
+use rdma_device_plugin::config::{self, Config, Sharing};
+use rdma_device_plugin::host_snapshot::HostSnapshot;
+use rdma_device_plugin::pool;
+use rdma_device_plugin::snapshot::{Health, Member, Shape};
 
-use crate::candidate::gather;
-use crate::config::{self, Config, Sharing};
-use crate::host_snapshot::HostSnapshot;
-use crate::pool;
-use crate::snapshot::{Health, Member, Shape};
+use crate::global::{Global, NodeAddresses};
+use crate::output::{Ended, Outcome, say, say_json, style};
+use crate::report;
+use crate::verdict::{self, Verdict};
+use check::{NoSuchCheck, Selection};
+use checks::{catalogue, run};
+use context::{Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted};
+use hcas::Expected;
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Nothing is changed and no packet is sent.\n\
     Exit status: 0 no check failed, 1 at least one did (with --strict also for a warning), \
     2 wrong usage.")]
-pub(super) struct Preflight {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+pub(crate) struct Preflight {
     /// Say for every check what was read, not only for those that complain
     #[arg(long)]
     all: bool,
@@ -64,7 +89,7 @@ pub(super) struct Preflight {
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
     #[command(flatten)]
-    defaults: super::Defaults,
+    defaults: Defaults,
     /// How RDMA devices should relate to network namespaces
     #[arg(long, value_name = "MODE")]
     netns_mode: Option<Mode>,
@@ -75,7 +100,7 @@ pub(super) struct Preflight {
     #[arg(long, value_name = "PKEY", value_parser = pkey)]
     pkey: Option<u16>,
     #[command(flatten)]
-    host: super::HostRoot,
+    addresses: NodeAddresses,
     /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
     /// DaemonSet mounts it]
     #[arg(long, value_name = "DIR", env = "RDMA_KUBELET_ROOT_DIR")]
@@ -90,10 +115,6 @@ pub(super) struct Preflight {
     /// Where CNI configurations are [default: etc/cni/net.d below --host-root]
     #[arg(long, value_name = "DIR")]
     cni_conf_dir: Option<PathBuf>,
-    /// The node policy [default: etc/rdma-netdev/policy.json below --host-root, or where the
-    /// DaemonSet mounts it]
-    #[arg(long, value_name = "FILE", env = "RDMA_NETDEV_POLICY")]
-    policy: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -118,23 +139,19 @@ fn check(word: &str) -> Result<String, NoSuchCheck> {
 const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Preflight {
-    /// Checks and prints.
-    ///
-    /// # Errors
-    /// If a check failed, or the host cannot be read.
-    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
         if self.list {
             for (id, title) in catalogue() {
-                writeln!(out, "{id} {title}")?;
+                say(&format!("{id} {title}\n"));
             }
-            return Ok(());
+            return Ok(Outcome::Good);
         }
         let selection = Selection::new(&self.only, &self.skip)?;
-        let settings = self.settings();
+        let settings = self.settings(global);
         let config = self.config()?;
         let started = Instant::now();
         let outcomes = loop {
-            let outcomes = self.check(&settings, config.as_ref(), &selection)?;
+            let outcomes = self.check(global, &settings, config.as_ref(), &selection)?;
             if self.content(&outcomes) || !self.may_wait(started.elapsed()) {
                 break outcomes;
             }
@@ -147,13 +164,13 @@ impl Preflight {
             !outcomes.is_empty(),
             "no check is left to make: --skip has all that --only chooses"
         );
-        if self.json {
-            writeln!(out, "{:#}", versioned(report::document(&outcomes)))?;
+        if global.json {
+            say_json(report::document(&outcomes));
         } else {
-            out.write_all(report::text(&outcomes, self.all, super::style()).as_bytes())?;
+            say(&report::text(&outcomes, self.all, style()));
         }
         if self.content(&outcomes) {
-            Ok(())
+            Ok(Outcome::Good)
         } else {
             bail!(
                 "not fit for RDMA: {}",
@@ -164,17 +181,18 @@ impl Preflight {
 
     fn check(
         &self,
+        global: &Global,
         settings: &Settings,
         config: Option<&Config>,
         selection: &Selection,
-    ) -> anyhow::Result<Vec<Outcome>> {
-        let host = self.host.scan()?;
+    ) -> anyhow::Result<Vec<verdict::Outcome>> {
+        let host = global.scan(&self.addresses.node_addresses)?;
         let pools = config.map(|config| pools(config, &host));
         let snapshot = Snapshot {
             inventory: host.inventory,
             machine: host.machine,
             uplinks: host.uplinks,
-            in_host_namespace: in_host_namespace(&self.host.host()).is_ok(),
+            in_host_namespace: in_host_namespace(&global.host()).is_ok(),
         };
         let context = Context::new(settings.clone(), snapshot, pools);
         Ok(run(&context, selection))
@@ -186,7 +204,7 @@ impl Preflight {
         Ok(file.map(|file| config::load(file, &defaults)).transpose()?)
     }
 
-    fn content(&self, outcomes: &[Outcome]) -> bool {
+    fn content(&self, outcomes: &[verdict::Outcome]) -> bool {
         outcomes
             .iter()
             .all(|outcome| outcome.verdict < self.least_fault())
@@ -205,8 +223,8 @@ impl Preflight {
             .is_some_and(|most| most == 0 || waited < Duration::from_secs(most))
     }
 
-    fn settings(&self) -> Settings {
-        let root = self.host.host_root.clone();
+    fn settings(&self, global: &Global) -> Settings {
+        let root = global.host_root.clone();
         let or = |given: &Option<PathBuf>, place: &str| {
             given.clone().unwrap_or_else(|| root.join(place))
         };
@@ -223,7 +241,7 @@ impl Preflight {
             ),
             cni_bin_dir: or(&self.cni_bin_dir, "opt/cni/bin"),
             cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
-            policy: or_mounted(&self.policy, "etc/rdma-netdev/policy.json"),
+            policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
             scope: if self.pod { Scope::Pod } else { Scope::Node },
             requirements: Requirements {
                 netns_mode: self.netns_mode.map(|mode| match mode {
@@ -235,7 +253,7 @@ impl Preflight {
                 pkey: self.pkey,
                 window: Duration::from_secs(self.window),
             },
-            node_addresses: self.host.node_addresses.clone(),
+            node_addresses: self.addresses.node_addresses.clone(),
             root,
         }
     }
@@ -287,42 +305,10 @@ fn pools(config: &Config, host: &HostSnapshot) -> Pools {
 }
 
 /// Ids of the checks that stand in the way.
-fn failing(outcomes: &[Outcome], least: Verdict) -> String {
+fn failing(outcomes: &[verdict::Outcome], least: Verdict) -> String {
     let ids = outcomes
         .iter()
         .filter(|outcome| outcome.verdict >= least)
         .map(|outcome| outcome.id);
     ids.collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use hca::tree::{Tree, machine};
-
-    use super::*;
-
-    #[test]
-    fn the_pools_of_a_configuration_name_their_devices_and_units() {
-        let directory = tempfile::tempdir().unwrap();
-        let tree = Tree::new(directory.path());
-        machine::a4(&tree);
-        let config = config::parse(
-            r#"{"configList": [
-                {"resourceName": "rails", "rdmaHcaMax": 1000,
-                 "selectors": {"ifNames": ["gpu0rdma0", "gpu7rdma0"]}},
-                {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
-        );
-        let host = HostSnapshot::make(&tree.host(), &[]).unwrap();
-        let pools = pools(&config.unwrap(), &host);
-        let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
-        assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
-        let expected = Membership {
-            resource: "rdma/rails".to_owned(),
-            shared: true,
-            units: 1000,
-        };
-        assert_eq!(pools.of_device["mlx5_7"], [expected]);
-        let hcas = |resource: &str| pools.hcas[resource].len();
-        assert_eq!((hcas("rdma/rails"), hcas("rdma/none")), (2, 0));
-    }
 }

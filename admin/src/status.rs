@@ -1,370 +1,272 @@
-//! `rdma-device-plugin status`: units, who holds them, attachments, health, from each source that
-//! answers.
+//! `rdmactl status`: is RDMA on this node in order?
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use attachment::node::now;
-use node::document::versioned;
-use node::table::{age, cell, table};
-use serde_json::Value;
+use anyhow::bail;
+use clap::Args;
+use ipam::plugin::Plugin;
+use ipam::pool_usage::usage;
+use node::table::{cell, table};
+use node_wire::status::DaemonStatus;
+use rdma_device_plugin::reader::wait;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::within_limit;
-use crate::scan::SCAN;
-use crate::status::{Files, Status as Answers, files, misaligned};
+use crate::global::Global;
+use crate::node_state::{NodeState, Sources, Units};
+use crate::output::{Ended, Outcome, say, say_json};
 
-/// How long the daemon may take.
-const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
-/// Thousands of units are far below this.
-const MOST_BYTES: u64 = 64 << 20;
-/// Where the manifests let the daemon serve.
-const PORT: u16 = 9834;
+/// How long a store may take.
+const STORE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Shows resources, who holds what, attachments and health: from the daemon, the kubelet, the
-/// journal and the leases, whichever answer.
-#[derive(Debug, clap::Args)]
+/// Shows resources, HCAs with the reason where one is unhealthy, addresses left, and what is wrong.
+#[derive(Debug, Args)]
 #[command(
-    after_help = "Exit status: 0 the daemon or the kubelet answered, 1 neither did or a read \
-    hangs, 2 wrong usage."
+    after_help = "Exit status: 0 the daemon or the kubelet answered, 1 neither did or a read hangs, \
+    2 wrong usage."
 )]
-pub(super) struct Status {
-    /// Where the daemon serves metrics; of several addresses the loopback one is asked [default:
-    /// 127.0.0.1:9834]
-    #[arg(
-        long,
-        value_name = "ADDRESS:PORT,…",
-        env = "RDMA_METRICS_ADDR",
-        value_delimiter = ',',
-        value_parser = super::address
-    )]
-    metrics_addr: Vec<SocketAddr>,
+pub(crate) struct Status {
     #[command(flatten)]
-    kubelet: super::KubeletRoot,
-    #[command(flatten)]
-    host: super::HostRoot,
-    #[command(flatten)]
-    node: super::NodePolicy,
-    /// Also the paths of the pods' network namespaces, beyond 80 columns
-    #[arg(long)]
-    wide: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    sources: Sources,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Document {
+    /// The daemon's state; `None` if it did not answer.
+    pub daemon: Option<DaemonStatus>,
+    /// Units of each resource.
+    pub units: Vec<Units>,
+    /// Address ranges of the node's stores.
+    pub addresses: Vec<RangeUse>,
+    /// What is missing and what is worth knowing.
+    pub notes: Vec<String>,
+}
+
+/// How full a range is. Counts beyond 64 bits are texts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RangeUse {
+    /// The store, by its name in the policy.
+    pub store: String,
+    /// The range.
+    pub range: String,
+    /// Its `network_name`.
+    pub network_name: Option<String>,
+    /// Leased addresses.
+    pub used: u64,
+    /// Addresses that cool down.
+    pub cooling_down: u64,
+    /// Addresses that an ADD may get.
+    pub free: String,
 }
 
 impl Status {
-    /// Asks and prints.
-    ///
-    /// # Errors
-    /// Neither the daemon nor the kubelet answers.
-    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
-        let mut addresses = self.metrics_addr.iter();
-        let loopback = addresses.find(|address| address.ip().is_loopback());
-        let first = self.metrics_addr.first();
-        let address = loopback.or(first).copied().unwrap_or(usual);
-        let daemon = ask(address)
-            .with_context(|| format!("no answer at {address} (--metrics-addr)"))
-            .map_err(|error| format!("{error:#}"));
-        let (root, policy) = (self.host.host_root.clone(), self.node.policy.clone());
-        let node = self.node.name();
-        let read = move || files(&root, &policy, node);
-        let mut late = Vec::new();
-        let Files {
-            attachments,
-            leases,
-            mut notes,
-        } = within_limit("the read of the journal and the leases", read).unwrap_or_else(|error| {
-            let hangs = error.to_string();
-            late.push(hangs.clone());
-            Files {
-                attachments: Err(hangs.clone()),
-                leases: Err(hangs),
-                notes: Vec::new(),
-            }
-        });
-        let kubelet = kubelet_api::client::ask(&self.kubelet.kubelet_root_dir)
-            .map_err(|error| error.to_string());
-        let judged = kubelet.as_ref().ok().map(|devices| {
-            let (host, devices) = (self.host.host(), devices.clone());
-            within_limit(SCAN, move || misaligned(&host, &devices))
-        });
-        let judged = judged.map(|judged| match judged {
-            Ok(judged) => judged.map_err(|error| error.to_string()),
-            Err(error) => {
-                late.push(error.to_string());
-                Err(error.to_string())
-            }
-        });
-        let misaligned = judged.unwrap_or(Ok(Vec::new())).unwrap_or_else(|error| {
-            notes.push(format!("which pods are misaligned is not known: {error}"));
-            Vec::new()
-        });
-        let answers = Answers {
-            daemon,
-            kubelet,
-            attachments,
-            leases,
-            misaligned,
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let state = self.sources.read(global);
+        let mut notes = state.notes();
+        let addresses = addresses(global, &mut notes);
+        let faults = state.faults();
+        let document = Document {
+            units: state.units(),
+            daemon: state.daemon.ok(),
+            addresses,
             notes,
         };
-        if self.json {
-            writeln!(out, "{:#}", versioned(answers.document()))?;
-        } else {
-            print(&answers, self.wide, out)?;
+        match global.json {
+            true => say_json(json!(document)),
+            false => say(&text(&document)),
         }
-        if answers.unanswered() {
-            late.push(
-                "neither the daemon nor the kubelet answers: what is shown of this node is what \
-                 its files say"
-                    .to_owned(),
-            );
-        }
-        match late.is_empty() {
-            true => Ok(()),
-            false => bail!("{}", late.join("\n")),
+        match faults.is_empty() {
+            true => Ok(Outcome::Good),
+            false => bail!("{}", faults.join("\n")),
         }
     }
 }
 
-/// One question over HTTP/1.0, which ends with the answer.
-fn ask(address: SocketAddr) -> anyhow::Result<Value> {
-    let mut stream = TcpStream::connect_timeout(&address, DAEMON_TIMEOUT)?;
-    stream.set_read_timeout(Some(DAEMON_TIMEOUT))?;
-    stream.set_write_timeout(Some(DAEMON_TIMEOUT))?;
-    write!(
-        stream,
-        "GET /status HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut answer = String::new();
-    stream.take(MOST_BYTES).read_to_string(&mut answer)?;
-    let (head, body) = answer
-        .split_once("\r\n\r\n")
-        .context("not an HTTP answer")?;
-    if head.split(' ').nth(1) != Some("200") {
-        bail!("it answered {:?}", head.lines().next().unwrap_or_default());
+/// How full the ranges of this node's stores are. What cannot be read is noted.
+fn addresses(global: &Global, notes: &mut Vec<String>) -> Vec<RangeUse> {
+    // A wrong policy is noted already.
+    let Ok(policy) = global.policy() else {
+        return Vec::new();
+    };
+    let mut all = Vec::new();
+    for name in policy.stores.keys() {
+        let (plugin, store) = (
+            Plugin::new(policy.clone(), &global.host_root, global.node_name().as_deref()),
+            name.clone(),
+        );
+        let read = move || -> Result<Vec<RangeUse>, String> {
+            let opened = plugin.open_existing(&store).map_err(|error| error.to_string())?;
+            let Some(opened) = opened else {
+                return Ok(Vec::new());
+            };
+            let pools = opened.pools().map_err(|error| error.to_string())?;
+            let counts = usage(&opened, &pools, plugin.policy().ipam.cooldown);
+            let counts = counts.map_err(|error| error.to_string())?;
+            let of_pool = pools.iter().zip(counts).map(|(pool, count)| RangeUse {
+                store: store.clone(),
+                range: pool.range.to_string(),
+                network_name: pool.network_name.clone(),
+                used: u64::try_from(count.used).unwrap_or(u64::MAX),
+                cooling_down: u64::try_from(count.cooling_down).unwrap_or(u64::MAX),
+                free: rounded(count.free(pool)),
+            });
+            Ok(of_pool.collect())
+        };
+        match wait("it", STORE_TIMEOUT, read) {
+            Ok(Ok(ranges)) => all.extend(ranges),
+            Ok(Err(error)) => notes.push(format!("addresses of store {name:?}: {error}")),
+            Err(late) => notes.push(format!("addresses of store {name:?}: {late}")),
+        }
     }
-    serde_json::from_str(body).context("read the daemon's answer")
+    all
 }
 
-fn print(answers: &Answers, wide: bool, out: &mut impl Write) -> anyhow::Result<()> {
-    if let Ok(daemon) = &answers.daemon {
-        let at = |path: &str| daemon.pointer(path).map_or_else(|| "-".into(), text);
-        writeln!(
-            out,
+/// The number, or beyond a million million the next power of two.
+pub(crate) fn rounded(count: u128) -> String {
+    match count < 1_000_000_000_000 {
+        true => count.to_string(),
+        false => format!("2^{}", 128 - (count - 1).leading_zeros()),
+    }
+}
+
+/// The document for a person.
+fn text(document: &Document) -> String {
+    let mut blocks = Vec::new();
+    if let Some(daemon) = &document.daemon {
+        blocks.push(format!(
             "version {}, up {} s, configuration {} (generation {}), netns mode {}\n",
-            at("/programVersion"),
-            at("/uptimeSeconds"),
-            at("/configuration/file"),
-            at("/configuration/generation"),
-            at("/netnsMode"),
-        )?;
+            cell(&daemon.program_version),
+            daemon.uptime_seconds,
+            daemon.configuration.file.display(),
+            daemon.configuration.generation,
+            cell(daemon.netns_mode.as_deref().unwrap_or_default()),
+        ));
     }
-    let mut blocks = vec![units(answers)];
-    if let Ok(daemon) = &answers.daemon {
-        blocks.push(hcas(daemon));
+    if !document.units.is_empty() {
+        let rows: Vec<_> = document.units.iter().map(units_row).collect();
+        blocks.push(table(&UNITS_HEADER, &rows));
     }
-    blocks.push(held(answers));
-    if let Ok(daemon) = &answers.daemon {
-        blocks.push(bindings(daemon));
+    let hcas = document.daemon.as_ref().map(hcas).unwrap_or_default();
+    if !hcas.is_empty() {
+        let header = ["HCA", "DEVICE", "NETDEV", "NUMA", "RESOURCES", "HEALTH"];
+        blocks.push(table(&header, &hcas));
     }
-    blocks.push(attachments(answers, wide));
-    blocks.push(
-        answers
-            .notes()
-            .iter()
-            .map(|line| format!("{line}\n"))
-            .collect(),
-    );
+    if !document.addresses.is_empty() {
+        let header = ["RANGE", "STORE", "NETWORK NAME", "USED", "COOLING DOWN", "FREE"];
+        let rows: Vec<_> = document.addresses.iter().map(range_row).collect();
+        blocks.push(table(&header, &rows));
+    }
+    let notes = document.notes.iter();
+    blocks.push(notes.map(|note| format!("{}\n", cell(note))).collect());
     blocks.retain(|block| !block.is_empty());
-    out.write_all(blocks.join("\n").as_bytes())?;
-    Ok(())
+    blocks.join("\n")
 }
 
-fn text(value: &Value) -> String {
-    match value {
-        Value::String(text) => cell(text),
-        Value::Null => "-".into(),
-        other => other.to_string(),
-    }
+/// Columns of [`units_row`].
+pub(crate) const UNITS_HEADER: [&str; 5] =
+    ["RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"];
+
+/// One resource.
+pub(crate) fn units_row(units: &Units) -> Vec<String> {
+    let count = |count: Option<u64>| count.map_or_else(|| "?".to_owned(), |n| n.to_string());
+    vec![
+        cell(&units.resource),
+        count(units.healthy),
+        count(units.unhealthy),
+        count(units.held),
+        cell(&units.kubelet),
+    ]
 }
 
-fn units(answers: &Answers) -> String {
-    let count =
-        |count: Option<u64>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
-    let rows: Vec<Vec<String>> = answers
-        .units()
-        .into_iter()
-        .map(|units| {
-            vec![
-                units.resource,
-                count(units.healthy),
-                count(units.unhealthy),
-                count(units.held),
-                units.kubelet,
-            ]
-        })
-        .collect();
-    block(
-        &["RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"],
-        &rows,
-    )
-}
-
-fn hcas(daemon: &Value) -> String {
-    let list = |value: &Value| {
-        let words: Vec<String> = value.as_array().into_iter().flatten().map(text).collect();
-        if words.is_empty() {
-            "-".to_owned()
-        } else {
-            words.join(" ")
-        }
-    };
-    let mut rows = Vec::new();
-    for pool in daemon["pools"].as_array().into_iter().flatten() {
-        for hca in pool["hcas"].as_array().into_iter().flatten() {
-            let health = match &hca["reason"] {
-                Value::String(reason) => cell(reason),
-                _ => "healthy".into(),
-            };
-            rows.push(vec![
-                text(&pool["resource"]),
-                text(&hca["id"]),
-                list(&hca["rdmaDevices"]),
-                list(&hca["netdevs"]),
-                text(&hca["numaNode"]),
-                health,
-            ]);
+/// One row for each HCA, with all resources that offer it; its health in one of them where they differ.
+fn hcas(daemon: &DaemonStatus) -> Vec<Vec<String>> {
+    let mut ids: Vec<&str> = Vec::new();
+    for hca in daemon.pools.iter().flat_map(|pool| &pool.hcas) {
+        if !ids.contains(&hca.id.as_str()) {
+            ids.push(&hca.id);
         }
     }
-    block(
-        &["RESOURCE", "HCA", "DEVICE", "NETDEV", "NUMA", "HEALTH"],
-        &rows,
-    )
-}
-
-fn held(answers: &Answers) -> String {
-    let rows: Vec<Vec<String>> = answers
-        .held()
-        .into_iter()
-        .map(|held| {
-            let far = if answers.is_misaligned(&held) {
-                " (misaligned)"
-            } else {
-                ""
-            };
-            vec![
-                cell(&held.resource),
-                cell(&held.ids.join(" ")),
-                cell(&format!("{}/{}{far}", held.namespace, held.pod)),
-                cell(&held.container),
-            ]
-        })
-        .collect();
-    if rows.is_empty() && (answers.kubelet.is_ok() || answers.daemon.is_ok()) {
-        return "no container holds a unit\n".into();
-    }
-    block(&["RESOURCE", "UNITS", "POD", "CONTAINER"], &rows)
-}
-
-/// Slots that are bound, with the GPUs that each HCA serves; and how well each pod is off.
-fn bindings(daemon: &Value) -> String {
-    let of_pod = |one: &Value, key: &str| one.pointer(&format!("/pod/{key}")).cloned();
-    let alignment = |one: &Value| {
-        let of_pod = daemon["alignment"].as_array()?.iter().find(|pod| {
-            pod["resource"] == one["resource"]
-                && Some(&pod["namespace"]) == of_pod(one, "namespace").as_ref()
-                && Some(&pod["pod"]) == of_pod(one, "name").as_ref()
-        })?;
-        let worst = of_pod["worst"].as_str()?;
-        let score = of_pod["score"].as_f64()?;
-        Some(format!("{worst} {:.0} %", score * 100.0))
+    let row = |id: &str| {
+        let offered = daemon.pools.iter().filter_map(|pool| {
+            let hca = pool.hcas.iter().find(|hca| hca.id == id)?;
+            Some((pool.resource.as_str(), hca))
+        });
+        let offered: Vec<_> = offered.collect();
+        let (_, hca) = offered.first()?;
+        let resources: Vec<&str> = offered.iter().map(|(resource, _)| *resource).collect();
+        let unhealthy = offered.iter().find(|(_, hca)| !hca.healthy);
+        let health = match unhealthy {
+            None => "healthy",
+            Some((_, hca)) => hca.reason.as_deref().unwrap_or("unhealthy"),
+        };
+        Some(vec![
+            cell(id),
+            cell(&hca.rdma_devices.join(" ")),
+            cell(&hca.netdevs.join(" ")),
+            hca.numa_node.map_or_else(|| "-".to_owned(), |n| n.to_string()),
+            cell(&resources.join(" ")),
+            cell(health),
+        ])
     };
-    let pod = |one: &Value| {
-        let word = |key: &str| of_pod(one, key).map_or_else(|| "-".into(), |name| text(&name));
-        format!("{}/{}", word("namespace"), word("name"))
-    };
-    let bindings = daemon["bindings"].as_array().into_iter().flatten();
-    let rows: Vec<Vec<String>> = bindings
-        .map(|one| {
-            let gpus = one["gpus"].as_array().into_iter().flatten();
-            let gpus: Vec<String> = gpus
-                .map(|gpu| format!("{} {}", text(&gpu["gpu"]), text(&gpu["class"])))
-                .collect();
-            vec![
-                cell(&pod(one)),
-                text(&one["container"]),
-                text(&one["unit"]),
-                text(&one["hca"]),
-                text(&one["stage"]),
-                if gpus.is_empty() {
-                    "-".into()
-                } else {
-                    gpus.join(", ")
-                },
-                alignment(one).unwrap_or_else(|| "-".into()),
-            ]
-        })
-        .collect();
-    block(
-        &[
-            "POD",
-            "CONTAINER",
-            "SLOT",
-            "HCA",
-            "STAGE",
-            "GPUS",
-            "ALIGNMENT",
-        ],
-        &rows,
-    )
+    ids.into_iter().filter_map(row).collect()
 }
 
-fn attachments(answers: &Answers, wide: bool) -> String {
-    let now = now();
-    let rows: Vec<Vec<String>> = answers
-        .attachments
-        .iter()
-        .flatten()
-        .map(|one| {
-            let named = |text: &Option<String>| cell(text.as_deref().unwrap_or_default());
-            let seconds = now.saturating_sub(one.created);
-            let mut row = vec![
-                named(&one.pod),
-                cell(&one.interface),
-                named(&one.kind),
-                named(&one.netdev),
-                cell(&answers.addresses(one).join(" ")),
-                one.netns_state.to_owned(),
-                age(i64::try_from(seconds).unwrap_or(i64::MAX)),
-            ];
-            row.extend(wide.then(|| cell(&one.netns)));
-            row
-        })
-        .collect();
-    if rows.is_empty() && answers.attachments.is_ok() {
-        return "no pod has an attachment\n".into();
+fn range_row(range: &RangeUse) -> Vec<String> {
+    vec![
+        cell(&range.range),
+        cell(&range.store),
+        cell(range.network_name.as_deref().unwrap_or_default()),
+        range.used.to_string(),
+        range.cooling_down.to_string(),
+        cell(&range.free),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use node_wire::status::{HcaStatus, PoolStatus};
+
+    use super::*;
+
+    fn hca(id: &str, reason: Option<&str>) -> HcaStatus {
+        HcaStatus {
+            id: id.into(),
+            rdma_devices: vec!["mlx5_0".into()],
+            healthy: reason.is_none(),
+            reason: reason.map(str::to_owned),
+            ..HcaStatus::default()
+        }
     }
-    let mut header = vec![
-        "POD",
-        "INTERFACE",
-        "KIND",
-        "NETDEV",
-        "ADDRESSES",
-        "NETNS",
-        "AGE",
-    ];
-    header.extend(wide.then_some("PATH"));
-    block(&header, &rows)
-}
 
-/// A table, or nothing where there are no rows.
-fn block(header: &[&str], rows: &[Vec<String>]) -> String {
-    if rows.is_empty() {
-        String::new()
-    } else {
-        table(header, rows)
+    #[test]
+    fn an_hca_of_two_resources_is_one_row_with_its_fault() {
+        let pool = |resource: &str, hcas| PoolStatus {
+            resource: resource.into(),
+            hcas,
+            ..PoolStatus::default()
+        };
+        let daemon = DaemonStatus {
+            pools: vec![
+                pool("rdma/a", vec![hca("0000:3b:00.0", None)]),
+                pool("rdma/b", vec![hca("0000:3b:00.0", Some("port 1 is down"))]),
+            ],
+            ..DaemonStatus::default()
+        };
+        let rows = hcas(&daemon);
+        assert_eq!(rows.len(), 1, "{rows:?}");
+        assert_eq!(rows[0][4..], ["rdma/a rdma/b", "port 1 is down"]);
+    }
+
+    #[test]
+    fn what_a_node_answers_steers_no_terminal() {
+        let document = Document {
+            daemon: None,
+            units: Vec::new(),
+            addresses: Vec::new(),
+            notes: vec!["\u{1b}[2J".into()],
+        };
+        assert!(!text(&document).contains('\u{1b}'));
     }
 }

@@ -1,25 +1,37 @@
-//! `rdma-device-plugin topology`: GPUs and NICs of this node, and which NICs to take for which
-//! GPUs.
+//! `rdmactl topology`: GPUs and NICs of this node, and which NICs to take for which GPUs.
+//!
+//! - `alignment`: pods whose NICs are farther from their GPUs than they need be
+//! - `holders`: which pod has which device, from the kubelet's device IDs
+//! - `view`: the machine, its holders and the notes on it; also the JSON document
+//! - `matrix`, `picture`: the view as text and as SVG
+
+mod alignment;
+mod holders;
+mod matrix;
+mod picture;
+mod view;
+
+pub(crate) use alignment::{Misaligned, alignment};
+pub(crate) use holders::Holders;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
-use diagnostics::topology::{self, Holders, View, nccl};
 use hca::topology::pairing::Pairing;
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
-use node::document::versioned;
-use node::identity::boot_id;
-use node::policy::Policy;
-use node_wire::Pod;
+use serde_json::Value;
+use rdma_device_plugin::{nccl, scan::SCAN};
 
-use super::HostRoot;
-use crate::binding::store as bindings;
-use crate::scan::SCAN;
+use crate::global::{Global, within_limit};
+use crate::node_state::Sources;
+use crate::output::{Ended, Outcome, say, say_json};
+use matrix::{text, text_with_matrix};
+use picture::svg;
+use view::View;
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
 #[derive(Debug, clap::Args)]
@@ -28,10 +40,7 @@ use crate::scan::SCAN;
     position, PCI address or UUID.\nWith --strict, exit status 1 says that the NICs would be \
     farther than they need be."
 )]
-pub(super) struct Topology {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+pub(crate) struct Topology {
     /// Also the matrix of all distances, as of "nvidia-smi topo -m"
     #[arg(long)]
     matrix: bool,
@@ -73,17 +82,7 @@ pub(super) struct Topology {
     #[arg(long, value_name = "PCI=RAIL,..", value_delimiter = ',')]
     rail: Vec<Numbered>,
     #[command(flatten)]
-    host: HostRoot,
-    #[command(flatten)]
-    kubelet: super::KubeletRoot,
-    /// The node's policy, which says where the bindings of slots are kept
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "RDMA_NETDEV_POLICY",
-        default_value = node::policy::DEFAULT_PATH
-    )]
-    policy: PathBuf,
+    sources: Sources,
 }
 
 /// One part of `--rail`.
@@ -102,12 +101,18 @@ impl FromStr for Numbered {
 }
 
 impl Topology {
-    /// Reads once and prints.
-    ///
-    /// # Errors
-    /// If the host cannot be read, an override does not fit it, or no NICs can be chosen.
-    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let host = self.host.host();
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let (text, document) = self.printed(global)?;
+        match global.json {
+            true => say_json(document),
+            false => say(&text),
+        }
+        Ok(Outcome::Good)
+    }
+
+    /// The text and the document. The picture is written.
+    fn printed(&self, global: &Global) -> anyhow::Result<(String, Value)> {
+        let host = global.host();
         let mut view = self.view(&host)?;
         if self.nics.is_some() || !self.gpus.is_empty() {
             let request = self.request(&view)?;
@@ -116,17 +121,14 @@ impl Topology {
             bail!("--include and --strict belong to --gpus or --nics: there is nothing to choose");
         }
         if let Some(file) = &self.svg {
-            fs::write(file, topology::svg(&view, &title(&host)))
+            fs::write(file, svg(&view, &title(&host)))
                 .with_context(|| format!("write the picture to {}", file.display()))?;
         }
-        if self.json {
-            writeln!(out, "{:#}", versioned(view.document()))?;
-        } else if self.matrix {
-            out.write_all(topology::text_with_matrix(&view).as_bytes())?;
-        } else {
-            out.write_all(topology::text(&view).as_bytes())?;
-        }
-        Ok(())
+        let text = match self.matrix {
+            true => text_with_matrix(&view),
+            false => text(&view),
+        };
+        Ok((text, view.document()))
     }
 
     fn view(&self, host: &Host) -> anyhow::Result<View> {
@@ -143,7 +145,7 @@ impl Topology {
             let inventory = hca::inventory(&read_host).context("scan this host")?;
             Machine::read(&read_host, &inventory, &wanted).context("read this host's PCI tree")
         };
-        let mut machine = super::within_limit(SCAN, read)??;
+        let mut machine = within_limit(SCAN, read)??;
         self.refuse_unknown_rails(&machine)?;
         if !self.all {
             leave_out_slices(&mut machine);
@@ -172,8 +174,8 @@ impl Topology {
                 Pairing::Listed(_) => "--pair".to_owned(),
             });
         }
-        let mut held = self.bound(host, &mut view.remarks);
-        match kubelet_api::client::ask(&self.kubelet.kubelet_root_dir) {
+        let mut held = self.bound(&mut view.remarks);
+        match self.sources.kubelet() {
             Ok(devices) => held.extend(devices.held.into_iter().flat_map(|held| {
                 let pod = format!("{}/{}", held.namespace, held.pod);
                 held.ids.into_iter().map(move |id| (pod.clone(), id))
@@ -189,26 +191,21 @@ impl Topology {
     }
 
     /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
-    fn bound(&self, host: &Host, remarks: &mut Vec<String>) -> Vec<(String, String)> {
-        let (policy, boot) = (self.policy.clone(), boot_id(&host.proc));
-        let read = move || {
-            hca::host::show(&policy);
-            let state_dir = Policy::load_for_release(&policy).0.state_dir;
-            hca::host::show(&state_dir);
-            bindings::Store::at(&state_dir, &boot).read()
-        };
-        let read = super::within_limit("the list of bindings", read);
-        let bindings = read.and_then(|read| Ok(read?)).unwrap_or_else(|error| {
-            remarks.push(format!("which slot is which NIC is not known: {error:#}"));
-            bindings::Bindings::default()
-        });
-        remarks.extend(bindings.unreadable.values().cloned());
-        let unreadable = bindings.unreadable.into_keys();
-        let unreadable = unreadable.map(|hca| ("an unknown pod".to_owned(), hca.to_string()));
-        let known = bindings.all.into_values();
-        let pod = |pod: Pod| format!("{}/{}", pod.namespace, pod.name);
-        let known = known.map(|one| (pod(one.pod), one.hca));
-        known.chain(unreadable).collect()
+    fn bound(&self, remarks: &mut Vec<String>) -> Vec<(String, String)> {
+        match self.sources.daemon() {
+            Ok(daemon) => {
+                let bindings = daemon.bindings.into_iter();
+                bindings
+                    .map(|one| (format!("{}/{}", one.pod.namespace, one.pod.name), one.hca))
+                    .collect()
+            }
+            // A node need not have a daemon to have a topology.
+            Err(node_wire::ClientError::NoSocket { .. }) => Vec::new(),
+            Err(error) => {
+                remarks.push(format!("which slot is which NIC is not known: {error}"));
+                Vec::new()
+            }
+        }
     }
 
     fn request(&self, view: &View) -> anyhow::Result<Request> {
@@ -297,6 +294,8 @@ mod tests {
     #[derive(Debug, clap::Parser)]
     struct Line {
         #[command(flatten)]
+        global: Global,
+        #[command(flatten)]
         topology: Topology,
     }
 
@@ -306,20 +305,17 @@ mod tests {
         lay(&Tree::new(root));
         let common = ["topology", "--host-root", root.to_str().unwrap()];
         let kubelet = ["--kubelet-root-dir", root.to_str().unwrap()];
-        let policy = root.join("policy.json");
-        let policy = ["--policy", policy.to_str().unwrap()];
+        let socket = root.join("node.sock");
+        let socket = ["--node-socket", socket.to_str().unwrap()];
         let flags: Vec<&str> = common
             .into_iter()
             .chain(kubelet)
-            .chain(policy)
+            .chain(socket)
             .chain(flags.to_vec())
             .collect();
         let line = Line::try_parse_from(flags).map_err(|error| error.to_string())?;
-        let mut out = Vec::new();
-        line.topology
-            .run(&mut out)
-            .map_err(|error| format!("{error:#}"))?;
-        Ok(String::from_utf8(out).unwrap())
+        let printed = line.topology.printed(&line.global);
+        Ok(printed.map_err(|error| format!("{error:#}"))?.0)
     }
 
     #[test]

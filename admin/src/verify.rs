@@ -1,4 +1,18 @@
-//! `rdma-device-plugin verify`: does RDMA work between two pods, and as fast as it should?
+//! `rdmactl verify`: does RDMA between two pods or nodes work, and as fast as the hardware should?
+//!
+//! Each step needs the ones before it. The usual tools do the work (`place`: where they run); `ping`,
+//! `perftest` and `nccl` read their output, `judge` and `causes` judge it. What an end has is read from
+//! its own `/sys` (`ends`). `table` judges output that was kept in a file.
+
+mod causes;
+mod ends;
+mod judge;
+mod ladder;
+mod nccl;
+mod perftest;
+mod ping;
+mod place;
+mod table;
 
 use std::io::{IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
@@ -6,9 +20,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
-use diagnostics::verify::{self, Climbed, Expected, Place, Plan};
-use diagnostics::{Verdict, report};
-use node::document::versioned;
+
+use crate::global::Global;
+use crate::output::{Ended, Outcome, say, say_json, style, text_of};
+use crate::report;
+use crate::verdict::Verdict;
+use ladder::{Climbed, Plan};
+use place::Place;
+use table::{Expected, judge_table};
 
 /// Verifies RDMA between two pods or nodes, rung by rung: ping, rping, ib_write_bw, GPU memory,
 /// NCCL.
@@ -18,13 +37,13 @@ use node::document::versioned;
     netns:NAME, pid:NUMBER (a container's process on this host), local. The usual tools run \
     there: ping, rping, ib_write_bw, in an image with a shell. They load the network.\n\
     Examples:\n  \
-    rdma-device-plugin verify pod:rdma-test-pod-1 pod:rdma-test-pod-2\n  \
-    kubectl logs job/nccl-launcher | rdma-device-plugin verify --read - --line-rate 400\n\
+    rdmactl verify pod:rdma-test-pod-1 pod:rdma-test-pod-2\n  \
+    kubectl logs job/nccl-launcher | rdmactl verify --read - --line-rate 400\n\
     Exit status: 0 nothing failed, 1 something did (with --strict also for a warning), 2 wrong \
     usage."
 )]
 #[expect(clippy::doc_markdown, reason = "it is the help that people read")]
-pub(super) struct Verify {
+pub(crate) struct Verify {
     /// Where the servers run
     #[arg(
         value_name = "SERVER",
@@ -78,28 +97,21 @@ pub(super) struct Verify {
     /// Fail on warnings, too
     #[arg(long)]
     strict: bool,
-    /// Print JSON, with the lines of the tools' tables
-    #[arg(long)]
-    json: bool,
 }
 
 fn rungs() -> PossibleValuesParser {
-    PossibleValuesParser::new(verify::CHOICE.map(|rung| rung.id))
+    PossibleValuesParser::new(ladder::CHOICE.map(|rung| rung.id))
 }
 
 impl Verify {
-    /// Verifies and prints.
-    ///
-    /// # Errors
-    /// If a rung failed.
-    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
         let climbed = match (&self.read, &self.server, &self.client) {
             (Some(file), ..) => self.judge(file)?,
             (None, Some(server), Some(client)) => self.climb(server, client)?,
             _ => bail!("two places are needed"),
         };
         let outcomes = &climbed.outcomes;
-        if self.json {
+        if global.json {
             let mut document = report::document(outcomes);
             if let Some(fields) = document.as_object_mut() {
                 fields.insert(
@@ -107,9 +119,9 @@ impl Verify {
                     serde_json::json!(climbed.measurements),
                 );
             }
-            writeln!(out, "{:#}", versioned(document))?;
+            say_json(document);
         } else {
-            out.write_all(report::text(outcomes, true, super::style()).as_bytes())?;
+            say(&report::text(outcomes, true, style()));
         }
         let least = if self.strict {
             Verdict::Warn
@@ -122,7 +134,7 @@ impl Verify {
             .map(|outcome| outcome.id)
             .collect();
         if faults.is_empty() {
-            return Ok(());
+            return Ok(Outcome::Good);
         }
         bail!("not as it should be: {}", faults.join(" "))
     }
@@ -154,7 +166,7 @@ impl Verify {
                 let _ = writeln!(std::io::stderr().lock(), "running {what}");
             }
         };
-        Ok(runtime.block_on(verify::climb(&plan, &progress)))
+        Ok(runtime.block_on(ladder::climb(&plan, &progress)))
     }
 
     fn wanted(&self) -> Vec<&'static str> {
@@ -162,7 +174,7 @@ impl Verify {
             let named = |list: &[String]| list.iter().any(|word| word == id);
             (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
         };
-        let rungs = verify::CHOICE.iter().map(|rung| rung.id);
+        let rungs = ladder::CHOICE.iter().map(|rung| rung.id);
         rungs.filter(|id| wanted(id)).collect()
     }
 
@@ -172,7 +184,7 @@ impl Verify {
             nics: self.nics,
             gpu_memory: self.gpu.is_some(),
         };
-        verify::judge_table(&super::text_of(file)?, expected).with_context(|| {
+        judge_table(&text_of(file)?.1, expected).with_context(|| {
             format!(
                 "{} has neither a table of ib_write_bw (\"BW average\") nor one of nccl-tests \
                  (\"busbw\")",

@@ -75,7 +75,7 @@ fn is_of_host(process: &Path) -> bool {
 
 /// Of the runtime that has a configuration in the usual place.
 #[must_use]
-pub(crate) fn of_configured_runtime(root: &Path) -> Cdi {
+pub fn of_configured_runtime(root: &Path) -> Cdi {
     if below(root, Path::new(CONTAINERD_CONFIG)).is_file() {
         of_containerd(root, Path::new(CONTAINERD_CONFIG))
     } else if CRIO_CONFIG

@@ -15,7 +15,7 @@ use crate::snapshot::DeviceNode;
 
 /// The character devices of one HCA at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct HcaDevices {
+pub(crate) struct HcaDevices {
     /// By RDMA device, in the order of the HCA.
     of_devices: Vec<(String, CharDevices)>,
     rdma_cm: Option<CharDevice>,
@@ -25,7 +25,7 @@ pub struct HcaDevices {
 
 impl HcaDevices {
     /// Those of an HCA with these RDMA devices, as a scan found them.
-    pub fn scanned<'n>(
+    pub(crate) fn scanned<'n>(
         rdma_devices: impl Iterator<Item = &'n str>,
         seen: &HostSnapshot,
     ) -> Self {
@@ -53,7 +53,7 @@ impl HcaDevices {
     ///
     /// # Errors
     /// [`hca::Error`]: the HCA is not on this host, or sysfs cannot be read.
-    pub fn read(host: &Host, hca: &HcaId, rdma_devices: &[String]) -> hca::Result<Self> {
+    pub(crate) fn read(host: &Host, hca: &HcaId, rdma_devices: &[String]) -> hca::Result<Self> {
         let mut found = chardev::of_hca(host, hca, rdma_devices)?;
         let mut of_devices = Vec::new();
         for name in rdma_devices {
@@ -74,12 +74,12 @@ impl HcaDevices {
     }
 
     /// Names of the RDMA devices.
-    pub fn rdma_devices(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn rdma_devices(&self) -> impl Iterator<Item = &str> {
         self.of_devices.iter().map(|(name, _)| name.as_str())
     }
 
     /// The nodes that a container gets, and what is missing of those it must have.
-    pub fn nodes(&self, rule: &NodeRule) -> (Vec<DeviceNode>, Option<String>) {
+    pub(crate) fn nodes(&self, rule: &NodeRule) -> (Vec<DeviceNode>, Option<String>) {
         let mut present = Vec::new();
         let mut lacking = None;
         for (_, class) in NodeClass::ALL {
@@ -132,7 +132,7 @@ impl HcaDevices {
 }
 
 /// What stands in the way of handing a node to a container, if anything does.
-pub fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> Option<String> {
+pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> Option<String> {
     let name = device.dev_name();
     match states.get(&name) {
         Some(Node::Ready) => None,

@@ -17,6 +17,7 @@
 //! - `node_socket`: what programs of the node ask the daemon;
 //! - [`container_runtime`], [`port_counters`], [`nccl`], [`files`]: what else it reads of a node;
 //! - [`cli`]: the command line; people have `rdmactl`;
+//! - [`node_files`]: journal and leases, for `rdmactl` and `uninstall`;
 //! - `install`: what the DaemonSet's init container does; `uninstall`: the way back.
 //!
 //! Public is what `rdmactl` reads a node with, and two readers for the fuzz targets.
@@ -40,6 +41,7 @@ mod kubelet;
 mod links;
 mod measurements;
 pub mod nccl;
+pub mod node_files;
 mod node_socket;
 pub mod pool;
 mod pool_state;

@@ -70,13 +70,13 @@ pub fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
 
 /// The value of a counter below a port's directory; `None` where the driver does not have it.
 #[must_use]
-pub(crate) fn value(port: &Path, path: &str) -> Option<u64> {
+pub fn value(port: &Path, path: &str) -> Option<u64> {
     files::parsed(&port.join(path))
 }
 
 /// The last part of a counter's path.
 #[must_use]
-pub(crate) fn name(path: &'static str) -> &'static str {
+pub fn name(path: &'static str) -> &'static str {
     path.rsplit('/').next().unwrap_or(path)
 }
 

@@ -28,7 +28,7 @@ use crate::candidate::memory;
 use crate::config::last_good;
 use crate::deliver::cdi;
 use crate::reclaim;
-use crate::status::files;
+use crate::node_files;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
 const STATE_ENTRIES: [&str; 10] = [
@@ -102,7 +102,11 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
             places.root.display()
         )));
     }
-    let found = files(&places.root, &places.policy, places.node.clone());
+    let found = node_files::read(&attachment::node::Places {
+        root: places.root.clone(),
+        policy: places.policy.clone(),
+        node: places.node.clone(),
+    });
     let attachments = found.attachments.map_err(Refusal::Unknown)?;
     let leases = found.leases.map_err(Refusal::Unknown)?;
     // A policy or a record that cannot be read.

@@ -15,7 +15,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod admin;
 pub mod block;
 pub mod config;
 pub mod grants;

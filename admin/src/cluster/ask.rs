@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use cni_wire::text::printable;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::Semaphore;
@@ -13,33 +14,6 @@ use tokio::task::JoinSet;
 
 /// The daemon's container, in manifests and chart.
 const CONTAINER: &str = "rdma-device-plugin";
-
-/// What each node is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Question {
-    /// `rdma-device-plugin status`
-    Status,
-    /// `rdma-device-plugin topology`
-    Topology,
-    /// `rdma-device-plugin discover`
-    Discover,
-    /// `rdma-device-plugin preflight`
-    Preflight,
-    /// `rdma-ipam list`
-    Leases,
-}
-
-impl Question {
-    fn command(self) -> [&'static str; 3] {
-        match self {
-            Self::Status => ["rdma-device-plugin", "status", "--json"],
-            Self::Topology => ["rdma-device-plugin", "topology", "--json"],
-            Self::Discover => ["rdma-device-plugin", "discover", "--json"],
-            Self::Preflight => ["rdma-device-plugin", "preflight", "--json"],
-            Self::Leases => ["rdma-ipam", "list", "--json"],
-        }
-    }
-}
 
 /// Which cluster, which of its nodes, and how.
 #[derive(Debug)]
@@ -65,31 +39,50 @@ pub(super) struct Answer {
     pub node: String,
     /// The daemon's pod there.
     pub pod: String,
-    /// The command's document, or why there is none.
-    pub document: Result<Value, String>,
+    /// What the command printed there, or why it did not run.
+    pub output: Result<Printed, String>,
+}
+
+/// What a command printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Printed {
+    /// On standard output.
+    pub text: String,
+    /// The last line on standard error.
+    pub complaint: String,
+    /// Whether it said that all is good.
+    pub is_good: bool,
 }
 
 impl Answer {
+    /// The document that the command printed.
+    pub(super) fn json(&self) -> Option<Value> {
+        serde_json::from_str(&self.output.as_ref().ok()?.text).ok()
+    }
+
     /// As one part of the document of all nodes.
     pub(super) fn document(&self) -> Value {
         json!({
             "node": self.node,
             "pod": self.pod,
-            "error": self.document.as_ref().err(),
-            "document": self.document.as_ref().ok(),
+            "error": self.output.as_ref().err(),
+            "document": self.json(),
         })
     }
 
-    /// The node answered, and said that it is not fit.
-    pub(super) fn is_wrong(&self, question: Question) -> bool {
-        let fails = || {
-            self.document
-                .as_ref()
-                .ok()?
-                .pointer("/summary/fail")?
-                .as_u64()
+    /// The text, nothing of which steers a terminal; with the complaint of a command that failed.
+    pub(super) fn printed(&self) -> String {
+        let Ok(printed) = &self.output else {
+            return String::new();
         };
-        question == Question::Preflight && fails().is_some_and(|fails| fails > 0)
+        let lines = printed.text.lines().map(printable);
+        let complaint = (!printed.is_good).then(|| printable(&printed.complaint));
+        lines.chain(complaint).map(|line| line + "\n").collect()
+    }
+
+    /// The node answered that something is not in order.
+    pub(super) fn is_wrong(&self) -> bool {
+        self.output.as_ref().is_ok_and(|printed| !printed.is_good)
     }
 }
 
@@ -106,28 +99,25 @@ impl Cluster {
     /// Asks all nodes, in the order of their names.
     pub(super) async fn ask(
         self,
-        question: Question,
-        more: &[String],
+        argv: &[String],
     ) -> anyhow::Result<Vec<Answer>> {
         let pods = self.pods().await?;
-        let mut argv: Vec<String> = question.command().map(str::to_owned).into();
-        argv.extend(more.iter().cloned());
-        let (cluster, argv) = (Arc::new(self), Arc::new(argv));
+        let (cluster, argv) = (Arc::new(self), Arc::new(argv.to_vec()));
         let turns = Arc::new(Semaphore::new(cluster.parallel));
         let mut tasks = JoinSet::new();
         for pod in pods {
             let (cluster, argv, turns) = (cluster.clone(), argv.clone(), turns.clone());
             tasks.spawn(async move {
                 let _turn = turns.acquire_owned().await;
-                let document = match &pod.obstacle {
+                let output = match &pod.obstacle {
                     Some(obstacle) => Err(obstacle.clone()),
-                    None => cluster.document(&pod.name, &argv).await,
+                    None => cluster.printed(&pod.name, &argv).await,
                 };
                 let Pod { name, node, .. } = pod;
                 Answer {
                     node,
                     pod: name,
-                    document,
+                    output,
                 }
             });
         }
@@ -168,16 +158,21 @@ impl Cluster {
         Ok(pods)
     }
 
-    /// What a command in the pod printed. One that says that something is wrong ends with 1, and
-    /// prints its document all the same.
-    async fn document(&self, pod: &str, argv: &[String]) -> Result<Value, String> {
+    /// What a command in the pod printed. One that found something wrong ends with 1 and prints its
+    /// results; one that did not run prints nothing.
+    async fn printed(&self, pod: &str, argv: &[String]) -> Result<Printed, String> {
         let mut arguments = vec!["exec", pod, "--container", CONTAINER, "--"];
         arguments.extend(argv.iter().map(String::as_str));
         let output = self.run(&arguments).await?;
-        match serde_json::from_slice::<Value>(&output.stdout) {
-            Ok(document) if document.is_object() => Ok(document),
-            _ => Err(last_line(&output)),
+        let is_good = output.status.success();
+        if !is_good && output.stdout.is_empty() {
+            return Err(last_line(&output));
         }
+        Ok(Printed {
+            text: String::from_utf8_lossy(&output.stdout).into_owned(),
+            complaint: last_line(&output),
+            is_good,
+        })
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<Output, String> {

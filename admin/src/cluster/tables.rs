@@ -1,78 +1,82 @@
 //! Answers of all nodes as one table; below it the nodes that did not answer.
 
 use node::table::{cell, table};
+use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::ask::{Answer, Question};
+use super::ask::Answer;
+use crate::{pods, status};
 
 /// The rows that a node's document comes to.
 type Rows = fn(&Value) -> Vec<Vec<String>>;
 
-/// The answers as text.
-pub(super) fn text(question: Question, answers: &[Answer]) -> String {
-    let (header, rows): (&[&str], Rows) = match question {
-        Question::Status => (
-            &[
-                "NODE",
-                "RESOURCE",
-                "HEALTHY",
-                "UNHEALTHY",
-                "HELD",
-                "KUBELET",
-            ],
-            status,
-        ),
-        Question::Topology => (&["NODE", "GPU", "NEAREST NICS", "POD"], topology),
-        Question::Discover => (
-            &["NODE", "DEVICE", "NETDEV", "HCA", "NUMA", "RESOURCES"],
-            discover,
-        ),
-        Question::Preflight => (&["NODE", "FAIL", "WARN", "PASS", "CHECKS"], preflight),
-        Question::Leases => (
-            &["NODE", "ADDRESS", "NETWORK NAME", "POD", "INTERFACE"],
-            leases,
-        ),
-    };
-    let mut all = Vec::new();
-    for answer in answers {
-        let Ok(document) = &answer.document else {
-            continue;
-        };
-        let mut of_node = rows(document);
-        if question == Question::Leases {
-            // A row names its own node; each node lists all leases of a store that nodes share.
-            of_node.retain(|row| !all.contains(row));
-            all.extend(of_node);
-            continue;
-        }
-        if of_node.is_empty() {
-            of_node.push(vec!["-".to_owned(); header.len() - 1]);
-        }
-        all.extend(of_node.into_iter().map(|row| {
-            let node = std::iter::once(cell(&answer.node));
-            node.chain(row).collect::<Vec<String>>()
-        }));
-    }
-    let mut text = table(header, &all);
-    for answer in answers {
-        for note in notes(question, answer) {
-            text += &format!("{}: {}\n", cell(&answer.node), cell(&note));
-        }
-    }
-    text
+/// A command whose documents of all nodes are one table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View {
+    /// The column NODE comes first.
+    header: &'static [&'static str],
+    rows: Rows,
+    /// Each node lists what nodes share, and its rows name their own node.
+    is_shared: bool,
 }
 
-/// What a table has no place for.
-fn notes(question: Question, answer: &Answer) -> Vec<String> {
-    let document = match &answer.document {
-        Ok(document) => document,
-        Err(error) => return vec![format!("no answer of {}: {error}", answer.pod)],
-    };
-    // Of a topology the notes say how to read it, on each node the same.
-    if question != Question::Status {
-        return Vec::new();
+impl View {
+    /// The table of a command; `None` if it has none.
+    pub(super) fn of(command: &str) -> Option<Self> {
+        let (header, rows): (&[&str], Rows) = match command {
+            "status" => (&status::UNITS_HEADER, status),
+            "pods" => (&pods::HEADER, pods),
+            "topology" => (&["GPU", "NEAREST NICS", "POD"], topology),
+            "discover" => (&["DEVICE", "NETDEV", "HCA", "NUMA", "RESOURCES"], discover),
+            "preflight" => (&["FAIL", "WARN", "PASS", "CHECKS"], preflight),
+            "attachments" => (
+                &["POD", "INTERFACE", "NETWORK", "KIND", "NETDEV", "NETNS"],
+                attachments,
+            ),
+            "addresses" => (&["ADDRESS", "NETWORK NAME", "POD", "INTERFACE"], leases),
+            _ => return None,
+        };
+        Some(Self {
+            header,
+            rows,
+            is_shared: command == "addresses",
+        })
     }
-    list(&document["notes"]).map(word).collect()
+
+    /// The answers as text, with the notes of each node.
+    pub(super) fn text(&self, answers: &[Answer]) -> String {
+        let mut all: Vec<Vec<String>> = Vec::new();
+        for answer in answers {
+            let Some(document) = answer.json() else {
+                continue;
+            };
+            let mut of_node = (self.rows)(&document);
+            if self.is_shared {
+                of_node.retain(|row| !all.contains(row));
+                all.extend(of_node);
+                continue;
+            }
+            if of_node.is_empty() {
+                of_node.push(vec!["-".to_owned(); self.header.len()]);
+            }
+            all.extend(of_node.into_iter().map(|row| {
+                let node = std::iter::once(cell(&answer.node));
+                node.chain(row).collect::<Vec<String>>()
+            }));
+        }
+        let mut header = vec!["NODE"];
+        header.extend(self.header);
+        let mut text = table(&header, &all);
+        for answer in answers {
+            let document = answer.json().unwrap_or_default();
+            // Of a topology the notes say how to read it, on each node the same.
+            let notes = list(&document["notes"]).filter(|_| document.get("distances").is_none());
+            for note in notes.map(word) {
+                text += &format!("{}: {}\n", cell(&answer.node), cell(&note));
+            }
+        }
+        text
+    }
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -96,12 +100,20 @@ fn words(value: &Value) -> String {
 }
 
 fn status(document: &Value) -> Vec<Vec<String>> {
-    let row = |units: &Value| {
-        ["resource", "healthy", "unhealthy", "held", "kubelet"]
-            .map(|key| cell(&units.get(key).map(word).unwrap_or_default()))
-            .to_vec()
-    };
-    list(&document["units"]).map(row).collect()
+    let document = status::Document::deserialize(document);
+    let units = document.map(|document| document.units).unwrap_or_default();
+    units.iter().map(status::units_row).collect()
+}
+
+fn pods(document: &Value) -> Vec<Vec<String>> {
+    let document = pods::Document::deserialize(document).unwrap_or_default();
+    document.pods.iter().map(pods::columns).collect()
+}
+
+fn attachments(document: &Value) -> Vec<Vec<String>> {
+    let keys = ["pod", "interface", "network", "kind", "netdev", "netnsState"];
+    let row = |one: &Value| keys.map(|key| shown(&one[key])).to_vec();
+    list(&document["attachments"]).map(row).collect()
 }
 
 fn topology(document: &Value) -> Vec<Vec<String>> {
@@ -184,13 +196,18 @@ fn leases(document: &Value) -> Vec<Vec<String>> {
 mod tests {
     use serde_json::json;
 
+    use super::super::ask::Printed;
     use super::*;
 
     fn answer(node: &str, document: Result<Value, &str>) -> Answer {
         Answer {
             node: node.to_owned(),
             pod: format!("plugin-{node}"),
-            document: document.map_err(str::to_owned),
+            output: document.map_err(str::to_owned).map(|document| Printed {
+                text: document.to_string(),
+                complaint: String::new(),
+                is_good: true,
+            }),
         }
     }
 
@@ -198,17 +215,16 @@ mod tests {
     fn nodes_are_rows_and_those_that_did_not_answer_are_named() {
         let units = json!({"resource": "rdma/a", "healthy": 8, "unhealthy": 0, "held": 2, "kubelet": "listening"});
         let answers = [
-            answer("n1", Ok(json!({"units": [units], "notes": ["pod x: far"]}))),
+            answer("n1", Ok(json!({"units": [units], "addresses": [], "notes": ["pod x: far"]}))),
             answer("n2", Err("container not found")),
-            answer("n3", Ok(json!({"units": []}))),
+            answer("n3", Ok(json!({"units": [], "addresses": [], "notes": []}))),
         ];
         assert_eq!(
-            text(Question::Status, &answers),
+            View::of("status").unwrap().text(&answers),
             "NODE  RESOURCE  HEALTHY  UNHEALTHY  HELD  KUBELET\n\
              n1    rdma/a    8        0          2     listening\n\
              n3    -         -        -          -     -\n\
-             n1: pod x: far\n\
-             n2: no answer of plugin-n2: container not found\n"
+             n1: pod x: far\n"
         );
     }
 
@@ -221,7 +237,7 @@ mod tests {
             answer("n1", Ok(document.clone())),
             answer("n2", Ok(document)),
         ];
-        let text = text(Question::Leases, &answers);
+        let text = View::of("addresses").unwrap().text(&answers);
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(
             text.ends_with("n2    10.0.0.1  -             ml/w-0  net1\n"),
@@ -237,8 +253,7 @@ mod tests {
                        {"id": "G06", "verdict": "warn"}],
         });
         let answer = answer("n1", Ok(document));
-        assert!(answer.is_wrong(Question::Preflight));
-        let text = text(Question::Preflight, &[answer]);
+        let text = View::of("preflight").unwrap().text(&[answer]);
         assert!(
             text.ends_with("n1    1     1     40    L02 G06\n"),
             "{text}"
@@ -248,7 +263,7 @@ mod tests {
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
         let document = json!({"hcas": [{"rdmaDevices": ["\u{1b}[2J"], "id": 7, "netdevs": "x"}]});
-        let text = text(Question::Discover, &[answer("n1", Ok(document))]);
+        let text = View::of("discover").unwrap().text(&[answer("n1", Ok(document))]);
         assert!(!text.contains('\u{1b}'), "{text}");
     }
 }

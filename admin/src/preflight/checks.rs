@@ -1,37 +1,11 @@
-//! Numbered checks of what RDMA needs of a node, or of a container: what was read, the verdict,
-//! why, and what to do.
-//!
-//! Nothing is changed and no packet is sent. Each subject is one module: its facts as plain data,
-//! how they are read, and a table of checks, each with one small pure function. `SUBJECTS` lists
-//! the subjects; a new check is a line in its subject's table.
-//!
-//! - `check`: how checks are listed and chosen; `context`: what all subjects read from
-//! - `modules` (M), `hcas` (H), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
-//!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
-//! - `counters`: error counters of L, G and P, which must not grow while they are watched
+//! Which checks there are, and making those that are chosen.
 
-mod check;
-mod context;
-mod counters;
-mod gid;
-mod gpudirect;
-mod hcas;
-mod kubernetes;
-mod link;
-mod modules;
-mod pcie;
-mod qos;
-mod rails;
-mod runtime;
-
-pub use check::{NoSuchCheck, Selection};
-pub use context::{
-    Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
+use super::check::{Checks, Selection, Subject};
+use super::context::Context;
+use super::{
+    counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime,
 };
-pub use hcas::{Expected, NoExpectation};
-
 use crate::verdict::Outcome;
-use check::{Checks, Subject};
 
 /// The subjects, in the order of a search for a fault: from the driver up to Kubernetes. Counters
 /// come last: they belong to three subjects, but are watched together, once.
@@ -115,6 +89,3 @@ pub fn run(context: &Context, selection: &Selection) -> Vec<Outcome> {
     outcomes.sort_by_key(|outcome| order(outcome.id));
     outcomes
 }
-
-#[cfg(test)]
-mod tests;

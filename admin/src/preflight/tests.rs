@@ -352,3 +352,28 @@ fn soft_roce_on_a_plain_nic_does_not_fail() {
         .collect();
     assert_eq!(failed, Vec::<&str>::new());
 }
+
+#[test]
+fn the_pools_of_a_configuration_name_their_devices_and_units() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = Tree::new(directory.path());
+    machine::a4(&tree);
+    let config = config::parse(
+        r#"{"configList": [
+            {"resourceName": "rails", "rdmaHcaMax": 1000,
+             "selectors": {"ifNames": ["gpu0rdma0", "gpu7rdma0"]}},
+            {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
+    );
+    let host = HostSnapshot::make(&tree.host(), &[]).unwrap();
+    let pools = pools(&config.unwrap(), &host);
+    let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
+    assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
+    let expected = Membership {
+        resource: "rdma/rails".to_owned(),
+        shared: true,
+        units: 1000,
+    };
+    assert_eq!(pools.of_device["mlx5_7"], [expected]);
+    let hcas = |resource: &str| pools.hcas[resource].len();
+    assert_eq!((hcas("rdma/rails"), hcas("rdma/none")), (2, 0));
+}

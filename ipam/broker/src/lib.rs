@@ -14,7 +14,6 @@
 
 #![forbid(unsafe_code)]
 
-mod admin;
 pub mod api;
 pub mod broker;
 pub mod cli;

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::Problems;
+use rdma_device_plugin::config::Problems;
 
 /// The kind.
 const KIND: &str = "NicClusterPolicy";
@@ -214,7 +214,7 @@ spec:
     #[test]
     fn the_plugins_configuration_is_taken_over_unchanged() {
         let from = read(POLICY).unwrap();
-        let config = crate::config::parse(&from.config).unwrap();
+        let config = rdma_device_plugin::config::parse(&from.config).unwrap();
         assert_eq!(config.pools[0].resource.as_str(), "rdma/a");
         assert_eq!(from.arguments, ["--use-cdi"]);
         assert_eq!(from.notes.len(), 4, "{:?}", from.notes);

@@ -1,20 +1,16 @@
-//! `rdma-netdev validate`: networks are checked before a pod asks for them, with the policy that a
-//! node has.
+//! Networks are checked before a pod asks for them, with the policy that a node has.
 //!
 //! What a call of ADD reads is read by the same functions. What depends on a node's links is
-//! checked with `--on-host` only, as STATUS does; what depends on a pod's allocation is not checked.
+//! checked on a host only, as STATUS does; what depends on a pod's allocation is not checked.
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, bail};
 use attachment::{addresses, node::Places};
-use clap::Args;
 use cni_wire::{CniResult, Command, Environment, NetworkConfig, Request, env};
-use ipam::{admin::documents, plugin::Plugin};
+use ipam::plugin::Plugin;
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
 
-use super::{say, say_json};
 use crate::{
     command::status,
     config::{Attach, ChildKind, Config, Devices},
@@ -32,30 +28,11 @@ const TYPES: [&str; 2] = ["rdma-netdev", "rdma"];
 /// By this annotation Multus asks the kubelet for the pod's unit, and passes `deviceID`.
 const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
-#[derive(Debug, Args)]
-pub(super) struct Validate {
-    /// File with network configurations, conflists or `NetworkAttachmentDefinition`s (JSON or
-    /// YAML), or - for standard input
-    file: PathBuf,
-    /// Ask this node, too, as the runtime does by STATUS: links, kernel, journal, lease store
-    #[arg(long)]
-    on_host: bool,
-    /// Directories of CNI programs, for --on-host
-    #[arg(
-        long,
-        value_name = "DIR,…",
-        env = "CNI_PATH",
-        value_delimiter = ':',
-        default_value = "/opt/cni/bin"
-    )]
-    cni_path: Vec<PathBuf>,
-}
-
 /// A network of the file.
 #[derive(Debug)]
-struct Network {
+pub struct Network {
     /// `namespace/name`, or the configuration's name.
-    name: String,
+    pub name: String,
     /// The resource whose unit decides.
     resource: Option<String>,
     /// The configuration, or why there is none.
@@ -64,49 +41,19 @@ struct Network {
 
 /// What was found about one plugin of a network, or about the network.
 #[derive(Debug, Default)]
-struct Findings {
+pub struct Findings {
     attach: Option<String>,
     ipam: Option<String>,
     ranges: Vec<String>,
-    errors: Vec<String>,
-    notes: Vec<String>,
+    /// Why it would be refused.
+    pub errors: Vec<String>,
+    /// What is worth knowing.
+    pub notes: Vec<String>,
 }
 
-impl Validate {
-    pub(super) fn run(self, places: &Places, as_json: bool) -> Result<()> {
-        Policy::check_named(&places.policy)?;
-        let policy = Policy::load(&places.policy).map_err(|e| anyhow!(e.with_remedy()))?;
-        let (place, text) = self.read()?;
-        let networks = networks(&documents::objects(&place, &text)?, &place)?;
-        let checked: Vec<(&Network, Findings)> = networks
-            .iter()
-            .map(|network| (network, self.check(network, &policy, places)))
-            .collect();
-        if as_json {
-            let list: Vec<Value> = checked.iter().map(document).collect();
-            say_json(json!({"file": place, "networks": list}));
-        } else {
-            checked.iter().for_each(|one| say(&text_of(one)));
-        }
-        let wrong = checked.iter().filter(|(_, found)| !found.errors.is_empty());
-        match wrong.count() {
-            0 => Ok(()),
-            wrong => bail!("{wrong} of {} networks would be refused", checked.len()),
-        }
-    }
-
-    fn read(&self) -> Result<(String, String)> {
-        if self.file.as_os_str() == "-" {
-            let text = std::io::read_to_string(std::io::stdin().lock());
-            let text = text.context("read standard input")?;
-            return Ok(("standard input".to_owned(), text));
-        }
-        let place = self.file.display().to_string();
-        let text = std::fs::read_to_string(&self.file).with_context(|| format!("read {place}"))?;
-        Ok((place, text))
-    }
-
-    fn check(&self, network: &Network, policy: &Policy, places: &Places) -> Findings {
+/// Checks a network with the node's policy.
+#[must_use]
+pub fn check(network: &Network, policy: &Policy, places: &Places, host: Option<&[PathBuf]>) -> Findings {
         let mut found = Findings::default();
         let ours = match plugins(network) {
             Ok(ours) => ours,
@@ -121,17 +68,17 @@ impl Validate {
                 .push("no plugin of it is rdma-netdev: not checked".to_owned());
         }
         for plugin in ours {
-            self.check_plugin(network, &plugin, policy, places, &mut found);
+            check_plugin(network, &plugin, policy, places, host, &mut found);
         }
         found
     }
 
-    fn check_plugin(
-        &self,
+fn check_plugin(
         network: &Network,
         plugin: &Value,
         policy: &Policy,
         places: &Places,
+        host: Option<&[PathBuf]>,
         found: &mut Findings,
     ) {
         let read = || -> Result<(Request, Config), Error> {
@@ -141,7 +88,7 @@ impl Validate {
                     attachment: None,
                     netns: None,
                     args: env::Args::default(),
-                    path: self.cni_path.clone(),
+                    path: host.unwrap_or_default().to_vec(),
                     netns_override: false,
                 },
                 config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
@@ -167,33 +114,11 @@ impl Validate {
         }
         let addresses = check_addresses(&request, &config, policy, places);
         found.note(addresses);
-        if self.on_host && found.errors.len() == before {
+        if host.is_some() && found.errors.len() == before {
             let asked = status::run(places, format!("validate {}", network.name), &request);
             found.note(asked.map(|()| Findings::default()));
         }
     }
-}
-
-/// Errors and notes about one network, as the command finds them without a node.
-pub fn examine(config: &str, policy: &Policy) -> (Vec<String>, Vec<String>) {
-    let network = Network {
-        name: "network".to_owned(),
-        resource: None,
-        config: serde_json::from_str(config).map_err(|error| error.to_string()),
-    };
-    let places = Places {
-        root: "/nonexistent".into(),
-        policy: node::policy::DEFAULT_PATH.into(),
-        node: Some("node".to_owned()),
-    };
-    let validate = Validate {
-        file: "-".into(),
-        on_host: false,
-        cni_path: Vec::new(),
-    };
-    let found = validate.check(&network, policy, &places);
-    (found.errors, found.notes)
-}
 
 /// Which interface the pod gets.
 fn check_attach(request: &Request, config: &Config, network: &Network) -> Result<Findings, Error> {
@@ -384,33 +309,26 @@ fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String
     })
 }
 
-/// The networks of a file, by name.
-fn networks(objects: &[Value], place: &str) -> Result<Vec<Network>> {
-    let mut networks = Vec::new();
-    for object in objects {
-        if documents::is_definition(object) {
-            networks.push(of_definition(object));
-        } else if object.get("type").is_some() || object.get("plugins").is_some() {
-            let name = object.get("name").and_then(Value::as_str);
-            networks.push(Network {
-                name: name.unwrap_or(place).to_owned(),
-                resource: None,
-                config: Ok(object.clone()),
-            });
+impl Network {
+    /// A `NetworkAttachmentDefinition`, a conflist or a configuration; `place` names one that has no
+    /// name.
+    #[must_use]
+    pub fn of(object: &Value, place: &str) -> Self {
+        if object.get("kind").is_some() {
+            return of_definition(object);
+        }
+        let name = object.get("name").and_then(Value::as_str);
+        Self {
+            name: name.unwrap_or(place).to_owned(),
+            resource: None,
+            config: Ok(object.clone()),
         }
     }
-    if networks.is_empty() {
-        bail!(
-            "{place} has no network: a NetworkAttachmentDefinition, a conflist (\"plugins\") or a \
-             configuration (\"type\")"
-        );
-    }
-    Ok(networks)
 }
 
 fn of_definition(object: &Value) -> Network {
-    let name = documents::name_of(object);
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let name = text("/metadata/name").unwrap_or_default();
     let namespace = text("/metadata/namespace").unwrap_or("default");
     let title = format!("{namespace}/{name}");
     let annotations = object.pointer("/metadata/annotations");
@@ -458,43 +376,45 @@ fn is_ours(plugin: &Value) -> bool {
     kind.is_some_and(|kind| TYPES.contains(&kind))
 }
 
-fn document((network, found): &(&Network, Findings)) -> Value {
-    json!({
-        "network": network.name,
-        "resource": network.resource,
-        "attach": found.attach,
-        "ipam": found.ipam,
-        "ranges": found.ranges,
-        "errors": found.errors,
-        "notes": found.notes,
-    })
-}
+impl Findings {
+    /// For a program.
+    #[must_use]
+    pub fn document(&self, network: &Network) -> Value {
+        json!({
+            "network": network.name,
+            "resource": network.resource,
+            "attach": self.attach,
+            "ipam": self.ipam,
+            "ranges": self.ranges,
+            "notes": self.notes,
+        })
+    }
 
-fn text_of((network, found): &(&Network, Findings)) -> String {
-    let line = |what: &str| format!("{}: {}\n", network.name, cni_wire::text::printable(what));
-    let mut text = String::new();
-    if let (Some(attach), true) = (&found.attach, found.errors.is_empty()) {
-        let addresses = match &found.ipam {
-            None => "no addresses".to_owned(),
-            Some(ipam) if found.ranges.is_empty() => format!("addresses by {ipam}"),
-            Some(ipam) => format!("addresses by {ipam} of {}", found.ranges.join(", ")),
-        };
-        text += &line(&format!("{attach}; {addresses}"));
+    /// For a person; without the errors.
+    #[must_use]
+    pub fn text(&self, network: &Network) -> String {
+        let line = |what: &str| format!("{}: {}\n", network.name, cni_wire::text::printable(what));
+        let mut text = String::new();
+        if let (Some(attach), true) = (&self.attach, self.errors.is_empty()) {
+            let addresses = match &self.ipam {
+                None => "no addresses".to_owned(),
+                Some(ipam) if self.ranges.is_empty() => format!("addresses by {ipam}"),
+                Some(ipam) => format!("addresses by {ipam} of {}", self.ranges.join(", ")),
+            };
+            text += &line(&format!("{attach}; {addresses}"));
+        }
+        for note in &self.notes {
+            text += &line(&format!("note: {note}"));
+        }
+        text
     }
-    for note in &found.notes {
-        text += &line(&format!("note: {note}"));
-    }
-    for error in &found.errors {
-        text += &line(&format!("error: {error}"));
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn checked(text: &str) -> Vec<(String, Findings)> {
+    fn checked(text: &str) -> (String, Findings) {
         let place = tempfile::tempdir().unwrap();
         let policy = Policy::default();
         let places = Places {
@@ -502,42 +422,34 @@ mod tests {
             policy: "/etc/rdma-netdev/policy.json".into(),
             node: Some("n1".into()),
         };
-        let validate = Validate {
-            file: "-".into(),
-            on_host: false,
-            cni_path: Vec::new(),
-        };
-        let networks = networks(&documents::objects("x", text).unwrap(), "x").unwrap();
-        let check = |network: Network| {
-            let found = validate.check(&network, &policy, &places);
-            (network.name, found)
-        };
-        networks.into_iter().map(check).collect()
+        let network = Network::of(&serde_json::from_str(text).unwrap(), "x");
+        let found = check(&network, &policy, &places, None);
+        (network.name, found)
     }
 
     fn one(config: &str) -> Findings {
-        checked(config).pop().unwrap().1
+        checked(config).1
     }
 
     #[test]
     fn a_definition_is_checked_by_the_resource_of_its_annotation() {
-        let definition = |annotations: &str| {
-            format!(
-                "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n\
-                 metadata: {{name: rails, namespace: ml{annotations}}}\nspec:\n  config: |\n    \
-                 {{\"cniVersion\": \"1.0.0\", \"type\": \"rdma-netdev\", \"attach\": \"move\",\n     \
-                 \"ipam\": {{\"type\": \"rdma-ipam\", \"range\": \"10.9.0.0/24\"}}}}\n"
-            )
+        let definition = |annotations: Value| {
+            let config = r#"{"cniVersion": "1.0.0", "type": "rdma-netdev", "attach": "move",
+                "ipam": {"type": "rdma-ipam", "range": "10.9.0.0/24"}}"#;
+            let mut object = json!({"kind": "NetworkAttachmentDefinition",
+                "metadata": {"name": "rails", "namespace": "ml"}, "spec": {"config": config}});
+            object["metadata"]["annotations"] = annotations;
+            object.to_string()
         };
-        let with = ", annotations: {k8s.v1.cni.cncf.io/resourceName: rdma/nic}";
-        let (name, found) = checked(&definition(with)).pop().unwrap();
+        let with = || json!({RESOURCE_NAME: "rdma/nic"});
+        let (name, found) = checked(&definition(with()));
         assert_eq!((name.as_str(), &found.errors), ("ml/rails", &Vec::new()));
         assert_eq!(found.attach.as_deref(), Some("move of the allocated unit"));
         assert_eq!(found.ranges, ["10.9.0.0/24"]);
-        let all = definition(with).replace("\"move\"", "\"move\", \"devices\": \"all\"");
-        let (_, found) = checked(&all).pop().unwrap();
+        let all = definition(with()).replace(r#"\"move\""#, r#"\"move\", \"devices\": \"all\""#);
+        let (_, found) = checked(&all);
         assert_eq!(found.attach.as_deref(), Some("move of all allocated units"));
-        let (_, found) = checked(&definition("")).pop().unwrap();
+        let (_, found) = checked(&definition(json!({})));
         assert!(found.errors[0].contains(RESOURCE_NAME), "{found:?}");
     }
 
@@ -581,11 +493,10 @@ mod tests {
     #[test]
     fn a_master_beside_a_resource_is_noted() {
         let network = |keys: &str| {
-            one(&format!(
-                "kind: NetworkAttachmentDefinition\nmetadata: {{name: x, annotations: \
-                 {{k8s.v1.cni.cncf.io/resourceName: rdma/a}}}}\nspec:\n  config: \
-                 '{{\"cniVersion\": \"1.0.0\", \"type\": \"rdma-netdev\"{keys}}}'\n"
-            ))
+            let config = format!(r#"{{"cniVersion": "1.0.0", "type": "rdma-netdev"{keys}}}"#);
+            one(&json!({"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x",
+                "annotations": {RESOURCE_NAME: "rdma/a"}}, "spec": {"config": config}})
+            .to_string())
         };
         let found = network(r#", "master": "e0""#);
         assert!(found.errors.is_empty(), "{found:?}");
@@ -634,16 +545,12 @@ mod tests {
             found.errors.is_empty() && found.notes[0].contains("not checked"),
             "{found:?}"
         );
-        let of_a_file = "kind: NetworkAttachmentDefinition\nmetadata: {name: x}\nspec: {}\n";
+        let of_a_file = r#"{"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x"}, "spec": {}}"#;
         assert!(
             one(of_a_file).errors.is_empty(),
             "its configuration is on the nodes"
         );
-        let broken =
-            "kind: NetworkAttachmentDefinition\nmetadata: {name: x}\nspec: {config: '{'}\n";
+        let broken = r#"{"kind": "NetworkAttachmentDefinition", "spec": {"config": "{"}}"#;
         assert!(one(broken).errors[0].starts_with("spec.config is not JSON"));
-        let text = r#"{"kind": "List", "items": [{"kind": "Pod"}]}"#;
-        let error = networks(&documents::objects("x", text).unwrap(), "x").unwrap_err();
-        assert!(error.to_string().contains("x has no network"), "{error}");
     }
 }
