@@ -161,10 +161,16 @@ impl Cli {
         }
         for answer in answers {
             if let Err(error) = &answer.output {
-                complain(&format!("{}: no answer of {}: {error}", answer.node, answer.pod));
+                complain(&format!(
+                    "{}: no answer of {}: {error}",
+                    answer.node, answer.pod
+                ));
             }
         }
-        let silent = answers.iter().filter(|answer| answer.output.is_err()).count();
+        let silent = answers
+            .iter()
+            .filter(|answer| answer.output.is_err())
+            .count();
         let wrong = answers.iter().filter(|answer| answer.is_wrong()).count();
         match (silent, wrong) {
             (0, 0) => Ok(Outcome::Good),
@@ -194,7 +200,10 @@ impl Cli {
 /// A flag or argument as it was given, for the command on the node.
 fn forwarded(arg: &clap::Arg, given: &ArgMatches) -> Vec<String> {
     let id = arg.get_id().as_str();
-    let source = given.try_contains_id(id).ok().and_then(|_| given.value_source(id));
+    let source = given
+        .try_contains_id(id)
+        .ok()
+        .and_then(|_| given.value_source(id));
     if source != Some(ValueSource::CommandLine) {
         return Vec::new();
     }

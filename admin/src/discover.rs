@@ -47,9 +47,7 @@ impl Discover {
                 .iter()
                 .map(|one| json!({"rdmaDevice": one.rdma_device, "reason": one.reason}))
                 .collect();
-            say_json(
-                json!({"hcas": hcas, "unusable": unusable, "inventory": scanned.inventory}),
-            );
+            say_json(json!({"hcas": hcas, "unusable": unusable, "inventory": scanned.inventory}));
             return Ok(Outcome::Good);
         }
         if candidates.is_empty() && unusable.is_empty() {
@@ -72,7 +70,9 @@ impl Discover {
         }
         let (mode, cm) = (scanned.inventory.netns_mode, &scanned.inventory.rdma_cm);
         if mode.is_some() || cm.is_some() {
-            let cm = cm.as_ref().map(|cm| format!("/dev/{} {}", cm.dev_name(), cm.number));
+            let cm = cm
+                .as_ref()
+                .map(|cm| format!("/dev/{} {}", cm.dev_name(), cm.number));
             say(&format!(
                 "network namespace mode: {}; connection manager: {}\n",
                 mode.map_or("unknown", hca::NetnsMode::word),
@@ -237,7 +237,11 @@ fn nodes(candidate: &Candidate, rdma_device: &str, scanned: &HostSnapshot) -> St
     }
 }
 
-fn entry(candidate: &Candidate, scanned: &HostSnapshot, pools: Option<&Pools>) -> serde_json::Value {
+fn entry(
+    candidate: &Candidate,
+    scanned: &HostSnapshot,
+    pools: Option<&Pools>,
+) -> serde_json::Value {
     let names: Vec<&str> = candidate
         .rdma_devices
         .iter()

@@ -7,7 +7,7 @@ use serde_json::Value;
 ///
 /// # Errors
 /// It is neither.
-pub(super) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
+pub(crate) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
     if let Ok(one) = serde_json::from_str(text) {
         return Ok(vec![one]);
     }
@@ -23,7 +23,7 @@ pub(super) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
 ///
 /// # Errors
 /// It is neither YAML nor JSON.
-pub fn objects(place: &str, text: &str) -> Result<Vec<Value>> {
+pub(crate) fn objects(place: &str, text: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
     for mut document in documents(place, text)? {
         let is_list = (document.get("kind").and_then(Value::as_str))
@@ -39,13 +39,13 @@ pub fn objects(place: &str, text: &str) -> Result<Vec<Value>> {
 
 /// Whether an object is a `NetworkAttachmentDefinition`.
 #[must_use]
-pub fn is_definition(object: &Value) -> bool {
+pub(crate) fn is_definition(object: &Value) -> bool {
     (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
 }
 
 /// The name of an object; empty where it has none.
 #[must_use]
-pub fn name_of(object: &Value) -> &str {
+pub(crate) fn name_of(object: &Value) -> &str {
     let name = object.pointer("/metadata/name").and_then(Value::as_str);
     name.unwrap_or_default()
 }

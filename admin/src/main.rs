@@ -11,8 +11,8 @@ mod attachments;
 mod blocks;
 mod cluster;
 mod discover;
-mod explain;
 mod documents;
+mod explain;
 mod global;
 mod node_state;
 mod output;
@@ -36,8 +36,10 @@ use output::{Ended, ended};
 /// RDMA on this node: hardware, pods, addresses, and what is wrong.
 #[derive(Debug, Parser)]
 #[command(name = "rdmactl", version, max_term_width = 100)]
-#[command(after_help = "As kubectl-rdma (kubectl rdma COMMAND) it asks all nodes of a cluster.\n\
-    Exit status: 0 good, 1 failed or something was found, 2 wrong usage.")]
+#[command(
+    after_help = "As kubectl-rdma (kubectl rdma COMMAND) it asks all nodes of a cluster.\n\
+    Exit status: 0 good, 1 failed or something was found, 2 wrong usage."
+)]
 struct Cli {
     #[command(flatten)]
     global: Global,

@@ -149,9 +149,9 @@ impl NodeState {
         });
         match read {
             Ok(Ok(machine)) => self.machine = machine,
-            Ok(Err(error)) => self.notes.push(format!(
-                "which pods are misaligned is not known: {error}"
-            )),
+            Ok(Err(error)) => self
+                .notes
+                .push(format!("which pods are misaligned is not known: {error}")),
             Err(hangs) => self.late.push(hangs.to_string()),
         }
         self.misaligned = alignment(&self.machine, &self.holders()).misaligned;

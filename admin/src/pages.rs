@@ -27,7 +27,12 @@ pub(crate) struct Pages {
 
 impl Completion {
     pub(crate) fn run(&self) -> Ended {
-        clap_complete::generate(self.shell, &mut Cli::command(), "rdmactl", &mut io::stdout());
+        clap_complete::generate(
+            self.shell,
+            &mut Cli::command(),
+            "rdmactl",
+            &mut io::stdout(),
+        );
         Ok(Outcome::Good)
     }
 }

@@ -108,7 +108,10 @@ fn rows(state: &NodeState) -> Vec<Row> {
             let bound = bindings
                 .iter()
                 .find(|one| one.unit == id && one.resource == held.resource);
-            let named = id.parse::<UnitId>().ok().and_then(|unit| unit.hca().cloned());
+            let named = id
+                .parse::<UnitId>()
+                .ok()
+                .and_then(|unit| unit.hca().cloned());
             let hca = match bound {
                 Some(bound) => Some(bound.hca.clone()),
                 None => named.map(|hca| hca.to_string()),
@@ -324,7 +327,10 @@ mod tests {
     fn an_interface_is_on_the_line_of_its_hca() {
         let state = state(
             vec![held("a", "rdma/a", &["0000:3b:00.0", "0000:5e:00.0"])],
-            vec![attachment("a", "net1", "ens2"), attachment("a", "net2", "ens1")],
+            vec![
+                attachment("a", "net1", "ens2"),
+                attachment("a", "net2", "ens1"),
+            ],
         );
         let found: Vec<_> = rows(&state)
             .into_iter()

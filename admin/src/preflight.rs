@@ -47,7 +47,9 @@ use crate::report;
 use crate::verdict::{self, Verdict};
 use check::{NoSuchCheck, Selection};
 use checks::{catalogue, run};
-use context::{Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted};
+use context::{
+    Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
+};
 use hcas::Expected;
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.

@@ -48,7 +48,7 @@ fn plain_word(verdict: Verdict) -> &'static str {
 
 /// Whether the words FAIL and WARN have a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
+pub(crate) enum Style {
     /// For a file, a pipe, or a person who set `NO_COLOR`.
     Plain,
     /// For a terminal.
@@ -70,7 +70,7 @@ impl Style {
 /// Text: failed checks, then warnings, each with its objects, what was read and what to do; then
 /// one line of counts. With `all`, every check in its order, with all findings.
 #[must_use]
-pub fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
+pub(crate) fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
     let mut text = String::new();
     let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
     let mut shown: Vec<&Outcome> = (outcomes.iter())
@@ -141,7 +141,7 @@ fn finding(text: &mut String, (finding, objects): &(Finding, Vec<String>)) {
 
 /// Everything as one document.
 #[must_use]
-pub fn document(outcomes: &[Outcome]) -> Value {
+pub(crate) fn document(outcomes: &[Outcome]) -> Value {
     json!({
         "checks": outcomes,
         "summary": {

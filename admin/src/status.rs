@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::node_state::{NodeState, Sources, Units};
+use crate::node_state::{Sources, Units};
 use crate::output::{Ended, Outcome, say, say_json};
 
 /// How long a store may take.
@@ -93,11 +93,17 @@ fn addresses(global: &Global, notes: &mut Vec<String>) -> Vec<RangeUse> {
     let mut all = Vec::new();
     for name in policy.stores.keys() {
         let (plugin, store) = (
-            Plugin::new(policy.clone(), &global.host_root, global.node_name().as_deref()),
+            Plugin::new(
+                policy.clone(),
+                &global.host_root,
+                global.node_name().as_deref(),
+            ),
             name.clone(),
         );
         let read = move || -> Result<Vec<RangeUse>, String> {
-            let opened = plugin.open_existing(&store).map_err(|error| error.to_string())?;
+            let opened = plugin
+                .open_existing(&store)
+                .map_err(|error| error.to_string())?;
             let Some(opened) = opened else {
                 return Ok(Vec::new());
             };
@@ -154,7 +160,14 @@ fn text(document: &Document) -> String {
         blocks.push(table(&header, &hcas));
     }
     if !document.addresses.is_empty() {
-        let header = ["RANGE", "STORE", "NETWORK NAME", "USED", "COOLING DOWN", "FREE"];
+        let header = [
+            "RANGE",
+            "STORE",
+            "NETWORK NAME",
+            "USED",
+            "COOLING DOWN",
+            "FREE",
+        ];
         let rows: Vec<_> = document.addresses.iter().map(range_row).collect();
         blocks.push(table(&header, &rows));
     }
@@ -165,8 +178,7 @@ fn text(document: &Document) -> String {
 }
 
 /// Columns of [`units_row`].
-pub(crate) const UNITS_HEADER: [&str; 5] =
-    ["RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"];
+pub(crate) const UNITS_HEADER: [&str; 5] = ["RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"];
 
 /// One resource.
 pub(crate) fn units_row(units: &Units) -> Vec<String> {
@@ -205,7 +217,8 @@ fn hcas(daemon: &DaemonStatus) -> Vec<Vec<String>> {
             cell(id),
             cell(&hca.rdma_devices.join(" ")),
             cell(&hca.netdevs.join(" ")),
-            hca.numa_node.map_or_else(|| "-".to_owned(), |n| n.to_string()),
+            hca.numa_node
+                .map_or_else(|| "-".to_owned(), |n| n.to_string()),
             cell(&resources.join(" ")),
             cell(health),
         ])

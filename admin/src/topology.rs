@@ -23,8 +23,8 @@ use anyhow::{Context, anyhow, bail};
 use hca::topology::pairing::Pairing;
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
-use serde_json::Value;
 use rdma_device_plugin::{nccl, scan::SCAN};
+use serde_json::Value;
 
 use crate::global::{Global, within_limit};
 use crate::node_state::Sources;

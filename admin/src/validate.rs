@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::documents::{is_definition, name_of, objects};
 use crate::global::{Global, NodeAddresses};
-use crate::output::{Ended, Outcome, chain, complain, say, say_json, text_of};
+use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.
 #[derive(Debug, Args)]
@@ -116,7 +116,11 @@ impl Validate {
             Part::Pools(text) => {
                 let checked = validate::check(place, &text, &self.defaults.read(), host);
                 let warnings = match checked.text.is_empty() {
-                    true => checked.warnings.iter().map(|w| format!("warning: {w}\n")).collect(),
+                    true => checked
+                        .warnings
+                        .iter()
+                        .map(|w| format!("warning: {w}\n"))
+                        .collect(),
                     false => String::new(),
                 };
                 let checked = Checked {
@@ -143,7 +147,14 @@ impl Validate {
             Part::Other(kind) => {
                 let text = format!("{place}: an object of kind {kind} is not checked\n");
                 let document = json!({});
-                ("other", Checked { text, document, ..Checked::default() })
+                (
+                    "other",
+                    Checked {
+                        text,
+                        document,
+                        ..Checked::default()
+                    },
+                )
             }
         };
         if let Some(fields) = checked.document.as_object_mut() {
@@ -181,7 +192,9 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
             Some("NicClusterPolicy") => {
                 parts.push((place.to_owned(), Part::NicClusterPolicy(object.to_string())));
             }
-            Some(_) if is_definition(&object) => parts.push((place.to_owned(), Part::Network(object))),
+            Some(_) if is_definition(&object) => {
+                parts.push((place.to_owned(), Part::Network(object)))
+            }
             Some(kind) => parts.push((place.to_owned(), Part::Other(kind.to_owned()))),
             None => {
                 let part = plain(&object, own_text());
@@ -279,8 +292,14 @@ mod tests {
             ("version: 1\npools: []\n", vec!["pools"]),
             ("{\"configlist\": []}", vec!["pools"]),
             ("{\"allow\": {\"uplinks\": true}}", vec!["policy"]),
-            ("{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}", vec!["network"]),
-            ("kind: NetworkAttachmentDefinition\n---\nkind: Secret\n", vec!["network", "other"]),
+            (
+                "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",
+                vec!["network"],
+            ),
+            (
+                "kind: NetworkAttachmentDefinition\n---\nkind: Secret\n",
+                vec!["network", "other"],
+            ),
             ("kind: NicClusterPolicy\n", vec!["nicClusterPolicy"]),
             (
                 "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: |\n    version: 1\n    pools: []\n  \
@@ -292,6 +311,6 @@ mod tests {
             assert_eq!(kinds(text), expected, "{text}");
         }
         let error = parts_of("f", "a: 1\n").unwrap_err();
-        assert!(chain(&error).contains("is not a file of this project"));
+        assert!(error.to_string().contains("is not a file of this project"));
     }
 }

@@ -11,7 +11,7 @@ pub(crate) const FOR_THE_CONTAINER: &str = "a question for the container (--pod)
 /// How it stands, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// The question does not arise on this node.
     NotApplicable,
     /// As it should be.
@@ -41,7 +41,7 @@ impl Verdict {
 /// What one check says about one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Finding {
+pub(crate) struct Finding {
     /// The verdict.
     pub verdict: Verdict,
     /// What it is about: an RDMA device with its port, a netdev, a PCI address; `None` for the
@@ -138,7 +138,7 @@ impl Finding {
 /// What one check, or one rung, found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// Identifies the check or rung, such as `M01` or `rping`.
     pub id: &'static str,
     /// What should be so.

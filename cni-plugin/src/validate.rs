@@ -53,72 +53,77 @@ pub struct Findings {
 
 /// Checks a network with the node's policy.
 #[must_use]
-pub fn check(network: &Network, policy: &Policy, places: &Places, host: Option<&[PathBuf]>) -> Findings {
-        let mut found = Findings::default();
-        let ours = match plugins(network) {
-            Ok(ours) => ours,
-            Err(error) => {
-                found.errors.push(error);
-                return found;
-            }
-        };
-        if ours.is_empty() {
-            found
-                .notes
-                .push("no plugin of it is rdma-netdev: not checked".to_owned());
+pub fn check(
+    network: &Network,
+    policy: &Policy,
+    places: &Places,
+    host: Option<&[PathBuf]>,
+) -> Findings {
+    let mut found = Findings::default();
+    let ours = match plugins(network) {
+        Ok(ours) => ours,
+        Err(error) => {
+            found.errors.push(error);
+            return found;
         }
-        for plugin in ours {
-            check_plugin(network, &plugin, policy, places, host, &mut found);
-        }
+    };
+    if ours.is_empty() {
         found
+            .notes
+            .push("no plugin of it is rdma-netdev: not checked".to_owned());
     }
+    for plugin in ours {
+        check_plugin(network, &plugin, policy, places, host, &mut found);
+    }
+    found
+}
 
 fn check_plugin(
-        network: &Network,
-        plugin: &Value,
-        policy: &Policy,
-        places: &Places,
-        host: Option<&[PathBuf]>,
-        found: &mut Findings,
-    ) {
-        let read = || -> Result<(Request, Config), Error> {
-            let request = Request {
-                env: Environment {
-                    command: Command::Status,
-                    attachment: None,
-                    netns: None,
-                    args: env::Args::default(),
-                    path: host.unwrap_or_default().to_vec(),
-                    netns_override: false,
-                },
-                config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
-            };
-            let config = Config::read(&request, &policy.pkeys)?;
-            Ok((request, config))
+    network: &Network,
+    plugin: &Value,
+    policy: &Policy,
+    places: &Places,
+    host: Option<&[PathBuf]>,
+    found: &mut Findings,
+) {
+    let read = || -> Result<(Request, Config), Error> {
+        let request = Request {
+            env: Environment {
+                command: Command::Status,
+                attachment: None,
+                netns: None,
+                args: env::Args::default(),
+                path: host.unwrap_or_default().to_vec(),
+                netns_override: false,
+            },
+            config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
         };
-        let (request, config) = match read() {
-            Ok(read) => read,
-            Err(error) => return found.errors.push(error.to_string()),
-        };
-        // None of these hides another.
-        let before = found.errors.len();
-        found.notes.extend(config.notes.iter().cloned());
-        found.note(check_attach(&request, &config, network));
-        found.notes.extend(left_behind(&request, &config, policy));
-        let passthru = config.mode.as_deref() == Some("passthru") && !config.link_in_container;
-        if passthru && !policy.allow.passthru {
-            found.errors.push(format!(
-                "mode: passthru is denied: set allow.passthru in {}, or use mode bridge",
-                places.policy.display()
-            ));
-        }
-        let addresses = check_addresses(&request, &config, policy, places);
-        found.note(addresses);
-        if host.is_some() && found.errors.len() == before {
-            let asked = status::run(places, format!("validate {}", network.name), &request);
-            found.note(asked.map(|()| Findings::default()));
-        }
+        let config = Config::read(&request, &policy.pkeys)?;
+        Ok((request, config))
+    };
+    let (request, config) = match read() {
+        Ok(read) => read,
+        Err(error) => return found.errors.push(error.to_string()),
+    };
+    // None of these hides another.
+    let before = found.errors.len();
+    found.notes.extend(config.notes.iter().cloned());
+    found.note(check_attach(&request, &config, network));
+    found.notes.extend(left_behind(&request, &config, policy));
+    let passthru = config.mode.as_deref() == Some("passthru") && !config.link_in_container;
+    if passthru && !policy.allow.passthru {
+        found.errors.push(format!(
+            "mode: passthru is denied: set allow.passthru in {}, or use mode bridge",
+            places.policy.display()
+        ));
     }
+    let addresses = check_addresses(&request, &config, policy, places);
+    found.note(addresses);
+    if host.is_some() && found.errors.len() == before {
+        let asked = status::run(places, format!("validate {}", network.name), &request);
+        found.note(asked.map(|()| Findings::default()));
+    }
+}
 
 /// Which interface the pod gets.
 fn check_attach(request: &Request, config: &Config, network: &Network) -> Result<Findings, Error> {
@@ -494,9 +499,11 @@ mod tests {
     fn a_master_beside_a_resource_is_noted() {
         let network = |keys: &str| {
             let config = format!(r#"{{"cniVersion": "1.0.0", "type": "rdma-netdev"{keys}}}"#);
-            one(&json!({"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x",
+            one(
+                &json!({"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x",
                 "annotations": {RESOURCE_NAME: "rdma/a"}}, "spec": {"config": config}})
-            .to_string())
+                .to_string(),
+            )
         };
         let found = network(r#", "master": "e0""#);
         assert!(found.errors.is_empty(), "{found:?}");
@@ -545,7 +552,8 @@ mod tests {
             found.errors.is_empty() && found.notes[0].contains("not checked"),
             "{found:?}"
         );
-        let of_a_file = r#"{"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x"}, "spec": {}}"#;
+        let of_a_file =
+            r#"{"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x"}, "spec": {}}"#;
         assert!(
             one(of_a_file).errors.is_empty(),
             "its configuration is on the nodes"

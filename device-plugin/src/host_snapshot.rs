@@ -51,11 +51,7 @@ impl HostSnapshot {
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read; the previous scan is then better than
     /// half a new one.
-    pub fn scan(
-        host: &Host,
-        node_addresses: &[IpAddr],
-        gates: &[Gate],
-    ) -> hca::Result<Self> {
+    pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
         Self::read(host, node_addresses, gates, Machine::read_without_gpus)
     }
 

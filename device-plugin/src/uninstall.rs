@@ -27,8 +27,8 @@ use crate::binding::store as bindings;
 use crate::candidate::memory;
 use crate::config::last_good;
 use crate::deliver::cdi;
-use crate::reclaim;
 use crate::node_files;
+use crate::reclaim;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
 const STATE_ENTRIES: [&str; 10] = [

@@ -14,6 +14,7 @@
 mod error;
 mod rails;
 mod read;
+pub use read::KEYS;
 mod selector;
 
 pub use error::PolicyError;

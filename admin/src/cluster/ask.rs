@@ -97,10 +97,7 @@ struct Pod {
 
 impl Cluster {
     /// Asks all nodes, in the order of their names.
-    pub(super) async fn ask(
-        self,
-        argv: &[String],
-    ) -> anyhow::Result<Vec<Answer>> {
+    pub(super) async fn ask(self, argv: &[String]) -> anyhow::Result<Vec<Answer>> {
         let pods = self.pods().await?;
         let (cluster, argv) = (Arc::new(self), Arc::new(argv.to_vec()));
         let turns = Arc::new(Semaphore::new(cluster.parallel));

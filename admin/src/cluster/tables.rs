@@ -111,7 +111,14 @@ fn pods(document: &Value) -> Vec<Vec<String>> {
 }
 
 fn attachments(document: &Value) -> Vec<Vec<String>> {
-    let keys = ["pod", "interface", "network", "kind", "netdev", "netnsState"];
+    let keys = [
+        "pod",
+        "interface",
+        "network",
+        "kind",
+        "netdev",
+        "netnsState",
+    ];
     let row = |one: &Value| keys.map(|key| shown(&one[key])).to_vec();
     list(&document["attachments"]).map(row).collect()
 }
@@ -215,7 +222,10 @@ mod tests {
     fn nodes_are_rows_and_those_that_did_not_answer_are_named() {
         let units = json!({"resource": "rdma/a", "healthy": 8, "unhealthy": 0, "held": 2, "kubelet": "listening"});
         let answers = [
-            answer("n1", Ok(json!({"units": [units], "addresses": [], "notes": ["pod x: far"]}))),
+            answer(
+                "n1",
+                Ok(json!({"units": [units], "addresses": [], "notes": ["pod x: far"]})),
+            ),
             answer("n2", Err("container not found")),
             answer("n3", Ok(json!({"units": [], "addresses": [], "notes": []}))),
         ];
@@ -263,7 +273,9 @@ mod tests {
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
         let document = json!({"hcas": [{"rdmaDevices": ["\u{1b}[2J"], "id": 7, "netdevs": "x"}]});
-        let text = View::of("discover").unwrap().text(&[answer("n1", Ok(document))]);
+        let text = View::of("discover")
+            .unwrap()
+            .text(&[answer("n1", Ok(document))]);
         assert!(!text.contains('\u{1b}'), "{text}");
     }
 }

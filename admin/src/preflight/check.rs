@@ -71,7 +71,7 @@ fn judge<F>(checks: &[Check<F>], selection: &Selection, read: impl FnOnce() -> F
 
 /// Which checks to make.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Selection {
+pub(super) struct Selection {
     only: BTreeSet<String>,
     skip: BTreeSet<String>,
 }
@@ -81,7 +81,7 @@ pub struct Selection {
 #[error(
     "there is no check {word}; preflight --list names all, and a letter ({letters}) means all of its subject"
 )]
-pub struct NoSuchCheck {
+pub(super) struct NoSuchCheck {
     /// The word.
     pub word: String,
     /// The letters of the subjects.
@@ -94,7 +94,7 @@ impl Selection {
     /// # Errors
     /// [`NoSuchCheck`] for a word that chooses nothing: a mistyped check that is silently left
     /// out would pass for one that was made.
-    pub fn new(only: &[String], skip: &[String]) -> Result<Self, NoSuchCheck> {
+    pub(super) fn new(only: &[String], skip: &[String]) -> Result<Self, NoSuchCheck> {
         Ok(Self {
             only: expand(only)?,
             skip: expand(skip)?,

@@ -2,9 +2,7 @@
 
 use super::check::{Checks, Selection, Subject};
 use super::context::Context;
-use super::{
-    counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime,
-};
+use super::{counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime};
 use crate::verdict::Outcome;
 
 /// The subjects, in the order of a search for a fault: from the driver up to Kubernetes. Counters
@@ -58,7 +56,7 @@ const SUBJECTS: &[&dyn Checks] = &[
 
 /// Every check there is: id and title, in order.
 #[must_use]
-pub fn catalogue() -> Vec<(&'static str, &'static str)> {
+pub(super) fn catalogue() -> Vec<(&'static str, &'static str)> {
     let mut all: Vec<_> = SUBJECTS
         .iter()
         .flat_map(|subject| subject.titles())
@@ -81,7 +79,7 @@ fn order(id: &str) -> (Option<usize>, &str) {
 
 /// Makes all chosen checks.
 #[must_use]
-pub fn run(context: &Context, selection: &Selection) -> Vec<Outcome> {
+pub(super) fn run(context: &Context, selection: &Selection) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = SUBJECTS
         .iter()
         .flat_map(|subject| subject.make(context, selection))

@@ -14,7 +14,7 @@ use super::hcas::Expected;
 
 /// Whose checks are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
+pub(super) enum Scope {
     /// The node's: drivers, hardware, kubelet.
     Node,
     /// Those of the container this process runs in.
@@ -23,7 +23,7 @@ pub enum Scope {
 
 /// Requirements of the administrator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Requirements {
+pub(super) struct Requirements {
     /// How RDMA devices should relate to network namespaces.
     pub netns_mode: Option<NetnsMode>,
     /// Rate that each port should have, in Gb/s.
@@ -38,7 +38,7 @@ pub struct Requirements {
 
 /// Roots and requirements.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(super) struct Settings {
     /// Prefix of the host's files.
     pub root: PathBuf,
     /// Addresses that the cluster knows the node by.
@@ -61,7 +61,7 @@ pub struct Settings {
 
 /// Everything that subjects read from.
 #[derive(Debug)]
-pub struct Context {
+pub(super) struct Context {
     /// Roots and requirements.
     pub(super) settings: Settings,
     /// The host's kernel file systems.
@@ -75,7 +75,7 @@ pub struct Context {
 
 /// One scan of the host.
 #[derive(Debug, Clone)]
-pub struct Snapshot {
+pub(super) struct Snapshot {
     /// RDMA devices and netdevs.
     pub inventory: Inventory,
     /// Where NICs and GPUs are.
@@ -88,7 +88,7 @@ pub struct Snapshot {
 
 /// The pools of a configuration, resolved against this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pools {
+pub(super) struct Pools {
     /// The pools of each RDMA device that is in one.
     pub of_device: BTreeMap<String, Vec<Membership>>,
     /// The HCAs of each pool, by resource.
@@ -99,7 +99,7 @@ pub struct Pools {
 
 /// An HCA of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolHca {
+pub(super) struct PoolHca {
     /// The name it has on the node.
     pub id: String,
     /// Why it cannot be used, if it cannot.
@@ -108,7 +108,7 @@ pub struct PoolHca {
 
 /// A pool that has an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Membership {
+pub(super) struct Membership {
     /// The resource.
     pub resource: String,
     /// Several pods may use the device.
@@ -120,7 +120,7 @@ pub struct Membership {
 impl Context {
     /// From one scan of the host.
     #[must_use]
-    pub fn new(settings: Settings, snapshot: Snapshot, pools: Option<Pools>) -> Self {
+    pub(super) fn new(settings: Settings, snapshot: Snapshot, pools: Option<Pools>) -> Self {
         let host = Host::at(&settings.root);
         let live = is_running_kernel(&settings.root) && snapshot.in_host_namespace;
         Self {
@@ -210,7 +210,7 @@ pub(super) fn is_running_kernel(root: &Path) -> bool {
 /// A directory or file of the host that the `DaemonSet` mounts at its own place: below `root`, or
 /// there if it is this machine's and not below `root`.
 #[must_use]
-pub fn mounted(root: &Path, path: &Path) -> PathBuf {
+pub(super) fn mounted(root: &Path, path: &Path) -> PathBuf {
     let relative = path.strip_prefix("/").unwrap_or(path);
     let (below, own) = (root.join(relative), Path::new("/").join(relative));
     if !below.exists() && own.exists() && is_running_kernel(root) {

@@ -12,7 +12,7 @@ use super::check::Check;
 use super::context::Context;
 use super::qos::dcb;
 use crate::verdict::{Finding, NO_NIC};
-use crate::{files, port_counters};
+use rdma_device_plugin::{files, port_counters};
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

@@ -7,8 +7,8 @@ use std::path::Path;
 use super::check::Check;
 use super::context::Context;
 use super::modules::version;
-use crate::files;
 use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::files;
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

@@ -10,7 +10,7 @@ use crate::verdict::Finding;
 
 /// How many HCAs this node should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expected {
+pub(super) struct Expected {
     /// Those of the pool of this resource; all of the node without.
     pub resource: Option<String>,
     /// How many of them can be used.
@@ -20,7 +20,7 @@ pub struct Expected {
 /// A text that is no [`Expected`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number of HCAs, or a resource and a number, such as 8 or rdma/rails=8")]
-pub struct NoExpectation;
+pub(super) struct NoExpectation;
 
 impl FromStr for Expected {
     type Err = NoExpectation;

@@ -8,9 +8,9 @@ use hca::{LinkLayer, Port, PortState, RdmaDevice};
 
 use super::check::Check;
 use super::context::{Context, Membership};
-use crate::files;
 use crate::verdict::{Finding, NO_NIC};
 use hca::network::Uplinks;
+use rdma_device_plugin::files;
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

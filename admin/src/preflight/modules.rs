@@ -8,8 +8,8 @@ pub(super) use netlink::release::version;
 
 use super::check::Check;
 use super::context::Context;
-use crate::files;
 use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::files;
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

@@ -13,8 +13,8 @@ use self::config_space::{ConfigSpace, Register};
 use self::platform::Platform;
 use super::check::Check;
 use super::context::Context;
-use crate::files;
 use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::files;
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

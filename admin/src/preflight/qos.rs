@@ -11,8 +11,8 @@ use hca::rdma::NodeType;
 use self::dcb::Dcb;
 use super::check::Check;
 use super::context::Context;
-use crate::files;
 use crate::verdict::Finding;
+use rdma_device_plugin::files;
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

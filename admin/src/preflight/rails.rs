@@ -12,9 +12,9 @@ use netlink_packet_route::rule::RuleAttribute;
 
 use super::check::Check;
 use super::context::Context;
-use crate::files;
 use crate::verdict::{FOR_THE_CONTAINER, Finding};
 use hca::network::{Network, Route, Uplinks};
+use rdma_device_plugin::files;
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

@@ -7,9 +7,9 @@ use hca::chardev::Node;
 
 use super::check::Check;
 use super::context::Context;
-use crate::container_runtime::{self, Cdi};
-use crate::files;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
+use rdma_device_plugin::container_runtime::{self, Cdi};
+use rdma_device_plugin::files;
 
 /// What is read.
 #[derive(Debug, Clone, Default)]

@@ -13,7 +13,7 @@ use super::holders::Holders;
 /// A pod with a NIC that is farther from a GPU than it need be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Misaligned {
+pub(crate) struct Misaligned {
     /// The pod, `namespace/name`.
     pub pod: String,
     /// Ordinal of the first of its GPUs that is far from its NIC.
@@ -29,7 +29,7 @@ pub struct Misaligned {
 impl Misaligned {
     /// As a sentence.
     #[must_use]
-    pub fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         format!(
             "pod {}: GPU {} is served by {} at {}, where {} can be had on this machine",
             self.pod, self.gpu, self.nic, self.distance, self.nearest
@@ -39,7 +39,7 @@ impl Misaligned {
 
 /// How the pods with both GPUs and NICs are placed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Alignment {
+pub(crate) struct Alignment {
     /// Pods that could be judged.
     pub pods: usize,
     /// Those of them that are misaligned, by name.
@@ -49,7 +49,7 @@ pub struct Alignment {
 /// Judges every pod that holds at least one GPU and one NIC of this machine. A unit that stands
 /// for all HCAs of its pool names no NIC, and its pod is not judged.
 #[must_use]
-pub fn alignment(machine: &Machine, holders: &Holders) -> Alignment {
+pub(crate) fn alignment(machine: &Machine, holders: &Holders) -> Alignment {
     let mut of_pod: BTreeMap<String, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
     for (index, gpu) in machine.gpus.iter().enumerate() {
         for pod in holders.gpu(gpu) {

@@ -11,7 +11,7 @@ use hca::topology::{Gpu, Nic};
 
 /// Pods by the names of their devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Holders {
+pub(crate) struct Holders {
     by_id: BTreeMap<String, Vec<String>>,
     /// Devices held as such.
     whole: BTreeSet<String>,
@@ -20,7 +20,7 @@ pub struct Holders {
 impl Holders {
     /// Collects pods (`namespace/name`) with the device IDs they hold.
     #[must_use]
-    pub fn collect(devices: impl IntoIterator<Item = (String, String)>) -> Self {
+    pub(crate) fn collect(devices: impl IntoIterator<Item = (String, String)>) -> Self {
         let mut by_id: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut whole = BTreeSet::new();
         for (pod, id) in devices {
@@ -37,7 +37,7 @@ impl Holders {
 
     /// Pods that have a GPU.
     #[must_use]
-    pub(super) fn gpu(&self, gpu: &Gpu) -> Vec<String> {
+    pub(crate) fn gpu(&self, gpu: &Gpu) -> Vec<String> {
         let address = gpu.place.address.to_string();
         self.of(&[Some(address), gpu.uuid.clone()])
     }
@@ -50,7 +50,7 @@ impl Holders {
 
     /// True if a pod has the NIC itself, not a share of it.
     #[must_use]
-    pub fn nic_as_a_whole(&self, nic: &Nic) -> bool {
+    pub(crate) fn nic_as_a_whole(&self, nic: &Nic) -> bool {
         self.whole.contains(&nic.hca.to_string())
     }
 

@@ -21,13 +21,13 @@ const LEGEND: [(Class, &str); 6] = [
 
 /// The lists as text.
 #[must_use]
-pub fn text(view: &View) -> String {
+pub(super) fn text(view: &View) -> String {
     sections(view, String::new())
 }
 
 /// The same below the matrix.
 #[must_use]
-pub fn text_with_matrix(view: &View) -> String {
+pub(super) fn text_with_matrix(view: &View) -> String {
     sections(view, format!("{}\n", matrix(view)))
 }
 

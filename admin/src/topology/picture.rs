@@ -9,4 +9,4 @@ mod draw;
 mod layout;
 mod nest;
 
-pub use draw::svg;
+pub(super) use draw::svg;

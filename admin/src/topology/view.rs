@@ -11,7 +11,7 @@ use super::holders::Holders;
 
 /// All that the faces show.
 #[derive(Debug, Default)]
-pub struct View {
+pub(super) struct View {
     /// GPUs, NICs, NUMA nodes.
     pub machine: Machine,
     /// Which pod has which GPU and NIC; empty if the kubelet was not asked.
@@ -158,7 +158,7 @@ impl View {
 
     /// The whole as one document.
     #[must_use]
-    pub fn document(&self) -> Value {
+    pub(super) fn document(&self) -> Value {
         let machine = &self.machine;
         let gpus: Vec<&Place> = machine.gpus.iter().map(|gpu| &gpu.place).collect();
         let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();

@@ -20,7 +20,7 @@ use super::{causes, nccl, perftest, ping};
 
 /// One rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rung {
+pub(super) struct Rung {
     /// Its name.
     pub id: &'static str,
     /// What should be so.
@@ -58,11 +58,11 @@ pub(super) const NCCL: Rung = Rung {
     title: "a collective of NCCL reaches it",
 };
 /// What may be chosen, lowest first.
-pub const CHOICE: [Rung; 5] = [PING, RPING, WRITE_BW, GPU, NCCL];
+pub(super) const CHOICE: [Rung; 5] = [PING, RPING, WRITE_BW, GPU, NCCL];
 
 /// What is to be verified.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(super) struct Plan {
     /// Where servers run.
     pub server: Place,
     /// Where clients run.
@@ -94,7 +94,7 @@ pub struct Plan {
 /// Numbers that a tool printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Measurement {
+pub(super) struct Measurement {
     /// The rung.
     pub rung: &'static str,
     /// The pair of ports, or `None` for a whole job.
@@ -105,7 +105,7 @@ pub struct Measurement {
 
 /// What was found.
 #[derive(Debug, Clone, Default)]
-pub struct Climbed {
+pub(super) struct Climbed {
     /// Each rung.
     pub outcomes: Vec<Outcome>,
     /// What was measured.
@@ -155,7 +155,7 @@ async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Outp
 }
 
 /// Climbs; `progress` is called with what is done now, when it starts and every ten seconds.
-pub async fn climb(plan: &Plan, progress: &dyn Fn(&str)) -> Climbed {
+pub(super) async fn climb(plan: &Plan, progress: &dyn Fn(&str)) -> Climbed {
     let mut climb = Climb {
         plan,
         next_port: plan.port,

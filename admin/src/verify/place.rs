@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 /// One end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub(super) enum Place {
     /// This host.
     Local,
     /// A network namespace of this host; its file.
@@ -91,7 +91,7 @@ impl fmt::Display for Place {
 
 /// What a tool left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
+pub(super) struct Ended {
     /// It ended with 0.
     pub fine: bool,
     /// Both its streams, the error stream last.
@@ -201,7 +201,12 @@ impl Place {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub async fn run(&self, kubectl: &str, argv: &[&str], most: Duration) -> Result<Ended, String> {
+    pub(super) async fn run(
+        &self,
+        kubectl: &str,
+        argv: &[&str],
+        most: Duration,
+    ) -> Result<Ended, String> {
         let seconds = most.as_secs().max(1).to_string();
         let mut there = vec!["timeout", &seconds];
         there.extend(argv);

@@ -9,7 +9,7 @@ use crate::verdict::Outcome;
 
 /// What a table is judged by.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Expected {
+pub(super) struct Expected {
     /// Rate of one NIC in Gb/s; `None`: what the table itself says of the link, if anything.
     pub line_rate: Option<f64>,
     /// NICs of each pod, for NCCL; `None`: as NCCL says, else one for each GPU.
@@ -21,7 +21,7 @@ pub struct Expected {
 /// Judges the output of `ib_write_bw` or of `nccl-tests`; `None` for text with neither's table and
 /// without a message that ends a collective.
 #[must_use]
-pub fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
+pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     let text = plain(text);
     let (rung, finding) = if text.contains("BW average") {
         let (rung, memory) = if expected.gpu_memory {

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use hca::HcaId;
 use node_wire::Pod;
-pub(crate) use node_wire::status::ServedGpu;
 use node_wire::status::BindingStatus;
+pub(crate) use node_wire::status::ServedGpu;
 use serde::{Deserialize, Serialize};
 
 /// The directory below the state directory.

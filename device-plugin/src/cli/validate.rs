@@ -142,7 +142,9 @@ pub fn check(
 }
 
 fn text_of(place: &str, config: &Config, here: Option<&Pools>) -> String {
-    let rescan = config.rescan.map(|every| format!("every {} s", every.as_secs()));
+    let rescan = config
+        .rescan
+        .map(|every| format!("every {} s", every.as_secs()));
     let rescan = rescan.unwrap_or_else(|| "off".to_owned());
     let mut text = format!("{place}: {}, rescan {rescan}\n", config.format);
     for pool in &config.pools {

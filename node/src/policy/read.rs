@@ -12,7 +12,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const KEYS: [&str; 11] = [
+/// Keys of a policy.
+pub const KEYS: [&str; 11] = [
     "version",
     "node",
     "stateDir",

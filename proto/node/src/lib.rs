@@ -66,7 +66,8 @@ pub use binding::{
 };
 pub use block::{BlockNeed, BlocksGranted};
 pub use client::{
-    ClientError, Peer, Server, addresses, ask, bind, blocks, commit, daemon_status, pod_units, unbind,
+    ClientError, Peer, Server, addresses, ask, bind, blocks, commit, daemon_status, pod_units,
+    unbind,
 };
 pub use document::{Allocation, Answer, Claim, Failure, FailureKind, Pod, PodUnits, Question};
 

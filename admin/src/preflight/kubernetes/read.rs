@@ -15,8 +15,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Asked, Facts, Opened, PluginDir, Policies};
-use crate::files;
 use crate::preflight::context::{Context, Settings, mounted};
+use rdma_device_plugin::files;
 
 /// Reads the host.
 #[must_use]

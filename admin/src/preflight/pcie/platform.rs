@@ -2,7 +2,7 @@
 
 use hca::Host;
 
-use crate::files;
+use rdma_device_plugin::files;
 
 /// What the machine is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

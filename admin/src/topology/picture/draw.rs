@@ -28,7 +28,7 @@ const STYLE: &str = "text{font-family:DejaVu Sans,Verdana,Helvetica,sans-serif;f
 
 /// Draws the node. `title` stands above it.
 #[must_use]
-pub fn svg(view: &View, title: &str) -> String {
+pub(crate) fn svg(view: &View, title: &str) -> String {
     let shapes = layout::lay(&nest::nest(&view.machine, title), GAP, GAP);
     let machine = shapes.first().map(Shape::rect).unwrap_or_default();
     let notes = view.notes();
