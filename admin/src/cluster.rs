@@ -68,11 +68,11 @@ struct Flags {
     #[arg(long, global = true, value_name = "NAME,..", value_delimiter = ',')]
     nodes: Vec<String>,
     /// How many nodes are asked at one time
-    #[arg(long, global = true, value_name = "COUNT", default_value_t = 16,
+    #[arg(long, global = true, hide_short_help = true, value_name = "COUNT", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..))]
     parallel: u16,
     /// How long a node may take, in seconds
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60,
+    #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..))]
     node_timeout: u64,
 }

@@ -187,26 +187,35 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use hca::tree::{Tree, machine};
+    use rdma_device_plugin::host_snapshot::HostSnapshot;
+
     use super::*;
-    use crate::candidate::example::{infiniband, virtual_function};
 
     #[test]
     fn an_hca_is_found_by_any_of_its_names() {
-        let all = [virtual_function(), infiniband()];
-        let id = |name: &str| find(&all, name).map(|candidate| candidate.id.to_string());
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        machine::egx(&tree);
+        let scanned = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let (all, _) = gather::list(&scanned.inventory, &scanned.functions);
+        let first = &all[0];
+        let guid = &first.rdma_devices[0].node_guid;
+        let groups: Vec<&str> = (0..4).map(|n| &guid[4 * n..4 * n + 4]).collect();
+        let unit = format!("{}_3e71787e_17", first.id);
         for name in [
-            "0000:3b:00.5",
-            "mlx5_5",
-            "ens1f0v3",
-            "5054:00FF:fe00:0005",
-            "505400fffe000005",
-            "0000:3b:00.5_3e71787e_17",
+            first.id.to_string().as_str(),
+            first.rdma_devices[0].name.as_str(),
+            first.netdevs[0].name.as_str(),
+            groups.join(":").to_uppercase().as_str(),
+            guid.as_str(),
+            unit.as_str(),
         ] {
-            assert_eq!(id(name).as_deref(), Some("0000:3b:00.5"), "{name}");
+            let found = find(&all, name).map(|candidate| &candidate.id);
+            assert_eq!(found, Some(&first.id), "{name}");
         }
-        assert_eq!(id("mlx4_0").as_deref(), Some("0000:5e:00.0"));
-        for name in ["", "mlx5_1", "0000:3b:00.0", "ens1"] {
-            assert_eq!(id(name), None, "{name}");
+        for name in ["", "mlx5_9", "0000:00:00.0"] {
+            assert!(find(&all, name).is_none(), "{name}");
         }
     }
 }

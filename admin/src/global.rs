@@ -158,7 +158,13 @@ pub(crate) struct Kubectl {
     )]
     pub(crate) namespace: String,
     /// The program that stands for kubectl
-    #[arg(long, global = true, value_name = "PROGRAM", default_value = "kubectl")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        value_name = "PROGRAM",
+        default_value = "kubectl"
+    )]
     pub(crate) kubectl: String,
 }
 

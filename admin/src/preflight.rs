@@ -255,7 +255,6 @@ impl Preflight {
                 pkey: self.pkey,
                 window: Duration::from_secs(self.window),
             },
-            node_addresses: self.addresses.node_addresses.clone(),
             root,
         }
     }

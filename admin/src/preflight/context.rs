@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,8 +40,6 @@ pub(super) struct Requirements {
 pub(super) struct Settings {
     /// Prefix of the host's files.
     pub root: PathBuf,
-    /// Addresses that the cluster knows the node by.
-    pub node_addresses: Vec<IpAddr>,
     /// The kubelet's root directory.
     pub kubelet_root_dir: PathBuf,
     /// The kubelet's directory of device plugins.

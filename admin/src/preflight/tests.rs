@@ -4,7 +4,7 @@ mod node_tree;
 
 use std::fs;
 
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
+use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, machine};
 
 use super::*;
 use crate::verdict::Verdict;

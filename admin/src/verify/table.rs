@@ -60,7 +60,7 @@ pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Verdict;
+    use crate::verdict::Verdict;
 
     #[test]
     fn an_error_of_a_gpu_is_recognised_without_a_table() {

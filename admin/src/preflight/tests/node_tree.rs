@@ -258,7 +258,6 @@ impl Node {
     pub(super) fn settings(&self) -> Settings {
         let root = self.directory.path();
         Settings {
-            node_addresses: Vec::new(),
             root: root.to_owned(),
             kubelet_root_dir: root.join("var/lib/kubelet"),
             device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
