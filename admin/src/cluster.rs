@@ -74,7 +74,7 @@ struct Flags {
     /// How long a node may take, in seconds
     #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..))]
-    node_timeout: u64,
+    timeout: u64,
 }
 
 /// Whether the program was started by that name.
@@ -187,7 +187,7 @@ impl Cli {
             selector: flags.selector.clone(),
             nodes: flags.nodes.clone(),
             parallel: usize::from(flags.parallel),
-            timeout: Duration::from_secs(flags.node_timeout),
+            timeout: Duration::from_secs(flags.timeout),
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

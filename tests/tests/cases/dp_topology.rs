@@ -31,7 +31,7 @@ impl Host {
     }
 
     fn topology(&self, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(product("rdma-device-plugin")?)
+        let output = Command::new(product("rdmactl")?)
             .args(["topology", "--host-root"])
             .arg(self.directory.path().join("host"))
             .args(arguments)
