@@ -74,7 +74,7 @@ pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
-         rdma-netdev reclaim and rdma-ipam reclaim --yes on this node"
+         rdmactl attachments reclaim and rdma-ipam reclaim --yes on this node"
     )]
     InUse(String),
     /// It is not known whether any are.
@@ -217,7 +217,7 @@ pub(crate) fn remove(
         said(&path, &removed);
         Ok(())
     };
-    for name in cni_program::NAMES {
+    for name in cni_program::NAMES.into_iter().chain(["rdmactl"]) {
         one(places.cni_bin.join(name), None)?;
     }
     for prefix in [cdi::FILE_PREFIX, cdi_file::PREFIX] {

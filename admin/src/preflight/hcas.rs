@@ -139,7 +139,7 @@ fn h02_pools(facts: &Facts) -> Vec<Finding> {
     };
     let all_empty = pools.values().all(Vec::is_empty);
     let judge = |(resource, hcas): (&String, &Vec<PoolHca>)| {
-        let chosen = "rdma-device-plugin validate --on-host says what each selector leaves";
+        let chosen = "rdmactl validate --on-host says what each selector leaves";
         let finding = if hcas.is_empty() && facts.optional.contains(resource) {
             Finding::not_applicable("none here, and the pool is optional")
         } else if hcas.is_empty() {

@@ -59,7 +59,7 @@ const TOOLS: &[Cause] = &[
     Cause {
         message: "Unable to find GID",
         why: "the port's table has no such GID in this network namespace",
-        remedy: "show the table with \"rdma-device-plugin discover --gids\"; the interface needs its \
+        remedy: "show the table with \"rdmactl discover --gids\"; the interface needs its \
                  address before the device is opened",
     },
     Cause {

@@ -107,14 +107,14 @@ fn judge(
         (
             "it is flat from 16 KiB on: the path between GPU and NIC is the limit, they are not \
              on one PCIe switch, or ACS sends their traffic by the processor",
-            "see \"rdma-device-plugin topology\" for a NIC nearer to this GPU, and preflight P03 \
+            "see \"rdmactl topology\" for a NIC nearer to this GPU, and preflight P03 \
              and P05",
         )
     } else if flat(run) {
         (
             "it is flat from 16 KiB on: the NIC's PCIe link is the limit (fewer lanes, a lower \
              generation), or another pod uses the NIC",
-            "see preflight P01 and P06, and \"rdma-device-plugin status\" for who holds it",
+            "see preflight P01 and P06, and \"rdmactl status\" for who holds it",
         )
     } else {
         (
@@ -273,12 +273,12 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
              near to some of them only"
                 .to_owned(),
             "let the NIC be chosen by the GPU: ask for both in one container and see \
-             \"rdma-device-plugin topology --gpus\"",
+             \"rdmactl topology --gpus\"",
         )
     } else {
         (
             "GPU and NIC are not on one PCIe switch, or GPUDirect is not in use".to_owned(),
-            "see \"rdma-device-plugin topology\" and preflight D01 to D04, P03, P05",
+            "see \"rdmactl topology\" and preflight D01 to D04, P03, P05",
         )
     };
     let why = format!("{percent}: {why}");

@@ -266,7 +266,7 @@ fn end(place: &Place, end: &Result<End, String>) -> Finding {
             Finding::fail(
                 why,
                 "the container must ask for the resource, and the pod for the network; see \
-                 \"rdma-device-plugin status\" and discover on its node",
+                 \"rdmactl status\" and discover on its node",
             )
         }
         Ok(end) => {

@@ -1,5 +1,5 @@
 # Children of a RoCE NIC: ipvlan in all modes, alone and chained, beside the refusals
-# lab: nics=2 memory=768 timeout=400 binaries=rdma-netdev,rdma-ipam
+# lab: nics=2 memory=768 timeout=400 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 make_hca eth1 mlx5_1

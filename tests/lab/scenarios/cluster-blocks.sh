@@ -1,6 +1,6 @@
 # A whole real cluster of two nodes: unique addresses by its API, all nodes' state, upgrade, uninstall
 # lab: guests=2 nics=2 memory=3072 cpus=2 timeout=4200 image=yes node-image=yes kubernetes=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # shellcheck source=tests/lab/guest/cluster.sh
@@ -50,7 +50,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	for node in $nodes; do
 		contains "of $node: all slots healthy, one of them held" "^$node +rdma/hca_shared_devices_a +63 +0 +1 " "$checked"
 	done
-	check "kubectl rdma leases" kubectl rdma leases
+	check "kubectl rdma addresses" kubectl rdma addresses
 	show cat <<<"$checked"
 	for pod in rdma-test-pod-1 rdma-test-pod-2; do
 		node=$(kubectl get pod $pod -o json | jq -r .spec.nodeName)

@@ -2,7 +2,7 @@
 # lab: guests=2 nics=1 memory=3072 cpus=2 timeout=5400 image=yes node-image=yes kubernetes=yes
 # lab: peers=k8s-rdma-shared-dp,whereabouts,whereabouts.yaml ports=1
 # lab: device=e1000e,id=hca,netdev=wire,bus=port1,romfile= netdev=hubport,id=wire,hubid=0
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # What docs/migration.md says, in its order and with its commands; no pod is ended by it.

@@ -1,6 +1,6 @@
 # The networks and workers of manifests/examples, from their own files: children, moves, rails
 # lab: memory=1536 nics=3 timeout=600 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 networks=/lab/manifests/examples/networks

@@ -1,5 +1,5 @@
 # Pods that abuse an InfiniBand NIC or child: nothing of theirs is left on the port, and the host's netdev is as it was
-# lab: nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam
+# lab: nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 node_policy '{"allow": {"unallocated": true}}'

@@ -1,5 +1,5 @@
 # InfiniBand NICs go into pods and return unharmed, with RDMA's namespaces shared and exclusive
-# lab: nics=2 fabric=infiniband memory=640 timeout=600 binaries=rdma-netdev,rdma-ipam
+# lab: nics=2 fabric=infiniband memory=640 timeout=600 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # Nothing but the allocation is waived: a port's IPoIB netdev is hardware.

@@ -1,5 +1,5 @@
 # Children of IPoIB netdevs on two nodes: modes, partitions, MTU, and those that the kernel gives back
-# lab: guests=2 nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam
+# lab: guests=2 nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 node_policy '{"log": {"level": "info", "file": "/var/log/rdma-netdev.log"}, "allow": {"unallocated": true}}'

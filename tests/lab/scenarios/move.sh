@@ -1,5 +1,5 @@
 # A NIC and its HCA go into a pod and return unharmed, with RDMA's namespaces shared and exclusive
-# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
+# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 node_policy '{"allow": {"unallocated": true}}'

@@ -1,5 +1,5 @@
 # A file server that is away for a minute, on hard mounts: what waits goes on, nothing doubled or lost
-# lab: guests=2 memory=768 busy=1 timeout=1500 binaries=rdma-device-plugin,rdma-ipam
+# lab: guests=2 memory=768 busy=1 timeout=1500 binaries=rdma-device-plugin,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2154
 
 store=/var/lib/rdma-ipam
@@ -39,7 +39,7 @@ away() {
 	asked+=($!)
 	sleep 25
 	check "$1: the daemon lives while the server is away" alive
-	check "$1: status ends, too" timeout 60 rdma-device-plugin status
+	check "$1: status ends, too" timeout 60 rdmactl status
 	contains "$1: and names the store that does not answer" 'store "default": it is late' "$checked"
 	sleep 35
 }

@@ -1,5 +1,5 @@
 # Two nodes take addresses from one store on NFS at the same time: none twice, none lost
-# lab: guests=2 memory=768 timeout=600 binaries=rdma-ipam
+# lab: guests=2 memory=768 timeout=600 binaries=rdma-ipam,rdmactl
 # shellcheck shell=bash
 
 store=/var/lib/rdma-ipam

@@ -1,6 +1,6 @@
 # What restarts and dies beneath a running pod: container, kubelet, daemon, namespace
 # lab: memory=1536 timeout=400 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a pod=rdma-test-pod-1

@@ -1,6 +1,6 @@
 # Two nodes, a pod on each, addresses from one store on NFS, RDMA from node to node
 # lab: guests=2 memory=1536 timeout=900 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a

@@ -1,4 +1,4 @@
-//! `rdma-device-plugin topology --svg`: the picture, as a renderer of such pictures shows it.
+//! `rdmactl topology --svg`: the picture, as a renderer of such pictures shows it.
 
 use std::fs;
 use std::path::Path;
