@@ -60,6 +60,7 @@ struct Flags {
         long,
         short = 'l',
         global = true,
+        hide_short_help = true,
         value_name = "SELECTOR",
         default_value = "app.kubernetes.io/name=rdma-device-plugin"
     )]

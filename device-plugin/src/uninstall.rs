@@ -74,7 +74,7 @@ pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
-         rdmactl attachments reclaim and rdma-ipam reclaim --yes on this node"
+         rdmactl attachments reclaim and rdmactl addresses reclaim --yes on this node"
     )]
     InUse(String),
     /// It is not known whether any are.

@@ -193,7 +193,7 @@ impl Plugin {
                 .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
             for record in strange {
                 log.warn(format_args!(
-                    "free the addresses of {id}: {record}; see rdma-ipam fsck"
+                    "free the addresses of {id}: {record}; see rdmactl addresses fsck"
                 ));
             }
             Ok(!freed.is_empty())

@@ -1,60 +1,47 @@
-//! `rdma-ipam blocks`: which blocks of addresses this node has.
+//! Blocks of addresses that the cluster gave to this node.
 
-use super::{Global, Outcome, complain, say, say_json};
-use crate::store::{NodeBlock, Store};
-use anyhow::{Result, bail};
-use clap::Args;
+use ipam::store::{NodeBlock, Store, StoreError};
 use ipnetwork::IpNetwork;
-use node::table::{cell, table};
+use node::table::cell;
 use serde_json::{Value, json};
 
-#[derive(Debug, Args)]
-pub(super) struct Blocks {}
-
-impl Blocks {
-    #[expect(clippy::unused_self, reason = "as each command has it")]
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (blocks, outside) = match global.open_used()?.1 {
-            Some(store) => read(&store, &global.store)?,
-            None => (Vec::new(), Vec::new()),
-        };
-        if global.json {
-            let blocks: Vec<Value> = blocks.iter().map(as_json).collect();
-            say_json(json!({"blocks": blocks, "leasesOutside": outside}));
-        } else {
-            let rows: Vec<Vec<String>> = blocks.iter().map(row).collect();
-            let header = [
-                "BLOCK",
-                "NETWORK NAME",
-                "SIZE",
-                "USED",
-                "COOLING DOWN",
-                "LEASED BEFORE",
-                "FREE",
-                "EPOCH",
-            ];
-            say(&table(&header, &rows));
-        }
-        for lease in &outside {
-            complain(lease);
-        }
-        Ok(match outside.is_empty() {
-            true => Outcome::Done,
-            false => Outcome::Found,
-        })
-    }
+/// The node's blocks, and leases in none of them.
+pub(super) struct Blocks {
+    blocks: Vec<NodeBlock>,
+    pub(super) outside: Vec<String>,
 }
 
-/// The blocks, and what is said of leases that are in none.
-fn read(store: &Store, name: &str) -> Result<(Vec<NodeBlock>, Vec<String>)> {
+/// `None` for a store without blocks.
+pub(super) fn read(store: &Store) -> Result<Option<Blocks>, StoreError> {
     let Some(blocks) = store.node_blocks()? else {
-        bail!("store {name:?} is of type file, which has no blocks; see rdma-ipam pools");
+        return Ok(None);
     };
-    let outside = store
-        .outside_blocks()?
-        .into_iter()
-        .map(|lease| lease.finding().what);
-    Ok((blocks, outside.collect()))
+    let outside = store.outside_blocks()?.into_iter();
+    Ok(Some(Blocks {
+        blocks,
+        outside: outside.map(|lease| lease.finding().what).collect(),
+    }))
+}
+
+impl Blocks {
+    pub(super) fn documents(&self) -> Vec<Value> {
+        self.blocks.iter().map(as_json).collect()
+    }
+
+    pub(super) fn table(&self) -> String {
+        let rows: Vec<Vec<String>> = self.blocks.iter().map(row).collect();
+        let header = [
+            "BLOCK",
+            "NETWORK NAME",
+            "SIZE",
+            "USED",
+            "COOLING DOWN",
+            "LEASED BEFORE",
+            "FREE",
+            "EPOCH",
+        ];
+        node::table::table(&header, &rows)
+    }
 }
 
 fn size(block: IpNetwork) -> u64 {

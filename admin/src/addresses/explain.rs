@@ -1,13 +1,14 @@
-//! `rdma-ipam explain`: what a configuration means, and which address is next.
+//! `rdmactl addresses explain`: what a configuration means, and which address is next.
 
-use super::documents::{is_definition, name_of, objects};
-use super::{Global, Outcome, complain, say, say_json};
-use crate::config::Config;
-use crate::range::{Range, from_bits};
-use crate::store::Survey;
+use super::Scope;
+use crate::documents::{is_definition, name_of, objects};
+use crate::output::{Ended, Outcome, complain, say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cni_wire::{Command, Environment, NetworkConfig, Request, env};
+use ipam::config::Config;
+use ipam::range::{Range, from_bits};
+use ipam::store::Survey;
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use serde_json::{Value, json};
@@ -22,8 +23,8 @@ pub(super) struct Explain {
 }
 
 impl Explain {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let plugin = global.plugin()?;
+    pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let plugin = scope.plugin()?;
         let request = self.request()?;
         let asked = plugin.config(&request)?;
         let rails: Vec<u32> = asked.rails().into_iter().flatten().collect();
@@ -51,12 +52,12 @@ impl Explain {
             "ignoredKeys": config.ignored,
             "ranges": ranges,
         });
-        if global.json {
+        if scope.global.json {
             say_json(value);
         } else {
             say(&text(&config, &value));
         }
-        Ok(Outcome::Done)
+        Ok(Outcome::Good)
     }
 
     fn request(&self) -> Result<Request> {
@@ -239,7 +240,10 @@ fn because(survey: &Survey) -> String {
         (None, _) => "every address is leased".to_owned(),
     };
     if survey.unreadable > 0 {
-        because += &format!("; {} parts cannot be read, see fsck", survey.unreadable);
+        because += &format!(
+            "; {} parts cannot be read, see rdmactl addresses fsck",
+            survey.unreadable
+        );
     }
     because
 }

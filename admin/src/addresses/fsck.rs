@@ -1,10 +1,10 @@
-//! `rdma-ipam fsck`: what should not be in the store, and its repair.
+//! `rdmactl addresses fsck`: what should not be in the store, and its repair.
 
-use super::{Global, Outcome, say, say_json, shown};
-use crate::store::{Checkup, Store};
-use anyhow::Result;
+use super::{Scope, shown};
+use crate::output::{Ended, Outcome, say, say_json};
 use clap::Args;
 use cni_wire::text::printable;
+use ipam::store::{Checkup, Store};
 use serde_json::json;
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ pub(super) struct Fsck {
 }
 
 impl Fsck {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let plugin = global.plugin()?;
+    pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let plugin = scope.plugin()?;
         if self.adopt {
-            Store::forget(plugin.policy(), &global.store)?;
+            Store::forget(plugin.policy(), scope.store)?;
         }
-        let checkup = match global.open_used()?.1 {
+        let checkup = match scope.open_used()?.1 {
             Some(store) => {
                 store.probe()?;
                 store.fsck(self.repair, self.min_age)?
@@ -36,7 +36,7 @@ impl Fsck {
         };
         let repaired = checkup.repaired();
         let left = checkup.findings.len().saturating_sub(repaired);
-        if global.json {
+        if scope.global.json {
             let findings: Vec<_> = checkup
                 .findings
                 .iter()
@@ -67,7 +67,7 @@ impl Fsck {
             ));
         }
         Ok(if left == 0 {
-            Outcome::Done
+            Outcome::Good
         } else {
             Outcome::Found
         })

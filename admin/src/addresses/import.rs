@@ -1,13 +1,14 @@
-//! `rdma-ipam import`: take over the leases of host-local.
+//! `rdmactl addresses import`: take over the leases of host-local.
 
-use super::{Global, Outcome, complain, say, say_json};
-use crate::import::{self, Planned};
-use crate::lease::Holder;
-use crate::plugin::Plugin;
-use crate::range::{Range, Spec};
-use crate::store::{CoolDown, Store, Want};
+use super::Scope;
+use crate::output::{Ended, Outcome, complain, say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use ipam::import::{self, Planned};
+use ipam::lease::Holder;
+use ipam::plugin::Plugin;
+use ipam::range::{Range, Spec};
+use ipam::store::{CoolDown, Store, Want};
 use ipnetwork::IpNetwork;
 use node::policy::{Profile, StoreKind};
 use node::table::table;
@@ -44,15 +45,15 @@ struct How {
 }
 
 impl Import {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let plugin = global.plugin()?;
-        let store = plugin.policy().stores.get(&global.store);
+    pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let plugin = scope.plugin()?;
+        let store = plugin.policy().stores.get(scope.store);
         if let Some(StoreKind::Kubernetes { .. }) = store.map(|store| &store.kind) {
             bail!(
                 "store {:?} is of type kubernetes: it has the leases of this node alone, in blocks that \
                  the cluster gave it; list the other plugin's addresses in the network's exclude \
                  until they have ended, or import them into a store of type file",
-                global.store
+                scope.store
             );
         }
         let From::HostLocal {
@@ -60,8 +61,8 @@ impl Import {
             range,
             network,
             how,
-        } = self.from;
-        let (planned, empty) = import::host_local(&directory, &range)?;
+        } = &self.from;
+        let (planned, empty) = import::host_local(directory, range)?;
         for name in empty {
             complain(&format!(
                 "{}: the file is empty; not imported",
@@ -72,6 +73,7 @@ impl Import {
             .file_name()
             .map(|name| name.to_string_lossy().into_owned());
         let network = network
+            .clone()
             .or(name)
             .context("name the network with --network")?;
         let node = plugin.identity()?;
@@ -87,13 +89,13 @@ impl Import {
             netns_inode: None,
             device: None,
         };
-        apply(global, &plugin, &planned, &holder, &how)
+        apply(scope, &plugin, &planned, &holder, how)
     }
 }
 
 /// Shows the plan; with `--yes` leases all of it or, if one fails, none.
 fn apply(
-    global: &Global,
+    scope: &Scope<'_>,
     plugin: &Plugin,
     planned: &[Planned],
     holder: &impl Fn(&Planned) -> Holder,
@@ -115,7 +117,7 @@ fn apply(
     }
     let mut done = Vec::new();
     if how.yes {
-        let store = &plugin.open(&global.store)?;
+        let store = &plugin.open(scope.store)?;
         for (planned, range) in planned.iter().zip(&ranges) {
             match lease(store, planned, range, &holder(planned)) {
                 Ok(true) => done.push(planned),
@@ -128,9 +130,9 @@ fn apply(
             }
         }
     }
-    if global.json {
+    if scope.global.json {
         say_json(json!({"dryRun": !how.yes, "leases": planned, "imported": done.len()}));
-        return Ok(Outcome::Done);
+        return Ok(Outcome::Good);
     }
     let rows: Vec<Vec<String>> = planned
         .iter()
@@ -148,7 +150,7 @@ fn apply(
             planned.len()
         )),
     }
-    Ok(Outcome::Done)
+    Ok(Outcome::Good)
 }
 
 fn range_of(planned: &Planned) -> Result<Range> {
@@ -196,7 +198,7 @@ fn give_back(store: &Store, done: &[&Planned], holder: &impl Fn(&Planned) -> Hol
     }
     match left {
         0 => "nothing was imported".to_owned(),
-        n => format!("{n} leases could not be given back, see rdma-ipam list"),
+        n => format!("{n} leases could not be given back, see rdmactl addresses"),
     }
 }
 

@@ -1,117 +1,49 @@
-//! `rdma-ipam pools`: how full the pools are.
+//! How full the pools of a store are.
 
-use super::{Global, Outcome, complain, confirmed, say, say_json};
-use crate::pool_usage::{Usage, usage};
-use crate::store::{Pool, Store};
-use anyhow::{Result, bail};
-use clap::Args;
-use ipnetwork::IpNetwork;
-use node::table::{age, cell, table};
-use serde_json::{Value, json};
 use std::time::Duration;
 
-#[derive(Debug, Args)]
-pub(super) struct Pools {
-    /// Drop an unused pool from the list, as in 10.0.0.0/24; the next ADD that asks
-    /// for it brings it back
-    #[arg(long, value_name = "RANGE")]
-    drop: Option<IpNetwork>,
-    /// The network name of the pool to drop, if it has one
-    #[arg(long, requires = "drop")]
-    network_name: Option<String>,
-    /// Do not ask
-    #[arg(long, short, requires = "drop")]
-    yes: bool,
+use ipam::pool_usage::{Usage, usage};
+use ipam::store::{Pool, Store, StoreError};
+use node::table::{age, cell};
+use serde_json::{Value, json};
+
+use crate::status::rounded;
+
+/// A pool and what is used of it.
+pub(super) type Used = (Pool, Usage);
+
+pub(super) fn read(store: &Store, cooldown: Duration) -> Result<Vec<Used>, StoreError> {
+    let pools = store.pools()?;
+    let counts = usage(store, &pools, cooldown)?;
+    Ok(pools.into_iter().zip(counts).collect())
 }
 
-impl Pools {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (plugin, store) = global.open_used()?;
-        let Some(store) = store else {
-            if global.json && self.drop.is_none() {
-                say_json(json!({"store": null, "pools": []}));
-            }
-            return Ok(match self.drop {
-                None => Outcome::Done,
-                Some(_) => Outcome::Found,
-            });
-        };
-        let cooldown = plugin.policy().ipam.cooldown;
-        let pools = store.pools()?;
-        if let Some(range) = self.drop {
-            return self.drop_pool(global, &store, range);
-        }
-        let counts = usage(&store, &pools, cooldown)?;
-        if global.json {
-            let pools: Vec<_> = pools
-                .iter()
-                .zip(&counts)
-                .map(|(p, c)| as_json(p, c))
-                .collect();
-            let place = json!({
-                "directory": store.directory(),
-                "id": store.id(),
-                "filesystem": store.file_system(),
-            });
-            say_json(json!({"store": place, "pools": pools}));
-            return Ok(Outcome::Done);
-        }
-        say(&format!(
-            "store {} in {} ({})\n",
-            store.id(),
-            store.directory().display(),
-            store.file_system()
-        ));
-        let now = jiff::Timestamp::now().as_second();
-        let rows: Vec<Vec<String>> = pools
-            .iter()
-            .zip(&counts)
-            .map(|(p, c)| row(p, c, now))
-            .collect();
-        let header = [
-            "RANGE",
-            "NETWORK NAME",
-            "FROM",
-            "TO",
-            "SIZE",
-            "USED",
-            "BY OTHERS",
-            "COOLING DOWN",
-            "FREE",
-            "LAST ADD",
-        ];
-        say(&table(&header, &rows));
-        Ok(Outcome::Done)
-    }
+pub(super) fn documents(pools: &[Used]) -> Vec<Value> {
+    pools
+        .iter()
+        .map(|(pool, counts)| as_json(pool, counts))
+        .collect()
+}
 
-    fn drop_pool(&self, global: &Global, store: &Store, range: IpNetwork) -> Result<Outcome> {
-        let network_name = self.network_name.as_deref().filter(|name| !name.is_empty());
-        let mut pools = store.pools()?;
-        pools.retain(|pool| pool.range == range && pool.network_name.as_deref() == network_name);
-        if pools.is_empty() {
-            complain(&format!(
-                "the store has no pool {range} of that network name"
-            ));
-            return Ok(Outcome::Found);
-        }
-        let used: u128 = usage(store, &pools, Duration::ZERO)?
-            .iter()
-            .map(|c| c.used)
-            .sum();
-        if used > 0 {
-            bail!("pool {range} has {used} leases; see rdma-ipam list --pool {range}");
-        }
-        if !confirmed(self.yes, &format!("drop pool {range} from the list?"))? {
-            return Ok(Outcome::Found);
-        }
-        let dropped = store.drop_pool(range, network_name)?;
-        if global.json {
-            say_json(json!({"dropped": range, "sets": dropped}));
-        } else {
-            say(&format!("pool {range} dropped\n"));
-        }
-        Ok(Outcome::Done)
-    }
+pub(super) fn table(pools: &[Used]) -> String {
+    let now = jiff::Timestamp::now().as_second();
+    let rows: Vec<Vec<String>> = pools
+        .iter()
+        .map(|(pool, counts)| row(pool, counts, now))
+        .collect();
+    let header = [
+        "RANGE",
+        "NETWORK NAME",
+        "FROM",
+        "TO",
+        "SIZE",
+        "USED",
+        "BY OTHERS",
+        "COOLING DOWN",
+        "FREE",
+        "LAST ADD",
+    ];
+    node::table::table(&header, &rows)
 }
 
 fn ends(pool: &Pool) -> (String, String) {
@@ -152,12 +84,4 @@ fn row(pool: &Pool, counts: &Usage, now: i64) -> Vec<String> {
         rounded(counts.free(pool)),
         age(now.saturating_sub(pool.used)),
     ]
-}
-
-/// Beyond a million million, the power of two it nearly is.
-fn rounded(count: u128) -> String {
-    if count < 1_000_000_000_000 {
-        return count.to_string();
-    }
-    format!("2^{}", 128 - (count - 1).leading_zeros())
 }

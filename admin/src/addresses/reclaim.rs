@@ -1,10 +1,11 @@
-//! `rdma-ipam reclaim`: free this node's leases that are over.
+//! `rdmactl addresses reclaim`: free this node's leases that are over.
 
-use super::{Global, Outcome, complain, confirmed, say, say_json, shown};
-use crate::lease::Lease;
-use crate::reclaim::{self, Options, Over, Report};
-use anyhow::{Result, bail};
+use super::{Scope, shown};
+use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
+use anyhow::bail;
 use clap::Args;
+use ipam::lease::Lease;
+use ipam::reclaim::{self, Options, Over, Report};
 use node::table::table;
 use serde_json::json;
 
@@ -19,17 +20,17 @@ pub(super) struct Reclaim {
 }
 
 impl Reclaim {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (plugin, store) = global.open_used()?;
+    pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let (plugin, store) = scope.open_used()?;
         let run = |dry_run| {
             let Some(store) = &store else {
                 return Ok(Report::default());
             };
             let options = Options {
-                netns_root: &global.host_root,
-                proc: &global.host_root.join("proc"),
+                netns_root: &scope.global.host_root,
+                proc: &scope.global.host_root.join("proc"),
                 state_dir: &plugin.policy().state_dir,
-                store: &global.store,
+                store: scope.store,
                 cluster_node: plugin.is_cluster_node(),
                 dry_run,
                 now: jiff::Timestamp::now(),
@@ -38,11 +39,11 @@ impl Reclaim {
         };
         let mut dry_run = !self.yes;
         let mut report = run(dry_run)?;
-        if dry_run && !self.dry_run && !global.json && !report.freed.is_empty() {
+        if dry_run && !self.dry_run && !scope.global.json && !report.freed.is_empty() {
             print(&report, dry_run);
             if !is_terminal() {
                 say("nothing was freed, say --yes\n");
-                return Ok(Outcome::Done);
+                return Ok(Outcome::Good);
             }
             if !confirmed(false, "free them?")? {
                 return Ok(Outcome::Found);
@@ -50,7 +51,7 @@ impl Reclaim {
             dry_run = false;
             report = run(dry_run)?;
         }
-        if global.json {
+        if scope.global.json {
             say_json(json!({
                 "dryRun": dry_run,
                 "freed": as_json(&report.freed),
@@ -65,7 +66,7 @@ impl Reclaim {
         }
         for finding in &report.findings {
             complain(&format!(
-                "{}: {}; see fsck",
+                "{}: {}; see rdmactl addresses fsck",
                 shown(&finding.path),
                 finding.what
             ));
@@ -73,7 +74,7 @@ impl Reclaim {
         if let Some(first) = report.failed.first() {
             bail!("{} could not be freed: {first}", report.failed.len());
         }
-        Ok(Outcome::Done)
+        Ok(Outcome::Good)
     }
 }
 

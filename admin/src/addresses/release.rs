@@ -1,10 +1,11 @@
-//! `rdma-ipam release`: free leases by hand.
+//! `rdmactl addresses release`: free leases by hand.
 
-use super::{Global, Outcome, complain, confirmed, say, say_json};
-use crate::lease::Lease;
-use crate::store::{Entry, Store};
+use super::Scope;
+use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
 use anyhow::{Result, bail};
 use clap::Args;
+use ipam::lease::Lease;
+use ipam::store::{Entry, Store};
 use ipnetwork::IpNetwork;
 use node::table::{cell, table};
 use serde_json::json;
@@ -43,8 +44,8 @@ pub(super) struct Release {
 }
 
 impl Release {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (_, store) = global.open_used()?;
+    pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let (_, store) = scope.open_used()?;
         let Some(store) = store else {
             return Ok(Outcome::Found);
         };
@@ -65,7 +66,7 @@ impl Release {
             complain("no such lease");
             return Ok(Outcome::Found);
         }
-        if !global.json {
+        if !scope.global.json {
             show(&chosen);
         }
         if !confirmed(self.yes, &question(chosen.len()))? {
@@ -79,7 +80,7 @@ impl Release {
                 Err(error) => failed.push(error.to_string()),
             }
         }
-        if global.json {
+        if scope.global.json {
             say_json(json!({"freed": freed, "failed": failed}));
         } else {
             say(&format!("{} freed\n", freed.len()));
@@ -87,7 +88,7 @@ impl Release {
         if let Some(first) = failed.first() {
             bail!("{} could not be freed: {first}", failed.len());
         }
-        Ok(Outcome::Done)
+        Ok(Outcome::Good)
     }
 
     /// Refuses to free what pods of this node use: by its own name, the node is not gone.
@@ -105,7 +106,7 @@ impl Release {
         };
         bail!(
             "{} is this node, and it holds {} leases of this boot, such as {}; --previous frees \
-             those of earlier boots alone, rdma-ipam reclaim those whose pods are gone",
+             those of earlier boots alone, rdmactl addresses reclaim those whose pods are gone",
             store.node().name,
             1 + live.count(),
             first.address

@@ -1,11 +1,11 @@
-//! `rdma-ipam show`: everything known about an address, a pod or a container.
+//! `rdmactl addresses show`: everything known about an address, a pod or a container.
 
-use super::{Global, Outcome, complain, say, say_json};
-use crate::lease::Lease;
-use crate::store::Entry;
-use anyhow::Result;
+use super::Scope;
+use crate::output::{Ended, Outcome, complain, say, say_json};
 use clap::Args;
 use cni_wire::text::printable;
+use ipam::lease::Lease;
+use ipam::store::Entry;
 use serde_json::{Value, json};
 use std::net::IpAddr;
 
@@ -21,8 +21,8 @@ pub(super) struct Show {
 }
 
 impl Show {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let (_, store) = global.open_used()?;
+    pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let (_, store) = scope.open_used()?;
         let address: Option<IpAddr> = self.what.parse().ok();
         let mut found = Vec::new();
         if let (Some(store), Some(address)) = (&store, address) {
@@ -48,14 +48,14 @@ impl Show {
             ));
             return Ok(Outcome::Found);
         }
-        if global.json {
+        if scope.global.json {
             say_json(json!({"found": found}));
         } else {
             for entry in &found {
                 say(&format!("{}\n", text(entry)));
             }
         }
-        Ok(Outcome::Done)
+        Ok(Outcome::Good)
     }
 
     fn means(&self, lease: &Lease) -> bool {

@@ -1,25 +1,26 @@
-//! `rdma-ipam-broker release`: take a block from its node.
+//! `rdmactl blocks release`: take a block from its node.
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use cni_wire::text::printable;
 use ipam::block::AddressSpace;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use node::table::table;
+use rdma_ipam_broker::api::document::{BlockObject, NodeObject, Over};
+use rdma_ipam_broker::decide::release::{self, Danger};
 use serde_json::json;
 
-use super::{Outcome, blocks, complain, say, say_json};
-use crate::api::document::Over;
-use crate::api::{BlockObject, Changed, Client, NodeObject};
-use crate::cli::Global;
-use crate::decide::release::{self, Danger};
+use super::kubectl::{BLOCKS, NODES};
+use super::{HEADER, as_json, row};
+use crate::global::{Global, Kubectl};
+use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
 
 /// How often it is decided anew because the object was changed meanwhile.
 const MOST_ATTEMPTS: usize = 5;
 
 #[derive(Debug, Args)]
-pub(crate) struct Release {
+pub(super) struct Release {
     /// The block, as 10.0.0.16/28. It rests for the cool-down; then other nodes may have it
     #[arg(long, value_name = "CIDR")]
     block: IpNetwork,
@@ -35,16 +36,13 @@ pub(crate) struct Release {
     /// Do not ask
     #[arg(long, short)]
     yes: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 impl Release {
-    pub(super) async fn run(self, global: &Global) -> anyhow::Result<Outcome> {
+    pub(super) fn run(&self, kubectl: &Kubectl, global: &Global) -> Ended {
         if self.block.ip() != self.block.network() {
             bail!(
-                "{} is no block: the one of this length around it is {}/{}",
+                "{} is not a block: the one of this length around it is {}/{}",
                 self.block,
                 self.block.network(),
                 self.block.prefix()
@@ -52,22 +50,21 @@ impl Release {
         }
         let name = self.network_name.as_deref().filter(|name| !name.is_empty());
         let space = AddressSpace::new(&self.store, name);
-        let client = global.client()?;
         let name = space.block_name(self.block);
-        let mut confirmed = self.yes;
+        let mut is_confirmed = self.yes;
         for _ in 0..MOST_ATTEMPTS {
-            let Some((block, node)) = read(&client, &name).await? else {
+            let Some((block, node)) = read(kubectl, &name)? else {
                 complain(&format!(
-                    "no AddressBlock {name} in namespace {}; rdma-ipam-broker blocks --all-nodes lists all",
-                    client.namespace()
+                    "no AddressBlock {name} in namespace {}; rdmactl blocks lists all",
+                    kubectl.namespace
                 ));
                 return Ok(Outcome::Found);
             };
             let (over, danger) = match release::release(&block, node.as_ref(), Timestamp::now()) {
                 release::Release::Refused(why) => bail!("{why}"),
                 release::Release::Taken(_) => {
-                    self.done(&block);
-                    return Ok(Outcome::Done);
+                    self.done(&block, global);
+                    return Ok(Outcome::Good);
                 }
                 release::Release::Take { over, danger } => (over, danger),
             };
@@ -80,33 +77,27 @@ impl Release {
                     self.block
                 );
             }
-            if !confirmed {
-                self.show(&block);
-                let question = printable(&question(self.block, &owner, danger));
-                if !node::terminal::confirm("rdma-ipam-broker", &question)? {
+            if !is_confirmed {
+                // Standard output is for the document alone.
+                if !global.json {
+                    say(&table(&HEADER, &[row(&block, Timestamp::now())]));
+                }
+                if !confirmed(false, &question(self.block, &owner, danger))? {
                     return Ok(Outcome::Found);
                 }
-                confirmed = true;
+                is_confirmed = true;
             }
-            if let Some(taken) = take(&client, &block, &over).await? {
-                self.done(&taken);
-                return Ok(Outcome::Done);
+            if let Some(taken) = take(kubectl, &block, &over)? {
+                self.done(&taken, global);
+                return Ok(Outcome::Good);
             }
         }
         bail!("AddressBlock {name} is changed all the time; try again")
     }
 
-    /// What is about to be taken; standard output is for the document alone.
-    fn show(&self, block: &BlockObject) {
-        if !self.json {
-            let row = blocks::row(block, Timestamp::now());
-            say(&table(&blocks::HEADER, &[row]));
-        }
-    }
-
-    fn done(&self, block: &BlockObject) {
-        if self.json {
-            say_json(json!({"released": blocks::as_json(block)}));
+    fn done(&self, block: &BlockObject, global: &Global) {
+        if global.json {
+            say_json(json!({"released": as_json(block)}));
             return;
         }
         let since = block.spec.over.as_ref().map(|over| over.since.to_string());
@@ -135,32 +126,30 @@ fn question(block: IpNetwork, node: &str, danger: Option<Danger>) -> String {
 }
 
 /// The block, and the Node object of the name of its node.
-async fn read(
-    client: &Client,
+fn read(
+    kubectl: &Kubectl,
     name: &str,
 ) -> anyhow::Result<Option<(BlockObject, Option<NodeObject>)>> {
-    let Some(block) = client.block(name).await? else {
+    let Some(block) = kubectl.get::<BlockObject>(BLOCKS, name)? else {
         return Ok(None);
     };
     let node = match &block.spec.node {
-        Some(node) => client.node(node).await?,
+        Some(node) => kubectl.get(NODES, node)?,
         None => None,
     };
     Ok(Some((block, node)))
 }
 
 /// `None` when the object was changed since it was read.
-async fn take(
-    client: &Client,
+fn take(
+    kubectl: &Kubectl,
     block: &BlockObject,
     over: &Over,
 ) -> anyhow::Result<Option<BlockObject>> {
-    let changed = client
-        .change_block(&block.metadata, json!({}), json!({"over": over}))
-        .await
-        .context("whether the block is taken is not known; try again")?;
-    match changed {
-        Changed::Done(taken) => Ok(Some(taken)),
-        Changed::Conflict | Changed::Gone => Ok(None),
-    }
+    let metadata = &block.metadata;
+    let patch = json!({
+        "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
+        "spec": {"over": over},
+    });
+    kubectl.patch(BLOCKS, &metadata.name, &patch)
 }

@@ -249,7 +249,7 @@ impl Reader<'_> {
             None => Ok(None),
             Some(Value::String(id)) if crate::identity::is_name(id) => Ok(Some(id.clone())),
             Some(other) => {
-                let rule = "must be a store's identity, as rdma-ipam pools shows it";
+                let rule = "must be a store's identity, as rdmactl addresses shows it";
                 Err(self.wrong(&format!("{at}.id"), other, rule))
             }
         }

@@ -58,9 +58,9 @@ if [ "$LAB_GUEST" = 1 ]; then
 	done
 fi
 meet_late running
-check "rdma-ipam shows this node's block" rdma-ipam blocks
+check "rdma-ipam shows this node's block" rdmactl addresses
 contains "with the lease of its pod" '192\.168\.111\.[0-9]+/28 .* 16 +1 ' "$checked"
-check "fsck finds nothing" rdma-ipam fsck
+check "fsck finds nothing" rdmactl addresses fsck
 
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the Node object of node2 is deleted and registered anew while its pod runs"

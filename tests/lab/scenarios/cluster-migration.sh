@@ -248,7 +248,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "a pod on node2" start block2 node2
 	in_order "objects and blocks" new1 stays2 block1 block2
 	equal "the objects keep theirs" "default/new1 default/stays2" "$(recorded)"
-	show own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdma-ipam blocks
+	show own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl addresses
 	check "the pods with addresses of objects end" kubectl delete pod new1 stays2 --timeout=300s
 	equal "nothing is left in the objects" "" "$(recorded)"
 	check "the other store goes" kubectl apply -k $manifests/base

@@ -120,4 +120,4 @@ check "its pod is gone" wait_for 200 gone
 step "kubectl delete -k"
 check "what was installed goes" kubectl delete -k $manifests/overlays/exclusive --timeout=200s
 as_before "the host is as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

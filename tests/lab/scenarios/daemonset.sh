@@ -54,7 +54,7 @@ for id in K01 K02 K08 K09 A05; do
 done
 contains "and names what only the node can" '^R06 +unknown' "$checked"
 check "both test pods run" kubelet-standin run-pod $perftest/pod-1.yaml $perftest/pod-2.yaml
-check "the container sees the node's leases" in_daemon rdma-ipam list --json
+check "the container sees the node's leases" in_daemon rdmactl addresses --json
 contains "both of them" 'rdma-test-pod-1(.|\n)*rdma-test-pod-2' "$(tr '\n' ' ' <<<"$checked")"
 
 check "status in the container knows everybody" in_daemon rdmactl status

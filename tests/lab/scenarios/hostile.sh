@@ -42,7 +42,7 @@ parts_of_state() {
 	ethtool -k eth1 | grep -v fixed
 	grep -rs . /proc/sys/net/ipv[46]/{conf,neigh}/eth[12] | sort || true
 	rdmactl attachments --json
-	rdma-ipam list --json
+	rdmactl addresses --json
 }
 whole_before=$(whole_state)
 unchanged() {

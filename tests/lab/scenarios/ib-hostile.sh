@@ -80,5 +80,5 @@ check "DEL of the other" cni rdma-netdev DEL c c net1 "$child"
 ip netns delete b
 ip netns delete c
 as_before "the host is as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"

@@ -98,7 +98,7 @@ for mode in shared exclusive; do
 	check "$mode: DEL once more is no error" del 1
 	equal "$mode: both HCAs are back" "mlx5_0 mlx5_1" "$(hcas)"
 	as_before "$mode: both NICs are as they were, and there is no other" "$before" whole_state
-	equal "$mode: no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+	equal "$mode: no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 	equal "$mode: no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 	for number in 0 1; do ip rule delete priority 106$number; done
 done

@@ -95,4 +95,4 @@ carries ib0
 
 check "both pods end" kubelet-standin delete-pod a b
 as_before "links, addresses, routes and GIDs are as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

@@ -162,6 +162,6 @@ meet storage
 check "the pod of the other node is reached" in_pod s ping -c 2 -W 5 "$(</lab/out/$other/address.5)"
 meet stored
 check "DEL" cni rdma-netdev DEL s s net1 "$(child ib0 '{"pkey": "0x8005"}')"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 meet end

@@ -98,6 +98,6 @@ for mode in shared exclusive; do
 	wait_for 20 settled rail2
 	as_before "$mode: both NICs are as they were: names, MTU, addresses, routes, rules, neighbours, tuning" \
 		"$before" whole_state
-	equal "$mode: no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+	equal "$mode: no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 	equal "$mode: no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 done

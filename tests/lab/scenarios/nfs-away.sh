@@ -14,7 +14,7 @@ mkdir -p $store /var/lib/kubelet/device-plugins /etc/rdma
 container() { echo "$(uname -n)-$1"; }
 add() { cni rdma-ipam ADD "$(container "$1")" pod net1 "$network" | jq -r '.ips[0].address'; }
 del() { cni rdma-ipam DEL "$(container "$1")" pod net1 "$network"; }
-leases() { rdma-ipam list --json | jq '.leases | length'; }
+leases() { rdmactl addresses --json | jq '.leases | length'; }
 addresses() { cat "/lab/out/"*/"$1".* | grep .; }
 
 # A runtime that does not wait: it kills the plugin.
@@ -23,7 +23,7 @@ killed() {
 		CNI_PATH=/lab/bin timeout --signal=KILL 20 rdma-ipam <<<"$network" >/dev/null || true
 }
 alive() { (exec 3<>/dev/tcp/127.0.0.1/9834 && printf 'GET /healthz HTTP/1.0\r\n\r\n' >&3 && grep -q ' 200 ' <&3); }
-gone() { [ "$(rdma-ipam list --json --node "$(uname -n)" | jq -r '.leases[].container' | grep -c over)" = 0 ]; }
+gone() { [ "$(rdmactl addresses --json --node "$(uname -n)" | jq -r '.leases[].container' | grep -c over)" = 0 ]; }
 
 # away ROUND: ten pods ask while the server is away, two of them are killed.
 away() {
@@ -59,7 +59,7 @@ back() {
 		equal "$1: pod $pod that asks again has the address that it got" "$(cat "$LAB_OUT/$1.$pod")" "$(add "$pod")"
 	done
 	equal "$1: each node sees all leases" "$(addresses "$1" | wc -l)" "$(leases)"
-	check "$1: fsck finds nothing wrong" rdma-ipam fsck --min-age 0
+	check "$1: fsck finds nothing wrong" rdmactl addresses fsck --min-age 0
 	meet "seen-$1"
 }
 

@@ -14,7 +14,7 @@ mkdir -p $store
 
 add() { cni rdma-ipam ADD "$(uname -n)-$1" pod net1 "$network" | jq -r '.ips[0].address'; }
 del() { cni rdma-ipam DEL "$(uname -n)-$1" pod net1 "$network"; }
-leases() { rdma-ipam list --json | jq '.leases | length'; }
+leases() { rdmactl addresses --json | jq '.leases | length'; }
 addresses() { cat /lab/out/*/"$1"; }
 
 for version in 4.2 3; do

@@ -49,7 +49,7 @@ done
 equal "the pods' addresses differ" 2 "$(printf '%s\n' "${address[@]}" | sort -u | wc -l)"
 
 step "their addresses: leases, and entries of the HCA's GID table"
-show rdma-ipam list
+show rdmactl addresses
 for pod in 1 2; do
 	show eval 'gids $hca | grep "^$(gid_index $hca "${address[pod]}") "'
 done
@@ -88,7 +88,7 @@ step "both pods deleted"
 check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
 as_before "links, addresses, routes and GIDs are as before" "$before"
 after=$(host_state)
-leases=$(rdma-ipam list --json | jq -c .leases)
+leases=$(rdmactl addresses --json | jq -c .leases)
 equal "no lease is left" "[]" "$leases"
 [ "$before" != "$after" ] || tell "    the node's links, addresses, routes and GIDs: as before ($(wc -l <<<"$before") lines compared)"
 [ "$leases" != "[]" ] || tell "    leases: none"

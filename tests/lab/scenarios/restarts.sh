@@ -54,7 +54,7 @@ pkill -9 sleep
 umount "$netns"
 rm "$netns"
 check "a pod whose namespace went first is deleted" kubelet-standin delete-pod $pod
-equal "its lease is free" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "its lease is free" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 as_before "the host is as before" "$before"
 
 # rename FROM TO: as no kernel before 6.3 renames a link that is up.
@@ -67,7 +67,7 @@ rename() {
 rename $netdev other0
 check "an HCA that the selectors choose no more has no units" kubelet-standin node --wait $resource=0
 refuses "a pod waits for units" "insufficient $resource" kubelet-standin run-pod $manifests/pod-1.yaml
-equal "and has no lease" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "and has no lease" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 rename other0 $netdev
 check "with its name back it has" kubelet-standin node --wait $resource=63
 check "and the pod runs" kubelet-standin run-pod $manifests/pod-1.yaml

@@ -42,5 +42,5 @@ write_bw() {
 check "the pods write to each other's memory" write_bw
 check "both end" kubelet-standin delete-pod a b
 as_before "the host is as before" "$before" whole_state
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 check "the kubelet learns that both are back" kubelet-standin node --patience 60 --wait rdma/vf=2

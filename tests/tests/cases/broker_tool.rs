@@ -296,7 +296,7 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
     for said in [
         format!("{block} of store \"default\": this node gives its addresses, and no AddressBlock"),
         format!(
-            "node n2 is gone; brokers find that within the hour, and rdma-ipam-broker release --block {gone}"
+            "node n2 is gone; brokers find that within the hour, and rdmactl blocks release --block {gone}"
         ),
         "overlaps 10.9.0.0/24".to_owned(),
         "10.9.0.0/24 is no block of its space, which is cut into /28".to_owned(),

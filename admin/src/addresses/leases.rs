@@ -1,86 +1,64 @@
-//! `rdma-ipam list`: who holds which address.
+//! Who holds which address.
 
-use super::{Global, Outcome, complain, say, say_json, shown};
-use crate::lease::Lease;
-use crate::store::Store;
-use anyhow::Result;
 use clap::Args;
+use ipam::lease::Lease;
+use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
-use node::table::{age, cell, table};
-use serde_json::json;
+use node::table::{age, cell};
 
+use super::shown;
+use crate::output::{Outcome, complain};
+
+/// Which leases.
 #[derive(Debug, Args)]
-pub(super) struct List {
-    /// Only leases of this range, as in 10.0.0.0/24
-    #[arg(long)]
+pub(super) struct Filter {
+    /// Only leases of this pool
+    #[arg(long, value_name = "RANGE")]
     pool: Option<IpNetwork>,
-    /// Only leases of this network name; "" for those without one
-    #[arg(long)]
+    /// Only leases of this network name; "" for none
+    #[arg(long, value_name = "NAME")]
     network_name: Option<String>,
-    /// Only leases of this pod: namespace/name, or a name
-    #[arg(long)]
+    /// Only leases of this pod, as NAME or NAMESPACE/NAME
+    #[arg(long, value_name = "POD")]
     pod: Option<String>,
     /// Only leases of this node
-    #[arg(long)]
+    #[arg(long, value_name = "NAME")]
     node: Option<String>,
 }
 
-impl List {
-    pub(super) fn run(self, global: &Global) -> Result<Outcome> {
-        let leases = match global.open_used()?.1 {
-            Some(store) => self.leases(&store)?,
-            None => Vec::new(),
-        };
-        let outcome = match leases.is_empty() && self.is_filtered() {
-            true => {
-                complain("no such lease");
-                Outcome::Found
-            }
-            false => Outcome::Done,
-        };
-        if global.json {
-            say_json(json!({"leases": leases}));
-            return Ok(outcome);
-        }
-        let now = jiff::Timestamp::now();
-        let rows: Vec<Vec<String>> = leases.iter().map(|lease| row(lease, now)).collect();
-        say(&table(
-            &[
-                "ADDRESS",
-                "NETWORK NAME",
-                "POD",
-                "INTERFACE",
-                "NODE",
-                "NETWORK",
-                "CONTAINER",
-                "AGE",
-            ],
-            &rows,
-        ));
-        Ok(outcome)
-    }
-
-    /// Whether certain leases were asked for: of those, none is nothing found.
-    fn is_filtered(&self) -> bool {
+impl Filter {
+    pub(super) fn is_set(&self) -> bool {
         self.pool.is_some()
             || self.network_name.is_some()
             || self.pod.is_some()
             || self.node.is_some()
     }
 
-    fn leases(&self, store: &Store) -> Result<Vec<Lease>> {
+    /// Nothing that fits a filter is worth an exit status.
+    pub(super) fn outcome(&self, is_empty: bool) -> Outcome {
+        if is_empty && self.is_set() {
+            complain("no such lease");
+            return Outcome::Found;
+        }
+        Outcome::Good
+    }
+
+    pub(super) fn leases(&self, store: &Store) -> Result<Vec<Lease>, StoreError> {
         let mut leases = Vec::new();
         let findings = store.entries(true, |entry| {
             match entry.record {
                 _ if entry.freed.is_some() => {}
                 Ok(lease) => leases.push(lease),
-                Err(why) => complain(&format!("{}: {why}; see fsck", shown(&entry.path))),
+                Err(why) => complain(&format!(
+                    "{}: {why}; see rdmactl addresses fsck",
+                    shown(&entry.path)
+                )),
             }
             Ok(())
         })?;
         for finding in findings {
             complain(&format!(
-                "{}: {}; see fsck",
+                "{}: {}; see rdmactl addresses fsck",
                 shown(&finding.path),
                 finding.what
             ));
@@ -90,16 +68,14 @@ impl List {
             && !store.pools()?.iter().any(|known| known.range == pool)
         {
             complain(&format!(
-                "the store has no pool {pool}; rdma-ipam pools lists them"
+                "the store has no pool {pool}; rdmactl addresses lists them"
             ));
         }
         leases.retain(|lease| self.means(lease));
         leases.sort_by(|a, b| (&a.network_name, a.address).cmp(&(&b.network_name, b.address)));
         Ok(leases)
     }
-}
 
-impl List {
     fn means(&self, lease: &Lease) -> bool {
         let network_name = lease.network_name.as_deref().unwrap_or_default();
         self.pool.is_none_or(|pool| pool == lease.range)
@@ -110,6 +86,22 @@ impl List {
                 pod.is_some_and(|pod| pod.name == *name || pod.to_string() == *name)
             })
     }
+}
+
+pub(super) fn table(leases: &[Lease]) -> String {
+    let now = jiff::Timestamp::now();
+    let rows: Vec<Vec<String>> = leases.iter().map(|lease| row(lease, now)).collect();
+    let header = [
+        "ADDRESS",
+        "NETWORK NAME",
+        "POD",
+        "INTERFACE",
+        "NODE",
+        "NETWORK",
+        "CONTAINER",
+        "AGE",
+    ];
+    node::table::table(&header, &rows)
 }
 
 fn row(lease: &Lease, now: jiff::Timestamp) -> Vec<String> {
