@@ -27,9 +27,9 @@ for mode in l2 l3 l3s; do
 	check "ipvlan $mode: CHECK agrees" cni rdma-netdev CHECK a a net1 "$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$config")"
 	if [ $mode = l2 ]; then
 		pod c
-		leases=$(rdmactl addresses --json)
+		leases=$(rdmactl addresses --json | jq -c .leases)
 		refuses "a macvlan beside it is refused" 'carries ipvlan children' cni rdma-netdev ADD c c net1 "$(child '{"attach": "macvlan"}')"
-		equal "before an address was taken" "$leases" "$(rdmactl addresses --json)"
+		equal "before an address was taken" "$leases" "$(rdmactl addresses --json | jq -c .leases)"
 		ip netns delete c
 	fi
 	check "ipvlan $mode: the first pod ends" cni rdma-netdev DEL a a net1 "$config"

@@ -58,13 +58,12 @@ if [ "$LAB_GUEST" = 1 ]; then
 	done
 fi
 meet_late running
-check "rdma-ipam shows this node's block" rdmactl addresses
+check "rdmactl shows this node's block" rdmactl addresses
 contains "with the lease of its pod" '192\.168\.111\.[0-9]+/28 .* 16 +1 ' "$checked"
 check "fsck finds nothing" rdmactl addresses fsck
 
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the Node object of node2 is deleted and registered anew while its pod runs"
-	broker() { rdma-ipam-broker "$@" --kubeconfig "$KUBECONFIG" --namespace kube-system; }
 	uid_of_node2() { kubectl get node node2 -o json | jq -r .metadata.uid; }
 	# of_node2 KEY: what its blocks have there, each once.
 	of_node2() {
@@ -79,11 +78,11 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "and registered anew" kubectl create -f /tmp/node2.json
 	equal "under another UID" 2 "$(printf '%s\n' "$uid" "$(uid_of_node2)" | sort -u | wc -l)"
 	check "it becomes ready" kubectl wait --for=condition=Ready --timeout=300s node/node2
-	refuses "its block is not released without --force" "--force" broker release --yes --block "${blocks%% *}"
+	refuses "its block is not released without --force" "--force" rdmactl blocks release --yes --block "${blocks%% *}"
 	check "its broker renews its blocks" wait_for 300 renewed
 	equal "they are the same" "$blocks" "$(of_node2 block)"
 	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
-	check "fsck finds nothing in the API" broker fsck
+	check "fsck finds nothing in the API" rdmactl blocks fsck
 fi
 meet_late anew
 [ "$LAB_GUEST" = 2 ] || { step "the API server is away" && api_server stop; }
