@@ -341,15 +341,15 @@ impl Scene {
             return Ok(all);
         }
         all.extend(left_behind);
-        for (program, keys) in [
-            ("rdma-netdev", ["container", "interface", "network"]),
-            ("rdma-ipam", ["container", "interface", "address"]),
+        for (what, keys) in [
+            ("attachments", ["container", "interface", "network"]),
+            ("addresses", ["container", "interface", "address"]),
         ] {
-            for entry in self.listed(program)? {
+            for entry in self.listed(what)? {
                 let values =
                     keys.map(|key| entry.get(key).cloned().unwrap_or_default().to_string());
                 all.insert(
-                    format!("{program} lists {}", values.join(" ")),
+                    format!("{what}: {}", values.join(" ")),
                     String::new(),
                 );
             }

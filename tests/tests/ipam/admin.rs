@@ -15,7 +15,7 @@ fn text(value: &Value) -> &str {
 #[test]
 fn list_shows_who_holds_what() {
     let place = Place::new();
-    assert!(place.admin(&["list"]).ok(), "an unused store has no leases");
+    assert!(place.admin(&[]).ok(), "an unused store has no leases");
     place
         .add(
             &c("aaaaaaaaaaaaaaaaaaaaaaaa").pod("ml/train-0"),
@@ -24,14 +24,20 @@ fn list_shows_who_holds_what() {
         .address();
     place.add(&c("b"), &range("10.0.0.0/28")).address();
     place.add(&c("d").node("n2"), &range("fd00::/64")).address();
-    let table = place.admin(&["list"]);
-    let lines: Vec<&str> = text(&table.document).lines().collect();
+    let all = place.admin(&[]);
+    let tables: Vec<&str> = text(&all.document).split("\n\n").collect();
+    let [store, pools, leases] = tables[..] else {
+        panic!("{tables:?}")
+    };
+    assert!(store.starts_with("store "), "{store}");
+    assert!(pools.starts_with("RANGE") && pools.lines().count() == 4, "{pools}");
+    let lines: Vec<&str> = leases.lines().collect();
     assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(
         lines[1].starts_with("10.0.0.1/24") && lines[1].contains("ml/train-0"),
         "{lines:?}"
     );
-    let all = place.admin(&["list", "--json"]).document;
+    let all = place.admin(&["--json"]).document;
     let all = &all["leases"];
     assert_eq!(all.as_array().unwrap().len(), 3);
     for key in [
@@ -50,11 +56,11 @@ fn list_shows_who_holds_what() {
         assert!(all[0].get(key).is_some(), "{key}: {}", all[0]);
     }
     let pool = place
-        .admin(&["list", "--pool", "10.0.0.0/28", "--json"])
+        .admin(&["--pool", "10.0.0.0/28", "--json"])
         .document;
     assert_eq!(pool["leases"][0]["address"], "10.0.0.2");
     assert_eq!(
-        place.admin(&["list", "--node", "n2", "--json"]).document["leases"][0]["address"],
+        place.admin(&["--node", "n2", "--json"]).document["leases"][0]["address"],
         "fd00::1"
     );
 }
@@ -81,7 +87,7 @@ fn show_finds_by_address_pod_and_container() {
         ),
         (&json!("freed"), &json!("train-0"))
     );
-    assert_eq!(place.admin(&["show", "10.9.9.9"]).status, Some(3));
+    assert_eq!(place.admin(&["show", "10.9.9.9"]).status, Some(1));
 }
 
 #[test]
@@ -93,7 +99,7 @@ fn pools_say_how_full_they_are() {
     place.add(&c("e"), &range("10.0.0.0/24")).address();
     place.add(&c("f"), &range("fd00::/64")).address();
     assert!(place.del(&c("b"), &range("10.0.0.0/28")).ok());
-    let pools = place.admin(&["pools", "--json"]).document;
+    let pools = place.admin(&["--json"]).document;
     let of = |range: &str| {
         pools["pools"]
             .as_array()
@@ -120,7 +126,7 @@ fn pools_say_how_full_they_are() {
         (&json!(1), &json!(2))
     );
     assert_eq!(large["free"], 254 - 3 - 1);
-    assert!(text(&place.admin(&["pools"]).document).contains("2^64"));
+    assert!(text(&place.admin(&[]).document).contains("2^64"));
     assert!(pools["store"]["id"].as_str().unwrap().len() == 32);
 }
 
@@ -489,7 +495,7 @@ fn release_frees_by_hand_and_asks_first() {
     assert_eq!((place.held().len(), place.records().len()), (0, 0));
     assert_eq!(
         place.admin(&["release", "10.0.0.1", "--yes"]).status,
-        Some(3)
+        Some(1)
     );
     assert_eq!(place.admin(&["release"]).status, Some(2));
     assert!(place.del(&c("a"), &config).ok());
@@ -557,16 +563,16 @@ fn list_is_of_what_was_asked_for() {
         (["--pod", "ml/b"], "b"),
         (["--pod", "a"], "a"),
     ] {
-        let mut all = vec!["list", "--json"];
+        let mut all = vec!["--json"];
         all.extend(arguments);
         let listed = place.admin(&all).document["leases"].clone();
         assert_eq!(listed.as_array().unwrap().len(), 1, "{arguments:?}");
         assert_eq!(listed[0]["container"], container, "{arguments:?}");
     }
-    let table = place.admin(&["list"]).document;
+    let table = place.admin(&[]).document;
     assert!(text(&table).contains("blue"), "{table}");
-    let unknown = place.admin(&["list", "--pool", "10.9.0.0/24"]);
-    assert_eq!(unknown.status, Some(3));
+    let unknown = place.admin(&["--pool", "10.9.0.0/24"]);
+    assert_eq!(unknown.status, Some(1));
     assert!(
         unknown.stderr.contains("no pool 10.9.0.0/24"),
         "{unknown:?}"
@@ -616,13 +622,13 @@ fn fsck_puts_right_what_can_be() {
             found.status,
             found.document["findings"].as_array().unwrap().len()
         ),
-        (Some(3), 5),
+        (Some(1), 5),
         "{found:?}"
     );
     let repaired = place.admin(&["fsck", "--repair", "--min-age", "0", "--json"]);
     assert_eq!(
         (repaired.status, &repaired.document["repaired"]),
-        (Some(3), &json!(4)),
+        (Some(1), &json!(4)),
         "{repaired:?}"
     );
     assert!(
@@ -734,13 +740,13 @@ fn import_is_whole_or_not_at_all_and_can_be_repeated() {
 fn a_failing_command_says_so() {
     let place = Place::new();
     assert_eq!(place.admin(&["nonsense"]).status, Some(2));
-    for command in ["list", "pools", "fsck"] {
-        let answer = place.admin(&[command, "--store", "nope"]);
-        assert_eq!(answer.status, Some(1), "{command}");
+    for command in [&["--store", "nope"][..], &["fsck", "--store", "nope"]] {
+        let answer = place.admin(command);
+        assert_eq!(answer.status, Some(1), "{command:?}");
         let message = "has no store \"nope\"; it has default; name one of them with --store";
         assert!(
             answer.stderr.contains(message),
-            "{command}: {}",
+            "{command:?}: {}",
             answer.stderr
         );
     }
@@ -836,7 +842,7 @@ fn edited_exclusions_leave_one_pool_with_each_lease_once() {
         .set_modified(long_ago)
         .unwrap();
     place.add(&c("b"), &excluding("10.0.0.128/25")).address();
-    let pools = || place.admin(&["pools", "--json"]).document["pools"].clone();
+    let pools = || place.admin(&["--json"]).document["pools"].clone();
     let listed = pools();
     assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
     assert_eq!(
@@ -870,36 +876,6 @@ fn edited_exclusions_leave_one_pool_with_each_lease_once() {
 }
 
 #[test]
-fn an_unused_pool_can_be_dropped() {
-    let place = Place::new();
-    let config = range("10.0.0.0/24");
-    place.add(&c("a"), &config).address();
-    let drop = |range: &str| place.admin(&["pools", "--drop", range, "--yes"]);
-    let refused = drop("10.0.0.0/24");
-    assert!(
-        refused.status == Some(1) && refused.stderr.contains("has 1 leases"),
-        "{refused:?}"
-    );
-    assert!(place.del(&c("a"), &config).ok());
-    assert_eq!(drop("10.0.9.0/24").status, Some(3));
-    assert_eq!(
-        place.admin(&["pools", "--drop", "10.0.0.0/24"]).status,
-        Some(1),
-        "dropped without being asked"
-    );
-    assert!(drop("10.0.0.0/24").ok());
-    assert_eq!(
-        place.admin(&["pools", "--json"]).document["pools"],
-        json!([])
-    );
-    place.add(&c("b"), &config).address();
-    assert_eq!(
-        place.admin(&["pools", "--json"]).document["pools"][0]["used"],
-        1
-    );
-}
-
-#[test]
 fn a_store_that_was_never_used_answers_like_an_empty_one() {
     for used in [false, true] {
         let place = Place::new();
@@ -909,15 +885,14 @@ fn a_store_that_was_never_used_answers_like_an_empty_one() {
             assert!(place.del(&c("a"), &config).ok());
         }
         for (arguments, status) in [
-            (&["list"][..], 0),
-            (&["pools"], 0),
-            (&["show", "10.0.0.9"], 3),
-            (&["show", "nobody"], 3),
-            (&["release", "10.0.0.9", "--yes"], 3),
+            (&[][..], 0),
+            (&["--pool", "10.9.0.0/24"], 1),
+            (&["show", "10.0.0.9"], 1),
+            (&["show", "nobody"], 1),
+            (&["release", "10.0.0.9", "--yes"], 1),
             (&["reclaim"], 0),
             (&["reclaim", "--yes"], 0),
             (&["fsck"], 0),
-            (&["pools", "--drop", "10.9.0.0/24", "--yes"], 3),
         ] {
             let answer = place.admin(arguments);
             assert_eq!(
@@ -942,7 +917,7 @@ fn a_store_that_was_never_used_answers_like_an_empty_one() {
 fn a_policy_that_was_named_must_be_there() {
     let place = Place::new();
     let missing = place.path().join("none.json");
-    let answer = place.admin(&["list", "--policy", missing.to_str().unwrap()]);
+    let answer = place.admin(&["--policy", missing.to_str().unwrap()]);
     assert!(
         answer.status == Some(1) && answer.stderr.contains("is not there"),
         "{answer:?}"

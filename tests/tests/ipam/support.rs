@@ -1,12 +1,15 @@
-//! The binary, called as a runtime calls it, on a store and a policy of its own.
+//! The plugin, called as a runtime calls it, on a store and a policy of its own.
 
+use e2e::bin_under_test::product;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// The binary under test.
-pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_rdma-ipam");
+/// The plugin under test.
+pub(crate) fn plugin() -> Command {
+    Command::new(product("rdma-ipam").unwrap())
+}
 
 /// A store, a policy and a state directory, gone when dropped.
 pub(crate) struct Place {
@@ -198,7 +201,7 @@ impl Place {
         if self.blocks {
             self.grant(&who.machine, config);
         }
-        let mut command = Command::new(BINARY);
+        let mut command = plugin();
         self.environment(&mut command, verb, who);
         Answer::of(feed(command, config.to_string().as_bytes()))
     }
@@ -211,18 +214,23 @@ impl Place {
         self.call("DEL", who, config)
     }
 
-    /// The administrator's face: standard output and exit status.
+    /// `rdmactl addresses` with these arguments.
     pub(crate) fn admin(&self, arguments: &[&str]) -> Answer {
-        let mut command = Command::new(BINARY);
+        Answer::of(self.admin_command(arguments).output().unwrap())
+    }
+
+    pub(crate) fn admin_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(product("rdmactl").unwrap());
         command
             .env_clear()
             .env("RDMA_NETDEV_POLICY", self.policy())
             .env("RDMA_NODE_NAME", "n1")
+            .arg("addresses")
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        Answer::of(command.output().unwrap())
+        command
     }
 
     /// The addresses that are held, by the names in the store.

@@ -1,7 +1,7 @@
 //! The store against a plain map, over random sequences of calls for one address or
 //! several, some of which are killed while they run; on stores of both formats.
 
-use crate::support::{Attachment, BINARY, Place, network};
+use crate::support::{Attachment, Place, network, plugin};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -72,7 +72,7 @@ impl Model {
     }
 
     fn kill(&self, verb: &str, container: u8, after: u64) {
-        let mut command = Command::new(BINARY);
+        let mut command = plugin();
         self.place
             .environment(&mut command, verb, &Self::who(container));
         let mut child = command.spawn().unwrap();
@@ -158,7 +158,7 @@ impl Model {
 
     /// What the store holds is what the map says, give or take what is unknown.
     fn compare(&self) -> Result<(), TestCaseError> {
-        let listed = self.place.admin(&["list", "--json"]).document;
+        let listed = self.place.admin(&["--json"]).document;
         let mut held: BTreeMap<String, String> = BTreeMap::new();
         for lease in listed["leases"].as_array().unwrap() {
             let (address, container) = (

@@ -1,6 +1,6 @@
 //! What each verb does, and what wrong input gets.
 
-use crate::support::{Answer, Attachment, BINARY, Place, edit_lease, feed, network, range};
+use crate::support::{Answer, Attachment, Place, edit_lease, feed, network, plugin, range};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
@@ -126,7 +126,7 @@ fn every_version_gets_its_result() {
 
 #[test]
 fn version_is_answered_before_anything_else() {
-    let mut command = Command::new(BINARY);
+    let mut command = plugin();
     command
         .env_clear()
         .env("CNI_COMMAND", "VERSION")
@@ -536,7 +536,7 @@ fn a_sandbox_whose_namespace_is_there_keeps_its_address() {
 fn wrong_input_gets_its_code_and_changes_nothing() {
     let place = Place::new();
     let call = |verb: &str, stdin: &str| {
-        let mut command = Command::new(BINARY);
+        let mut command = plugin();
         place.environment(&mut command, verb, &c("a"));
         Answer::of(feed(command, stdin.as_bytes())).error()
     };

@@ -59,7 +59,7 @@ fn fsck_without_repair_changes_nothing() {
     std::fs::write(place.store().join("probe-0123"), "").unwrap();
     let before = names(&place);
     let report = all(&place, &[]);
-    assert_eq!(report.status, Some(3), "{report:?}");
+    assert_eq!(report.status, Some(1), "{report:?}");
     assert_eq!(report.document["repaired"], json!(0));
     assert_eq!(found(&report, &shard.join("10.0.0.7@1")).len(), 1);
     assert_eq!(names(&place), before);

@@ -1,4 +1,4 @@
-//! The binary's CNI face and its tool, driven from outside.
+//! `rdma-ipam` as a runtime calls it, and `rdmactl addresses` on its store.
 #![allow(
     clippy::allow_attributes,
     clippy::unwrap_used,
@@ -9,23 +9,23 @@
     reason = "every line here is a test, which clippy cannot see in modules of their own"
 )]
 
-#[path = "cni/admin.rs"]
+#[path = "ipam/admin.rs"]
 mod admin;
-#[path = "cni/formats.rs"]
+#[path = "ipam/formats.rs"]
 mod formats;
-#[path = "cni/fsck.rs"]
+#[path = "ipam/fsck.rs"]
 mod fsck;
-#[path = "cni/hostile.rs"]
+#[path = "ipam/hostile.rs"]
 mod hostile;
-#[path = "cni/model.rs"]
+#[path = "ipam/model.rs"]
 mod model;
-#[path = "cni/shards.rs"]
+#[path = "ipam/shards.rs"]
 mod shards;
-#[path = "cni/support.rs"]
+#[path = "ipam/support.rs"]
 mod support;
-#[path = "cni/tool.rs"]
+#[path = "ipam/tool.rs"]
 mod tool;
-#[path = "cni/vectors.rs"]
+#[path = "ipam/vectors.rs"]
 mod vectors;
-#[path = "cni/verbs.rs"]
+#[path = "ipam/verbs.rs"]
 mod verbs;
