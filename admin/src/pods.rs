@@ -6,6 +6,7 @@ use anyhow::bail;
 use attachment::listing::Attachment;
 use attachment::node::now;
 use clap::Args;
+use cni_wire::text::printable;
 use hca::UnitId;
 use node::table::{age, cell, table};
 use serde::{Deserialize, Serialize};
@@ -261,7 +262,7 @@ fn text(document: &Document, is_wide: bool) -> String {
         all += "\n";
     }
     for note in &document.notes {
-        all += &format!("{}\n", cell(note));
+        all += &format!("{}\n", printable(note));
     }
     all
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use cni_wire::text::printable;
 use ipam::plugin::Plugin;
 use ipam::pool_usage::usage;
 use node::table::{cell, table};
@@ -65,7 +66,11 @@ impl Status {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let state = self.sources.read(global);
         let mut notes = state.notes();
-        let addresses = addresses(global, &mut notes);
+        // A store that cannot be read is noted already.
+        let addresses = match state.leases.is_ok() {
+            true => addresses(global, &mut notes),
+            false => Vec::new(),
+        };
         let faults = state.faults();
         let document = Document {
             units: state.units(),
@@ -172,7 +177,7 @@ fn text(document: &Document) -> String {
         blocks.push(table(&header, &rows));
     }
     let notes = document.notes.iter();
-    blocks.push(notes.map(|note| format!("{}\n", cell(note))).collect());
+    blocks.push(notes.map(|note| format!("{}\n", printable(note))).collect());
     blocks.retain(|block| !block.is_empty());
     blocks.join("\n")
 }

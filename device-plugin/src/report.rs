@@ -203,8 +203,8 @@ impl Report {
         }
     }
 
-    /// The report as it is answered.
-    pub(crate) fn status(&self) -> DaemonStatus {
+    /// The report as it is answered, with the bindings as they are.
+    pub(crate) fn status(&self, bindings: &Bindings) -> DaemonStatus {
         DaemonStatus {
             program_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
@@ -224,8 +224,8 @@ impl Report {
                 error: self.node_socket_error(),
             },
             pools: self.pools.iter().map(|pool| self.pool(pool)).collect(),
-            bindings: self.bindings.all.values().map(Binding::status).collect(),
-            alignment: alignment::of_pods(&self.bindings),
+            bindings: bindings.all.values().map(Binding::status).collect(),
+            alignment: alignment::of_pods(bindings),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Answers of all nodes as one table; below it the nodes that did not answer.
 
+use cni_wire::text::printable;
 use node::table::{cell, table};
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -72,7 +73,7 @@ impl View {
             // Of a topology the notes say how to read it, on each node the same.
             let notes = list(&document["notes"]).filter(|_| document.get("distances").is_none());
             for note in notes.map(word) {
-                text += &format!("{}: {}\n", cell(&answer.node), cell(&note));
+                text += &format!("{}: {}\n", cell(&answer.node), printable(&note));
             }
         }
         text

@@ -59,7 +59,7 @@ impl Pages for ReportPages {
             _ if in_full => Answer {
                 status: 200,
                 kind: "application/json",
-                body: format!("{:#}\n", versioned(json!(report.status()))),
+                body: format!("{:#}\n", versioned(json!(report.status(&report.bindings)))),
             },
             _ => Answer::text(
                 403,

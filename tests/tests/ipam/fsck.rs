@@ -134,7 +134,10 @@ fn an_emptied_record_that_has_an_address_is_never_removed() {
         assert_eq!(found(&report, &record), [], "it is no ADD that was killed");
         let entry = place.store().join("leases/default/10.0.0.0-24/10.0.0.1@1");
         let (what, repaired) = found(&report, &entry).pop().unwrap();
-        assert!(what.contains("rdmactl addresses release 10.0.0.1"), "{what}");
+        assert!(
+            what.contains("rdmactl addresses release 10.0.0.1"),
+            "{what}"
+        );
         assert!(!repaired && record.exists(), "{report:?}");
         assert_eq!(place.held(), ["10.0.0.1"]);
     }

@@ -83,7 +83,10 @@ fn fsck_says_what_to_do_about_an_address_with_an_empty_record() {
         let report = place.admin(arguments);
         assert_eq!(report.status, Some(1), "{report:?}");
         let text = report.document.as_str().unwrap();
-        assert!(text.contains("rdmactl addresses release 10.5.0.9"), "{text}");
+        assert!(
+            text.contains("rdmactl addresses release 10.5.0.9"),
+            "{text}"
+        );
     }
     assert!(place.admin(&["release", "10.5.0.9", "--yes"]).ok());
     assert!(place.admin(&["fsck"]).ok());
