@@ -348,10 +348,7 @@ impl Scene {
             for entry in self.listed(what)? {
                 let values =
                     keys.map(|key| entry.get(key).cloned().unwrap_or_default().to_string());
-                all.insert(
-                    format!("{what}: {}", values.join(" ")),
-                    String::new(),
-                );
+                all.insert(format!("{what}: {}", values.join(" ")), String::new());
             }
         }
         Ok(all)

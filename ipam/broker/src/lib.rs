@@ -7,7 +7,7 @@
 //! - `sweep`: blocks of nodes that are gone, split cells and spaces without addresses;
 //! - [`whereabouts`]: stores whose leases are whereabouts' objects;
 //! - [`broker`]: the program, from the lock to the last answer;
-//! - [`metrics`], [`cli`]: its faces; an administrator's commands.
+//! - [`metrics`], [`cli`]: its faces.
 //!
 //! One thread does it all. The tasks of a broker share plain cells, so none of them is ever held
 //! across a wait.
