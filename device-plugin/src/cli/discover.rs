@@ -290,7 +290,7 @@ fn entry(candidate: &Candidate, seen: &HostSnapshot, pools: Option<&Pools>) -> s
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     use super::*;
 

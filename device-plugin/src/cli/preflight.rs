@@ -297,7 +297,7 @@ fn failing(outcomes: &[Outcome], least: Verdict) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     use super::*;
 

@@ -19,7 +19,7 @@ use e2e::host_state::unchanged;
 use e2e::kubelet::{Kubelet, Pod, Settings};
 use e2e::netns::Netns;
 use e2e::scene::{INVALID_NETWORK, Scene, TRY_AGAIN, answer_of};
-use hca::tree::machine;
+use hca_trees::machine;
 use kubelet_api::deviceplugin::DevicePluginOptions;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ struct Binding {
 
 impl Node {
     pub(crate) fn new() -> Result<Self> {
-        let lay = |tree: &hca::tree::Tree| {
+        let lay = |tree: &hca_trees::Tree| {
             tree.rdma_core(true);
             machine::a4(tree);
         };
