@@ -91,7 +91,7 @@ fn open(places: &Places) -> Result<Node> {
 
 /// All attachments whose record can be read, oldest first; the others are complained about.
 fn records(node: &Node) -> Result<Vec<(Key, Record)>> {
-    let (records, complaints) = listing::records(&node.journal).context("read the journal")?;
+    let (records, complaints) = listing::records(node).context("read the journal")?;
     for complaint in complaints {
         complain(&complaint);
     }

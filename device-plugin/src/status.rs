@@ -307,7 +307,7 @@ pub(crate) fn files(root: &Path, policy: &Path, node: Option<String>) -> Files {
         .iter()
         .map(PolicyError::with_remedy)
         .collect();
-    let attachments: Result<Vec<Attachment>, String> = listing::records(&node.journal)
+    let attachments: Result<Vec<Attachment>, String> = listing::records(&node)
         .map(|(records, complaints)| {
             notes.extend(complaints);
             let records = records.iter();

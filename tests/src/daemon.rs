@@ -159,6 +159,12 @@ impl Machine {
         self.root.path().join("rdma-netdev/node.sock")
     }
 
+    /// Where its daemon keeps the bindings of slots.
+    #[must_use]
+    pub fn bindings(&self) -> PathBuf {
+        self.node_socket().with_file_name("bindings")
+    }
+
     /// Starts the daemon with this configuration.
     ///
     /// # Errors

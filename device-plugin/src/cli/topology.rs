@@ -12,8 +12,6 @@ use diagnostics::topology::{self, Holders, View, nccl};
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
 use node::document::versioned;
-use node::identity::boot_id;
-use node::policy::Policy;
 use node_wire::Pod;
 
 use super::HostRoot;
@@ -71,14 +69,9 @@ pub(super) struct Topology {
     host: HostRoot,
     #[command(flatten)]
     kubelet: super::KubeletRoot,
-    /// The node's policy, which says where the bindings of slots are kept
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "RDMA_NETDEV_POLICY",
-        default_value = node::policy::DEFAULT_PATH
-    )]
-    policy: PathBuf,
+    /// Directory of the node's sockets, which has the bindings of slots
+    #[arg(long, value_name = "DIR", default_value = super::RUN_DIR)]
+    run_dir: PathBuf,
 }
 
 /// One part of `--rail`.
@@ -159,7 +152,7 @@ impl Topology {
                 ));
             }
         }
-        let mut held = self.bound(host, &mut view.remarks);
+        let mut held = self.bound(&mut view.remarks);
         match kubelet_api::client::ask(&self.kubelet.kubelet_root_dir) {
             Ok(devices) => held.extend(devices.held.into_iter().flat_map(|held| {
                 let pod = format!("{}/{}", held.namespace, held.pod);
@@ -176,17 +169,10 @@ impl Topology {
     }
 
     /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
-    fn bound(&self, host: &Host, remarks: &mut Vec<String>) -> Vec<(String, String)> {
-        let (policy, boot) = (self.policy.clone(), boot_id(&host.proc));
-        let read = move || {
-            hca::host::show(&policy);
-            let state_dir = Policy::load_for_release(&policy).0.state_dir;
-            hca::host::show(&state_dir);
-            bindings::Store::at(&state_dir, &boot).read()
-        };
-        let read = super::within_limit("the list of bindings", read);
-        let bindings = read.and_then(|read| Ok(read?)).unwrap_or_else(|error| {
-            remarks.push(format!("which slot is which NIC is not known: {error:#}"));
+    fn bound(&self, remarks: &mut Vec<String>) -> Vec<(String, String)> {
+        let bindings = bindings::Store::at(&self.run_dir).read();
+        let bindings = bindings.unwrap_or_else(|error| {
+            remarks.push(format!("which slot is which NIC is not known: {error}"));
             bindings::Bindings::default()
         });
         remarks.extend(bindings.unreadable.values().cloned());
@@ -293,12 +279,11 @@ mod tests {
         lay(&Tree::new(root));
         let common = ["topology", "--host-root", root.to_str().unwrap()];
         let kubelet = ["--kubelet-root-dir", root.to_str().unwrap()];
-        let policy = root.join("policy.json");
-        let policy = ["--policy", policy.to_str().unwrap()];
+        let run = ["--run-dir", root.to_str().unwrap()];
         let flags: Vec<&str> = common
             .into_iter()
             .chain(kubelet)
-            .chain(policy)
+            .chain(run)
             .chain(flags.to_vec())
             .collect();
         let line = Line::try_parse_from(flags).map_err(|error| error.to_string())?;

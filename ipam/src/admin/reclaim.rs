@@ -21,6 +21,8 @@ pub(super) struct Reclaim {
 impl Reclaim {
     pub(super) fn run(self, global: &Global) -> Result<Outcome> {
         let (plugin, store) = global.open_used()?;
+        let state_dir = &plugin.policy().state_dir;
+        let journals = node::state_dirs::all(&global.policy, state_dir)?;
         let run = |dry_run| {
             let Some(store) = &store else {
                 return Ok(Report::default());
@@ -28,7 +30,8 @@ impl Reclaim {
             let options = Options {
                 netns_root: &global.host_root,
                 proc: &global.host_root.join("proc"),
-                state_dir: &plugin.policy().state_dir,
+                state_dir,
+                journals: &journals,
                 store: &global.store,
                 cluster_node: plugin.is_cluster_node(),
                 dry_run,

@@ -233,27 +233,25 @@ impl Node {
     /// Bindings by HCA, by the files.
     fn bindings(&self) -> Result<BTreeMap<String, Binding>> {
         let mut bindings = BTreeMap::new();
-        let boots = fs::read_dir(self.scene.host.state().join("bindings"));
-        for boot in boots.into_iter().flatten() {
-            for entry in fs::read_dir(boot?.path())? {
-                let path = entry?.path();
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                if name.starts_with('.') {
-                    continue;
-                }
-                let file: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
-                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-                let gpus = file["gpus"].as_array().into_iter().flatten();
-                let binding = Binding {
-                    unit: text(&file["unit"]),
-                    pod: text(&file["pod"]["name"]),
-                    gpus: gpus
-                        .map(|one| (text(&one["gpu"]), text(&one["class"])))
-                        .collect(),
-                };
-                ensure!(text(&file["hca"]) == name, "{file:#}");
-                bindings.insert(name.into_owned(), binding);
+        let files = fs::read_dir(socket(&self.scene).with_file_name("bindings"));
+        for entry in files.into_iter().flatten() {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with('.') {
+                continue;
             }
+            let file: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let gpus = file["gpus"].as_array().into_iter().flatten();
+            let binding = Binding {
+                unit: text(&file["unit"]),
+                pod: text(&file["pod"]["name"]),
+                gpus: gpus
+                    .map(|one| (text(&one["gpu"]), text(&one["class"])))
+                    .collect(),
+            };
+            ensure!(text(&file["hca"]) == name, "{file:#}");
+            bindings.insert(name.into_owned(), binding);
         }
         Ok(bindings)
     }
