@@ -30,7 +30,10 @@ fn list_shows_who_holds_what() {
         panic!("{tables:?}")
     };
     assert!(store.starts_with("store "), "{store}");
-    assert!(pools.starts_with("RANGE") && pools.lines().count() == 4, "{pools}");
+    assert!(
+        pools.starts_with("RANGE") && pools.lines().count() == 4,
+        "{pools}"
+    );
     let lines: Vec<&str> = leases.lines().collect();
     assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(
@@ -55,9 +58,7 @@ fn list_shows_who_holds_what() {
     ] {
         assert!(all[0].get(key).is_some(), "{key}: {}", all[0]);
     }
-    let pool = place
-        .admin(&["--pool", "10.0.0.0/28", "--json"])
-        .document;
+    let pool = place.admin(&["--pool", "10.0.0.0/28", "--json"]).document;
     assert_eq!(pool["leases"][0]["address"], "10.0.0.2");
     assert_eq!(
         place.admin(&["--node", "n2", "--json"]).document["leases"][0]["address"],

@@ -41,9 +41,7 @@ fn an_order_is_listed_checked_collected_and_reclaimed_whole() {
     let place = Place::new();
     let result = place.add(&c("a"), &three()).document;
     place.add(&c("b"), &three()).addresses();
-    let listed = place
-        .admin(&["--pod", "default/a", "--json"])
-        .document;
+    let listed = place.admin(&["--pod", "default/a", "--json"]).document;
     assert_eq!(listed["leases"].as_array().unwrap().len(), 3);
     let shown = place.admin(&["show", "fd00::1", "--json"]).document;
     assert_eq!(shown["found"][0]["lease"]["container"], "a");
