@@ -6,6 +6,7 @@
 mod blocks;
 pub mod documents;
 mod explain;
+mod export;
 mod fsck;
 mod import;
 mod init;
@@ -20,7 +21,7 @@ use crate::store::{Store, StoreError};
 use anyhow::{Result, anyhow};
 use clap::{Args, Parser, Subcommand};
 use node::document::versioned;
-use node::policy::{DEFAULT_PATH, Policy, StoreKind};
+use node::policy::{DEFAULT_PATH, Policy};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -79,6 +80,8 @@ enum Command {
     Fsck(fsck::Fsck),
     /// Take over the leases of host-local
     Import(import::Import),
+    /// Write leases into whereabouts' objects, for networks that go back to whereabouts
+    Export(export::Export),
 }
 
 /// How a command ended, when it did not fail.
@@ -110,6 +113,7 @@ pub fn run() -> ExitCode {
         Command::Release(command) => command.run(global),
         Command::Fsck(command) => command.run(global),
         Command::Import(command) => command.run(global),
+        Command::Export(command) => command.run(global),
     };
     match ran {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -151,15 +155,6 @@ impl Global {
         if !policy.stores.contains_key(&self.store) {
             let error = StoreError::unknown(&policy, &self.store);
             return Err(anyhow!("{error}; name one of them with --store"));
-        }
-        if let Some(StoreKind::Whereabouts { namespace }) =
-            policy.stores.get(&self.store).map(|store| &store.kind)
-        {
-            let error = StoreError::NoDirectory {
-                name: self.store.clone(),
-                namespace: namespace.clone(),
-            };
-            return Err(anyhow!("{error} ({})", error.remedy()));
         }
         Ok(Plugin::new(
             policy,

@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 use node::table::{age, cell, table};
 use serde_json::json;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct List {
     /// Only leases of this range, as in 10.0.0.0/24
     #[arg(long)]
@@ -68,7 +68,7 @@ impl List {
             || self.node.is_some()
     }
 
-    fn leases(&self, store: &Store) -> Result<Vec<Lease>> {
+    pub(super) fn leases(&self, store: &Store) -> Result<Vec<Lease>> {
         let mut leases = Vec::new();
         let findings = store.entries(true, |entry| {
             match entry.record {
