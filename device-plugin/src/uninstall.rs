@@ -143,7 +143,7 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
     let plugin = Plugin::load(&places.policy, &places.root, places.node.as_deref());
     let proc = places.root.join("proc");
     let mut said = Vec::new();
-    for name in own_stores(plugin.policy()).map(|(name, _)| name) {
+    for name in plugin.policy().stores.keys() {
         let store = match plugin.open_existing(name) {
             Ok(Some(store)) => store,
             Ok(None) => continue,
@@ -165,12 +165,6 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
         }
     }
     said
-}
-
-/// The stores whose leases are files of ours.
-fn own_stores(policy: &Policy) -> impl Iterator<Item = (&String, &node::policy::Store)> {
-    let stores = policy.stores.iter();
-    stores.filter(|(_, store)| !matches!(store.kind, StoreKind::Whereabouts { .. }))
 }
 
 /// The first few of a list.
@@ -282,7 +276,8 @@ fn remove_path(path: &Path) -> io::Result<Removed> {
 /// The directories of leases, and why one stays.
 fn stores_to_keep(policy: &Policy, places: &Places) -> Vec<(PathBuf, Option<&'static str>)> {
     let ipam = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
-    own_stores(policy)
+    let stores = policy.stores.iter();
+    stores
         .map(|(name, store)| {
             let kept = match &store.kind {
                 StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),

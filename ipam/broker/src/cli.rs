@@ -86,6 +86,9 @@ struct Service {
     /// How long a block of a node that is gone rests by this broker's own clock; shorter in tests
     #[arg(long, value_name = "SECONDS", default_value_t = 300, hide = true)]
     rest: u64,
+    /// How long a range waits for ADDs of whereabouts to end; shorter in tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 150, hide = true)]
+    settle: u64,
     /// How much to log
     #[arg(
         long,
@@ -219,6 +222,7 @@ fn serve(global: Global, service: Service) -> anyhow::Result<()> {
             listen: service.metrics_addr,
             timing: Timing {
                 rest: Duration::from_secs(service.rest),
+                settle: Duration::from_secs(service.settle),
                 ..Timing::default()
             },
         };
