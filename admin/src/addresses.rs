@@ -2,6 +2,7 @@
 
 mod blocks;
 mod explain;
+mod export;
 mod fsck;
 mod host_local;
 mod import;
@@ -18,7 +19,6 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use ipam::plugin::Plugin;
 use ipam::store::{Store, StoreError};
-use node::policy::StoreKind;
 use serde_json::json;
 
 use crate::global::Global;
@@ -60,6 +60,8 @@ enum Command {
     Fsck(fsck::Fsck),
     /// Take over the leases of host-local
     Import(import::Import),
+    /// Write leases into whereabouts' objects, for networks that go back to whereabouts
+    Export(export::Export),
     /// Make the store's directory a store, with the id that the policy names for it
     Init,
 }
@@ -82,6 +84,7 @@ impl Addresses {
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Fsck(command)) => command.run(&scope),
             Some(Command::Import(command)) => command.run(&scope),
+            Some(Command::Export(command)) => command.run(&scope),
             Some(Command::Init) => init::run(&scope),
         }
     }
@@ -144,16 +147,9 @@ impl Scope<'_> {
     fn plugin(&self) -> anyhow::Result<Plugin> {
         let policy = self.global.policy()?;
         // An unused store has no leases; one that is not configured is a mistake.
-        let Some(store) = policy.stores.get(self.store) else {
+        if !policy.stores.contains_key(self.store) {
             let error = StoreError::unknown(&policy, self.store);
             return Err(anyhow!("{error}; name one of them with --store"));
-        };
-        if let StoreKind::Whereabouts { namespace } = &store.kind {
-            return Err(StoreError::NoDirectory {
-                name: self.store.to_owned(),
-                namespace: namespace.clone(),
-            }
-            .into());
         }
         Ok(Plugin::new(
             policy,

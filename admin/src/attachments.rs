@@ -59,7 +59,7 @@ fn list(global: &Global) -> Ended {
 
 /// All attachments whose record can be read, oldest first; the others are complained about.
 fn records(node: &Node) -> anyhow::Result<Vec<(Key, Record)>> {
-    let (records, complaints) = listing::records(&node.journal).context("read the journal")?;
+    let (records, complaints) = listing::records(node).context("read the journal")?;
     for complaint in complaints {
         complain(&complaint);
     }

@@ -5,7 +5,6 @@
 //! half done.
 
 mod fsck;
-mod kubectl;
 mod release;
 
 use clap::{Args, Subcommand};
@@ -15,6 +14,7 @@ use rdma_ipam_broker::api::document::BlockObject;
 use serde_json::{Value, json};
 
 use crate::global::{Global, Kubectl};
+use crate::kubectl;
 use crate::output::{Ended, Outcome, complain, filters_before_command, say, say_json};
 
 /// Shows which node has which block of addresses, and how much of each is used.

@@ -278,7 +278,7 @@ fn entry(
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     use super::*;
 

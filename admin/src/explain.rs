@@ -187,7 +187,7 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
     use rdma_device_plugin::host_snapshot::HostSnapshot;
 
     use super::*;

@@ -14,6 +14,7 @@ mod discover;
 mod documents;
 mod explain;
 mod global;
+mod kubectl;
 mod node_state;
 mod output;
 mod pages;

@@ -432,8 +432,8 @@ mod tests {
     #[test]
     fn a_pod_with_a_nic_of_the_other_socket_is_marked() {
         let place = tempfile::tempdir().unwrap();
-        let tree = hca::tree::Tree::new(place.path());
-        hca::tree::machine::a4(&tree);
+        let tree = hca_trees::Tree::new(place.path());
+        hca_trees::machine::a4(&tree);
         let devices = Devices {
             held: vec![
                 held("nvidia.com/gpu", &["GPU-0000-8f-00-0"]),

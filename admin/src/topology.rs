@@ -20,7 +20,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
-use hca::topology::pairing::Pairing;
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
 use rdma_device_plugin::{nccl, scan::SCAN};
@@ -72,12 +71,8 @@ pub(crate) struct Topology {
     #[arg(long)]
     strict: bool,
     /// Take places from a NCCL topology file
-    #[arg(long, value_name = "FILE", conflicts_with = "pair")]
+    #[arg(long, value_name = "FILE")]
     nccl_topology: Option<PathBuf>,
-    /// Pair GPUs and NICs where the PCI tree says too little: "order" within each NUMA node,
-    /// "names" like gpu0rdma0, or a list
-    #[arg(long, value_name = "order|names|GPU=PCI,..")]
-    pair: Option<Pairing>,
     /// Number a NIC's rail
     #[arg(long, value_name = "PCI=RAIL,..", value_delimiter = ',')]
     rail: Vec<Numbered>,
@@ -165,14 +160,6 @@ impl Topology {
                     absent.join(", ")
                 ));
             }
-        }
-        if let Some(pairing) = &self.pair {
-            view.machine.pair(pairing)?;
-            view.override_source = Some(match pairing {
-                Pairing::ByOrder => "--pair order".to_owned(),
-                Pairing::ByName => "the netdevs' names".to_owned(),
-                Pairing::Listed(_) => "--pair".to_owned(),
-            });
         }
         let mut held = self.bound(&mut view.remarks);
         match self.sources.kubelet() {
@@ -289,7 +276,7 @@ fn title(host: &Host) -> String {
 mod tests {
     use super::*;
     use clap::Parser;
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     #[derive(Debug, clap::Parser)]
     struct Line {
@@ -341,11 +328,6 @@ mod tests {
         assert_eq!(
             error,
             "--rail 0000:01:00.0=1: 0000:01:00.0 is not a NIC of this node"
-        );
-        assert!(
-            run(machine::egx, &["--pair", "0=eth0"])
-                .unwrap_err()
-                .contains("a list such as")
         );
         assert!(
             run(machine::egx, &["--strict"])
@@ -413,14 +395,14 @@ mod tests {
         let lay = |tree: &Tree| {
             machine::a4(tree);
             let above = "pci0000:8c/0000:8c:00.0/0000:8d:00.0/0000:8e:02.0";
-            let spec = hca::tree::PciSpec {
+            let spec = hca_trees::PciSpec {
                 address: "0000:91:00.2",
                 above,
-                ..hca::tree::PciSpec::MLX5
+                ..hca_trees::PciSpec::MLX5
             };
             tree.vf("0000:91:00.0", 0, &spec);
-            let on = hca::tree::On::Pci("0000:91:00.2");
-            tree.rdma(&hca::tree::RdmaSpec {
+            let on = hca_trees::On::Pci("0000:91:00.2");
+            tree.rdma(&hca_trees::RdmaSpec {
                 name: "mlx5_8",
                 on,
                 ..Default::default()

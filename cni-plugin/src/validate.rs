@@ -466,8 +466,8 @@ mod tests {
                 "allow.ipam",
             ),
             (
-                r#""master": "e0", "ipam": {"type": "bridge"}"#,
-                "no IPAM plugin",
+                r#""master": "e0", "ipam": {"type": "rdma-netdev"}"#,
+                "not an IPAM plugin",
             ),
             (r#""master": "e0", "atach": "macvlan""#, "attach"),
             (

@@ -248,6 +248,8 @@ struct Run {
     log_format: LogFormat,
 }
 
+/// The directory of the node's sockets.
+const RUN_DIR: &str = "/run/rdma-netdev";
 /// Where `rdma-netdev` asks.
 const NODE_SOCKET: &str = "/run/rdma-netdev/node.sock";
 
@@ -371,6 +373,10 @@ fn serve(args: Run) -> anyhow::Result<()> {
         kubelet_root_dir: args.kubelet.kubelet_root_dir,
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
+        run_dir: match args.node_socket.as_os_str().is_empty() {
+            true => PathBuf::from(RUN_DIR),
+            false => node::trust::parent(&args.node_socket).to_owned(),
+        },
         node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
         state_dir: args.state_dir,
         metrics_addrs: args.metrics_addr,

@@ -47,7 +47,7 @@ pub fn read(places: &Places) -> Files {
         .iter()
         .map(PolicyError::with_remedy)
         .collect();
-    let attachments: Result<Vec<Attachment>, String> = listing::records(&node.journal)
+    let attachments: Result<Vec<Attachment>, String> = listing::records(&node)
         .map(|(records, complaints)| {
             notes.extend(complaints);
             let records = records.iter();

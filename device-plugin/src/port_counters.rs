@@ -82,7 +82,7 @@ pub fn name(path: &'static str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     use super::*;
 

@@ -6,7 +6,7 @@
 //! rdmactl topology --host-root /tmp/a4
 //! ```
 
-use hca::tree::{Tree, machine};
+use hca_trees::{Tree, machine};
 
 type Lay = fn(&Tree);
 

@@ -8,7 +8,7 @@
 //! - [`lease`]: what a lease records
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing the leases of pods that ended
-//! - [`whereabouts`]: names and limits of whereabouts' objects
+//! - [`whereabouts`]: names of whereabouts' objects, and leases written as such
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
 #![forbid(unsafe_code)]

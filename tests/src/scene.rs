@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 use serde_json::{Value, json};
 
 use crate::bin_under_test::product;
@@ -129,7 +129,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// A host on whose sysfs is what `lay` makes, as the machines of the field in `hca::tree::machine`
+    /// A host on whose sysfs is what `lay` makes, as the machines of the field in `hca_trees::machine`
     /// are, with these netdevs. Its `/proc` shows no process.
     ///
     /// # Errors

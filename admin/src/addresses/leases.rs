@@ -10,7 +10,7 @@ use super::shown;
 use crate::output::{Outcome, complain};
 
 /// Which leases.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct Filter {
     /// Only leases of this pool
     #[arg(long, value_name = "RANGE")]

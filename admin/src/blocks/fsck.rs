@@ -21,8 +21,8 @@ use rdma_ipam_broker::decide::agreement::{self, Finding};
 use rdma_ipam_broker::decide::standing::NodeState;
 use serde_json::{Value, json};
 
-use super::kubectl::{BLOCKS, NODES, SPACES};
 use crate::global::{Global, Kubectl};
+use crate::kubectl::{BLOCKS, NODES, SPACES};
 use crate::output::{Ended, Outcome, say, say_json};
 
 /// Longer than a broker takes from a change in the API to the one on disk, or the other way round.

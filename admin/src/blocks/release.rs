@@ -11,9 +11,9 @@ use rdma_ipam_broker::api::document::{BlockObject, NodeObject, Over};
 use rdma_ipam_broker::decide::release::{self, Danger};
 use serde_json::json;
 
-use super::kubectl::{BLOCKS, NODES};
 use super::{HEADER, as_json, row};
 use crate::global::{Global, Kubectl};
+use crate::kubectl::{BLOCKS, NODES};
 use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
 
 /// How often it is decided anew because the object was changed meanwhile.

@@ -4,7 +4,7 @@ mod node_tree;
 
 use std::fs;
 
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, machine};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, machine};
 
 use super::*;
 use crate::verdict::Verdict;
@@ -332,9 +332,9 @@ fn soft_roce_on_a_plain_nic_does_not_fail() {
         "RoCE v2",
         "eth1",
     )];
-    let ports = &[hca::tree::PortSpec {
+    let ports = &[hca_trees::PortSpec {
         gids,
-        ..hca::tree::PortSpec::ROCE
+        ..hca_trees::PortSpec::ROCE
     }];
     tree.rdma(&RdmaSpec {
         name: "rxe0",

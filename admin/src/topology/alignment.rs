@@ -105,7 +105,7 @@ fn judge(
 mod tests {
     use super::*;
     use hca::topology::Wanted;
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     fn a4() -> Machine {
         let directory = tempfile::tempdir().unwrap();

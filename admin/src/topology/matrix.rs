@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::topology::holders::Holders;
     use hca::topology::{Machine, Request, Wanted, choose};
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     fn view(lay: impl Fn(&Tree)) -> View {
         let directory = tempfile::tempdir().unwrap();

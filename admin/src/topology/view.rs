@@ -36,7 +36,7 @@ impl View {
         if machine.hides_switches() {
             notes.push(
                 "each device has a root complex of its own: the hypervisor hides the switches; \
-                 --nccl-topology FILE or --pair order supplies what it hides"
+                 a file that describes them can be given with --nccl-topology FILE"
                     .to_owned(),
             );
         }

@@ -219,9 +219,6 @@ pub(super) fn placed(mut machine: Machine, topology: &TopologyConfig) -> Result<
         let places = nccl::read(file).map_err(|error| format!("{error:#}"))?;
         machine.place(&places);
     }
-    if let Some(pairing) = &topology.pair {
-        machine.pair(pairing).map_err(|error| error.to_string())?;
-    }
     for nic in &mut machine.nics {
         if let Some(number) = topology.rails.get(&nic.physical) {
             nic.rail = Some(Rail {

@@ -65,6 +65,9 @@ struct Cli {
     /// How long a block of a node that is gone rests by this broker's own clock; shorter in tests
     #[arg(long, value_name = "SECONDS", default_value_t = 300, hide = true)]
     rest: u64,
+    /// How long a range waits for ADDs of whereabouts to end; shorter in tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 150, hide = true)]
+    settle: u64,
     /// How much to log
     #[arg(
         long,
@@ -195,6 +198,7 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             listen: cli.metrics_addr,
             timing: Timing {
                 rest: Duration::from_secs(cli.rest),
+                settle: Duration::from_secs(cli.settle),
                 ..Timing::default()
             },
         };

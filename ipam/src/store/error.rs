@@ -90,16 +90,6 @@ pub enum StoreError {
         /// Which promise it does not keep.
         why: String,
     },
-    /// Its leases are objects of the cluster.
-    #[error(
-        "store {name:?} has no directory: its leases are whereabouts' objects in namespace {namespace}"
-    )]
-    NoDirectory {
-        /// The store's name.
-        name: String,
-        /// Where they are.
-        namespace: String,
-    },
     /// This machine cannot say who it is.
     #[error(transparent)]
     Node(#[from] IdentityError),
@@ -198,9 +188,6 @@ impl StoreError {
             }
             Self::Remember { .. } => "make the policy's stateDir writable for root on this node",
             Self::Writable { .. } => "let its owner alone write to it: chmod go-w",
-            Self::NoDirectory { .. } => {
-                "see kubectl get ippools,overlappingrangeipreservations in that namespace"
-            }
             Self::Unfit { .. } => "use a directory on ext4, xfs, NFSv3, NFSv4 or CephFS",
             Self::Node(_) => "set node in the policy; mount /proc",
             Self::Held { .. } => "ask for another address, or for none",

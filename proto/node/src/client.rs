@@ -15,7 +15,6 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use nix::sys::time::TimeVal;
 use nix::unistd::geteuid;
 
-use crate::address::{AddressQuestion, Addresses};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::document::{self, Answer, Failure, NoAnswer, Pod, PodUnits, Question};
@@ -42,7 +41,7 @@ impl Server {
             | Question::Bind(_)
             | Question::Commit(_)
             | Question::Unbind(_) => Self::Daemon,
-            Question::Block(_) | Question::Addresses(_) => Self::Broker,
+            Question::Block(_) => Self::Broker,
         }
     }
 }
@@ -289,21 +288,6 @@ pub fn blocks(
 ) -> Result<BlocksGranted, ClientError> {
     match ask(socket, &Question::Block(need.clone()), limit)? {
         Answer::Block(granted) => Ok(granted),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// Asks about addresses of a store that has no blocks. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn addresses(
-    socket: &Path,
-    question: &AddressQuestion,
-    limit: Duration,
-) -> Result<Addresses, ClientError> {
-    match ask(socket, &Question::Addresses(question.clone()), limit)? {
-        Answer::Addresses(addresses) => Ok(addresses),
         answer => Err(another(socket, &answer)),
     }
 }

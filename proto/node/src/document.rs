@@ -5,7 +5,6 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::address::{AddressQuestion, Addresses};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::status::DaemonStatus;
@@ -31,8 +30,6 @@ pub enum Question {
     Unbind(UnbindQuestion),
     /// To the broker: this node needs a block of addresses.
     Block(BlockNeed),
-    /// To the broker: addresses of a store that has no blocks.
-    Addresses(AddressQuestion),
 }
 
 /// A pod, as a CNI plugin knows it from `CNI_ARGS`.
@@ -74,8 +71,6 @@ pub enum Answer {
     Unbound(Unbound),
     /// To [`Question::Block`].
     Block(BlocksGranted),
-    /// To [`Question::Addresses`].
-    Addresses(Addresses),
 }
 
 /// Units that a pod holds, of all device plugins.
@@ -236,7 +231,6 @@ const BIND: &str = "bind";
 const COMMIT: &str = "commit";
 const UNBIND: &str = "unbind";
 const BLOCK: &str = "block";
-const ADDRESSES: &str = "addresses";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -285,14 +279,6 @@ struct BlockQuestion {
     need: BlockNeed,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AddressesQuestion {
-    version: u64,
-    question: String,
-    addresses: AddressQuestion,
-}
-
 impl Question {
     /// Its name in the document.
     #[must_use]
@@ -304,7 +290,6 @@ impl Question {
             Self::Commit(_) => COMMIT,
             Self::Unbind(_) => UNBIND,
             Self::Block(_) => BLOCK,
-            Self::Addresses(_) => ADDRESSES,
         }
     }
 
@@ -346,11 +331,6 @@ impl Question {
                 version: VERSION,
                 question: BLOCK.to_owned(),
                 need: need.clone(),
-            }),
-            Self::Addresses(addresses) => encode(&AddressesQuestion {
-                version: VERSION,
-                question: ADDRESSES.to_owned(),
-                addresses: addresses.clone(),
             }),
         }
     }
@@ -427,11 +407,6 @@ impl Question {
                     .map_err(|error| malformed(format!("{BLOCK} is malformed: {error}")))?;
                 Ok(Self::Block(question.need))
             }
-            Some(ADDRESSES) => {
-                let question: AddressesQuestion = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{ADDRESSES} is malformed: {error}")))?;
-                Ok(Self::Addresses(question.addresses))
-            }
             _ => Err(unknown_question(field("question"))),
         }
     }
@@ -493,8 +468,6 @@ struct AnswerDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block: Option<BlocksGranted>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    addresses: Option<Addresses>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
 }
 
@@ -508,7 +481,6 @@ impl AnswerDocument {
             committed: None,
             unbound: None,
             block: None,
-            addresses: None,
             error: None,
         };
         match answer.clone() {
@@ -518,7 +490,6 @@ impl AnswerDocument {
             Ok(Answer::Committed(committed)) => document.committed = Some(committed),
             Ok(Answer::Unbound(unbound)) => document.unbound = Some(unbound),
             Ok(Answer::Block(granted)) => document.block = Some(granted),
-            Ok(Answer::Addresses(addresses)) => document.addresses = Some(addresses),
             Err(failure) => document.error = Some(failure),
         }
         document
@@ -578,7 +549,6 @@ pub fn decode_answer(
         Question::Commit(_) => document.committed.map(Answer::Committed),
         Question::Unbind(_) => document.unbound.map(Answer::Unbound),
         Question::Block(_) => document.block.map(Answer::Block),
-        Question::Addresses(_) => document.addresses.map(Answer::Addresses),
     };
     match (answer, document.error) {
         (None, Some(failure)) => Ok(Err(failure)),
@@ -934,61 +904,5 @@ mod tests {
             assert_eq!(failure.kind, FailureKind::Malformed, "{document}");
             assert!(failure.message.contains(named), "{named}: {failure}");
         }
-    }
-
-    #[test]
-    fn addresses_are_asked_for_in_the_documented_form() {
-        use crate::address::*;
-        let attachment = AttachmentId {
-            container: "4c".into(),
-            interface: "net1".into(),
-        };
-        let address = |last: u8| std::net::IpAddr::from([10, 0, 0, last]);
-        let of = |action: AddressAction| {
-            Question::Addresses(AddressQuestion {
-                store: "default".into(),
-                network: "rail".into(),
-                action,
-            })
-        };
-        let take = of(AddressAction::Take(Taking {
-            attachment: attachment.clone(),
-            pod: "ml/train-0".into(),
-            network_name: None,
-            ranges: vec![RangeWanted {
-                range: "10.0.0.0/24".into(),
-                spans: vec![(address(1), address(254))],
-                address: None,
-            }],
-        }));
-        let document: Value = serde_json::from_slice(&take.encode()).unwrap();
-        let documented = json!({"version": 1, "question": "addresses", "addresses": {
-            "store": "default", "network": "rail", "action": {"take": {
-                "attachment": {"container": "4c", "interface": "net1"}, "pod": "ml/train-0",
-                "ranges": [{"range": "10.0.0.0/24", "spans": [["10.0.0.1", "10.0.0.254"]]}]}}}});
-        assert_eq!(document, documented);
-        let holding = Holding {
-            attachment: attachment.clone(),
-            network_name: Some("blue".into()),
-            ranges: vec!["10.0.0.0/24".into()],
-        };
-        for question in [
-            take.clone(),
-            of(AddressAction::Free(holding.clone())),
-            of(AddressAction::Find(holding)),
-            of(AddressAction::KeepOnly(vec![attachment])),
-            of(AddressAction::Probe),
-        ] {
-            assert_eq!(Question::decode(&question.encode()), Ok(question));
-        }
-        let answer = Ok(Answer::Addresses(Addresses {
-            addresses: vec![address(7)],
-        }));
-        let bytes = encode_answer(&answer);
-        assert_eq!(decode_answer(&take, &bytes), Ok(answer));
-        let unknown = json!({"version": 1, "question": "addresses", "addresses": {
-            "store": "default", "network": "rail", "action": {"lend": {}}}});
-        let failure = failure_of(&unknown);
-        assert!(failure.message.contains("lend"), "{failure}");
     }
 }

@@ -69,17 +69,6 @@ ip link set eth1 up
 ip addr add 10.61.0.1/24 dev eth1
 wait_for 20 settled eth1
 
-# A pod from before the upgrade: the RDMA plugin moved the device and wrote its state.
-pod old
-rdma dev set mlx5_2 netns old
-mkdir -p /var/lib/cni/rdma
-echo '{"version":"1.0","deviceID":"0000:03:00.0","sandboxRdmaDevName":"mlx5_2","containerRdmaDevName":"mlx5_2"}' \
-	>/var/lib/cni/rdma/rails-old-net1
-check "DEL of a pod that the RDMA plugin served" cni /opt/cni/bin/rdma DEL old old net1 '{"cniVersion": "1.0.0", "name": "rails", "type": "rdma"}'
-equal "its device is on the host" "mlx5_1 mlx5_2" "$(hcas)"
-equal "its state file is gone" "" "$(ls /var/lib/cni/rdma)"
-ip netns delete old
-
 # --- what the policy and the mode say ----------------------------------------------------------
 
 pod a

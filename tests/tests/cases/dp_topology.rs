@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::harness::Case;
-use hca::tree::{Tree, machine};
+use hca_trees::{Tree, machine};
 use serde_json::Value;
 use tempfile::TempDir;
 

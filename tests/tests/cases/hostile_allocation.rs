@@ -14,7 +14,7 @@ use e2e::scene::{
     DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, STATE, Scene, TRY_AGAIN, answer_of, pci_of,
     refusal,
 };
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use node_wire::{Failure, FailureKind, Pod};
 use serde_json::{Value, json};
 

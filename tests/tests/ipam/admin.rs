@@ -924,3 +924,95 @@ fn a_policy_that_was_named_must_be_there() {
         "{answer:?}"
     );
 }
+
+/// A program in the place of kubectl: `get` prints what the files have, `create` and `replace` keep what
+/// they read, and let the files for the next time be those of now.
+const KUBECTL: &str = r#"#!/bin/sh
+cd "$(dirname "$0")" || exit 1
+echo "$*" >>calls
+case $2 in
+get)
+    name=${3%%.*}
+    cat "$name.json"
+    ;;
+*)
+    cat >"$2.json"
+    if [ -e conflict ]; then
+        rm conflict
+        echo 'Error from server (Conflict): the object has been modified' >&2
+        exit 1
+    fi
+    for file in later/*; do [ ! -e "$file" ] || mv "$file" .; done
+    ;;
+esac
+"#;
+
+#[test]
+fn export_writes_what_whereabouts_objects_do_not_have() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    place.add(&c("b"), &range("10.0.1.0/24")).address();
+    let directory = place.path().join("cluster");
+    std::fs::create_dir_all(directory.join("later")).unwrap();
+    let put = |name: &str, document: Value| {
+        std::fs::write(directory.join(name), document.to_string()).unwrap();
+    };
+    let program = directory.join("kubectl");
+    std::fs::write(&program, KUBECTL).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let pool = |version: &str, allocations: Value| {
+        json!({"items": [{"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+            "metadata": {"name": "10.0.0.0-24", "resourceVersion": version},
+            "spec": {"range": "10.0.0.0/24", "allocations": allocations}}]})
+    };
+    let theirs = json!({"id": "x", "podref": "ml/x", "ifname": "net1"});
+    put("ippools.json", pool("7", json!({"9": theirs})));
+    put("overlappingrangeipreservations.json", json!({"items": []}));
+    let export = |more: &[&str]| {
+        let kubectl = format!("--kubectl={}", program.display());
+        let always = [
+            "export",
+            "--whereabouts",
+            "--json",
+            "--range",
+            "10.0.0.0/24",
+            &kubectl,
+        ];
+        place.admin(&[&always[..], more].concat())
+    };
+    let plan = export(&[]);
+    let expected = json!({"version": 1, "dryRun": true, "leases": 1, "exported": 1, "refused": []});
+    assert_eq!(plan.document, expected, "{plan:?}");
+    assert!(!directory.join("replace.json").exists());
+    // Another one changes the pool meanwhile: it is read again.
+    std::fs::write(directory.join("conflict"), "").unwrap();
+    let lease = json!({"id": "a", "podref": "default/a", "ifname": "net1"});
+    let written = json!({"1": lease, "9": theirs});
+    put("later/ippools.json", pool("8", written.clone()));
+    let reservation = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1",
+        "kind": "OverlappingRangeIPReservation", "metadata": {"name": "10.0.0.1"},
+        "spec": {"podref": "default/a", "ifname": "net1"}});
+    put(
+        "later/overlappingrangeipreservations.json",
+        json!({"items": [reservation]}),
+    );
+    let done = export(&["--yes"]);
+    assert!(done.ok() && done.document["exported"] == 1, "{done:?}");
+    let calls = std::fs::read_to_string(directory.join("calls")).unwrap();
+    assert_eq!(calls.matches("replace --filename=-").count(), 2, "{calls}");
+    let sent: Value =
+        serde_json::from_str(&std::fs::read_to_string(directory.join("replace.json")).unwrap())
+            .unwrap();
+    assert_eq!(sent["items"], pool("7", written)["items"]);
+    let again = export(&["--yes"]);
+    assert!(again.ok() && again.document["exported"] == 0, "{again:?}");
+    // An address that another pod has got there.
+    put("ippools.json", pool("9", json!({"1": theirs})));
+    let refused = export(&["--yes"]);
+    assert_eq!(refused.status, Some(3), "{refused:?}");
+    assert!(
+        refused.stderr.contains("10.0.0.1 of pod default/a"),
+        "{refused:?}"
+    );
+}

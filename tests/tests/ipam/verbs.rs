@@ -94,11 +94,9 @@ fn del_of_a_store_that_never_was_is_done() {
 #[test]
 fn every_version_gets_its_result() {
     let place = Place::new();
-    for (number, version) in [
-        "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
-    ]
-    .iter()
-    .enumerate()
+    for (number, version) in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
+        .iter()
+        .enumerate()
     {
         let mut config = range("10.0.0.0/24");
         config["cniVersion"] = json!(version);
@@ -110,15 +108,8 @@ fn every_version_gets_its_result() {
         let result = &answer.document;
         assert_eq!(result["cniVersion"], *version);
         let address = format!("10.0.0.{}/24", number + 1);
-        let (got, gateway) = match number {
-            0 | 1 => (&result["ip4"]["ip"], &result["ip4"]["gateway"]),
-            _ => (&result["ips"][0]["address"], &result["ips"][0]["gateway"]),
-        };
-        assert_eq!(
-            (got, gateway),
-            (&json!(address), &json!("10.0.0.254")),
-            "{version}"
-        );
+        assert_eq!(result["ips"][0]["address"], address, "{version}");
+        assert_eq!(result["ips"][0]["gateway"], "10.0.0.254", "{version}");
         assert_eq!(result["dns"]["nameservers"][0], "10.0.0.53");
         assert!(place.del(&c("none"), &config).ok());
     }

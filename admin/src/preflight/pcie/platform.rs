@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn a_grace_tray_is_an_arm_machine() {
         let directory = tempfile::tempdir().unwrap();
-        let tree = hca::tree::Tree::new(directory.path());
-        hca::tree::machine::gb200(&tree);
+        let tree = hca_trees::Tree::new(directory.path());
+        hca_trees::machine::gb200(&tree);
         let grace = Platform {
             arm: true,
             virtual_machine: false,

@@ -387,8 +387,8 @@ fn each_check_says_what_is_wrong() {
 #[test]
 fn ports_between_gpu_and_nic_are_those_below_the_switch() {
     let directory = tempfile::tempdir().unwrap();
-    let tree = hca::tree::Tree::new(directory.path());
-    hca::tree::machine::cascaded_switches(&tree);
+    let tree = hca_trees::Tree::new(directory.path());
+    hca_trees::machine::cascaded_switches(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
     let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
     let ports: Vec<String> = between(&machine).keys().map(ToString::to_string).collect();
@@ -414,8 +414,8 @@ fn ports_between_gpu_and_nic_are_those_below_the_switch() {
 #[test]
 fn ports_of_a_data_direct_function_and_its_gpu_are_distinguished() {
     let directory = tempfile::tempdir().unwrap();
-    let tree = hca::tree::Tree::new(directory.path());
-    hca::tree::machine::gb300(&tree);
+    let tree = hca_trees::Tree::new(directory.path());
+    hca_trees::machine::gb300(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
     let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
     let ports = between(&machine);

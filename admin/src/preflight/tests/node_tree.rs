@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hca::network::Uplinks;
 use hca::topology::{Machine, Wanted};
-use hca::tree::{Tree, machine};
+use hca_trees::{Tree, machine};
 
 use super::super::*;
 use crate::verdict::Verdict;

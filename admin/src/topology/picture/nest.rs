@@ -225,8 +225,7 @@ fn switch_label(address: PciAddress) -> String {
 mod tests {
     use super::*;
     use hca::topology::Wanted;
-    use hca::topology::pairing::Pairing;
-    use hca::tree::{Tree, machine};
+    use hca_trees::{Tree, machine};
 
     fn scan(lay: impl Fn(&Tree)) -> Machine {
         let directory = tempfile::tempdir().unwrap();
@@ -278,14 +277,6 @@ mod tests {
                 assert_eq!(nested, expected);
             }
         }
-    }
-
-    #[test]
-    fn pairs_of_an_override_are_boxes_of_their_own() {
-        let mut nd = scan(machine::nd_h100);
-        assert!(words(&nest(&nd, "node")).starts_with("Machine[Numa[g0 g1 g2 g3 n0"));
-        nd.pair(&Pairing::ByOrder).unwrap();
-        assert!(words(&nest(&nd, "node")).starts_with("Machine[Numa[Switch[g0 n0] Switch[g1 n1]"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Trees of files like a host's sysfs (feature `test-tree`): for the tests of every room, and
-//! for machines that are not at hand.
+//! Trees of files like a host's sysfs: for the tests of every room, and for machines that are not at
+//! hand.
 //!
 //! A [`Tree`] lays files and links as the kernel does: class directories of links into
 //! `/sys/devices`, `device` links back to the parent, `subsystem` links on every bus device.
@@ -7,7 +7,7 @@
 //! `EINVAL`, and nodes in `/dev` are plain files.
 //!
 //! ```
-//! use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+//! use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 //!
 //! let directory = tempfile::tempdir().unwrap();
 //! let tree = Tree::new(directory.path());
@@ -31,7 +31,7 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::host::Host;
+use hca::Host;
 
 pub use spec::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 
@@ -191,10 +191,10 @@ impl Tree {
         );
         self.link(vf.join("physfn"), &pf);
         self.link(pf.join(format!("virtfn{index}")), &vf);
-        let vfs = crate::host::unsorted_names(&self.path(&pf))
+        let vfs = fs::read_dir(self.path(&pf))
             .expect("list the PF")
-            .iter()
-            .filter(|name| name.starts_with("virtfn"))
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("virtfn"))
             .count();
         self.file(pf.join("sriov_numvfs"), vfs);
     }
@@ -329,7 +329,7 @@ impl Tree {
             self.file(directory.join(name), text);
         }
         for index in 0..spec.gid_slots {
-            self.file(directory.join(format!("gids/{index}")), crate::Gid([0; 16]));
+            self.file(directory.join(format!("gids/{index}")), hca::Gid([0; 16]));
         }
         for (index, key) in spec.pkeys.iter().enumerate() {
             self.file(

@@ -1,22 +1,8 @@
-//! RDMA netlink (`NETLINK_RDMA`, client `NLDEV`): what sysfs does not show, and what a change of
-//! namespace needs.
-//!
-//! Used sparingly: sysfs answers most questions without a socket. Netlink is the only source for
-//! a device's index, by which a move between network namespaces names it, and for the character
-//! device that a device has at this very moment ([`Nldev::char_device`]), since a move hands out
-//! new minors.
-//!
-//! A socket belongs to the network namespace its thread was in when it was opened, and sees that
-//! namespace's devices alone (in exclusive mode).
-
-pub mod codec;
-mod socket;
+//! How the RDMA subsystem treats network namespaces.
 
 use serde::{Deserialize, Serialize};
 
 use crate::host::{self, Host, Result};
-
-pub use socket::{Error, Nldev};
 
 /// How the RDMA subsystem treats network namespaces (`rdma system`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
