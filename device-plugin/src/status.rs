@@ -133,6 +133,13 @@ impl Status {
                 .err()
                 .map(|e| format!("the leases: {e}")),
         ];
+        let attachments = self.attachments.iter().flatten().filter_map(|one| {
+            let pod = one.pod.as_deref().unwrap_or(&one.container);
+            Some(format!(
+                "{pod} when it was attached: {}",
+                one.warning.as_ref()?
+            ))
+        });
         let daemon = self.daemon.iter().flat_map(|daemon| {
             let lists = [daemon["unready"].as_array(), daemon["notes"].as_array()];
             let lines = lists.into_iter().flatten().flatten();
@@ -144,6 +151,7 @@ impl Status {
             .into_iter()
             .flatten()
             .chain(daemon)
+            .chain(attachments)
             .chain(notes)
             .collect()
     }

@@ -165,6 +165,12 @@ impl Validate {
                 places.policy.display()
             ));
         }
+        if config.guid.is_some() && policy.allow.vf.is_empty() {
+            found.errors.push(format!(
+                "guid is denied: add \"guid\" to allow.vf in {}, or leave it out",
+                places.policy.display()
+            ));
+        }
         let addresses = check_addresses(&request, &config, policy, places);
         found.note(addresses);
         if self.on_host && found.errors.len() == before {
