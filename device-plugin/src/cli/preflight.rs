@@ -16,7 +16,7 @@ use diagnostics::{Outcome, Verdict, report};
 use hca::NetnsMode;
 use node::document::versioned;
 
-use crate::candidate::gather;
+use crate::candidate::memory;
 use crate::config::{self, Config, Sharing};
 use crate::host_snapshot::HostSnapshot;
 use crate::pool;
@@ -169,7 +169,7 @@ impl Preflight {
         selection: &Selection,
     ) -> anyhow::Result<Vec<Outcome>> {
         let host = self.host.scan()?;
-        let pools = config.map(|config| pools(config, &host));
+        let pools = config.map(|config| pools(config, &host, &settings.policy, &self.host.host()));
         let snapshot = Snapshot {
             inventory: host.inventory,
             machine: host.machine,
@@ -242,8 +242,8 @@ impl Preflight {
 }
 
 /// The pools that the daemon would make of this configuration on this host.
-fn pools(config: &Config, host: &HostSnapshot) -> Pools {
-    let (candidates, _) = gather::list(&host.inventory, &host.functions);
+fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
+    let (candidates, _) = memory::list(host, policy, roots);
     let assembled = pool::assemble(config, &candidates, host, &[]);
     let mut pools = Pools::default();
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
@@ -313,7 +313,8 @@ mod tests {
                 {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
         );
         let host = HostSnapshot::make(&tree.host(), &[]).unwrap();
-        let pools = pools(&config.unwrap(), &host);
+        let nowhere = Path::new("/nonexistent/policy.json");
+        let pools = pools(&config.unwrap(), &host, nowhere, &tree.host());
         let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
         assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
         let expected = Membership {
