@@ -1,5 +1,5 @@
 # Children of IPoIB netdevs on two nodes: modes, partitions, MTU, and those that the kernel gives back
-# lab: guests=2 nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# lab: guests=2 nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 node_policy '{"log": {"level": "info", "file": "/var/log/rdma-netdev.log"}, "allow": {"unallocated": true}}'
@@ -106,7 +106,7 @@ warnings() { grep -c 'warn.*net1 has no carrier: pkey 0x8009: the port below ib0
 equal "ADD warns" 1 "$(warnings)"
 check "CHECK agrees" cni rdma-netdev CHECK a a net1 "$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$config")"
 equal "and warns again" 2 "$(warnings)"
-contains "so does status" 'a when it was attached: net1 has no carrier: pkey 0x8009' "$(rdma-device-plugin status 2>/dev/null || true)"
+contains "so does status" 'a when it was attached: net1 has no carrier: pkey 0x8009' "$(rdmactl status 2>/dev/null || true)"
 partitions mlx5_0 0xffff 0x8003 0x0004 0x8009
 check "it has a carrier once the port is a member" carries net1 in_pod a
 check "CHECK agrees again" cni rdma-netdev CHECK a a net1 "$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$config")"
@@ -177,6 +177,6 @@ meet storage
 check "the pod of the other node is reached" in_pod s ping -c 2 -W 5 "$(</lab/out/$other/address.5)"
 meet stored
 check "DEL" cni rdma-netdev DEL s s net1 "$(child ib0 '{"pkey": "0x8005"}')"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 meet end
