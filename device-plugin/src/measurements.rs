@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use diagnostics::port_counters::{self, PortCounter};
+use crate::port_counters::{self, PortCounter};
 use hca::Host;
 use ipam::plugin::Plugin;
 use ipam::pool_usage::usage;

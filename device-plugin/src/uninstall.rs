@@ -26,8 +26,8 @@ use crate::binding::store as bindings;
 use crate::candidate::memory;
 use crate::config::last_good;
 use crate::deliver::cdi;
+use crate::node_files;
 use crate::reclaim;
-use crate::status::files;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
 const STATE_ENTRIES: [&str; 9] = [
@@ -72,7 +72,7 @@ pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
-         rdma-netdev reclaim and rdma-ipam reclaim --yes on this node"
+         rdmactl attachments reclaim and rdmactl addresses reclaim --yes on this node"
     )]
     InUse(String),
     /// It is not known whether any are.
@@ -100,7 +100,11 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
             places.root.display()
         )));
     }
-    let found = files(&places.root, &places.policy, places.node.clone());
+    let found = node_files::read(&attachment::node::Places {
+        root: places.root.clone(),
+        policy: places.policy.clone(),
+        node: places.node.clone(),
+    });
     let attachments = found.attachments.map_err(Refusal::Unknown)?;
     let leases = found.leases.map_err(Refusal::Unknown)?;
     // A policy or a record that cannot be read.
@@ -139,7 +143,7 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
     let plugin = Plugin::load(&places.policy, &places.root, places.node.as_deref());
     let proc = places.root.join("proc");
     let mut said = Vec::new();
-    for name in own_stores(plugin.policy()).map(|(name, _)| name) {
+    for name in plugin.policy().stores.keys() {
         let store = match plugin.open_existing(name) {
             Ok(Some(store)) => store,
             Ok(None) => continue,
@@ -161,12 +165,6 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
         }
     }
     said
-}
-
-/// The stores whose leases are files of ours.
-fn own_stores(policy: &Policy) -> impl Iterator<Item = (&String, &node::policy::Store)> {
-    let stores = policy.stores.iter();
-    stores.filter(|(_, store)| !matches!(store.kind, StoreKind::Whereabouts { .. }))
 }
 
 /// The first few of a list.
@@ -211,7 +209,7 @@ pub(crate) fn remove(
         said(&path, &removed);
         Ok(())
     };
-    for name in cni_program::NAMES {
+    for name in cni_program::NAMES.into_iter().chain(["rdmactl"]) {
         one(places.cni_bin.join(name), None)?;
     }
     for prefix in [cdi::FILE_PREFIX, cdi_file::PREFIX] {
@@ -278,7 +276,8 @@ fn remove_path(path: &Path) -> io::Result<Removed> {
 /// The directories of leases, and why one stays.
 fn stores_to_keep(policy: &Policy, places: &Places) -> Vec<(PathBuf, Option<&'static str>)> {
     let ipam = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
-    own_stores(policy)
+    let stores = policy.stores.iter();
+    stores
         .map(|(name, store)| {
             let kept = match &store.kind {
                 StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),

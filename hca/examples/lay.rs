@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo run -p hca --example lay -- a4 /tmp/a4
-//! rdma-device-plugin topology --host-root /tmp/a4
+//! rdmactl topology --host-root /tmp/a4
 //! ```
 
 use hca_trees::{Tree, machine};

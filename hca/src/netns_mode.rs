@@ -14,6 +14,17 @@ pub enum NetnsMode {
     Exclusive,
 }
 
+impl NetnsMode {
+    /// As `rdma system` writes it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Exclusive => "exclusive",
+        }
+    }
+}
+
 /// Reads the mode; `None` if the RDMA stack is not loaded.
 ///
 /// The module parameter is the very variable that `rdma system set netns` changes

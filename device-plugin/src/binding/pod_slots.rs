@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use diagnostics::topology::nccl;
+use crate::nccl;
 use hca::HcaId;
 use hca::topology::Machine;
 use hca::topology::rail::{Rail, Source};

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use hca::HcaId;
 use node_wire::Pod;
+use node_wire::status::BindingStatus;
+pub(crate) use node_wire::status::ServedGpu;
 use serde::{Deserialize, Serialize};
 
 /// The directory below that of the node's sockets.
@@ -63,18 +65,14 @@ pub(crate) enum Stage {
     Started,
 }
 
-/// A GPU that an HCA serves.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct ServedGpu {
-    /// Its PCI address.
-    pub gpu: String,
-    /// Their distance, as `nvidia-smi topo -m` writes it.
-    pub class: String,
-    /// Whether they reach each other without a host bridge.
-    pub peer_to_peer: bool,
-    /// Whether no HCA of the node is nearer.
-    pub aligned: bool,
+impl Stage {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Bound => "bound",
+            Self::Attached => "attached",
+            Self::Started => "started",
+        }
+    }
 }
 
 impl Binding {
@@ -92,6 +90,20 @@ impl Binding {
             created: attachment::node::now(),
             rail: 0,
             gpus: Vec::new(),
+        }
+    }
+
+    /// As the daemon answers it.
+    pub(crate) fn status(&self) -> BindingStatus {
+        BindingStatus {
+            resource: self.resource.clone(),
+            unit: self.unit.clone(),
+            hca: self.hca.clone(),
+            pod: self.pod.clone(),
+            container: self.container.clone(),
+            stage: self.stage.word().to_owned(),
+            rail: self.rail,
+            gpus: self.gpus.clone(),
         }
     }
 

@@ -891,13 +891,13 @@ fn topology_names_the_pod_of_a_bound_slot() -> Result<()> {
     let bound = node.bind(&pod, "s1")?;
     let nic = hcas(&bound)[0];
     let topology = |arguments: &[&str]| -> Result<Value> {
-        let output = Command::new(product("rdma-device-plugin")?)
+        let output = Command::new(product("rdmactl")?)
             .args(["topology", "--json", "--host-root"])
             .arg(node.machine.tree.path("/"))
             .arg("--kubelet-root-dir")
             .arg(node.machine.settings().root)
-            .arg("--run-dir")
-            .arg(node.machine.node_socket().with_file_name(""))
+            .arg("--node-socket")
+            .arg(node.machine.node_socket())
             .args(arguments)
             .output()?;
         ensure!(output.status.success(), "{output:?}");

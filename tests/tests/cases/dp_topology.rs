@@ -1,4 +1,4 @@
-//! `rdma-device-plugin topology --svg`: the picture, as a renderer of such pictures shows it.
+//! `rdmactl topology --svg`: the picture, as a renderer of such pictures shows it.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ impl Host {
     }
 
     fn topology(&self, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(product("rdma-device-plugin")?)
+        let output = Command::new(product("rdmactl")?)
             .args(["topology", "--host-root"])
             .arg(self.directory.path().join("host"))
             .args(arguments)

@@ -334,7 +334,7 @@ fn of_rails(rails: &Value, keys: &Value, expected: Result<&str, (u64, &[&str])>)
     answer_of(&scene.call(), "CHECK", &checked)?.success()?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     ensure!(
-        scene.listed("rdma-ipam")?.is_empty(),
+        scene.listed("addresses")?.is_empty(),
         "an address is still leased"
     );
     Ok(())
