@@ -76,7 +76,7 @@ pub(crate) fn bind(
         sandbox: sandbox.clone(),
         unit: unit.clone(),
     };
-    let answer = client::bind(&node.daemon_socket(), question, BIND_TIMEOUT)
+    let answer = client::ask(&node.daemon_socket(), &question, BIND_TIMEOUT)
         .map_err(|e| refused(&format!("bind {unit} of pod {pod}"), &e))?;
     for warning in &answer.warnings {
         node.log.warn(warning);
@@ -174,7 +174,7 @@ impl Bound {
             self.units().join(", "),
             self.pod
         );
-        let written = client::commit(&node.daemon_socket(), question, COMMIT_TIMEOUT)
+        let written = client::ask(&node.daemon_socket(), &question, COMMIT_TIMEOUT)
             .map_err(|e| refused(&what, &e))?;
         let files = self.slots.values().map(|slot| &slot.cdi_file);
         if !files.eq(&written.cdi_files) {
@@ -217,7 +217,7 @@ fn free(node: &Node, sandbox: &str, units: Vec<String>) {
         sandbox: sandbox.to_owned(),
         units,
     };
-    if let Err(error) = client::unbind(&node.daemon_socket(), question, UNBIND_TIMEOUT) {
+    if let Err(error) = client::ask(&node.daemon_socket(), &question, UNBIND_TIMEOUT) {
         node.log.info(format_args!(
             "the daemon frees the slots of container {sandbox} later: {error}"
         ));
@@ -270,7 +270,7 @@ fn refused(what: &str, error: &ClientError) -> Error {
         }
         // Another pod may end, a GPU be initialized, a daemon come back.
         _ => Error::new(Code::TryAgain, what).with_details(
-            "the runtime tries again; rdma-device-plugin status shows what is bound to whom",
+            "the runtime tries again; rdmactl status shows what is bound to whom",
         ),
     }
 }

@@ -89,8 +89,6 @@ pub struct Config {
     /// `enable_overlapping_ranges`: an address is leased once in all ranges of
     /// the network name, not once in each.
     pub overlapping: bool,
-    /// Whether whereabouts would cut the ranges into slices of nodes (`node_slice_size`).
-    pub sliced: bool,
     /// `gateway`.
     pub gateway: Option<IpAddr>,
     /// `addresses`: the same for every pod, and not leased.
@@ -171,6 +169,7 @@ impl Config {
         };
         let (fixed, routes) = (fixed(&keys, strict)?, routes(&keys)?);
         let reserved = reserved(gateway, &fixed, &routes);
+        keys.text(SLICE)?;
         let read = Self {
             profile,
             store: store_name(config),
@@ -180,7 +179,6 @@ impl Config {
             places: Vec::new(),
             network_name: network_name(&keys)?,
             overlapping: overlapping(&keys, strict)?,
-            sliced: keys.text(SLICE)?.is_some(),
             gateway,
             fixed,
             routes,

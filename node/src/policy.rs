@@ -14,6 +14,7 @@
 mod error;
 mod rails;
 mod read;
+pub use read::KEYS;
 mod selector;
 
 pub use error::PolicyError;
@@ -74,10 +75,10 @@ pub enum FabricAddresses {
     Static,
 }
 
-/// A lease store of the policy: a directory of leases, or objects of the cluster.
+/// A lease store of the policy: a directory of leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
-    /// `directory`: absolute path; empty for a store without one ([`StoreKind::Whereabouts`]).
+    /// `directory`: absolute path.
     pub directory: PathBuf,
     /// `type`, with the keys that only it has.
     pub kind: StoreKind,
@@ -121,15 +122,9 @@ pub enum StoreKind {
         /// `static`: address and prefix length of networks that are not cut into blocks. Their
         /// addresses are given on request only, each to any node by itself.
         static_networks: Vec<(IpAddr, u8)>,
-        /// `after`: the store of whereabouts' objects that networks used before. Addresses that are
-        /// leased there are not given until those leases end.
+        /// `after.whereabouts`: the namespace of whereabouts' objects, where networks used whereabouts
+        /// before. Addresses that are leased there are not leased here until those leases end.
         after: Option<String>,
-    },
-    /// `"type": "kubernetes", "objects": "whereabouts"`: the nodes of the cluster, those with
-    /// whereabouts included. The leases are whereabouts' own objects; no directory has any.
-    Whereabouts {
-        /// `namespace`: where the objects are.
-        namespace: String,
     },
 }
 
@@ -211,7 +206,15 @@ pub struct Allow {
     pub request_excluded: bool,
     /// `pkeys`: when present, only children in one of these InfiniBand partitions.
     pub pkeys: Option<Vec<u16>>,
+    /// `inactivePartitions`: IPoIB children without a carrier, also in a partition that their port
+    /// is not a member of.
+    pub inactive_partitions: bool,
+    /// `vf`: the keys of [`VF_KEYS`] that a network may have.
+    pub vf: Vec<String>,
 }
+
+/// The keys of a network that set what a PF holds of its VF.
+pub const VF_KEYS: [&str; 1] = ["guid"];
 
 /// A partition key as people write it, a number or a text such as `0x8001`; none for anything else,
 /// and for partition 0, which is none (InfiniBand Architecture 10.9.1.1).
@@ -233,6 +236,14 @@ pub fn partition(key: u16) -> u16 {
     key & 0x7fff
 }
 
+/// A partition key with its membership, for messages: the highest bit is set for a full member
+/// (InfiniBand Architecture 10.9.1.1).
+#[must_use]
+pub fn membership(key: u16) -> String {
+    let membership = if key & 0x8000 == 0 { "limited" } else { "full" };
+    format!("{key:#06x} ({membership})")
+}
+
 /// The IPAM programs that are allowed unless the policy names others: ours, and
 /// the reference plugin that hands out what the network itself lists.
 pub const DEFAULT_IPAM: [&str; 2] = ["rdma-ipam", "static"];
@@ -249,6 +260,8 @@ impl Default for Allow {
             unallocated: false,
             request_excluded: false,
             pkeys: None,
+            inactive_partitions: false,
+            vf: Vec::new(),
         }
     }
 }

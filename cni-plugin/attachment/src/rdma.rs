@@ -13,7 +13,7 @@ use std::{
 
 use hca::{CharDevice, Host, NetnsMode};
 use netlink::{
-    Namespace,
+    Namespace, Socket,
     rdma::{self, Device},
 };
 
@@ -126,7 +126,7 @@ pub fn return_devices(
 }
 
 /// A name that is taken meanwhile is a warning: the device is back.
-fn restore_name(node: &Node, host: &mut hca::nldev::Nldev, device: &Device, name: &str) {
+fn restore_name(node: &Node, host: &mut Socket, device: &Device, name: &str) {
     if let Err(e) = rdma::rename(host, device, name) {
         node.log.warn(e);
     }
@@ -162,7 +162,7 @@ pub fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
 /// # Errors
 /// Sysfs cannot be read.
 pub fn mode(host: &Host) -> Result<Option<NetnsMode>, Error> {
-    hca::nldev::netns_mode(host).map_err(Error::from)
+    hca::netns_mode(host).map_err(Error::from)
 }
 
 #[cfg(test)]
@@ -173,9 +173,7 @@ mod tests {
         Device {
             index,
             name: name.into(),
-            ports: 1,
             node_guid: Some(hca::Guid(guid)),
-            protocol: None,
         }
     }
 

@@ -13,6 +13,7 @@
 //! that serves DEL, and the same holds when this process dies. The attachment is locked from the
 //! beginning to the end, so that no DEL and no second ADD of it comes in between.
 
+mod guid;
 mod interface;
 mod rdma_only;
 mod several;
@@ -23,7 +24,7 @@ use attachment::{
     addresses::Ipam,
     detach::{detach, living},
     journal::{Key, Part, Record, record::Netns},
-    netdev::restore,
+    netdev::{restore, snapshot::Snapshot},
     node::{Node, now},
 };
 use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
@@ -111,7 +112,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     }
 
     let bound = bind::bind(&node, request, &mut config)?;
-    let added = Add {
+    let mut add = Add {
         node: &mut node,
         request,
         id,
@@ -121,8 +122,15 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         inside: &mut inside,
         ipam: &ipam,
         bound: bound.as_ref(),
+    };
+    let mut added = add.attach(before, chain);
+    // A GUID is set, and recorded, before there is anything else to undo.
+    if config.guid.is_some()
+        && added.is_err()
+        && let Some(record) = add.node.journal.read(&key)?
+    {
+        added = added.map_err(|first| add.undo(&record, first));
     }
-    .attach(before, chain);
     if let (Err(_), Some(bound)) = (&added, &bound) {
         bound.unbind(&node);
     }
@@ -158,12 +166,14 @@ struct Nic {
     recovered: Recovered,
     /// Whether RDMA devices move with it.
     moves_rdma: bool,
+    /// The netdev before its GUID was set, where a record names it already.
+    taken: Option<Snapshot>,
 }
 
 impl Add<'_> {
     /// From recovering to the result. `before` is the chain's result, `chain` what of it is the
     /// interface's.
-    fn attach(mut self, before: CniResult, chain: Option<CniResult>) -> Result<Value, Error> {
+    fn attach(&mut self, before: CniResult, chain: Option<CniResult>) -> Result<Value, Error> {
         let units = match &self.config.allocation {
             Some(named) if self.config.devices == Devices::All => {
                 Some(several::ask(self.node, self.request, named, self.bound)?)
@@ -197,7 +207,7 @@ impl Add<'_> {
         let mut network = NodeNetwork::default();
         let mut nics = Vec::new();
         for (config, recovered) in configs.into_iter().zip(recovered) {
-            let resolved = resolve(
+            let mut resolved = resolve(
                 self.node,
                 self.request,
                 &config,
@@ -209,8 +219,25 @@ impl Add<'_> {
             config.fits(resolved.attach(), self.request.config.ipam_type()?)?;
             let moves_rdma = moves_rdma(self.node, &config, &resolved)?;
             self.allow(&config, &resolved, moves_rdma, allocated.as_ref())?;
-            plan::check(&resolved, &config)?;
+            plan::check(&resolved, &config, &self.node.policy.values.allow)?;
+            let mut taken = None;
+            if let (Some(guid), Resolved::Move(host)) = (config.guid, &resolved) {
+                let snapshot =
+                    interface::snapshot(self.node, self.ipam, &config, host, &recovered)?;
+                taken = Some(self.set_guid(host, snapshot, guid)?);
+                network = NodeNetwork::default();
+                resolved = resolve(
+                    self.node,
+                    self.request,
+                    &config,
+                    before,
+                    self.pod,
+                    self.inside,
+                    &mut network,
+                )?;
+            }
             nics.push(Nic {
+                taken,
                 ifname: self.id.ifname.clone(),
                 rail: None,
                 config,
@@ -242,6 +269,7 @@ impl Add<'_> {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
             pkey: plan::partition(resolved, config),
+            guid: config.guid.is_some(),
         };
         authorize(resolved, asked, rules, || match allocated {
             Some(allocated) => Ok(allocated.clone()),

@@ -63,6 +63,7 @@ const KEYS: &[Key] = &[
         &[Attach::Move, MACVLAN],
         &[Units],
     ),
+    ("guid", |c| c.guid.is_some(), &[Attach::Move], &[Units]),
     (
         "bcqueuelen",
         |c| c.broadcast_queue.is_some(),

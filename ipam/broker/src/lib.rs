@@ -5,16 +5,14 @@
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
 //! - `sweep`: blocks of nodes that are gone, split cells and spaces without addresses;
-//! - [`whereabouts`]: stores whose leases are whereabouts' objects;
 //! - [`broker`]: the program, from the lock to the last answer;
-//! - [`metrics`], [`cli`]: its faces; an administrator's commands.
+//! - [`metrics`], [`cli`]: its faces.
 //!
 //! One thread does it all. The tasks of a broker share plain cells, so none of them is ever held
 //! across a wait.
 
 #![forbid(unsafe_code)]
 
-mod admin;
 pub mod api;
 pub mod broker;
 pub mod cli;
@@ -22,4 +20,3 @@ pub mod decide;
 pub mod metrics;
 pub mod space;
 mod sweep;
-pub mod whereabouts;

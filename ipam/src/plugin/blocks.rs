@@ -55,7 +55,7 @@ impl Broker {
 
     fn ask(&self, need: &Need, deadline: Instant) -> Result<(), Error> {
         let left = deadline.saturating_duration_since(Instant::now());
-        client::blocks(&self.socket, &question(need), left)
+        client::ask(&self.socket, &question(need), left)
             .map(drop)
             .map_err(|error| refused(&error, need))
     }
@@ -81,7 +81,7 @@ fn refused(error: &ClientError, need: &Need) -> Error {
     let (code, remedy) = match (error, error.failure().map(|failure| failure.kind)) {
         (_, Some(FailureKind::Exhausted)) => (
             Code::Exhausted,
-            "see kubectl get addressblocks -A, and rdma-ipam reclaim on nodes that have many; enlarge the range",
+            "see kubectl get addressblocks -A, and rdmactl addresses reclaim on nodes that have many; enlarge the range",
         ),
         (_, Some(FailureKind::HeldByAnotherNode)) => (
             Code::Exhausted,

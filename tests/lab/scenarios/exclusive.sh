@@ -1,5 +1,5 @@
 # RDMA devices of a pod's own: behind another plugin, in the RDMA plugin's place, and their device files
-# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
+# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 make_hca eth1 mlx5_1
@@ -32,7 +32,7 @@ equal "the result is the one before" "$(jq -S 'del(.dns)' <<<"$moved")" "$(jq -S
 equal "it has left the host" "mlx5_2" "$(hcas)"
 equal "the pod has it and no other" "mlx5_1" "$(hcas_of a)"
 contains "the address' GID was waited for and reported" '10.61.0.7 of net1 is GID [0-9]+ of mlx5_1 port 1' "$(</var/log/rdma-netdev.log)"
-contains "it is in the list" '"rdma-only"' "$(rdma-netdev list --json)"
+contains "it is in the list" '"rdma-only"' "$(rdmactl attachments --json)"
 check "CHECK agrees" cni rdma-netdev CHECK a a net1 "$only"
 refuses "a second ADD is refused" 'attached to network rails already' cni rdma-netdev ADD a a net1 "$only"
 pod b

@@ -19,7 +19,7 @@ use e2e::measure::{Cost, Costs, Row, cost_of, row, table};
 use e2e::need::REFERENCE_PLUGINS;
 use e2e::netns::{Netns, run};
 use e2e::node_socket::{NodeSocket, allocation_of_hcas};
-use hca::tree::{NetdevSpec, On, PciSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, Tree};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use node_wire::Pod;

@@ -248,9 +248,9 @@ fn excluded(scene: &Scene, node_addresses: &[&str]) -> Result<Vec<String>> {
         arguments.extend(["--node-addresses", &addresses]);
     }
     arguments.push(&config);
-    let answer = scene.tool("rdma-device-plugin", &arguments)?;
+    let answer = scene.tool("rdmactl", &arguments)?;
     let document: Value = serde_json::from_str(&answer.stdout).context(answer.stderr)?;
-    let reasons = document["excluded"]
+    let reasons = document["files"][0]["excluded"]
         .as_array()
         .context("no list of what is excluded")?;
     Ok(reasons.iter().map(ToString::to_string).collect())

@@ -16,6 +16,7 @@ use attachment::{
         snapshot::{Identity, Message, Snapshot},
         vf::Vf,
     },
+    node::Node,
 };
 use cni_wire::{Cidr, CniResult, Code, Interface, IpConfig};
 use hca::MacAddress;
@@ -36,6 +37,7 @@ use crate::{
     interface_config::{self, InterfaceConfig},
     plan::{self, Plan, Source},
     rdma::{self, Numbers, RdmaRequirement},
+    recover::Recovered,
     report::{self, Reported},
     resolve::{self, HostLink, Parent, Resolved},
 };
@@ -76,7 +78,10 @@ impl Add<'_> {
                     self.node.log.debug(format_args!("plan: {plan}"));
                 }
                 let kept = self.keep_parents(&nics)?;
-                self.node.journal.create(self.key, &record)?;
+                match nics.iter().any(|nic| nic.taken.is_some()) {
+                    true => self.node.journal.replace(self.key, &record)?,
+                    false => self.node.journal.create(self.key, &record)?,
+                }
                 Ok((record, plans, kept))
             });
         let (mut record, plans, kept) = match planned {
@@ -148,17 +153,17 @@ impl Add<'_> {
 
     /// Whether containers were promised the device nodes as they are.
     fn numbers(&self) -> Numbers {
-        match self.bound {
-            Some(_) => Numbers::ReadAfterwards,
-            None => Numbers::Promised,
-        }
+        Numbers::of(self.bound.is_some())
     }
 
     /// What becomes an interface.
     fn source(&mut self, nic: &Nic) -> Result<Source, Error> {
         match &nic.resolved {
             Resolved::Move(host) => {
-                let snapshot = self.snapshot(nic, host)?;
+                let snapshot = match &nic.taken {
+                    Some(taken) => taken.clone(),
+                    None => snapshot(self.node, self.ipam, &nic.config, host, &nic.recovered)?,
+                };
                 Ok(plan::netdev(&nic.config, host, snapshot))
             }
             Resolved::Child { kind, parent } => plan::child(&nic.config, *kind, parent, random()?),
@@ -167,49 +172,6 @@ impl Add<'_> {
                 "attach rdma-only has no interface of its own",
             )),
         }
-    }
-
-    fn snapshot(&mut self, nic: &Nic, host: &HostLink) -> Result<Snapshot, Error> {
-        let node = &mut *self.node;
-        let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &host.link)?;
-        taken.identity = Identity::on(&node.roots, &host.link);
-        if let Some(address) = &taken.identity.bus_device {
-            taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
-        }
-        let addresses = match self.ipam {
-            Ipam::None => Addresses::OfHost,
-            _ => Addresses::OfIpam,
-        };
-        let fabric = node.policy.values.fabric_addresses;
-        taken.static_addresses = addresses == Addresses::OfHost
-            && fabric == FabricAddresses::Static
-            && !host.rdma.is_empty();
-        let socket = &mut node.netns.socket;
-        let found = obstacle::obstacles(socket, &host.link, &taken, addresses)?;
-        if let Some(first) = found.first() {
-            let refused = format!(
-                "moving netdev {} is refused: {}",
-                host.link.name, first.what
-            );
-            let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
-            let others = found.iter().skip(1);
-            return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
-        }
-        let stay = taken.leased_addresses();
-        if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
-            node.log.warn(format_args!(
-                "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
-                 \"fabricAddresses\": \"static\" in {}",
-                taken.name,
-                stay.join(", "),
-                node.policy.path.display()
-            ));
-        }
-        taken.pod_mac = nic.config.mac.as_ref().map(ToString::to_string);
-        if let Some(name) = &nic.recovered.true_name {
-            taken.name.clone_from(name);
-        }
-        Ok(taken)
     }
 
     fn plans(
@@ -407,6 +369,9 @@ impl Add<'_> {
             made.push(self.late(nics, record, link, plan, leased)?);
         }
         self.configure(nics, plans, &mut made)?;
+        if self.note_carriers(nics, plans, &made, record)? {
+            self.node.journal.replace(self.key, record)?;
+        }
         let mut ready = Vec::new();
         for ((nic, plan), made) in nics.iter().zip(plans).zip(made) {
             ready.push(self.answer(nic, plan, made));
@@ -431,7 +396,7 @@ impl Add<'_> {
     fn late(
         &mut self,
         nics: &[Nic],
-        record: &Record,
+        record: &mut Record,
         link: Link,
         plan: &Plan,
         leased: Option<CniResult>,
@@ -456,11 +421,10 @@ impl Add<'_> {
         let late = self.lay_out(nic)?.pop();
         let rules = rules_of(late.as_ref());
         if !rules.is_empty() {
-            let mut known = record.clone();
-            for part in &mut known.parts {
+            for part in &mut record.parts {
                 part.rules.clone_from(&rules);
             }
-            self.node.journal.replace(self.key, &known)?;
+            self.node.journal.replace(self.key, record)?;
         }
         Ok(Made { link, result, late })
     }
@@ -481,18 +445,50 @@ impl Add<'_> {
             }
             apply::announce(inside, announced)
         })??;
-        for (made, plan) in made.iter().zip(plans) {
+        Ok(())
+    }
+
+    /// Refuses IPoIB children without a carrier, unless the policy allows them. Then the record is to
+    /// say so, for CHECK and status. True where it does.
+    fn note_carriers(
+        &self,
+        nics: &[Nic],
+        plans: &[Plan],
+        made: &[Made],
+        record: &mut Record,
+    ) -> Result<bool, Error> {
+        let mut noted = false;
+        let parts = nics.iter().zip(plans).zip(made).zip(&mut record.parts);
+        for (((nic, plan), made), part) in parts {
             let given = made.late.as_ref().or(plan.interface_config.as_ref());
             let is_used = given.is_some_and(|given| !given.announced.is_empty());
-            if is_used && made.link.is_infiniband() && !made.link.carrier {
-                self.node.log.warn(format_args!(
-                    "{} of {} has no carrier: the port is not active, or the subnet manager has not \
-                     made the broadcast group of its partition; ibstat shows the port",
-                    made.link.name, self.id
-                ));
+            if !is_used || !made.link.is_infiniband() || made.link.carrier {
+                continue;
             }
+            let member = plan::has_partition(&nic.resolved, &nic.config);
+            let why = member.err().map_or_else(
+                || {
+                    "the port is not active, or the subnet manager has not made the broadcast \
+                     group of its partition; ibstat shows the port"
+                        .to_owned()
+                },
+                |error| error.msg.clone(),
+            );
+            let warning = format!("{} has no carrier: {why}", made.link.name);
+            if let Some(child) = &mut part.child {
+                if !self.node.policy.values.allow.inactive_partitions {
+                    return Err(Error::new(Code::TryAgain, warning).with_details(format!(
+                        "to start pods before the partition is active, set \
+                         allow.inactivePartitions in {}",
+                        self.node.policy.path.display()
+                    )));
+                }
+                child.warning = Some(warning.clone());
+                noted = true;
+            }
+            self.node.log.warn(format_args!("{}: {warning}", self.id));
         }
-        Ok(())
+        Ok(noted)
     }
 
     /// What is answered of one interface: its part of the result, with interface number 0.
@@ -589,6 +585,54 @@ impl Add<'_> {
             pci_id: on_pci.and_then(|moved| moved.identity.bus_device.clone()),
         }
     }
+}
+
+/// The state of a netdev that is to move.
+///
+/// # Errors
+/// Code 101 naming what keeps it from being moved; the kernel's refusal.
+pub(super) fn snapshot(
+    node: &mut Node,
+    ipam: &Ipam,
+    config: &Config,
+    nic: &HostLink,
+    recovered: &Recovered,
+) -> Result<Snapshot, Error> {
+    let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
+    taken.identity = Identity::on(&node.roots, &nic.link);
+    if let Some(address) = &taken.identity.bus_device {
+        taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+    }
+    let addresses = match ipam {
+        Ipam::None => Addresses::OfHost,
+        _ => Addresses::OfIpam,
+    };
+    let fabric = node.policy.values.fabric_addresses;
+    taken.static_addresses =
+        addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
+    let socket = &mut node.netns.socket;
+    let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
+    if let Some(first) = found.first() {
+        let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
+        let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
+        let others = found.iter().skip(1);
+        return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+    }
+    let stay = taken.leased_addresses();
+    if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
+        node.log.warn(format_args!(
+            "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
+             \"fabricAddresses\": \"static\" in {}",
+            taken.name,
+            stay.join(", "),
+            node.policy.path.display()
+        ));
+    }
+    taken.pod_mac = config.mac.as_ref().map(ToString::to_string);
+    if let Some(name) = &recovered.true_name {
+        taken.name.clone_from(name);
+    }
+    Ok(taken)
 }
 
 /// The slot that the runtime passed.
