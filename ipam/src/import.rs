@@ -8,13 +8,10 @@ use std::path::{Path, PathBuf};
 /// One address to take over.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Planned {
-    /// The address.
     pub address: IpAddr,
     /// The range it belongs to.
     pub range: IpNetwork,
-    /// Container ID.
     pub container: String,
-    /// Interface.
     pub interface: String,
 }
 
@@ -24,19 +21,12 @@ pub enum ImportError {
     /// A directory or file cannot be read.
     #[error("read {}: {source}", path.display())]
     Read {
-        /// Which.
         path: PathBuf,
-        /// What the kernel said.
         source: std::io::Error,
     },
     /// Something in it cannot be made sense of.
     #[error("{place}: {why}")]
-    Record {
-        /// Object or file.
-        place: String,
-        /// What is wrong.
-        why: String,
-    },
+    Record { place: String, why: String },
 }
 
 fn wrong(place: impl Into<String>, why: impl Into<String>) -> ImportError {

@@ -1,10 +1,10 @@
 //! `rdma-ipam blocks`: which blocks of addresses this node has.
 
 use super::{Global, Outcome, complain, say, say_json};
+use crate::block::size;
 use crate::store::{NodeBlock, Store};
 use anyhow::{Result, bail};
 use clap::Args;
-use ipnetwork::IpNetwork;
 use node::table::{cell, table};
 use serde_json::{Value, json};
 
@@ -55,12 +55,6 @@ fn read(store: &Store, name: &str) -> Result<(Vec<NodeBlock>, Vec<String>)> {
         .into_iter()
         .map(|lease| lease.finding().what);
     Ok((blocks, outside.collect()))
-}
-
-fn size(block: IpNetwork) -> u64 {
-    let longest = if block.is_ipv4() { 32 } else { 128 };
-    1u64.checked_shl(longest - u32::from(block.prefix()))
-        .unwrap_or(u64::MAX)
 }
 
 /// Those that are neither leased, here or in the store before, nor cooling down; first and last address

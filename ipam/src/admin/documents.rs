@@ -4,9 +4,6 @@ use anyhow::{Result, anyhow};
 use serde_json::Value;
 
 /// The JSON document, or the YAML documents, of a text; `place` is its file, for messages.
-///
-/// # Errors
-/// It is neither.
 pub(super) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
     if let Ok(one) = serde_json::from_str(text) {
         return Ok(vec![one]);
@@ -20,9 +17,6 @@ pub(super) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
 }
 
 /// The documents of a text, with the items of lists (`kind: List`) in their place.
-///
-/// # Errors
-/// It is neither YAML nor JSON.
 pub fn objects(place: &str, text: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
     for mut document in documents(place, text)? {

@@ -27,11 +27,8 @@ use std::time::Duration;
 pub struct Want<'a> {
     /// Which addresses may be given.
     pub range: &'a Range,
-    /// `network_name`.
     pub network_name: Option<&'a str>,
-    /// `enable_overlapping_ranges`.
     pub overlapping: bool,
-    /// For whom.
     pub holder: &'a Holder,
 }
 
@@ -408,9 +405,6 @@ impl Store {
 
     /// What a search would find on its way now, besides what is proposed already; proposes
     /// it. Writes nothing.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub(super) fn survey(
         &self,
         want: &Want<'_>,

@@ -18,7 +18,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// What is served.
 pub trait Pages: Send + Sync + 'static {
     /// The paths that there are.
     fn paths(&self) -> &'static [&'static str];
@@ -139,7 +138,6 @@ async fn make_room(places: &mut VecDeque<Place>, tasks: &mut JoinSet<()>, most: 
     }
 }
 
-/// One question, one answer.
 async fn converse(
     mut stream: TcpStream,
     details: Details,
@@ -191,19 +189,14 @@ async fn read_head(stream: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
     }
 }
 
-/// A page.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The HTTP status.
     pub status: u16,
-    /// The content type.
     pub kind: &'static str,
-    /// The content.
     pub body: String,
 }
 
 impl Answer {
-    /// Plain text.
     pub fn text(status: u16, body: impl Into<String>) -> Self {
         Self {
             status,

@@ -42,6 +42,7 @@
 //!
 //! The crate knows no path: each program names the socket that it serves or asks.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod binding;
 pub mod block;

@@ -13,7 +13,7 @@ use ipam::block::AddressSpace;
 use ipam::grants::{self, Grant};
 use ipam::store::Store;
 use node::identity::NodeIdentity;
-use node::policy::{Policy, StoreKind};
+use node::policy::Policy;
 use serde_json::{Value, json};
 
 use super::{Outcome, say, say_json};
@@ -37,7 +37,7 @@ impl Fsck {
         let policy = global.policy()?;
         let client = global.client()?;
         let (blocks, mut findings) = cluster(&client).await?;
-        let stores = kubernetes_stores(&policy);
+        let stores = policy.kubernetes_stores();
         let node = match stores.is_empty() {
             true => None,
             false => Some(global.node_name(&policy)?),
@@ -80,14 +80,6 @@ impl Fsck {
             false => Outcome::Found,
         })
     }
-}
-
-fn kubernetes_stores(policy: &Policy) -> Vec<String> {
-    let stores = policy.stores.iter();
-    stores
-        .filter(|(_, store)| matches!(store.kind, StoreKind::Kubernetes { .. }))
-        .map(|(name, _)| name.clone())
-        .collect()
 }
 
 /// How many objects there are, and what is wrong with them. Blocks are read before nodes: a block

@@ -25,18 +25,10 @@ pub enum EndpointError {
         "no Kubernetes API: {what}; run this program in a pod that has a service account's token, or \
          name a file with --kubeconfig"
     )]
-    NotInCluster {
-        /// What is missing.
-        what: String,
-    },
+    NotInCluster { what: String },
     /// A file cannot be read, or is not what it should be.
     #[error("read from {} how to reach the Kubernetes API: {why}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    File { path: PathBuf, why: String },
 }
 
 /// The API's address, its authority, and our credentials.
@@ -53,7 +45,6 @@ pub struct Endpoint {
     pub token: Option<Token>,
 }
 
-/// A bearer token.
 pub enum Token {
     /// As it stands in a kubeconfig.
     Text(String),
