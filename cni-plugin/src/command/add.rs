@@ -22,7 +22,10 @@ use std::time::Duration;
 use attachment::{
     addresses::Ipam,
     detach::{detach, living},
-    journal::{Key, Part, Record, record::Netns},
+    journal::{
+        Key, Part, Record,
+        record::{Netns, VERSION},
+    },
     netdev::restore,
     node::{Node, now},
 };
@@ -372,7 +375,6 @@ fn undo_earlier(
     requested: Requested,
 ) -> Result<(), Error> {
     let Some(record) = node.journal.read(key)? else {
-        // A record that was cut off says that nothing was done.
         return Ok(node.journal.forget(key)?);
     };
     let lives = living(&record)?.is_some_and(|there| there.id() == pod.id());
@@ -435,6 +437,7 @@ fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Recor
     let id = request.attachment()?;
     let netns = pod.id();
     Ok(Record {
+        version: VERSION,
         network: request.config.name.clone(),
         container_id: id.container_id.to_string(),
         ifname: id.ifname.to_string(),

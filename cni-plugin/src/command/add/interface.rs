@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 use attachment::{
     addresses::{self, Ipam},
     child::IPOIB,
-    journal::{Key, Part, RdmaDevice, Record, record::Slot, store::Lock},
+    journal::{Key, Lock, Part, RdmaDevice, Record, record::Slot},
     netdev::{
         obstacle::{self, Addresses},
         replay,
