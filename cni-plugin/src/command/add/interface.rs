@@ -220,7 +220,7 @@ impl Attachment<'_> {
             && fabric == FabricAddresses::Static
             && !nic.rdma.is_empty();
         let socket = &mut node.netns.socket;
-        let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
+        let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
         if let Some(first) = found.first() {
             let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
             let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
