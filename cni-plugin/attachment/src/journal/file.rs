@@ -122,10 +122,14 @@ impl Lock {
         };
         let mut hasher = FnvHasher::default();
         hasher.write(name.as_bytes());
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "numbers of the kernel from 0 to 2"
+        )]
         let range = libc::flock {
             l_type: kind as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: (hasher.finish() >> 2) as libc::off_t,
+            l_start: (hasher.finish() >> 2).cast_signed(),
             l_len: 1,
             l_pid: 0,
         };
