@@ -213,7 +213,7 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
         return subject.denied(
             "no RDMA device has it as its port",
             format!(
-                "name a netdev of an RDMA device (rdma-device-plugin discover lists them), or set \
+                "name a netdev of an RDMA device (rdmactl discover lists them), or set \
                  allow.nonRdma in {policy}"
             ),
         );

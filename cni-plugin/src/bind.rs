@@ -301,7 +301,7 @@ fn refused(what: &str, error: &ClientError) -> Error {
         }
         // Another pod may end, a GPU be initialized, a daemon come back.
         _ => Error::new(Code::TryAgain, what).with_details(
-            "the runtime tries again; rdma-device-plugin status shows what is bound to whom",
+            "the runtime tries again; rdmactl status shows what is bound to whom",
         ),
     }
 }

@@ -17,7 +17,7 @@ pub use devices::{Devices, Names};
 use std::collections::BTreeMap;
 
 use attachment::journal::record::Slot;
-use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, Version};
+use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 use node::policy::{MAX_RAIL, partition_key};
@@ -167,13 +167,13 @@ impl Config {
             config.fits(attach, request.config.ipam_type()?)?;
         }
         if config.devices == Devices::All {
-            config.check_several(request.config.version)?;
+            config.check_several()?;
         }
         Ok(config)
     }
 
     /// Refuses what names one interface, where there are several.
-    fn check_several(&self, version: Version) -> Result<(), Error> {
+    fn check_several(&self) -> Result<(), Error> {
         let keys = [
             (
                 "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
@@ -207,18 +207,6 @@ impl Config {
                 format!("{key}: has no meaning with devices all: {why}"),
             )
             .with_details("leave it out, or leave devices out for one interface"));
-        }
-        // Older results have no interfaces.
-        if version < Version::V0_3_0 {
-            return Err(Error::new(
-                Code::IncompatibleVersion,
-                format!(
-                    "devices: all makes several interfaces, of which results of cniVersion {} know \
-                     nothing",
-                    version.as_str()
-                ),
-            )
-            .with_details("set cniVersion to 0.3.0 or newer"));
         }
         Ok(())
     }

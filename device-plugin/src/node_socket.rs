@@ -59,6 +59,12 @@ impl Answers for Units {
                 name_hcas(&mut units, &self.reports.borrow());
                 Ok(Answer::PodUnits(units))
             }
+            Question::Status => {
+                let bindings = self.binder.bindings().await;
+                let report = self.reports.borrow();
+                let status = report.status(bindings.as_ref().unwrap_or(&report.bindings));
+                Ok(Answer::Status(Box::new(status)))
+            }
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),
             Question::Unbind(question) => self.binder.unbind(question).await.map(Answer::Unbound),

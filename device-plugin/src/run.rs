@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::binding::binder::Binder;
 use crate::binding::places::Places;
-use crate::binding::release;
+use crate::binding::{release, store};
 use crate::candidate::memory::Memory;
 use crate::config;
 use crate::config::last_good::Kept;
@@ -75,6 +75,8 @@ pub(crate) struct Settings {
     pub device_info_dir: PathBuf,
     /// The socket on which programs of the node ask; none if there is to be none.
     pub node_socket: Option<PathBuf>,
+    /// The directory of the node's sockets, which has the bindings of slots and the counts of CNI calls.
+    pub run_dir: PathBuf,
     /// Where the last good configuration is kept, if it is.
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
@@ -95,6 +97,7 @@ impl Settings {
         Places {
             host: self.host.clone(),
             policy: self.reclaim.policy.clone(),
+            run_dir: self.run_dir.clone(),
             cdi_dir: self.cdi_dir.clone(),
             device_plugin_dir: self.device_plugin_dir.clone(),
         }
@@ -227,7 +230,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         root: settings.reclaim.root.clone(),
         policy: settings.reclaim.policy.clone(),
         node: settings.reclaim.node.clone(),
-        calls: (settings.node_socket.as_deref()).and_then(|path| Some(path.parent()?.to_owned())),
+        calls: settings.run_dir.clone(),
     };
     let daemon = Daemon::new(
         settings,
@@ -324,6 +327,7 @@ fn remove_leftovers(settings: &Settings, reader: &Reader) {
     let own = [
         Some(settings.cdi_dir.clone()),
         Some(settings.device_info_dir.clone()),
+        Some(settings.run_dir.join(store::DIRECTORY)),
         settings.state_dir.clone(),
     ];
     reader.start(move || {

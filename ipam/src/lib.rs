@@ -9,13 +9,12 @@
 //! - [`lease`]: what a lease records
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing the leases of pods that ended
-//! - [`import`]: reading what other IPAM plugins left
-//! - [`whereabouts`]: names and limits of whereabouts' objects
+//! - [`import`]: reading what host-local left
+//! - [`whereabouts`]: names of whereabouts' objects, and leases written as such
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
 #![forbid(unsafe_code)]
 
-pub mod admin;
 pub mod block;
 pub mod config;
 pub mod grants;

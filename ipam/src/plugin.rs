@@ -9,11 +9,9 @@
 mod add;
 mod answer;
 mod blocks;
-mod whereabouts;
 
 use crate::config::{self, Config};
 use crate::lease::{Holder, Lease, Pod};
-use crate::range::Range;
 use crate::reclaim;
 use crate::store::{Store, StoreError, Survey};
 use answer::to_error;
@@ -22,14 +20,13 @@ use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Ve
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::log::{Log, subject};
-use node::policy::{Policy, PolicyError, Store as StorePolicy, StoreKind};
+use node::policy::{Policy, PolicyError, Store as StorePolicy};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use whereabouts::Objects;
 
 /// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's
 /// `configuration_path` is not among them: it may be written by a namespace's user.
@@ -86,7 +83,7 @@ impl Plugin {
         let answer = match request.command() {
             Command::Add => self
                 .add(request)
-                .and_then(|result| result.to_json(request.config.version).map(Some)),
+                .and_then(|result| Ok(Some(result.to_json(request.config.version)))),
             Command::Del => self.del(request).map(|()| None),
             Command::Check => self.check(request).map(|()| None),
             Command::Status => self.status(request).map(|()| None),
@@ -131,21 +128,6 @@ impl Plugin {
     /// As [`Plugin::add`]; code 7 when a rail has no range.
     pub fn add_rails(&self, request: &Request, rails: &[u32]) -> Result<Vec<CniResult>, Error> {
         let config = self.config(request)?.for_rails(rails)?;
-        let mut subnets: Vec<_> = config.ranges.iter().map(Range::subnet).collect();
-        subnets.sort();
-        if self.objects(&config.store, request).is_some()
-            && let Some([subnet, _]) = subnets.array_windows().find(|[one, other]| one == other)
-        {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                format!(
-                    "store {:?} records leases in whereabouts' objects, which have one address of \
-                     {subnet} for an attachment, and several interfaces need one each",
-                    config.store
-                ),
-            )
-            .with_details("give each rail a range of its own: ipam.ranges"));
-        }
         let all = self.add_by(request, &config)?;
         Ok(add::by_interface(&config, all, rails.len()))
     }
@@ -159,10 +141,6 @@ impl Plugin {
     }
 
     fn add_by(&self, request: &Request, config: &Config) -> Result<CniResult, Error> {
-        if let Some(objects) = self.objects(&config.store, request) {
-            self.warn_of_ignored(request, config);
-            return objects.add(request, config, self.policy.allow.request_excluded);
-        }
         let store = self.open(&config.store)?;
         self.warn(request, config, &store);
         let holder = self.holder(request, store.node())?;
@@ -193,17 +171,11 @@ impl Plugin {
                 .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
             for record in strange {
                 log.warn(format_args!(
-                    "free the addresses of {id}: {record}; see rdma-ipam fsck"
+                    "free the addresses of {id}: {record}; see rdmactl addresses fsck"
                 ));
             }
             Ok(!freed.is_empty())
         };
-        let objects = self.objects(&name, request);
-        if let Some(objects) = &objects
-            && objects.free(request, self.config(request).ok().as_ref())?
-        {
-            return Ok(());
-        }
         let current = self.open_existing(&name)?;
         if let Some(store) = &current
             && release(store)?
@@ -211,7 +183,7 @@ impl Plugin {
             return Ok(());
         }
         let node = self.identity()?;
-        let mut used = current.is_some() || objects.is_some();
+        let mut used = current.is_some();
         let mut unreachable = None;
         for store in Store::open_remembered(&self.policy, &name, &node) {
             match store {
@@ -265,9 +237,6 @@ impl Plugin {
             Error::new(Code::InvalidConfig, "CHECK without prevResult")
                 .with_details("the runtime passes the result of ADD")
         })?;
-        if let Some(objects) = self.objects(&config.store, request) {
-            return objects.check(request, config, &previous);
-        }
         let store = self.open(&config.store)?;
         let id = request.attachment()?;
         let mut held = store
@@ -313,9 +282,6 @@ impl Plugin {
             .config(request)
             .and_then(|config| config.for_all_rails());
         let config = config.map_err(unavailable)?;
-        if let Some(objects) = self.objects(&config.store, request) {
-            return objects.status(&config).map_err(unavailable);
-        }
         let store = self.open(&config.store).map_err(unavailable)?;
         let at = format!("use store {:?}", config.store);
         store
@@ -341,9 +307,6 @@ impl Plugin {
             return Ok(());
         };
         let name = config::store_name(&request.config);
-        if let Some(objects) = self.objects(&name, request) {
-            return objects.keep_only(&valid);
-        }
         let Some(store) = self.open_existing(&name)? else {
             return Ok(());
         };
@@ -400,19 +363,6 @@ impl Plugin {
             Err(StoreError::Unknown { .. }) => Ok(None),
             other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),
         }
-    }
-
-    /// The store, if its leases are whereabouts' objects.
-    fn objects(&self, store: &str, request: &Request) -> Option<Objects> {
-        let StoreKind::Whereabouts { namespace } = &self.policy.stores.get(store)?.kind else {
-            return None;
-        };
-        Some(Objects {
-            socket: self.broker().socket,
-            store: store.to_owned(),
-            namespace: namespace.clone(),
-            network: request.config.name.clone(),
-        })
     }
 
     fn broker(&self) -> Broker {
@@ -591,15 +541,10 @@ impl Plugin {
     }
 
     fn warn(&self, request: &Request, config: &Config, store: &Store) {
-        self.warn_of_ignored(request, config);
         let log = self.log.about(&subject(request));
         for warning in store.warnings() {
             log.warn(format_args!("store {:?}: {warning}", config.store));
         }
-    }
-
-    fn warn_of_ignored(&self, request: &Request, config: &Config) {
-        let log = self.log.about(&subject(request));
         if !config.ignored.is_empty() {
             let keys = config.ignored.join(", ");
             log.warn(format_args!(

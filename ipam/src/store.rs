@@ -203,7 +203,6 @@ impl Store {
         root: &Path,
     ) -> Result<Self, StoreError> {
         let place = Place::of(policy, name)?;
-        place.has_directory(name)?;
         place.make_if_built_in()?;
         let dir = Dir::open_path(place.directory)?;
         trust(&dir)?;
@@ -253,8 +252,7 @@ impl Store {
         })
     }
 
-    /// Opens a store of the policy if it is there; writes nothing, probes nothing. One whose leases
-    /// are objects of the cluster is never there.
+    /// Opens a store of the policy if it is there; writes nothing, probes nothing.
     ///
     /// # Errors
     /// When there may be one that cannot be reached, or it is another one.
@@ -264,9 +262,6 @@ impl Store {
         node: NodeIdentity,
     ) -> Result<Option<Self>, StoreError> {
         let place = Place::of(policy, name)?;
-        if place.has_directory(name).is_err() {
-            return Ok(None);
-        }
         let path = memory::path(&policy.state_dir, name);
         // A store that is there is used whatever this node noted: freeing by inode
         // cannot free what is another's. One that is not may have been forgotten.
@@ -515,23 +510,13 @@ impl<'p> Place<'p> {
     fn id(&self) -> Option<&'p str> {
         match self.kind {
             StoreKind::File { id, .. } => id.as_deref(),
-            StoreKind::Kubernetes { .. } | StoreKind::Whereabouts { .. } => None,
-        }
-    }
-
-    fn has_directory(&self, name: &str) -> Result<(), StoreError> {
-        match self.kind {
-            StoreKind::File { .. } | StoreKind::Kubernetes { .. } => Ok(()),
-            StoreKind::Whereabouts { namespace } => Err(StoreError::NoDirectory {
-                name: name.to_owned(),
-                namespace: namespace.clone(),
-            }),
+            StoreKind::Kubernetes { .. } => None,
         }
     }
 
     fn block_files(&self, policy: &Policy, name: &str) -> Option<BlockFiles> {
         match self.kind {
-            StoreKind::File { .. } | StoreKind::Whereabouts { .. } => None,
+            StoreKind::File { .. } => None,
             StoreKind::Kubernetes {
                 static_networks, ..
             } => Some(BlockFiles {

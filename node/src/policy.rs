@@ -14,6 +14,7 @@
 mod error;
 mod rails;
 mod read;
+pub use read::KEYS;
 mod selector;
 
 pub use error::PolicyError;
@@ -74,10 +75,10 @@ pub enum FabricAddresses {
     Static,
 }
 
-/// A lease store of the policy: a directory of leases, or objects of the cluster.
+/// A lease store of the policy: a directory of leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
-    /// `directory`: absolute path; empty for a store without one ([`StoreKind::Whereabouts`]).
+    /// `directory`: absolute path.
     pub directory: PathBuf,
     /// `type`, with the keys that only it has.
     pub kind: StoreKind,
@@ -121,15 +122,9 @@ pub enum StoreKind {
         /// `static`: address and prefix length of networks that are not cut into blocks. Their
         /// addresses are given on request only, each to any node by itself.
         static_networks: Vec<(IpAddr, u8)>,
-        /// `after`: the store of whereabouts' objects that networks used before. Addresses that are
-        /// leased there are not given until those leases end.
+        /// `after.whereabouts`: the namespace of whereabouts' objects, where networks used whereabouts
+        /// before. Addresses that are leased there are not leased here until those leases end.
         after: Option<String>,
-    },
-    /// `"type": "kubernetes", "objects": "whereabouts"`: the nodes of the cluster, those with
-    /// whereabouts included. The leases are whereabouts' own objects; no directory has any.
-    Whereabouts {
-        /// `namespace`: where the objects are.
-        namespace: String,
     },
 }
 

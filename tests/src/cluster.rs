@@ -1,11 +1,6 @@
 //! A cluster of brokers on a real API server: each node has a policy with a Kubernetes store, a
 //! state directory, leases of its own, and `rdma-ipam` called on them.
 
-#![expect(
-    clippy::indexing_slicing,
-    reason = "a JSON value answers null for a key that it does not have"
-)]
-
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -107,7 +102,7 @@ impl BrokerNode {
         Ok(node)
     }
 
-    /// Gives the node's store other keys (with `after`, that store beside it), for its next calls and its broker's next start.
+    /// Gives the node's store other keys, for its next calls and its broker's next start.
     ///
     /// # Errors
     /// It cannot be written.
@@ -116,14 +111,10 @@ impl BrokerNode {
     }
 
     fn write_policy(&self, store: &Value) -> Result<()> {
-        let mut stores = json!({"default": store});
-        if let Some(before) = store.get("after").and_then(Value::as_str) {
-            stores[before] = json!({"type": "kubernetes", "objects": "whereabouts"});
-        }
         let policy = json!({
             "node": self.name,
             "stateDir": self.path("state"),
-            "stores": stores,
+            "stores": {"default": store},
             "ipam": {"cooldown": "1s"},
         });
         fs::write(self.path("policy.json"), policy.to_string())?;
@@ -171,7 +162,7 @@ impl BrokerNode {
             .arg(NAMESPACE)
             .arg("--socket")
             .arg(self.socket())
-            .arg("--rest=1")
+            .args(["--rest=1", "--settle=5"])
             .arg("--log-level=debug")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -220,7 +211,7 @@ impl BrokerNode {
         Ok(())
     }
 
-    /// `rdma-ipam-broker` as an administrator calls it in the broker's container.
+    /// `rdmactl blocks` on this node.
     ///
     /// # Errors
     /// It is not built, or could not be started.
@@ -233,16 +224,11 @@ impl BrokerNode {
     /// # Errors
     /// As [`BrokerNode::tool`].
     pub fn tool_with(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<Answer> {
-        let mut command = Command::new(product("rdma-ipam-broker")?);
+        let mut command = rdmactl_blocks(kubeconfig)?;
         command
-            .env_clear()
             .args(arguments)
             .arg("--policy")
-            .arg(self.path("policy.json"))
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .arg("--namespace")
-            .arg(NAMESPACE);
+            .arg(self.path("policy.json"));
         answer(&mut command, b"")
     }
 
@@ -357,13 +343,25 @@ impl BrokerNode {
     }
 }
 
+/// `rdmactl blocks` with a kubectl that this API server understands.
+///
+/// # Errors
+/// It is not built.
+pub fn rdmactl_blocks(kubeconfig: &Path) -> Result<Command> {
+    let mut command = Command::new(product("rdmactl")?);
+    command
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .args(["blocks", "--namespace", NAMESPACE, "--kubectl"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("api-server/kubectl"))
+        .arg("--kubeconfig")
+        .arg(kubeconfig);
+    Ok(command)
+}
+
 /// A store with a directory of the node's own, and further keys.
 fn local_store(place: &Path, keys: &Value) -> Value {
-    let mut store = json!({"type": "kubernetes"});
-    // A store of other objects has no directory.
-    if keys.get("objects").is_none() {
-        store["directory"] = json!(place.join("leases"));
-    }
+    let mut store = json!({"type": "kubernetes", "directory": place.join("leases")});
     if let (Some(store), Some(keys)) = (store.as_object_mut(), keys.as_object()) {
         store.extend(keys.clone());
     }

@@ -1,11 +1,6 @@
 //! whereabouts' objects on an API server, as whereabouts 0.9 writes them.
 
-#![expect(
-    clippy::indexing_slicing,
-    reason = "a JSON value answers null for a key that it does not have"
-)]
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::api_server::ApiServer;
@@ -13,17 +8,7 @@ use crate::api_server::ApiServer;
 /// Where they are.
 pub const NAMESPACE: &str = "kube-system";
 
-/// An API server that serves both kinds, with the fields that whereabouts' own definitions have.
-///
-/// # Errors
-/// As [`ApiServer::start`].
-pub fn api_server() -> Result<ApiServer> {
-    let server = ApiServer::start()?;
-    serve_both_kinds(&server)?;
-    Ok(server)
-}
-
-/// Has an API server serve them beside others.
+/// Has an API server serve both kinds, with the fields that whereabouts' own definitions have.
 ///
 /// # Errors
 /// The server refuses.
@@ -66,49 +51,6 @@ pub fn serve_both_kinds(server: &ApiServer) -> Result<()> {
 
 fn path(plural: &str, name: &str) -> String {
     format!("/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/{NAMESPACE}/{plural}{name}")
-}
-
-/// What a pool's `spec` says; `None` without the pool.
-///
-/// # Errors
-/// The server does not answer.
-pub fn pool(server: &ApiServer, name: &str) -> Result<Option<Value>> {
-    spec(server, &path("ippools", &format!("/{name}")))
-}
-
-/// What a reservation's `spec` says; `None` without the reservation.
-///
-/// # Errors
-/// The server does not answer.
-pub fn reservation(server: &ApiServer, name: &str) -> Result<Option<Value>> {
-    let name = format!("/{name}");
-    spec(server, &path("overlappingrangeipreservations", &name))
-}
-
-fn spec(server: &ApiServer, path: &str) -> Result<Option<Value>> {
-    let answer = server.client().get(path)?;
-    if answer.status == 404 {
-        return Ok(None);
-    }
-    Ok(Some(answer.expect_success()?["spec"].clone()))
-}
-
-/// The names of all reservations, sorted.
-///
-/// # Errors
-/// The server does not answer.
-pub fn reservations(server: &ApiServer) -> Result<Vec<String>> {
-    let list = server
-        .client()
-        .get(&path("overlappingrangeipreservations", ""))?
-        .expect_success()?;
-    let items = list["items"].as_array().context("items")?;
-    let mut names: Vec<String> = items
-        .iter()
-        .filter_map(|item| Some(item.pointer("/metadata/name")?.as_str()?.to_owned()))
-        .collect();
-    names.sort();
-    Ok(names)
 }
 
 /// Makes a pool as whereabouts does, with these leases.

@@ -1,7 +1,5 @@
-use hca::{
-    PortId,
-    tree::{RdmaSpec, Tree},
-};
+use hca::PortId;
+use hca_trees::{RdmaSpec, Tree};
 use netlink::link::Link;
 use netlink_packet_route::link::InfoKind;
 use node::pattern::Pattern;

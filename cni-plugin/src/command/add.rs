@@ -88,10 +88,6 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .map_err(|e| e.context("prevResult"))?;
     let ipam = Ipam::of(&node, request)?;
     let requested = resolve::requested(&config)?;
-    // An interface without an IPAM passes the chain's result on as it is.
-    if matches!(ipam, Ipam::None) && matches!(requested, Requested::Child(_)) {
-        before.fits(request.config.version)?;
-    }
     let chain = match requested {
         Requested::Child(Some(ChildKind::Ipvlan)) => {
             interface::inherit(&mut config, &mut before, &ipam)?

@@ -17,7 +17,7 @@ use netlink::{
 };
 use netlink_packet_route::link::InfoKind;
 
-use super::{add::ATTACHMENT_LOCK_TIMEOUT, rdma_cni};
+use super::add::ATTACHMENT_LOCK_TIMEOUT;
 use crate::{
     bind,
     config::{Attach, Devices},
@@ -55,7 +55,6 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     }
     // An ADD that died before its record may have bound a slot.
     bind::unbind_unrecorded(&node, id.container_id.as_str(), request);
-    rdma_cni::import(&node, request, id)?;
     // A network of attach rdma-only has no interface of its own in the pod.
     if !is_rdma_only(request) {
         sweep(&mut node, request, id)?;

@@ -18,7 +18,7 @@ use super::gather::Unusable;
 use super::{Candidate, RdmaDevice};
 
 /// The file in the state directory.
-pub(crate) const FILE: &str = "known-hcas";
+pub const FILE: &str = "known-hcas";
 /// The version of the file.
 const VERSION: u32 = 1;
 /// An HCA has about 600 bytes.
@@ -27,7 +27,7 @@ const MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// HCAs as they were last known, all of them whole. The default one is for a file that could not be
 /// read in time.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Memory {
+pub struct Memory {
     /// The boot whose file it replaces; none if the file was not read, and must stay.
     boot: Option<String>,
     known: BTreeMap<HcaId, Candidate>,
@@ -43,7 +43,7 @@ struct Document {
 
 impl Memory {
     /// What an earlier daemon of this boot knew. `boot` is the kernel's boot ID.
-    pub(crate) fn load(state_dir: &Path, boot: String) -> Self {
+    pub fn load(state_dir: &Path, boot: String) -> Self {
         let path = state_dir.join(FILE);
         let hcas = match read(&path) {
             Ok(Some(document)) if document.boot == boot => document.hcas,
@@ -63,7 +63,7 @@ impl Memory {
     }
 
     /// The file's content, unless the file has to stay as it is.
-    pub(crate) fn text(&self) -> Option<String> {
+    pub fn text(&self) -> Option<String> {
         let document = Document {
             version: VERSION,
             boot: self.boot.clone()?,
@@ -75,7 +75,7 @@ impl Memory {
     /// Fills what candidates lack from what was known of them, and remembers what is known now.
     /// RDMA devices on no bus have no identity while they are not visible: their names, which are
     /// unique over all network namespaces, lead to what is known, and they are usable then.
-    pub(crate) fn complete(
+    pub fn complete(
         &mut self,
         candidates: &mut Vec<Candidate>,
         unusable: &mut Vec<Unusable>,

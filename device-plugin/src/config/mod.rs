@@ -7,7 +7,6 @@
 pub(crate) mod last_good;
 pub(crate) mod model;
 pub(crate) mod native;
-pub(crate) mod nic_cluster_policy;
 pub(crate) mod range;
 pub(crate) mod resource;
 pub(crate) mod rsdp;

@@ -7,7 +7,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hca::PciAddress;
-use hca::topology::pairing::Pairing;
 
 use super::resource::ResourceName;
 use super::selector::Selector;
@@ -58,8 +57,6 @@ pub struct Config {
 /// What an administrator knows of GPUs and NICs and the host does not show. Late binding goes by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TopologyConfig {
-    /// Pairs of GPUs and NICs.
-    pub pair: Option<Pairing>,
     /// A NCCL topology file that has their places.
     pub nccl_topology: Option<PathBuf>,
     /// Rails by physical function.

@@ -36,7 +36,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hca::PciAddress;
-use hca::topology::pairing::Pairing;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_saphyr::Spanned;
@@ -247,11 +246,6 @@ impl Health {
 impl Topology {
     fn read(&self, findings: &mut Findings) -> TopologyConfig {
         let mut topology = TopologyConfig::default();
-        if let Some(text) = &self.pair {
-            let parsed = text.value.parse::<Pairing>();
-            topology.pair = findings
-                .keep(parsed.map_err(|error| format!("{}pair: {error}", at(text.referenced))));
-        }
         if let Some(text) = &self.nccl_topology {
             let path = PathBuf::from(&text.value);
             if !path.is_absolute() {
@@ -262,12 +256,6 @@ impl Topology {
                 ));
             }
             topology.nccl_topology = Some(path);
-        }
-        if let (Some(_), Some(text)) = (&self.pair, &self.nccl_topology) {
-            findings.problem(format!(
-                "{}ncclTopology and pair both place GPUs and NICs; leave out one of them",
-                at(text.referenced)
-            ));
         }
         for text in &self.rails {
             let number = text.value.split_once('=').and_then(|(nic, rail)| {

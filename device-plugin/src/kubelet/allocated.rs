@@ -41,7 +41,7 @@ pub(crate) struct AllocatedUnits {
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HcaAllocation {
+pub struct HcaAllocation {
     /// The resource, of whichever device plugin.
     pub resource: String,
     /// Whether the pod has the HCA for itself.
@@ -52,7 +52,7 @@ pub(crate) struct HcaAllocation {
 
 /// The pod that holds a unit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Holder {
+pub struct Holder {
     /// Namespace.
     pub namespace: String,
     /// Name.

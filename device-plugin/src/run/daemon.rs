@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use hca::HcaId;
 use hca::host::Hung;
 use notify::RecommendedWatcher;
@@ -318,17 +317,9 @@ impl Daemon {
                     self.publish();
                     continue;
                 }
-                Some(ended) = self.sessions.ended() => {
-                    if let Err(error) = ended {
-                        break Err(error).context("a kubelet session failed");
-                    }
-                    continue;
-                }
-                Some(ended) = services.join_next() => {
-                    break match ended {
-                        Ok(()) => Err(anyhow::anyhow!("a task of the daemon ended by itself")),
-                        Err(error) => Err(error).context("a task of the daemon failed"),
-                    };
+                Some(()) = self.sessions.ended() => continue,
+                Some(_) = services.join_next() => {
+                    break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
                 }
             };
             let asked_for = matches!(reason, Trigger::Configuration | Trigger::Signal);

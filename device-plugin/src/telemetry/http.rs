@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use node::document::versioned;
 use node_server::http::{Answer, Pages};
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::metrics;
@@ -57,7 +59,7 @@ impl Pages for ReportPages {
             _ if in_full => Answer {
                 status: 200,
                 kind: "application/json",
-                body: format!("{:#}\n", report.to_json()),
+                body: format!("{:#}\n", versioned(json!(report.status(&report.bindings)))),
             },
             _ => Answer::text(
                 403,

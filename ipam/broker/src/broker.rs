@@ -20,7 +20,7 @@ use node::policy::{Policy, StoreKind};
 use node_server::http::{self, Details, Pages};
 use node_server::socket::connections::{Answers, Connections};
 use node_server::socket::{NodeSocket, Socket};
-use node_wire::{AddressQuestion, Answer, BlockNeed, Failure, FailureKind, Question};
+use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -30,9 +30,8 @@ use crate::api::watch::{self, Event};
 use crate::api::whereabouts::Objects;
 use crate::api::{BlockObject, Client};
 use crate::metrics::{self, Metrics};
-use crate::space::{Asked, BlockStore, Message, Shared, StoreBefore, Timing, Worker};
+use crate::space::{Asked, BlockStore, Message, Shared, Timing, Worker};
 use crate::sweep;
-use crate::whereabouts;
 
 /// How often the status file is written, if there is something new.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
@@ -63,17 +62,10 @@ pub struct Settings {
 
 /// Asks a broker in this process.
 #[derive(Debug, Clone)]
-pub struct Asker {
-    blocks: mpsc::Sender<Asked>,
-    addresses: mpsc::Sender<whereabouts::Asked>,
-}
+pub struct Asker(mpsc::Sender<Asked>);
 
 /// What an [`Asker`] asks, for [`run`].
-#[derive(Debug)]
-pub struct Questions {
-    blocks: mpsc::Receiver<Asked>,
-    addresses: mpsc::Receiver<whereabouts::Asked>,
-}
+pub type Questions = mpsc::Receiver<Asked>;
 
 impl Asker {
     /// As an ADD does over the socket.
@@ -83,23 +75,7 @@ impl Asker {
     pub async fn ask(&self, need: BlockNeed) -> Result<Answer, Failure> {
         let (reply, answer) = oneshot::channel();
         let at = Instant::now();
-        let sent = self.blocks.send(Asked { need, at, reply }).await;
-        sent.map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
-    }
-
-    /// As any verb on a store of whereabouts' objects does over the socket.
-    ///
-    /// # Errors
-    /// The failure that the verb is answered with.
-    pub async fn addresses(&self, question: AddressQuestion) -> Result<Answer, Failure> {
-        let (reply, answer) = oneshot::channel();
-        let asked = whereabouts::Asked {
-            question,
-            at: Instant::now(),
-            reply,
-        };
-        let sent = self.addresses.send(asked).await;
+        let sent = self.0.send(Asked { need, at, reply }).await;
         sent.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
@@ -113,7 +89,6 @@ impl Answers for Asker {
     async fn answer(&self, question: Question) -> Result<Answer, Failure> {
         match question {
             Question::Block(need) => self.ask(need).await,
-            Question::Addresses(question) => self.addresses(question).await,
             other => Err(other.not_mine()),
         }
     }
@@ -122,13 +97,8 @@ impl Answers for Asker {
 /// A channel of questions: its one end goes to [`run`], the other to who asks.
 #[must_use]
 pub fn questions() -> (Asker, Questions) {
-    let (blocks, asked_blocks) = mpsc::channel(64);
-    let (addresses, asked_addresses) = mpsc::channel(64);
-    let questions = Questions {
-        blocks: asked_blocks,
-        addresses: asked_addresses,
-    };
-    (Asker { blocks, addresses }, questions)
+    let (asker, questions) = mpsc::channel(64);
+    (Asker(asker), questions)
 }
 
 /// Makes sure that one broker only writes below the state directory; waits for another one's end.
@@ -205,15 +175,11 @@ async fn serve(
         shared: shared.clone(),
         workers: BTreeMap::new(),
         listed: false,
-        objects: BTreeMap::new(),
     };
-    broker.start_stores_of_objects();
     let stores: Vec<String> = broker.kubernetes_stores();
     if stores.is_empty() {
         // Nothing is watched, so nothing is interrupted.
         shared.metrics.borrow_mut().interrupted = None;
-    }
-    if stores.is_empty() && broker.objects.is_empty() {
         tracing::info!("the node's policy has no store of type kubernetes: there is nothing to do");
     }
     let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
@@ -258,8 +224,7 @@ async fn serve(
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            Some(asked) = asked.blocks.recv() => broker.route(asked),
-            Some(asked) = asked.addresses.recv() => broker.route_addresses(asked),
+            Some(asked) = asked.recv() => broker.route(asked),
             Some(event) = news.recv() => broker.event(event),
             _ = ticks.tick() => {}
         }
@@ -283,8 +248,6 @@ struct Broker {
     workers: BTreeMap<AddressSpace, mpsc::UnboundedSender<Message>>,
     /// Whether the API's first list was passed on.
     listed: bool,
-    /// Stores whose leases are whereabouts' objects, by name.
-    objects: BTreeMap<String, Rc<whereabouts::Store>>,
 }
 
 impl Broker {
@@ -330,51 +293,13 @@ impl Broker {
                 Some(BlockStore {
                     length: *blocks,
                     static_networks: networks.collect(),
-                    before: after.as_ref().and_then(|name| self.store_before(name)),
+                    before: after.as_ref().map(|namespace| {
+                        Objects::new(self.shared.client.transport().clone(), namespace)
+                    }),
                 })
             }
-            StoreKind::File { .. } | StoreKind::Whereabouts { .. } => None,
+            StoreKind::File { .. } => None,
         }
-    }
-
-    /// The policy names none but a store of whereabouts' objects.
-    fn store_before(&self, name: &str) -> Option<StoreBefore> {
-        match &self.shared.policy.stores.get(name)?.kind {
-            StoreKind::Whereabouts { namespace } => Some(StoreBefore {
-                name: name.to_owned(),
-                objects: Objects::new(self.shared.client.transport().clone(), namespace),
-            }),
-            StoreKind::File { .. } | StoreKind::Kubernetes { .. } => None,
-        }
-    }
-
-    fn start_stores_of_objects(&mut self) {
-        let shared = &self.shared;
-        for (name, store) in &shared.policy.stores {
-            if let StoreKind::Whereabouts { namespace } = &store.kind {
-                let objects = Objects::new(shared.client.transport().clone(), namespace);
-                let store = whereabouts::Store::start(objects, &shared.name, shared.timing);
-                self.objects.insert(name.clone(), store);
-            }
-        }
-    }
-
-    fn route_addresses(&self, asked: whereabouts::Asked) {
-        let name = &asked.question.store;
-        let Some(store) = self.objects.get(name).cloned() else {
-            let failure = Failure::new(
-                FailureKind::Mismatch,
-                format!(
-                    "the broker's policy has no store {name:?} of whereabouts' objects; it was started with an older \
-                     policy: restart its DaemonSet's pod"
-                ),
-            );
-            return drop(asked.reply.send(Err(failure)));
-        };
-        tokio::task::spawn_local(async move {
-            let answer = store.answer(asked.question, asked.at).await;
-            drop(asked.reply.send(answer));
-        });
     }
 
     /// The task of a space; starts it if need be, also after it ended for want of work.

@@ -11,7 +11,6 @@ use node::policy::Policy;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin;
 use crate::api::endpoint::SERVICE_ACCOUNT_DIR;
 use crate::api::{Client, Endpoint, Processor, Transport};
 use crate::broker::{self, Settings};
@@ -19,22 +18,15 @@ use crate::space::Timing;
 
 /// Claims blocks of addresses for this node in the Kubernetes API, and grants them to its CNI programs.
 ///
-/// Without a command it does that until it is ended by a signal. The commands are an administrator's:
-/// they work in the broker's container (kubectl exec DAEMON-POD -c rdma-ipam-broker --
-/// rdma-ipam-broker blocks) and, with --kubeconfig and --namespace, on a workstation.
+/// It does that until it is ended by a signal. People ask rdmactl blocks.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-ipam-broker", version)]
-#[command(
-    after_help = "Exit status: 0 done or ended by a signal, 1 failed, 2 wrong usage, 3 nothing found, not \
-                  confirmed or, for fsck, something found."
-)]
+#[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]
 struct Cli {
     #[command(flatten)]
     global: Global,
     #[command(flatten)]
     service: Service,
-    #[command(subcommand)]
-    command: Option<admin::Command>,
 }
 
 /// What the broker and each command need.
@@ -94,6 +86,9 @@ struct Service {
     /// How long a block of a node that is gone rests by this broker's own clock; shorter in tests
     #[arg(long, value_name = "SECONDS", default_value_t = 300, hide = true)]
     rest: u64,
+    /// How long a range waits for ADDs of whereabouts to end; shorter in tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 150, hide = true)]
+    settle: u64,
     /// How much to log
     #[arg(
         long,
@@ -158,9 +153,6 @@ pub fn main() -> ExitCode {
             };
         }
     };
-    if let Some(command) = cli.command {
-        return admin::run(command, &cli.global);
-    }
     node_server::log::start(
         match cli.service.log_level {
             LogLevel::Error => tracing::Level::ERROR,
@@ -230,6 +222,7 @@ fn serve(global: Global, service: Service) -> anyhow::Result<()> {
             listen: service.metrics_addr,
             timing: Timing {
                 rest: Duration::from_secs(service.rest),
+                settle: Duration::from_secs(service.settle),
                 ..Timing::default()
             },
         };

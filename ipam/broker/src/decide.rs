@@ -2,7 +2,6 @@
 //!
 //! - [`agreement`]: what of the objects, nodes and grants does not agree;
 //! - [`choice`]: which block to try next;
-//! - [`pool`]: which address of a pool of whereabouts to try, and how the pool is changed;
 //! - [`release`]: whether an administrator may take a block from its node;
 //! - [`split`]: when a split cell can be a block again;
 //! - [`standing`]: whose a block is, and whether it may change hands;
@@ -10,7 +9,6 @@
 
 pub mod agreement;
 pub mod choice;
-pub mod pool;
 pub mod release;
 pub mod split;
 pub mod standing;

@@ -5,7 +5,6 @@
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
 //! - `sweep`: blocks of nodes that are gone, split cells and spaces without addresses;
-//! - [`whereabouts`]: stores whose leases are whereabouts' objects;
 //! - [`broker`]: the program, from the lock to the last answer;
 //! - [`metrics`], [`cli`]: its faces; an administrator's commands.
 //!
@@ -14,7 +13,6 @@
 
 #![forbid(unsafe_code)]
 
-mod admin;
 pub mod api;
 pub mod broker;
 pub mod cli;
@@ -22,4 +20,3 @@ pub mod decide;
 pub mod metrics;
 pub mod space;
 mod sweep;
-pub mod whereabouts;

@@ -11,7 +11,7 @@
 //! A request without an answer may have been done. Until the object was read again its block is in
 //! doubt: it is not granted anew, and nothing is given back.
 //!
-//! - [`before`]: leases of the store that its networks used before;
+//! - [`before`]: leases of whereabouts, which its networks used before;
 //! - [`claim`]: getting a block;
 //! - [`give`]: giving one back, losing one;
 //! - [`usage`]: what of the blocks is leased;
@@ -43,9 +43,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use before::Before;
-pub use before::StoreBefore;
 
 use crate::api::document::{BlockObject, Metadata, NodeId};
+use crate::api::whereabouts::Objects;
 use crate::api::{ApiError, Changed, Client, Created, NodeObject, SpaceObject};
 use crate::decide::standing::{self, Claim, NodeState};
 use crate::metrics::Metrics;
@@ -87,9 +87,10 @@ pub struct Timing {
     pub identity: Duration,
     /// How often a space is swept.
     pub sweep: Duration,
-    /// How long a space that comes after a store of whereabouts' objects waits for that store's ADDs.
+    /// How long a space that comes after whereabouts waits for whereabouts' ADDs: each of them ends
+    /// within two minutes.
     pub settle: Duration,
-    /// How long it is believed what is leased in the store before.
+    /// How long it is believed what is leased by whereabouts.
     pub reread: Duration,
     /// How long an event of an object that this node removed may come late.
     pub late_events: Duration,
@@ -109,7 +110,7 @@ impl Default for Timing {
             rest: Duration::from_secs(300),
             identity: Duration::from_secs(60),
             sweep: Duration::from_secs(3600),
-            settle: Duration::from_secs(30),
+            settle: Duration::from_secs(150),
             reread: Duration::from_secs(300),
             late_events: Duration::from_secs(3600),
         }
@@ -344,8 +345,8 @@ pub struct BlockStore {
     pub length: BlockLength,
     /// Networks that are not cut into blocks: each of their addresses is one.
     pub static_networks: Vec<IpNetwork>,
-    /// The store that its networks used before.
-    pub before: Option<StoreBefore>,
+    /// whereabouts' objects, where its networks used whereabouts before.
+    pub before: Option<Objects>,
 }
 
 /// The task of one address space.

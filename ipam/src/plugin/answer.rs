@@ -22,7 +22,7 @@ fn code(error: &StoreError) -> Code {
             _ => Code::State,
         },
         StoreError::Overtaken { .. } | StoreError::NeedsBlock(_) => Code::TryAgain,
-        StoreError::Unknown { .. } | StoreError::NoDirectory { .. } => Code::Policy,
+        StoreError::Unknown { .. } => Code::Policy,
         StoreError::Held { .. } | StoreError::Exhausted { .. } => Code::Exhausted,
         StoreError::Oversize { .. } => Code::InvalidConfig,
         StoreError::Grants(_)

@@ -12,7 +12,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const KEYS: [&str; 11] = [
+/// Keys of a policy.
+pub const KEYS: [&str; 11] = [
     "version",
     "node",
     "stateDir",
@@ -45,11 +46,6 @@ const SELECTOR_KEYS: [&str; 7] = [
     "linkTypes",
     "rdmaDevices",
 ];
-
-/// The value of `objects` of a store.
-const WHEREABOUTS: &str = "whereabouts";
-/// Where whereabouts' kubeconfig names no namespace, its objects are here.
-const WHEREABOUTS_NAMESPACE: &str = "kube-system";
 
 /// A block has at most 2 to the power of this many addresses.
 const MAX_BLOCK_BITS: u32 = 16;
@@ -142,19 +138,6 @@ impl Reader<'_> {
             let store = self.store(name, value)?;
             stores.insert(name.clone(), store);
         }
-        for (name, store) in &stores {
-            if let StoreKind::Kubernetes {
-                after: Some(after), ..
-            } = &store.kind
-            {
-                let before = stores.get(after).map(|before| &before.kind);
-                if !matches!(before, Some(StoreKind::Whereabouts { .. })) {
-                    let rule = "must be a store of this policy with \"objects\": \"whereabouts\"";
-                    let after = Value::String(after.clone());
-                    return Err(self.wrong(&format!("stores.{name}.after"), &after, rule));
-                }
-            }
-        }
         Ok(stores)
     }
 
@@ -162,9 +145,6 @@ impl Reader<'_> {
         let at = format!("stores.{name}");
         let object = self.map(&at, value)?;
         let keys: &[&str] = match object.get("type").and_then(Value::as_str) {
-            Some("kubernetes") if object.contains_key("objects") => {
-                return self.whereabouts(&at, object);
-            }
             Some("file") => &["id", "shared"],
             Some("kubernetes") => &["blocks", "static", "after"],
             _ => {
@@ -185,11 +165,7 @@ impl Reader<'_> {
                 },
                 after: match object.get("after") {
                     None => None,
-                    Some(Value::String(name)) => Some(name.clone()),
-                    Some(other) => {
-                        let rule = "must be a store's name";
-                        return Err(self.wrong(&format!("{at}.after"), other, rule));
-                    }
+                    Some(after) => Some(self.after(&format!("{at}.after"), after)?),
                 },
             },
             _ => StoreKind::File {
@@ -214,28 +190,16 @@ impl Reader<'_> {
         })
     }
 
-    /// A store of whereabouts' objects.
-    fn whereabouts(&self, at: &str, object: &Map<String, Value>) -> Result<Store, PolicyError> {
-        let keys = ["type", "objects", "namespace", "ranges", "networkNames"];
-        self.known(at, object, &keys)?;
-        let objects = object.get("objects").unwrap_or(&Value::Null);
-        if objects != WHEREABOUTS {
-            let rule = "must be \"whereabouts\", or left out for blocks of addresses";
-            return Err(self.wrong(&format!("{at}.objects"), objects, rule));
-        }
-        let namespace = match object.get("namespace") {
-            None => WHEREABOUTS_NAMESPACE,
-            Some(value) => value.as_str().filter(is_namespace).ok_or_else(|| {
-                let rule = "must be a namespace: at most 63 of a-z, 0-9 and '-'";
-                self.wrong(&format!("{at}.namespace"), value, rule)
-            })?,
-        };
-        Ok(Store {
-            directory: PathBuf::new(),
-            kind: StoreKind::Whereabouts {
-                namespace: namespace.to_owned(),
-            },
-            bounds: self.bounds(at, object)?,
+    /// The namespace of whereabouts' objects.
+    fn after(&self, at: &str, value: &Value) -> Result<String, PolicyError> {
+        let object = self.map(at, value)?;
+        self.known(at, object, &["whereabouts"])?;
+        let namespace = object.get("whereabouts").unwrap_or(&Value::Null);
+        let text = namespace.as_str().filter(is_namespace);
+        text.map(str::to_owned).ok_or_else(|| {
+            let rule =
+                "must be the namespace of whereabouts' objects: at most 63 of a-z, 0-9 and '-'";
+            self.wrong(&format!("{at}.whereabouts"), namespace, rule)
         })
     }
 
@@ -248,7 +212,7 @@ impl Reader<'_> {
             None => Ok(None),
             Some(Value::String(id)) if crate::identity::is_name(id) => Ok(Some(id.clone())),
             Some(other) => {
-                let rule = "must be a store's identity, as rdma-ipam pools shows it";
+                let rule = "must be a store's identity, as rdmactl addresses shows it";
                 Err(self.wrong(&format!("{at}.id"), other, rule))
             }
         }
@@ -858,80 +822,31 @@ mod tests {
     }
 
     #[test]
-    fn a_kubernetes_store_comes_after_a_store_of_whereabouts_objects_only() {
-        let read = |after: &str| {
-            let text = format!(
-                r#"{{"stores": {{"default": {{"type": "kubernetes", "after": {after}}},
-                     "wb": {{"type": "kubernetes", "objects": "whereabouts"}},
-                     "blue": {{"type": "file", "directory": "/srv"}}}}}}"#
-            );
+    fn a_kubernetes_store_comes_after_whereabouts_objects_of_a_namespace() {
+        let read = |store: &str| {
+            let text = format!(r#"{{"stores": {{"default": {store}}}}}"#);
             policy(Path::new("p"), text.as_bytes())
         };
-        match &read(r#""wb""#).unwrap().stores["default"].kind {
-            StoreKind::Kubernetes { after, .. } => assert_eq!(after.as_deref(), Some("wb")),
+        let namespace = r#"{"type": "kubernetes", "after": {"whereabouts": "net-1"}}"#;
+        match &read(namespace).unwrap().stores["default"].kind {
+            StoreKind::Kubernetes { after, .. } => assert_eq!(after.as_deref(), Some("net-1")),
             other => panic!("{other:?}"),
         }
-        for wrong in [r#""blue""#, r#""default""#, r#""red""#, "1"] {
-            let error = read(wrong).unwrap_err().to_string();
-            assert!(error.contains("stores.default.after"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_store_of_whereabouts_objects_has_a_namespace_and_no_directory() {
-        let read = |store: &str| {
-            let text = format!(r#"{{"stores": {{"wb": {store}}}}}"#);
-            policy(Path::new("p"), text.as_bytes()).map(|policy| policy.stores["wb"].clone())
-        };
-        for (store, namespace) in [
-            (
-                r#"{"type": "kubernetes", "objects": "whereabouts"}"#,
-                "kube-system",
-            ),
-            (
-                r#"{"type": "kubernetes", "objects": "whereabouts", "namespace": "net-1"}"#,
-                "net-1",
-            ),
+        for (after, says) in [
+            ("1", "default.after"),
+            (r#""whereabouts""#, "default.after"),
+            ("{}", "default.after.whereabouts"),
+            (r#"{"whereabouts": "-a"}"#, "default.after.whereabouts"),
+            (r#"{"whereabouts": "a/b"}"#, "default.after.whereabouts"),
+            (r#"{"whereabouts": "a", "host-local": "b"}"#, "host-local"),
         ] {
-            let expected = Store {
-                directory: PathBuf::new(),
-                kind: StoreKind::Whereabouts {
-                    namespace: namespace.to_owned(),
-                },
-                bounds: StoreBounds::default(),
-            };
-            assert_eq!(read(store).unwrap(), expected);
+            let store = format!(r#"{{"type": "kubernetes", "after": {after}}}"#);
+            let error = read(&store).unwrap_err().to_string();
+            assert!(error.contains(says), "{after}: {error}");
         }
-        for (wrong, says) in [
-            (
-                r#"{"type": "kubernetes", "objects": "blocks"}"#,
-                "wb.objects",
-            ),
-            (r#"{"type": "kubernetes", "objects": null}"#, "wb.objects"),
-            (
-                r#"{"type": "kubernetes", "objects": "whereabouts", "directory": "/d"}"#,
-                "wb.directory",
-            ),
-            (
-                r#"{"type": "kubernetes", "objects": "whereabouts", "blocks": {}}"#,
-                "wb.blocks",
-            ),
-            (
-                r#"{"type": "kubernetes", "objects": "whereabouts", "namespace": "a/b"}"#,
-                "wb.namespace",
-            ),
-            (
-                r#"{"type": "kubernetes", "objects": "whereabouts", "namespace": "-a"}"#,
-                "wb.namespace",
-            ),
-            (
-                r#"{"type": "file", "directory": "/d", "objects": "whereabouts"}"#,
-                "wb.objects",
-            ),
-        ] {
-            let error = read(wrong).unwrap_err().to_string();
-            assert!(error.contains(says), "{wrong}: {error}");
-        }
+        let file = r#"{"type": "file", "directory": "/d", "after": {"whereabouts": "a"}}"#;
+        let error = read(file).unwrap_err().to_string();
+        assert!(error.contains("default.after"), "{error}");
     }
 
     #[test]

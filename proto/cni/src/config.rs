@@ -450,8 +450,9 @@ mod tests {
     }
 
     #[test]
-    fn no_version_means_the_first() {
-        assert_eq!(parse(r#"{"name":"a"}"#).unwrap().version, Version::V0_1_0);
+    fn no_version_means_the_first_which_is_not_supported() {
+        let error = parse(r#"{"name":"a"}"#).unwrap_err();
+        assert_eq!(error.code, Code::IncompatibleVersion);
         assert_eq!(
             NetworkConfig::version_of(br#"{"cniVersion":"0.4.0"}"#),
             Version::V0_4_0
@@ -466,17 +467,19 @@ mod tests {
     #[test]
     fn the_specifications_gc_key_is_believed_before_the_older_one() {
         let one = |text: &str| parse(text).unwrap().valid_attachments();
-        assert_eq!(one(r#"{"name":"a"}"#), Ok(None));
+        assert_eq!(one(r#"{"cniVersion":"1.0.0","name":"a"}"#), Ok(None));
         assert_eq!(
-            one(r#"{"name":"a","cni.dev/valid-attachments":null}"#),
+            one(r#"{"cniVersion":"1.0.0","name":"a","cni.dev/valid-attachments":null}"#),
             Ok(None)
         );
         assert_eq!(
-            one(r#"{"name":"a","cni.dev/attachments":[]}"#),
+            one(r#"{"cniVersion":"1.0.0","name":"a","cni.dev/attachments":[]}"#),
             Ok(Some(vec![]))
         );
-        let both = one(r#"{"name":"a","cni.dev/attachments":[],
-                "cni.dev/valid-attachments":[{"containerID":"c","ifname":"net1"}]}"#)
+        let both = one(
+            r#"{"cniVersion":"1.0.0","name":"a","cni.dev/attachments":[],
+                "cni.dev/valid-attachments":[{"containerID":"c","ifname":"net1"}]}"#,
+        )
         .unwrap()
         .unwrap();
         assert_eq!(both.len(), 1);
@@ -491,7 +494,9 @@ mod tests {
             r#"[{"containerID":"c"}]"#,
             r#"[{"containerID":"-","ifname":"a"}]"#,
         ] {
-            let text = format!(r#"{{"name":"a","cni.dev/valid-attachments":{wrong}}}"#);
+            let text = format!(
+                r#"{{"cniVersion":"1.0.0","name":"a","cni.dev/valid-attachments":{wrong}}}"#
+            );
             assert_eq!(one(&text).unwrap_err().code, Code::InvalidConfig, "{wrong}");
         }
     }
@@ -509,7 +514,7 @@ mod tests {
             (r#""ipam":{"type":"a"},"ipam":{"type":"b"}"#, false),
             (r#""IPAM":{"type":"a"},"ipam":{}"#, false),
         ] {
-            let config = parse(&format!(r#"{{"name":"a",{ipam}}}"#)).unwrap();
+            let config = parse(&format!(r#"{{"cniVersion":"1.0.0","name":"a",{ipam}}}"#)).unwrap();
             assert_eq!(config.has_each_key_once().is_ok(), once, "{ipam}");
         }
     }
@@ -522,14 +527,19 @@ mod tests {
                 .ipam_type()
                 .map(|k| k.map(str::to_owned))
         };
-        assert_eq!(kind(r#"{"name":"a"}"#), Ok(None));
-        assert_eq!(kind(r#"{"name":"a","ipam":{}}"#), Ok(None));
+        assert_eq!(kind(r#"{"cniVersion":"1.0.0","name":"a"}"#), Ok(None));
         assert_eq!(
-            kind(r#"{"name":"a","IPAM":{"Type":"static"}}"#),
+            kind(r#"{"cniVersion":"1.0.0","name":"a","ipam":{}}"#),
+            Ok(None)
+        );
+        assert_eq!(
+            kind(r#"{"cniVersion":"1.0.0","name":"a","IPAM":{"Type":"static"}}"#),
             Ok(Some("static".into()))
         );
-        assert!(kind(r#"{"name":"a","ipam":{"range":"10.0.0.0/8"}}"#).is_err());
-        assert!(kind(r#"{"name":"a","ipam":[]}"#).is_err());
+        assert!(
+            kind(r#"{"cniVersion":"1.0.0","name":"a","ipam":{"range":"10.0.0.0/8"}}"#).is_err()
+        );
+        assert!(kind(r#"{"cniVersion":"1.0.0","name":"a","ipam":[]}"#).is_err());
     }
 
     fn request(command: Command, config: &str, args: &str) -> Request {
@@ -553,7 +563,7 @@ mod tests {
             (Command::Status, "1.0.0", false),
             (Command::Gc, "1.0.0", false),
             (Command::Gc, "1.1.0", true),
-            (Command::Del, "0.1.0", true),
+            (Command::Del, "0.3.0", true),
         ] {
             let request = request(
                 command,
@@ -570,7 +580,7 @@ mod tests {
 
     #[test]
     fn requested_addresses_come_from_the_most_specific_place() {
-        let all = r#"{"name":"a","runtimeConfig":{"ips":["10.0.0.1/24","fd00::1"]},
+        let all = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["10.0.0.1/24","fd00::1"]},
                       "args":{"cni":{"ips":["10.0.0.2"]}}}"#;
         let ips = |config: &str, args: &str| {
             request(Command::Add, config, args)
@@ -581,18 +591,23 @@ mod tests {
             ips(all, "IP=10.0.0.3").unwrap(),
             ["10.0.0.1/24", "fd00::1/128"]
         );
-        let pod = r#"{"name":"a","args":{"cni":{"ips":["10.0.0.2"]}}}"#;
+        let pod = r#"{"cniVersion":"1.0.0","name":"a","args":{"cni":{"ips":["10.0.0.2"]}}}"#;
         assert_eq!(ips(pod, "IP=10.0.0.3").unwrap(), ["10.0.0.2/32"]);
         assert_eq!(
-            ips(r#"{"name":"a"}"#, "IP=10.0.0.3").unwrap(),
+            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "IP=10.0.0.3").unwrap(),
             ["10.0.0.3/32"]
         );
-        assert_eq!(ips(r#"{"name":"a"}"#, "").unwrap(), Vec::<String>::new());
         assert_eq!(
-            ips(r#"{"name":"a"}"#, "IP=x").unwrap_err().code,
+            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "").unwrap(),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "IP=x")
+                .unwrap_err()
+                .code,
             Code::InvalidEnvironment
         );
-        let wrong = r#"{"name":"a","runtimeConfig":{"ips":["10.0.0.300"]}}"#;
+        let wrong = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["10.0.0.300"]}}"#;
         assert_eq!(ips(wrong, "").unwrap_err().code, Code::InvalidConfig);
     }
 }

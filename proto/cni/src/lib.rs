@@ -16,6 +16,7 @@
 //! The crate knows no path and no socket: files are touched by [`delegate`] alone, where
 //! the runtime's `CNI_PATH` says.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 #[macro_use]
 mod words;

@@ -15,10 +15,10 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use nix::sys::time::TimeVal;
 use nix::unistd::geteuid;
 
-use crate::address::{AddressQuestion, Addresses};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::document::{self, Answer, Failure, NoAnswer, Pod, PodUnits, Question};
+use crate::status::DaemonStatus;
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES};
 
 /// Permission bits that let somebody else than the owner write.
@@ -37,10 +37,11 @@ impl Server {
     fn of(question: &Question) -> Self {
         match question {
             Question::PodUnits(_)
+            | Question::Status
             | Question::Bind(_)
             | Question::Commit(_)
             | Question::Unbind(_) => Self::Daemon,
-            Question::Block(_) | Question::Addresses(_) => Self::Broker,
+            Question::Block(_) => Self::Broker,
         }
     }
 }
@@ -224,6 +225,17 @@ pub fn pod_units(socket: &Path, pod: &Pod, limit: Duration) -> Result<PodUnits, 
     }
 }
 
+/// Asks for the daemon's state. See [`ask`].
+///
+/// # Errors
+/// As [`ask`].
+pub fn daemon_status(socket: &Path, limit: Duration) -> Result<DaemonStatus, ClientError> {
+    match ask(socket, &Question::Status, limit)? {
+        Answer::Status(status) => Ok(*status),
+        answer => Err(another(socket, &answer)),
+    }
+}
+
 /// Asks to bind a pod's slots. See [`ask`].
 ///
 /// # Errors
@@ -276,21 +288,6 @@ pub fn blocks(
 ) -> Result<BlocksGranted, ClientError> {
     match ask(socket, &Question::Block(need.clone()), limit)? {
         Answer::Block(granted) => Ok(granted),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// Asks about addresses of a store that has no blocks. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn addresses(
-    socket: &Path,
-    question: &AddressQuestion,
-    limit: Duration,
-) -> Result<Addresses, ClientError> {
-    match ask(socket, &Question::Addresses(question.clone()), limit)? {
-        Answer::Addresses(addresses) => Ok(addresses),
         answer => Err(another(socket, &answer)),
     }
 }

@@ -5,9 +5,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::address::{AddressQuestion, Addresses};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
+use crate::status::DaemonStatus;
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
@@ -20,6 +20,8 @@ const MAX_SLOTS: usize = 1024;
 pub enum Question {
     /// To the daemon: which units of which resources does this pod hold?
     PodUnits(Pod),
+    /// To the daemon: its state.
+    Status,
     /// To the daemon: bind the slots of this pod.
     Bind(BindQuestion),
     /// To the daemon: the devices of these slots are in place.
@@ -28,8 +30,6 @@ pub enum Question {
     Unbind(UnbindQuestion),
     /// To the broker: this node needs a block of addresses.
     Block(BlockNeed),
-    /// To the broker: addresses of a store that has no blocks.
-    Addresses(AddressQuestion),
 }
 
 /// A pod, as a CNI plugin knows it from `CNI_ARGS`.
@@ -57,8 +57,10 @@ impl fmt::Display for Pod {
 }
 
 /// The answer to a question.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
+    /// To [`Question::Status`].
+    Status(Box<DaemonStatus>),
     /// To [`Question::PodUnits`].
     PodUnits(PodUnits),
     /// To [`Question::Bind`].
@@ -69,8 +71,6 @@ pub enum Answer {
     Unbound(Unbound),
     /// To [`Question::Block`].
     Block(BlocksGranted),
-    /// To [`Question::Addresses`].
-    Addresses(Addresses),
 }
 
 /// Units that a pod holds, of all device plugins.
@@ -226,11 +226,11 @@ impl FailureKind {
 }
 
 const POD_UNITS: &str = "podUnits";
+const STATUS: &str = "status";
 const BIND: &str = "bind";
 const COMMIT: &str = "commit";
 const UNBIND: &str = "unbind";
 const BLOCK: &str = "block";
-const ADDRESSES: &str = "addresses";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -258,6 +258,13 @@ struct CommitDocument {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct StatusQuestion {
+    version: u64,
+    question: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct UnbindDocument {
     version: u64,
     question: String,
@@ -272,25 +279,17 @@ struct BlockQuestion {
     need: BlockNeed,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AddressesQuestion {
-    version: u64,
-    question: String,
-    addresses: AddressQuestion,
-}
-
 impl Question {
     /// Its name in the document.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::PodUnits(_) => POD_UNITS,
+            Self::Status => STATUS,
             Self::Bind(_) => BIND,
             Self::Commit(_) => COMMIT,
             Self::Unbind(_) => UNBIND,
             Self::Block(_) => BLOCK,
-            Self::Addresses(_) => ADDRESSES,
         }
     }
 
@@ -308,6 +307,10 @@ impl Question {
                 version: VERSION,
                 question: POD_UNITS.to_owned(),
                 pod: pod.clone(),
+            }),
+            Self::Status => encode(&StatusQuestion {
+                version: VERSION,
+                question: STATUS.to_owned(),
             }),
             Self::Bind(bind) => encode(&BindDocument {
                 version: VERSION,
@@ -328,11 +331,6 @@ impl Question {
                 version: VERSION,
                 question: BLOCK.to_owned(),
                 need: need.clone(),
-            }),
-            Self::Addresses(addresses) => encode(&AddressesQuestion {
-                version: VERSION,
-                question: ADDRESSES.to_owned(),
-                addresses: addresses.clone(),
             }),
         }
     }
@@ -378,6 +376,11 @@ impl Question {
                 check(&question.pod, POD_UNITS).map_err(malformed)?;
                 Ok(Self::PodUnits(question.pod))
             }
+            Some(STATUS) => {
+                let StatusQuestion { .. } = serde_json::from_slice(document)
+                    .map_err(|error| malformed(format!("{STATUS} is malformed: {error}")))?;
+                Ok(Self::Status)
+            }
             Some(BIND) => {
                 let BindDocument { bind, .. } = serde_json::from_slice(document)
                     .map_err(|error| malformed(format!("{BIND} is malformed: {error}")))?;
@@ -403,11 +406,6 @@ impl Question {
                 let question: BlockQuestion = serde_json::from_slice(document)
                     .map_err(|error| malformed(format!("{BLOCK} is malformed: {error}")))?;
                 Ok(Self::Block(question.need))
-            }
-            Some(ADDRESSES) => {
-                let question: AddressesQuestion = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{ADDRESSES} is malformed: {error}")))?;
-                Ok(Self::Addresses(question.addresses))
             }
             _ => Err(unknown_question(field("question"))),
         }
@@ -460,6 +458,8 @@ struct AnswerDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pod_units: Option<PodUnits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    status: Option<Box<DaemonStatus>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     bound: Option<Bound>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     committed: Option<Committed>,
@@ -467,8 +467,6 @@ struct AnswerDocument {
     unbound: Option<Unbound>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     block: Option<BlocksGranted>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    addresses: Option<Addresses>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
 }
@@ -478,20 +476,20 @@ impl AnswerDocument {
         let mut document = Self {
             version: VERSION,
             pod_units: None,
+            status: None,
             bound: None,
             committed: None,
             unbound: None,
             block: None,
-            addresses: None,
             error: None,
         };
         match answer.clone() {
             Ok(Answer::PodUnits(units)) => document.pod_units = Some(units),
+            Ok(Answer::Status(status)) => document.status = Some(status),
             Ok(Answer::Bound(bound)) => document.bound = Some(bound),
             Ok(Answer::Committed(committed)) => document.committed = Some(committed),
             Ok(Answer::Unbound(unbound)) => document.unbound = Some(unbound),
             Ok(Answer::Block(granted)) => document.block = Some(granted),
-            Ok(Answer::Addresses(addresses)) => document.addresses = Some(addresses),
             Err(failure) => document.error = Some(failure),
         }
         document
@@ -546,11 +544,11 @@ pub fn decode_answer(
     let document: AnswerDocument = serde_json::from_slice(document).map_err(malformed)?;
     let answer = match question {
         Question::PodUnits(_) => document.pod_units.map(Answer::PodUnits),
+        Question::Status => document.status.map(Answer::Status),
         Question::Bind(_) => document.bound.map(Answer::Bound),
         Question::Commit(_) => document.committed.map(Answer::Committed),
         Question::Unbind(_) => document.unbound.map(Answer::Unbound),
         Question::Block(_) => document.block.map(Answer::Block),
-        Question::Addresses(_) => document.addresses.map(Answer::Addresses),
     };
     match (answer, document.error) {
         (None, Some(failure)) => Ok(Err(failure)),
@@ -906,61 +904,5 @@ mod tests {
             assert_eq!(failure.kind, FailureKind::Malformed, "{document}");
             assert!(failure.message.contains(named), "{named}: {failure}");
         }
-    }
-
-    #[test]
-    fn addresses_are_asked_for_in_the_documented_form() {
-        use crate::address::*;
-        let attachment = AttachmentId {
-            container: "4c".into(),
-            interface: "net1".into(),
-        };
-        let address = |last: u8| std::net::IpAddr::from([10, 0, 0, last]);
-        let of = |action: AddressAction| {
-            Question::Addresses(AddressQuestion {
-                store: "default".into(),
-                network: "rail".into(),
-                action,
-            })
-        };
-        let take = of(AddressAction::Take(Taking {
-            attachment: attachment.clone(),
-            pod: "ml/train-0".into(),
-            network_name: None,
-            ranges: vec![RangeWanted {
-                range: "10.0.0.0/24".into(),
-                spans: vec![(address(1), address(254))],
-                address: None,
-            }],
-        }));
-        let document: Value = serde_json::from_slice(&take.encode()).unwrap();
-        let documented = json!({"version": 1, "question": "addresses", "addresses": {
-            "store": "default", "network": "rail", "action": {"take": {
-                "attachment": {"container": "4c", "interface": "net1"}, "pod": "ml/train-0",
-                "ranges": [{"range": "10.0.0.0/24", "spans": [["10.0.0.1", "10.0.0.254"]]}]}}}});
-        assert_eq!(document, documented);
-        let holding = Holding {
-            attachment: attachment.clone(),
-            network_name: Some("blue".into()),
-            ranges: vec!["10.0.0.0/24".into()],
-        };
-        for question in [
-            take.clone(),
-            of(AddressAction::Free(holding.clone())),
-            of(AddressAction::Find(holding)),
-            of(AddressAction::KeepOnly(vec![attachment])),
-            of(AddressAction::Probe),
-        ] {
-            assert_eq!(Question::decode(&question.encode()), Ok(question));
-        }
-        let answer = Ok(Answer::Addresses(Addresses {
-            addresses: vec![address(7)],
-        }));
-        let bytes = encode_answer(&answer);
-        assert_eq!(decode_answer(&take, &bytes), Ok(answer));
-        let unknown = json!({"version": 1, "question": "addresses", "addresses": {
-            "store": "default", "network": "rail", "action": {"lend": {}}}});
-        let failure = failure_of(&unknown);
-        assert!(failure.message.contains("lend"), "{failure}");
     }
 }

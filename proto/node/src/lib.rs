@@ -2,7 +2,8 @@
 //! units a pod holds, the broker `rdma-ipam-broker` for blocks of addresses.
 //!
 //! - [`document`]: the questions and answers as JSON documents;
-//! - [`binding`]: those about late binding; [`block`], [`address`]: those to the broker;
+//! - [`binding`]: those about late binding; [`block`]: the one to the broker;
+//! - [`status`]: the daemon's state;
 //! - [`client`]: asking, blocking, within a time limit.
 //!
 //! One connection carries one question and one answer. The client connects, writes one JSON
@@ -30,12 +31,6 @@
 //!     "spans": [["10.0.0.1", "10.0.0.254"]], "count": 1}}
 //!
 //! {"version": 1, "block": {"blocks": ["10.0.0.16/28"]}}
-//!
-//! {"version": 1, "question": "addresses", "addresses": {"store": "default", "network": "rail",
-//!     "action": {"take": {"attachment": {"container": "4c…", "interface": "net1"}, "pod": "ml/train-0",
-//!         "ranges": [{"range": "10.0.0.0/24", "spans": [["10.0.0.1", "10.0.0.254"]]}]}}}}
-//!
-//! {"version": 1, "addresses": {"addresses": ["10.0.0.1"]}}
 //! ```
 //!
 //! Every document carries `version`. A server refuses a question of another version, a question
@@ -48,22 +43,20 @@
 //!
 //! The crate knows no path: each program names the socket that it serves or asks.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
-pub mod address;
 pub mod binding;
 pub mod block;
 pub mod client;
 pub mod document;
+pub mod status;
 
-pub use address::{
-    AddressAction, AddressQuestion, Addresses, AttachmentId, Holding, RangeWanted, Taking,
-};
 pub use binding::{
     BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion, Unbound,
 };
 pub use block::{BlockNeed, BlocksGranted};
 pub use client::{
-    ClientError, Peer, Server, addresses, ask, bind, blocks, commit, pod_units, unbind,
+    ClientError, Peer, Server, ask, bind, blocks, commit, daemon_status, pod_units, unbind,
 };
 pub use document::{Allocation, Answer, Claim, Failure, FailureKind, Pod, PodUnits, Question};
 

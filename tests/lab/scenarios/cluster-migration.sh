@@ -2,7 +2,7 @@
 # lab: guests=2 nics=1 memory=3072 cpus=2 timeout=5400 image=yes node-image=yes kubernetes=yes
 # lab: peers=k8s-rdma-shared-dp,whereabouts,whereabouts.yaml ports=1
 # lab: device=e1000e,id=hca,netdev=wire,bus=port1,romfile= netdev=hubport,id=wire,hubid=0
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # What docs/migration.md says, in its order and with its commands; no pod is ended by it.
@@ -42,7 +42,7 @@ CONFIG
 cp /lab/peers/k8s-rdma-shared-dp /usr/local/bin/
 meet_late prepared
 
-# old_network: macvlan with tuning and whereabouts; new_network KEYS: ours, with KEYS under ipam.
+# old_network: macvlan with tuning and whereabouts; new_network: ours.
 network() {
 	cat <<-NETWORK
 		apiVersion: k8s.cni.cncf.io/v1
@@ -63,7 +63,7 @@ old_network() {
 new_network() {
 	network '{"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [
 	  {"type": "rdma-netdev", "attach": "macvlan", "master": "ens2f0", "mode": "bridge",
-	   "ipam": {"type": "rdma-ipam", '"$1"'"range": "192.168.111.0/24"}}]}'
+	   "ipam": {"type": "rdma-ipam", "range": "192.168.111.0/24"}}]}'
 }
 # start POD NODE: a pod there, which holds one unit; it runs when this returns.
 start() {
@@ -98,7 +98,7 @@ old_plugin=name=rdma-shared-dp-ds
 new_plugin=app.kubernetes.io/name=rdma-device-plugin
 # What whereabouts' objects say is leased: pods, in the order of their addresses.
 recorded() { own get ippools -o json | jq -r '[.items[].spec.allocations[].podref] | sort | join(" ")'; }
-
+export_leases() { kubectl rdma addresses --json | /lab/bin/rdmactl addresses export --whereabouts --leases - --yes; }
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the cluster as it was: RDMA shared device plugin, macvlan, whereabouts"
 	cat >/tmp/old.yaml <<-OLD
@@ -158,7 +158,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	mkdir /tmp/manifests/overlays/ours
 	cat >/tmp/manifests/overlays/ours/kustomization.yaml <<-'OVERLAY'
 		resources:
-		- ../whereabouts-objects
+		- ../after-whereabouts
 		configMapGenerator:
 		- name: rdma-device-plugin
 		  namespace: kube-system
@@ -209,24 +209,41 @@ if [ "$LAB_GUEST" = 1 ]; then
 	sleep 30
 	in_order "after the kubelet" old1 old2 mid-node1 mid-node2
 
-	step "the networks, with whereabouts' objects"
-	check "rdma-netdev and rdma-ipam" kubectl apply -f <(new_network '"store": "whereabouts", ')
+	step "the networks, in place"
+	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
+	check "rdma-netdev and rdma-ipam" kubectl apply -f <(new_network)
 	check "a pod on node1" start new1 node1
 	check "a pod on node2" start new2 node2
 	in_order "both chains" old1 old2 mid-node1 mid-node2 new1 new2
-	equal "whereabouts' objects have all leases" \
-		"default/mid-node1 default/mid-node2 default/new1 default/new2 default/old1 default/old2" "$(recorded)"
+	equal "whereabouts has the leases of its pods" \
+		"default/mid-node1 default/mid-node2 default/old1 default/old2" "$(recorded)"
+	show own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl addresses blocks
 	check "pods of the old chain end" kubectl delete pod old1 mid-node2 --timeout=300s
-	check "back: the network as it was" kubectl apply -f <(old_network)
-	check "a pod of it" start back1 node1
+	equal "each lease went with its pod" "default/mid-node1 default/old2" "$(recorded)"
+
+	step "back to whereabouts"
+	check "the leases of blocks are exported" export_leases
+	equal "whereabouts has all leases" "default/mid-node1 default/new1 default/new2 default/old2" "$(recorded)"
+	check "the network as it was" kubectl apply -f <(old_network)
+	sleep 120
+	check "exported once more" export_leases
+	check "a pod of whereabouts" start back1 node1
 	in_order "back" old2 mid-node1 new1 new2 back1
-	check "a pod of the new chain ends" kubectl delete pod new2 --timeout=300s
-	equal "each lease went with its pod" "default/back1 default/mid-node1 default/new1 default/old2" "$(recorded)"
-	check "forward again" kubectl apply -f <(new_network '"store": "whereabouts", ')
+
+	step "forward again"
+	check "pods of exported leases end" kubectl delete pod new1 new2 --timeout=300s
+	# Their addresses cool down.
+	sleep 40
+	check "blocks of the range go" own delete addressblocks --all
+	check "rdma-netdev and rdma-ipam" kubectl apply -f <(new_network)
+	check "a pod" start forward1 node1
+	in_order "forward" old2 mid-node1 back1 forward1
 
 	step "whereabouts' programs are needed no longer when its pods are gone"
 	check "the last pods of the old chain end" kubectl delete pod back1 mid-node1 old2 --timeout=300s
-	check "one that stays" start stays2 node2
+	equal "exported leases stay" "default/new1 default/new2" "$(recorded)"
+	# As whereabouts' reconciler, which does not run here.
+	check "their entries go" own delete ippools,overlappingrangeipreservations --all
 fi
 meet_late chained
 rm /opt/cni/bin/{whereabouts,macvlan,tuning}
@@ -234,32 +251,19 @@ rm -r /etc/cni/net.d/whereabouts.d
 meet_late removed
 
 if [ "$LAB_GUEST" = 1 ]; then
-	step "from whereabouts' objects to blocks"
-	ln -s /lab/bin/rdma-device-plugin /usr/local/bin/kubectl-rdma
-	cat >/tmp/manifests/overlays/whereabouts-objects/policy.json <<-'POLICY'
-		{ "version": 1, "stores": { "default": { "type": "kubernetes", "after": "whereabouts" },
-		                            "whereabouts": { "type": "kubernetes", "objects": "whereabouts" } } }
-	POLICY
-	check "the store of blocks comes after the other" kubectl apply -k /tmp/manifests/overlays/ours
-	check "each node's pod is replaced" own rollout restart ds/rdma-device-plugin
-	check "on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
-	check "the network without the store" kubectl apply -f <(new_network '')
+	step "blocks alone"
+	check "without whereabouts" kubectl apply -k $manifests/base
+	check "each node's pod is replaced" own rollout status ds/rdma-device-plugin --timeout=600s
 	check "a pod on node1" start block1 node1
 	check "a pod on node2" start block2 node2
-	in_order "objects and blocks" new1 stays2 block1 block2
-	equal "the objects keep theirs" "default/new1 default/stays2" "$(recorded)"
-	show own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdma-ipam blocks
-	check "the pods with addresses of objects end" kubectl delete pod new1 stays2 --timeout=300s
-	equal "nothing is left in the objects" "" "$(recorded)"
-	check "the other store goes" kubectl apply -k $manifests/base
-	check "on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	in_order "blocks" forward1 block1 block2
 	check "whereabouts' definitions go" kubectl delete --timeout=100s crd \
 		ippools.whereabouts.cni.cncf.io nodeslicepools.whereabouts.cni.cncf.io overlappingrangeipreservations.whereabouts.cni.cncf.io
 	check "the label goes, too" kubectl label nodes --all rdma-plugin-
 	check "a pod more" start last1 node1
-	in_order "over" block1 block2 last1
+	in_order "over" forward1 block1 block2 last1
 	check "all nodes are in order" wait_for 100 kubectl rdma status
 	show cat <<<"$checked"
-	check "all pods end" kubectl delete pod block1 block2 last1 --timeout=300s
+	check "all pods end" kubectl delete pod forward1 block1 block2 last1 --timeout=300s
 fi
 meet_late over

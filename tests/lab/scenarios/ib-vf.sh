@@ -1,5 +1,5 @@
 # InfiniBand virtual functions: GUIDs by their physical function, one goes into each of two pods and returns
-# lab: qemu=8.0 nics=0 ports=1 memory=768 timeout=600 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# lab: qemu=8.0 nics=0 ports=1 memory=768 timeout=600 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl
 # lab: device=igb,id=pf,netdev=wire,bus=port0,romfile= netdev=hubport,id=wire,hubid=0
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -22,7 +22,7 @@ for number in 0 1; do
 done
 equal "a VF has the port GUID that its PF says" fe80:0000:0000:0000:0011:2233:4455:6601 \
 	"$(cat /sys/class/infiniband/mlx5_1/ports/1/gids/0)"
-seen=$(rdma-device-plugin discover --json)
+seen=$(rdmactl discover --json)
 equal "VFs are distinguished, with their PF" "$(printf '%s vf 0000:01:00.0\n' "${vf[@]}" | sort)" \
 	"$(jq -r '.hcas[] | select(.function == "vf") | "\(.id) \(.function) \(.pf)"' <<<"$seen" | sort)"
 before=$(host_state)
@@ -42,7 +42,7 @@ for number in 0 1; do
 		"$(ip netns exec pod$number cat /sys/class/net/net1/address)"
 done
 equal "discover shows both while pods have their netdevs" "$(printf '%s\n' "${vf[@]}" | sort)" \
-	"$(rdma-device-plugin discover --json | jq -r '.hcas[] | select(.function == "vf").id' | sort)"
+	"$(rdmactl discover --json | jq -r '.hcas[] | select(.function == "vf").id' | sort)"
 check "the pods reach each other" ip netns exec pod0 ping -c 2 -W 10 "${address[1]}"
 check "VF 0 returns" cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
 ip netns delete pod0

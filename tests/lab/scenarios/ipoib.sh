@@ -1,5 +1,5 @@
 # Children of IPoIB netdevs on two nodes: modes, partitions, MTU, and those that the kernel gives back
-# lab: guests=2 nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam
+# lab: guests=2 nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 node_policy '{"log": {"level": "info", "file": "/var/log/rdma-netdev.log"}, "allow": {"unallocated": true}}'
@@ -162,6 +162,6 @@ meet storage
 check "the pod of the other node is reached" in_pod s ping -c 2 -W 5 "$(</lab/out/$other/address.5)"
 meet stored
 check "DEL" cni rdma-netdev DEL s s net1 "$(child ib0 '{"pkey": "0x8005"}')"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 meet end

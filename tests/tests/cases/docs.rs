@@ -193,7 +193,7 @@ fn literals() -> Result<String> {
         "hca/src",
         "proto/kubelet/src",
         "device-plugin/src",
-        "device-plugin/diagnostics/src",
+        "admin/src",
     ]
     .map(|d| top().join(d))
     .into();

@@ -47,16 +47,16 @@ fn own_ipam(more: &Value) -> Value {
     ipam
 }
 
-/// Errors and notes of `rdma-netdev validate`.
+/// Errors and notes of `rdmactl validate`.
 fn validated(scene: &Scene, network: &Value) -> Result<(Vec<String>, Vec<String>)> {
     let file = scene.host.directory().join("network.json");
     std::fs::write(&file, network.to_string())?;
     let file = file.to_string_lossy().into_owned();
-    let answer = scene.tool("rdma-netdev", &["validate", "--json", &file])?;
+    let answer = scene.tool("rdmactl", &["validate", "--json", &file])?;
     let document: Value = serde_json::from_str(&answer.stdout)
         .with_context(|| format!("{}{}", answer.stdout, answer.stderr))?;
     let list = |key: &str| {
-        let texts = document["networks"][0][key].as_array().cloned();
+        let texts = document["files"][0][key].as_array().cloned();
         let texts = texts.unwrap_or_default().into_iter();
         texts
             .map(|text| text.as_str().unwrap_or_default().to_owned())
@@ -439,7 +439,7 @@ fn shared_rdma_only() -> Result<()> {
         .success()
         .context("CHECK")?;
     ensure!(
-        scene.listed("rdma-netdev")?.len() == 1,
+        scene.listed("attachments")?.len() == 1,
         "not in the journal"
     );
     // As a runtime repeats it.

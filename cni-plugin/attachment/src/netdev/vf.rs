@@ -174,7 +174,7 @@ fn kept(property: &VfInfo) -> Option<Message> {
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{NetdevSpec, On, PciSpec, Tree};
+    use hca_trees::{NetdevSpec, On, PciSpec, Tree};
     use netlink_packet_core::Emitable;
     use netlink_packet_route::link::{
         VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfInfoVlan,

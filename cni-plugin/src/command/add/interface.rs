@@ -128,7 +128,7 @@ impl Attachment<'_> {
                 }
                 let mut result = before;
                 merge(&mut result, made, dns);
-                Ok(result.to_json(self.request.config.version)?)
+                Ok(result.to_json(self.request.config.version))
             });
         applied.map_err(|first| {
             // Undoing takes the netdevs' locks itself.

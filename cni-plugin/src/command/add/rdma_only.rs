@@ -99,6 +99,6 @@ impl Attachment<'_> {
             some => some.iter().map(|interface| of(Some(interface))).collect(),
         };
         report::write(self.node, self.pod, id, self.config, &reported)?;
-        Ok(before.to_json(self.request.config.version)?)
+        Ok(before.to_json(self.request.config.version))
     }
 }

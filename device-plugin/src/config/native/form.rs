@@ -150,7 +150,6 @@ pub(super) struct Health {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub(super) struct Topology {
-    pub(super) pair: Option<Spanned<String>>,
     pub(super) nccl_topology: Option<Spanned<String>>,
     pub(super) rails: Vec<Spanned<String>>,
     pub(super) gpu_resources: Vec<Spanned<String>>,

@@ -472,22 +472,12 @@ fn what_the_host_does_not_show_is_read_and_refused_by_name() {
     let pools =
         "pools: [{resource: rdma/a, mode: exclusive, binding: late, select: {vendors: [15b3]}}]";
     let read = |topology: &str| parse(&format!("version: 1\ntopology: {topology}\n{pools}\n"));
-    let all = read(
-        "{pair: \"0=0101:00:00.0,1=0102:00:00.0\", rails: [\"0101:00:00.0=1\"], \
-         gpuResources: [example.com/accelerator]}",
-    );
+    let all = read("{rails: [\"0101:00:00.0=1\"], gpuResources: [example.com/accelerator]}");
     let all = all.unwrap().topology;
-    assert!(matches!(all.pair, Some(Pairing::Listed(pairs)) if pairs.len() == 2));
     assert_eq!(all.rails.values().collect::<Vec<_>>(), [&1]);
     assert_eq!(all.gpu_resources[0].as_str(), "example.com/accelerator");
-    assert_eq!(
-        read("{pair: order}").unwrap().topology.pair,
-        Some(Pairing::ByOrder)
-    );
     for (topology, words) in [
-        ("{pair: sideways}", "pair: expected"),
         ("{ncclTopology: topo.xml}", "absolute"),
-        ("{ncclTopology: /a.xml, pair: order}", "leave out one"),
         ("{rails: [mlx5_0=1]}", "0000:3b:00.0=0"),
         ("{gpuResources: [gpu]}", "gpu"),
         ("{preset: a4}", "preset"),

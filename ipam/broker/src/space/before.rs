@@ -1,28 +1,29 @@
-//! Leases of a store of whereabouts' objects that the networks of a space used before: their addresses
-//! are not given until they end.
+//! Leases of whereabouts, which the networks of a space used before: their addresses are not leased
+//! here until those leases end.
 //!
-//! The policy names that store (`after`). What is read of it here is what its pools and reservations
-//! have of the space's network name, and goes into the grants ([`ipam::grants::Grant::except`]).
+//! The policy names the namespace of whereabouts' objects (`after`). This module only reads them. What
+//! its pools and reservations have of the space's network name goes into the grants
+//! ([`ipam::grants::Grant::except`]).
 //!
 //! # Why no address is given twice
-//! A network changes to the new store at one time for the cluster, when its object is changed; other
-//! networks of the space may change later. An ADD that had read the old object may still be on its way,
-//! on any node. So a broker that gives the first block of a range waits for [`Timing::settle`], longer
-//! than such an ADD takes, before it reads the old store and grants the block; until then ADDs
-//! get code 11. From there on leases of the old store in the range only end. A range that the node had
+//! A network changes to this store at one time for the cluster, when its object is changed; other
+//! networks of the space may change later. An ADD of whereabouts that had read the old object may still
+//! run, on any node. So a broker that claims the first block of a range waits for [`Timing::settle`],
+//! longer than whereabouts lets an ADD run, before it reads the objects and grants the block; until then
+//! ADDs get code 11. From then on leases of whereabouts in the range only end. A range that the node had
 //! a block of when the broker started has waited already. Networks whose ranges have addresses in common
 //! change together.
 //!
-//! Whoever changes a network back to the old store, while pods have leases of the new one, takes
-//! addresses that are in use: that store does not look here. When leases come in a range that has
-//! waited, the range waits again before it gets another block.
+//! Before a network changes back to whereabouts, `rdmactl addresses export` writes the leases of this
+//! store into whereabouts' objects. When leases come in a range that has waited, the range waits again
+//! before it gets another block.
 //!
 //! [`Timing::settle`]: super::Timing::settle
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipam::whereabouts::{address_of_reservation, network_name_of_pool, pool_name};
+use ipam::whereabouts::{address_of_reservation, owner_of_pool};
 use ipnetwork::IpNetwork;
 use node_wire::{Failure, FailureKind};
 use tokio::time::Instant;
@@ -32,19 +33,12 @@ use super::{Worker, failure, size};
 use crate::api::ApiError;
 use crate::api::whereabouts::{Objects, PoolObject};
 
-/// The store that a space's networks used before.
-#[derive(Debug, Clone)]
-pub struct StoreBefore {
-    /// Its name in the policy.
-    pub name: String,
-    /// Its objects.
-    pub objects: Objects,
-}
-
 /// What is known of the leases there.
 #[derive(Debug)]
 pub(super) struct Before {
-    store: StoreBefore,
+    objects: Objects,
+    /// Whether a name that stands before the range in the name of a pool is a node's.
+    nodes: BTreeMap<String, bool>,
     /// Blocks that the node had when the broker started: whole ones are of ranges that waited.
     blocks: Vec<IpNetwork>,
     /// Since when a range waits for ADDs of the old store to end.
@@ -57,9 +51,10 @@ pub(super) struct Before {
 
 impl Before {
     /// Of a space of which the node has blocks.
-    pub(super) fn new(store: StoreBefore, blocks: Vec<IpNetwork>) -> Self {
+    pub(super) fn new(objects: Objects, blocks: Vec<IpNetwork>) -> Self {
         Self {
-            store,
+            objects,
+            nodes: BTreeMap::new(),
             blocks,
             waits: BTreeMap::new(),
             settled: BTreeSet::new(),
@@ -79,6 +74,42 @@ impl Before {
         }
         self.leases = leases;
         self.read = Some(Instant::now());
+    }
+
+    /// The node lost a block: an administrator removes those of a range that went back to whereabouts, so
+    /// the range waits again.
+    pub(super) fn unsettle(&mut self, block: IpNetwork) {
+        self.settled.retain(|range| range.within(block) == 0);
+        self.blocks.retain(|other| *other != block);
+    }
+
+    /// The addresses that are leased under a network name. A lease is in its pool; a reservation alone
+    /// is one that is about to come or to go.
+    async fn list(&mut self, network_name: Option<&str>) -> Result<BTreeSet<IpAddr>, ApiError> {
+        let mut pools = Vec::new();
+        let each = |pool: PoolObject| pools.extend(leases_of(&pool));
+        self.objects.each_pool(each).await?;
+        let mut leases = BTreeSet::new();
+        let each = |name: String| leases.extend(address_of_reservation(&name, network_name));
+        self.objects.each_reservation_name(each).await?;
+        for (owner, of_pool) in pools {
+            let Some(node) = slice(&owner, network_name) else {
+                continue;
+            };
+            let is_of_space = match self.nodes.get(node) {
+                _ if node.is_empty() => true,
+                Some(is_node) => *is_node,
+                None => {
+                    let is_node = self.objects.is_node(node).await?;
+                    self.nodes.insert(node.to_owned(), is_node);
+                    is_node
+                }
+            };
+            if is_of_space {
+                leases.extend(of_pool);
+            }
+        }
+        Ok(leases)
     }
 
     fn has_waited(&self, range: &RangeKey) -> bool {
@@ -109,10 +140,9 @@ impl Worker {
         let left = settle.saturating_sub(since.elapsed());
         if !left.is_zero() {
             let why = format!(
-                "{} comes after store {:?}, which may have ADDs on their way: this node gives the first \
+                "{} comes after whereabouts, of which an ADD may still run: this node leases the first \
                  addresses of the range in {} s",
                 self.space,
-                before.store.name,
                 left.as_secs() + 1
             );
             return Err(Failure::new(FailureKind::ClusterUnavailable, why));
@@ -128,9 +158,7 @@ impl Worker {
     /// That the leases of the store before cannot be read.
     fn unread_before(&self, error: &ApiError) -> String {
         let store = &self.space.store;
-        format!(
-            "cannot read the leases of the store before (stores.{store}.after of the policy): {error}"
-        )
+        format!("cannot read whereabouts' objects (stores.{store}.after of the policy): {error}")
     }
 
     /// Reads the leases of the store before. Those that were known stay so where that fails.
@@ -139,7 +167,7 @@ impl Worker {
             return Ok(());
         };
         let name = self.space.network_name.as_deref();
-        match leases(&before.store.objects, name).await {
+        match before.list(name).await {
             Ok(leases) => {
                 before.take(leases);
                 Ok(())
@@ -200,10 +228,7 @@ impl Worker {
         let leases = before.leases.iter();
         match leases.filter(|address| range.has(**address)).count() {
             0 => String::new(),
-            leased => format!(
-                ", {leased} of its addresses are leased in store {:?}",
-                before.store.name
-            ),
+            leased => format!(", whereabouts leases {leased} of its addresses"),
         }
     }
 
@@ -212,9 +237,7 @@ impl Worker {
         match &self.before {
             Some(before) if before.leases.contains(&address) => {
                 let why = format!(
-                    "{address} is leased in store {:?}, which this store comes after; it can be had when that \
-                     lease has ended",
-                    before.store.name
+                    "whereabouts leases {address}; a pod can have it when that lease has ended"
                 );
                 Err(Failure::new(FailureKind::HeldByAnotherNode, why))
             }
@@ -223,38 +246,23 @@ impl Worker {
     }
 }
 
-/// The addresses that are leased under a network name. A lease is in its pool; a reservation alone is
-/// one that is about to come or to go.
-async fn leases(
-    objects: &Objects,
-    network_name: Option<&str>,
-) -> Result<BTreeSet<IpAddr>, ApiError> {
-    let mut leases = BTreeSet::new();
-    objects
-        .each_pool(|pool| leases.extend(leases_of(&pool, network_name)))
-        .await?;
-    objects
-        .each_reservation_name(|reservation| {
-            leases.extend(address_of_reservation(&reservation, network_name));
-        })
-        .await?;
-    Ok(leases)
+/// The leases of a pool, and the name that stands before its range in the pool's name.
+fn leases_of(pool: &PoolObject) -> Option<(String, Vec<IpAddr>)> {
+    let range: IpNetwork = pool.spec.range.parse().ok()?;
+    let owner = owner_of_pool(&pool.metadata.name, range)?;
+    let offsets = pool.spec.allocations.keys();
+    let leases = offsets.filter_map(|at| ipam::whereabouts::address(range, at.parse().ok()?));
+    Some((owner.to_owned(), leases.collect()))
 }
 
-/// The addresses of a pool, if it is of a network name.
-fn leases_of(pool: &PoolObject, network_name: Option<&str>) -> Vec<IpAddr> {
-    let Ok(range) = pool.spec.range.parse::<IpNetwork>() else {
-        return Vec::new();
-    };
-    let name = &pool.metadata.name;
-    let is_of = match network_name {
-        None => *name == pool_name(range, None),
-        Some(_) => network_name_of_pool(name, range) == network_name,
-    };
-    let offsets = pool.spec.allocations.keys().filter(|_| is_of);
-    offsets
-        .filter_map(|offset| ipam::whereabouts::address(range, offset.parse().ok()?))
-        .collect()
+/// The name of the node whose slice a pool may be, if it is not the pool of the whole range; `None` of a
+/// pool of another network name.
+fn slice<'o>(owner: &'o str, network_name: Option<&str>) -> Option<&'o str> {
+    match network_name {
+        None => Some(owner),
+        Some(name) if name == owner => Some(""),
+        Some(name) => owner.strip_prefix(name)?.strip_prefix('-'),
+    }
 }
 
 #[cfg(test)]
@@ -263,21 +271,34 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn leases_of_a_pool_are_those_of_its_network_name() {
-        let pool = |name: &str| -> PoolObject {
-            serde_json::from_value(json!({
+    fn leases_are_read_from_the_pool_of_a_range_and_of_a_slice() {
+        let pool = |name: &str| -> Option<(String, Vec<IpAddr>)> {
+            let pool = serde_json::from_value(json!({
                 "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
                 "metadata": {"name": name},
                 "spec": {"range": "10.0.0.0/24", "allocations": {
                     "5": {"id": "c1", "podref": "ml/a"}, "300": {"id": "c2", "podref": "ml/b"},
                     "x": {"id": "c3", "podref": "ml/c"}}},
-            }))
-            .unwrap()
+            }));
+            leases_of(&pool.unwrap())
         };
         let five: Vec<IpAddr> = vec![[10, 0, 0, 5].into()];
-        assert_eq!(leases_of(&pool("10.0.0.0-24"), None), five);
-        assert_eq!(leases_of(&pool("blue-10.0.0.0-24"), Some("blue")), five);
-        assert!(leases_of(&pool("blue-10.0.0.0-24"), None).is_empty());
-        assert!(leases_of(&pool("10.0.0.0-24"), Some("blue")).is_empty());
+        for owner in ["", "blue", "n1", "blue-n1"] {
+            let before = if owner.is_empty() { "" } else { "-" };
+            let name = format!("{owner}{before}10.0.0.0-24");
+            assert_eq!(pool(&name), Some((owner.to_owned(), five.clone())));
+        }
+        assert_eq!(pool("10.0.0.0-25"), None);
+        for (owner, network_name, node) in [
+            ("", None, Some("")),
+            ("n1", None, Some("n1")),
+            ("", Some("blue"), None),
+            ("blue", Some("blue"), Some("")),
+            ("blue-n1", Some("blue"), Some("n1")),
+            ("bluen1", Some("blue"), None),
+            ("red", Some("blue"), None),
+        ] {
+            assert_eq!(slice(owner, network_name), node, "{owner} {network_name:?}");
+        }
     }
 }

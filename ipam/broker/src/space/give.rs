@@ -203,6 +203,9 @@ impl Worker {
         if let Some(own) = self.own.remove(&network) {
             self.note_removed(own.object.metadata.uid, until);
         }
+        if let Some(before) = &mut self.before {
+            before.unsettle(network);
+        }
         let was_granted = self
             .grants
             .blocks

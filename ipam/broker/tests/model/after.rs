@@ -1,10 +1,9 @@
-//! Blocks that come after whereabouts' objects: what is leased there is not given.
+//! Blocks that come after whereabouts: what it leases is not leased by blocks.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use ipam::whereabouts::pool_name;
-use node::policy::{Store as StorePolicy, StoreBounds, StoreKind};
+use node::policy::StoreKind;
 use node_wire::FailureKind;
 use serde_json::{Value, json};
 
@@ -12,24 +11,26 @@ use super::{Api, LATE, Machine, check, on_one_thread};
 
 fn after(api: &Api, number: usize) -> Machine {
     let mut machine = Machine::new(number);
-    let before = StorePolicy {
-        directory: PathBuf::new(),
-        kind: StoreKind::Whereabouts {
-            namespace: "kube-system".into(),
-        },
-        bounds: StoreBounds::default(),
-    };
-    machine.policy.stores.insert("before".into(), before);
     let store = machine.policy.stores.get_mut("default").unwrap();
     if let StoreKind::Kubernetes { after, .. } = &mut store.kind {
-        *after = Some("before".into());
+        *after = Some("kube-system".into());
     }
     api.add_node(&machine.name);
     machine
 }
 
-/// Leases of a range in the store before, by the distance to its network address; `false` ends one.
+/// Leases of whereabouts in a range, by the distance to its network address; `false` ends one.
 fn lease_before(api: &Api, range: &str, leases: impl IntoIterator<Item = (u32, bool)>) {
+    lease_in_pool_of(None, api, range, leases);
+}
+
+/// The same in the pool of a node's slice or of a network name.
+fn lease_in_pool_of(
+    owner: Option<&str>,
+    api: &Api,
+    range: &str,
+    leases: impl IntoIterator<Item = (u32, bool)>,
+) {
     let leases = leases.into_iter().map(|(offset, is_there)| {
         let lease = json!({"id": "c", "podref": "default/old", "ifname": "net1"});
         (
@@ -40,7 +41,7 @@ fn lease_before(api: &Api, range: &str, leases: impl IntoIterator<Item = (u32, b
     let leases: serde_json::Map<String, Value> = leases.collect();
     let pool = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
         "spec": {"range": range, "allocations": leases}});
-    let name = pool_name(range.parse().unwrap(), None);
+    let name = pool_name(range.parse().unwrap(), owner);
     api.write("ippools", &name, &pool);
 }
 
@@ -72,7 +73,7 @@ fn each_range_waits_and_is_read_when_it_comes_to_blocks() {
         let mut one = after(&api, 1);
         one.start(&api);
         add_after(&mut one, "10.7.0.0/26").await;
-        // Another network is still of the store before, and comes to blocks later.
+        // Another network is still whereabouts', and comes to blocks later.
         lease_before(&api, "10.8.0.0/26", (1..61).map(|offset| (offset, true)));
         let refused = one.add_of("10.8.0.0/26").await;
         assert_eq!(refused, Err(FailureKind::ClusterUnavailable));
@@ -153,11 +154,50 @@ fn a_block_whose_addresses_are_all_leased_is_no_answer_to_who_asks_others() {
         assert!(
             refused
                 .message
-                .contains("31 of its addresses are leased in store \"before\""),
+                .contains("whereabouts leases 31 of its addresses"),
             "{}",
             refused.message
         );
         assert_eq!(two.granted(), []);
         check(&[one, two]);
+    });
+}
+
+#[test]
+fn leases_in_the_slice_of_a_node_count_and_those_of_another_network_name_do_not() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = after(&api, 1);
+        let slice = Some(one.name.as_str());
+        lease_in_pool_of(slice, &api, "10.7.0.0/26", (1..62).map(|at| (at, true)));
+        lease_in_pool_of(Some("blue"), &api, "10.7.0.0/26", [(62, true)]);
+        one.start(&api);
+        assert_eq!(add_after(&mut one, "10.7.0.0/26").await, 62);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_range_whose_blocks_an_administrator_removed_waits_again() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = after(&api, 1);
+        one.timing.reread = Duration::from_secs(3600);
+        one.timing.empty = Duration::from_secs(3600);
+        one.start(&api);
+        add_after(&mut one, "10.7.0.16/29").await;
+        one.del(0);
+        let deadline = tokio::time::Instant::now() + LATE;
+        while !one.granted().is_empty() {
+            assert!(tokio::time::Instant::now() < deadline);
+            // Until the address has cooled down, the node claims them again.
+            api.delete_blocks();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        lease_before(&api, "10.7.0.16/29", (1..6).map(|offset| (offset, true)));
+        let refused = one.add_of("10.7.0.16/29").await;
+        assert_eq!(refused, Err(FailureKind::ClusterUnavailable));
+        assert_eq!(add_after(&mut one, "10.7.0.16/29").await, 22);
+        one.kill().await;
     });
 }
