@@ -232,8 +232,16 @@ impl NodeState {
         ];
         let daemon = self.daemon.iter();
         let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
+        let attachments = self.attachments.iter().flatten().filter_map(|one| {
+            let pod = one.pod.as_deref().unwrap_or(&one.container);
+            Some(format!(
+                "{pod} when it was attached: {}",
+                one.warning.as_ref()?
+            ))
+        });
         (missing.into_iter().flatten())
             .chain(daemon.cloned())
+            .chain(attachments)
             .chain(self.notes.iter().cloned())
             .chain(self.misaligned.iter().map(Misaligned::sentence))
             .collect()

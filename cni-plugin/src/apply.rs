@@ -36,7 +36,7 @@ use crate::{
 /// without one.
 const CARRIER_TIMEOUT: Duration = Duration::from_millis(100);
 /// The same for IPoIB, where the subnet manager is asked for the partition's broadcast group first.
-const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
+const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Makes the interface of a plan; it is in the pod, down and without addresses.
 ///

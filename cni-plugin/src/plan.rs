@@ -7,7 +7,7 @@ mod check;
 
 use std::{fmt, path::PathBuf};
 
-pub use check::{carries_ipv6, check};
+pub use check::{carries_ipv6, check, has_partition};
 
 use attachment::{
     journal::{RdmaDevice, record},
@@ -100,6 +100,7 @@ impl Source {
                 in_pod: parent.of_host().is_none(),
                 pod_index: None,
                 strayed: false,
+                warning: None,
                 mac: mac.as_ref().map(ToString::to_string),
             }),
         }

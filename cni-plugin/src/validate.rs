@@ -117,6 +117,12 @@ fn check_plugin(
             places.policy.display()
         ));
     }
+    if config.guid.is_some() && policy.allow.vf.is_empty() {
+        found.errors.push(format!(
+            "guid is denied: add \"guid\" to allow.vf in {}, or leave it out",
+            places.policy.display()
+        ));
+    }
     let addresses = check_addresses(&request, &config, policy, places);
     found.note(addresses);
     if host.is_some() && found.errors.len() == before {

@@ -13,6 +13,7 @@
 //! that serves DEL, and the same holds when this process dies. The attachment is locked from the
 //! beginning to the end, so that no DEL and no second ADD of it comes in between.
 
+mod guid;
 mod interface;
 mod rdma_only;
 mod several;
@@ -26,7 +27,7 @@ use attachment::{
         Key, Part, Record,
         record::{Netns, VERSION},
     },
-    netdev::restore,
+    netdev::{restore, snapshot::Snapshot},
     node::{Node, now},
 };
 use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
@@ -125,7 +126,14 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         ipam: &ipam,
         bound: bound.as_ref(),
     };
-    let added = prepared.attach(&mut node, &mut inside, before, chain);
+    let mut added = prepared.attach(&mut node, &mut inside, before, chain);
+    // A GUID is set, and recorded, before there is anything else to undo.
+    if config.guid.is_some()
+        && added.is_err()
+        && let Some(record) = node.journal.read(&key)?
+    {
+        added = added.map_err(|first| undo(&mut node, &key, &record, first));
+    }
     if let (Err(_), Some(bound)) = (&added, &bound) {
         bound.unbind(&node);
     }
@@ -192,8 +200,16 @@ impl Prepared<'_> {
         let mut network = NodeNetwork::default();
         let mut nics = Vec::new();
         for (config, recovered) in configs.into_iter().zip(recovered) {
-            let (resolved, moves_rdma) = call.resolve(node, inside, &config, &mut network)?;
+            let (mut resolved, moves_rdma) = call.resolve(node, inside, &config, &mut network)?;
+            let mut taken = None;
+            if let (Some(guid), Resolved::Move(nic)) = (config.guid, &resolved) {
+                let snapshot = interface::snapshot(node, ipam, &config, nic, &recovered)?;
+                taken = Some(self.set_guid(node, nic, snapshot, guid)?);
+                network = NodeNetwork::default();
+                resolved = resolve(node, request, &config, &before, pod, inside, &mut network)?;
+            }
             nics.push(Nic {
+                taken,
                 config,
                 resolved,
                 recovered,
@@ -268,6 +284,8 @@ struct Nic {
     resolved: Resolved,
     recovered: recover::Recovered,
     moves_rdma: bool,
+    /// The netdev before its GUID was set.
+    taken: Option<Snapshot>,
 }
 
 impl Nic {
@@ -283,6 +301,7 @@ impl Nic {
             config: self.config,
             resolved: self.resolved,
             moves_rdma: self.moves_rdma,
+            taken: self.taken,
         };
         (wanted, self.recovered)
     }
@@ -303,7 +322,7 @@ impl Call<'_> {
         config.fits(resolved.attach(), request.config.ipam_type()?)?;
         let moves_rdma = moves_rdma(node, config, &resolved)?;
         self.allow(node, config, &resolved, moves_rdma)?;
-        plan::check(&resolved, config)?;
+        plan::check(&resolved, config, &node.policy.values.allow)?;
         Ok((resolved, moves_rdma))
     }
 
@@ -325,6 +344,7 @@ impl Call<'_> {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
             pkey: plan::partition(resolved, config),
+            guid: config.guid.is_some(),
         };
         authorize(resolved, asked, rules, || match &self.allocated {
             Some(allocated) => Ok(allocated.clone()),

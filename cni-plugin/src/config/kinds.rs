@@ -27,6 +27,7 @@ const KEYS: &[Key] = &[
     ("linkInContainer", |c| c.link_in_container, CHILDREN),
     ("mtu", |c| c.mtu.is_some(), INTERFACES),
     ("mac", |c| c.mac.is_some(), &[Attach::Move, MACVLAN]),
+    ("guid", |c| c.guid.is_some(), &[Attach::Move]),
     ("bcqueuelen", |c| c.broadcast_queue.is_some(), &[MACVLAN]),
     ("pkey", |c| c.pkey.is_some(), &[IPOIB]),
     ("umcast", |c| c.user_multicast.is_some(), &[IPOIB]),

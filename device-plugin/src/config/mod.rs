@@ -13,6 +13,7 @@ pub(crate) mod rsdp;
 pub(crate) mod selector;
 mod spelling;
 pub(crate) mod sriov;
+mod value;
 
 use std::fmt;
 use std::io::Read as _;

@@ -29,6 +29,7 @@ use crate::kubelet::allocated::{self, AllocatedUnits};
 use crate::kubelet::service::Waiting;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
+use crate::node_socket::pods::Pods;
 use crate::pool_state::PoolStates;
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
@@ -57,8 +58,8 @@ pub(super) struct Known {
     pub(super) found: watch::Receiver<Counts>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
-    /// Who holds what, where the kubelet says it.
-    pub(super) sources: allocated::Sources,
+    /// Asks the kubelet who holds what.
+    pub(super) pods: Arc<Pods>,
     /// What may be late.
     pub(super) readers: Readers,
 }

@@ -483,7 +483,12 @@ fn all_nics(
 }
 
 /// Attachments on a node with many pods beside the same on an empty one, and the reference plugin's.
-fn full_node(fixture: &Fixture, own: &dyn Fn(Value) -> Value, rounds: usize) -> Result<Vec<Row>> {
+fn full_node(
+    fixture: &Fixture,
+    own: &dyn Fn(Value) -> Value,
+    macvlan: &dyn Fn(Value) -> Value,
+    rounds: usize,
+) -> Result<Vec<Row>> {
     let child = own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"}));
     let moved = json!({"attach": "move", "device": "nic7"});
     let host_device = json!({"device": "nic7"});

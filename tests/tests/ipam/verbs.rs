@@ -2,7 +2,7 @@
 
 use crate::support::{Answer, Attachment, Place, edit_lease, feed, network, plugin, range};
 use serde_json::{Value, json};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 fn c(name: &str) -> Attachment {
     Attachment::new(name)

@@ -107,6 +107,9 @@ pub struct Child {
     /// end of the pod's namespace does not prove its end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub strayed: bool,
+    /// Why it had no carrier when it was attached, which the policy allows; none where it had one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// An RDMA device that was moved.

@@ -56,6 +56,8 @@ pub(super) struct Wanted {
     pub(super) resolved: Resolved,
     /// Whether RDMA devices move with it.
     pub(super) moves_rdma: bool,
+    /// The netdev before its GUID was set, where a record names it already.
+    pub(super) taken: Option<Snapshot>,
 }
 
 /// What an ADD works with once everything is resolved and allowed.
@@ -108,7 +110,10 @@ impl Attachment<'_> {
                     self.node.log.debug(format_args!("plan: {plan}"));
                 }
                 let kept = self.keep_parents()?;
-                self.node.journal.create(key, &record)?;
+                match self.wanted.iter().any(|wanted| wanted.taken.is_some()) {
+                    true => self.node.journal.replace(key, &record)?,
+                    false => self.node.journal.create(key, &record)?,
+                }
                 Ok((record, plans, kept))
             });
         let (mut record, plans, kept) = match planned {
@@ -176,17 +181,17 @@ impl Attachment<'_> {
 
     /// Whether containers were promised the device nodes as they are.
     fn numbers(&self) -> Numbers {
-        match self.bound {
-            Some(_) => Numbers::ReadAfterwards,
-            None => Numbers::Promised,
-        }
+        Numbers::of(self.bound.is_some())
     }
 
     /// What becomes an interface.
     fn source(&mut self, wanted: &Wanted, recovered: &Recovered) -> Result<Source, Error> {
         match &wanted.resolved {
             Resolved::Move(nic) => {
-                let snapshot = self.snapshot(wanted, nic, recovered)?;
+                let snapshot = match &wanted.taken {
+                    Some(taken) => taken.clone(),
+                    None => snapshot(self.node, self.ipam, &wanted.config, nic, recovered)?,
+                };
                 Ok(plan::netdev(&wanted.config, nic, snapshot))
             }
             Resolved::Child { kind, parent } => {
@@ -197,51 +202,6 @@ impl Attachment<'_> {
                 "attach rdma-only has no interface of its own",
             )),
         }
-    }
-
-    fn snapshot(
-        &mut self,
-        wanted: &Wanted,
-        nic: &HostLink,
-        recovered: &Recovered,
-    ) -> Result<Snapshot, Error> {
-        let node = &mut *self.node;
-        let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
-        taken.identity = Identity::on(&node.roots, &nic.link);
-        if let Some(address) = &taken.identity.bus_device {
-            taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
-        }
-        let addresses = match self.ipam {
-            Ipam::None => Addresses::OfHost,
-            _ => Addresses::OfIpam,
-        };
-        let fabric = node.policy.values.fabric_addresses;
-        taken.static_addresses = addresses == Addresses::OfHost
-            && fabric == FabricAddresses::Static
-            && !nic.rdma.is_empty();
-        let socket = &mut node.netns.socket;
-        let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
-        if let Some(first) = found.first() {
-            let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
-            let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
-            let others = found.iter().skip(1);
-            return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
-        }
-        let stay = taken.leased_addresses();
-        if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
-            node.log.warn(format_args!(
-                "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
-                 \"fabricAddresses\": \"static\" in {}",
-                taken.name,
-                stay.join(", "),
-                node.policy.path.display()
-            ));
-        }
-        taken.pod_mac = wanted.config.mac.as_ref().map(ToString::to_string);
-        if let Some(name) = &recovered.true_name {
-            taken.name.clone_from(name);
-        }
-        Ok(taken)
     }
 
     fn plans(
@@ -439,6 +399,9 @@ impl Attachment<'_> {
             made.push(self.late(key, record, link, plan, leased)?);
         }
         self.configure(plans, &mut made)?;
+        if self.note_carriers(plans, &made, record)? {
+            self.node.journal.replace(key, record)?;
+        }
         let mut ready = Vec::new();
         for ((wanted, plan), made) in self.wanted.iter().zip(plans).zip(made) {
             ready.push(self.answer(wanted, plan, made));
@@ -463,7 +426,7 @@ impl Attachment<'_> {
     fn late(
         &mut self,
         key: &Key,
-        record: &Record,
+        record: &mut Record,
         link: Link,
         plan: &Plan,
         leased: Option<CniResult>,
@@ -488,11 +451,10 @@ impl Attachment<'_> {
         let late = self.lay_out(wanted)?.pop();
         let rules = rules_of(late.as_ref());
         if !rules.is_empty() {
-            let mut known = record.clone();
-            for part in &mut known.parts {
+            for part in &mut record.parts {
                 part.rules.clone_from(&rules);
             }
-            self.node.journal.replace(key, &known)?;
+            self.node.journal.replace(key, record)?;
         }
         Ok(Made { link, result, late })
     }
@@ -513,18 +475,54 @@ impl Attachment<'_> {
             }
             apply::announce(inside, announced)
         })??;
-        for (made, plan) in made.iter().zip(plans) {
+        Ok(())
+    }
+
+    /// Refuses IPoIB children without a carrier, unless the policy allows them. Then the record is to
+    /// say so, for CHECK and status. True where it does.
+    fn note_carriers(
+        &self,
+        plans: &[Plan],
+        made: &[Made],
+        record: &mut Record,
+    ) -> Result<bool, Error> {
+        let mut noted = false;
+        let parts = self
+            .wanted
+            .iter()
+            .zip(plans)
+            .zip(made)
+            .zip(&mut record.parts);
+        for (((wanted, plan), made), part) in parts {
             let given = made.late.as_ref().or(plan.interface_config.as_ref());
             let is_used = given.is_some_and(|given| !given.announced.is_empty());
-            if is_used && made.link.is_infiniband() && !made.link.carrier {
-                self.node.log.warn(format_args!(
-                    "{} of {} has no carrier: the port is not active, or the subnet manager has not \
-                     made the broadcast group of its partition; ibstat shows the port",
-                    made.link.name, self.id
-                ));
+            if !is_used || !made.link.is_infiniband() || made.link.carrier {
+                continue;
             }
+            let member = plan::has_partition(&wanted.resolved, &wanted.config);
+            let why = member.err().map_or_else(
+                || {
+                    "the port is not active, or the subnet manager has not made the broadcast \
+                     group of its partition; ibstat shows the port"
+                        .to_owned()
+                },
+                |error| error.msg.clone(),
+            );
+            let warning = format!("{} has no carrier: {why}", made.link.name);
+            if let Some(child) = &mut part.child {
+                if !self.node.policy.values.allow.inactive_partitions {
+                    return Err(Error::new(Code::TryAgain, warning).with_details(format!(
+                        "to start pods before the partition is active, set \
+                         allow.inactivePartitions in {}",
+                        self.node.policy.path.display()
+                    )));
+                }
+                child.warning = Some(warning.clone());
+                noted = true;
+            }
+            self.node.log.warn(format_args!("{}: {warning}", self.id));
         }
-        Ok(())
+        Ok(noted)
     }
 
     /// What is answered of one interface: its part of the result, with interface number 0.
@@ -621,6 +619,54 @@ impl Attachment<'_> {
             pci_id: on_pci.and_then(|moved| moved.identity.bus_device.clone()),
         }
     }
+}
+
+/// The state of a netdev that is to move.
+///
+/// # Errors
+/// Code 101 naming what keeps it from being moved; the kernel's refusal.
+pub(super) fn snapshot(
+    node: &mut Node,
+    ipam: &Ipam,
+    config: &Config,
+    nic: &HostLink,
+    recovered: &Recovered,
+) -> Result<Snapshot, Error> {
+    let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
+    taken.identity = Identity::on(&node.roots, &nic.link);
+    if let Some(address) = &taken.identity.bus_device {
+        taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+    }
+    let addresses = match ipam {
+        Ipam::None => Addresses::OfHost,
+        _ => Addresses::OfIpam,
+    };
+    let fabric = node.policy.values.fabric_addresses;
+    taken.static_addresses =
+        addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
+    let socket = &mut node.netns.socket;
+    let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
+    if let Some(first) = found.first() {
+        let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
+        let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
+        let others = found.iter().skip(1);
+        return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+    }
+    let stay = taken.leased_addresses();
+    if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
+        node.log.warn(format_args!(
+            "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
+             \"fabricAddresses\": \"static\" in {}",
+            taken.name,
+            stay.join(", "),
+            node.policy.path.display()
+        ));
+    }
+    taken.pod_mac = config.mac.as_ref().map(ToString::to_string);
+    if let Some(name) = &recovered.true_name {
+        taken.name.clone_from(name);
+    }
+    Ok(taken)
 }
 
 /// The slot that the runtime passed.
