@@ -130,7 +130,7 @@ fn version_is_answered_before_anything_else() {
             .as_array()
             .unwrap()
             .len(),
-        7
+        5
     );
 }
 
