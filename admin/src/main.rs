@@ -64,7 +64,7 @@ enum Command {
     Preflight(Box<preflight::Preflight>),
     /// Whether RDMA works between two pods or nodes, and how fast
     Verify(Box<verify::Verify>),
-    /// Check pools, policies, networks and NetworkAttachmentDefinitions before they are applied
+    /// Check pools, policies and networks before they are applied
     Validate(validate::Validate),
     /// Interfaces of this node's pods, and those of pods that are gone
     Attachments(attachments::Attachments),

@@ -71,7 +71,8 @@ impl View {
         for answer in answers {
             let document = answer.json().unwrap_or_default();
             // Of a topology the notes say how to read it, on each node the same.
-            let notes = list(&document["notes"]).filter(|_| document.get("distances").is_none());
+            let notes = document.get("notes").into_iter().flat_map(list);
+            let notes = notes.filter(|_| document.get("distances").is_none());
             for note in notes.map(word) {
                 text += &format!("{}: {}\n", cell(&answer.node), printable(&note));
             }

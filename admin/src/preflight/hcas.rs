@@ -50,7 +50,7 @@ pub(super) struct Facts {
     pub optional: BTreeSet<String>,
     /// What should be so.
     pub expected: Vec<Expected>,
-    /// RDMA devices that are management functions of NVSwitches, with the resources that offer them.
+    /// RDMA devices that are management functions of an `NVSwitch`, with the resources that offer them.
     pub switches: BTreeMap<String, Vec<String>>,
 }
 
@@ -121,7 +121,7 @@ pub(super) fn read(context: &Context) -> Facts {
     }
 }
 
-/// On HGX B200 and later the NVSwitches have InfiniBand functions for their own management. Their vital
+/// On HGX B200 and later each `NVSwitch` has InfiniBand functions for its own management. Their vital
 /// product data has this word (NVIDIA Fabric Manager, "NVLink subnet manager").
 const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
 

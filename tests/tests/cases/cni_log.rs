@@ -98,8 +98,8 @@ fn debug_logs_requests_to_the_kernel_and_the_ipam() -> Result<()> {
 fn every_lock(path: &std::path::Path) -> Result<fs::File> {
     let file = fs::File::options().write(true).open(path)?;
     let whole = nix::libc::flock {
-        l_type: nix::libc::F_WRLCK as i16,
-        l_whence: nix::libc::SEEK_SET as i16,
+        l_type: nix::libc::F_WRLCK.try_into()?,
+        l_whence: nix::libc::SEEK_SET.try_into()?,
         l_start: 0,
         l_len: 0,
         l_pid: 0,
