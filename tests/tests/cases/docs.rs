@@ -113,7 +113,7 @@ fn ask(language: &str, text: &str) -> Result<(usize, std::result::Result<(), Str
     if let Some(network) = network {
         return Ok((1, networks(&network, &at)?));
     }
-    if has("stores") || has("rails") {
+    if ["stores", "rails", "allow"].into_iter().any(has) {
         fs::create_dir(at.path().join("etc"))?;
         fs::create_dir(at.path().join("bin"))?;
         let given = format!("--policy={name}");
