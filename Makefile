@@ -18,7 +18,7 @@ ARCH ?= $(HERE)
 FOREIGN := $(filter-out $(HERE),$(ARCH))
 TARGET_amd64 := x86_64-unknown-linux-musl
 TARGET_arm64 := aarch64-unknown-linux-musl
-PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker
+PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker rdmactl
 CARGO ?= cargo
 # More flags of cargo build.
 FLAGS ?=
@@ -118,8 +118,8 @@ image-check: ## unpack dist/image.tar and run what is in it
 	manifests/image/check
 
 .PHONY: pages
-pages: ## manual pages and completions of the node programs, into dist/pages/
-	$(CARGO) run --quiet --locked --package pages -- dist/pages
+pages: ## manual pages and completions of the programs, into dist/pages/
+	$(CARGO) run --quiet --locked --package rdmactl -- pages dist/pages
 	@ls dist/pages/man1 | wc -l | sed 's/$$/ manual pages in dist\/pages\/man1\//'
 
 .PHONY: release

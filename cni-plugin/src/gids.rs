@@ -75,7 +75,7 @@ pub(crate) fn await_ready(
                     Ok(None) => {
                         log.warn(format_args!(
                             "{address} of {ifname} has no RoCE v2 GID on {} port {} after \
-                             {GID_TIMEOUT:?}: RDMA from it will not work; rdma-device-plugin discover \
+                             {GID_TIMEOUT:?}: RDMA from it will not work; rdmactl discover \
                              --gids shows whether the port's GID table is full",
                             port.device, port.port
                         ));

@@ -14,12 +14,11 @@
 //! - `rdma`: RDMA devices that move with it;
 //! - `report`, `gids`, `device_info`: what programs and Multus read;
 //! - `error`: what a call fails with, and its code;
-//! - [`admin`]: the administrator's command line.
+//! - [`validate`]: networks, before a pod asks for them; for `rdmactl`.
 //!
 //! The node, the journal, IPAM and undoing are those of [`attachment`]; what reaches the kernel is
 //! [`netlink`].
 
-pub mod admin;
 pub mod allocation;
 pub mod apply;
 pub mod authorize;
@@ -37,3 +36,4 @@ mod rdma;
 mod recover;
 mod report;
 pub mod resolve;
+pub mod validate;

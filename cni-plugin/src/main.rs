@@ -1,11 +1,11 @@
 //! CNI plugin that moves an RDMA netdev into a pod or wraps it, and puts it back unharmed.
-//! Called by a runtime (`CNI_COMMAND` is set) it is a CNI plugin, called by a person with a command
-//! an administrator's tool. Parses and calls.
+//! Called by a runtime (`CNI_COMMAND` is set) it is a CNI plugin; called by a person it says what it
+//! is. Parses and calls.
 
 use std::{env, io, path::PathBuf, process::ExitCode};
 
 use attachment::node::Places;
-use rdma_netdev::{admin, command};
+use rdma_netdev::command;
 
 #[global_allocator]
 static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
@@ -13,14 +13,10 @@ static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 const ABOUT: &str = concat!(
     "CNI plugin rdma-netdev ",
     env!("CARGO_PKG_VERSION"),
-    "; as an administrator see rdma-netdev --help"
+    "; it is called by a container runtime. People ask rdmactl."
 );
 
 fn main() -> ExitCode {
-    // A runtime's call comes first and touches nothing of the rest.
-    if env::var_os("CNI_COMMAND").is_none() && env::args_os().len() > 1 {
-        return admin::run(&places());
-    }
     cni_wire::serve::answer_panics();
     let status = cni_wire::serve::serve(
         ABOUT,

@@ -22,17 +22,16 @@ use netlink_packet_route::link::InfoKind;
 pub use dependents::{Dependent, rivals};
 pub use host_link::{HostLink, NodeNetwork};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
-pub use requested::{Requested, requested};
+pub use requested::Requested;
 pub use target::{Missing, move_target, name_of};
 
 use crate::config::{Attach, ChildKind, Config, Target};
-use attachment::netdev::replay;
 use attachment::node::Node;
 use host_link::{absent, read, read_named};
 use netlink::{
     Namespace, Socket,
     link::{self, By, Link},
-    route,
+    uplink,
 };
 use target::allocated;
 pub(crate) use target::unreadable;
@@ -138,7 +137,7 @@ pub fn resolve(
     inside: &mut Socket,
     network: &mut NodeNetwork,
 ) -> Result<Resolved, Error> {
-    match requested(config)? {
+    match config.requested() {
         Requested::RdmaOnly => {
             let target = rdma_only::resolve(node, request, config, before, pod, inside, network)?;
             Ok(Resolved::RdmaOnly(target))
@@ -181,7 +180,7 @@ pub fn resolve(
 /// # Errors
 /// As [`resolve`].
 pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>, Error> {
-    let (Some(name), Requested::Child(kind)) = (&config.master, requested(config)?) else {
+    let (Some(name), Requested::Child(kind)) = (&config.master, config.requested()) else {
         return Ok(None);
     };
     if config.link_in_container {
@@ -205,18 +204,20 @@ fn parent_on_host(
         Some(master) => Target::Name(master.clone()),
         None if config.allocation.is_some() => allocated(config)?,
         // As the reference plugins do, where the policy allows uplinks at all.
-        None => match uplink_of(&mut node.netns.socket)? {
-            Some(link) if node.policy.values.allow.uplinks => Target::Name(link.name.to_string()),
-            _ => {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    "nothing says which netdev the child stands on",
-                )
-                .with_details(
-                    "set master, or let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName)",
-                ));
-            }
-        },
+        None => match node.policy.values.allow.uplinks {
+            true => uplink::way_out(&mut node.netns.socket)?,
+            false => None,
+        }
+        .map(|link| Target::Name(link.name.to_string()))
+        .ok_or_else(|| {
+            Error::new(
+                Code::InvalidConfig,
+                "nothing says which netdev the child stands on",
+            )
+            .with_details(
+                "set master, or let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName)",
+            )
+        })?,
     };
     let host = on_host(node, &target, config.port, network)?;
     match (&target, &host.controller) {
@@ -231,7 +232,7 @@ fn parent_on_host(
 /// The HCA that the allocation names, if it names one.
 fn named_hca(config: &Config) -> Option<(&HcaId, &str)> {
     let allocation = config.allocation.as_ref()?;
-    Some((allocation.unit.hca()?, &allocation.text))
+    Some((allocation.hca.as_ref()?, &allocation.text))
 }
 
 /// What stands on the HCA of an allocation; nothing on one without a bus that a pod has.
@@ -330,7 +331,7 @@ fn pod_link(inside: &mut Socket, master: Option<&str>) -> Result<PodLink, Error>
     let link = match master {
         Some(name) => link::get(inside, By::Name(name.as_bytes()))?
             .ok_or_else(|| missing(format!("the pod has no interface {name}")))?,
-        None => uplink_of(inside)?.ok_or_else(|| {
+        None => uplink::way_out(inside)?.ok_or_else(|| {
             missing("none is named, and the pod has no default route that would say which".into())
         })?,
     };
@@ -397,19 +398,4 @@ fn carries_children(socket: &mut Socket, kind: ChildKind, parent: &Parent) -> Re
         ),
     )
     .with_details(remedy))
-}
-
-/// The link of the default route with the lowest metric, in the socket's namespace.
-fn uplink_of(socket: &mut Socket) -> Result<Option<Link>, Error> {
-    for family in route::FAMILIES {
-        let mut defaults = route::list_table(socket, family, replay::MAIN)?;
-        defaults.retain(replay::is_default);
-        let best = defaults.iter().min_by_key(|route| replay::metric(route));
-        if let Some(index) = best.and_then(replay::leaves_through)
-            && let Some(link) = link::get(socket, By::Index(index))?
-        {
-            return Ok(Some(link));
-        }
-    }
-    Ok(None)
 }

@@ -3,8 +3,8 @@
 //! An HCA here is everything that one unit identity covers: usually one RDMA device, but some
 //! drivers register several on one PCI function, and they cannot be handed out apart.
 
-pub(crate) mod gather;
-pub(crate) mod memory;
+pub mod gather;
+pub mod memory;
 
 use hca::topology::Place;
 use hca::unit::HcaId;
@@ -195,13 +195,13 @@ impl std::fmt::Display for Function {
 }
 
 #[cfg(test)]
-pub(crate) mod example {
+pub mod example {
     //! HCAs for tests, as sysfs would describe them.
 
     use super::*;
 
     /// VF 3 of `ens1f0np0`, with a netdev and one active RoCE port at 100 Gb/s.
-    pub(crate) fn virtual_function() -> Candidate {
+    pub fn virtual_function() -> Candidate {
         Candidate {
             id: "0000:3b:00.5".parse().unwrap(),
             rdma_devices: vec![RdmaDevice {
@@ -245,7 +245,7 @@ pub(crate) mod example {
     }
 
     /// A dual-port InfiniBand HCA without netdevs; port 2 is slower and has another partition.
-    pub(crate) fn infiniband() -> Candidate {
+    pub fn infiniband() -> Candidate {
         let port = |number, rate_mbps, pkey| Port {
             number,
             link_type: LinkType::Infiniband,

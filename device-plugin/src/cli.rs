@@ -1,30 +1,20 @@
-//! The sub-commands, as a person, a DaemonSet or an init container starts them.
+//! The sub-commands, as a DaemonSet or an init container starts them.
 
-mod discover;
-mod explain;
 mod flags;
 mod install;
-mod preflight;
-mod status;
-mod topology;
 mod uninstall;
-mod validate;
-mod verify;
+pub mod validate;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal as _, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::host_snapshot::HostSnapshot;
-use crate::scan::SCAN;
-use crate::{config, kubectl, reader, reclaim, run};
-use diagnostics::report::Style;
+use crate::{config, reclaim, run};
 use node_server::http::Details;
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -37,6 +27,7 @@ use node_server::http::Details;
 #[command(
     after_help = "Without a command, \"run\" is meant, with its flags (run --help). Long flags may have a \
     single dash.\n\
+    People ask rdmactl.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage."
 )]
 struct Cli {
@@ -52,18 +43,6 @@ enum Command {
     Run(Run),
     /// Check a configuration and show how it is understood
     Validate(validate::Validate),
-    /// Show the RDMA devices of this host
-    Discover(discover::Discover),
-    /// Say why a device is or is not in each pool
-    ExplainDevice(explain::Explain),
-    /// Show resources, who holds what, attachments and health of this node
-    Status(status::Status),
-    /// Show how far GPUs and NICs are from each other, choose NICs for GPUs
-    Topology(topology::Topology),
-    /// Check what RDMA needs of this node, or of this container
-    Preflight(Box<preflight::Preflight>),
-    /// Verify RDMA between two pods or nodes, or judge a bandwidth table
-    Verify(Box<verify::Verify>),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
     /// Remove what was put on a node that does not use it any more
@@ -72,7 +51,7 @@ enum Command {
 
 /// Where the host's kernel file systems are.
 #[derive(Debug, Args)]
-pub struct HostRoot {
+struct HostRoot {
     /// Directory below which the host's sys, dev and proc are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
@@ -87,27 +66,9 @@ pub struct HostRoot {
 }
 
 impl HostRoot {
-    fn scan(&self) -> anyhow::Result<HostSnapshot> {
-        let (host, addresses) = (self.host(), self.node_addresses.clone());
-        let scan = move || HostSnapshot::make(&host, &addresses);
-        within_limit(SCAN, scan)?.context("scan this host")
-    }
-
-    /// The roots.
-    pub fn host(&self) -> hca::Host {
+    fn host(&self) -> hca::Host {
         hca::Host::at(&self.host_root)
     }
-}
-
-/// How long a command waits for what it reads.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What a command reads; an error that names the path where it hangs.
-fn within_limit<T: Send + 'static>(
-    what: &str,
-    read: impl FnOnce() -> T + Send + 'static,
-) -> anyhow::Result<T> {
-    Ok(reader::wait(what, COMMAND_TIMEOUT, read)?)
 }
 
 /// What the command line says about configurations of the two peers.
@@ -155,7 +116,7 @@ impl Defaults {
 
 /// Where the kubelet keeps things.
 #[derive(Debug, Args)]
-pub struct KubeletRoot {
+struct KubeletRoot {
     /// The kubelet's --root-dir
     #[arg(
         long,
@@ -168,7 +129,7 @@ pub struct KubeletRoot {
 
 /// Where attachments and leases of this node are found.
 #[derive(Debug, Args)]
-pub struct NodePolicy {
+struct NodePolicy {
     /// The node's policy, which says where attachments and leases are kept
     #[arg(
         long,
@@ -287,6 +248,8 @@ struct Run {
     log_format: LogFormat,
 }
 
+/// The directory of the node's sockets.
+const RUN_DIR: &str = "/run/rdma-netdev";
 /// Where `rdma-netdev` asks.
 const NODE_SOCKET: &str = "/run/rdma-netdev/node.sock";
 
@@ -332,9 +295,6 @@ fn parse(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
     let mut out = std::io::stdout().lock();
-    if kubectl::is_meant(std::env::args_os().next().as_ref()) {
-        return kubectl::main(std::env::args_os(), &mut out);
-    }
     let cli = match parse(flags::with_double_dashes(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
@@ -350,34 +310,22 @@ pub fn main() -> ExitCode {
         None => serve(cli.run),
         Some(Command::Run(run)) => serve(run),
         Some(Command::Validate(validate)) => validate.run(&mut out),
-        Some(Command::Discover(discover)) => discover.run(&mut out),
-        Some(Command::ExplainDevice(explain)) => explain.run(&mut out),
-        Some(Command::Status(status)) => status.run(&mut out),
-        Some(Command::Topology(topology)) => topology.run(&mut out),
-        Some(Command::Preflight(preflight)) => preflight.run(&mut out),
-        Some(Command::Verify(verify)) => verify.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
         Some(Command::Uninstall(uninstall)) => uninstall.run(&mut out),
     };
-    ended("rdma-device-plugin", done, &mut out)
+    ended(done, &mut out)
 }
 
 /// The exit status, and the error for people.
-pub(crate) fn ended(program: &str, done: anyhow::Result<()>, out: &mut impl Write) -> ExitCode {
+fn ended(done: anyhow::Result<()>, out: &mut impl Write) -> ExitCode {
     match done.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "{program}: {}", chain(&error));
+            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {}", chain(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-/// The command line of `kubectl rdma`, for manual pages and completions.
-#[must_use]
-pub fn kubectl_command() -> clap::Command {
-    kubectl::command()
 }
 
 /// The error and its causes, each once: some messages already end with the text of their cause.
@@ -396,17 +344,6 @@ fn chain(error: &anyhow::Error) -> String {
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
-}
-
-/// Colours on a terminal, unless the person does without (<https://no-color.org>).
-fn style() -> Style {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let dumb = set("TERM").is_some_and(|term| term == "dumb");
-    if std::io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb {
-        Style::Colour
-    } else {
-        Style::Plain
-    }
 }
 
 fn serve(args: Run) -> anyhow::Result<()> {
@@ -436,6 +373,10 @@ fn serve(args: Run) -> anyhow::Result<()> {
         kubelet_root_dir: args.kubelet.kubelet_root_dir,
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
+        run_dir: match args.node_socket.as_os_str().is_empty() {
+            true => PathBuf::from(RUN_DIR),
+            false => node::trust::parent(&args.node_socket).to_owned(),
+        },
         node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
         state_dir: args.state_dir,
         metrics_addrs: args.metrics_addr,
@@ -468,16 +409,6 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         .ok()
         .or_else(plain)
         .ok_or_else(|| "expected an IP address and a port, as 127.0.0.1:9834".to_owned())
-}
-
-/// The text of a file; `-` is standard input.
-fn text_of(file: &Path) -> anyhow::Result<String> {
-    let text = if file == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(file)
-    };
-    text.with_context(|| format!("read {}", file.display()))
 }
 
 /// The configuration files that are tried when none is named: ours, then the peers'.

@@ -146,7 +146,7 @@ pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> 
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{On, RdmaSpec, Tree, machine};
+    use hca_trees::{On, RdmaSpec, Tree, machine};
 
     use super::*;
 

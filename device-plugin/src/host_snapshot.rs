@@ -17,7 +17,7 @@ use crate::device_nodes;
 
 /// One scan of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HostSnapshot {
+pub struct HostSnapshot {
     /// RDMA devices, netdevs, the namespace mode.
     pub inventory: Inventory,
     /// PCI functions of RDMA devices that are in another network namespace or cannot be read.
@@ -41,7 +41,7 @@ impl HostSnapshot {
     ///
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read.
-    pub(crate) fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
+    pub fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
         Self::read(host, node_addresses, &[], Machine::read)
     }
 
@@ -51,11 +51,7 @@ impl HostSnapshot {
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read; the previous scan is then better than
     /// half a new one.
-    pub(crate) fn scan(
-        host: &Host,
-        node_addresses: &[IpAddr],
-        gates: &[Gate],
-    ) -> hca::Result<Self> {
+    pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
         Self::read(host, node_addresses, gates, Machine::read_without_gpus)
     }
 
@@ -116,7 +112,7 @@ impl HostSnapshot {
     }
 
     /// What stands in the way of handing a node to a container, if anything does.
-    pub(crate) fn obstacle(&self, device: &CharDevice) -> Option<String> {
+    pub fn obstacle(&self, device: &CharDevice) -> Option<String> {
         device_nodes::obstacle(&self.nodes, device)
     }
 }

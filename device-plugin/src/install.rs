@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::fcntl::{Flock, FlockArg};
-use node::cni_program::{ask, version_of};
+use node::cni_program::{NAMES, ask, version_of};
 use node::policy::{Policy, PolicyError};
 use serde_json::Value;
 
@@ -89,7 +89,7 @@ pub(crate) fn program(source: &Path, directory: &Path) -> Result<Outcome, Instal
         version: version_of(&target),
     });
     place(&content, 0o755, &target, |beside| {
-        answers_version(beside).map_err(|why| InstallError::DoesNotRun {
+        runs(beside, &target).map_err(|why| InstallError::DoesNotRun {
             program: source.to_owned(),
             why,
         })
@@ -199,6 +199,18 @@ fn write_synced(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     // Whatever the umask took away.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.sync_all()
+}
+
+/// Whether the program that is to be `target` runs on this node.
+fn runs(program: &Path, target: &Path) -> Result<(), String> {
+    let name = target.file_name().unwrap_or_default();
+    if NAMES.iter().any(|plugin| name == *plugin) {
+        return answers_version(program);
+    }
+    let version = version_of(program);
+    version
+        .map(drop)
+        .ok_or_else(|| "it prints no version".to_owned())
 }
 
 /// Asks `program` for the CNI versions it speaks.

@@ -12,46 +12,50 @@
 //! - `slots`, `binding`: units that become HCAs when a pod's network is made;
 //! - `events`, `watch`: when to scan again; `scan`: one scan at a time; `reader`: what may hang;
 //! - `links`: netdevs that a pool sets up; `reclaim`: attachments and leases of dead pods;
-//! - `run`: the daemon; `report`: its state, for metrics and readiness; `status`: the node's
-//!   state, for `status`; `telemetry`: log, metrics, HTTP;
+//! - `run`: the daemon; `report`: its state, for metrics, readiness and `/status`; `telemetry`: log,
+//!   metrics, HTTP;
 //! - `node_socket`: what programs of the node ask the daemon;
-//! - [`cli`]: the sub-commands; those that search for faults are in the package `diagnostics`;
-//! - `kubectl`: one view of all nodes, as a plugin of kubectl;
+//! - [`container_runtime`], [`port_counters`], [`nccl`], [`files`]: what else it reads of a node;
+//! - [`cli`]: the command line; people have `rdmactl`;
+//! - [`node_files`]: journal and leases, for `rdmactl` and `uninstall`;
 //! - `install`: what the DaemonSet's init container does; `uninstall`: the way back.
 //!
-//! Only `cli`, for the manual pages, and two readers, for the fuzz targets, are public.
+//! Public is what `rdmactl` reads a node with, and two readers for the fuzz targets.
 
 #![forbid(unsafe_code)]
 
 mod allocate;
 mod binding;
-mod candidate;
+pub mod candidate;
 pub mod cli;
 pub mod config;
+pub mod container_runtime;
 mod deliver;
 mod device_nodes;
 mod events;
+pub mod files;
 mod health;
-mod host_snapshot;
+pub mod host_snapshot;
 mod install;
-mod kubectl;
 mod kubelet;
 mod links;
 mod measurements;
+pub mod nccl;
+pub mod node_files;
 mod node_socket;
-mod pool;
+pub mod pool;
 mod pool_state;
+pub mod port_counters;
 mod prefer;
-mod reader;
+pub mod reader;
 mod reclaim;
 mod report;
 mod run;
-mod scan;
+pub mod scan;
 mod sessions;
 mod slots;
-mod snapshot;
+pub mod snapshot;
 mod state_files;
-mod status;
 mod telemetry;
 mod uninstall;
 mod watch;

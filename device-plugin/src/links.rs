@@ -142,7 +142,7 @@ fn change(socket: &mut Socket, down: &Down) -> netlink::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{PciSpec, PortSpec, Tree};
+    use hca_trees::{PciSpec, PortSpec, Tree};
 
     use super::*;
     use crate::candidate::gather;

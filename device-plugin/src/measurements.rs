@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use diagnostics::port_counters::{self, PortCounter};
+use crate::port_counters::{self, PortCounter};
 use hca::Host;
 use ipam::plugin::Plugin;
 use ipam::pool_usage::usage;
@@ -36,7 +36,7 @@ pub(crate) struct Settings {
     /// The node's name, if it was given.
     pub node: Option<String>,
     /// The directory of the CNI programs' counters.
-    pub calls: Option<PathBuf>,
+    pub calls: PathBuf,
 }
 
 /// Reads what is served.
@@ -110,7 +110,7 @@ impl Measurements {
             }
             let [all, own, calls] = [(); 3].map(|()| settings.clone());
             self.ports.start(move || ports(&all.host));
-            self.calls.start(move || calls_of(calls.calls.as_deref()));
+            self.calls.start(move || calls_of(&calls.calls));
             self.own_pools.start(move || pools(&own, Sharing::OneNode));
             if round % SHARED_STORE_ROUNDS == 0 {
                 let shared = settings.clone();
@@ -130,10 +130,7 @@ fn ports(host: &Host) -> Vec<PortCounter> {
     })
 }
 
-fn calls_of(directory: Option<&Path>) -> Vec<(&'static str, Calls)> {
-    let Some(directory) = directory else {
-        return Vec::new();
-    };
+fn calls_of(directory: &Path) -> Vec<(&'static str, Calls)> {
     let read = PROGRAMS.into_iter().filter_map(|program| {
         let file = calls::file_in(directory, program);
         match Calls::read(&file) {
@@ -224,9 +221,9 @@ mod tests {
             root: "/".into(),
             policy,
             node: Some("n1".into()),
-            calls: None,
+            calls: place.path().to_owned(),
         };
         assert_eq!(pools(&settings, Sharing::OneNode), [], "never used");
-        assert!(calls_of(Some(place.path())).is_empty());
+        assert!(calls_of(place.path()).is_empty());
     }
 }

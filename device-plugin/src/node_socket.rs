@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::binding::binder::Binder;
 use crate::report::Report;
-use pods::{Caller, Pods};
+use pods::Pods;
 
 /// How long the socket waits for the first scan of the host. Before that the daemon does not know
 /// which HCAs the units of its pools stand for.
@@ -58,6 +58,12 @@ impl Answers for Units {
                 let mut units = self.pods.units(&pod).await?;
                 name_hcas(&mut units, &self.reports.borrow());
                 Ok(Answer::PodUnits(units))
+            }
+            Question::Status(_) => {
+                let bindings = self.binder.bindings().await;
+                let report = self.reports.borrow();
+                let status = report.status(bindings.as_ref().unwrap_or(&report.bindings));
+                Ok(Answer::Status(Box::new(status)))
             }
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),
@@ -92,19 +98,14 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
 /// Serves until `stop`.
 pub(crate) async fn keep_serving(
     settings: Settings,
-    (pods, binder, caller): (Arc<Pods>, Arc<Binder>, Caller),
+    (pods, binder): (Arc<Pods>, Arc<Binder>),
     counts: Arc<Counts>,
     mut reports: watch::Receiver<Arc<Report>>,
     state: watch::Sender<State>,
     stop: CancellationToken,
 ) {
     let Some(path) = settings.path else {
-        // Containers that start are asked about all the same.
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = caller.run() => {}
-        }
-        return;
+        return stop.cancelled().await;
     };
     let units = Units {
         pods,
@@ -112,24 +113,17 @@ pub(crate) async fn keep_serving(
         binder,
     };
     let connections = Connections::new(units, counts);
-    let serve = async {
-        let scanned = reports.wait_for(|report| report.scans.done);
-        tokio::select! {
-            () = stop.cancelled() => return,
-            _ = timeout(FIRST_SCAN_TIMEOUT, scanned) => {}
-        }
-        let socket = Socket {
-            path,
-            flag: "--node-socket",
-            nonce: settings.nonce,
-            state,
-            connections,
-        };
-        socket.serve(&stop).await;
-    };
+    let scanned = reports.wait_for(|report| report.scans.done);
     tokio::select! {
-        () = serve => {}
-        // Not before the last question that can need it.
-        () = caller.run() => {}
+        () = stop.cancelled() => return,
+        _ = timeout(FIRST_SCAN_TIMEOUT, scanned) => {}
     }
+    let socket = Socket {
+        path,
+        flag: "--node-socket",
+        nonce: settings.nonce,
+        state,
+        connections,
+    };
+    socket.serve(&stop).await;
 }

@@ -27,7 +27,7 @@ const UNIT_BYTES: usize = 24;
 
 /// All pools of a configuration at one moment, in its order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pools {
+pub struct Pools {
     /// One for each configured pool.
     pub snapshots: Vec<Snapshot>,
     /// HCAs that a pool's selectors choose and that are not in it, and why.
@@ -38,7 +38,7 @@ pub(crate) struct Pools {
 
 /// An HCA that is chosen by a pool and is not in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Excluded {
+pub struct Excluded {
     /// The pool.
     pub resource: ResourceName,
     /// The HCA.
@@ -49,7 +49,7 @@ pub(crate) struct Excluded {
 
 /// Why a pool does not have an HCA that its selectors choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub enum Reason {
     /// Another pool has it, and at least one of the two is exclusive.
     Claimed(ResourceName),
     /// It has virtual functions.
@@ -100,7 +100,7 @@ impl fmt::Display for Excluded {
 
 /// Makes the pools from the candidates of a scan; `previous` are the ones made before from
 /// the same configuration.
-pub(crate) fn assemble(
+pub fn assemble(
     config: &Config,
     candidates: &[Candidate],
     seen: &HostSnapshot,
@@ -112,7 +112,7 @@ pub(crate) fn assemble(
 
 /// What of the node decides on pools beside its hardware.
 #[derive(Debug, Default)]
-pub(crate) struct Node {
+pub struct Node {
     /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
     /// another one. So a changed configuration cannot offer an HCA twice.
     pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
@@ -121,7 +121,7 @@ pub(crate) struct Node {
 }
 
 /// The same on a node where more is known than its hardware.
-pub(crate) fn assemble_on(
+pub fn assemble_on(
     config: &Config,
     candidates: &[Candidate],
     seen: &HostSnapshot,

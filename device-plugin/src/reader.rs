@@ -34,7 +34,7 @@ struct Read {
 
 /// A read that is past its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Late {
+pub struct Late {
     pub what: String,
     pub started: Instant,
     /// Empty if it is not known.
@@ -317,7 +317,7 @@ impl<T> State<T> {
 ///
 /// # Errors
 /// What does not end; the process ends without it.
-pub(crate) fn wait<R: Send + 'static>(
+pub fn wait<R: Send + 'static>(
     what: &str,
     limit: Duration,
     read: impl FnOnce() -> R + Send + 'static,

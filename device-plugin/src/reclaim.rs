@@ -22,7 +22,7 @@ use attachment::{
     reclaim::{in_host_namespace, over},
 };
 use hca::{HcaId, Host};
-use ipam::{plugin::Plugin, reclaim::Report, store::StoreError};
+use ipam::{plugin::Plugin, reclaim::Report};
 use node::identity::boot_id;
 use node::policy::Policy;
 use tokio::sync::watch;
@@ -143,9 +143,8 @@ fn note(published: &watch::Sender<Counts>, more: &Counts) {
 pub(crate) fn taken(settings: &Settings) -> BTreeSet<HcaId> {
     hca::host::show(&settings.policy);
     let (policy, _) = Policy::load_for_release(&settings.policy);
-    hca::host::show(&policy.state_dir);
-    let store = Store::at(&policy.state_dir);
-    let (records, _) = store.records().unwrap_or_default();
+    let records = Store::records_of_node(&settings.policy, &policy.state_dir);
+    let (records, _) = records.unwrap_or_default();
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
     moved
@@ -179,7 +178,6 @@ impl Round {
         if let Some(fault) = fault {
             tracing::warn!("{}", fault.with_remedy());
         }
-        hca::host::show(&policy.state_dir);
         round.find_dead(settings, &policy, before);
         for store in policy.stores.keys() {
             round.work.entry(Some(store.clone())).or_default();
@@ -203,7 +201,8 @@ type Dead = (Key, Record, &'static str);
 impl Round {
     /// The attachments that are over and were so in the round before, by the store of their leases.
     fn find_dead(&mut self, settings: &Settings, policy: &Policy, before: &BTreeSet<String>) {
-        let (records, unreadable) = match Store::at(&policy.state_dir).records() {
+        let records = Store::records_of_node(&settings.policy, &policy.state_dir);
+        let (records, unreadable) = match records {
             Ok(records) => records,
             Err(error) => {
                 self.counts.failures += 1;
@@ -296,7 +295,7 @@ fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
             return;
         }
     };
-    match free_leases(&plugin, &store, name, &node.roots.proc) {
+    match free_leases(&plugin, &store, name, &settings.policy, &node.roots.proc) {
         Ok(report) => {
             counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
             for (lease, why) in &report.freed {
@@ -314,24 +313,27 @@ fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
 }
 
 /// Frees what is over of the node's leases in the store of that name: [`ipam::reclaim::run`].
-/// `proc` is the host's.
+/// `policy` is the policy's path, `proc` the host's.
 ///
 /// # Errors
-/// The store cannot be gone through.
+/// The store cannot be gone through, or the state directories are not known.
 pub(crate) fn free_leases(
     plugin: &Plugin,
     store: &ipam::store::Store,
     name: &str,
+    policy: &Path,
     proc: &Path,
-) -> Result<Report, StoreError> {
+) -> anyhow::Result<Report> {
+    let state_dir = &plugin.policy().state_dir;
     let options = ipam::reclaim::Options {
         netns_root: Path::new("/"),
         proc,
-        state_dir: &plugin.policy().state_dir,
+        state_dir,
+        journals: &node::state_dirs::all(policy, state_dir)?,
         store: name,
         cluster_node: plugin.is_cluster_node(),
         dry_run: false,
         now: jiff::Timestamp::now(),
     };
-    ipam::reclaim::run(store, &options)
+    Ok(ipam::reclaim::run(store, &options)?)
 }

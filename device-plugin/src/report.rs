@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hca::NetnsMode;
-use node::document::versioned;
-use serde_json::{Value, json};
+use node_wire::status::{
+    ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnit, PoolStatus, SocketStatus, UnitCounts,
+};
 use tokio::sync::watch;
 
 use crate::binding::alignment;
-use crate::binding::store::Bindings;
+use crate::binding::store::{Binding, Bindings};
 use crate::config::{Format, ResourceName, TopologyConfig};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
@@ -22,7 +23,7 @@ use crate::node_socket::{self, NodeSocket};
 use crate::pool_state::Transitions;
 use crate::reader::{Late, Readers};
 use crate::reclaim;
-use crate::snapshot::{Health, Snapshot};
+use crate::snapshot::{Health, Member, Snapshot};
 
 /// The state of the daemon.
 #[derive(Debug, Clone)]
@@ -202,33 +203,33 @@ impl Report {
         }
     }
 
-    /// The report as a document.
-    pub(crate) fn to_json(&self) -> Value {
-        versioned(json!({
-            "programVersion": env!("CARGO_PKG_VERSION"),
-            "uptimeSeconds": self.started.elapsed().as_secs(),
-            "ready": self.unready().is_empty(),
-            "unready": self.unready(),
-            "notes": self.notes(),
-            "configuration": {
-                "file": self.config.file,
-                "format": self.config.format.to_string(),
-                "generation": self.config.generation,
-                "error": self.config.error,
+    /// The report as it is answered, with the bindings as they are.
+    pub(crate) fn status(&self, bindings: &Bindings) -> DaemonStatus {
+        DaemonStatus {
+            program_version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            ready: self.unready().is_empty(),
+            unready: self.unready(),
+            notes: self.notes(),
+            configuration: ConfigurationStatus {
+                file: self.config.file.clone(),
+                format: self.config.format.to_string(),
+                generation: self.config.generation,
+                error: self.config.error.clone(),
             },
-            "netnsMode": self.netns_mode,
-            "nodeSocket": {
-                "path": self.node_socket.path,
-                "state": self.node_socket.state.borrow().as_str(),
-                "error": self.node_socket_error(),
+            netns_mode: self.netns_mode.map(|mode| mode.word().to_owned()),
+            node_socket: SocketStatus {
+                path: self.node_socket.path.clone(),
+                state: self.node_socket.state.borrow().as_str().to_owned(),
+                error: self.node_socket_error(),
             },
-            "pools": self.pools.iter().map(|pool| self.pool_json(pool)).collect::<Vec<_>>(),
-            "bindings": self.bindings.all.values().collect::<Vec<_>>(),
-            "alignment": alignment::of_pods(&self.bindings),
-        }))
+            pools: self.pools.iter().map(|pool| self.pool(pool)).collect(),
+            bindings: bindings.all.values().map(Binding::status).collect(),
+            alignment: alignment::of_pods(bindings),
+        }
     }
 
-    fn pool_json(&self, pool: &Pool) -> Value {
+    fn pool(&self, pool: &Pool) -> PoolStatus {
         let state = pool.session.borrow();
         let counts = pool
             .snapshot
@@ -236,49 +237,46 @@ impl Report {
             .map(|snapshot| snapshot.count())
             .unwrap_or_default();
         let members = pool.snapshot.iter().flat_map(|snapshot| snapshot.members());
-        let hcas: Vec<Value> = members
-            .map(|member| {
-                let (healthy, reason) = match &member.health {
-                    Health::Healthy => (true, None),
-                    Health::Unhealthy(unhealthy_reason) => {
-                        (false, Some(unhealthy_reason.to_string()))
-                    }
-                };
-                json!({
-                    "id": member.id.to_string(),
-                    "rdmaDevices": member.rdma_devices,
-                    "netdevs": member.netdevs,
-                    "numaNode": member.numa_node,
-                    "nodes": member.nodes.iter().map(|node| &node.path).collect::<Vec<_>>(),
-                    "healthy": healthy,
-                    "reason": reason,
-                })
-            })
-            .collect();
-        let held = self.allocated.as_ref().map(|allocated| {
-            let held = allocated.of(&pool.resource).map(|(unit, holder)| {
-                json!({
-                    "unit": unit, "namespace": holder.namespace, "pod": holder.pod,
-                    "container": holder.container,
-                })
-            });
-            held.collect::<Vec<_>>()
-        });
-        json!({
-            "resource": pool.resource.as_str(),
-            "units": {"healthy": counts.healthy, "unhealthy": counts.unhealthy},
-            "delivery": pool.snapshot.as_ref().map(|snapshot| snapshot.terms().delivery.word()),
-            "hcas": hcas,
-            "held": held,
-            "registered": state.registered,
-            "streaming": state.streaming_since.is_some(),
-            "listed": state.listed,
-            "registrations": state.registrations,
-            "lastError": state.last_error,
-            "allocations": {
-                "granted": pool.allocations.answered.load(Ordering::Relaxed),
-                "refused": pool.allocations.refused.load(Ordering::Relaxed),
+        let hca = |member: &Member| HcaStatus {
+            id: member.id.to_string(),
+            rdma_devices: member.rdma_devices.clone(),
+            netdevs: member.netdevs.clone(),
+            numa_node: member.numa_node,
+            nodes: member.nodes.iter().map(|node| node.path.clone()).collect(),
+            healthy: member.health == Health::Healthy,
+            reason: match &member.health {
+                Health::Healthy => None,
+                Health::Unhealthy(reason) => Some(reason.to_string()),
             },
-        })
+        };
+        let held = self.allocated.as_ref().map(|allocated| {
+            let held = allocated.of(&pool.resource).map(|(unit, holder)| HeldUnit {
+                unit: unit.to_owned(),
+                namespace: holder.namespace.clone(),
+                pod: holder.pod.clone(),
+                container: holder.container.clone(),
+            });
+            held.collect()
+        });
+        let delivery = pool.snapshot.as_ref();
+        PoolStatus {
+            resource: pool.resource.as_str().to_owned(),
+            units: UnitCounts {
+                healthy: counts.healthy,
+                unhealthy: counts.unhealthy,
+            },
+            delivery: delivery.map(|snapshot| snapshot.terms().delivery.word().to_owned()),
+            hcas: members.map(hca).collect(),
+            held,
+            registered: state.registered,
+            streaming: state.streaming_since.is_some(),
+            listed: state.listed,
+            registrations: state.registrations,
+            last_error: state.last_error.clone(),
+            allocations: node_wire::status::AllocationCounts {
+                granted: pool.allocations.answered.load(Ordering::Relaxed),
+                refused: pool.allocations.refused.load(Ordering::Relaxed),
+            },
+        }
     }
 }

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::binding::binder::Binder;
 use crate::binding::places::Places;
-use crate::binding::release;
+use crate::binding::{release, store};
 use crate::candidate::memory::Memory;
 use crate::config;
 use crate::config::last_good::Kept;
@@ -39,7 +39,7 @@ use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::service::{Requests, Start};
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
 use crate::measurements::{self, Measurements};
-use crate::node_socket::{self, NodeSocket};
+use crate::node_socket::{self, NodeSocket, pods};
 use crate::reader::{Reader, Readers};
 use crate::reclaim;
 use crate::sessions::{Common, Sessions};
@@ -75,6 +75,8 @@ pub(crate) struct Settings {
     pub device_info_dir: PathBuf,
     /// The socket on which programs of the node ask; none if there is to be none.
     pub node_socket: Option<PathBuf>,
+    /// The directory of the node's sockets, which has the bindings of slots and the counts of CNI calls.
+    pub run_dir: PathBuf,
     /// Where the last good configuration is kept, if it is.
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.
@@ -95,14 +97,15 @@ impl Settings {
         Places {
             host: self.host.clone(),
             policy: self.reclaim.policy.clone(),
+            run_dir: self.run_dir.clone(),
             cdi_dir: self.cdi_dir.clone(),
             device_plugin_dir: self.device_plugin_dir.clone(),
         }
     }
 
     /// Where the kubelet says who holds what.
-    fn sources(&self, policy: &Policy) -> allocated::Sources {
-        allocated::Sources {
+    fn sources(&self, policy: &Policy) -> pods::Sources {
+        pods::Sources {
             socket: kubelet_api::client::socket(&self.kubelet_root_dir),
             device_plugin_dir: self.device_plugin_dir.clone(),
             node: policy.node_name(self.reclaim.node.as_deref()),
@@ -165,13 +168,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         path: settings.node_socket.clone(),
         nonce,
     };
-    let (pods, caller) = node_socket::pods::pods(
-        &readers,
-        kubelet_api::client::socket(&settings.kubelet_root_dir),
-        settings.device_plugin_dir.clone(),
-        asked.allocated,
-    );
-    let pods = Arc::new(pods);
     let places = settings.binding_places();
     // Who holds what is known before anything is offered, where the kubelet says so.
     let node_files: Reader = readers.reader("node", "the node's files", FIRST_FILES_TIMEOUT);
@@ -181,11 +177,15 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         Policy::load_for_release(&policy).0
     });
     let sources = settings.sources(&policy.await.unwrap_or_default());
-    let first = allocated::ask(&sources, FIRST_HOLDINGS_TIMEOUT);
+    let (pods, caller) = pods::pods(&readers, sources, asked.allocated);
+    let pods = Arc::new(pods);
+    // It ends with the last one that can ask.
+    services.spawn(caller.run());
+    let first = pods.allocated(FIRST_HOLDINGS_TIMEOUT);
     let first = tokio::time::timeout(2 * FIRST_HOLDINGS_TIMEOUT, first).await;
     let held = watch::Sender::new(first.ok().and_then(Result::ok).map(Arc::new));
     let known = held.subscribe();
-    services.spawn(allocated::keep_asking(sources.clone(), held, stop.clone()));
+    services.spawn(allocated::keep_asking(pods.clone(), held, stop.clone()));
     services.spawn(write_files(
         readers.reader(
             "devinfo",
@@ -227,7 +227,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         root: settings.reclaim.root.clone(),
         policy: settings.reclaim.policy.clone(),
         node: settings.reclaim.node.clone(),
-        calls: (settings.node_socket.as_deref()).and_then(|path| Some(path.parent()?.to_owned())),
+        calls: settings.run_dir.clone(),
     };
     let daemon = Daemon::new(
         settings,
@@ -238,7 +238,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
             held: known.clone(),
             found,
             node_socket,
-            sources,
+            pods: pods.clone(),
             readers: readers.clone(),
         },
         files,
@@ -266,7 +266,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ));
     services.spawn(node_socket::keep_serving(
         asked_for,
-        (pods, binder, caller),
+        (pods, binder),
         counts,
         daemon.report(),
         state,
@@ -324,6 +324,7 @@ fn remove_leftovers(settings: &Settings, reader: &Reader) {
     let own = [
         Some(settings.cdi_dir.clone()),
         Some(settings.device_info_dir.clone()),
+        Some(settings.run_dir.join(store::DIRECTORY)),
         settings.state_dir.clone(),
     ];
     reader.start(move || {

@@ -17,7 +17,7 @@ const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// many hang at once where they have firmware in common, and each is found by a scan of its own.
 const NEXT_ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What a late scan is called.
-pub(crate) const SCAN: &str = "the scan of the host";
+pub const SCAN: &str = "the scan of the host";
 
 /// A scan under way.
 #[derive(Debug)]

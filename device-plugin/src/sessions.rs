@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ResourceName};
@@ -197,11 +197,8 @@ impl Sessions {
     }
 
     /// Waits for a session that ended; `None` while there is none at all.
-    ///
-    /// # Errors
-    /// If one panicked.
-    pub(crate) async fn ended(&mut self) -> Option<Result<(), JoinError>> {
-        self.tasks.join_next().await
+    pub(crate) async fn ended(&mut self) -> Option<()> {
+        self.tasks.join_next().await.map(drop)
     }
 
     /// Ends all sessions: streams end, open calls finish, sockets are removed.
@@ -215,7 +212,7 @@ impl Sessions {
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{PciSpec, PortSpec, Tree};
+    use hca_trees::{PciSpec, PortSpec, Tree};
 
     use super::*;
     use crate::candidate::gather;

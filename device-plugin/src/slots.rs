@@ -15,7 +15,7 @@ use crate::snapshot::{Health, Member};
 
 /// A unit of a pool with late binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub struct Slot {
     /// Its number, from 0.
     pub number: u32,
     /// The NUMA node that the daemon reports to the kubelet.

@@ -18,7 +18,7 @@ use crate::slots::Slot;
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     terms: Arc<Terms>,
     tag: PoolTag,
     shape: Shape,
@@ -30,7 +30,7 @@ pub(crate) struct Snapshot {
 
 /// What holds for all units of a resource, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub struct Terms {
     /// The resource.
     pub resource: ResourceName,
     /// Whether units carry NUMA topology.
@@ -53,7 +53,7 @@ pub(crate) struct Terms {
 
 impl Terms {
     /// The terms of a configured pool.
-    pub(crate) fn of(pool: &PoolConfig) -> Self {
+    pub fn of(pool: &PoolConfig) -> Self {
         Self {
             resource: pool.resource.clone(),
             topology: !pool.exclude_topology,
@@ -73,7 +73,7 @@ impl Terms {
 
 /// How members become units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub enum Shape {
     /// Every unit stands for all members.
     Pooled {
         /// Units in all.
@@ -95,7 +95,7 @@ pub(crate) enum Shape {
 
 /// One HCA in a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Member {
+pub struct Member {
     /// Identity.
     pub id: HcaId,
     /// Names of its RDMA devices.
@@ -118,7 +118,7 @@ pub(crate) struct Member {
 
 /// A character device of the host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct DeviceNode {
+pub struct DeviceNode {
     /// What it is.
     pub class: NodeClass,
     /// Path on the host, which is also the path in the container.
@@ -127,7 +127,7 @@ pub(crate) struct DeviceNode {
 
 /// Whether an HCA can be used, and why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Health {
+pub enum Health {
     /// It can.
     Healthy,
     /// It cannot.
@@ -136,7 +136,7 @@ pub(crate) enum Health {
 
 /// Why an HCA cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum UnhealthyReason {
+pub enum UnhealthyReason {
     /// It was there and is not any more.
     Gone,
     /// It is there, but not for this pool any more.
@@ -161,7 +161,7 @@ pub(crate) enum UnhealthyReason {
 
 impl UnhealthyReason {
     /// A word for metrics.
-    pub(crate) fn word(&self) -> &'static str {
+    pub fn word(&self) -> &'static str {
         match self {
             UnhealthyReason::Gone => "gone",
             UnhealthyReason::Excluded => "excluded",
@@ -196,13 +196,13 @@ impl fmt::Display for UnhealthyReason {
 
 impl Member {
     /// Paths of its nodes of one class.
-    pub(crate) fn paths(&self, class: NodeClass) -> Vec<String> {
+    pub fn paths(&self, class: NodeClass) -> Vec<String> {
         let nodes = self.nodes.iter().filter(|node| node.class == class);
         nodes.map(|node| node.path.clone()).collect()
     }
 
     /// Whether its nodes can be handed over, whatever its ports do.
-    pub(crate) fn is_deliverable(&self) -> bool {
+    pub fn is_deliverable(&self) -> bool {
         matches!(
             self.health,
             Health::Healthy
@@ -213,14 +213,14 @@ impl Member {
 
 impl Health {
     /// Whether it can be used.
-    pub(crate) fn is_healthy(&self) -> bool {
+    pub fn is_healthy(&self) -> bool {
         *self == Health::Healthy
     }
 }
 
 /// What a unit's identity stands for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Unit<'s> {
+pub enum Unit<'s> {
     /// One member.
     Member(&'s Member),
     /// All members of the pool.
@@ -231,7 +231,7 @@ pub(crate) enum Unit<'s> {
 
 impl Snapshot {
     /// A snapshot of a resource; members are in the order in which they are listed.
-    pub(crate) fn new(
+    pub fn new(
         terms: Arc<Terms>,
         shape: Shape,
         members: Vec<Member>,
@@ -249,17 +249,17 @@ impl Snapshot {
     }
 
     /// What holds for all units.
-    pub(crate) fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
     /// The machine that the members are in.
-    pub(crate) fn machine(&self) -> &Machine {
+    pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
     /// How far two members are from each other in the machine.
-    pub(crate) fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
+    pub fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
         Some(distance(
             a.place.as_ref()?,
             b.place.as_ref()?,
@@ -268,43 +268,43 @@ impl Snapshot {
     }
 
     /// The resource.
-    pub(crate) fn resource(&self) -> &ResourceName {
+    pub fn resource(&self) -> &ResourceName {
         &self.terms.resource
     }
 
     /// How members become units.
-    pub(crate) fn shape(&self) -> Shape {
+    pub fn shape(&self) -> Shape {
         self.shape
     }
 
     /// The HCAs.
-    pub(crate) fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &[Member] {
         &self.members
     }
 
     /// The HCAs, to be changed before the snapshot is shown to anybody.
-    pub(crate) fn members_mut(&mut self) -> &mut [Member] {
+    pub fn members_mut(&mut self) -> &mut [Member] {
         &mut self.members
     }
 
     /// The units of a pool with late binding.
-    pub(crate) fn slots(&self) -> &[Slot] {
+    pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
     /// Sets the units of a pool with late binding, before the snapshot is shown to anybody.
-    pub(crate) fn set_slots(&mut self, slots: Vec<Slot>) {
+    pub fn set_slots(&mut self, slots: Vec<Slot>) {
         self.slots = slots;
     }
 
     /// The name of a slot.
-    pub(crate) fn slot_name(&self, number: u32) -> String {
+    pub fn slot_name(&self, number: u32) -> String {
         let pool = self.tag;
         UnitId::Slot { pool, slot: number }.to_string()
     }
 
     /// The number of a slot of this resource by its name.
-    pub(crate) fn slot_number(&self, id: &str) -> Option<u32> {
+    pub fn slot_number(&self, id: &str) -> Option<u32> {
         match id.parse() {
             Ok(UnitId::Slot { pool, slot }) if pool == self.tag => Some(slot),
             _ => None,
@@ -312,12 +312,12 @@ impl Snapshot {
     }
 
     /// Drops HCAs for good.
-    pub(crate) fn forget(&mut self, is_over: impl Fn(&Member) -> bool) {
+    pub fn forget(&mut self, is_over: impl Fn(&Member) -> bool) {
         self.members.retain(|member| !is_over(member));
     }
 
     /// The same with every HCA unusable, because containers could not get it.
-    pub(crate) fn undeliverable(&self, reason: &str) -> Self {
+    pub fn undeliverable(&self, reason: &str) -> Self {
         let mut spoilt = self.clone();
         for member in &mut spoilt.members {
             member.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
@@ -329,7 +329,7 @@ impl Snapshot {
     }
 
     /// The unit of this identity; `None` if the resource has none such.
-    pub(crate) fn unit(&self, id: &str) -> Option<Unit<'_>> {
+    pub fn unit(&self, id: &str) -> Option<Unit<'_>> {
         let member = |hca: &HcaId| self.members.iter().find(|member| member.id == *hca);
         match (self.shape, id.parse::<UnitId>().ok()?) {
             (Shape::Pooled { units }, UnitId::Pool { pool, slot }) => {
@@ -352,7 +352,7 @@ impl Snapshot {
     /// A pod may hold a unit that is not offered any more, from a time with more slots or another
     /// mode. Such a unit stands for its HCAs as well. A share of the whole pool stands for the
     /// members that the pool has now.
-    pub(crate) fn hcas(&self, id: &str) -> Vec<HcaId> {
+    pub fn hcas(&self, id: &str) -> Vec<HcaId> {
         match id.parse() {
             Ok(UnitId::Exclusive(hca)) => vec![hca],
             Ok(UnitId::Shared { hca, pool, .. }) if pool == self.tag => vec![hca],
@@ -376,7 +376,7 @@ impl Snapshot {
     }
 
     /// Units, healthy and not.
-    pub(crate) fn count(&self) -> Counts {
+    pub fn count(&self) -> Counts {
         let mut counts = Counts::default();
         match self.shape {
             Shape::Pooled { units } if !self.members.is_empty() => {
@@ -403,7 +403,7 @@ impl Snapshot {
     }
 
     /// Whether both snapshots give the kubelet the same list.
-    pub(crate) fn lists_the_same(&self, other: &Self) -> bool {
+    pub fn lists_the_same(&self, other: &Self) -> bool {
         let listed = |snapshot: &Self| {
             let members = snapshot.members.iter();
             members
@@ -429,7 +429,7 @@ impl Snapshot {
     }
 
     /// The list for the kubelet.
-    pub(crate) fn listing(&self) -> ListAndWatchResponse {
+    pub fn listing(&self) -> ListAndWatchResponse {
         let mut devices = Vec::new();
         match self.shape {
             Shape::Pooled { units } if !self.members.is_empty() => {
@@ -490,7 +490,7 @@ impl Snapshot {
 
 /// Units of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Units the kubelet may allocate.
     pub healthy: u64,
     /// Units it may not.

@@ -20,24 +20,22 @@ use ipam::plugin::Plugin;
 use ipam::store::{Store, StoreError};
 use nix::errno::Errno;
 use node::cni_program;
-use node::identity::boot_id;
 use node::policy::{Policy, StoreKind};
 
 use crate::binding::store as bindings;
 use crate::candidate::memory;
 use crate::config::last_good;
 use crate::deliver::cdi;
+use crate::node_files;
 use crate::reclaim;
-use crate::status::files;
 
 /// What of the state directory is ours; other entries stay, and with them the directory.
-const STATE_ENTRIES: [&str; 10] = [
+const STATE_ENTRIES: [&str; 9] = [
     "attachments",
     "devices",
     "locks",
     "blocks",
     ipam::reclaim::DIRECTORY,
-    bindings::DIRECTORY,
     EXCLUSIVE_HCAS,
     NODE_ADDRESSES,
     memory::FILE,
@@ -74,7 +72,7 @@ pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
-         rdma-netdev reclaim and rdma-ipam reclaim --yes on this node"
+         rdmactl attachments reclaim and rdmactl addresses reclaim --yes on this node"
     )]
     InUse(String),
     /// It is not known whether any are.
@@ -102,7 +100,11 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
             places.root.display()
         )));
     }
-    let found = files(&places.root, &places.policy, places.node.clone());
+    let found = node_files::read(&attachment::node::Places {
+        root: places.root.clone(),
+        policy: places.policy.clone(),
+        node: places.node.clone(),
+    });
     let attachments = found.attachments.map_err(Refusal::Unknown)?;
     let leases = found.leases.map_err(Refusal::Unknown)?;
     // A policy or a record that cannot be read.
@@ -150,7 +152,7 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
                 continue;
             }
         };
-        match reclaim::free_leases(&plugin, &store, name, &proc) {
+        match reclaim::free_leases(&plugin, &store, name, &places.policy, &proc) {
             Ok(report) => {
                 let freed = report.freed.iter().map(|(lease, why)| {
                     let why = why.as_str();
@@ -207,7 +209,7 @@ pub(crate) fn remove(
         said(&path, &removed);
         Ok(())
     };
-    for name in cni_program::NAMES {
+    for name in cni_program::NAMES.into_iter().chain(["rdmactl"]) {
         one(places.cni_bin.join(name), None)?;
     }
     for prefix in [cdi::FILE_PREFIX, cdi_file::PREFIX] {
@@ -220,10 +222,8 @@ pub(crate) fn remove(
     for (directory, kept) in of_others {
         one(directory, kept)?;
     }
-    let bindings = bindings_to_keep(&policy, places);
     for name in STATE_ENTRIES {
-        let kept = bindings.filter(|_| name == bindings::DIRECTORY);
-        one(policy.state_dir.join(name), kept)?;
+        one(policy.state_dir.join(name), None)?;
     }
     for path in with_prefix(&policy.state_dir, LEFTOVER) {
         one(path, None)?;
@@ -231,6 +231,10 @@ pub(crate) fn remove(
     let rest = fs::read_dir(&policy.state_dir).is_ok_and(|mut rest| rest.next().is_some());
     let kept = rest.then_some("it is not empty");
     one(policy.state_dir.clone(), kept)?;
+    one(
+        places.run.join(bindings::DIRECTORY),
+        bindings_to_keep(places),
+    )?;
     for suffix in [".sock", ".calls"] {
         for path in with_suffix(&places.run, suffix) {
             one(path, None)?;
@@ -317,9 +321,8 @@ fn used_by_others(ipam: &Plugin, name: &str) -> Option<&'static str> {
 
 /// Why the bindings of slots stay. A pod without a network attachment has its HCAs by nothing else, and
 /// the next daemon frees them when the pod is gone.
-fn bindings_to_keep(policy: &Policy, places: &Places) -> Option<&'static str> {
-    let boot = boot_id(&places.root.join("proc"));
-    let held = match bindings::Store::at(&policy.state_dir, &boot).read() {
+fn bindings_to_keep(places: &Places) -> Option<&'static str> {
+    let held = match bindings::Store::at(&places.run).read() {
         Ok(found) => {
             let started = |one: &bindings::Binding| one.stage == bindings::Stage::Started;
             !found.unreadable.is_empty() || found.all.values().any(started)
@@ -371,7 +374,7 @@ mod tests {
                 "bin",
                 "etc",
                 "state/attachments",
-                "state/bindings/boot",
+                "run/bindings",
                 "state/reclaim",
                 "leases/leases",
                 "run",
@@ -388,7 +391,6 @@ mod tests {
                 ("bin/macvlan", "x".to_owned()),
                 ("state/exclusive-hcas", String::new()),
                 ("state/known-hcas", String::new()),
-                ("state/bindings/boot/0000:01:00.0", "{}".to_owned()),
                 ("state/reclaim/default", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-pool-a.json", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-slot_a-0.json", "{}".to_owned()),
@@ -439,6 +441,7 @@ mod tests {
             "cdi/rdma-device-plugin-pool-a.json",
             "cdi/rdma-device-plugin-slot_a-0.json",
             "run/rdma-netdev.calls",
+            "run/bindings",
         ] {
             assert!(!node.path(gone).exists(), "{gone}");
         }
@@ -478,7 +481,7 @@ mod tests {
         let hca = "0000:01:00.0".parse().unwrap();
         let mut binding = bindings::Binding::new(&hca, "slot_0", &pod, Some("c1"));
         binding.stage = bindings::Stage::Started;
-        let store = bindings::Store::at(&node.path("state"), &boot_id(Path::new("/proc")));
+        let store = bindings::Store::at(&node.path("run"));
         store.create(&binding).unwrap();
         node.remove();
         assert!(store.read().unwrap().has(&hca));

@@ -7,15 +7,16 @@ use cni_wire::{Command, Environment, NetworkConfig, Request};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 
+use attachment::node::Places;
 use hca::MacAddress;
 use node::pattern::Pattern;
 use node::policy::{Allow, Policy, Selector};
-use rdma_netdev::admin::examine;
 use rdma_netdev::allocation::Allocated;
 use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
 use rdma_netdev::config::{Attach, ChildKind, Config, Target};
 use rdma_netdev::plan::{self, Source};
 use rdma_netdev::resolve::{self, HostLink, Parent, Requested, Resolved};
+use rdma_netdev::validate::{self, Network};
 
 fuzz_target!(|text: &[u8]| {
     let Ok(config) = NetworkConfig::parse(text) else {
@@ -40,7 +41,7 @@ fuzz_target!(|text: &[u8]| {
         let _ = config.ipoib_mode();
         only_what_is_allowed(&config);
         if let Ok(text) = std::str::from_utf8(text)
-            && examine(text, &Policy::default()) == (Vec::new(), Vec::new())
+            && is_accepted(text)
         {
             planned_in_full(&config);
         }
@@ -48,6 +49,21 @@ fuzz_target!(|text: &[u8]| {
     let _ = request.requested_ips();
     let _ = request.config.prev_result();
 });
+
+/// Whether `rdmactl validate` has neither an error nor a note, without a node.
+fn is_accepted(text: &str) -> bool {
+    let Ok(object) = serde_json::from_str(text) else {
+        return false;
+    };
+    let places = Places {
+        root: "/nonexistent".into(),
+        policy: node::policy::DEFAULT_PATH.into(),
+        node: Some("node".to_owned()),
+    };
+    let network = Network::of(&object, "network");
+    let found = validate::check(&network, &Policy::default(), &places, None);
+    found.errors.is_empty() && found.notes.is_empty()
+}
 
 /// A netdev of the host.
 fn host_link(name: &str, index: u32) -> HostLink {

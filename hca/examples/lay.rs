@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! cargo run -p hca --example lay -- a4 /tmp/a4
-//! rdma-device-plugin topology --host-root /tmp/a4
+//! rdmactl topology --host-root /tmp/a4
 //! ```
 
-use hca::tree::{Tree, machine};
+use hca_trees::{Tree, machine};
 
 type Lay = fn(&Tree);
 

@@ -15,7 +15,7 @@ use crate::association::{self, Claim};
 use crate::chardev::{self, CharDevice};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
-use crate::nldev::{self, NetnsMode};
+use crate::netns_mode::{NetnsMode, netns_mode};
 use crate::parent::{self, Parent};
 use crate::pci::PciAddress;
 use crate::port::Port;
@@ -95,7 +95,7 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
     }
     let (rdma_devices, unreadable) = rdma_devices(host)?;
     let (netdevs, unreadable_netdevs) = netdevs(host, &rdma_devices)?;
-    let netns_mode = nldev::netns_mode(host)?;
+    let netns_mode = netns_mode(host)?;
     Ok(Inventory {
         elsewhere: elsewhere(host, netns_mode, &rdma_devices)?,
         netdevs,
@@ -248,13 +248,6 @@ impl Inventory {
                     .as_ref()
                     .is_some_and(|pci| pci.address == address)
         })
-    }
-
-    /// RDMA devices on an auxiliary device.
-    pub fn rdma_on_auxiliary(&self, name: &str) -> impl Iterator<Item = &RdmaDevice> {
-        self.rdma_devices
-            .iter()
-            .filter(move |d| d.auxiliary.as_deref() == Some(name))
     }
 
     /// Netdevs on a PCI function, its sub-functions left out.

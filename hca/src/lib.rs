@@ -1,5 +1,5 @@
-//! Which RDMA hardware a Linux host has: sysfs, character devices, ports, GIDs, PCI, RDMA
-//! netlink; reads, never changes.
+//! Which RDMA hardware a Linux host has: sysfs, character devices, ports, GIDs, PCI; reads, never
+//! changes.
 //!
 //! - [`host`]: the roots everything is read from
 //! - [`mod@inventory`]: all of it, one value
@@ -10,9 +10,7 @@
 //! - [`network`]: routes and addresses of a network namespace, as `/proc` shows them
 //! - [`uplink`]: which netdevs the node itself needs
 //! - [`mod@unit`]: the names of what a node offers, shared by both plugins
-//! - [`KernelSocket`]: the netlink socket of all programs; [`nldev`]: RDMA netlink
-//!
-//! The feature `test-tree` adds `tree`, which lays a host out of files for tests.
+//! - [`KernelSocket`]: the netlink socket of all programs
 
 #![forbid(unsafe_code)]
 
@@ -26,16 +24,14 @@ mod json;
 mod kernel_socket;
 pub mod lookup;
 pub mod netdev;
+mod netns_mode;
 pub mod network;
-pub mod nldev;
 mod parent;
 pub mod pci;
 pub mod port;
 mod port_id;
 pub mod rdma;
 pub mod topology;
-#[cfg(any(test, feature = "test-tree"))]
-pub mod tree;
 pub mod unit;
 pub mod uplink;
 
@@ -46,7 +42,7 @@ pub use host::{Error, Host, Progress, Result};
 pub use inventory::{Inventory, inventory};
 pub use kernel_socket::KernelSocket;
 pub use netdev::Netdev;
-pub use nldev::NetnsMode;
+pub use netns_mode::{NetnsMode, netns_mode};
 pub use pci::{PciAddress, PciFunction};
 pub use port::{LinkLayer, Port, PortState};
 pub use port_id::PortId;

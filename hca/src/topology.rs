@@ -5,7 +5,6 @@
 //! - [`numa`], [`link`], [`gpu`], [`nic`], [`rail`]: what is read
 //! - `data_direct`: where a NIC's DMA to GPUs comes from, if not from the NIC's own place
 //! - [`machine`]: all of it, one value
-//! - [`pairing`]: GPU–NIC pairs given from outside, where a hypervisor hides the tree
 //! - [`mod@choose`]: NICs for GPUs, a pure function
 
 mod assign;
@@ -17,7 +16,6 @@ pub mod link;
 pub mod machine;
 pub mod nic;
 pub mod numa;
-pub mod pairing;
 pub mod rail;
 
 pub use choose::{Choice, Pair, Refusal, Request, choose};

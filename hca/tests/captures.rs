@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may stop at what it cannot do")]
 
-use hca::tree::Tree;
 use hca::unit::HcaId;
 use hca::{Inventory, LinkLayer, NetnsMode, PortState};
+use hca_trees::Tree;
 
 /// Lays a capture, checks what holds for every host, and gives its inventory.
 fn captured(name: &str) -> (tempfile::TempDir, Tree, Inventory) {

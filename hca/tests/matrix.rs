@@ -7,9 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use hca::topology::pairing::Pairing;
 use hca::topology::{Class, Machine, Place, Refusal, Request, Wanted, choose};
-use hca::tree::{Tree, machine};
+use hca_trees::{Tree, machine};
 
 /// Scans the machine that `lay` makes.
 fn scan(lay: impl Fn(&Tree)) -> Machine {
@@ -125,8 +124,8 @@ fn p4d_has_nothing_nearer_than_phb() {
 }
 
 #[test]
-fn nd_h100_shows_only_sockets_until_the_pairs_are_given() {
-    let mut nd = scan(machine::nd_h100);
+fn nd_h100_shows_only_sockets() {
+    let nd = scan(machine::nd_h100);
     let first = "NODE NODE NODE NODE SYS SYS SYS SYS";
     let second = "SYS SYS SYS SYS NODE NODE NODE NODE";
     assert_eq!(
@@ -134,22 +133,6 @@ fn nd_h100_shows_only_sockets_until_the_pairs_are_given() {
         [first, first, first, first, second, second, second, second]
     );
     assert!(nd.hides_switches());
-
-    nd.pair(&Pairing::ByOrder).unwrap();
-    assert_eq!(
-        gpu_nic(&nd),
-        [
-            "PIX NODE NODE NODE SYS SYS SYS SYS",
-            "NODE PIX NODE NODE SYS SYS SYS SYS",
-            "NODE NODE PIX NODE SYS SYS SYS SYS",
-            "NODE NODE NODE PIX SYS SYS SYS SYS",
-            "SYS SYS SYS SYS PIX NODE NODE NODE",
-            "SYS SYS SYS SYS NODE PIX NODE NODE",
-            "SYS SYS SYS SYS NODE NODE PIX NODE",
-            "SYS SYS SYS SYS NODE NODE NODE PIX",
-        ]
-    );
-    assert!(!nd.hides_switches());
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub use rails::{Place, RailRange};
 pub use request::{Requested, Source};
 
 use crate::range::{self, Range, Spec};
-use cni_wire::{Cidr, Code, Dns, Error, IpConfig, NetworkConfig, Route, Section, Version};
+use cni_wire::{Cidr, Code, Dns, Error, IpConfig, NetworkConfig, Route, Section};
 use node::policy::{Policy, Profile};
 use node::spelling;
 use std::collections::BTreeMap;
@@ -181,7 +181,7 @@ impl Config {
             dns: Dns::parse(&keys.section("dns")?)?,
             ignored: ignored(&ipam),
         };
-        read.check(config.version, &ipam)?;
+        read.check(&ipam)?;
         Ok(read)
     }
 
@@ -208,7 +208,7 @@ impl Config {
         })
     }
 
-    fn check(&self, version: Version, ipam: &Section<'_>) -> Result<(), Error> {
+    fn check(&self, ipam: &Section<'_>) -> Result<(), Error> {
         if self.profile == Profile::Strict && self.all_ranges().next().is_none() {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -226,19 +226,6 @@ impl Config {
             return Err(ipam
                 .wrong("gateway", format_args!("{gateway} is of another family than the addresses"))
                 .with_details("correct it, or add a range of its family; a next hop of another family stands in routes"));
-        }
-        let v4 = self.families().filter(|v4| *v4).count();
-        let v6 = self.families().filter(|v4| !*v4).count();
-        if version < Version::V0_3_0 && (v4 > 1 || v6 > 1) {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                format!(
-                    "{}: cniVersion {} has one address of each family, this gives {v4} of IPv4 and {v6} of IPv6",
-                    ipam.path(),
-                    version.as_str()
-                ),
-            )
-            .with_details("set cniVersion to 0.3.0 or newer"));
         }
         Ok(())
     }
@@ -479,7 +466,8 @@ mod tests {
         let range = json!({"range": "10.0.0.0/24"});
         assert_eq!(strict(range.clone()).unwrap().profile, Profile::Strict);
         assert_eq!(lenient(range).unwrap().profile, Profile::Compatible);
-        let text = json!({"name": "a", "ipam": {"type": "whereabouts"}}).to_string();
+        let text = json!({"cniVersion": "1.0.0", "name": "a", "ipam": {"type": "whereabouts"}})
+            .to_string();
         let config = NetworkConfig::parse(text.as_bytes()).unwrap();
         let mut policy = Policy::default();
         policy.ipam.profile = Some(Profile::Strict);
@@ -640,26 +628,6 @@ mod tests {
     }
 
     #[test]
-    fn an_old_version_has_one_address_of_each_family() {
-        for (ranges, ok) in [
-            (
-                json!([{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]),
-                true,
-            ),
-            (
-                json!([{"range": "10.0.0.0/24"}, {"range": "10.1.0.0/24"}]),
-                false,
-            ),
-        ] {
-            let text = json!({"cniVersion": "0.2.0", "name": "a",
-                "ipam": {"type": "rdma-ipam", "ipRanges": ranges}});
-            let config = NetworkConfig::parse(text.to_string().as_bytes()).unwrap();
-            let read = Config::read(&config, &Section::absent(""), &Policy::default());
-            assert_eq!(read.is_ok(), ok);
-        }
-    }
-
-    #[test]
     fn a_gateway_serves_its_own_family_when_strict() {
         let dual = json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}],
             "gateway": "10.0.0.1"});
@@ -672,12 +640,18 @@ mod tests {
     fn the_store_is_known_whatever_else_is_wrong() {
         for (text, store) in [
             (
-                r#"{"name":"a","ipam":{"store":"shared","range":7}}"#,
+                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"store":"shared","range":7}}"#,
                 "shared",
             ),
-            (r#"{"name":"a","ipam":{"store":7}}"#, DEFAULT_STORE),
-            (r#"{"name":"a","ipam":[]}"#, DEFAULT_STORE),
-            (r#"{"name":"a"}"#, DEFAULT_STORE),
+            (
+                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"store":7}}"#,
+                DEFAULT_STORE,
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"a","ipam":[]}"#,
+                DEFAULT_STORE,
+            ),
+            (r#"{"cniVersion":"1.0.0","name":"a"}"#, DEFAULT_STORE),
         ] {
             assert_eq!(
                 store_name(&NetworkConfig::parse(text.as_bytes()).unwrap()),
@@ -691,18 +665,18 @@ mod tests {
     fn the_store_of_a_configuration_is_known_where_its_ipam_is_ours() {
         for (text, store) in [
             (
-                r#"{"name":"a","ipam":{"type":"rdma-ipam","store":"shared"}}"#,
+                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"rdma-ipam","store":"shared"}}"#,
                 Some("shared"),
             ),
             (
-                r#"{"name":"a","ipam":{"type":"whereabouts"}}"#,
+                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"whereabouts"}}"#,
                 Some(DEFAULT_STORE),
             ),
             (
-                r#"{"name":"a","ipam":{"type":"static","store":"shared"}}"#,
+                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"static","store":"shared"}}"#,
                 None,
             ),
-            (r#"{"name":"a"}"#, None),
+            (r#"{"cniVersion":"1.0.0","name":"a"}"#, None),
             ("{", None),
         ] {
             assert_eq!(store_of(text.as_bytes()).as_deref(), store, "{text}");

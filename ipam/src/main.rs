@@ -1,7 +1,7 @@
-//! `rdma-ipam`: called by a runtime (`CNI_COMMAND` is set) it is a CNI IPAM
-//! plugin, called by a person an administrator's tool.
+//! `rdma-ipam`: called by a runtime (`CNI_COMMAND` is set) it is a CNI IPAM plugin; called by a
+//! person it says what it is.
 
-use ipam::{admin, plugin::Plugin};
+use ipam::plugin::Plugin;
 use node::{calls, policy::DEFAULT_PATH};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,15 +13,10 @@ static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 const ABOUT: &str = concat!(
     "CNI IPAM plugin rdma-ipam ",
     env!("CARGO_PKG_VERSION"),
-    "; as an administrator see rdma-ipam --help"
+    "; it is called by a CNI plugin. People ask rdmactl addresses."
 );
 
 fn main() -> ExitCode {
-    // A runtime's call comes first and touches nothing of the rest. Without
-    // either command it says what it is, as installers expect of a plugin.
-    if std::env::var_os("CNI_COMMAND").is_none() && std::env::args_os().len() > 1 {
-        return admin::run();
-    }
     cni_wire::serve::answer_panics();
     ExitCode::from(cni_wire::serve::serve(
         ABOUT,

@@ -79,7 +79,7 @@ impl Plugin {
         let answer = match request.command() {
             Command::Add => self
                 .add(request)
-                .and_then(|result| result.to_json(request.config.version).map(Some)),
+                .map(|result| Some(result.to_json(request.config.version))),
             Command::Del => self.del(request).map(|()| None),
             Command::Check => self.check(request).map(|()| None),
             Command::Status => self.status(request).map(|()| None),
@@ -164,7 +164,7 @@ impl Plugin {
                 .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
             for record in strange {
                 log.warn(format_args!(
-                    "free the addresses of {id}: {record}; see rdma-ipam fsck"
+                    "free the addresses of {id}: {record}; see rdmactl addresses fsck"
                 ));
             }
             Ok(!freed.is_empty())

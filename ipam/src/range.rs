@@ -267,7 +267,7 @@ pub fn bits(address: IpAddr) -> u128 {
 }
 
 /// The address a number is.
-pub(crate) fn from_bits(v4: bool, bits: u128) -> IpAddr {
+pub fn from_bits(v4: bool, bits: u128) -> IpAddr {
     match u32::try_from(bits) {
         Ok(bits) if v4 => IpAddr::V4(bits.into()),
         _ => IpAddr::V6(bits.into()),

@@ -40,6 +40,8 @@ pub struct Options<'a> {
     pub netns_root: &'a Path,
     pub proc: &'a Path,
     pub state_dir: &'a Path,
+    /// The state directories in which attachments of this node are recorded ([`node::state_dirs::all`]).
+    pub journals: &'a [PathBuf],
     /// The store's name in the policy.
     pub store: &'a str,
     /// Whether the cluster gave this node its name, so that no other machine has it.
@@ -112,7 +114,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     let mut run = Run {
         store,
         options,
-        attached: attached(options.state_dir),
+        attached: attached(options.journals),
         before,
         after: Sightings::default(),
         report: Report::default(),
@@ -179,9 +181,11 @@ pub fn keep_only(
 
 /// Container and interface of each attachment in the journal of `rdma-netdev`, by the names of the
 /// records: `NETWORK@CONTAINER@INTERFACE`.
-fn attached(state_dir: &Path) -> BTreeSet<String> {
-    let entries = std::fs::read_dir(state_dir.join("attachments"));
-    let names = entries.into_iter().flatten().flatten();
+fn attached(journals: &[PathBuf]) -> BTreeSet<String> {
+    let entries = journals
+        .iter()
+        .map(|state_dir| std::fs::read_dir(state_dir.join("attachments")));
+    let names = entries.flatten().flatten().flatten();
     names
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
@@ -558,6 +562,7 @@ mod tests {
                 netns_root: Path::new("/"),
                 proc: Path::new("/proc"),
                 state_dir: &self.place.path().join("state"),
+                journals: &[self.place.path().join("state")],
                 store: "default",
                 cluster_node: false,
                 dry_run,
@@ -577,6 +582,8 @@ mod tests {
         let crashed = Crashed::new();
         let store = crashed.store();
         let state_dir = crashed.place.path().join("state");
+        let earlier = crashed.place.path().join("earlier");
+        let journals = [state_dir.clone(), earlier.clone()];
         let mut of = holder("n1", &store.node().machine, &store.node().boot);
         of.netns = Some(crashed.place.path().join("gone").display().to_string());
         let name = format!("{}@{}@{}", of.network, of.container, of.interface);
@@ -586,6 +593,7 @@ mod tests {
                 netns_root: Path::new("/"),
                 proc: Path::new("/proc"),
                 state_dir: &state_dir,
+                journals: &journals,
                 store: "default",
                 cluster_node: false,
                 dry_run: false,
@@ -594,7 +602,7 @@ mod tests {
             let run = Run {
                 store: &store,
                 options: &options,
-                attached: attached(&state_dir),
+                attached: attached(&journals),
                 before: Sightings::default(),
                 after: Sightings::default(),
                 report: Report::default(),
@@ -602,10 +610,13 @@ mod tests {
             run.judge(&lease).ok()
         };
         assert_eq!(judge(), Some(Over::Netns));
-        let record = state_dir.join("attachments").join(name);
-        std::fs::create_dir_all(record.parent().unwrap()).unwrap();
-        std::fs::write(&record, "").unwrap();
-        assert_eq!(judge(), None);
+        for journal in &journals {
+            let record = journal.join("attachments").join(&name);
+            std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+            std::fs::write(&record, "").unwrap();
+            assert_eq!(judge(), None);
+            std::fs::remove_file(&record).unwrap();
+        }
     }
 
     #[test]

@@ -13,10 +13,15 @@
 //! Unknown keys are the one thing treated better than in Go: they are still ignored, but reported
 //! with the nearest known key, because a misspelt selector silently widens a pool.
 
+use std::cell::RefCell;
 use std::fmt;
 
 use cni_wire::section::same_key;
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::value::{MapDeserializer, SeqDeserializer};
+use serde::de::{
+    self, Deserialize, DeserializeOwned, Deserializer, IntoDeserializer, MapAccess, SeqAccess,
+    Visitor,
+};
 
 use crate::spelling::nearest;
 
@@ -45,6 +50,9 @@ pub enum Error {
         expected: &'static str,
         found: String,
     },
+    /// What the type that is read says of a value.
+    #[error("{0}")]
+    Other(String),
 }
 
 /// Reads one document; anything after it is an error, as in Go.
@@ -100,16 +108,6 @@ impl Value {
         }
     }
 
-    /// A list of strings; `null` is the empty list, a `null` in it the empty string.
-    pub fn strings(&self, path: &str) -> Result<Vec<String>, Error> {
-        let elements = self.elements(path)?;
-        elements
-            .iter()
-            .enumerate()
-            .map(|(i, e)| e.string(&format!("{path}[{i}]")))
-            .collect()
-    }
-
     /// An integer, or `None` for `null`. Go takes no fraction and no exponent for an `int`.
     pub fn integer(&self, path: &str) -> Result<Option<i64>, Error> {
         match self {
@@ -157,6 +155,168 @@ pub fn unknown_key(path: &str, key: &str, known: &[&str]) -> String {
             "unknown key {key:?}{at} is ignored; known keys: {}",
             known.join(", ")
         ),
+    }
+}
+
+/// Decodes a document, or one value of it at `path`, into a type whose keys all have defaults. `unknown`
+/// gets a sentence for each key that the type does not have.
+///
+/// # Errors
+/// The first value of another type than its key asks for.
+pub fn decode<T: DeserializeOwned>(
+    value: &Value,
+    path: &str,
+    unknown: &mut Vec<String>,
+) -> Result<T, Error> {
+    let unknown = RefCell::new(unknown);
+    T::deserialize(Decoder {
+        value: value.clone(),
+        path: path.to_owned(),
+        unknown: &unknown,
+    })
+}
+
+struct Decoder<'u> {
+    value: Value,
+    path: String,
+    unknown: &'u RefCell<&'u mut Vec<String>>,
+}
+
+impl<'u> Decoder<'u> {
+    fn below(&self, value: Value, path: String) -> Self {
+        Decoder {
+            value,
+            path,
+            unknown: self.unknown,
+        }
+    }
+
+    fn field(&self, key: &str, value: Value) -> Self {
+        let path = match self.path.as_str() {
+            "" => key.to_owned(),
+            path => format!("{path}.{key}"),
+        };
+        self.below(value, path)
+    }
+}
+
+/// What Go has after it decoded both into one place: objects merge, of scalars and lists the later
+/// one counts, and `null` empties a list alone.
+fn merge(earlier: Value, later: &Value) -> Value {
+    match (earlier, later) {
+        (Value::Object(mut fields), Value::Object(more)) => {
+            fields.extend(more.iter().cloned());
+            Value::Object(fields)
+        }
+        (Value::Array(_), later) => later.clone(),
+        (earlier, Value::Null) => earlier,
+        (_, later) => later.clone(),
+    }
+}
+
+impl<'de> Deserializer<'de> for Decoder<'_> {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match &self.value {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Number(value) => match (value.as_i64(), value.as_u64()) {
+                (Some(value), _) => visitor.visit_i64(value),
+                (None, Some(value)) => visitor.visit_u64(value),
+                (None, None) => visitor.visit_f64(value.as_f64().unwrap_or_default()),
+            },
+            Value::String(value) => visitor.visit_str(value),
+            Value::Array(_) => self.deserialize_seq(visitor),
+            Value::Object(_) => self.deserialize_map(visitor),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_bool(self.value.boolean(&self.path)?)
+    }
+
+    fn deserialize_i64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_i64(self.value.integer(&self.path)?.unwrap_or_default())
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_string(self.value.string(&self.path)?)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        let elements = self.value.elements(&self.path)?.iter().enumerate();
+        let decoders = elements
+            .map(|(i, value)| self.below(value.clone(), format!("{}[{i}]", self.path)))
+            .map(Nested);
+        visitor.visit_seq(SeqDeserializer::new(decoders))
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        let fields = self.value.fields(&self.path)?.iter();
+        let decoders = fields.map(|(key, value)| {
+            let value = self.field(key, value.clone());
+            (key.clone(), Nested(value))
+        });
+        visitor.visit_map(MapDeserializer::new(decoders))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        known: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        let mut merged: Vec<(&str, Decoder<'_>)> = Vec::new();
+        for (key, value) in self.value.fields(&self.path)? {
+            let Some(name) = resolve(known, key) else {
+                let said = unknown_key(&self.path, key, known);
+                self.unknown.borrow_mut().push(said);
+                continue;
+            };
+            match merged.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, decoder)) => {
+                    let earlier = std::mem::replace(&mut decoder.value, Value::Null);
+                    decoder.value = merge(earlier, value);
+                }
+                None => merged.push((name, self.field(key, value.clone()))),
+            }
+        }
+        // The type's default is Go's zero value.
+        let given = merged
+            .into_iter()
+            .filter(|(_, one)| one.value != Value::Null);
+        visitor.visit_map(MapDeserializer::new(
+            given.map(|(key, one)| (key, Nested(one))),
+        ))
+    }
+
+    serde::forward_to_deserialize_any! {
+        i8 i16 i32 u8 u16 u32 u64 f32 f64 char str bytes byte_buf unit unit_struct newtype_struct
+        tuple tuple_struct enum identifier ignored_any
+    }
+}
+
+struct Nested<'u>(Decoder<'u>);
+
+impl<'u> IntoDeserializer<'_, Error> for Nested<'u> {
+    type Deserializer = Decoder<'u>;
+
+    fn into_deserializer(self) -> Decoder<'u> {
+        self.0
+    }
+}
+
+impl de::Error for Error {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Error::Other(message.to_string())
     }
 }
 
@@ -232,7 +392,8 @@ mod tests {
         let fields = value.fields("").unwrap();
         let keys: Vec<_> = fields.iter().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["a", "A", "a"]);
-        assert_eq!(fields[1].1.strings("A").unwrap(), ["", "x"]);
+        let strings: Vec<String> = decode(&fields[1].1, "A", &mut Vec::new()).unwrap();
+        assert_eq!(strings, ["", "x"]);
     }
 
     #[test]
@@ -271,10 +432,9 @@ mod tests {
 
     #[test]
     fn a_wrong_type_is_named_with_its_place() {
-        let error = parse(r#""eth0""#)
-            .unwrap()
-            .strings("selectors.ifNames")
-            .unwrap_err();
+        let value = parse(r#""eth0""#).unwrap();
+        let error =
+            decode::<Vec<String>>(&value, "selectors.ifNames", &mut Vec::new()).unwrap_err();
         assert_eq!(
             error.to_string(),
             r#"selectors.ifNames: expected a list, found the string "eth0""#

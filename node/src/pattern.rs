@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::Deserialize;
+
 /// One entry of a selector list.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Pattern {
     /// Equal byte for byte; the peers' only form.
     Exact(String),
@@ -29,6 +32,14 @@ impl Pattern {
             Pattern::Folded(word) => word.eq_ignore_ascii_case(text),
             Pattern::Glob(glob) => glob.matches(text),
         }
+    }
+}
+
+impl TryFrom<String> for Pattern {
+    type Error = GlobError;
+
+    fn try_from(word: String) -> Result<Self, GlobError> {
+        Self::parse(&word)
     }
 }
 

@@ -43,6 +43,16 @@ pub fn earlier(policy: &Path, current: &Path) -> Result<Vec<PathBuf>, trust::Err
     Ok(known)
 }
 
+/// The state directories of a node, `current` first.
+///
+/// # Errors
+/// As [`read`].
+pub fn all(policy: &Path, current: &Path) -> Result<Vec<PathBuf>, trust::Error> {
+    let mut all = earlier(policy, current)?;
+    all.insert(0, current.to_owned());
+    Ok(all)
+}
+
 /// Remembers the state directory of a policy in which an attachment is to be journalled. The built-in
 /// one needs no file.
 ///

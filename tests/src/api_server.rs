@@ -113,7 +113,7 @@ impl ApiServer {
         let url = format!("https://{address}:{API_PORT}");
         let mut started = Self {
             admin: Client::new(&url, &authority.certificate(), Some(&admin)),
-            kubeconfig: directory.path().join("admin.kubeconfig"),
+            kubeconfig: admin.with_extension("kubeconfig"),
             programs,
             address,
             watch_cache,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::bin_under_test::product;
 use crate::kubelet::{Kubelet, Settings};
 use anyhow::{Context, Result, bail};
-use hca::tree::{PciSpec, PortSpec, Tree};
+use hca_trees::{PciSpec, PortSpec, Tree};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::Pid;
@@ -48,7 +48,7 @@ impl Machine {
         Self::with(&addresses)
     }
 
-    /// One that is laid like this, as the machines of the field in `hca::tree::machine` are.
+    /// One that is laid like this, as the machines of the field in `hca_trees::machine` are.
     ///
     /// # Errors
     /// As [`Machine::new`].
@@ -157,6 +157,12 @@ impl Machine {
     #[must_use]
     pub fn node_socket(&self) -> PathBuf {
         self.root.path().join("rdma-netdev/node.sock")
+    }
+
+    /// Where its daemon keeps the bindings of slots.
+    #[must_use]
+    pub fn bindings(&self) -> PathBuf {
+        self.node_socket().with_file_name("bindings")
     }
 
     /// Starts the daemon with this configuration.

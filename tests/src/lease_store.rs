@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,7 +19,8 @@ use crate::cni::{Answer, answer};
 #[derive(Debug)]
 pub struct LeaseStore {
     place: TempDir,
-    binary: PathBuf,
+    plugin: PathBuf,
+    rdmactl: PathBuf,
     cooldown: &'static str,
 }
 
@@ -63,7 +64,8 @@ impl LeaseStore {
     pub fn new(cooldown: &'static str) -> Result<Self> {
         Ok(Self {
             place: TempDir::new()?,
-            binary: product("rdma-ipam")?,
+            plugin: product("rdma-ipam")?,
+            rdmactl: product("rdmactl")?,
             cooldown,
         })
     }
@@ -98,10 +100,10 @@ impl LeaseStore {
     #[must_use]
     pub fn command(&self, verb: &str, caller: &Caller, wrapper: &[String]) -> Command {
         let mut command = match wrapper.split_first() {
-            None => Command::new(&self.binary),
+            None => Command::new(&self.plugin),
             Some((program, arguments)) => {
                 let mut command = Command::new(program);
-                command.args(arguments).arg(&self.binary);
+                command.args(arguments).arg(&self.plugin);
                 command
             }
         };
@@ -151,11 +153,12 @@ impl LeaseStore {
         self.call("DEL", caller, config)?.success().map(drop)
     }
 
-    /// The administrator's face, to be started by `wrapper`: a program with its arguments.
+    /// `rdmactl addresses`, to be started by `wrapper`: a program with its arguments.
     #[must_use]
     pub fn admin_below(&self, mut wrapper: Command, node: &str, arguments: &[&str]) -> Command {
         wrapper
-            .arg(&self.binary)
+            .arg(&self.rdmactl)
+            .arg("addresses")
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RDMA_NETDEV_POLICY", self.policy(node))
@@ -170,28 +173,27 @@ impl LeaseStore {
         self.place.path().join("state").join(node)
     }
 
-    /// The administrator's face, with `--json`.
+    /// The document of `rdmactl addresses`.
     ///
     /// # Errors
-    /// It failed otherwise than by finding something.
+    /// It printed none.
     pub fn admin(&self, node: &str, arguments: &[&str]) -> Result<Value> {
         let mut command = self.admin_below(Command::new("env"), node, arguments);
         let output = command.arg("--json").output()?;
-        ensure!(
-            matches!(output.status.code(), Some(0 | 3)),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?}"))
+        let document = serde_json::from_slice(&output.stdout);
+        document.with_context(|| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            format!("{arguments:?}: {said}")
+        })
     }
 
     /// Addresses that are held, and by which container, sorted.
     ///
     /// # Errors
-    /// `list` failed.
+    /// `rdmactl` failed.
     pub fn held(&self, node: &str) -> Result<Vec<(String, String)>> {
         let mut held = Vec::new();
-        let document = self.admin(node, &["list"])?;
+        let document = self.admin(node, &[])?;
         let leases = document.get("leases").and_then(Value::as_array);
         for lease in leases.context("a list")? {
             let text = |key: &str| {

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 use serde_json::{Value, json};
 
 use crate::bin_under_test::product;
@@ -129,7 +129,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// A host on whose sysfs is what `lay` makes, as the machines of the field in `hca::tree::machine`
+    /// A host on whose sysfs is what `lay` makes, as the machines of the field in `hca_trees::machine`
     /// are, with these netdevs. Its `/proc` shows no process.
     ///
     /// # Errors
@@ -341,37 +341,34 @@ impl Scene {
             return Ok(all);
         }
         all.extend(left_behind);
-        for (program, keys) in [
-            ("rdma-netdev", ["container", "interface", "network"]),
-            ("rdma-ipam", ["container", "interface", "address"]),
+        for (what, keys) in [
+            ("attachments", ["container", "interface", "network"]),
+            ("addresses", ["container", "interface", "address"]),
         ] {
-            for entry in self.listed(program)? {
+            for entry in self.listed(what)? {
                 let values =
                     keys.map(|key| entry.get(key).cloned().unwrap_or_default().to_string());
-                all.insert(
-                    format!("{program} lists {}", values.join(" ")),
-                    String::new(),
-                );
+                all.insert(format!("{what}: {}", values.join(" ")), String::new());
             }
         }
         Ok(all)
     }
 
-    /// What `rdma-netdev list` or `rdma-ipam list` shows.
+    /// What `rdmactl attachments` or the leases that `rdmactl addresses` shows.
     ///
     /// # Errors
     /// It failed, or printed no list.
-    pub fn listed(&self, program: &str) -> Result<Vec<Value>> {
-        let mut list = self.administrators(Command::new(product(program)?), &["list", "--json"]);
+    pub fn listed(&self, what: &str) -> Result<Vec<Value>> {
+        let mut list = self.administrators(Command::new(product("rdmactl")?), &[what, "--json"]);
         let answer = self.host.netns.enter(|| bounded(&mut list, b""))?;
-        ensure!(answer.status.success(), "{program} list: {}", answer.stderr);
+        ensure!(answer.status.success(), "{what}: {}", answer.stderr);
         let document: Value = serde_json::from_str(&answer.stdout)?;
-        let key = match program {
-            "rdma-ipam" => "leases",
+        let key = match what {
+            "addresses" => "leases",
             _ => "attachments",
         };
         let list = document.get(key).and_then(Value::as_array).cloned();
-        list.with_context(|| format!("{program} lists no list"))
+        list.with_context(|| format!("{what} lists no list"))
     }
 
     /// A call of an administrator on the host.
@@ -391,7 +388,7 @@ impl Scene {
             .env("RDMA_NETDEV_POLICY", self.policy_file())
             .env("RDMA_NODE_NAME", "node-1");
         if self.hardware.is_some() {
-            command.env("RDMA_NETDEV_HOST_ROOT", self.host_root());
+            command.env("RDMA_HOST_ROOT", self.host_root());
         }
         command
     }

@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeSet,
-    ffi::OsStr,
     fmt::{Debug, Display},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -28,42 +27,6 @@ const OWN: &str = "rdma-ipam";
 const COMPATIBLE: &str = "whereabouts";
 /// The names under which this plugin itself is installed.
 const SELF: [&str; 2] = ["rdma-netdev", "rdma"];
-/// Plugins that make, take or change interfaces: by a network's configuration they do as root what
-/// the policy refuses, so none is an IPAM whatever the policy lists. The reference plugins, those
-/// of SR-IOV and InfiniBand, and meta plugins, which run any other.
-const NO_IPAM: [&str; 30] = [
-    "accelerated-bridge",
-    "bandwidth",
-    "bond",
-    "bridge",
-    "dummy",
-    "firewall",
-    "flannel",
-    "host-device",
-    "ib-sriov",
-    "ib-sriov-cni",
-    "ipoib",
-    "ipoib-cni",
-    "ipvlan",
-    "loopback",
-    "macvlan",
-    "multus",
-    "multus-shim",
-    "ovs",
-    "portmap",
-    "ptp",
-    "rdma",
-    "rdma-cni",
-    "rdma-netdev",
-    "route-override",
-    "sbr",
-    "sriov",
-    "tap",
-    "tuning",
-    "vlan",
-    "vrf",
-];
-
 /// An IPAM, found.
 #[derive(Debug)]
 pub enum Ipam {
@@ -100,7 +63,7 @@ impl Ipam {
     /// ranges. There it is allowed as ours is.
     ///
     /// # Errors
-    /// Code 101: the policy does not list it, or it is no IPAM; code 7: `ipam` is wrong, or the
+    /// Code 101: the policy does not list it, or it is this plugin; code 7: `ipam` is wrong, or the
     /// type is not installed.
     pub fn of(node: &Node, request: &Request) -> Result<Ipam, Error> {
         let Some(kind) = request.config.ipam_type()? else {
@@ -376,30 +339,20 @@ fn gone(node: &Node, record: &Record, kind: &str, why: &Error) {
     ));
 }
 
-/// The program of a type, judged by its name and by what the file is.
+/// The program of a type. Whether it runs is the policy's decision; this plugin never does.
 fn find(kind: &str, path: &[PathBuf]) -> Result<Ipam, Refusal> {
     if kind == OWN {
         return Ok(Ipam::Own);
     }
-    if NO_IPAM.contains(&kind) {
-        return Err(no_ipam(
-            kind,
-            "it is the name of a plugin that makes or changes interfaces",
-        ));
+    if SELF.contains(&kind) {
+        return Err(no_ipam(kind, "it is the name of this plugin"));
     }
     let delegate = Delegate::find(kind, path).map_err(Refusal::Unusable)?;
     let program = delegate.program();
-    // Another name may be a link to one of them, or to this program, which would call itself
-    // without end.
-    let file = program
-        .canonicalize()
-        .unwrap_or_else(|_| program.to_owned());
-    let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    if NO_IPAM.contains(&name) || is_this_program(program, path) {
-        return Err(no_ipam(
-            kind,
-            &format!("{} is {}", program.display(), file.display()),
-        ));
+    // Under another name it would call itself without end.
+    if is_this_program(program, path) {
+        let why = format!("{} is this plugin", program.display());
+        return Err(no_ipam(kind, &why));
     }
     let own = |own: Delegate| same_file(own.program(), program);
     if kind == COMPATIBLE && Delegate::find(OWN, path).is_ok_and(own) {
@@ -426,7 +379,7 @@ fn same_file(one: &Path, other: &Path) -> bool {
 fn no_ipam(kind: &str, why: &str) -> Refusal {
     let error = Error::new(
         Code::Policy,
-        format!("ipam.type {kind:?} is no IPAM plugin: {why}"),
+        format!("ipam.type {kind:?} is not an IPAM plugin: {why}"),
     )
     .with_details("no policy allows it; name an IPAM plugin, such as rdma-ipam");
     Refusal::Never(error)
@@ -436,11 +389,10 @@ fn no_ipam(kind: &str, why: &str) -> Refusal {
 /// program is not at hand. `whereabouts` counts as ours, which a node decides by its programs.
 ///
 /// # Errors
-/// Code 101: the policy's `allow.ipam` does not list it, or it is no IPAM.
+/// Code 101: the policy's `allow.ipam` does not list it, or it is this plugin.
 pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Error> {
-    if NO_IPAM.contains(&kind) {
-        let why = "it is the name of a plugin that makes or changes interfaces";
-        return Err(no_ipam(kind, why).into());
+    if SELF.contains(&kind) {
+        return Err(no_ipam(kind, "it is the name of this plugin").into());
     }
     let listed = |name: &str| allowed.iter().any(|known| known == name);
     if listed(kind) || (kind == COMPATIBLE && listed(OWN)) {
@@ -501,21 +453,13 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_judged_by_its_name_and_by_its_file() {
+    fn this_plugin_is_never_an_ipam_under_any_name() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| fs::write(dir.path().join(name), name).unwrap();
-        for name in [
-            "rdma-ipam",
-            "rdma-netdev",
-            "bridge",
-            "static",
-            "whereabouts",
-            "cni",
-        ] {
+        for name in ["rdma-ipam", "rdma-netdev", "static", "whereabouts", "cni"] {
             file(name);
         }
         let link = |to: &str, name: &str| symlink(to, dir.path().join(name)).unwrap();
-        link("bridge", "innocent");
         link("rdma-netdev", "ours");
         link("/proc/self/exe", "this");
         // One program under many names, as k3s installs them.
@@ -526,16 +470,13 @@ mod tests {
             ("static", Ok("other")),
             ("host-local", Ok("other")),
             ("whereabouts", Ok("other")),
-            ("bridge", Err(Code::Policy)),
-            ("host-device", Err(Code::Policy)),
             ("rdma-netdev", Err(Code::Policy)),
             ("rdma", Err(Code::Policy)),
-            ("innocent", Err(Code::Policy)),
             ("ours", Err(Code::Policy)),
             ("this", Err(Code::Policy)),
             ("hard", Err(Code::Policy)),
             ("nowhere", Err(Code::InvalidConfig)),
-            ("../bridge", Err(Code::InvalidConfig)),
+            ("../static", Err(Code::InvalidConfig)),
             ("..", Err(Code::InvalidConfig)),
             ("a\0b", Err(Code::InvalidConfig)),
         ] {

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::{
     journal::{Error, Key, Part, Record, Store},
+    node::Node,
     reclaim::{Netns, netns},
 };
 
@@ -45,6 +46,9 @@ pub struct Attachment {
     pub netns_state: &'static str,
     /// Unix seconds of the ADD.
     pub created: u64,
+    /// Why the interface had no carrier at the ADD; none where it had one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 impl Attachment {
@@ -75,6 +79,7 @@ impl Attachment {
             netns: record.netns.path.clone(),
             netns_state,
             created: record.created,
+            warning: part.child.as_ref().and_then(|child| child.warning.clone()),
         }
     }
 }
@@ -115,12 +120,14 @@ fn fate(record: &Record, proc: &Path, boot: &str) -> &'static str {
 /// Records, and what is to be said of those that cannot be used.
 pub type Records = (Vec<(Key, Record)>, Vec<String>);
 
-/// All attachments whose record can be read, oldest first, and what is to be said of the others.
+/// All attachments of a node whose record can be read, oldest first, and what is to be said of the
+/// others.
 ///
 /// # Errors
-/// If the journal cannot be listed.
-pub fn records(store: &Store) -> Result<Records, Error> {
-    let (mut records, unreadable) = store.records()?;
+/// As [`Store::records_of_node`].
+pub fn records(node: &Node) -> Result<Records, Error> {
+    let policy = &node.policy;
+    let (mut records, unreadable) = Store::records_of_node(&policy.path, &policy.values.state_dir)?;
     records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
     Ok((
         records,

@@ -13,11 +13,11 @@ use std::{
 
 use hca::{CharDevice, Host, NetnsMode};
 use netlink::{
-    Namespace,
+    Namespace, Socket,
     rdma::{self, Device},
 };
 
-use crate::{error::Error, journal::RdmaDevice, netdev::restore::RETURN_TIMEOUT, node::Node};
+use crate::{error::Error, journal::RdmaDevice, node::Node};
 
 /// The devices on which RDMA devices stand, by these devices' names: of all namespaces, as their
 /// verbs nodes are seen from each. Names are unique in all of them (`ib_device_rename()`).
@@ -125,38 +125,8 @@ pub fn return_devices(
     Ok(())
 }
 
-/// Returns a device that the pod knows as `inside`, and calls it `name`. One that is not in
-/// the pod is back already.
-///
-/// # Errors
-/// The kernel's refusal.
-pub fn return_device_by_name(
-    node: &Node,
-    inside: &str,
-    name: &str,
-    pod: Option<&Namespace>,
-) -> Result<(), Error> {
-    let there = match pod {
-        Some(pod) => match rdma::socket(pod, &node.netns.namespace)? {
-            Some(mut socket) => rdma::list(&mut socket)?,
-            None => return Ok(()),
-        },
-        None => return Ok(()),
-    };
-    let Some(device) = there.iter().find(|device| device.name == inside) else {
-        return Ok(());
-    };
-    let known = RdmaDevice {
-        name: name.to_owned(),
-        index: device.index,
-        node_guid: device.node_guid.map(|guid| guid.to_string()),
-        parent: None,
-    };
-    return_devices(node, &[known], pod, RETURN_TIMEOUT)
-}
-
 /// A name that is taken meanwhile is a warning: the device is back.
-fn restore_name(node: &Node, host: &mut hca::nldev::Nldev, device: &Device, name: &str) {
+fn restore_name(node: &Node, host: &mut Socket, device: &Device, name: &str) {
     if let Err(e) = rdma::rename(host, device, name) {
         node.log.warn(e);
     }
@@ -192,7 +162,7 @@ pub fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
 /// # Errors
 /// Sysfs cannot be read.
 pub fn mode(host: &Host) -> Result<Option<NetnsMode>, Error> {
-    hca::nldev::netns_mode(host).map_err(Error::from)
+    hca::netns_mode(host).map_err(Error::from)
 }
 
 #[cfg(test)]
@@ -203,9 +173,7 @@ mod tests {
         Device {
             index,
             name: name.into(),
-            ports: 1,
             node_guid: Some(hca::Guid(guid)),
-            protocol: None,
         }
     }
 

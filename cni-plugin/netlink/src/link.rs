@@ -18,7 +18,7 @@ pub use change::{
 };
 pub use child::{Child, NewChild, create};
 pub use number::{known_number, known_numbers, namespace_number};
-pub use vf::{set_vf, vf_properties};
+pub use vf::{set_vf, vf_properties, without_driver};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 
@@ -383,8 +383,21 @@ pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
 /// # Errors
 /// The kernel's refusal.
 pub fn list(socket: &mut Socket) -> Result<Vec<Link>> {
+    list_of(socket, None)
+}
+
+/// The ports of a bond, bridge or VRF, by its index.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn ports(socket: &mut Socket, controller: u32) -> Result<Vec<Link>> {
+    list_of(socket, Some(LinkAttribute::Controller(controller)))
+}
+
+fn list_of(socket: &mut Socket, filter: Option<LinkAttribute>) -> Result<Vec<Link>> {
     let mut message = LinkMessage::default();
     message.attributes.push(without_counters());
+    message.attributes.extend(filter);
     socket.dump("list netdevs", RTM_GETLINK, &message, |payload| {
         Link::parse(payload).map(Some)
     })

@@ -1,27 +1,112 @@
-//! RDMA devices of a namespace: listing, moving, renaming. Each request is one exchange over RDMA
-//! netlink with the codec of `hca`, which itself changes nothing.
+//! RDMA devices of a namespace, over RDMA netlink: listing, moving, renaming.
+//!
+//! Netlink is the only source for a device's index, by which a move between namespaces names it, and
+//! for the character device that a device has at this moment: a move hands out new minors. A message
+//! is attributes without a header of their own; its type is `client << 10 | command` with client 5.
+//! Numbers are those of `include/uapi/rdma/rdma_netlink.h`.
 
-use std::io;
+use std::os::fd::AsRawFd;
 
-pub use hca::nldev::codec::{Device, Node};
-use hca::nldev::{self, Nldev, codec::Request};
+use hca::Guid;
 
-use super::{Error, Namespace, Result, socket::observed};
+use super::{
+    Namespace, Result, Socket,
+    attribute::{self, Raw},
+};
+
+const CLIENT: u16 = 5 << 10;
+const GET: u16 = CLIENT | 1;
+const SET: u16 = CLIENT | 2;
+const GET_CHARDEV: u16 = CLIENT | 15;
+
+const DEV_INDEX: u16 = 1;
+const DEV_NAME: u16 = 2;
+const NODE_GUID: u16 = 6;
+const NET_NS_FD: u16 = 68;
+const CHARDEV_TYPE: u16 = 69;
+const CHARDEV_NAME: u16 = 70;
+const CHARDEV: u16 = 72;
+
+/// A device, as netlink reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Index, by which requests name the device. A move keeps it; a driver that binds again gives
+    /// another.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// Node GUID; `None` if zero.
+    pub node_guid: Option<Guid>,
+}
+
+impl Device {
+    /// `None` if the message lacks index or name.
+    fn parse(payload: &[u8]) -> Option<Self> {
+        let (mut index, mut name, mut node_guid) = (None, None, None);
+        attribute::each(payload, |kind, value| match kind {
+            DEV_INDEX => index = attribute::number(value),
+            DEV_NAME => name = Some(text(value)),
+            NODE_GUID => node_guid = long(value).filter(|guid| *guid != 0).map(Guid),
+            _ => {}
+        });
+        Some(Self {
+            index: index?,
+            name: name?,
+            node_guid,
+        })
+    }
+}
+
+/// A character device, as the kernel knows it at this moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Name, such as `uverbs0`.
+    pub name: String,
+    /// Its number, as `st_rdev` has it.
+    pub number: u64,
+}
+
+impl Node {
+    fn parse(payload: &[u8]) -> Option<Self> {
+        let (mut name, mut number) = (None, None);
+        attribute::each(payload, |kind, value| match kind {
+            CHARDEV_NAME => name = Some(text(value)),
+            CHARDEV => number = long(value),
+            _ => {}
+        });
+        Some(Self {
+            name: name?,
+            number: number?,
+        })
+    }
+}
+
+fn text(value: &[u8]) -> String {
+    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+fn long(value: &[u8]) -> Option<u64> {
+    value.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
+}
+
+fn terminated(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
+}
+
+fn of_device(device: &Device) -> Raw {
+    Raw::default().with(DEV_INDEX, &device.index.to_ne_bytes())
+}
 
 /// A socket of the namespace; none when no RDMA stack is loaded.
 ///
 /// # Errors
 /// The namespace cannot be entered, or the process has no descriptors left.
-pub fn socket(of: &Namespace, own: &Namespace) -> Result<Option<Nldev>> {
+pub fn socket(of: &Namespace, own: &Namespace) -> Result<Option<Socket>> {
     // Entering takes a right that a read of this thread's own namespace does not need.
-    let opened = match of.id() == own.id() {
-        true => Nldev::open(),
-        false => of.enter(own, Nldev::open)?,
-    };
-    match opened {
-        Ok(socket) => Ok(Some(socket)),
-        Err(nldev::Error::NotLoaded) => Ok(None),
-        Err(e) => Err(refused(e)),
+    match of.id() == own.id() {
+        true => Socket::open_rdma(),
+        false => of.enter(own, Socket::open_rdma)?,
     }
 }
 
@@ -29,29 +114,35 @@ pub fn socket(of: &Namespace, own: &Namespace) -> Result<Option<Nldev>> {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn list(socket: &mut Nldev) -> Result<Vec<Device>> {
-    observed(
-        &"list RDMA devices",
-        |devices: &Vec<Device>| Some(devices.len()),
-        || socket.devices().map_err(refused),
-    )
+pub fn list(socket: &mut Socket) -> Result<Vec<Device>> {
+    socket.dump("list RDMA devices", GET, &Raw::default(), |payload| {
+        Ok(Device::parse(payload))
+    })
 }
 
 /// The verbs node a device has now; none without the module `ib_uverbs`.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn verbs_node(socket: &mut Nldev, device: &Device) -> Result<Option<Node>> {
-    match socket.char_device(device) {
-        Ok(node) => Ok(Some(node)),
+pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<Node>> {
+    let request = of_device(device).with(CHARDEV_TYPE, &terminated("uverbs"));
+    let what = format!("find the verbs node of RDMA device {}", device.name);
+    let mut node = None;
+    let asked = socket.ask(what, GET_CHARDEV, 0, &request, |payload| {
+        node = Node::parse(payload);
+        Ok(())
+    });
+    match asked {
         // No client of that name, or one that has no node for this device (`ib_get_client_nl_info`,
         // drivers/infiniband/core/device.c).
-        Err(nldev::Error::Refused { errno, .. })
-            if [libc::ENOENT, libc::EOPNOTSUPP, libc::ENODEV].contains(&errno) =>
+        Err(e)
+            if [libc::ENOENT, libc::EOPNOTSUPP, libc::ENODEV]
+                .iter()
+                .any(|errno| e.is(*errno)) =>
         {
             Ok(None)
         }
-        Err(e) => Err(refused(e)),
+        asked => asked.map(|()| node),
     }
 }
 
@@ -60,43 +151,83 @@ pub fn verbs_node(socket: &mut Nldev, device: &Device) -> Result<Option<Node>> {
 ///
 /// # Errors
 /// The kernel's refusal: EOPNOTSUPP when the driver cannot be moved, or in shared mode.
-pub fn give(socket: &mut Nldev, device: &Device, to: &Namespace) -> Result<()> {
-    let attempt = format!(
+pub fn give(socket: &mut Socket, device: &Device, to: &Namespace) -> Result<()> {
+    let what = format!(
         "move RDMA device {} into {}",
         device.name,
         to.path().display()
     );
-    let request = Request::set_netns(device.index, to.file());
-    let exchange = || socket.exchange(&attempt, &request).map_err(refused);
-    observed(&attempt, |_| None, exchange).map(|_| ())
+    let descriptor = to.file().as_raw_fd().to_ne_bytes();
+    let request = of_device(device).with(NET_NS_FD, &descriptor);
+    socket.request(what, SET, 0, &request)
 }
 
 /// Renames a device of the socket's namespace.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn rename(socket: &mut Nldev, device: &Device, name: &str) -> Result<()> {
-    let attempt = format!("rename RDMA device {} to {name}", device.name);
-    let request = Request::set_name(device.index, name);
-    let exchange = || socket.exchange(&attempt, &request).map_err(refused);
-    observed(&attempt, |_| None, exchange).map(|_| ())
+pub fn rename(socket: &mut Socket, device: &Device, name: &str) -> Result<()> {
+    let what = format!("rename RDMA device {} to {name}", device.name);
+    let request = of_device(device).with(DEV_NAME, &terminated(name));
+    socket.request(what, SET, 0, &request)
 }
 
-fn refused(error: nldev::Error) -> Error {
-    match error {
-        nldev::Error::Refused {
-            attempt,
-            errno,
-            message,
-        } => Error::Refused {
-            what: attempt,
-            cause: io::Error::from_raw_os_error(errno),
-            message,
-        },
-        nldev::Error::Io { attempt, source } => Error::call(attempt, source),
-        other => Error::Answer {
-            what: "ask for RDMA devices".to_owned(),
-            cause: other.to_string(),
-        },
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_readers_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (Device::parse(&bytes), Node::parse(&bytes));
+        }
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        (0..hex.len()).step_by(2).map(digits).collect()
+    }
+
+    /// Payloads of answers of Linux 6.1 with soft RoCE.
+    const DEVICE: &str = "080001000300000009000200727865330000000008000300010000000c\
+         000400763c2201000000000c000600070100feff0054500c000700070100feff00545005000e0001000000\
+         050054000000000009004300726f636500000000";
+    const UVERBS: &str = "080049000e0000000c004800c3e70000000000000c0047000200000000\
+         0000000c0046007576657262733300";
+
+    #[test]
+    fn a_device_is_read_from_a_kernels_answer() {
+        let device = Device {
+            index: 3,
+            name: "rxe3".into(),
+            node_guid: Some(Guid(0x5054_00ff_fe00_0107)),
+        };
+        assert_eq!(Device::parse(&bytes(DEVICE)), Some(device));
+        assert_eq!(Device::parse(&bytes(UVERBS)), None);
+    }
+
+    #[test]
+    fn a_verbs_node_is_read_from_a_kernels_answer() {
+        let node = Node {
+            name: "uverbs3".into(),
+            number: 0xe7c3,
+        };
+        assert_eq!(Node::parse(&bytes(UVERBS)), Some(node));
+    }
+
+    #[test]
+    fn a_rename_has_the_attributes_of_the_rdma_tool() {
+        // What rdma(8) of iproute2 6.1 sends behind the netlink header, as strace shows it.
+        let expected = bytes("08000100000000000b0002006d6c78355f370000");
+        let device = Device {
+            index: 0,
+            name: String::new(),
+            node_guid: None,
+        };
+        let request = of_device(&device).with(DEV_NAME, &terminated("mlx5_7"));
+        assert_eq!(request.as_bytes(), expected);
+        assert_eq!(SET, 0x1402);
     }
 }

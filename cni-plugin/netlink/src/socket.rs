@@ -12,7 +12,7 @@ use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
     NetlinkBuffer, NlasIterator, Parseable,
 };
-use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE};
+use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_RDMA, NETLINK_ROUTE};
 
 /// `NLMSG_ERROR`: an acknowledgement, or a refusal.
 const ERROR: u16 = 2;
@@ -141,7 +141,7 @@ pub fn observe(observer: impl Fn(&Exchange<'_>) + Send + Sync + 'static) {
 }
 
 /// Runs a request and shows it to the observer. `objects` counts what a dump returned.
-pub(super) fn observed<T>(
+fn observed<T>(
     what: &dyn fmt::Display,
     objects: impl FnOnce(&T) -> Option<usize>,
     request: impl FnOnce() -> Result<T>,
@@ -240,7 +240,19 @@ impl Socket {
     /// # Errors
     /// The system call that failed.
     pub fn open_netfilter() -> Result<Option<Self>> {
-        match Self::of_protocol(NETLINK_NETFILTER, "netfilter") {
+        Self::of_module(NETLINK_NETFILTER, "netfilter")
+    }
+
+    /// Opens a socket for RDMA netlink in the namespace the thread is in; none without an RDMA stack.
+    ///
+    /// # Errors
+    /// The system call that failed.
+    pub fn open_rdma() -> Result<Option<Self>> {
+        Self::of_module(NETLINK_RDMA, "RDMA")
+    }
+
+    fn of_module(protocol: isize, name: &str) -> Result<Option<Self>> {
+        match Self::of_protocol(protocol, name) {
             Err(e) if e.is(libc::EPROTONOSUPPORT) => Ok(None),
             opened => opened.map(Some),
         }

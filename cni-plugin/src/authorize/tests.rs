@@ -1,7 +1,5 @@
-use hca::{
-    PortId,
-    tree::{RdmaSpec, Tree},
-};
+use hca::PortId;
+use hca_trees::{RdmaSpec, Tree};
 use netlink::link::Link;
 use netlink_packet_route::link::InfoKind;
 use node::pattern::Pattern;
@@ -313,6 +311,22 @@ fn passthru_needs_its_key_and_the_hca() {
     };
     assert!(passthru(&allow, &[]).is_err());
     passthru(&allow, &["0000:3b:00.2"]).unwrap();
+}
+
+#[test]
+fn a_guid_is_set_where_the_policy_lists_it() {
+    let nic = Resolved::Move(hardware());
+    let asked = Asked {
+        guid: true,
+        ..Asked::default()
+    };
+    let denied = by_policy(&nic, asked, rules(&Allow::default())).unwrap_err();
+    assert!(denied.remedy.contains("allow.vf"), "{denied}");
+    let allow = Allow {
+        vf: vec!["guid".to_owned()],
+        ..Allow::default()
+    };
+    by_policy(&nic, asked, rules(&allow)).unwrap();
 }
 
 #[test]

@@ -4,7 +4,6 @@ pub mod add;
 pub mod check;
 pub mod del;
 pub mod gc;
-mod rdma_cni;
 pub mod status;
 
 use std::path::Path;

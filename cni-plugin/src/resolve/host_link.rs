@@ -147,7 +147,7 @@ impl HostLink {
         };
         let mode = match rdma.as_slice() {
             [] => None,
-            _ => hca::nldev::netns_mode(roots).map_err(|e| unreadable(&e))?,
+            _ => hca::netns_mode(roots).map_err(|e| unreadable(&e))?,
         };
         let hcas = match lookup::hcas_of_netdev(roots, &shown, &rdma) {
             Ok(hcas) => hcas,

@@ -3,27 +3,9 @@
 use std::collections::BTreeMap;
 
 use hca::topology::Class;
-use serde::Serialize;
+use node_wire::status::PodAlignment;
 
 use super::store::Bindings;
-
-/// The HCAs of a pod, of one resource.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct PodAlignment {
-    /// The resource.
-    pub resource: String,
-    /// Namespace of the pod.
-    pub namespace: String,
-    /// Name of the pod.
-    pub pod: String,
-    /// The farthest of its GPUs from the HCA that serves it, as `nvidia-smi topo -m` writes it; none
-    /// for a pod without GPUs.
-    pub worst: Option<String>,
-    /// Share of its GPUs that reach their HCA without a host bridge, from 0 to 1; none for a pod
-    /// without GPUs.
-    pub score: Option<f64>,
-}
 
 /// One entry for each pod and resource, in order of their names.
 pub(crate) fn of_pods(bindings: &Bindings) -> Vec<PodAlignment> {

@@ -284,6 +284,13 @@ impl Binder {
         })
     }
 
+    /// The bindings as they are on disk; `None` if they cannot be read now.
+    pub(crate) async fn bindings(&self) -> Option<Bindings> {
+        let places = self.places.clone();
+        let read = self.blocking(move || places.store().read()).await;
+        read.ok()?.ok()
+    }
+
     /// The gate before a container starts: its slots are bound to its pod, and their files say what
     /// is true now. A pod without network attachment is bound here, where its pool allows it.
     ///

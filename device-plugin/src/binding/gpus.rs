@@ -330,7 +330,7 @@ impl Gpus {
 
 #[cfg(test)]
 mod tests {
-    use hca::tree::{PciSpec, Tree, machine};
+    use hca_trees::{PciSpec, Tree, machine};
     use node_wire::Allocation;
 
     use super::*;

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use attachment::cdi_file::CdiDirectory;
 use attachment::journal;
 use hca::Host;
-use node::identity::boot_id;
 use node::policy::Policy;
 
 use super::evidence::Attached;
@@ -18,6 +17,8 @@ pub(crate) struct Places {
     pub host: Host,
     /// The node's policy, which names the state directory.
     pub policy: PathBuf,
+    /// The directory of the node's sockets, which ends with the boot.
+    pub run_dir: PathBuf,
     /// Where CDI files go.
     pub cdi_dir: PathBuf,
     /// The kubelet's device-plugins directory, which has its checkpoint.
@@ -25,25 +26,19 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    fn state_dir(&self) -> PathBuf {
-        hca::host::show(&self.policy);
-        let state_dir = Policy::load_for_release(&self.policy).0.state_dir;
-        hca::host::show(&state_dir);
-        state_dir
-    }
-
-    /// The bindings of this boot.
+    /// The bindings.
     pub(crate) fn store(&self) -> Store {
-        Store::at(&self.state_dir(), &boot_id(&self.host.proc))
+        Store::at(&self.run_dir)
     }
 
-    /// What the CNI plugin's journal has.
+    /// What the CNI plugin's journal has, in every state directory that the policy names or named.
     ///
     /// # Errors
     /// The journal cannot be listed.
     pub(crate) fn attached(&self) -> Result<Attached, String> {
-        let (records, unreadable) = journal::Store::at(&self.state_dir())
-            .records()
+        hca::host::show(&self.policy);
+        let state_dir = Policy::load_for_release(&self.policy).0.state_dir;
+        let (records, unreadable) = journal::Store::records_of_node(&self.policy, &state_dir)
             .map_err(|error| error.to_string())?;
         let unreadable = unreadable
             .into_iter()

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use diagnostics::topology::nccl;
+use crate::nccl;
 use hca::HcaId;
 use hca::topology::Machine;
 use hca::topology::rail::{Rail, Source};
@@ -218,9 +218,6 @@ pub(super) fn placed(mut machine: Machine, topology: &TopologyConfig) -> Result<
     if let Some(file) = &topology.nccl_topology {
         let places = nccl::read(file).map_err(|error| format!("{error:#}"))?;
         machine.place(&places);
-    }
-    if let Some(pairing) = &topology.pair {
-        machine.pair(pairing).map_err(|error| error.to_string())?;
     }
     for nic in &mut machine.nics {
         if let Some(number) = topology.rails.get(&nic.physical) {

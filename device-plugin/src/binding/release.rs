@@ -30,12 +30,6 @@ pub(crate) async fn keep_releasing(
     reader: Reader,
     stop: CancellationToken,
 ) {
-    let places = binder.places().clone();
-    reader.start(move || {
-        if let Err(error) = places.store().remove_earlier_boots() {
-            tracing::debug!(%error, "cannot remove bindings of earlier boots");
-        }
-    });
     let mut before: Vec<(Binding, Over)> = Vec::new();
     loop {
         tokio::select! {

@@ -2,8 +2,8 @@
 //!
 //! A file is created only where there is none of its name, so no two pods are bound to one HCA,
 //! whichever processes bind. It is whole from the moment on that it has its name: a process that is
-//! killed leaves all of it or nothing. Bindings are of one boot: they are below a directory with the
-//! boot's ID, and nothing is lost with a loss of power, after which no HCA is in a pod.
+//! killed leaves all of it or nothing. Bindings are of one boot, so they are in `/run`, which ends with
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,9 +12,11 @@ use std::path::{Path, PathBuf};
 
 use hca::HcaId;
 use node_wire::Pod;
+use node_wire::status::BindingStatus;
+pub(crate) use node_wire::status::ServedGpu;
 use serde::{Deserialize, Serialize};
 
-/// The directory below the state directory.
+/// The directory below that of the node's sockets.
 pub(crate) const DIRECTORY: &str = "bindings";
 /// The version of the files.
 const VERSION: u32 = 1;
@@ -63,18 +65,14 @@ pub(crate) enum Stage {
     Started,
 }
 
-/// A GPU that an HCA serves.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct ServedGpu {
-    /// Its PCI address.
-    pub gpu: String,
-    /// Their distance, as `nvidia-smi topo -m` writes it.
-    pub class: String,
-    /// Whether they reach each other without a host bridge.
-    pub peer_to_peer: bool,
-    /// Whether no HCA of the node is nearer.
-    pub aligned: bool,
+impl Stage {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Bound => "bound",
+            Self::Attached => "attached",
+            Self::Started => "started",
+        }
+    }
 }
 
 impl Binding {
@@ -92,6 +90,20 @@ impl Binding {
             created: attachment::node::now(),
             rail: 0,
             gpus: Vec::new(),
+        }
+    }
+
+    /// As the daemon answers it.
+    pub(crate) fn status(&self) -> BindingStatus {
+        BindingStatus {
+            resource: self.resource.clone(),
+            unit: self.unit.clone(),
+            hca: self.hca.clone(),
+            pod: self.pod.clone(),
+            container: self.container.clone(),
+            stage: self.stage.word().to_owned(),
+            rail: self.rail,
+            gpus: self.gpus.clone(),
         }
     }
 
@@ -121,24 +133,17 @@ impl Bindings {
     }
 }
 
-/// The bindings of this boot.
+/// The bindings of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
-    above: PathBuf,
     directory: PathBuf,
 }
 
 impl Store {
-    /// Below the state directory of the node's policy.
-    pub(crate) fn at(state_dir: &Path, boot: &str) -> Self {
-        let above = state_dir.join(DIRECTORY);
-        // A kernel without boot IDs; nothing else may become part of the path.
-        let is_id =
-            !boot.is_empty() && boot.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        let boot = if is_id { boot } else { "boot" };
+    /// Below the directory of the node's sockets.
+    pub(crate) fn at(run_dir: &Path) -> Self {
         Self {
-            directory: above.join(boot),
-            above,
+            directory: run_dir.join(DIRECTORY),
         }
     }
 
@@ -217,25 +222,6 @@ impl Store {
         }
     }
 
-    /// Removes bindings of earlier boots, and what killed writers left in this one.
-    ///
-    /// # Errors
-    /// What the kernel said.
-    pub(crate) fn remove_earlier_boots(&self) -> io::Result<()> {
-        node::file::remove_leftovers(&self.directory)?;
-        let entries = match fs::read_dir(&self.above) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
-        for entry in entries {
-            let path = entry?.path();
-            if path != self.directory {
-                fs::remove_dir_all(path)?;
-            }
-        }
-        Ok(())
-    }
-
     fn path(&self, hca: &HcaId) -> PathBuf {
         self.directory.join(hca.to_string())
     }
@@ -269,7 +255,7 @@ mod tests {
     #[test]
     fn an_hca_is_bound_once_and_what_is_written_reads_back() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::at(dir.path(), "b1");
+        let store = Store::at(dir.path());
         assert_eq!(store.read().unwrap(), Bindings::default());
         let first = binding("0000:3b:00.0", "slot_3e71787e_0");
         store.create(&first).unwrap();
@@ -290,9 +276,9 @@ mod tests {
     #[test]
     fn an_unreadable_binding_still_binds_its_hca() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::at(dir.path(), "b1");
+        let store = Store::at(dir.path());
         store.create(&binding("0000:3b:00.0", "x")).unwrap();
-        let directory = dir.path().join("bindings/b1");
+        let directory = dir.path().join("bindings");
         for text in ["", "{", "[]", "{\"version\": 2}"] {
             fs::write(directory.join("0000:3b:00.0"), text).unwrap();
             let read = store.read().unwrap();
@@ -306,24 +292,6 @@ mod tests {
         fs::write(directory.join(".0000:3b:00.1.0123456789abcdef.new"), "{").unwrap();
         fs::write(directory.join("README"), "{").unwrap();
         assert_eq!(store.read().unwrap().unreadable.len(), 1);
-    }
-
-    #[test]
-    fn another_boot_has_no_bindings() {
-        let dir = tempfile::tempdir().unwrap();
-        let before = Store::at(dir.path(), "b1");
-        before.create(&binding("0000:3b:00.0", "x")).unwrap();
-        let after = Store::at(dir.path(), "b2");
-        assert_eq!(after.read().unwrap(), Bindings::default());
-        after.create(&binding("0000:3b:00.0", "y")).unwrap();
-        after.remove_earlier_boots().unwrap();
-        assert_eq!(before.read().unwrap(), Bindings::default());
-        assert_eq!(after.read().unwrap().all.len(), 1);
-        // Nothing of a boot ID leads out of the directory.
-        for boot in ["", "../x", "a/b"] {
-            let directory = Store::at(dir.path(), boot).directory;
-            assert_eq!(directory, dir.path().join("bindings/boot"));
-        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::{Candidate, Function, LinkType, Netdev, Pci, Pf, Port, RdmaDevice};
 
 /// An RDMA device that no pool can use, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unusable {
+pub struct Unusable {
     /// Its name.
     pub rdma_device: String,
     /// Why it cannot be offered.
@@ -22,7 +22,7 @@ pub(crate) struct Unusable {
 /// Groups the RDMA devices of a host by identity, in the host's own order of device names.
 ///
 /// `functions` are the PCI functions of devices that are in another network namespace.
-pub(crate) fn list(
+pub fn list(
     inventory: &Inventory,
     functions: &BTreeMap<PciAddress, PciFunction>,
 ) -> (Vec<Candidate>, Vec<Unusable>) {

@@ -11,14 +11,17 @@ use std::path::Path;
 
 use hca::inventory::Inventory;
 use hca::unit::HcaId;
+use node::identity::boot_id;
+use node::policy::Policy;
 use node::trust;
 use serde::{Deserialize, Serialize};
 
-use super::gather::Unusable;
+use super::gather::{self, Unusable};
 use super::{Candidate, RdmaDevice};
+use crate::host_snapshot::HostSnapshot;
 
 /// The file in the state directory.
-pub(crate) const FILE: &str = "known-hcas";
+pub const FILE: &str = "known-hcas";
 /// The version of the file.
 const VERSION: u32 = 1;
 /// An HCA has about 600 bytes.
@@ -27,7 +30,7 @@ const MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// HCAs as they were last known, all of them whole. The default one is for a file that could not be
 /// read in time.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Memory {
+pub struct Memory {
     /// The boot whose file it replaces; none if the file was not read, and must stay.
     boot: Option<String>,
     known: BTreeMap<HcaId, Candidate>,
@@ -43,7 +46,7 @@ struct Document {
 
 impl Memory {
     /// What an earlier daemon of this boot knew. `boot` is the kernel's boot ID.
-    pub(crate) fn load(state_dir: &Path, boot: String) -> Self {
+    pub fn load(state_dir: &Path, boot: String) -> Self {
         let path = state_dir.join(FILE);
         let hcas = match read(&path) {
             Ok(Some(document)) if document.boot == boot => document.hcas,
@@ -63,7 +66,7 @@ impl Memory {
     }
 
     /// The file's content, unless the file has to stay as it is.
-    pub(crate) fn text(&self) -> Option<String> {
+    pub fn text(&self) -> Option<String> {
         let document = Document {
             version: VERSION,
             boot: self.boot.clone()?,
@@ -75,7 +78,7 @@ impl Memory {
     /// Fills what candidates lack from what was known of them, and remembers what is known now.
     /// RDMA devices on no bus have no identity while they are not visible: their names, which are
     /// unique over all network namespaces, lead to what is known, and they are usable then.
-    pub(crate) fn complete(
+    pub fn complete(
         &mut self,
         candidates: &mut Vec<Candidate>,
         unusable: &mut Vec<Unusable>,
@@ -119,6 +122,21 @@ impl Memory {
             }
         }
     }
+}
+
+/// The HCAs of a scan, those in pods with what the daemon of this node knows of them. For commands:
+/// nothing is written.
+#[must_use]
+pub fn list(
+    seen: &HostSnapshot,
+    policy: &Path,
+    host: &hca::Host,
+) -> (Vec<Candidate>, Vec<Unusable>) {
+    let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
+    let state_dir = Policy::load_for_release(policy).0.state_dir;
+    let mut memory = Memory::load(&state_dir, boot_id(&host.proc));
+    memory.complete(&mut candidates, &mut unusable, &seen.inventory);
+    (candidates, unusable)
 }
 
 /// Whether it may be the same HCA: one that was plugged in its place has its identity, and nothing of

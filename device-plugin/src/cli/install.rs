@@ -17,6 +17,9 @@ pub(super) struct Install {
     /// The node's CNI directory, as this container sees it
     #[arg(long, value_name = "DIR", default_value = "/host/opt/cni/bin")]
     to: PathBuf,
+    /// Also install rdmactl, beside the CNI programs
+    #[arg(long)]
+    with_rdmactl: bool,
     /// Node policy to install; without it the node's own stays as it is
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -58,7 +61,8 @@ impl Install {
                 .map(PathBuf::from)
                 .unwrap_or_default(),
         };
-        for name in cni_program::NAMES {
+        let rdmactl = self.with_rdmactl.then_some("rdmactl");
+        for name in cni_program::NAMES.into_iter().chain(rdmactl) {
             let outcome = install::program(&from.join(name), &self.to)?;
             let new = Some(env!("CARGO_PKG_VERSION"));
             writeln!(

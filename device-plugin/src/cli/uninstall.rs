@@ -34,7 +34,7 @@ pub(super) struct Uninstall {
     )]
     cdi_dir: PathBuf,
     /// Directory of the node's sockets
-    #[arg(long, value_name = "DIR", default_value = "/run/rdma-netdev")]
+    #[arg(long, value_name = "DIR", default_value = super::RUN_DIR)]
     run_dir: PathBuf,
     #[command(flatten)]
     node: super::NodePolicy,

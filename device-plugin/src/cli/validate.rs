@@ -1,23 +1,23 @@
 //! `rdma-device-plugin validate`: what a configuration means, before the kubelet hears of it.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use node::document::versioned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::candidate::gather;
-use crate::config::{self, Config, PoolConfig, Problems, Sharing, nic_cluster_policy};
+use crate::config::{self, Config, PoolConfig, Sharing};
+use crate::host_snapshot::HostSnapshot;
 use crate::pool::{self, Pools, Reason};
 use crate::snapshot::{Health, UnhealthyReason};
 
 /// Checks a configuration and shows how it is understood.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 the file is in order, 1 it is not or a resource of it is refused, \
-    2 wrong usage. With --on-host \
-    an HCA that two pools choose is a mistake, unless both are shared."
+    after_help = "rdmactl validate checks policies and networks, too, and what pools have on a host.\n\
+    Exit status: 0 the file is in order, 1 it is not or a resource of it is refused, 2 wrong usage."
 )]
 pub(super) struct Validate {
     /// Configuration file [default: as for "run"]
@@ -26,20 +26,11 @@ pub(super) struct Validate {
     /// The same as a flag
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
-    /// Read an operator's `NicClusterPolicy` ("kubectl get nicclusterpolicies -o yaml"), "-" for
-    /// standard input, and print values for our chart
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "on_host"])]
-    from_nic_cluster_policy: Option<PathBuf>,
-    /// Scan this host's hardware, too: which HCAs each pool has here
-    #[arg(long)]
-    on_host: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     defaults: super::Defaults,
-    #[command(flatten)]
-    host: super::HostRoot,
 }
 
 impl Validate {
@@ -48,170 +39,131 @@ impl Validate {
     /// # Errors
     /// Everything that is wrong with the file.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        if let Some(policy) = &self.from_nic_cluster_policy {
-            return self.take_over(policy, out);
+        let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
+        let place = path.display().to_string();
+        let checked = check(&place, &config::text(&path)?, &self.defaults.read(), None);
+        match self.json {
+            true => writeln!(out, "{:#}", versioned(checked.document()))?,
+            false => out.write_all(checked.text.as_bytes())?,
         }
-        let named = self.file.clone().or(self.config_file.clone());
-        let path = match super::config_file(named) {
-            Ok(path) => path,
-            Err(error) => return self.fail(None, error, &[], out),
-        };
-        let config = match config::load(&path, &self.defaults.read()) {
-            Ok(config) => config,
-            Err(config::Error::Invalid { path, problems }) => {
-                return self.refuse(&path, &problems, out);
-            }
-            Err(error) => return self.fail(Some(&path), error.into(), &[], out),
-        };
-        let here = match self.on_host.then(|| self.pools(&config)).transpose() {
-            Ok(here) => here,
-            Err(error) => return self.fail(Some(&path), error, &config.warnings, out),
-        };
-        let contested = here.iter().flat_map(|here| &here.excluded);
-        let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
-        let contested = contested.map(ToString::to_string);
-        let snapshots = here.iter().flat_map(|here| &here.snapshots);
-        let overlapping = snapshots.filter_map(|snapshot| {
-            snapshot.members().iter().find_map(|one| match &one.health {
-                Health::Unhealthy(UnhealthyReason::Overlap(reason)) => {
-                    Some(format!("{}: {reason}", snapshot.resource()))
-                }
-                _ => None,
-            })
-        });
-        let refused = config.refused.iter().cloned();
-        let mistakes: Vec<String> = refused.chain(contested).chain(overlapping).collect();
-        self.print(&path, &config, here.as_ref(), &mistakes, out)?;
-        if mistakes.is_empty() {
-            return Ok(());
-        }
-        bail!("{}", mistakes.join("\n"))
-    }
-
-    /// Prints the values that an operator's policy comes to, once the configuration in it was read.
-    fn take_over(&self, path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
-        let text = match super::text_of(path) {
-            Ok(text) => text,
-            Err(error) => return self.fail(Some(path), error, &[], out),
-        };
-        let read = nic_cluster_policy::read(&text);
-        let from = match read {
-            Ok(from) => from,
-            Err(problems) => return self.refuse(path, &problems, out),
-        };
-        let config = match config::parse(&from.config) {
-            Ok(config) => config,
-            Err(problems) => return self.refuse(path, &problems, out),
-        };
-        if self.json {
-            let document = json!({
-                "file": path, "valid": config.refused.is_empty(), "errors": config.refused,
-                "warnings": config.warnings, "from": format!("spec.{}", from.field),
-                "values": from.values_file(), "notes": from.notes,
-            });
-            writeln!(out, "{:#}", versioned(document)).context("print")?;
-        } else {
-            for note in from.notes.iter().chain(&config.warnings) {
-                writeln!(out, "# {note}")?;
-            }
-            out.write_all(from.values_file().as_bytes())?;
-        }
-        match config.refused.is_empty() {
+        match checked.errors.is_empty() {
             true => Ok(()),
-            false => bail!("{}", config.refused.join("\n")),
+            false => bail!("configuration {place} is refused\n{}", checked.faults()),
         }
     }
+}
 
-    /// A refused file with every problem and every warning, in text each on a line of its own.
-    fn refuse(&self, path: &Path, problems: &Problems, out: &mut impl Write) -> anyhow::Result<()> {
-        let errors: Vec<String> = problems.iter().map(str::to_owned).collect();
-        let warnings: Vec<String> = problems.warnings().map(str::to_owned).collect();
-        self.print_failure(Some(path), &errors, &warnings, out)?;
-        let errors = errors.iter().map(|problem| format!("\nerror: {problem}"));
-        let warnings = warnings.iter().map(|text| format!("\nwarning: {text}"));
-        let lines: String = errors.chain(warnings).collect();
-        bail!("configuration {} is refused{lines}", path.display())
+/// What a configuration means, and what is wrong with it.
+#[derive(Debug)]
+pub struct Checked {
+    /// How it is understood, for a person; empty if it is not.
+    pub text: String,
+    /// Every mistake.
+    pub errors: Vec<String>,
+    /// What is worth knowing.
+    pub warnings: Vec<String>,
+    document: Value,
+}
+
+impl Checked {
+    /// The same for a program.
+    #[must_use]
+    pub fn document(&self) -> Value {
+        self.document.clone()
     }
 
-    /// An error that is none of the file's contents.
-    fn fail(
-        &self,
-        path: Option<&Path>,
-        error: anyhow::Error,
-        warnings: &[String],
-        out: &mut impl Write,
-    ) -> anyhow::Result<()> {
-        self.print_failure(path, &[super::chain(&error)], warnings, out)?;
-        Err(error)
+    /// Mistakes and, where it is refused as a whole, warnings: a line each.
+    #[must_use]
+    pub fn faults(&self) -> String {
+        let errors = self.errors.iter().map(|error| format!("error: {error}"));
+        let warnings = self.warnings.iter().filter(|_| self.text.is_empty());
+        let warnings = warnings.map(|text| format!("warning: {text}"));
+        errors.chain(warnings).collect::<Vec<_>>().join("\n")
     }
+}
 
-    /// With `--json` there is a document whatever is wrong.
-    fn print_failure(
-        &self,
-        path: Option<&Path>,
-        errors: &[String],
-        warnings: &[String],
-        out: &mut impl Write,
-    ) -> anyhow::Result<()> {
-        if !self.json {
-            return Ok(());
+/// Checks the text of a configuration, and with a scan of a host what its pools have there: an HCA
+/// that two pools choose is then a mistake, unless both are shared.
+#[must_use]
+pub fn check(
+    place: &str,
+    text: &str,
+    defaults: &config::Defaults,
+    host: Option<&HostSnapshot>,
+) -> Checked {
+    let config = match config::parse_with(text, defaults) {
+        Ok(config) => config,
+        Err(problems) => {
+            let errors: Vec<String> = problems.iter().map(str::to_owned).collect();
+            let warnings: Vec<String> = problems.warnings().map(str::to_owned).collect();
+            return Checked {
+                text: String::new(),
+                document: json!({
+                    "file": place, "valid": false, "errors": errors, "warnings": warnings,
+                }),
+                errors,
+                warnings,
+            };
         }
-        let document = json!({
-            "file": path, "valid": false, "errors": errors, "warnings": warnings,
-        });
-        writeln!(out, "{:#}", versioned(document)).context("print")
-    }
-
-    fn pools(&self, config: &Config) -> anyhow::Result<Pools> {
-        let seen = self.host.scan()?;
-        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
-        Ok(pool::assemble(config, &candidates, &seen, &[]))
-    }
-
-    fn print(
-        &self,
-        path: &Path,
-        config: &Config,
-        here: Option<&Pools>,
-        mistakes: &[String],
-        out: &mut impl Write,
-    ) -> anyhow::Result<()> {
-        let rescan = config.rescan.map(|every| every.as_secs());
-        if self.json {
-            let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
-            let document = json!({
-                "file": path, "valid": mistakes.is_empty(), "errors": mistakes,
-                "format": config.format.to_string(), "rescanSeconds": rescan,
-                "pools": pools, "warnings": config.warnings, "refused": config.refused,
-                "excluded": here.map(excluded), "remarks": here.map(|here| &here.remarks),
-            });
-            return writeln!(out, "{:#}", versioned(document)).context("print");
-        }
-        let rescan = rescan.map_or("off".into(), |seconds| format!("every {seconds} s"));
-        writeln!(
-            out,
-            "{}: {}, rescan {rescan}",
-            path.display(),
-            config.format
-        )?;
-        for pool in &config.pools {
-            writeln!(out, "  {}: {}", pool.resource, units(pool.sharing))?;
-            for selector in &pool.selectors {
-                writeln!(out, "    HCAs with {selector}")?;
+    };
+    let here = host.map(|host| {
+        let (candidates, _) = gather::list(&host.inventory, &host.functions);
+        pool::assemble(&config, &candidates, host, &[])
+    });
+    let here = here.as_ref();
+    let contested = here.into_iter().flat_map(|here| &here.excluded);
+    let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
+    let contested = contested.map(ToString::to_string);
+    let snapshots = here.into_iter().flat_map(|here| &here.snapshots);
+    let overlapping = snapshots.filter_map(|snapshot| {
+        snapshot.members().iter().find_map(|one| match &one.health {
+            Health::Unhealthy(UnhealthyReason::Overlap(reason)) => {
+                Some(format!("{}: {reason}", snapshot.resource()))
             }
-            match here.map(|here| members(pool, here)) {
-                Some(here) if here.is_empty() => writeln!(out, "    on this host: none")?,
-                Some(here) => writeln!(out, "    on this host: {}", here.join(", "))?,
-                None => {}
-            }
-        }
-        let excluded = here.map(excluded).unwrap_or_default();
-        let remarks = here.iter().flat_map(|here| &here.remarks);
-        for warning in config.warnings.iter().chain(&excluded).chain(remarks) {
-            writeln!(out, "warning: {warning}")?;
-        }
-        Ok(())
+            _ => None,
+        })
+    });
+    let refused = config.refused.iter().cloned();
+    let errors: Vec<String> = refused.chain(contested).chain(overlapping).collect();
+    let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
+    let document = json!({
+        "file": place, "valid": errors.is_empty(), "errors": errors,
+        "format": config.format.to_string(),
+        "rescanSeconds": config.rescan.map(|every| every.as_secs()),
+        "pools": pools, "warnings": config.warnings, "refused": config.refused,
+        "excluded": here.map(excluded), "remarks": here.map(|here| &here.remarks),
+    });
+    Checked {
+        text: text_of(place, &config, here),
+        errors,
+        warnings: config.warnings,
+        document,
     }
+}
+
+fn text_of(place: &str, config: &Config, here: Option<&Pools>) -> String {
+    let rescan = config
+        .rescan
+        .map(|every| format!("every {} s", every.as_secs()));
+    let rescan = rescan.unwrap_or_else(|| "off".to_owned());
+    let mut text = format!("{place}: {}, rescan {rescan}\n", config.format);
+    for pool in &config.pools {
+        text += &format!("  {}: {}\n", pool.resource, units(pool.sharing));
+        for selector in &pool.selectors {
+            text += &format!("    HCAs with {selector}\n");
+        }
+        match here.map(|here| members(pool, here)) {
+            Some(here) if here.is_empty() => text += "    on this host: none\n",
+            Some(here) => text += &format!("    on this host: {}\n", here.join(", ")),
+            None => {}
+        }
+    }
+    let excluded = here.map(excluded).unwrap_or_default();
+    let remarks = here.into_iter().flat_map(|here| &here.remarks);
+    for warning in config.warnings.iter().chain(&excluded).chain(remarks) {
+        text += &format!("warning: {warning}\n");
+    }
+    text
 }
 
 /// Why HCAs are not in a pool that chooses them, but for what is a mistake of the configuration.

@@ -7,13 +7,13 @@
 pub(crate) mod last_good;
 pub(crate) mod model;
 pub(crate) mod native;
-pub(crate) mod nic_cluster_policy;
 pub(crate) mod range;
 pub(crate) mod resource;
 pub(crate) mod rsdp;
 pub(crate) mod selector;
 mod spelling;
 pub(crate) mod sriov;
+mod value;
 
 use std::fmt;
 use std::io::Read as _;

@@ -7,10 +7,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hca::PciAddress;
-use hca::topology::pairing::Pairing;
+use serde::Deserialize;
 
 use super::resource::ResourceName;
 use super::selector::Selector;
+use super::value;
 
 /// Interval of rescans when the file does not say one.
 pub(crate) const DEFAULT_RESCAN_INTERVAL: Duration = Duration::from_secs(60);
@@ -56,30 +57,37 @@ pub struct Config {
 }
 
 /// What an administrator knows of GPUs and NICs and the host does not show. Late binding goes by it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct TopologyConfig {
-    /// Pairs of GPUs and NICs.
-    pub pair: Option<Pairing>,
     /// A NCCL topology file that has their places.
+    #[serde(deserialize_with = "value::absolute")]
     pub nccl_topology: Option<PathBuf>,
     /// Rails by physical function.
+    #[serde(deserialize_with = "value::rails")]
     pub rails: BTreeMap<PciAddress, u32>,
     /// Resources of GPUs, beside those that are known.
     pub gpu_resources: Vec<ResourceName>,
 }
 
 /// How long a port has to stay as it is before that counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Damping {
     /// Down for this long before its units are Unhealthy.
+    #[serde(deserialize_with = "value::time")]
     pub down_delay: Duration,
     /// Up for this long before they are Healthy again.
+    #[serde(deserialize_with = "value::time")]
     pub up_delay: Duration,
     /// Losses within `flap_window` from which on a port counts as flapping.
+    #[serde(deserialize_with = "value::flaps")]
     pub flaps: u32,
     /// How far back losses count.
+    #[serde(deserialize_with = "value::time")]
     pub flap_window: Duration,
     /// Up for this long before the units of a port that flapped are Healthy again.
+    #[serde(deserialize_with = "value::time")]
     pub flap_hold: Duration,
 }
 
@@ -161,7 +169,8 @@ pub enum Variables {
 }
 
 /// How containers get their devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Delivery {
     /// Paths and permissions in the response.
     #[default]
@@ -182,12 +191,13 @@ impl Delivery {
 
 /// Something of the host that a pool waits for: a driver container that builds and loads drivers says
 /// when it is done.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Gate {
     /// This file is there, as this process sees it.
-    File(PathBuf),
+    File(#[serde(deserialize_with = "value::absolute")] PathBuf),
     /// This kernel module is loaded.
-    Module(String),
+    Module(#[serde(deserialize_with = "value::module")] String),
 }
 
 impl fmt::Display for Gate {
@@ -205,8 +215,8 @@ impl FromStr for Gate {
     /// `file:/run/mellanox/drivers/.driver-ready`, `module:mlx5_ib`.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            Some(("file", path)) => Gate::file(path),
-            Some(("module", name)) => Gate::module(name),
+            Some(("file", path)) => absolute_path(path).map(Gate::File),
+            Some(("module", name)) => module_name(name).map(Gate::Module),
             _ => Err(format!(
                 "{text:?}: write file:/ABSOLUTE/PATH or module:NAME"
             )),
@@ -214,25 +224,17 @@ impl FromStr for Gate {
     }
 }
 
-impl Gate {
-    /// A file that has to be there.
-    pub fn file(path: &str) -> Result<Self, String> {
-        let path = PathBuf::from(path);
-        if path.is_absolute() {
-            Ok(Gate::File(path))
-        } else {
-            Err(format!("{path:?} is no absolute path"))
-        }
-    }
+pub(super) fn absolute_path(path: &str) -> Result<PathBuf, String> {
+    let absolute = Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    absolute.ok_or_else(|| format!("{path:?} is not an absolute path"))
+}
 
-    /// A module that has to be loaded, by its name or its file's: the kernel writes `_` for `-`.
-    pub fn module(name: &str) -> Result<Self, String> {
-        let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        if !name.is_empty() && name.chars().all(legal) {
-            Ok(Gate::Module(name.replace('-', "_")))
-        } else {
-            Err(format!("{name:?} is no name of a kernel module"))
-        }
+/// A kernel module, by its name or its file's: the kernel writes `_` for `-`.
+pub(super) fn module_name(name: &str) -> Result<String, String> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    match !name.is_empty() && name.chars().all(legal) {
+        true => Ok(name.replace('-', "_")),
+        false => Err(format!("{name:?} is not the name of a kernel module")),
     }
 }
 
@@ -360,7 +362,8 @@ impl Policy {
 }
 
 /// A class of character devices below `/dev/infiniband`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NodeClass {
     /// `uverbsN`: verbs of one RDMA device.
     Uverbs,
@@ -394,12 +397,19 @@ impl NodeClass {
 }
 
 /// Which classes of character devices a container gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct NodeRule {
     /// An HCA without one of these is Unhealthy.
     pub required: Vec<NodeClass>,
     /// Handed over where they exist.
     pub optional: Vec<NodeClass>,
+}
+
+impl Default for NodeRule {
+    fn default() -> Self {
+        Self::verbs()
+    }
 }
 
 impl NodeRule {

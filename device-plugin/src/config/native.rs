@@ -21,41 +21,24 @@
 //!       - { pfNames: ["ens2f0#0-3"] }
 //! ```
 //!
-//! Everything a person may have meant otherwise is an error with its line: unknown and repeated
-//! keys, words outside a list of choices, keys that do not belong to the mode.
-//!
-//! - `form`: keys and words as they are written, with their places; `select`: those of selectors
-//! - `message`: what is wrong with the form
-
-mod form;
-mod message;
-mod select;
+//! Anything ambiguous is an error that names the line: unknown and repeated keys, words outside a list
+//! of choices, keys that do not belong to the mode.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use hca::PciAddress;
-use hca::topology::pairing::Pairing;
+use node::spelling::nearest;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_saphyr::Spanned;
-
-use node::duration;
+use serde_saphyr::{Location, Spanned};
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_TIME,
-    MAX_UNITS, MIN_RESCAN_INTERVAL, NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing,
-    TopologyConfig, Variables,
+    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, NodeRule,
+    Policy, PoolConfig, PortHealth, Sharing, TopologyConfig, Variables,
 };
 use super::resource::ResourceName;
 use super::selector::Selector;
-use super::{Findings, Problems};
-use form::{
-    BindingWord, DeliveryWord, ExcludeWord, GateWord, Health, Mode, NodeWord, Nodes, PolicyWord,
-    Pool, Topology, read_file,
-};
-use message::{at, from_text};
+use super::{Findings, Problems, value};
 
 /// The version this program reads.
 const VERSION: u32 = 1;
@@ -63,7 +46,80 @@ const VERSION: u32 = 1;
 #[derive(Deserialize)]
 struct Versioned {
     version: Option<Spanned<u32>>,
-    pools: Option<Spanned<IgnoredAny>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct File {
+    #[serde(rename = "version")]
+    _version: IgnoredAny,
+    #[serde(default = "usual_interval", deserialize_with = "value::rescan")]
+    rescan_interval: Option<Duration>,
+    #[serde(default)]
+    health: Damping,
+    #[serde(default)]
+    topology: TopologyConfig,
+    pools: Spanned<Vec<Pool>>,
+}
+
+fn usual_interval() -> Option<Duration> {
+    Some(DEFAULT_RESCAN_INTERVAL)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Pool {
+    resource: Spanned<ResourceName>,
+    mode: Mode,
+    #[serde(default)]
+    binding: Binding,
+    strict: Option<bool>,
+    bind_at_start: Option<bool>,
+    environment: Option<bool>,
+    #[serde(default, deserialize_with = "value::slots")]
+    slots: Option<u32>,
+    policy: Option<Placement>,
+    #[serde(default)]
+    nodes: NodeRule,
+    #[serde(default)]
+    exclude_topology: bool,
+    delivery: Option<Delivery>,
+    #[serde(default, deserialize_with = "value::exclusion")]
+    exclude: Option<Exclusion>,
+    #[serde(default)]
+    wait_for: Vec<Gate>,
+    #[serde(default)]
+    optional: bool,
+    #[serde(default)]
+    link_up: bool,
+    #[serde(deserialize_with = "value::select")]
+    select: Vec<Selector>,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Shared,
+    Exclusive,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+enum Binding {
+    #[default]
+    Early,
+    Late,
+}
+
+/// The words of `policy`: a [`Policy`], or that each unit stands for all HCAs.
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum Placement {
+    AllHcas,
+    Spread,
+    Pack,
+    Numa,
+    SameHca,
 }
 
 /// Reads the text of a file.
@@ -84,360 +140,167 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
         }
         Some(_) => {}
     }
+    let file: File = from_text(text)?;
     let mut findings = Findings::default();
-    let file = read_file(text, &mut findings).unwrap_or_default();
-    let rescan = match &file.rescan_interval {
-        None => Some(DEFAULT_RESCAN_INTERVAL),
-        Some(text) => match duration::parse(&text.value) {
-            Some(Duration::ZERO) => {
-                findings.warn("rescanInterval is 0: periodic rescans are off");
-                None
-            }
-            Some(interval) if (MIN_RESCAN_INTERVAL..=MAX_TIME).contains(&interval) => {
-                Some(interval)
-            }
-            Some(_) => {
-                findings.problem(format!(
-                    "{}rescanInterval {:?}: give a time between 1s and 24h, or 0 for never",
-                    at(text.referenced),
-                    text.value
-                ));
-                None
-            }
-            None => {
-                findings.problem(format!(
-                    "{}rescanInterval {:?}: write a number and ms, s, m or h, as 60s; 0 is off",
-                    at(text.referenced),
-                    text.value
-                ));
-                None
-            }
-        },
-    };
-    if file.pools.is_empty() && findings.problems.is_empty() {
-        let place = versioned.pools.map(|pools| at(pools.referenced));
-        findings.problem(format!("{}pools is empty", place.unwrap_or_default()));
+    if file.rescan_interval.is_none() {
+        findings.warn("rescanInterval is 0: periodic rescans are off");
     }
-    let damping = file.health.damping(&mut findings);
-    let topology = file.topology.read(&mut findings);
-    let pools = file
-        .pools
-        .iter()
-        .filter_map(|pool| read_pool(pool, &mut findings))
-        .collect();
+    if file.pools.value.is_empty() {
+        findings.problem(format!("{}pools is empty", at(file.pools.referenced)));
+    }
+    let pools = file.pools.value.into_iter();
+    let pools = pools.map(|pool| pool.read(&mut findings)).collect();
     findings.conclude(Config {
         format: Format::Native,
-        rescan,
-        damping,
+        rescan: file.rescan_interval,
+        damping: file.health,
         pools,
-        topology,
+        topology: file.topology,
         warnings: Vec::new(),
         refused: Vec::new(),
     })
 }
 
-fn read_pool(pool: &Pool, findings: &mut Findings) -> Option<PoolConfig> {
-    let place = at(pool.resource.referenced);
-    let problems_before = findings.problems.len();
-    let parsed = ResourceName::parse(&pool.resource.value);
-    let resource = findings.keep(parsed.map_err(|error| format!("{place}{error}")));
-    let sharing = sharing(pool, findings);
-    let nodes = pool.nodes.as_ref().map_or_else(NodeRule::verbs, |nodes| {
-        if nodes.value.required.as_ref().is_some_and(Vec::is_empty)
-            && nodes.value.optional.is_empty()
-        {
-            findings.problem(format!(
-                "{}nodes names no class, so containers would get nothing",
-                at(nodes.referenced)
-            ));
+impl Pool {
+    fn read(self, findings: &mut Findings) -> PoolConfig {
+        let place = at(self.resource.referenced);
+        let mut problems = Vec::new();
+        if self.nodes.required.is_empty() && self.nodes.optional.is_empty() {
+            problems.push("nodes names no class, so containers would get nothing");
         }
-        nodes.value.rule()
-    });
-    if pool.select.value.0.is_empty() {
-        findings.problem(format!("{}select is empty", at(pool.select.referenced)));
-    }
-    let selectors: Vec<Selector> = pool
-        .select
-        .value
-        .0
-        .iter()
-        .map(|criteria| criteria.selector(findings))
-        .collect();
-    if findings.problems.len() == problems_before && selectors.iter().any(Selector::is_empty) {
-        findings.problem(format!(
-            "{}a selector without criteria; to take every HCA write rdmaDevices: [\"*\"]",
-            at(pool.select.referenced)
-        ));
-    }
-    Some(PoolConfig {
-        resource: resource?,
-        sharing: sharing?,
-        selectors,
-        nodes,
-        exclude_topology: pool.exclude_topology,
-        delivery: match pool.delivery.as_ref().map(|word| word.value) {
-            Some(DeliveryWord::Cdi) => Delivery::Cdi,
-            None if is_late(pool) => Delivery::Cdi,
-            Some(DeliveryWord::DeviceSpecs) | None => Delivery::DeviceSpecs,
-        },
-        exclude: match (&pool.exclude, pool.mode) {
-            (Some(words), _) => Exclusion {
-                uplinks: words.contains(&ExcludeWord::Uplinks),
-                pfs_with_vfs: words.contains(&ExcludeWord::PfsWithVfs),
+        let sharing = match self.binding {
+            Binding::Late => self.late(&mut problems),
+            Binding::Early => self.sharing(&mut problems),
+        };
+        let name = &self.resource.value;
+        let problems = problems.iter().map(|one| format!("{place}{name}: {one}"));
+        findings.problems.extend(problems);
+        PoolConfig {
+            sharing,
+            resource: self.resource.value,
+            selectors: self.select,
+            nodes: self.nodes,
+            exclude_topology: self.exclude_topology,
+            delivery: self.delivery.unwrap_or(match self.binding {
+                Binding::Late => Delivery::Cdi,
+                Binding::Early => Delivery::DeviceSpecs,
+            }),
+            exclude: self.exclude.unwrap_or(match self.mode {
+                Mode::Shared => Exclusion::NONE,
+                Mode::Exclusive => Exclusion::IN_USE,
+            }),
+            port_health: match self.mode {
+                Mode::Shared => PortHealth::Active,
+                Mode::Exclusive => PortHealth::ActiveUnlessSetDown,
             },
-            (None, Mode::Shared) => Exclusion::NONE,
-            (None, Mode::Exclusive) => Exclusion::IN_USE,
-        },
-        port_health: match pool.mode {
-            Mode::Shared => PortHealth::Active,
-            Mode::Exclusive => PortHealth::ActiveUnlessSetDown,
-        },
-        wait_for: pool
-            .wait_for
-            .iter()
-            .filter_map(|gate| {
-                findings.keep(
-                    gate.value
-                        .gate()
-                        .map_err(|error| format!("{}waitFor: {error}", at(gate.referenced))),
-                )
-            })
-            .collect(),
-        optional: pool.optional,
-        link_up: pool.link_up,
-        extra_nodes: Vec::new(),
-        additional_info: BTreeMap::new(),
-        variables: Variables::Shell,
-    })
-}
+            wait_for: self.wait_for,
+            optional: self.optional,
+            link_up: self.link_up,
+            extra_nodes: Vec::new(),
+            additional_info: BTreeMap::new(),
+            variables: Variables::Shell,
+        }
+    }
 
-impl Health {
-    fn damping(&self, findings: &mut Findings) -> Damping {
-        let usual = Damping::default();
-        let mut time = |given: &Option<Spanned<String>>, usual: Duration| {
-            let Some(text) = given else { return usual };
-            let (place, given) = (at(text.referenced), &text.value);
-            match duration::parse(given) {
-                Some(time) if time <= MAX_TIME => return time,
-                Some(_) => findings.problem(format!("{place}time {given:?}: give at most 24h")),
-                None => findings.problem(format!(
-                    "{place}time {given:?}: write a number and ms, s, m or h, as 500ms"
-                )),
-            }
-            usual
-        };
-        let damping = Damping {
-            down_delay: time(&self.down_delay, usual.down_delay),
-            up_delay: time(&self.up_delay, usual.up_delay),
-            flaps: self.flaps.as_ref().map_or(usual.flaps, |flaps| flaps.value),
-            flap_window: time(&self.flap_window, usual.flap_window),
-            flap_hold: time(&self.flap_hold, usual.flap_hold),
-        };
-        if let Some(flaps) = self.flaps.as_ref().filter(|flaps| flaps.value < 2) {
-            findings.problem(format!(
-                "{}flaps is {}; one loss is no flapping, give 2 or more",
-                at(flaps.referenced),
-                flaps.value
-            ));
-        }
-        damping
-    }
-}
-
-impl Topology {
-    fn read(&self, findings: &mut Findings) -> TopologyConfig {
-        let mut topology = TopologyConfig::default();
-        if let Some(text) = &self.pair {
-            let parsed = text.value.parse::<Pairing>();
-            topology.pair = findings
-                .keep(parsed.map_err(|error| format!("{}pair: {error}", at(text.referenced))));
-        }
-        if let Some(text) = &self.nccl_topology {
-            let path = PathBuf::from(&text.value);
-            if !path.is_absolute() {
-                findings.problem(format!(
-                    "{}ncclTopology {:?} is no absolute path",
-                    at(text.referenced),
-                    text.value
-                ));
-            }
-            topology.nccl_topology = Some(path);
-        }
-        if let (Some(_), Some(text)) = (&self.pair, &self.nccl_topology) {
-            findings.problem(format!(
-                "{}ncclTopology and pair both place GPUs and NICs; leave out one of them",
-                at(text.referenced)
-            ));
-        }
-        for text in &self.rails {
-            let number = text.value.split_once('=').and_then(|(nic, rail)| {
-                Some((nic.parse::<PciAddress>().ok()?, rail.parse::<u32>().ok()?))
-            });
-            match number {
-                Some((nic, rail)) => drop(topology.rails.insert(nic, rail)),
-                None => findings.problem(format!(
-                    "{}rails {:?}: write a physical function and a number, as 0000:3b:00.0=0",
-                    at(text.referenced),
-                    text.value
-                )),
-            }
-        }
-        for text in &self.gpu_resources {
-            let parsed = ResourceName::parse(&text.value);
-            let named = parsed.map_err(|error| format!("{}{error}", at(text.referenced)));
-            topology.gpu_resources.extend(findings.keep(named));
-        }
-        topology
-    }
-}
-
-impl GateWord {
-    fn gate(&self) -> Result<Gate, String> {
-        match self {
-            GateWord::File(path) => Gate::file(path),
-            GateWord::Module(name) => Gate::module(name),
-        }
-    }
-}
-
-impl Nodes {
-    fn rule(&self) -> NodeRule {
-        let classes = |words: &[NodeWord]| words.iter().map(|word| word.class()).collect();
-        NodeRule {
-            required: self
-                .required
-                .as_deref()
-                .map_or(NodeRule::verbs().required, classes),
-            optional: classes(&self.optional),
-        }
-    }
-}
-
-impl NodeWord {
-    fn class(self) -> NodeClass {
-        match self {
-            NodeWord::Uverbs => NodeClass::Uverbs,
-            NodeWord::RdmaCm => NodeClass::RdmaCm,
-            NodeWord::Umad => NodeClass::Umad,
-            NodeWord::Issm => NodeClass::Issm,
-            NodeWord::Ucm => NodeClass::Ucm,
-        }
-    }
-}
-
-fn is_late(pool: &Pool) -> bool {
-    let binding = pool.binding.as_ref().map(|word| word.value);
-    binding == Some(BindingWord::Late)
-}
-
-/// The sharing of a pool with late binding.
-fn late(pool: &Pool, findings: &mut Findings) -> Option<Sharing> {
-    let before = findings.problems.len();
-    if let (Mode::Shared, Some(word)) = (pool.mode, &pool.binding) {
-        findings.problem(format!(
-            "{}binding late belongs to mode exclusive; a share of an HCA is known from the start",
-            at(word.referenced)
-        ));
-    }
-    if let Some(slots) = &pool.slots {
-        findings.problem(format!(
-            "{}slots does not belong to binding late; there is one unit for each HCA",
-            at(slots.referenced)
-        ));
-    }
-    if let Some(policy) = &pool.policy {
-        findings.problem(format!(
-            "{}policy does not belong to binding late; HCAs are chosen by the pod's GPUs",
-            at(policy.referenced)
-        ));
-    }
-    if let Some(word) = pool.delivery.as_ref()
-        && word.value == DeliveryWord::DeviceSpecs
-    {
-        findings.problem(format!(
-            "{}delivery deviceSpecs cannot serve binding late: the kubelet keeps paths of device \
-             nodes that are not known yet; leave delivery out, or write cdi",
-            at(word.referenced)
-        ));
-    }
-    let flag = |key: &Option<Spanned<bool>>| key.as_ref().map(|flag| flag.value);
-    let usual = Late::default();
-    (findings.problems.len() == before).then(|| {
+    /// The sharing of a pool with late binding.
+    fn late(&self, problems: &mut Vec<&str>) -> Sharing {
+        let wrong = [
+            (
+                self.mode == Mode::Shared,
+                "binding late requires mode exclusive; a share of an HCA is known from the start",
+            ),
+            (
+                self.slots.is_some(),
+                "slots cannot be set with binding late; there is one unit for each HCA",
+            ),
+            (
+                self.policy.is_some(),
+                "policy cannot be set with binding late; HCAs are chosen by the pod's GPUs",
+            ),
+            (
+                self.delivery == Some(Delivery::DeviceSpecs),
+                "delivery deviceSpecs cannot be used with binding late: the kubelet keeps paths of \
+                 device nodes that are not known yet; leave delivery out, or write cdi",
+            ),
+        ];
+        let wrong = wrong.iter().filter(|(is_wrong, _)| *is_wrong);
+        problems.extend(wrong.map(|(_, why)| *why));
+        let usual = Late::default();
         Sharing::Late(Late {
-            strict: flag(&pool.strict).unwrap_or(usual.strict),
-            bind_at_start: flag(&pool.bind_at_start).unwrap_or(usual.bind_at_start),
-            environment: flag(&pool.environment).unwrap_or(usual.environment),
+            strict: self.strict.unwrap_or(usual.strict),
+            bind_at_start: self.bind_at_start.unwrap_or(usual.bind_at_start),
+            environment: self.environment.unwrap_or(usual.environment),
         })
-    })
+    }
+
+    fn sharing(&self, problems: &mut Vec<&str>) -> Sharing {
+        let is_exclusive = self.mode == Mode::Exclusive;
+        let wrong = [
+            (self.strict.is_some(), "strict requires binding: late"),
+            (
+                self.bind_at_start.is_some(),
+                "bindAtStart requires binding: late",
+            ),
+            (
+                self.environment.is_some(),
+                "environment requires binding: late",
+            ),
+            (
+                is_exclusive && self.slots.is_some(),
+                "slots requires mode shared; an exclusive HCA is one unit",
+            ),
+            (
+                is_exclusive && self.policy == Some(Placement::AllHcas),
+                "policy all-hcas requires mode shared",
+            ),
+            (
+                is_exclusive && self.policy == Some(Placement::SameHca),
+                "policy same-hca needs several units on one HCA, so mode shared",
+            ),
+        ];
+        let wrong = wrong.iter().filter(|(is_wrong, _)| *is_wrong);
+        problems.extend(wrong.map(|(_, why)| *why));
+        let policy = match self.policy.unwrap_or(Placement::Spread) {
+            Placement::AllHcas => return Sharing::Pooled { units: self.slots },
+            Placement::Spread => Policy::Spread,
+            Placement::Pack => Policy::Pack,
+            Placement::Numa => Policy::Numa,
+            Placement::SameHca => Policy::SameHca,
+        };
+        match self.mode {
+            Mode::Exclusive => Sharing::Exclusive { policy },
+            Mode::Shared => Sharing::Slots {
+                per_hca: self.slots,
+                policy,
+            },
+        }
+    }
 }
 
-fn sharing(pool: &Pool, findings: &mut Findings) -> Option<Sharing> {
-    if is_late(pool) {
-        return late(pool, findings);
-    }
-    let of_late = [
-        ("strict", &pool.strict),
-        ("bindAtStart", &pool.bind_at_start),
-        ("environment", &pool.environment),
-    ];
-    for (key, flag) in of_late {
-        if let Some(flag) = flag {
-            findings.problem(format!(
-                "{}{key} belongs to binding late, which this pool does not have",
-                at(flag.referenced)
-            ));
-            return None;
-        }
-    }
-    let policy = pool.policy.as_ref().map(|word| word.value);
-    let place = pool
-        .policy
-        .as_ref()
-        .map(|word| at(word.referenced))
-        .unwrap_or_default();
-    if let Some(slots) = &pool.slots {
-        let place = at(slots.referenced);
-        if pool.mode == Mode::Exclusive {
-            findings.problem(format!(
-                "{place}slots belongs to mode shared; an exclusive HCA is one unit"
-            ));
-            return None;
-        }
-        if !(1..=MAX_UNITS).contains(&slots.value) {
-            findings.problem(format!(
-                "{place}slots is {}; give a number between 1 and {MAX_UNITS}",
-                slots.value
-            ));
-            return None;
-        }
-    }
-    let slots = pool.slots.as_ref().map(|slots| slots.value);
-    let known = match policy {
-        None | Some(PolicyWord::Spread) => Policy::Spread,
-        Some(PolicyWord::Pack) => Policy::Pack,
-        Some(PolicyWord::Numa) => Policy::Numa,
-        Some(PolicyWord::SameHca) => Policy::SameHca,
-        Some(PolicyWord::AllHcas) if pool.mode == Mode::Shared => {
-            return Some(Sharing::Pooled { units: slots });
-        }
-        Some(PolicyWord::AllHcas) => {
-            findings.problem(format!("{place}policy all-hcas belongs to mode shared"));
-            return None;
+fn from_text<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Problems> {
+    serde_saphyr::from_str(text).map_err(|error| Problems::one(message(error)))
+}
+
+/// What the library says, with the place first as in all our messages.
+fn message(error: serde_saphyr::Error) -> String {
+    let location = error.location();
+    let message = match error.without_snippet() {
+        serde_saphyr::Error::SerdeUnknownField {
+            field, expected, ..
+        } => match nearest(field, expected) {
+            Some(near) => format!("unknown key {field:?}; did you mean {near:?}?"),
+            None => format!("unknown key {field:?}; known keys: {}", expected.join(", ")),
+        },
+        other => {
+            let text = other.to_string();
+            text.split(" at line ").next().unwrap_or(&text).to_owned()
         }
     };
-    match (pool.mode, known) {
-        (Mode::Exclusive, Policy::SameHca) => {
-            findings.problem(format!(
-                "{place}policy same-hca needs several units on one HCA, so mode shared"
-            ));
-            None
-        }
-        (Mode::Exclusive, policy) => Some(Sharing::Exclusive { policy }),
-        (Mode::Shared, policy) => Some(Sharing::Slots {
-            per_hca: slots,
-            policy,
-        }),
-    }
+    format!("{}{message}", location.map_or_else(String::new, at))
+}
+
+fn at(location: Location) -> String {
+    format!("line {}, column {}: ", location.line(), location.column())
 }
 
 #[cfg(test)]

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::Deserialize;
+
 /// A set of numbers written as ranges.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(try_from = "String")]
 pub struct RangeSet {
     ranges: Vec<(u32, u32)>,
 }
@@ -14,6 +17,14 @@ pub struct RangeSet {
 pub struct RangeError {
     text: String,
     reason: &'static str,
+}
+
+impl TryFrom<String> for RangeSet {
+    type Error = RangeError;
+
+    fn try_from(text: String) -> Result<Self, RangeError> {
+        Self::parse(&text)
+    }
 }
 
 impl RangeSet {

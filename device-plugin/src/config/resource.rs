@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::Deserialize;
+
 /// Bytes that the API server needs for `requests.` in front of the name in a quota.
 const QUOTA_PREFIX: &str = "requests.";
 /// Longest DNS subdomain.
@@ -10,7 +12,8 @@ const PREFIX_MAX: usize = 253;
 const NAME_MAX: usize = 63;
 
 /// An extended resource name, `prefix/name`, that every kubelet accepts.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
 pub struct ResourceName {
     full: String,
     slash: usize,
@@ -22,6 +25,14 @@ pub struct ResourceName {
 pub struct NameError {
     name: String,
     reason: String,
+}
+
+impl TryFrom<String> for ResourceName {
+    type Error = NameError;
+
+    fn try_from(full: String) -> Result<Self, NameError> {
+        Self::parse(&full)
+    }
 }
 
 impl ResourceName {

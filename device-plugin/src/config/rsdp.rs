@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use node::gojson::{self, Value};
 use node::pattern::Pattern;
+use serde::Deserialize;
 
 use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, MAX_POOLED_UNITS,
@@ -28,32 +29,14 @@ use super::resource::ResourceName;
 use super::selector::{FunctionKind, Selector};
 use super::{Findings, Problems, spelling};
 
-const TOP_KEYS: [&str; 2] = ["periodicUpdateInterval", "configList"];
-const POOL_KEYS: [&str; 5] = [
-    "resourceName",
-    "resourcePrefix",
-    "rdmaHcaMax",
-    "devices",
-    "selectors",
-];
-const SELECTOR_KEYS: [&str; 5] = ["vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"];
 const DEFAULT_PREFIX: &str = "rdma";
 
 /// Reads a parsed document.
 pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
     let mut findings = Findings::default();
-    let mut interval = None;
-    let mut list: &[Value] = &[];
-    for (key, value) in document.fields("").map_err(Problems::one)? {
-        match gojson::resolve(&TOP_KEYS, key) {
-            Some("periodicUpdateInterval") => {
-                interval = findings.keep(value.integer(key)).flatten()
-            }
-            Some("configList") => list = findings.keep(value.elements(key)).unwrap_or_default(),
-            _ => findings.warn(gojson::unknown_key("", key, &TOP_KEYS)),
-        }
-    }
-    let rescan = match interval {
+    let decoded = gojson::decode(document, "", &mut findings.warnings);
+    let file: File = decoded.map_err(Problems::one)?;
+    let rescan = match file.periodic_update_interval {
         None => Some(DEFAULT_RESCAN_INTERVAL),
         Some(0) => {
             findings.warn("periodicUpdateInterval is 0: periodic rescans are off");
@@ -77,10 +60,11 @@ pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
             }
         },
     };
-    if list.is_empty() && findings.problems.is_empty() {
+    if file.config_list.is_empty() && findings.problems.is_empty() {
         findings.problem("configList is empty; it needs at least one resource");
     }
-    let pools = list
+    let pools = file
+        .config_list
         .iter()
         .enumerate()
         .filter_map(|(i, value)| {
@@ -98,35 +82,40 @@ pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
     })
 }
 
-/// The fields of one entry as Go's decoder would leave them.
-#[derive(Default)]
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct File {
+    periodic_update_interval: Option<i64>,
+    config_list: Vec<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 struct Entry {
-    name: String,
-    prefix: String,
-    hca_max: Option<i64>,
+    resource_name: String,
+    resource_prefix: String,
+    rdma_hca_max: Option<i64>,
     devices: Vec<String>,
+    selectors: Selectors,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Selectors {
     vendors: Vec<String>,
+    #[serde(rename = "deviceIDs")]
     device_ids: Vec<String>,
     drivers: Vec<String>,
     if_names: Vec<String>,
     link_types: Vec<String>,
-    /// Keys whose value is of another type than it should be.
-    unreadable: Vec<&'static str>,
 }
 
 fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolConfig> {
-    let entry = read_entry(value, path, findings)?;
-    // What could not be read is not called missing as well.
-    let readable = |key: &str| !entry.unreadable.contains(&key);
-    let resource = readable("resourceName")
-        .then(|| resource_name(&entry, path, findings))
-        .flatten();
-    let units = readable("rdmaHcaMax")
-        .then(|| units(entry.hca_max, path, findings))
-        .flatten();
-    let selector = (readable("devices") && readable("selectors"))
-        .then(|| selector(entry, path, findings))
-        .flatten();
+    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let entry: Entry = findings.keep(decoded)?;
+    let resource = resource_name(&entry, path, findings);
+    let units = units(entry.rdma_hca_max, path, findings);
+    let selector = selector(entry.devices, entry.selectors, path, findings);
     Some(PoolConfig {
         resource: resource?,
         sharing: Sharing::Pooled { units: units? },
@@ -145,92 +134,29 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
     })
 }
 
-fn read_entry(value: &Value, path: &str, findings: &mut Findings) -> Option<Entry> {
-    let mut entry = Entry::default();
-    for (key, value) in findings.keep(value.fields(path))? {
-        let at = format!("{path}.{key}");
-        let field = gojson::resolve(&POOL_KEYS, key);
-        if *value == Value::Null && field != Some("devices") && field.is_some() {
-            // Go leaves a scalar or a struct as it was; a list becomes empty.
-            continue;
-        }
-        let read = match field {
-            Some("resourceName") => findings
-                .keep(value.string(&at))
-                .map(|read| entry.name = read),
-            Some("resourcePrefix") => findings
-                .keep(value.string(&at))
-                .map(|read| entry.prefix = read),
-            Some("rdmaHcaMax") => findings
-                .keep(value.integer(&at))
-                .map(|read| entry.hca_max = read),
-            Some("devices") => findings
-                .keep(value.strings(&at))
-                .map(|read| entry.devices = read),
-            Some("selectors") => read_selectors(value, &at, &mut entry, findings),
-            _ => {
-                findings.warn(gojson::unknown_key(path, key, &POOL_KEYS));
-                continue;
-            }
-        };
-        if read.is_none() {
-            entry.unreadable.extend(field);
-        }
-    }
-    Some(entry)
-}
-
-/// Fills the selector fields; an object that appears twice is merged, as Go decodes it.
-fn read_selectors(
-    value: &Value,
-    path: &str,
-    entry: &mut Entry,
-    findings: &mut Findings,
-) -> Option<()> {
-    let mut readable = Some(());
-    for (key, value) in findings.keep(value.fields(path))? {
-        let list = match gojson::resolve(&SELECTOR_KEYS, key) {
-            Some("vendors") => &mut entry.vendors,
-            Some("deviceIDs") => &mut entry.device_ids,
-            Some("drivers") => &mut entry.drivers,
-            Some("ifNames") => &mut entry.if_names,
-            Some("linkTypes") => &mut entry.link_types,
-            _ => {
-                findings.warn(gojson::unknown_key(path, key, &SELECTOR_KEYS));
-                continue;
-            }
-        };
-        match findings.keep(value.strings(&format!("{path}.{key}"))) {
-            Some(words) => *list = words,
-            None => readable = None,
-        }
-    }
-    readable
-}
-
 fn resource_name(entry: &Entry, path: &str, findings: &mut Findings) -> Option<ResourceName> {
-    if entry.name.is_empty() {
+    if entry.resource_name.is_empty() {
         findings.problem(format!("{path}: resourceName is missing"));
         return None;
     }
     if let Some(bad) = entry
-        .name
+        .resource_name
         .chars()
         .find(|c| !c.is_ascii_alphanumeric() && *c != '_')
     {
         findings.problem(format!(
             "{path}: resourceName {:?} has the character {bad:?}; letters, digits and \"_\" are \
              allowed",
-            entry.name
+            entry.resource_name
         ));
         return None;
     }
-    let prefix = if entry.prefix.is_empty() {
+    let prefix = if entry.resource_prefix.is_empty() {
         DEFAULT_PREFIX
     } else {
-        &entry.prefix
+        &entry.resource_prefix
     };
-    let parsed = ResourceName::parse(&format!("{prefix}/{}", entry.name));
+    let parsed = ResourceName::parse(&format!("{prefix}/{}", entry.resource_name));
     findings.keep(parsed.map_err(|error| format!("{path}: {error}")))
 }
 
@@ -267,7 +193,12 @@ fn units(hca_max: Option<i64>, path: &str, findings: &mut Findings) -> Option<Op
     }
 }
 
-fn selector(entry: Entry, path: &str, findings: &mut Findings) -> Option<Selector> {
+fn selector(
+    devices: Vec<String>,
+    entry: Selectors,
+    path: &str,
+    findings: &mut Findings,
+) -> Option<Selector> {
     let lists = [
         &entry.vendors,
         &entry.device_ids,
@@ -276,11 +207,11 @@ fn selector(entry: Entry, path: &str, findings: &mut Findings) -> Option<Selecto
         &entry.link_types,
     ];
     let has_selectors = lists.iter().any(|list| !list.is_empty());
-    let if_names = match (entry.devices.is_empty(), has_selectors) {
+    let if_names = match (devices.is_empty(), has_selectors) {
         (true, false) => {
             findings.problem(format!(
-                "{path}: no selector; give selectors with at least one of {}",
-                SELECTOR_KEYS.join(", ")
+                "{path}: no selector; give selectors with at least one of vendors, deviceIDs, drivers, \
+                 ifNames, linkTypes"
             ));
             return None;
         }
@@ -294,7 +225,7 @@ fn selector(entry: Entry, path: &str, findings: &mut Findings) -> Option<Selecto
             findings.warn(format!(
                 "{path}: devices is deprecated; write the names under selectors.ifNames"
             ));
-            entry.devices
+            devices
         }
         (true, true) => entry.if_names,
     };

@@ -8,22 +8,30 @@
 use std::fmt;
 
 use node::pattern::Pattern;
+use serde::Deserialize;
 
 use super::range::RangeSet;
+use super::value::{
+    GuidPattern, HexId, PartitionKey, link_types, list, numbers, one_or_many, ranges,
+};
 use crate::candidate::{Candidate, Function, Port, RdmaDevice};
 
 /// A conjunction of criteria; an empty list imposes nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Selector {
     /// PCI vendor, four hex digits.
+    #[serde(deserialize_with = "list::<_, HexId, _>")]
     pub vendors: Vec<Pattern>,
     /// PCI device, four hex digits.
+    #[serde(rename = "deviceIDs", deserialize_with = "list::<_, HexId, _>")]
     pub device_ids: Vec<Pattern>,
     /// PCI driver.
     pub drivers: Vec<Pattern>,
     /// Netdev name on the host.
     pub if_names: Vec<Pattern>,
     /// Link encapsulation, by its name.
+    #[serde(deserialize_with = "link_types")]
     pub link_types: Vec<Pattern>,
     /// PCI address of the function.
     pub pci_addresses: Vec<Pattern>,
@@ -34,36 +42,60 @@ pub struct Selector {
     /// PCI address of the owning PF, with VF or SF numbers.
     pub root_devices: Vec<Owner>,
     /// How several entries for one PF in `pf_names` or `root_devices` combine.
+    #[serde(skip)]
     pub owners: OwnerRule,
     /// Partition keys without the membership bit.
+    #[serde(rename = "pKeys", deserialize_with = "list::<_, PartitionKey, _>")]
     pub pkeys: Vec<u16>,
     /// RDMA device name.
     pub rdma_devices: Vec<Pattern>,
     /// Node or port GUID, sixteen hex digits.
+    #[serde(deserialize_with = "list::<_, GuidPattern, _>")]
     pub guids: Vec<Pattern>,
     /// Port numbers.
+    #[serde(deserialize_with = "numbers")]
     pub ports: RangeSet,
     /// NUMA nodes.
+    #[serde(deserialize_with = "ranges")]
     pub numa_nodes: RangeSet,
     /// Port rates.
     pub link_speed: Vec<SpeedRange>,
     /// Firmware version.
     pub firmware: Vec<Pattern>,
     /// Board or PSID.
+    #[serde(rename = "boardIDs")]
     pub board_ids: Vec<Pattern>,
     /// `pf`, `vf`, `sf`, `software`.
     pub functions: Vec<FunctionKind>,
     /// None of these may match.
+    #[serde(deserialize_with = "one_or_many")]
     pub not: Vec<Selector>,
 }
 
 /// An entry of `pfNames` or `rootDevices`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Owner {
     /// PF name or address.
     pub pf: Pattern,
     /// VF or SF numbers; `None` is all, and the PF itself.
     pub indexes: Option<RangeSet>,
+}
+
+impl TryFrom<String> for Owner {
+    type Error = String;
+
+    /// `ens1f0`, `ens1f0#0-3,7`.
+    fn try_from(text: String) -> Result<Self, String> {
+        let (name, indexes) = match text.split_once('#') {
+            None => (text.as_str(), None),
+            Some((name, range)) => (name, Some(RangeSet::parse(range))),
+        };
+        Ok(Owner {
+            pf: Pattern::parse(name).map_err(|error| error.to_string())?,
+            indexes: indexes.transpose().map_err(|error| error.to_string())?,
+        })
+    }
 }
 
 /// How several entries that name the same PF combine.
@@ -77,7 +109,8 @@ pub enum OwnerRule {
 }
 
 /// A closed range of port rates in Mb/s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct SpeedRange {
     /// Least.
     pub min_mbps: u32,
@@ -86,7 +119,8 @@ pub struct SpeedRange {
 }
 
 /// A function kind without its number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum FunctionKind {
     /// Physical function.
     Pf,
@@ -595,6 +629,15 @@ impl fmt::Display for Owner {
             None => write!(formatter, "{}", self.pf),
             Some(range) => write!(formatter, "{}#{range}", self.pf),
         }
+    }
+}
+
+impl TryFrom<String> for SpeedRange {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::parse(&text)
+            .ok_or_else(|| format!("link speed {text:?}: write 100G, 100G-400G, >=200G or <=40G"))
     }
 }
 

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 use node::gojson::{self, Value};
 use node::pattern::Pattern;
+use serde::Deserialize;
 
 use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, NodeRule, Policy,
@@ -28,48 +29,19 @@ use super::{Findings, Problems, spelling};
 /// Prefix of a resource that names none.
 pub(crate) const DEFAULT_PREFIX: &str = "intel.com";
 
-const TOP_KEYS: [&str; 1] = ["resourceList"];
-const POOL_KEYS: [&str; 6] = [
-    "resourceName",
-    "resourcePrefix",
-    "deviceType",
-    "excludeTopology",
-    "selectors",
-    "additionalInfo",
-];
-const SELECTOR_KEYS: [&str; 14] = [
-    "vendors",
-    "devices",
-    "drivers",
-    "pciAddresses",
-    "acpiIndexes",
-    "pfNames",
-    "rootDevices",
-    "linkTypes",
-    "pKeys",
-    "isRdma",
-    "needVhostNet",
-    "auxTypes",
-    "ddpProfiles",
-    "vdpaType",
-];
 /// Nodes of `needVhostNet`.
 const VHOST_NODES: [&str; 2] = [VHOST_NET, TUN];
 
 /// Reads a parsed document; `prefix` is for resources that name none.
 pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
     let mut findings = Findings::default();
-    let mut list: &[Value] = &[];
-    for (key, value) in document.fields("").map_err(Problems::one)? {
-        match gojson::resolve(&TOP_KEYS, key) {
-            Some(_) => list = findings.keep(value.elements(key)).unwrap_or_default(),
-            None => findings.warn(gojson::unknown_key("", key, &TOP_KEYS)),
-        }
-    }
-    if list.is_empty() && findings.problems.is_empty() {
+    let decoded = gojson::decode(document, "", &mut findings.warnings);
+    let file: File = decoded.map_err(Problems::one)?;
+    if file.resource_list.is_empty() && findings.problems.is_empty() {
         findings.problem("resourceList is empty; it needs at least one resource");
     }
-    let pools = list
+    let pools = file
+        .resource_list
         .iter()
         .enumerate()
         .filter_map(|(i, value)| {
@@ -102,16 +74,21 @@ enum DeviceType {
     AuxNet,
 }
 
-#[derive(Default)]
-struct Entry<'v> {
-    name: String,
-    prefix: String,
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct File {
+    resource_list: Vec<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Entry {
+    resource_name: String,
+    resource_prefix: String,
     device_type: String,
     exclude_topology: bool,
-    selectors: Option<&'v Value>,
+    selectors: Option<Value>,
     additional_info: BTreeMap<String, BTreeMap<String, String>>,
-    /// Keys whose value is of another type than it should be.
-    unreadable: Vec<&'static str>,
 }
 
 fn read_pool(
@@ -120,17 +97,26 @@ fn read_pool(
     prefix: &str,
     findings: &mut Findings,
 ) -> Option<PoolConfig> {
-    let entry = read_entry(value, path, findings)?;
-    if let Some(why) = without_rdma(&entry) {
-        findings.warn(format!(
+    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let entry: Entry = findings.keep(decoded)?;
+    let leave = |why: &str| {
+        format!(
             "{path}: resource {:?} is left to the SR-IOV network device plugin: {why}",
-            entry.name
-        ));
+            entry.resource_name
+        )
+    };
+    if entry.device_type == "accelerator" {
+        findings.warn(leave("accelerators have no RDMA"));
+        return None;
+    }
+    let criteria = read_selectors(entry.selectors.as_ref(), path, findings);
+    let of_rdma = |all: &Vec<Criteria>| all.iter().any(|one| one.is_rdma);
+    if criteria.as_ref().is_some_and(|all| !of_rdma(all)) {
+        findings.warn(leave("isRdma is not true"));
         return None;
     }
     let resource = resource_name(&entry, path, prefix, findings);
     let device_type = device_type(&entry.device_type, path, findings);
-    let criteria = read_selectors(entry.selectors, path, findings);
     let (device_type, criteria) = (device_type?, criteria?);
     let alternatives: Vec<Selector> = criteria
         .iter()
@@ -170,123 +156,31 @@ fn read_pool(
     })
 }
 
-fn read_entry<'v>(value: &'v Value, path: &str, findings: &mut Findings) -> Option<Entry<'v>> {
-    let mut entry = Entry::default();
-    for (key, value) in findings.keep(value.fields(path))? {
-        let at = format!("{path}.{key}");
-        let field = gojson::resolve(&POOL_KEYS, key);
-        if *value == Value::Null && field.is_some() {
-            continue;
-        }
-        let read = match field {
-            Some("resourceName") => findings
-                .keep(value.string(&at))
-                .map(|read| entry.name = read),
-            Some("resourcePrefix") => findings
-                .keep(value.string(&at))
-                .map(|read| entry.prefix = read),
-            Some("deviceType") => findings
-                .keep(value.string(&at))
-                .map(|read| entry.device_type = read),
-            Some("excludeTopology") => findings
-                .keep(value.boolean(&at))
-                .map(|read| entry.exclude_topology = read),
-            Some("selectors") => {
-                entry.selectors = Some(value);
-                continue;
-            }
-            Some("additionalInfo") => {
-                additional_info(value, &at, findings).map(|read| entry.additional_info.extend(read))
-            }
-            _ => {
-                findings.warn(gojson::unknown_key(path, key, &POOL_KEYS));
-                continue;
-            }
-        };
-        if read.is_none() {
-            entry.unreadable.extend(field);
-        }
-    }
-    Some(entry)
-}
-
-/// Why a resource has nothing to do with RDMA, if that can be said of all its alternatives.
-fn without_rdma(entry: &Entry<'_>) -> Option<&'static str> {
-    if entry.device_type == "accelerator" {
-        return Some("accelerators have no RDMA");
-    }
-    let alternatives = match entry.selectors? {
-        Value::Array(list) => list.as_slice(),
-        one => std::slice::from_ref(one),
-    };
-    // What cannot be read is reported as such, by the reader of the selectors.
-    let asks_for_rdma = |value: &Value| {
-        let fields = value.fields("").unwrap_or_default();
-        let mut asks = false;
-        for (key, value) in fields {
-            if gojson::resolve(&SELECTOR_KEYS, key) == Some("isRdma") && *value != Value::Null {
-                asks = *value != Value::Bool(false);
-            }
-        }
-        asks
-    };
-    let readable = |value: &Value| matches!(value, Value::Object(_) | Value::Null);
-    let without = !alternatives.is_empty()
-        && alternatives
-            .iter()
-            .all(|value| readable(value) && !asks_for_rdma(value))
-        && entry.selectors != Some(&Value::Null);
-    without.then_some("isRdma is not true")
-}
-
-fn additional_info(
-    value: &Value,
-    path: &str,
-    findings: &mut Findings,
-) -> Option<BTreeMap<String, BTreeMap<String, String>>> {
-    let mut devices = BTreeMap::new();
-    for (device, facts) in findings.keep(value.fields(path))? {
-        let at = format!("{path}.{device}");
-        let mut values = BTreeMap::new();
-        for (key, text) in findings.keep(facts.fields(&at))? {
-            values.insert(
-                key.clone(),
-                findings.keep(text.string(&format!("{at}.{key}")))?,
-            );
-        }
-        devices.insert(device.clone(), values);
-    }
-    Some(devices)
-}
-
 fn resource_name(
-    entry: &Entry<'_>,
+    entry: &Entry,
     path: &str,
     default_prefix: &str,
     findings: &mut Findings,
 ) -> Option<ResourceName> {
-    if entry.unreadable.contains(&"resourceName") {
-        return None;
-    }
-    if entry.name.is_empty() {
+    if entry.resource_name.is_empty() {
         findings.problem(format!("{path}: resourceName is missing"));
         return None;
     }
     let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if let Some(bad) = entry.name.chars().find(|c| !legal(*c)) {
+    if let Some(bad) = entry.resource_name.chars().find(|c| !legal(*c)) {
         findings.problem(format!(
             "{path}: resourceName {:?} has the character {bad:?}; letters, digits, \"_\" and \"-\" \
              are allowed",
-            entry.name
+            entry.resource_name
         ));
         return None;
     }
-    let prefix = if entry.prefix.is_empty() {
+    let prefix = if entry.resource_prefix.is_empty() {
         default_prefix
     } else {
-        &entry.prefix
+        &entry.resource_prefix
     };
-    let parsed = ResourceName::parse(&format!("{prefix}/{}", entry.name));
+    let parsed = ResourceName::parse(&format!("{prefix}/{}", entry.resource_name));
     findings.keep(parsed.map_err(|error| format!("{path}: {error}")))
 }
 
@@ -303,8 +197,9 @@ fn device_type(word: &str, path: &str, findings: &mut Findings) -> Option<Device
     }
 }
 
-/// The fields of one selectors object.
-#[derive(Default)]
+/// One selectors object.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 struct Criteria {
     vendors: Vec<String>,
     devices: Vec<String>,
@@ -314,7 +209,7 @@ struct Criteria {
     pf_names: Vec<String>,
     root_devices: Vec<String>,
     link_types: Vec<String>,
-    pkeys: Vec<String>,
+    p_keys: Vec<String>,
     aux_types: Vec<String>,
     ddp_profiles: Vec<String>,
     vdpa_type: String,
@@ -329,7 +224,7 @@ fn read_selectors(
     findings: &mut Findings,
 ) -> Option<Vec<Criteria>> {
     let path = format!("{path}.selectors");
-    let Some(value) = value.filter(|value| **value != Value::Null) else {
+    let Some(value) = value else {
         findings.problem(format!(
             "{path} is missing; give an object, or a list of alternatives"
         ));
@@ -347,43 +242,8 @@ fn read_selectors(
 }
 
 fn read_criteria(value: &Value, path: &str, findings: &mut Findings) -> Option<Criteria> {
-    let mut read = Criteria::default();
-    for (key, value) in findings.keep(value.fields(path))? {
-        let at = format!("{path}.{key}");
-        let field = gojson::resolve(&SELECTOR_KEYS, key);
-        let list = match field {
-            Some("vendors") => &mut read.vendors,
-            Some("devices") => &mut read.devices,
-            Some("drivers") => &mut read.drivers,
-            Some("pciAddresses") => &mut read.pci_addresses,
-            Some("acpiIndexes") => &mut read.acpi_indexes,
-            Some("pfNames") => &mut read.pf_names,
-            Some("rootDevices") => &mut read.root_devices,
-            Some("linkTypes") => &mut read.link_types,
-            Some("pKeys") => &mut read.pkeys,
-            Some("auxTypes") => &mut read.aux_types,
-            Some("ddpProfiles") => &mut read.ddp_profiles,
-            Some("isRdma" | "needVhostNet" | "vdpaType") if *value == Value::Null => continue,
-            Some("isRdma") => {
-                read.is_rdma = findings.keep(value.boolean(&at)).unwrap_or(true);
-                continue;
-            }
-            Some("needVhostNet") => {
-                read.need_vhost_net = findings.keep(value.boolean(&at)).unwrap_or_default();
-                continue;
-            }
-            Some("vdpaType") => {
-                read.vdpa_type = findings.keep(value.string(&at)).unwrap_or_default();
-                continue;
-            }
-            _ => {
-                findings.warn(gojson::unknown_key(path, key, &SELECTOR_KEYS));
-                continue;
-            }
-        };
-        *list = findings.keep(value.strings(&at)).unwrap_or_default();
-    }
-    Some(read)
+    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    findings.keep(decoded)
 }
 
 impl Criteria {
@@ -420,7 +280,7 @@ impl Criteria {
                 let unused = [
                     ("pciAddresses", &self.pci_addresses),
                     ("acpiIndexes", &self.acpi_indexes),
-                    ("pKeys", &self.pkeys),
+                    ("pKeys", &self.p_keys),
                 ];
                 for (key, _) in unused.iter().filter(|(_, list)| !list.is_empty()) {
                     findings.warn(format!("{path}: {key} means nothing for an auxNetDevice"));
@@ -469,7 +329,7 @@ impl Criteria {
             owners: OwnerRule::First,
             link_types: exact(&self.link_types),
             pkeys: match device_type {
-                DeviceType::Net => pkeys(&self.pkeys, path, findings),
+                DeviceType::Net => pkeys(&self.p_keys, path, findings),
                 DeviceType::AuxNet => Vec::new(),
             },
             functions: match device_type {

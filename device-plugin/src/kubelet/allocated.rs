@@ -10,17 +10,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hca::{HcaId, UnitId};
-use kubelet_api::client::{self, Held, PodDevices};
+use kubelet_api::client::{Held, PodDevices};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::checkpoint;
+use super::checkpoint::Kept;
 use crate::config::ResourceName;
+use crate::node_socket::pods::Pods;
 
 /// How often it is asked; it allows a hundred questions a second.
 const ASK_INTERVAL: Duration = Duration::from_secs(15);
@@ -41,7 +41,7 @@ pub(crate) struct AllocatedUnits {
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HcaAllocation {
+pub struct HcaAllocation {
     /// The resource, of whichever device plugin.
     pub resource: String,
     /// Whether the pod has the HCA for itself.
@@ -52,7 +52,7 @@ pub(crate) struct HcaAllocation {
 
 /// The pod that holds a unit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Holder {
+pub struct Holder {
     /// Namespace.
     pub namespace: String,
     /// Name.
@@ -121,6 +121,35 @@ impl AllocatedUnits {
         hcas
     }
 
+    /// What a call of the kubelet found. What it does not list, or not yet, its checkpoint has: that is
+    /// as new, but names pods by UID alone. `node` is the node's name, which is in the names of static
+    /// pods.
+    ///
+    /// # Errors
+    /// Neither says anything: what came back instead of an answer.
+    pub(crate) fn of_call(
+        listed: &Result<Vec<PodDevices>, String>,
+        kept: &Result<Option<Kept>, String>,
+        node: &str,
+        asked: SystemTime,
+    ) -> Result<Self, String> {
+        let held = |pods: &[PodDevices]| -> Vec<Held> {
+            pods.iter().flat_map(|pod| pod.held.clone()).collect()
+        };
+        match (listed, kept) {
+            (Ok(pods), _) if is_complete(pods, node) => Ok(Self::listed(held(pods), asked)),
+            (Ok(_), Err(error)) => Err(format!(
+                "the kubelet lists no pod of the API server yet, and {error}"
+            )),
+            (Err(error), Err(_) | Ok(None)) => Err(error.clone()),
+            (listed, Ok(kept)) => {
+                let mut all = held(listed.as_deref().unwrap_or_default());
+                all.extend(kept.iter().flat_map(|kept| kept.held.iter().cloned()));
+                Ok(Self::with_checkpoint(all, asked))
+            }
+        }
+    }
+
     /// What the kubelet listed.
     pub(crate) fn listed(all: Vec<Held>, asked: SystemTime) -> Self {
         Self::collect(all, asked, false)
@@ -171,59 +200,6 @@ impl AllocatedUnits {
     }
 }
 
-/// Where the kubelet says who holds what.
-#[derive(Debug, Clone)]
-pub(crate) struct Sources {
-    /// Its PodResources socket.
-    pub socket: PathBuf,
-    /// Its device-plugins directory, which has its checkpoint.
-    pub device_plugin_dir: PathBuf,
-    /// The node's name, which is in the names of static pods.
-    pub node: String,
-}
-
-/// Asks once. What the kubelet does not say, or not yet, its checkpoint says: it is as new as the
-/// kubelet's own word, but names pods by UID alone.
-///
-/// # Errors
-/// Neither says anything: what came back instead of an answer.
-pub(crate) async fn ask(sources: &Sources, timeout: Duration) -> Result<AllocatedUnits, String> {
-    let asked = SystemTime::now();
-    let listed = match tokio::time::timeout(timeout, client::pods(&sources.socket)).await {
-        Ok(listed) => listed,
-        Err(_) => Err(format!("no answer within {timeout:?}")),
-    };
-    let listed = match listed {
-        Ok(pods) if is_complete(&pods, &sources.node) => {
-            let held = pods.into_iter().flat_map(|pod| pod.held).collect();
-            return Ok(AllocatedUnits::listed(held, asked));
-        }
-        other => other,
-    };
-    let directory = sources.device_plugin_dir.clone();
-    let kept = tokio::task::spawn_blocking(move || checkpoint::allocated(&directory)).await;
-    let kept = match kept {
-        Ok(Ok(kept)) => Ok(kept),
-        // A kubelet that has allocated nothing yet has none.
-        Ok(Err(error)) if error.is_missing() && listed.is_ok() => Ok(Vec::new()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match (listed, kept) {
-        (listed, Ok(kept)) => {
-            let listed = listed.into_iter().flatten().flat_map(|pod| pod.held);
-            Ok(AllocatedUnits::with_checkpoint(
-                listed.chain(kept).collect(),
-                asked,
-            ))
-        }
-        (Ok(_), Err(error)) => Err(format!(
-            "the kubelet lists no pod of the API server yet, and {error}"
-        )),
-        (Err(error), Err(_)) => Err(error),
-    }
-}
-
 /// Whether a list is that of a kubelet that has heard from the API server: it names a pod that is
 /// no static one, whose name ends with the node's (`pkg/kubelet/config/common.go`,
 /// `generatePodName`).
@@ -237,13 +213,13 @@ fn is_complete(pods: &[PodDevices], node: &str) -> bool {
 
 /// Asks every now and then until `stop`.
 pub(crate) async fn keep_asking(
-    sources: Sources,
+    pods: Arc<Pods>,
     allocated: watch::Sender<Option<Arc<AllocatedUnits>>>,
     stop: CancellationToken,
 ) {
     let mut failing = false;
     loop {
-        match ask(&sources, ANSWER_TIMEOUT).await {
+        match pods.allocated(ANSWER_TIMEOUT).await {
             Ok(held) => {
                 failing = false;
                 allocated.send_if_modified(|known| {
@@ -258,7 +234,7 @@ pub(crate) async fn keep_asking(
             }
             Err(error) if !failing => {
                 tracing::info!(
-                    socket = %sources.socket.display(), error,
+                    socket = %pods.socket().display(), error,
                     "which pods hold what is not known; mount the kubelet's pod-resources directory \
                      and name its parent with --kubelet-root-dir"
                 );
@@ -276,6 +252,9 @@ pub(crate) async fn keep_asking(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubelet::checkpoint;
+    use crate::node_socket::pods;
+    use crate::reader::Readers;
 
     #[test]
     fn units_are_found_with_their_holders() {
@@ -355,12 +334,14 @@ mod tests {
     #[tokio::test]
     async fn the_checkpoint_answers_while_the_kubelet_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let sources = Sources {
+        let sources = pods::Sources {
             socket: dir.path().join("kubelet.sock"),
             device_plugin_dir: dir.path().to_owned(),
             node: "n1".into(),
         };
-        let ask = || ask(&sources, Duration::from_secs(1));
+        let (pods, caller) = pods::pods(&Readers::default(), sources, Arc::default());
+        tokio::spawn(caller.run());
+        let ask = || pods.allocated(Duration::from_secs(1));
         // Neither answers: what is held is not known, which is not the same as nothing.
         ask().await.unwrap_err();
         let text = |uid: &str| {

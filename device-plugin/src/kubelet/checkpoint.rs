@@ -54,8 +54,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Whether there is no checkpoint.
-    pub(crate) fn is_missing(&self) -> bool {
+    fn is_missing(&self) -> bool {
         matches!(self, Self::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
     }
 }
@@ -120,11 +119,6 @@ impl Opened {
     }
 
     fn entries(self) -> Result<Vec<Entry>, Error> {
-        self.read(entries)
-    }
-
-    /// Reads the file and what its text means.
-    fn read<T>(self, parse: fn(&[u8]) -> Result<T, serde_json::Error>) -> Result<T, Error> {
         let Self { path, file, meta } = self;
         if meta.len() > MAX_BYTES {
             let reason = format!("{} bytes, more than {MAX_BYTES}", meta.len());
@@ -134,7 +128,7 @@ impl Opened {
         if let Err(source) = file.take(MAX_BYTES).read_to_end(&mut text) {
             return Err(Error::Read { path, source });
         }
-        parse(&text).map_err(|error| Error::Form {
+        entries(&text).map_err(|error| Error::Form {
             path,
             reason: error.to_string(),
         })
@@ -175,23 +169,6 @@ pub(crate) fn allocated_nodes(
         .map_err(|reason| Error::Form { path, reason })
 }
 
-/// What the kubelet has allocated, as PodResources would list it. Pods are named by their UIDs, in no
-/// namespace; those that ended a moment ago may still be among them.
-///
-/// # Errors
-/// [`Error`]: the checkpoint says nothing.
-pub(crate) fn allocated(directory: &Path) -> Result<Vec<Held>, Error> {
-    let entries = Opened::open(directory)?.entries()?.into_iter();
-    let held = entries.map(|entry| Held {
-        namespace: String::new(),
-        ids: entry.device_ids.iter().cloned().collect(),
-        pod: entry.pod_uid,
-        container: entry.container_name,
-        resource: entry.resource_name,
-    });
-    Ok(held.collect())
-}
-
 /// UIDs of pods by resource and device ID.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owners(HashMap<String, HashMap<String, BTreeSet<String>>>);
@@ -213,8 +190,12 @@ impl Owners {
     /// # Errors
     /// Where the text is not what a kubelet writes.
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
+        Ok(Self::of_entries(&entries(text)?))
+    }
+
+    fn of_entries(entries: &[Entry]) -> Self {
         let mut owners = Self::default();
-        for entry in entries(text)? {
+        for entry in entries {
             for id in entry.device_ids.iter() {
                 owners.add(
                     entry.pod_uid.clone(),
@@ -223,7 +204,7 @@ impl Owners {
                 );
             }
         }
-        Ok(owners)
+        owners
     }
 
     /// Whose device it is.
@@ -302,25 +283,44 @@ pub(crate) fn file_id(directory: &Path) -> Option<FileId> {
     Some(FileId::of(&meta))
 }
 
-/// Owners as they were read, and from which file.
+/// What the checkpoint has, and which file it was read from.
 #[derive(Debug, Clone)]
-pub(crate) struct KnownOwners {
+pub(crate) struct Kept {
     pub file: FileId,
     pub owners: Arc<Owners>,
+    /// What is allocated, as PodResources would list it. Pods are named by their UIDs, in no namespace;
+    /// those that ended a moment ago may still be among them.
+    pub held: Arc<Vec<Held>>,
 }
 
-/// Reads who owns what, unless the file is the one that is known.
+/// Reads the checkpoint, unless its file is the one that is known. `None` where there is none: the
+/// kubelet has allocated nothing yet.
 ///
 /// # Errors
 /// [`Error`]: the checkpoint says nothing.
-pub(crate) fn owners(directory: &Path, known: Option<KnownOwners>) -> Result<KnownOwners, Error> {
-    let opened = Opened::open(directory)?;
+pub(crate) fn read(directory: &Path, known: Option<Kept>) -> Result<Option<Kept>, Error> {
+    let opened = match Opened::open(directory) {
+        Err(error) if error.is_missing() => return Ok(None),
+        opened => opened?,
+    };
     let file = FileId::of(&opened.meta);
     if let Some(known) = known.filter(|known| known.file == file) {
-        return Ok(known);
+        return Ok(Some(known));
     }
-    let owners = Arc::new(opened.read(Owners::parse)?);
-    Ok(KnownOwners { file, owners })
+    let entries = opened.entries()?;
+    let owners = Arc::new(Owners::of_entries(&entries));
+    let held = entries.into_iter().map(|entry| Held {
+        namespace: String::new(),
+        ids: entry.device_ids.iter().cloned().collect(),
+        pod: entry.pod_uid,
+        container: entry.container_name,
+        resource: entry.resource_name,
+    });
+    Ok(Some(Kept {
+        file,
+        owners,
+        held: Arc::new(held.collect()),
+    }))
 }
 
 #[cfg(test)]
@@ -365,7 +365,7 @@ mod tests {
 
     fn read(entries: &Value) -> Owners {
         let directory = directory(entries);
-        let known = owners(directory.path(), None).unwrap();
+        let known = super::read(directory.path(), None).unwrap().unwrap();
         (*known.owners).clone()
     }
 
@@ -419,9 +419,11 @@ mod tests {
             entry("u1", "rdma/a", &json!({"-1": ["x"], "0": ["y"]}), &[]),
             entry("u2", "rdma/b", &json!(["z"]), &[]),
         ]));
-        let held: Vec<_> = allocated(directory.path())
-            .unwrap()
-            .into_iter()
+        let kept = super::read(directory.path(), None).unwrap().unwrap();
+        let held: Vec<_> = kept
+            .held
+            .iter()
+            .cloned()
             .map(|held| (held.pod, held.container, held.resource, held.ids.join(",")))
             .collect();
         let one = |uid: &str, resource: &str, ids: &str| {
@@ -446,7 +448,7 @@ mod tests {
             let nodes = allocated_nodes(directory.path(), "rdma/a", &["x".into()]);
             let errors = [
                 nodes.unwrap_err().to_string(),
-                owners(directory.path(), None).unwrap_err().to_string(),
+                super::read(directory.path(), None).unwrap_err().to_string(),
             ];
             assert!(
                 errors.iter().all(|error| error.contains(FILE)),
@@ -454,7 +456,9 @@ mod tests {
             );
             errors.concat()
         };
-        assert!(both().contains("No such file"), "{}", both());
+        let nodes = allocated_nodes(directory.path(), "rdma/a", &["x".into()]);
+        assert!(nodes.unwrap_err().to_string().contains("No such file"));
+        assert!(super::read(directory.path(), None).unwrap().is_none());
         for (text, words) in [
             ("{\"Version\": 3}", "missing field"),
             ("{\"Data\": {\"PodDev", "EOF"),
@@ -478,11 +482,12 @@ mod tests {
     fn file_is_read_again_only_when_it_was_replaced() {
         let entries = |uid: &str| json!([entry(uid, "rdma/a", &json!({"0": ["x"]}), &[])]);
         let directory = directory(&entries("u1"));
-        let first = owners(directory.path(), None).unwrap();
-        let again = owners(directory.path(), Some(first.clone())).unwrap();
+        let read = |known| super::read(directory.path(), known).unwrap().unwrap();
+        let first = read(None);
+        let again = read(Some(first.clone()));
         assert!(Arc::ptr_eq(&first.owners, &again.owners));
         put(directory.path(), &entries("u2"));
-        let second = owners(directory.path(), Some(again)).unwrap();
+        let second = read(Some(again));
         assert_eq!(second.owners.owner("u2", "rdma/a", "x"), Owner::This);
     }
 }

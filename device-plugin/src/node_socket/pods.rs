@@ -6,15 +6,16 @@
 //! none when a pod ends, hence the limit. Every other question is the kubelet's: of a pod that is
 //! not among the known ones, or without a UID.
 //!
-//! One task calls the kubelet. A call serves every question that arrived before it began, and none
+//! One task calls the kubelet and reads its checkpoint, for questions and for the daemon's own picture
+//! of who holds what. A call serves every question that arrived before it began, and none
 //! that arrived later: a pod that was admitted a moment ago is in the list that its own question
 //! causes. So any number of questions at once cost two calls at most. The task also calls a moment
 //! after an allocation by this daemon: the pod's interfaces are asked about next, and a pod waits
 //! for them. A question does not wait for that call: it makes its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kubelet_api::client;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
@@ -22,7 +23,8 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::answer::{self, View};
-use crate::kubelet::checkpoint;
+use crate::kubelet::allocated::AllocatedUnits;
+use crate::kubelet::checkpoint::{self, Kept};
 use crate::reader::{Reader, Readers};
 
 /// How long a question waits for the kubelet: less than its client waits for us, so that the client
@@ -39,7 +41,31 @@ const ADMISSION_GRACE_PERIOD: Duration = Duration::from_millis(30);
 /// more.
 const VIEW_LIFETIME: Duration = Duration::from_secs(2);
 
-type Listing = Result<Arc<View>, String>;
+/// A question to the kubelet.
+#[derive(Debug)]
+struct Call {
+    /// How long the kubelet may take.
+    limit: Duration,
+    reply: oneshot::Sender<Found>,
+}
+
+/// What a call found.
+#[derive(Debug, Clone)]
+struct Found {
+    view: Result<Arc<View>, String>,
+    allocated: Result<AllocatedUnits, String>,
+}
+
+/// Where the kubelet says who holds what.
+#[derive(Debug, Clone)]
+pub(crate) struct Sources {
+    /// Its PodResources socket.
+    pub socket: PathBuf,
+    /// Its device-plugins directory, which has its checkpoint.
+    pub device_plugin_dir: PathBuf,
+    /// The node's name, which is in the names of static pods.
+    pub node: String,
+}
 
 /// What the kubelet said, and which file its checkpoint was before and after.
 #[derive(Debug)]
@@ -55,7 +81,7 @@ type Shared = Arc<Mutex<Option<Known>>>;
 /// Answers questions about pods.
 #[derive(Debug)]
 pub(crate) struct Pods {
-    calls: mpsc::Sender<oneshot::Sender<Listing>>,
+    calls: mpsc::Sender<Call>,
     socket: PathBuf,
     checkpoint: Checkpoint,
     known: Shared,
@@ -78,14 +104,11 @@ impl Checkpoint {
         read.await.ok().flatten()
     }
 
-    async fn owners(
-        &self,
-        known: Option<checkpoint::KnownOwners>,
-    ) -> Result<checkpoint::KnownOwners, String> {
+    async fn read(&self, known: Option<Kept>) -> Result<Option<Kept>, String> {
         let directory = self.directory.clone();
         let read = self.reader.run(move || {
             hca::host::show(&directory);
-            checkpoint::owners(&directory, known).map_err(|error| error.to_string())
+            checkpoint::read(&directory, known).map_err(|error| error.to_string())
         });
         read.await.map_err(|late| late.to_string())?
     }
@@ -94,7 +117,7 @@ impl Checkpoint {
 /// The task that calls the kubelet.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    calls: mpsc::Receiver<oneshot::Sender<Listing>>,
+    calls: mpsc::Receiver<Call>,
     allocated: Arc<Notify>,
     kubelet: Kubelet,
 }
@@ -103,18 +126,19 @@ pub(crate) struct Caller {
 struct Kubelet {
     pods: client::Lister,
     checkpoint: Checkpoint,
-    owners: Option<checkpoint::KnownOwners>,
+    kept: Option<Kept>,
     known: Shared,
+    node: String,
 }
 
-/// For the kubelet with this PodResources socket and device-plugins directory. Nothing is answered before
-/// [`Caller::run`] runs. `allocated` is notified when this daemon has answered an Allocate.
-pub(crate) fn pods(
-    readers: &Readers,
-    socket: PathBuf,
-    device_plugin_dir: PathBuf,
-    allocated: Arc<Notify>,
-) -> (Pods, Caller) {
+/// Nothing is answered before [`Caller::run`] runs. `allocated` is notified when this daemon has answered
+/// an Allocate.
+pub(crate) fn pods(readers: &Readers, sources: Sources, allocated: Arc<Notify>) -> (Pods, Caller) {
+    let Sources {
+        socket,
+        device_plugin_dir,
+        node,
+    } = sources;
     let (calls, asked) = mpsc::channel(16);
     let known = Shared::default();
     let what = "the read of the kubelet's checkpoint";
@@ -134,8 +158,9 @@ pub(crate) fn pods(
         kubelet: Kubelet {
             pods: client::Lister::new(socket),
             checkpoint,
-            owners: None,
+            kept: None,
             known,
+            node,
         },
     };
     (pods, caller)
@@ -212,11 +237,29 @@ impl Pods {
         (now == Some(file)).then_some(view)
     }
 
-    async fn list(&self) -> Listing {
+    /// Who holds what, by the kubelet and its checkpoint.
+    ///
+    /// # Errors
+    /// What came back instead of an answer. Waits for the kubelet at most `limit`, and for the call
+    /// under way.
+    pub(crate) async fn allocated(&self, limit: Duration) -> Result<AllocatedUnits, String> {
+        self.call(limit).await?.allocated
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    async fn list(&self) -> Result<Arc<View>, String> {
+        self.call(CALL_TIMEOUT).await?.view
+    }
+
+    async fn call(&self, limit: Duration) -> Result<Found, String> {
         let stopping = || "the daemon is stopping".to_owned();
-        let (reply, listing) = oneshot::channel();
-        self.calls.send(reply).await.map_err(|_| stopping())?;
-        listing.await.map_err(|_| stopping())?
+        let (reply, found) = oneshot::channel();
+        let call = Call { limit, reply };
+        self.calls.send(call).await.map_err(|_| stopping())?;
+        found.await.map_err(|_| stopping())
     }
 }
 
@@ -264,15 +307,15 @@ impl Caller {
 }
 
 impl Kubelet {
-    async fn serve(&mut self, mut waiting: Vec<oneshot::Sender<Listing>>) {
+    async fn serve(&mut self, mut waiting: Vec<Call>) {
         // Some have waited too long in the meantime.
-        waiting.retain(|reply| !reply.is_closed());
-        if waiting.is_empty() {
+        waiting.retain(|call| !call.reply.is_closed());
+        let Some(limit) = waiting.iter().map(|call| call.limit).max() else {
             return;
-        }
-        let listing = self.call().await;
-        for reply in waiting {
-            let _ = reply.send(listing.clone());
+        };
+        let found = self.call(limit).await;
+        for call in waiting {
+            let _ = call.reply.send(found.clone());
         }
     }
 
@@ -284,36 +327,36 @@ impl Kubelet {
             known.as_ref().map(|known| known.file)
         };
         if now.is_some() && now != known {
-            let _ = self.call().await;
+            let _ = self.call(CALL_TIMEOUT).await;
         }
     }
 
-    async fn call(&mut self) -> Listing {
-        match tokio::time::timeout(CALL_TIMEOUT, self.view()).await {
-            Ok(listing) => listing,
-            Err(_) => Err(format!("no answer within {CALL_TIMEOUT:?}")),
-        }
-    }
-
-    async fn view(&mut self) -> Listing {
-        let asked = Instant::now();
+    async fn call(&mut self, limit: Duration) -> Found {
+        let (asked, asked_at) = (Instant::now(), SystemTime::now());
         let before = self.checkpoint.file_id().await;
-        let pods = self.pods.pods().await?;
+        let pods = match tokio::time::timeout(limit, self.pods.pods()).await {
+            Ok(pods) => pods,
+            Err(_) => Err(format!("no answer within {limit:?}")),
+        };
         // After the list: what the kubelet allocated in between is in the checkpoint, and a device
         // that went over to another pod is seen as that pod's.
-        let owners = self.checkpoint.owners(self.owners.take()).await;
-        self.owners = owners.as_ref().ok().cloned();
-        let after = self.owners.as_ref().map(|owners| owners.file);
-        let view = Arc::new(View {
-            pods,
-            owners: owners.map(|known| known.owners),
+        let kept = self.checkpoint.read(self.kept.take()).await;
+        self.kept = kept.as_ref().ok().cloned().flatten();
+        let allocated = AllocatedUnits::of_call(&pods, &kept, &self.node, asked_at);
+        let owners = kept.and_then(|kept| match kept {
+            Some(kept) => Ok(kept.owners),
+            None => Err("the kubelet has no checkpoint".to_owned()),
         });
+        let view = pods.map(|pods| Arc::new(View { pods, owners }));
+        let after = self.kept.as_ref().map(|kept| kept.file);
         let known = after.filter(|after| before == Some(*after));
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known.map(|file| Known {
-            view: view.clone(),
-            file,
-            asked,
-        });
-        Ok(view)
+        let known = known.zip(view.as_ref().ok());
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) =
+            known.map(|(file, view)| Known {
+                view: view.clone(),
+                file,
+                asked,
+            });
+        Found { view, allocated }
     }
 }

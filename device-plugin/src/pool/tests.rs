@@ -6,8 +6,8 @@ mod units;
 
 use std::collections::BTreeSet;
 
-use hca::tree::machine::{a4, oci_h100};
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
+use hca_trees::machine::{a4, oci_h100};
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use kubelet_api::deviceplugin::Device;
 use prost::Message;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 
 use super::*;
 use crate::candidate::memory;

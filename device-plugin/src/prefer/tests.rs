@@ -1,7 +1,7 @@
 //! Advice on real machines.
 
-use hca::tree::machine::a4;
-use hca::tree::{On, PciSpec, RdmaSpec, Tree};
+use hca_trees::machine::a4;
+use hca_trees::{On, PciSpec, RdmaSpec, Tree};
 
 use super::*;
 use crate::candidate::gather;

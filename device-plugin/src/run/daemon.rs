@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use hca::HcaId;
 use hca::host::Hung;
 use notify::RecommendedWatcher;
@@ -30,6 +29,7 @@ use crate::kubelet::allocated::{self, AllocatedUnits};
 use crate::kubelet::service::Waiting;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
+use crate::node_socket::pods::Pods;
 use crate::pool_state::PoolStates;
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
@@ -58,8 +58,8 @@ pub(super) struct Known {
     pub(super) found: watch::Receiver<Counts>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
-    /// Who holds what, where the kubelet says it.
-    pub(super) sources: allocated::Sources,
+    /// Asks the kubelet who holds what.
+    pub(super) pods: Arc<Pods>,
     /// What may be late.
     pub(super) readers: Readers,
 }
@@ -318,17 +318,9 @@ impl Daemon {
                     self.publish();
                     continue;
                 }
-                Some(ended) = self.sessions.ended() => {
-                    if let Err(error) = ended {
-                        break Err(error).context("a kubelet session failed");
-                    }
-                    continue;
-                }
-                Some(ended) = services.join_next() => {
-                    break match ended {
-                        Ok(()) => Err(anyhow::anyhow!("a task of the daemon ended by itself")),
-                        Err(error) => Err(error).context("a task of the daemon failed"),
-                    };
+                Some(()) = self.sessions.ended() => continue,
+                Some(_) = services.join_next() => {
+                    break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
                 }
             };
             let asked_for = matches!(reason, Trigger::Configuration | Trigger::Signal);

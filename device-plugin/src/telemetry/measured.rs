@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use diagnostics::port_counters::PortCounter;
+use crate::port_counters::PortCounter;
 use node::calls::{BOUNDS, COMMANDS, Calls, Code, Command, Ending};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};

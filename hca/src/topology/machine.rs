@@ -1,5 +1,7 @@
 //! A node's GPUs and NICs with the distances between them.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::Serialize;
 
 use super::distance::{self, Class, Distance, Place};
@@ -8,6 +10,7 @@ use super::nic::{self, Nic, Nics, Wanted};
 use super::numa::Numa;
 use crate::host::{Host, Result};
 use crate::inventory::Inventory;
+use crate::pci::PciAddress;
 
 /// All that the choice of NICs and the picture of a node need.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -98,6 +101,29 @@ impl Machine {
             .min()
     }
 
+    /// Puts functions elsewhere in the tree; their NUMA nodes stay where the new place does not
+    /// say. A VF goes with its physical function. Returns the addresses that this machine has
+    /// neither as GPU nor as NIC.
+    pub fn place(&mut self, places: &BTreeMap<PciAddress, Place>) -> Vec<PciAddress> {
+        let mut unknown: BTreeSet<PciAddress> = places.keys().copied().collect();
+        for gpu in &mut self.gpus {
+            if let Some(place) = places.get(&gpu.place.address) {
+                unknown.remove(&gpu.place.address);
+                move_to(&mut gpu.place, place);
+            }
+        }
+        for nic in &mut self.nics {
+            // A file may know a dual-port card by its first function alone.
+            let names = [Some(nic.place.address), Some(nic.physical), nic.card];
+            let known = names.iter().flatten().find_map(|name| places.get(name));
+            if let Some(place) = known {
+                unknown.remove(&place.address);
+                move_to(&mut nic.place, place);
+            }
+        }
+        unknown.into_iter().collect()
+    }
+
     /// True if each function has a root complex of its own, as hypervisors present passed-through
     /// devices: the tree then shows nothing about switches, and an override is worth having.
     #[must_use]
@@ -112,5 +138,38 @@ impl Machine {
             place.chain.len() == 1 && places.iter().filter(|p| p.root == place.root).count() == 1
         };
         self.gpus.len() > 1 && !self.nics.is_empty() && places.iter().all(alone)
+    }
+}
+
+fn move_to(place: &mut Place, new: &Place) {
+    // Who gives a place means the GPU that it is next to: nothing else decides then.
+    place.data_direct = None;
+    place.root.clone_from(&new.root);
+    place.chain.clone_from(&new.chain);
+    if let Some(last) = place.chain.last_mut() {
+        *last = place.address;
+    }
+    place.numa = new.numa.or(place.numa);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hca_trees::{Tree, machine};
+
+    #[test]
+    fn places_of_absent_functions_are_reported() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        machine::nd_h100(&tree);
+        let host = crate::Host::at(directory.path());
+        let inventory = crate::inventory(&host).unwrap();
+        let mut nd = Machine::read(&host, &inventory, &Wanted::default()).unwrap();
+        let absent: PciAddress = "0000:01:00.0".parse().unwrap();
+        let place = Place {
+            address: absent,
+            ..nd.gpus[0].place.clone()
+        };
+        assert_eq!(nd.place(&BTreeMap::from([(absent, place)])), [absent]);
     }
 }

@@ -136,7 +136,7 @@ pub fn in_name(name: &str) -> Option<u32> {
 
 /// Splits `gpu<N>rdma<M>` into its numbers: the GPU the NIC was made for, and which of its NICs.
 #[must_use]
-pub fn gpu_and_index(name: &str) -> Option<(u32, u32)> {
+fn gpu_and_index(name: &str) -> Option<(u32, u32)> {
     let (gpu, index) = name.strip_prefix("gpu")?.split_once("rdma")?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if digits(gpu) && digits(index) {

@@ -1,7 +1,7 @@
 //! RDMA devices and netdevs that do not stand on the same hardware, or not in the same namespace.
 
 use hca::HcaId;
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 
 use crate::{Machine, PF1, pci, two_functions};
 

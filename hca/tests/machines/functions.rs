@@ -1,7 +1,7 @@
 //! What one adapter is divided into: VFs, representors, sub-functions, bonds.
 
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 use hca::unit::HcaId;
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 
 use crate::{Machine, PF0, PF1, pci, two_functions};
 
@@ -130,7 +130,8 @@ fn a_sub_function_is_a_nic_of_its_own() {
     );
     assert_eq!(inventory.rdma_on_pci(pci(PF0)).count(), 1);
     assert_eq!(inventory.netdevs_on_pci(pci(PF0)).count(), 1);
-    assert_eq!(inventory.rdma_on_auxiliary(sf).count(), 1);
+    let on_sf = |device: &&hca::RdmaDevice| device.auxiliary.as_deref() == Some(sf);
+    assert_eq!(inventory.rdma_devices.iter().filter(on_sf).count(), 1);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Large tables, hardware that goes away, and hosts with little to see.
 
 use hca::PortId;
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 
 use crate::{Machine, PF0, two_functions};
 

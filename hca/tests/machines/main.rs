@@ -7,8 +7,8 @@ mod functions;
 mod limits;
 mod ports;
 
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 use hca::{Inventory, PciAddress, PortId};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 
 struct Machine {
     _directory: tempfile::TempDir,

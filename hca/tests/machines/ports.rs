@@ -1,7 +1,7 @@
 //! Ports and their netdevs: one and two ports, both link layers, none at all.
 
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 use hca::unit::HcaId;
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 
 use crate::{Machine, PF0, PF1, pci, two_functions};
 

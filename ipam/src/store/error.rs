@@ -142,11 +142,11 @@ impl StoreError {
                 "put the file back from a copy; the store's id is in stores/NAME below the policy's stateDir"
             }
             Self::Identity { .. } => {
-                "mount the share; if the store was replaced on purpose, run rdma-ipam fsck --adopt"
+                "mount the share; if the store was replaced on purpose, run rdmactl addresses fsck --adopt"
             }
             Self::NotShared { .. } => "mount the share on this node",
             Self::Forgotten { .. } => {
-                "make sure that the share is mounted, then run rdma-ipam fsck --adopt"
+                "make sure that the share is mounted, then run rdmactl addresses fsck --adopt"
             }
             Self::Remember { .. } => "make the policy's stateDir writable for root on this node",
             Self::Writable { .. } => "let its owner alone write to it: chmod go-w",
@@ -156,16 +156,16 @@ impl StoreError {
             Self::Oversize { .. } => "shorten the network's name",
             Self::Squashed { .. } => "export the directory with no_root_squash to this node",
             Self::Exhausted { .. } => {
-                "see rdma-ipam pools and rdma-ipam reclaim; enlarge the range"
+                "see rdmactl addresses and rdmactl addresses reclaim; enlarge the range"
             }
             Self::Grants(_) => {
                 "remove the file and restart the pod rdma-device-plugin of this node: its broker writes it again"
             }
             Self::NeedsBlock(_) => {
-                "see rdma-ipam pools, and the log of the container rdma-ipam-broker on this node"
+                "see rdmactl addresses, and the log of the container rdma-ipam-broker on this node"
             }
             Self::Overtaken { .. } => "the runtime's next ADD starts afresh",
-            Self::Foreign { .. } => "run rdma-ipam fsck",
+            Self::Foreign { .. } => "run rdmactl addresses fsck",
         }
     }
 }

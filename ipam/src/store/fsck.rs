@@ -246,7 +246,7 @@ impl Fsck<'_> {
                         None => String::new(),
                     };
                     what += &format!(
-                        "; if no pod has the address: rdma-ipam release {}{name}",
+                        "; if no pod has the address: rdmactl addresses release {}{name}",
                         entry.address
                     );
                 }

@@ -8,11 +8,18 @@
 //! unless the administrator opens it.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -28,12 +35,12 @@ pub trait Pages: Send + Sync + 'static {
 
 /// Most connections at a time.
 const MAX_CONNECTIONS: usize = 32;
-/// Longest head of a request.
+/// Longest head of a request; the least that the library takes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 /// How long a request's head may take to come.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the answer may take to be read.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection may take, until its answer is read.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long to wait before a port that is taken is tried again.
 const BIND_INTERVAL: Duration = Duration::from_secs(10);
 /// How long to wait when the kernel gives no connection, for want of descriptors for instance.
@@ -139,7 +146,7 @@ async fn make_room(places: &mut VecDeque<Place>, tasks: &mut JoinSet<()>, most: 
 }
 
 async fn converse(
-    mut stream: TcpStream,
+    stream: TcpStream,
     details: Details,
     pages: &impl Pages,
     asked: &watch::Sender<bool>,
@@ -148,45 +155,19 @@ async fn converse(
         .local_addr()
         .is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let in_full = details == Details::EveryClient || to_loopback;
-    let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut stream)).await;
-    let answer = match head {
-        Ok(Ok(head)) => answer(&head, in_full, pages),
-        Ok(Err(Refusal::TooLarge)) => Answer::text(431, "the head of the request is too large\n"),
-        Ok(Err(Refusal::Gone)) => return,
-        Err(_) => Answer::text(408, "the request did not come in time\n"),
-    };
-    asked.send_replace(true);
-    let text = answer.message();
-    let write = async {
-        stream.write_all(text.as_bytes()).await?;
-        stream.shutdown().await
-    };
-    // A client that does not read it does not get it.
-    let _ = tokio::time::timeout(ANSWER_TIMEOUT, write).await;
-}
-
-enum Refusal {
-    TooLarge,
-    Gone,
-}
-
-async fn read_head(stream: &mut TcpStream) -> Result<Vec<u8>, Refusal> {
-    let mut head = Vec::new();
-    let mut piece = [0; 1024];
-    loop {
-        let read = stream.read(&mut piece).await.map_err(|_| Refusal::Gone)?;
-        let read = piece.get(..read).unwrap_or_default();
-        if read.is_empty() {
-            return Err(Refusal::Gone);
-        }
-        head.extend_from_slice(read);
-        if head.len() > MAX_HEAD_BYTES {
-            return Err(Refusal::TooLarge);
-        }
-        if head.windows(4).any(|end| end == b"\r\n\r\n") {
-            return Ok(head);
-        }
-    }
+    let service = service_fn(|request: Request<Incoming>| {
+        asked.send_replace(true);
+        let answer = answer(request.method(), request.uri().path(), in_full, pages);
+        std::future::ready(Ok::<_, Infallible>(answer.response()))
+    });
+    let connection = http1::Builder::new()
+        .keep_alive(false)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    // A client that does not read its answer does not get it.
+    let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -205,58 +186,32 @@ impl Answer {
         }
     }
 
-    fn message(&self) -> String {
-        let reason = match self.status {
-            200 => "OK",
-            400 => "Bad Request",
-            403 => "Forbidden",
-            404 => "Not Found",
-            405 => "Method Not Allowed",
-            408 => "Request Timeout",
-            431 => "Request Header Fields Too Large",
-            503 => "Service Unavailable",
-            _ => "Internal Server Error",
-        };
-        format!(
-            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
-            self.status,
-            self.kind,
-            self.body.len(),
-            self.body
-        )
+    fn response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::from(self.body));
+        *response.status_mut() =
+            StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let kind = HeaderValue::from_static(self.kind);
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        response
     }
 }
 
-/// What is asked, by the request line alone (RFC 9112 3): no header changes an answer.
-pub fn answer(head: &[u8], in_full: bool, pages: &impl Pages) -> Answer {
-    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let Some([method, target, version]) = std::str::from_utf8(line)
-        .ok()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .and_then(|words| <[&str; 3]>::try_from(words).ok())
-    else {
-        return Answer::text(400, "not an HTTP request\n");
-    };
-    if !version.starts_with("HTTP/1.") {
-        return Answer::text(400, "HTTP/1 is spoken here\n");
-    }
-    let path = target.split('?').next().unwrap_or_default();
+/// The answer to a question: no header changes it.
+fn answer(method: &Method, path: &str, in_full: bool, pages: &impl Pages) -> Answer {
     if !pages.paths().contains(&path) {
         let paths = pages.paths().join(", ");
         return Answer::text(404, format!("there are {paths}\n"));
     }
-    if method != "GET" && method != "HEAD" {
-        return Answer::text(405, "ask with GET\n");
+    match *method {
+        Method::GET | Method::HEAD => pages.page(path, in_full),
+        _ => Answer::text(405, "ask with GET\n"),
     }
-    let mut answer = pages.page(path, in_full);
-    if method == "HEAD" {
-        answer.body.clear();
-    }
-    answer
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
 
     #[derive(Debug)]
@@ -275,29 +230,8 @@ mod tests {
         }
     }
 
-    fn ask(line: &str, in_full: bool) -> (u16, String) {
-        let head = format!("{line}\r\nHost: node\r\n\r\n");
-        let answer = answer(head.as_bytes(), in_full, &Health);
-        (answer.status, answer.body)
-    }
-
-    #[test]
-    fn what_is_no_request_is_refused() {
-        for (line, status) in [
-            ("", 400),
-            ("GET /healthz", 400),
-            ("GET /healthz HTTP/2.0", 400),
-            ("POST /healthz HTTP/1.1", 405),
-            ("GET /etc/passwd HTTP/1.1", 404),
-            ("GET / HTTP/1.1 x", 400),
-        ] {
-            assert_eq!(ask(line, true).0, status, "{line}");
-        }
-        assert_eq!(ask("HEAD /healthz HTTP/1.1", true), (200, String::new()));
-    }
-
     #[tokio::test]
-    async fn large_heads_are_refused_and_a_full_server_makes_room() {
+    async fn wrong_requests_are_refused_and_a_full_server_makes_room() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let serving = tokio::spawn(accept(listener, Details::Loopback, Arc::new(Health)));
@@ -307,18 +241,27 @@ mod tests {
             stream.write_all(b"GET /healthz").await.unwrap();
             idle.push(stream);
         }
+        let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(MAX_HEAD_BYTES));
         for (request, status) in [
-            ("GET /healthz HTTP/1.1\r\n\r\n".to_owned(), "HTTP/1.1 200"),
-            (
-                format!("GET /{} HTTP/1.1\r\n", "x".repeat(MAX_HEAD_BYTES)),
-                "HTTP/1.1 431",
-            ),
+            ("GET /healthz HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
+            ("GET /healthz?x=1 HTTP/1.0\r\n\r\n", "HTTP/1.0 200"),
+            ("HEAD /healthz HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
+            ("GET /secret HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
+            ("POST /healthz HTTP/1.1\r\n\r\n", "HTTP/1.1 405"),
+            ("GET /etc/passwd HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
+            ("GET /healthz\r\n\r\n", "HTTP/1.1 400"),
+            ("GET / HTTP/1.1 x\r\n\r\n", "HTTP/1.1 400"),
+            (&long, "HTTP/1.1 431"),
         ] {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(request.as_bytes()).await.unwrap();
             let mut said = vec![0; status.len()];
             stream.read_exact(&mut said).await.unwrap();
-            assert_eq!(String::from_utf8_lossy(&said), status);
+            assert_eq!(String::from_utf8_lossy(&said), status, "{request}");
+            let mut rest = String::new();
+            stream.read_to_string(&mut rest).await.unwrap();
+            let has_body = status.ends_with("200") && request.starts_with("GET");
+            assert_eq!(rest.ends_with("\r\n\r\nok\n"), has_body, "{rest}");
         }
         serving.abort();
     }

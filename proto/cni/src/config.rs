@@ -27,6 +27,8 @@ pub struct NetworkConfig {
     /// `type`: the file name under which this plugin was called; may be empty.
     pub kind: String,
     object: Map<String, Value>,
+    /// A key that is there more than once.
+    repeated: Option<String>,
     raw: Vec<u8>,
 }
 
@@ -35,27 +37,9 @@ impl NetworkConfig {
     ///
     /// # Errors
     /// Code 6 when it is not a JSON object or its version is none, code 1 for a version that
-    /// is not spoken, code 7 for a wrong name or a wrong type of a shared key.
+    /// is not supported, code 7 for a wrong name or a wrong type of a shared key.
     pub fn parse(raw: &[u8]) -> Result<Self, Error> {
-        if raw.iter().all(u8::is_ascii_whitespace) {
-            return Err(
-                Error::new(Code::Decode, "network configuration on stdin is empty")
-                    .with_details("the runtime passes the configuration as JSON on stdin"),
-            );
-        }
-        let value: Value = serde_json::from_slice(raw).map_err(|e| {
-            Error::new(
-                Code::Decode,
-                format!("network configuration on stdin is not JSON: {e}"),
-            )
-        })?;
-        let Value::Object(object) = value else {
-            return Err(Error::new(
-                Code::Decode,
-                "network configuration on stdin is not a JSON object",
-            ));
-        };
-        Self::of(object, raw)
+        Self::read(raw, Err)
     }
 
     /// Reads a configuration for DEL and GC, without the keys whose values cannot be read. ADD
@@ -64,16 +48,45 @@ impl NetworkConfig {
     /// # Errors
     /// As [`NetworkConfig::parse`], of what is left.
     pub fn parse_for_release(raw: &[u8]) -> Result<Self, Error> {
-        Self::parse(raw).or_else(|error| {
-            // serde_json reads no value that is nested deeper than 128, but passes over any.
-            let Ok(Keys(members)) = serde_json::from_slice(raw) else {
-                return Err(error);
+        // serde_json reads no value that is nested deeper than 128, but passes over any.
+        Self::read(raw, |_| Ok(()))
+    }
+
+    fn read(
+        raw: &[u8],
+        unreadable: impl Fn(serde_json::Error) -> Result<(), serde_json::Error>,
+    ) -> Result<Self, Error> {
+        if raw.iter().all(u8::is_ascii_whitespace) {
+            return Err(
+                Error::new(Code::Decode, "network configuration on stdin is empty")
+                    .with_details("the runtime passes the configuration as JSON on stdin"),
+            );
+        }
+        let read = || {
+            let Keys(members) = serde_json::from_slice(raw)?;
+            let repeated = repeated(&members);
+            let mut object = Map::new();
+            for (key, value) in members {
+                match serde_json::from_str(value.get()) {
+                    Ok(value) => drop(object.insert(key, value)),
+                    Err(e) => unreadable(e)?,
+                }
+            }
+            Ok((object, repeated))
+        };
+        let (object, repeated) = read().map_err(|e: serde_json::Error| {
+            let why = match e.is_data() {
+                true => "is not a JSON object".to_owned(),
+                false => format!("is not JSON: {e}"),
             };
-            let readable = members.into_iter().filter_map(|(key, value)| {
-                let value = serde_json::from_str(value.get()).ok()?;
-                Some((key, value))
-            });
-            Self::of(readable.collect(), raw)
+            Error::new(
+                Code::Decode,
+                format!("network configuration on stdin {why}"),
+            )
+        })?;
+        Ok(NetworkConfig {
+            repeated,
+            ..Self::of(object, raw)?
         })
     }
 
@@ -104,6 +117,7 @@ impl NetworkConfig {
             name,
             kind,
             object,
+            repeated: None,
             raw: raw.to_vec(),
         })
     }
@@ -167,40 +181,14 @@ impl NetworkConfig {
     /// # Errors
     /// Code 7 naming the key.
     pub fn has_each_key_once(&self) -> Result<(), Error> {
-        let unreadable = |e: serde_json::Error| Error::new(Code::Decode, e.to_string());
-        let twice = |key: &str| {
-            Error::new(
+        match &self.repeated {
+            None => Ok(()),
+            Some(key) => Err(Error::new(
                 Code::InvalidConfig,
                 format!("{key} is there more than once"),
             )
-            .with_details("leave one of them, in one case of letters")
-        };
-        let Keys(root) = serde_json::from_slice(&self.raw).map_err(unreadable)?;
-        let mut seen = BTreeSet::new();
-        if let Some((key, _)) = root
-            .iter()
-            .find(|(key, _)| !seen.insert(key.to_ascii_lowercase()))
-        {
-            return Err(twice(key));
+            .with_details("leave one of them, in one case of letters")),
         }
-        let ipams: Vec<&RawValue> = root
-            .iter()
-            .filter(|(key, _)| key.eq_ignore_ascii_case("ipam"))
-            .map(|(_, value)| *value)
-            .collect();
-        for ipam in ipams {
-            // Of another kind, it is refused where it is read.
-            let Ok(Keys(keys)) = serde_json::from_str(ipam.get()) else {
-                continue;
-            };
-            let types = keys
-                .iter()
-                .filter(|(key, _)| key.eq_ignore_ascii_case("type"));
-            if types.count() > 1 {
-                return Err(twice("ipam.type"));
-            }
-        }
-        Ok(())
     }
 
     /// `runtimeConfig`: what the runtime adds for the capabilities the configuration names.
@@ -272,6 +260,26 @@ impl NetworkConfig {
             .collect::<Result<_, _>>()
             .map(Some)
     }
+}
+
+/// The first key of a configuration, or `ipam.type`, that is there more than once.
+fn repeated(root: &[(String, &RawValue)]) -> Option<String> {
+    let mut seen = BTreeSet::new();
+    let twice = root
+        .iter()
+        .find(|(key, _)| !seen.insert(key.to_ascii_lowercase()));
+    if let Some((key, _)) = twice {
+        return Some(key.clone());
+    }
+    let (_, ipam) = root
+        .iter()
+        .find(|(key, _)| key.eq_ignore_ascii_case("ipam"))?;
+    // Of another kind, it is refused where it is read.
+    let Keys(keys) = serde_json::from_str(ipam.get()).ok()?;
+    let types = keys
+        .iter()
+        .filter(|(key, _)| key.eq_ignore_ascii_case("type"));
+    (types.count() > 1).then(|| "ipam.type".to_owned())
 }
 
 /// The members of a JSON object as they are written, repeated ones too.
@@ -450,8 +458,9 @@ mod tests {
     }
 
     #[test]
-    fn no_version_means_the_first() {
-        assert_eq!(parse(r#"{"name":"a"}"#).unwrap().version, Version::V0_1_0);
+    fn no_version_means_the_first_which_is_not_supported() {
+        let error = parse(r#"{"name":"a"}"#).unwrap_err();
+        assert_eq!(error.code, Code::IncompatibleVersion);
         assert_eq!(
             NetworkConfig::version_of(br#"{"cniVersion":"0.4.0"}"#),
             Version::V0_4_0
@@ -466,17 +475,19 @@ mod tests {
     #[test]
     fn the_specifications_gc_key_is_believed_before_the_older_one() {
         let one = |text: &str| parse(text).unwrap().valid_attachments();
-        assert_eq!(one(r#"{"name":"a"}"#), Ok(None));
+        assert_eq!(one(r#"{"cniVersion":"1.0.0","name":"a"}"#), Ok(None));
         assert_eq!(
-            one(r#"{"name":"a","cni.dev/valid-attachments":null}"#),
+            one(r#"{"cniVersion":"1.0.0","name":"a","cni.dev/valid-attachments":null}"#),
             Ok(None)
         );
         assert_eq!(
-            one(r#"{"name":"a","cni.dev/attachments":[]}"#),
+            one(r#"{"cniVersion":"1.0.0","name":"a","cni.dev/attachments":[]}"#),
             Ok(Some(vec![]))
         );
-        let both = one(r#"{"name":"a","cni.dev/attachments":[],
-                "cni.dev/valid-attachments":[{"containerID":"c","ifname":"net1"}]}"#)
+        let both = one(
+            r#"{"cniVersion":"1.0.0","name":"a","cni.dev/attachments":[],
+                "cni.dev/valid-attachments":[{"containerID":"c","ifname":"net1"}]}"#,
+        )
         .unwrap()
         .unwrap();
         assert_eq!(both.len(), 1);
@@ -491,7 +502,9 @@ mod tests {
             r#"[{"containerID":"c"}]"#,
             r#"[{"containerID":"-","ifname":"a"}]"#,
         ] {
-            let text = format!(r#"{{"name":"a","cni.dev/valid-attachments":{wrong}}}"#);
+            let text = format!(
+                r#"{{"cniVersion":"1.0.0","name":"a","cni.dev/valid-attachments":{wrong}}}"#
+            );
             assert_eq!(one(&text).unwrap_err().code, Code::InvalidConfig, "{wrong}");
         }
     }
@@ -509,7 +522,7 @@ mod tests {
             (r#""ipam":{"type":"a"},"ipam":{"type":"b"}"#, false),
             (r#""IPAM":{"type":"a"},"ipam":{}"#, false),
         ] {
-            let config = parse(&format!(r#"{{"name":"a",{ipam}}}"#)).unwrap();
+            let config = parse(&format!(r#"{{"cniVersion":"1.0.0","name":"a",{ipam}}}"#)).unwrap();
             assert_eq!(config.has_each_key_once().is_ok(), once, "{ipam}");
         }
     }
@@ -522,14 +535,19 @@ mod tests {
                 .ipam_type()
                 .map(|k| k.map(str::to_owned))
         };
-        assert_eq!(kind(r#"{"name":"a"}"#), Ok(None));
-        assert_eq!(kind(r#"{"name":"a","ipam":{}}"#), Ok(None));
+        assert_eq!(kind(r#"{"cniVersion":"1.0.0","name":"a"}"#), Ok(None));
         assert_eq!(
-            kind(r#"{"name":"a","IPAM":{"Type":"static"}}"#),
+            kind(r#"{"cniVersion":"1.0.0","name":"a","ipam":{}}"#),
+            Ok(None)
+        );
+        assert_eq!(
+            kind(r#"{"cniVersion":"1.0.0","name":"a","IPAM":{"Type":"static"}}"#),
             Ok(Some("static".into()))
         );
-        assert!(kind(r#"{"name":"a","ipam":{"range":"10.0.0.0/8"}}"#).is_err());
-        assert!(kind(r#"{"name":"a","ipam":[]}"#).is_err());
+        assert!(
+            kind(r#"{"cniVersion":"1.0.0","name":"a","ipam":{"range":"10.0.0.0/8"}}"#).is_err()
+        );
+        assert!(kind(r#"{"cniVersion":"1.0.0","name":"a","ipam":[]}"#).is_err());
     }
 
     fn request(command: Command, config: &str, args: &str) -> Request {
@@ -553,7 +571,7 @@ mod tests {
             (Command::Status, "1.0.0", false),
             (Command::Gc, "1.0.0", false),
             (Command::Gc, "1.1.0", true),
-            (Command::Del, "0.1.0", true),
+            (Command::Del, "0.3.0", true),
         ] {
             let request = request(
                 command,
@@ -570,7 +588,7 @@ mod tests {
 
     #[test]
     fn requested_addresses_come_from_the_most_specific_place() {
-        let all = r#"{"name":"a","runtimeConfig":{"ips":["10.0.0.1/24","fd00::1"]},
+        let all = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["10.0.0.1/24","fd00::1"]},
                       "args":{"cni":{"ips":["10.0.0.2"]}}}"#;
         let ips = |config: &str, args: &str| {
             request(Command::Add, config, args)
@@ -581,18 +599,23 @@ mod tests {
             ips(all, "IP=10.0.0.3").unwrap(),
             ["10.0.0.1/24", "fd00::1/128"]
         );
-        let pod = r#"{"name":"a","args":{"cni":{"ips":["10.0.0.2"]}}}"#;
+        let pod = r#"{"cniVersion":"1.0.0","name":"a","args":{"cni":{"ips":["10.0.0.2"]}}}"#;
         assert_eq!(ips(pod, "IP=10.0.0.3").unwrap(), ["10.0.0.2/32"]);
         assert_eq!(
-            ips(r#"{"name":"a"}"#, "IP=10.0.0.3").unwrap(),
+            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "IP=10.0.0.3").unwrap(),
             ["10.0.0.3/32"]
         );
-        assert_eq!(ips(r#"{"name":"a"}"#, "").unwrap(), Vec::<String>::new());
         assert_eq!(
-            ips(r#"{"name":"a"}"#, "IP=x").unwrap_err().code,
+            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "").unwrap(),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "IP=x")
+                .unwrap_err()
+                .code,
             Code::InvalidEnvironment
         );
-        let wrong = r#"{"name":"a","runtimeConfig":{"ips":["10.0.0.300"]}}"#;
+        let wrong = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["10.0.0.300"]}}"#;
         assert_eq!(ips(wrong, "").unwrap_err().code, Code::InvalidConfig);
     }
 }

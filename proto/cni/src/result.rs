@@ -1,10 +1,10 @@
 //! What ADD answers, written and read in every version of the specification.
 //!
-//! | | 0.1.0, 0.2.0 | 0.3.0 to 0.4.0 | 1.0.0, 1.1.0 |
-//! |---|---|---|---|
-//! | addresses | `ip4`, `ip6`, one each | `ips` with `version` | `ips` |
-//! | routes | inside `ip4`, `ip6` | `dst`, `gw` | all fields |
-//! | interfaces | none | name, MAC, sandbox | and MTU, PCI address, socket |
+//! | | 0.3.0 to 0.4.0 | 1.0.0, 1.1.0 |
+//! |---|---|---|
+//! | addresses | `ips` with `version` | `ips` |
+//! | routes | `dst`, `gw` | all fields |
+//! | interfaces | name, MAC, sandbox | and MTU, PCI address, socket |
 //!
 //! The fields that 1.1.0 added are written for 1.0.0 too, as the Go library does: runtimes
 //! that do not know them pass over them.
@@ -303,31 +303,14 @@ impl CniResult {
         }
         let root = Section::of(value, String::new())
             .map_err(|_| Error::new(Code::Decode, "a result is a JSON object"))?;
-        let version = match (root.text("cniVersion")?, fallback) {
-            (None, Some(version)) => version,
-            (text, _) => Version::parse(text.unwrap_or_default())?,
-        };
+        match (root.text("cniVersion")?, fallback) {
+            (None, Some(_)) => {}
+            (text, _) => drop(Version::parse(text.unwrap_or_default())?),
+        }
         let mut result = CniResult {
             dns: Dns::parse(&root.section("dns")?)?,
             ..Self::default()
         };
-        if version < Version::V0_3_0 {
-            for family in ["ip4", "ip6"] {
-                let section = root.section(family)?;
-                if let Some(address) = parsed(&section, "ip")? {
-                    let gateway = parsed(&section, "gateway")?;
-                    result.ips.push(IpConfig {
-                        address,
-                        gateway,
-                        interface: None,
-                    });
-                }
-                for route in section.sections("routes")? {
-                    result.routes.push(Route::parse(&route)?);
-                }
-            }
-            return Ok(result);
-        }
         for section in root.sections("interfaces")? {
             result.interfaces.push(Interface {
                 name: section.text("name")?.unwrap_or_default().to_owned(),
@@ -379,55 +362,10 @@ impl CniResult {
         Ok(())
     }
 
-    /// Whether the result can be said in a version.
-    ///
-    /// # Errors
-    /// Code 1 for a result without addresses before 0.3.0, which has no place for it.
-    pub fn fits(&self, version: Version) -> Result<(), Error> {
-        if version < Version::V0_3_0 && self.ips.is_empty() {
-            return Err(Error::new(
-                Code::IncompatibleVersion,
-                format!(
-                    "an interface without addresses cannot be reported in cniVersion {}",
-                    version.as_str()
-                ),
-            )
-            .with_details("set cniVersion to 0.3.0 or newer, or configure an IPAM"));
-        }
-        Ok(())
-    }
-
     /// The document in a version.
-    ///
-    /// # Errors
-    /// As [`CniResult::fits`].
-    pub fn to_json(&self, version: Version) -> Result<Value, Error> {
-        self.fits(version)?;
+    pub fn to_json(&self, version: Version) -> Value {
         let mut object = Map::new();
         object.insert("cniVersion".into(), json!(version.as_str()));
-        if version < Version::V0_3_0 {
-            for (key, v4) in [("ip4", true), ("ip6", false)] {
-                let family = |addr: IpAddr| addr.is_ipv4() == v4;
-                let Some(ip) = self.ips.iter().find(|ip| family(ip.address.addr)) else {
-                    continue;
-                };
-                let mut section = Map::new();
-                section.insert("ip".into(), json!(ip.address.to_string()));
-                put(&mut section, "gateway", ip.gateway.map(|gw| gw.to_string()));
-                let routes: Vec<Value> = self
-                    .routes
-                    .iter()
-                    .filter(|route| family(route.dst.addr))
-                    .map(|route| route.to_json(version))
-                    .collect();
-                if !routes.is_empty() {
-                    section.insert("routes".into(), Value::Array(routes));
-                }
-                object.insert(key.into(), Value::Object(section));
-            }
-            object.insert("dns".into(), self.dns.to_json());
-            return Ok(Value::Object(object));
-        }
         if !self.interfaces.is_empty() {
             let list = self
                 .interfaces
@@ -455,7 +393,7 @@ impl CniResult {
         if !self.dns.is_empty() {
             object.insert("dns".into(), self.dns.to_json());
         }
-        Ok(Value::Object(object))
+        Value::Object(object)
     }
 }
 
@@ -551,15 +489,7 @@ mod tests {
 
     #[test]
     fn each_version_has_its_own_shape() {
-        let at = |version| full().to_json(version).unwrap();
-        assert_eq!(
-            at(Version::V0_2_0),
-            json!({"cniVersion": "0.2.0",
-                "ip4": {"ip": "10.1.0.5/16", "gateway": "10.1.0.1",
-                        "routes": [{"dst": "10.0.0.0/8", "gw": "10.1.0.1"}]},
-                "ip6": {"ip": "fd00::5/64"},
-                "dns": {"nameservers": ["10.0.0.53"]}})
-        );
+        let at = |version| full().to_json(version);
         let old = at(Version::V0_4_0);
         assert_eq!(old["ips"][0]["version"], "4");
         assert_eq!(old["ips"][1]["version"], "6");
@@ -576,18 +506,15 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         for version in [Version::V1_0_0, Version::V1_1_0] {
-            let read = CniResult::parse(&full().to_json(version).unwrap(), None).unwrap();
+            let read = CniResult::parse(&full().to_json(version), None).unwrap();
             assert_eq!(read, full());
         }
         for version in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0] {
-            let written = full().to_json(version).unwrap();
+            let written = full().to_json(version);
             let read = CniResult::parse(&written, None).unwrap();
-            assert_eq!(read.to_json(version).unwrap(), written);
+            assert_eq!(read.to_json(version), written);
             assert_eq!(read.ips, full().ips);
         }
-        let written = full().to_json(Version::V0_1_0).unwrap();
-        let read = CniResult::parse(&written, None).unwrap();
-        assert_eq!(read.to_json(Version::V0_1_0).unwrap(), written);
     }
 
     #[test]
@@ -601,19 +528,6 @@ mod tests {
             CniResult::parse(&Value::Null, None).unwrap(),
             CniResult::default()
         );
-    }
-
-    #[test]
-    fn no_address_has_no_place_before_0_3() {
-        let l2 = CniResult {
-            interfaces: full().interfaces,
-            ..CniResult::default()
-        };
-        assert_eq!(
-            l2.to_json(Version::V0_2_0).unwrap_err().code,
-            Code::IncompatibleVersion
-        );
-        assert!(l2.to_json(Version::V0_3_0).unwrap().get("ips").is_none());
     }
 
     #[test]
@@ -639,10 +553,10 @@ mod tests {
         );
         assert_eq!(parse(json!({"ips": [{}]})).msg, "ips[0].address is missing");
         assert_eq!(parse(json!([])).code, Code::Decode);
-        assert_eq!(
-            parse(json!({"cniVersion": "3.0.0"})).code,
-            Code::IncompatibleVersion
-        );
+        for version in ["3.0.0", "0.2.0"] {
+            let error = parse(json!({"cniVersion": version, "ip4": {"ip": "10.0.0.1/24"}}));
+            assert_eq!(error.code, Code::IncompatibleVersion);
+        }
     }
 
     #[test]

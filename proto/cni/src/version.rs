@@ -8,10 +8,6 @@ words! {
     /// A version these plugins speak; ordered by age. Membership is exact: there is no 0.3.2.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum Version {
-        /// One address of each family.
-        V0_1_0 = "0.1.0",
-        /// As 0.1.0.
-        V0_2_0 = "0.2.0",
         /// Several addresses and interfaces.
         V0_3_0 = "0.3.0",
         /// As 0.3.0.
@@ -32,15 +28,15 @@ impl Version {
         newest
     };
 
-    /// Reads `cniVersion`; an empty text means 0.1.0, as the specification says of a
-    /// missing key.
+    /// Reads `cniVersion`; an empty text means 0.1.0, as the specification says of a missing key.
     ///
     /// # Errors
-    /// Code 6 when it is no version at all, code 1 when it is one that is not spoken here.
+    /// Code 6 for what is not a version, code 1 for a version that is not supported.
     pub fn parse(text: &str) -> Result<Version, Error> {
-        if text.is_empty() {
-            return Ok(Version::V0_1_0);
-        }
+        let text = match text {
+            "" => "0.1.0",
+            text => text,
+        };
         if let Some(version) = Version::ALL
             .into_iter()
             .find(|known| known.as_str() == text)
@@ -55,7 +51,7 @@ impl Version {
                 format!("cniVersion {text} is not supported"),
             )
             .with_details(format!(
-                "configuration asks for {text}, this plugin speaks {}",
+                "supported versions: {}; a configuration without cniVersion has version 0.1.0",
                 spoken()
             )));
         }
@@ -63,7 +59,7 @@ impl Version {
             Code::Decode,
             format!("cniVersion {text:?} is not a version"),
         )
-        .with_details(format!("this plugin speaks {}", spoken())))
+        .with_details(format!("supported versions: {}", spoken())))
     }
 
     /// The answer to VERSION.
@@ -89,8 +85,10 @@ mod tests {
         for version in Version::ALL {
             assert_eq!(Version::parse(version.as_str()), Ok(version));
         }
-        assert_eq!(Version::parse(""), Ok(Version::V0_1_0));
         for (text, code) in [
+            ("", Code::IncompatibleVersion),
+            ("0.1.0", Code::IncompatibleVersion),
+            ("0.2.0", Code::IncompatibleVersion),
             ("9.9.9", Code::IncompatibleVersion),
             ("0.3.2", Code::IncompatibleVersion),
             ("1.1", Code::IncompatibleVersion),
@@ -101,13 +99,8 @@ mod tests {
         ] {
             let error = Version::parse(text).unwrap_err();
             assert_eq!(error.code, code, "{text}");
-            assert!(error.details.contains("1.1.0"), "{text}");
+            assert!(error.details.contains("0.3.0, 0.3.1"), "{text}");
         }
-        assert!(
-            Version::parse("9.9.9")
-                .unwrap_err()
-                .details
-                .contains("9.9.9")
-        );
+        assert!(Version::parse("9.9.9").unwrap_err().msg.contains("9.9.9"));
     }
 }

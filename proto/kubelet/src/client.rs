@@ -1,7 +1,6 @@
 //! A client of PodResources: which container holds which devices, and which there are.
 //!
-//! [`ask`] is for commands, which ask once and end; [`pods`] and [`Lister`] for a program with a
-//! runtime.
+//! [`ask`] is for commands, which ask once and end; [`Lister`] for a program with a runtime.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -118,14 +117,6 @@ pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
             ANSWER_TIMEOUT.as_secs()
         ))),
     }
-}
-
-/// The pods of the node and what their containers hold, asked once from inside of a runtime.
-///
-/// # Errors
-/// What came back instead of an answer.
-pub async fn pods(socket: &Path) -> Result<Vec<PodDevices>, String> {
-    list(&client(socket).await?).await
 }
 
 /// Lists pods again and again, over one connection as long as it lasts.

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::client::Server;
+use crate::status::{DaemonStatus, StatusQuestion};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
@@ -22,6 +23,8 @@ const MAX_SLOTS: usize = 1024;
 pub enum Question {
     /// To the daemon: which units of which resources does this pod hold?
     PodUnits(Pod),
+    /// To the daemon: its state.
+    Status(StatusQuestion),
     /// To the daemon: bind the slots of this pod.
     Bind(BindQuestion),
     /// To the daemon: the devices of these slots are in place.
@@ -57,9 +60,11 @@ impl fmt::Display for Pod {
 }
 
 /// The answer to a question. Which one it is says the question.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Answer {
+    /// To [`Question::Status`].
+    Status(Box<DaemonStatus>),
     /// To [`Question::PodUnits`].
     PodUnits(PodUnits),
     /// To [`Question::Bind`].
@@ -250,6 +255,7 @@ macro_rules! asks {
 
 asks! {
     Pod: PodUnits, PodUnits, Daemon;
+    StatusQuestion: Status, DaemonStatus, Daemon;
     BindQuestion: Bind, Bound, Daemon;
     CommitQuestion: Commit, Committed, Daemon;
     UnbindQuestion: Unbind, Unbound, Daemon;
@@ -257,7 +263,7 @@ asks! {
 }
 
 /// The names of the questions in their documents.
-const NAMES: [&str; 5] = ["podUnits", "bind", "commit", "unbind", "block"];
+const NAMES: [&str; 6] = ["podUnits", "status", "bind", "commit", "unbind", "block"];
 
 /// The document of a question.
 #[derive(Serialize, Deserialize)]
@@ -331,7 +337,7 @@ impl Question {
                 check(&commit.pod).and_then(|()| check_slots(&commit.sandbox, &commit.units))
             }
             Self::Unbind(unbind) => check_slots(&unbind.sandbox, &unbind.units),
-            Self::Block(_) => Ok(()),
+            Self::Status(_) | Self::Block(_) => Ok(()),
         };
         checked.map_err(|why| malformed(format!("{name}: {why}")))?;
         Ok(question)

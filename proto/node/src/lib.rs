@@ -3,6 +3,7 @@
 //!
 //! - [`document`]: the questions and answers as JSON documents;
 //! - [`binding`]: those about late binding; [`block`]: the one to the broker;
+//! - [`status`]: the daemon's state;
 //! - [`client`]: asking, blocking, within a time limit.
 //!
 //! One connection carries one question and one answer. The client connects, writes one JSON
@@ -48,6 +49,7 @@ pub mod binding;
 pub mod block;
 pub mod client;
 pub mod document;
+pub mod status;
 
 pub use binding::{
     BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion, Unbound,
@@ -55,6 +57,7 @@ pub use binding::{
 pub use block::{BlockNeed, BlocksGranted};
 pub use client::{ClientError, Peer, Server, ask};
 pub use document::{Allocation, Answer, Ask, Claim, Failure, FailureKind, Pod, PodUnits, Question};
+pub use status::{DaemonStatus, StatusQuestion};
 
 /// The version of the documents that this crate reads and writes.
 pub const VERSION: u64 = 1;

@@ -1,5 +1,5 @@
 # Children of a RoCE NIC: ipvlan in all modes, alone and chained, beside the refusals
-# lab: nics=2 memory=768 timeout=400 binaries=rdma-netdev,rdma-ipam
+# lab: nics=2 memory=768 timeout=400 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 make_hca eth1 mlx5_1
@@ -27,9 +27,9 @@ for mode in l2 l3 l3s; do
 	check "ipvlan $mode: CHECK agrees" cni rdma-netdev CHECK a a net1 "$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$config")"
 	if [ $mode = l2 ]; then
 		pod c
-		leases=$(rdma-ipam list --json)
+		leases=$(rdmactl addresses --json | jq -c .leases)
 		refuses "a macvlan beside it is refused" 'carries ipvlan children' cni rdma-netdev ADD c c net1 "$(child '{"attach": "macvlan"}')"
-		equal "before an address was taken" "$leases" "$(rdma-ipam list --json)"
+		equal "before an address was taken" "$leases" "$(rdmactl addresses --json | jq -c .leases)"
 		ip netns delete c
 	fi
 	check "ipvlan $mode: the first pod ends" cni rdma-netdev DEL a a net1 "$config"
@@ -39,7 +39,7 @@ for mode in l2 l3 l3s; do
 done
 wait_for 20 settled eth1
 as_before "the host is as it was" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 
 # Chained, as the reference plugin is: on the chain's interface, with the chain's addresses.
 pod a

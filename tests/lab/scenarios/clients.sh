@@ -1,5 +1,5 @@
 # A runtime of its own: containerd's client runs containers on our plugin, alone and in a chain
-# lab: memory=1536 nics=2 timeout=300 image=yes binaries=rdma-netdev,rdma-ipam
+# lab: memory=1536 nics=2 timeout=300 image=yes binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 make_hca eth1 mlx5_1
@@ -19,7 +19,7 @@ network '{"cniVersion": "1.0.0", "name": "rails", "plugins": [
 	 "ipam": {"type": "rdma-ipam", "range": "10.61.0.0/24", "range_start": "10.61.0.10"}}]}'
 check "ctr run --cni: the plugin alone" run alone ip -o addr show dev eth0
 contains "the container has its address" 'inet 10.61.0.1[0-9]/24' "$checked"
-equal "nothing is left of it: leases" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "nothing is left of it: leases" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 equal "nothing is left of it: attachments" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 
 network '{"cniVersion": "1.0.0", "name": "rails", "plugins": [

@@ -1,6 +1,6 @@
 # A whole real cluster of two nodes: unique addresses by its API, all nodes' state, upgrade, uninstall
 # lab: guests=2 nics=2 memory=3072 cpus=2 timeout=4200 image=yes node-image=yes kubernetes=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # shellcheck source=tests/lab/guest/cluster.sh
@@ -50,7 +50,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	for node in $nodes; do
 		contains "of $node: all slots healthy, one of them held" "^$node +rdma/hca_shared_devices_a +63 +0 +1 " "$checked"
 	done
-	check "kubectl rdma leases" kubectl rdma leases
+	check "kubectl rdma addresses" kubectl rdma addresses
 	show cat <<<"$checked"
 	for pod in rdma-test-pod-1 rdma-test-pod-2; do
 		node=$(kubectl get pod $pod -o json | jq -r .spec.nodeName)
@@ -58,13 +58,12 @@ if [ "$LAB_GUEST" = 1 ]; then
 	done
 fi
 meet_late running
-check "rdma-ipam shows this node's block" rdma-ipam blocks
+check "rdmactl shows this node's block" rdmactl addresses
 contains "with the lease of its pod" '192\.168\.111\.[0-9]+/28 .* 16 +1 ' "$checked"
-check "fsck finds nothing" rdma-ipam fsck
+check "fsck finds nothing" rdmactl addresses fsck
 
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the Node object of node2 is deleted and registered anew while its pod runs"
-	broker() { rdma-ipam-broker "$@" --kubeconfig "$KUBECONFIG" --namespace kube-system; }
 	uid_of_node2() { kubectl get node node2 -o json | jq -r .metadata.uid; }
 	# of_node2 KEY: what its blocks have there, each once.
 	of_node2() {
@@ -79,11 +78,11 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "and registered anew" kubectl create -f /tmp/node2.json
 	equal "under another UID" 2 "$(printf '%s\n' "$uid" "$(uid_of_node2)" | sort -u | wc -l)"
 	check "it becomes ready" kubectl wait --for=condition=Ready --timeout=300s node/node2
-	refuses "its block is not released without --force" "--force" broker release --yes --block "${blocks%% *}"
+	refuses "its block is not released without --force" "--force" rdmactl blocks release --yes --block "${blocks%% *}"
 	check "its broker renews its blocks" wait_for 300 renewed
 	equal "they are the same" "$blocks" "$(of_node2 block)"
 	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
-	check "fsck finds nothing in the API" broker fsck
+	check "fsck finds nothing in the API" rdmactl blocks fsck
 fi
 meet_late anew
 [ "$LAB_GUEST" = 2 ] || { step "the API server is away" && api_server stop; }

@@ -98,7 +98,7 @@ old_plugin=name=rdma-shared-dp-ds
 new_plugin=app.kubernetes.io/name=rdma-device-plugin
 # What whereabouts' objects say is leased: pods, in the order of their addresses.
 recorded() { own get ippools -o json | jq -r '[.items[].spec.allocations[].podref] | sort | join(" ")'; }
-export_leases() { kubectl rdma addresses list --json | /lab/bin/rdmactl addresses export --whereabouts --leases - --yes; }
+export_leases() { kubectl rdma addresses --json | /lab/bin/rdmactl addresses export --whereabouts --leases - --yes; }
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the cluster as it was: RDMA shared device plugin, macvlan, whereabouts"
 	cat >/tmp/old.yaml <<-OLD

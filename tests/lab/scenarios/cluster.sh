@@ -1,6 +1,6 @@
 # A whole real cluster of one node: installed and used by the README's own commands
 # lab: nics=4 memory=3072 cpus=2 timeout=2400 image=yes node-image=yes kubernetes=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # shellcheck source=tests/lab/guest/cluster.sh
@@ -28,7 +28,7 @@ ctr --namespace k8s.io image import /lab/node-image.tar
 join_cluster $address
 tell "$(kubectl get nodes -o wide --no-headers)"
 
-in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdma-device-plugin "$@"; }
+in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl "$@"; }
 rolled() { own rollout status ds/rdma-device-plugin --timeout=300s; }
 
 step "kubectl apply -k manifests/base"
@@ -54,7 +54,7 @@ check "status in the container knows them" in_daemon status
 contains "status: units, pods, addresses, namespaces" 'listening.*rdma-test-pod-1.*192\.168\.111\..*alive.*alive' "$(tr '\n' ' ' <<<"$checked")"
 show cat <<<"$checked"
 check "verify between the pods finds nothing wrong" \
-	rdma-device-plugin verify --timeout 120 pod:rdma-test-pod-1 pod:rdma-test-pod-2
+	rdmactl verify --timeout 120 pod:rdma-test-pod-1 pod:rdma-test-pod-2
 show cat <<<"$checked"
 
 step "a network that the node's policy refuses"
@@ -120,4 +120,4 @@ check "its pod is gone" wait_for 200 gone
 step "kubectl delete -k"
 check "what was installed goes" kubectl delete -k $manifests/overlays/exclusive --timeout=200s
 as_before "the host is as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

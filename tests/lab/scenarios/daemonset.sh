@@ -1,6 +1,6 @@
 # The DaemonSet as it is shipped: its image, init container, mounts, and the one capability it has
 # lab: memory=1536 timeout=600 image=yes node-image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2154
 
 resource=rdma/hca_shared_devices_a
@@ -44,27 +44,27 @@ daemon=$(pgrep -f '^/usr/local/bin/rdma-device-plugin run')
 # CAP_NET_ADMIN is bit 12.
 equal "the daemon has one capability" 0000000000001000 "$(awk '/^CapEff/ { print $2 }' "/proc/$daemon/status")"
 refuses "and no shell" "not found|no such file" in_daemon sh -c true
-check "discover in the container sees the HCA" in_daemon rdma-device-plugin discover
+check "discover in the container sees the HCA" in_daemon rdmactl discover
 contains "with its netdev and its resource" "mlx5_0 .*ens2f0.*$resource" "$checked"
 
-check "preflight on the node: nothing fails" rdma-device-plugin preflight --config-file $base/config.json --all
-check "preflight in the container: nothing fails" in_daemon rdma-device-plugin preflight --all
+check "preflight on the node: nothing fails" rdmactl preflight --config-file $base/config.json --all
+check "preflight in the container: nothing fails" in_daemon rdmactl preflight --all
 for id in K01 K02 K08 K09 A05; do
 	contains "there it knows $id, too" "^$id +(pass|n/a)" "$checked"
 done
 contains "and names what only the node can" '^R06 +unknown' "$checked"
 check "both test pods run" kubelet-standin run-pod $perftest/pod-1.yaml $perftest/pod-2.yaml
-check "the container sees the node's leases" in_daemon rdma-ipam list --json
+check "the container sees the node's leases" in_daemon rdmactl addresses --json
 contains "both of them" 'rdma-test-pod-1(.|\n)*rdma-test-pod-2' "$(tr '\n' ' ' <<<"$checked")"
 
-check "status in the container knows everybody" in_daemon rdma-device-plugin status
+check "status in the container knows everybody" in_daemon rdmactl status
 contains "status: units, attachments, addresses" \
 	'63 .*listening.*rdma-test-pod-1.*192\.168\.111\.' "$(tr '\n' ' ' <<<"$checked")"
 # Here /var/run, where the runtime makes them, is no link to the /run/netns that the container has.
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
-	"$(in_daemon rdma-device-plugin status --json | jq -r '[.attachments[].netnsState] | join(" ")')"
+	"$(in_daemon rdmactl pods --json | jq -r '[.pods[].netnsState | select(.)] | join(" ")')"
 equal "and says so where it does not know" "unknown unknown" \
-	"$(in_daemon rdma-netdev list --json | jq -r '[.attachments[].netnsState] | join(" ")')"
+	"$(in_daemon rdmactl attachments --json | jq -r '[.attachments[].netnsState] | join(" ")')"
 check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
 check "its next pod runs" kubelet-standin run-pod $daemonset
 check "and registers again" kubelet-standin node --wait $resource=63

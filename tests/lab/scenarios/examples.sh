@@ -1,6 +1,6 @@
 # The networks and workers of manifests/examples, from their own files: children, moves, rails
 # lab: memory=1536 nics=3 timeout=600 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 networks=/lab/manifests/examples/networks
@@ -59,4 +59,4 @@ equal "the two NICs are two HCAs" 2 "$(in_pod rails-0 ibv_devinfo | grep -c hca_
 check "it ends" kubelet-standin delete-pod rails-0
 for nic in rdma0 rdma1; do wait_for 20 settled $nic; done
 as_before "the host is as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

@@ -1,5 +1,5 @@
 # RDMA devices of a pod's own: behind another plugin, in the RDMA plugin's place, and their device files
-# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
+# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 make_hca eth1 mlx5_1
@@ -32,7 +32,7 @@ equal "the result is the one before" "$(jq -S 'del(.dns)' <<<"$moved")" "$(jq -S
 equal "it has left the host" "mlx5_2" "$(hcas)"
 equal "the pod has it and no other" "mlx5_1" "$(hcas_of a)"
 contains "the address' GID was waited for and reported" '10.61.0.7 of net1 is GID [0-9]+ of mlx5_1 port 1' "$(</var/log/rdma-netdev.log)"
-contains "it is in the list" '"rdma-only"' "$(rdma-netdev list --json)"
+contains "it is in the list" '"rdma-only"' "$(rdmactl attachments --json)"
 check "CHECK agrees" cni rdma-netdev CHECK a a net1 "$only"
 refuses "a second ADD is refused" 'attached to network rails already' cni rdma-netdev ADD a a net1 "$only"
 pod b
@@ -68,17 +68,6 @@ ip link set net1 name eth1 alias ''
 ip link set eth1 up
 ip addr add 10.61.0.1/24 dev eth1
 wait_for 20 settled eth1
-
-# A pod from before the upgrade: the RDMA plugin moved the device and wrote its state.
-pod old
-rdma dev set mlx5_2 netns old
-mkdir -p /var/lib/cni/rdma
-echo '{"version":"1.0","deviceID":"0000:03:00.0","sandboxRdmaDevName":"mlx5_2","containerRdmaDevName":"mlx5_2"}' \
-	>/var/lib/cni/rdma/rails-old-net1
-check "DEL of a pod that the RDMA plugin served" cni /opt/cni/bin/rdma DEL old old net1 '{"cniVersion": "1.0.0", "name": "rails", "type": "rdma"}'
-equal "its device is on the host" "mlx5_1 mlx5_2" "$(hcas)"
-equal "its state file is gone" "" "$(ls /var/lib/cni/rdma)"
-ip netns delete old
 
 # --- what the policy and the mode say ----------------------------------------------------------
 

@@ -1,5 +1,5 @@
 # Pods that abuse an InfiniBand NIC or child: nothing of theirs is left on the port, and the host's netdev is as it was
-# lab: nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam
+# lab: nics=2 fabric=infiniband memory=640 timeout=400 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 node_policy '{"allow": {"unallocated": true}}'
@@ -80,5 +80,5 @@ check "DEL of the other" cni rdma-netdev DEL c c net1 "$child"
 ip netns delete b
 ip netns delete c
 as_before "the host is as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"

@@ -1,5 +1,5 @@
 # InfiniBand NICs go into pods and return unharmed, with RDMA's namespaces shared and exclusive
-# lab: nics=2 fabric=infiniband memory=640 timeout=600 binaries=rdma-netdev,rdma-ipam
+# lab: nics=2 fabric=infiniband memory=640 timeout=600 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # Nothing but the allocation is waived: a port's IPoIB netdev is hardware.
@@ -98,7 +98,7 @@ for mode in shared exclusive; do
 	check "$mode: DEL once more is no error" del 1
 	equal "$mode: both HCAs are back" "mlx5_0 mlx5_1" "$(hcas)"
 	as_before "$mode: both NICs are as they were, and there is no other" "$before" whole_state
-	equal "$mode: no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+	equal "$mode: no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 	equal "$mode: no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 	for number in 0 1; do ip rule delete priority 106$number; done
 done

@@ -1,6 +1,6 @@
 # Pods on InfiniBand by the whole way: pools by partition and GUID, children and data between two HCAs
 # lab: nics=2 fabric=infiniband memory=1536 timeout=600 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 networks=/lab/manifests/examples/networks
@@ -46,7 +46,7 @@ start_daemon /tmp/config.yaml
 check "the kubelet learns of the HCA of partition 3" kubelet-standin node --patience 90 --wait rdma/hca=4
 check "and of the one with that GUID" kubelet-standin node --patience 30 --wait rdma/compute=4
 check "none of them is Ethernet" kubelet-standin node --patience 30 --wait rdma/ethernet=0
-check "discover" rdma-device-plugin discover --config-file /tmp/config.yaml
+check "discover" rdmactl discover --config-file /tmp/config.yaml
 step "the node's HCAs, as rdma-device-plugin sees them"
 show cat <<<"$checked"
 contains "discover shows the port's link layer and its IPoIB netdev" 'mlx5_0.*ib0' "$checked"
@@ -95,4 +95,4 @@ carries ib0
 
 check "both pods end" kubelet-standin delete-pod a b
 as_before "links, addresses, routes and GIDs are as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

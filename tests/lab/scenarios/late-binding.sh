@@ -1,6 +1,6 @@
 # Late binding on a container runtime: pods get the NICs beside their GPUs by CDI, whatever dies on the way
 # lab: topology=1x2x2 memory=1792 timeout=1500 image=yes cdi-containerd=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin,gpu-plugin-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin,gpu-plugin-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 networks=/lab/manifests/examples/networks
@@ -139,7 +139,7 @@ equal "and their nodes" "$(nodes_wanted $(hcas_of c))" "$(nodes_of c)"
 equal "no NIC is two pods'" 4 "$(for one in a b c; do hcas_of $one; done | tr ' ' '\n' | sort -u | wc -l)"
 refuses "a fourth pod waits" "insufficient rdma/nic" pod d 1 0
 equal "four CDI files, one for each slot" 4 "$(cdi_files)"
-show rdma-device-plugin status
+show rdmactl pods -o wide
 check "all three end" kubelet-standin delete-pod a b c
 has_given_all_back "after three pods"
 

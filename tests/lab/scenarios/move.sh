@@ -1,5 +1,5 @@
 # A NIC and its HCA go into a pod and return unharmed, with RDMA's namespaces shared and exclusive
-# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam
+# lab: nics=3 memory=768 timeout=600 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 node_policy '{"allow": {"unallocated": true}}'
@@ -98,6 +98,6 @@ for mode in shared exclusive; do
 	wait_for 20 settled rail2
 	as_before "$mode: both NICs are as they were: names, MTU, addresses, routes, rules, neighbours, tuning" \
 		"$before" whole_state
-	equal "$mode: no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+	equal "$mode: no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 	equal "$mode: no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"
 done

@@ -1,5 +1,5 @@
 # A file server that is away for a minute, on hard mounts: what waits goes on, nothing doubled or lost
-# lab: guests=2 memory=768 busy=1 timeout=1500 binaries=rdma-device-plugin,rdma-ipam
+# lab: guests=2 memory=768 busy=1 timeout=1500 binaries=rdma-device-plugin,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2154
 
 store=/var/lib/rdma-ipam
@@ -14,7 +14,7 @@ mkdir -p $store /var/lib/kubelet/device-plugins /etc/rdma
 container() { echo "$(uname -n)-$1"; }
 add() { cni rdma-ipam ADD "$(container "$1")" pod net1 "$network" | jq -r '.ips[0].address'; }
 del() { cni rdma-ipam DEL "$(container "$1")" pod net1 "$network"; }
-leases() { rdma-ipam list --json | jq '.leases | length'; }
+leases() { rdmactl addresses --json | jq '.leases | length'; }
 addresses() { cat "/lab/out/"*/"$1".* | grep .; }
 
 # A runtime that does not wait: it kills the plugin.
@@ -23,7 +23,7 @@ killed() {
 		CNI_PATH=/lab/bin timeout --signal=KILL 20 rdma-ipam <<<"$network" >/dev/null || true
 }
 alive() { (exec 3<>/dev/tcp/127.0.0.1/9834 && printf 'GET /healthz HTTP/1.0\r\n\r\n' >&3 && grep -q ' 200 ' <&3); }
-gone() { [ "$(rdma-ipam list --json --node "$(uname -n)" | jq -r '.leases[].container' | grep -c over)" = 0 ]; }
+gone() { [ "$(rdmactl addresses --json --node "$(uname -n)" | jq -r '.leases[].container' | grep -c over)" = 0 ]; }
 
 # away ROUND: ten pods ask while the server is away, two of them are killed.
 away() {
@@ -39,7 +39,7 @@ away() {
 	asked+=($!)
 	sleep 25
 	check "$1: the daemon lives while the server is away" alive
-	check "$1: status ends, too" timeout 60 rdma-device-plugin status
+	check "$1: status ends, too" timeout 60 rdmactl status
 	contains "$1: and names the store that does not answer" 'store "default": it is late' "$checked"
 	sleep 35
 }
@@ -59,7 +59,7 @@ back() {
 		equal "$1: pod $pod that asks again has the address that it got" "$(cat "$LAB_OUT/$1.$pod")" "$(add "$pod")"
 	done
 	equal "$1: each node sees all leases" "$(addresses "$1" | wc -l)" "$(leases)"
-	check "$1: fsck finds nothing wrong" rdma-ipam fsck --min-age 0
+	check "$1: fsck finds nothing wrong" rdmactl addresses fsck --min-age 0
 	meet "seen-$1"
 }
 

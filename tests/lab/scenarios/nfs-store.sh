@@ -1,5 +1,5 @@
 # Two nodes take addresses from one store on NFS at the same time: none twice, none lost
-# lab: guests=2 memory=768 timeout=600 binaries=rdma-ipam
+# lab: guests=2 memory=768 timeout=600 binaries=rdma-ipam,rdmactl
 # shellcheck shell=bash
 
 store=/var/lib/rdma-ipam
@@ -14,7 +14,7 @@ mkdir -p $store
 
 add() { cni rdma-ipam ADD "$(uname -n)-$1" pod net1 "$network" | jq -r '.ips[0].address'; }
 del() { cni rdma-ipam DEL "$(uname -n)-$1" pod net1 "$network"; }
-leases() { rdma-ipam list --json | jq '.leases | length'; }
+leases() { rdmactl addresses --json | jq '.leases | length'; }
 addresses() { cat /lab/out/*/"$1"; }
 
 for version in 4.2 3; do

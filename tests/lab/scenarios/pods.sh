@@ -1,6 +1,6 @@
 # The whole way: two pods ask for an HCA, get it, an interface and an address, and talk RDMA
 # lab: nics=2 memory=1536 timeout=600 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # The names that the shipped manifests use.
@@ -20,7 +20,7 @@ check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait 
 before=$(host_state)
 
 step "the node's HCAs, as rdma-device-plugin sees them"
-show rdma-device-plugin discover --config-file /lab/manifests/base/config.json
+show rdmactl discover --config-file /lab/manifests/base/config.json
 step "what the node offers to pods"
 show kubelet-standin node
 
@@ -49,7 +49,7 @@ done
 equal "the pods' addresses differ" 2 "$(printf '%s\n' "${address[@]}" | sort -u | wc -l)"
 
 step "their addresses: leases, and entries of the HCA's GID table"
-show rdma-ipam list
+show rdmactl addresses
 for pod in 1 2; do
 	show eval 'gids $hca | grep "^$(gid_index $hca "${address[pod]}") "'
 done
@@ -68,13 +68,13 @@ write_bw() {
 check "the pods write to each other's memory" write_bw
 show eval 'grep -A 1 "#bytes" <<<"$checked" | tail -n 2'
 
-step "the same as an administrator does it: rdma-device-plugin verify"
+step "the same as an administrator does it: rdmactl verify"
 cat >/tmp/kubectl <<'SH'
 #!/bin/sh
 [ "$1" = exec ] && shift && exec kubelet-standin exec "$@"
 SH
 chmod +x /tmp/kubectl
-verify() { rdma-device-plugin verify --kubectl /tmp/kubectl --timeout 60 "$@"; }
+verify() { rdmactl verify --kubectl /tmp/kubectl --timeout 60 "$@"; }
 check "verify finds nothing wrong" verify pod:rdma-test-pod-1 pod:rdma-test-pod-2
 show cat <<<"$checked"
 contains "verify: packets, connections and writes" \
@@ -88,7 +88,7 @@ step "both pods deleted"
 check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2
 as_before "links, addresses, routes and GIDs are as before" "$before"
 after=$(host_state)
-leases=$(rdma-ipam list --json | jq -c .leases)
+leases=$(rdmactl addresses --json | jq -c .leases)
 equal "no lease is left" "[]" "$leases"
 [ "$before" != "$after" ] || tell "    the node's links, addresses, routes and GIDs: as before ($(wc -l <<<"$before") lines compared)"
 [ "$leases" != "[]" ] || tell "    leases: none"

@@ -1,6 +1,6 @@
 # What restarts and dies beneath a running pod: container, kubelet, daemon, namespace
 # lab: memory=1536 timeout=400 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a pod=rdma-test-pod-1
@@ -54,7 +54,7 @@ pkill -9 sleep
 umount "$netns"
 rm "$netns"
 check "a pod whose namespace went first is deleted" kubelet-standin delete-pod $pod
-equal "its lease is free" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "its lease is free" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 as_before "the host is as before" "$before"
 
 # rename FROM TO: as no kernel before 6.3 renames a link that is up.
@@ -67,7 +67,7 @@ rename() {
 rename $netdev other0
 check "an HCA that the selectors choose no more has no units" kubelet-standin node --wait $resource=0
 refuses "a pod waits for units" "insufficient $resource" kubelet-standin run-pod $manifests/pod-1.yaml
-equal "and has no lease" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "and has no lease" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 rename other0 $netdev
 check "with its name back it has" kubelet-standin node --wait $resource=63
 check "and the pod runs" kubelet-standin run-pod $manifests/pod-1.yaml

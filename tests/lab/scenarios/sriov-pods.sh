@@ -1,6 +1,6 @@
 # Virtual functions by the whole way: a pod asks for one, gets it with its HCA, and talks RDMA
 # lab: qemu=8.0 nics=0 ports=1 memory=1536 timeout=600 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # lab: device=igb,id=pf,netdev=wire,bus=port0,romfile= netdev=hubport,id=wire,hubid=0
 # shellcheck shell=bash disable=SC2016
 
@@ -42,5 +42,5 @@ write_bw() {
 check "the pods write to each other's memory" write_bw
 check "both end" kubelet-standin delete-pod a b
 as_before "the host is as before" "$before" whole_state
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 check "the kubelet learns that both are back" kubelet-standin node --patience 60 --wait rdma/vf=2

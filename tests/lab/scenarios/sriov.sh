@@ -1,5 +1,5 @@
 # Virtual functions: discovered with their physical function, one goes into each of two pods and returns
-# lab: qemu=8.0 nics=0 ports=1 memory=768 timeout=600 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# lab: qemu=8.0 nics=0 ports=1 memory=768 timeout=600 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl
 # lab: device=igb,id=pf,netdev=wire,bus=port0,romfile= netdev=hubport,id=wire,hubid=0
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -15,8 +15,8 @@ for number in 0 1; do
 	nic[number]=$(ls "/sys/bus/pci/devices/${vf[number]}/net")
 	make_hca "${nic[number]}" "mlx5_$number"
 done
-rdma-device-plugin discover
-seen=$(rdma-device-plugin discover --json)
+rdmactl discover
+seen=$(rdmactl discover --json)
 equal "virtual functions are distinguished, with their physical function" \
 	"$(printf '%s vf 0000:01:00.0\n' "${vf[@]}" | sort)" \
 	"$(jq -r '.hcas[] | "\(.id) \(.function) \(.pf)"' <<<"$seen" | sort)"

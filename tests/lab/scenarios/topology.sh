@@ -1,11 +1,11 @@
 # Eight NICs, four GPUs, four switches, two NUMA nodes: distances and choices are what the wiring says
-# lab: topology=2x2x2 memory=1024 binaries=rdma-device-plugin
+# lab: topology=2x2x2 memory=1024 binaries=rdma-device-plugin,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 for nic in 0 1 2 3 4 5 6 7; do
 	make_hca eth$nic
 done
-topology=$(rdma-device-plugin topology --json)
+topology=$(rdmactl topology --json)
 
 nics=$(for hca in /sys/class/infiniband/*; do basename "$(readlink -f "$hca/device")"; done | sort)
 gpus=$(grep -l '^0x03' /sys/bus/pci/devices/*/class | cut -d/ -f6 | sort)
@@ -45,9 +45,9 @@ hca_on() {
 	ls "/sys/bus/pci/devices/$nic/infiniband"
 }
 read -r first _ third _ < <(echo "$gpus" | paste -sd' ')
-check "NICs are chosen for two GPUs" rdma-device-plugin topology --gpus 0,2 --strict
+check "NICs are chosen for two GPUs" rdmactl topology --gpus 0,2 --strict
 contains "each is served by one beside it" "^chosen: $(hca_on "$first" 1) $(hca_on "$third" 1)\$" "$checked"
-check "with one of them taken" rdma-device-plugin topology --gpus 0 --taken "$(hca_on "$first" 1)" --strict
+check "with one of them taken" rdmactl topology --gpus 0 --taken "$(hca_on "$first" 1)" --strict
 contains "it is the other beside the GPU" "^chosen: $(hca_on "$first" 2)\$" "$checked"
 refuses "with both taken there is none as near, and --strict says so" 'at PHB, where PIX can be had' \
-	rdma-device-plugin topology --gpus 0 --taken "$(hca_on "$first" 1),$(hca_on "$first" 2)" --strict
+	rdmactl topology --gpus 0 --taken "$(hca_on "$first" 1),$(hca_on "$first" 2)" --strict

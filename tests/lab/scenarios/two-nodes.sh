@@ -1,6 +1,6 @@
 # Two nodes, a pod on each, addresses from one store on NFS, RDMA from node to node
 # lab: guests=2 memory=1536 timeout=900 image=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
 hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a
@@ -29,7 +29,7 @@ echo "$address" >"$LAB_OUT/address"
 wait_for 20 gid_index $hca "$address"
 meet running
 equal "the pods of both nodes have different addresses" 2 "$(sort -u /lab/out/*/address | wc -l)"
-equal "each node sees the leases of both" "node1 node2" "$(rdma-ipam list --json | jq -r '[.leases[].node] | sort | join(" ")')"
+equal "each node sees the leases of both" "node1 node2" "$(rdmactl addresses --json | jq -r '[.leases[].node] | sort | join(" ")')"
 
 # The first node serves, the second writes.
 if [ "$LAB_GUEST" = 1 ]; then
@@ -51,5 +51,5 @@ check "the pod ends" kubelet-standin delete-pod "$pod"
 meet ended
 # Neighbours that the kernel learns are not part of this state.
 as_before "links, addresses, routes and GIDs are as before" "$before"
-equal "no lease is left" "[]" "$(rdma-ipam list --json | jq -c .leases)"
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
 meet counted

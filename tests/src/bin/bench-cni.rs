@@ -19,7 +19,7 @@ use e2e::measure::{Cost, Costs, Row, cost_of, row, table};
 use e2e::need::REFERENCE_PLUGINS;
 use e2e::netns::{Netns, run};
 use e2e::node_socket::{NodeSocket, allocation_of_hcas};
-use hca::tree::{NetdevSpec, On, PciSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, Tree};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use node_wire::Pod;
@@ -582,7 +582,45 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         &sum(&theirs),
         [Some(1.1), Some(0.6)],
     ));
+    rows.extend(with_routes(fixture, &own, &macvlan, rounds)?);
     Ok(rows)
+}
+
+/// How many routes a node of a large cluster has beside its default route.
+const ROUTES: usize = 20_000;
+
+/// On a host with many routes, beside the same without and beside the reference pair with them.
+fn with_routes(
+    fixture: &Fixture,
+    own: &dyn Fn(Value) -> Value,
+    macvlan: &dyn Fn(Value) -> Value,
+    rounds: usize,
+) -> Result<Vec<Row>> {
+    let ours = own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"}));
+    let theirs = macvlan(fixture.host_local(&["10.9.0.0/16"], &json!([])));
+    let (empty, _) = fixture.contest(&ours, ("macvlan", &theirs), rounds)?;
+    let batch = fixture.directory.path().join("routes");
+    let lines =
+        (0..ROUTES).map(|n| format!("route add 20.{}.{}.0/24 via 10.8.0.1\n", n >> 8, n & 255));
+    fs::write(&batch, lines.collect::<String>())?;
+    run(Command::new("ip").arg("-batch").arg(&batch))?;
+    let (full, reference) = fixture.contest(&ours, ("macvlan", &theirs), rounds)?;
+    let (add, del) = ([None, Some(1.2)], [None, Some(1.2)]);
+    Ok(vec![
+        row(
+            "ADD macvlan + IPAM with 20,000 routes, beside the same without",
+            &full.add,
+            &empty.add,
+            add,
+        ),
+        row("DEL of the same", &full.del, &empty.del, del),
+        row(
+            "ADD macvlan + IPAM, beside macvlan + host-local, with 20,000 routes",
+            &full.add,
+            &reference.add,
+            [Some(0.30), Some(0.25)],
+        ),
+    ])
 }
 
 #[expect(clippy::print_stdout, reason = "the table is what this program is for")]

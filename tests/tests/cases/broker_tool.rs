@@ -1,14 +1,12 @@
-//! The administrator's commands of `rdma-ipam-broker` on a real API server.
+//! `rdmactl blocks` on a real API server, with a kubectl that stands in for the real one.
 
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use e2e::api_server::ApiServer;
 use e2e::case;
-use e2e::cluster::{BrokerNode, NAMESPACE, api_server, blocks, eventually};
+use e2e::cluster::{BrokerNode, NAMESPACE, api_server, blocks, eventually, rdmactl_blocks};
 use e2e::cni::Answer;
 use e2e::harness::Case;
 use serde_json::{Value, json};
@@ -34,10 +32,7 @@ pub(crate) const CASES: &[Case] = &[
         ApiServer,
         MountNamespace
     ),
-    case!(
-        a_kubeconfig_with_files_works_and_an_exec_plugin_is_refused_by_name,
-        ApiServer
-    ),
+    case!(what_kubectl_refuses_is_printed, ApiServer),
 ];
 
 const RANGE: &str = "10.9.0.0/24";
@@ -84,8 +79,8 @@ fn findings(answer: &Answer) -> Result<Vec<String>> {
 fn blocks_of_all_nodes_are_listed() -> Result<()> {
     let server = api_server()?;
     let (one, other) = (started(&server, "n1")?, started(&server, "n2")?);
-    let nothing = one.tool(&["blocks", "--all-nodes"])?;
-    ensure!(nothing.status.code() == Some(3), "{}", nothing.stdout);
+    let nothing = one.tool(&[])?;
+    ensure!(nothing.status.code() == Some(1), "{}", nothing.stdout);
     ensure!(nothing.stderr.contains(NAMESPACE), "{}", nothing.stderr);
     one.ask(RANGE, 20)?;
     other.ask(RANGE, 1)?;
@@ -94,13 +89,13 @@ fn blocks_of_all_nodes_are_listed() -> Result<()> {
         let granted = node.granted()?.into_iter();
         expected.extend(granted.map(|block| (block, name.to_owned())));
     }
-    let mut all = listed(&one.tool(&["blocks", "--all-nodes", "--json"])?)?;
+    let mut all = listed(&one.tool(&["--json"])?)?;
     all.sort();
     expected.sort();
     ensure!(all == expected && all.len() == 3, "{all:?} {expected:?}");
-    let own = listed(&one.tool(&["blocks", "--json"])?)?;
+    let own = listed(&one.tool(&["--node", "n1", "--json"])?)?;
     ensure!(own.len() == 2 && own.iter().all(|(_, node)| node == "n1"));
-    let table = one.tool(&["blocks", "--all-nodes"])?.stdout;
+    let table = one.tool(&[])?.stdout;
     let header = table.lines().next().unwrap_or_default();
     for title in [
         "BLOCK",
@@ -114,8 +109,8 @@ fn blocks_of_all_nodes_are_listed() -> Result<()> {
         ensure!(header.contains(title), "{table}");
     }
     ensure!(table.lines().count() == 4, "{table}");
-    let none = one.tool(&["blocks", "--all-nodes", "--network-name", "blue"])?;
-    ensure!(none.status.code() == Some(3));
+    let none = one.tool(&["--network-name", "blue"])?;
+    ensure!(none.status.code() == Some(1));
     Ok(())
 }
 
@@ -206,7 +201,7 @@ fn a_block_of_a_node_that_is_not_ready_is_released_and_taken() -> Result<()> {
     })?;
     for (argument, said) in [
         ("10.9.9.0/28", "no AddressBlock"),
-        ("10.9.0.1/28", "no block"),
+        ("10.9.0.1/28", "is not a block"),
     ] {
         let wrong = other.tool(&["release", "--yes", "--block", argument])?;
         ensure!(
@@ -296,7 +291,7 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
     for said in [
         format!("{block} of store \"default\": this node gives its addresses, and no AddressBlock"),
         format!(
-            "node n2 is gone; brokers find that within the hour, and rdma-ipam-broker release --block {gone}"
+            "node n2 is gone; brokers find that within the hour, and rdmactl blocks release --block {gone}"
         ),
         "overlaps 10.9.0.0/24".to_owned(),
         "10.9.0.0/24 is no block of its space, which is cut into /28".to_owned(),
@@ -308,7 +303,7 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
     }
     let text = one.tool(&["fsck"])?;
     ensure!(
-        text.status.code() == Some(3) && text.stdout.contains("4 findings"),
+        text.status.code() == Some(1) && text.stdout.contains("4 findings"),
         "{}{}",
         text.stdout,
         text.stderr
@@ -317,62 +312,26 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
     let path = server.kubeconfig().with_file_name("no-store.json");
     fs::write(&path, "{}")?;
     let path = path.to_str().context("a path")?;
-    let workstation = std::process::Command::new(e2e::bin_under_test::product("rdma-ipam-broker")?)
-        .env_clear()
-        .args([
-            "fsck",
-            "--json",
-            "--namespace",
-            NAMESPACE,
-            "--policy",
-            path,
-            "--kubeconfig",
-        ])
-        .arg(server.kubeconfig())
+    let workstation = rdmactl_blocks(server.kubeconfig())?
+        .args(["fsck", "--json", "--policy", path])
         .output()?;
     let read: Value = serde_json::from_slice(&workstation.stdout)?;
     ensure!(read["node"].is_null() && read["blocks"] == 2, "{read}");
     Ok(())
 }
 
-fn a_kubeconfig_with_files_works_and_an_exec_plugin_is_refused_by_name() -> Result<()> {
+fn what_kubectl_refuses_is_printed() -> Result<()> {
     let server = api_server()?;
     let node = started(&server, "n1")?;
-    node.ask(RANGE, 1)?;
-    let mut config: Value = serde_json::from_str(&fs::read_to_string(server.kubeconfig())?)?;
-    let directory = server.kubeconfig().parent().context("a directory")?;
-    // Certificates in files, named relative to the kubeconfig, as kubeadm and minikube do.
-    for (pointer, key) in [
-        ("/clusters/0/cluster", "certificate-authority"),
-        ("/users/0/user", "client-certificate"),
-        ("/users/0/user", "client-key"),
-    ] {
-        let part = config.pointer_mut(pointer).and_then(Value::as_object_mut);
-        let part = part.context("a part")?;
-        let data = part.remove(&format!("{key}-data")).context("data")?;
-        let data = STANDARD.decode(data.as_str().context("text")?)?;
-        fs::write(directory.join(format!("file-{key}")), data)?;
-        part.insert(key.to_owned(), format!("file-{key}").into());
-    }
-    let path = directory.join("files.kubeconfig");
-    fs::write(&path, config.to_string())?;
-    let by_files = listed(&node.tool_with(&path, &["blocks", "--all-nodes", "--json"])?)?;
-    ensure!(by_files.len() == 1, "{by_files:?}");
-    config["users"][0]["user"] =
-        json!({"exec": {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}});
-    fs::write(&path, config.to_string())?;
-    let refused = node.tool_with(&path, &["blocks", "--all-nodes"])?;
-    ensure!(refused.status.code() == Some(1), "{}", refused.stdout);
-    for word in ["exec", "kubectl create token", "client certificate"] {
-        ensure!(refused.stderr.contains(word), "{}", refused.stderr);
-    }
-    // Nobody's certificate may read nothing, and that is said.
+    // Nobody's certificate may read nothing.
     let stranger = server.kubeconfig_of("stranger", &[])?;
-    let refused = node.tool_with(&stranger, &["blocks", "--all-nodes"])?;
-    ensure!(
-        refused.status.code() == Some(1) && refused.stderr.contains("403"),
-        "{}",
-        refused.stderr
-    );
+    for arguments in [&[][..], &["fsck"], &["release", "--block", "10.9.0.0/28"]] {
+        let refused = node.tool_with(&stranger, arguments)?;
+        ensure!(
+            refused.status.code() == Some(1) && refused.stderr.contains("(Forbidden)"),
+            "{arguments:?}: {}",
+            refused.stderr
+        );
+    }
     Ok(())
 }

@@ -126,9 +126,9 @@ impl World {
 
     /// Addresses that are leased, by the administrator's tool.
     fn leases(&self) -> Result<Vec<String>> {
-        let mut list = self.node.host.command(product("rdma-ipam")?);
+        let mut list = self.node.host.command(product("rdmactl")?);
         list.env("RDMA_NETDEV_POLICY", self.node.path("policy.json"))
-            .args(["list", "--json"]);
+            .args(["addresses", "--json"]);
         let document: Value = serde_json::from_str(&run(&mut list)?)?;
         let leases = document["leases"].as_array().context("no list")?;
         let address = |lease: &Value| lease["address"].as_str().map(str::to_owned);

@@ -1,4 +1,4 @@
-//! `rdma-netdev list` and `reclaim`, as an administrator calls them on the node.
+//! `rdmactl attachments`, as an administrator calls it on the node, and `uninstall`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -60,10 +60,10 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 fn command(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<Command> {
-    let mut command = from.command(product("rdma-netdev")?);
+    let mut command = from.command(product("rdmactl")?);
     command
+        .arg("attachments")
         .args(arguments)
-        .env_remove("CNI_COMMAND")
         .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
     Ok(command)
 }
@@ -73,7 +73,7 @@ fn tool(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<String> {
 }
 
 fn listed(host: &CniHost) -> Result<Vec<Value>> {
-    let text = tool(host, &host.netns, &["list", "--json"])?;
+    let text = tool(host, &host.netns, &["--json"])?;
     let document: Value = serde_json::from_str(&text)?;
     assert_eq!(document["version"], 1);
     document["attachments"]
@@ -141,6 +141,9 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     for container in ["old", "alive"] {
         age(&host, container)?;
     }
+    let elsewhere = host.directory().join("elsewhere");
+    host.policy(&json!({"node": "node-1", "stateDir": elsewhere}))?;
+    assert_eq!(listed(&host)?.len(), 3, "another state directory hides none");
     assert_eq!(
         tool(&host, &host.netns, &["reclaim"])?.trim(),
         "0 undone, 0 failed, 3 kept"
@@ -149,7 +152,7 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     // Two namespaces go; of the younger attachment the ADD might still be running.
     pods[0].delete()?;
     pods[1].delete()?;
-    let table = tool(&host, &host.netns, &["list"])?;
+    let table = tool(&host, &host.netns, &[])?;
     assert_eq!(
         table.lines().filter(|line| line.contains(" gone ")).count(),
         2,
@@ -231,7 +234,7 @@ fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
     // With a policy that is wrong, too: the error is printed, with what to do.
     host.policy(&json!({"alow": {}}))?;
-    let mut list = command(&host, &host.netns, &["list"])?;
+    let mut list = command(&host, &host.netns, &[])?;
     let output = list.output()?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
@@ -249,8 +252,8 @@ fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
     let mut command = std::process::Command::new("nsenter");
     command
         .arg(format!("--net={}", elsewhere.path().display()))
-        .arg(product("rdma-netdev")?)
-        .arg("reclaim")
+        .arg(product("rdmactl")?)
+        .args(["attachments", "reclaim"])
         .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
     let refused = run(&mut command).err().context("it was not refused")?;
     assert!(
@@ -263,7 +266,7 @@ fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
 /// Else the journal of the default state directory would be reclaimed.
 fn a_policy_that_is_not_there_is_no_empty_node() -> Result<()> {
     let host = CniHost::new()?;
-    for arguments in [["list"].as_slice(), &["list", "--json"], &["reclaim"]] {
+    for arguments in [[].as_slice(), &["--json"], &["reclaim"]] {
         let mut command = command(&host, &host.netns, arguments)?;
         command.args(["--policy", "/none/policy.json"]);
         let output = command.output()?;
@@ -285,8 +288,7 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
     let policy = directory.path().join("policy.json");
     fs::copy(manifests.join("base/policy.json"), &policy)?;
     let validate = |file: &Path, flags: &[&str]| -> Result<Output> {
-        Ok(Command::new(product("rdma-netdev")?)
-            .env_remove("CNI_COMMAND")
+        Ok(Command::new(product("rdmactl")?)
             .arg("validate")
             .arg(file)
             .arg("--policy")
@@ -306,7 +308,8 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
             ensure!(output.status.success(), "{}: {said}", file.display());
             let document: Value = serde_json::from_slice(&output.stdout)?;
             assert_eq!(document["version"], 1);
-            networks += document["networks"].as_array().context("networks")?.len();
+            let files = document["files"].as_array().context("files")?;
+            networks += files.iter().filter(|one| one["kind"] == "network").count();
         }
     }
     ensure!(networks >= 4, "only {networks}");
@@ -317,10 +320,10 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
     fs::write(&file, denied)?;
     let output = validate(&file, &[])?;
     assert_eq!(output.status.code(), Some(1));
-    let printed = String::from_utf8(output.stdout)?;
+    let said = String::from_utf8(output.stderr)?;
     ensure!(
-        printed.contains("n: error: ") && printed.contains("allow.ipam"),
-        "{printed}"
+        said.contains("net.conflist: ") && said.contains("allow.ipam"),
+        "{said}"
     );
     // All that is wrong, at one time.
     for (plugin, wrong) in [
@@ -338,7 +341,7 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
         let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [plugin]});
         fs::write(&file, list.to_string())?;
         let document: Value = serde_json::from_slice(&validate(&file, &["--json"])?.stdout)?;
-        let errors = document["networks"][0]["errors"].as_array();
+        let errors = document["files"][0]["errors"].as_array();
         let errors = errors.context("errors")?;
         assert_eq!(errors.len(), wrong.len(), "{errors:?}");
         for part in wrong {
@@ -462,6 +465,7 @@ fn a_store_stays_with_a_lease_of(keys: &Value) -> Result<()> {
         fs::write(record, lease.to_string())?;
     }
     host.policy(&json!({"node": "node1"}))?;
+    fs::remove_file(host.directory().join("state-dirs.json"))?;
     let uninstall = |policy: &str| -> Result<Output> {
         let mut command = host.netns.command(product("rdma-device-plugin")?);
         command.args(["uninstall", "--yes", "--policy"]);

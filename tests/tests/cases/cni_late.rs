@@ -105,12 +105,11 @@ impl Node {
 
     /// HCAs that are bound, by the files.
     pub(crate) fn bound(&self) -> Result<Vec<String>> {
-        let boots = self.scene.host.state().join("bindings");
-        let mut bound = Vec::new();
-        for boot in fs::read_dir(boots).into_iter().flatten() {
-            bound.extend(names(&boot?.path())?);
+        let bindings = socket(&self.scene).with_file_name("bindings");
+        match bindings.exists() {
+            true => names(&bindings),
+            false => Ok(Vec::new()),
         }
-        Ok(bound)
     }
 
     pub(crate) fn kill_daemon(&mut self) -> Result<()> {

@@ -19,7 +19,7 @@ use e2e::host_state::unchanged;
 use e2e::kubelet::{Kubelet, Pod, Settings};
 use e2e::netns::Netns;
 use e2e::scene::{INVALID_NETWORK, Scene, TRY_AGAIN, answer_of};
-use hca::tree::machine;
+use hca_trees::machine;
 use kubelet_api::deviceplugin::DevicePluginOptions;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ struct Binding {
 
 impl Node {
     pub(crate) fn new() -> Result<Self> {
-        let lay = |tree: &hca::tree::Tree| {
+        let lay = |tree: &hca_trees::Tree| {
             tree.rdma_core(true);
             machine::a4(tree);
         };
@@ -233,27 +233,25 @@ impl Node {
     /// Bindings by HCA, by the files.
     fn bindings(&self) -> Result<BTreeMap<String, Binding>> {
         let mut bindings = BTreeMap::new();
-        let boots = fs::read_dir(self.scene.host.state().join("bindings"));
-        for boot in boots.into_iter().flatten() {
-            for entry in fs::read_dir(boot?.path())? {
-                let path = entry?.path();
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                if name.starts_with('.') {
-                    continue;
-                }
-                let file: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
-                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-                let gpus = file["gpus"].as_array().into_iter().flatten();
-                let binding = Binding {
-                    unit: text(&file["unit"]),
-                    pod: text(&file["pod"]["name"]),
-                    gpus: gpus
-                        .map(|one| (text(&one["gpu"]), text(&one["class"])))
-                        .collect(),
-                };
-                ensure!(text(&file["hca"]) == name, "{file:#}");
-                bindings.insert(name.into_owned(), binding);
+        let files = fs::read_dir(socket(&self.scene).with_file_name("bindings"));
+        for entry in files.into_iter().flatten() {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with('.') {
+                continue;
             }
+            let file: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let gpus = file["gpus"].as_array().into_iter().flatten();
+            let binding = Binding {
+                unit: text(&file["unit"]),
+                pod: text(&file["pod"]["name"]),
+                gpus: gpus
+                    .map(|one| (text(&one["gpu"]), text(&one["class"])))
+                    .collect(),
+            };
+            ensure!(text(&file["hca"]) == name, "{file:#}");
+            bindings.insert(name.into_owned(), binding);
         }
         Ok(bindings)
     }

@@ -10,7 +10,7 @@ use e2e::cni::Call;
 use e2e::cni_host::{CniHost, same};
 use e2e::harness::Case;
 use e2e::netns::Netns;
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[

@@ -55,9 +55,7 @@ fn version_is_answered_whatever_stdin_does() -> Result<()> {
     let closed = command.stdin(Stdio::null()).output()?;
     assert!(closed.status.success());
     let versions = supported(&String::from_utf8(closed.stdout)?)?;
-    let all = [
-        "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
-    ];
+    let all = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
     assert_eq!(versions, all.map(Value::from));
 
     // A pipe that is neither written to nor closed.
@@ -146,6 +144,8 @@ fn wrong_documents_are_refused() -> Result<()> {
         ("[]", 6, "object"),
         (r#"{"cniVersion":"x.y","name":"a"}"#, 6, "x.y"),
         (r#"{"cniVersion":"9.9.9","name":"a"}"#, 1, "9.9.9"),
+        (r#"{"cniVersion":"0.2.0","name":"a"}"#, 1, "0.2.0"),
+        (r#"{"name":"a"}"#, 1, "0.1.0"),
         (r#"{"cniVersion":"1.0.0"}"#, 7, "name"),
         (r#"{"cniVersion":"1.0.0","name":"-bad"}"#, 7, "-bad"),
         (r#"{"cniVersion":"1.0.0","name":"a/b"}"#, 7, "a/b"),

@@ -10,7 +10,7 @@ use e2e::cni::Call;
 use e2e::cni_host::{CniHost, same};
 use e2e::harness::Case;
 use e2e::netns::Netns;
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
@@ -23,7 +23,6 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan
     ),
     case!(what_cannot_be_had_is_refused, Root, Netns),
-    case!(state_of_the_rdma_plugin_is_cleared, Root, Netns),
 ];
 
 const FILES: &str = "run/k8s.cni.cncf.io/devinfo/cni";
@@ -230,31 +229,4 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
     let status = host.config(&json!({"cniVersion": "1.1.0", "device": "nic0", "rdma": "required"}));
     assert_eq!(refused(&call, "STATUS", &status)?.0, 50);
     same(&before, &host.picture()?, "after refusals")
-}
-
-fn state_of_the_rdma_plugin_is_cleared() -> Result<()> {
-    let host = with_hardware()?;
-    let pod = host.pod()?;
-    let call = call(&host, &pod);
-    let directory = host.directory().join("root/var/lib/cni/rdma");
-    fs::create_dir_all(&directory)?;
-    let (own, other) = (
-        directory.join("rail0-c1-net1"),
-        directory.join("rail0-c2-net1"),
-    );
-    let state = json!({"version": "1.0", "deviceID": "0000:3b:00.0",
-        "sandboxRdmaDevName": "mlx5_0", "containerRdmaDevName": "mlx5_0"});
-    fs::write(&other, state.to_string())?;
-    let config = host.config(&json!({"type": "rdma", "deviceID": "0000:3b:00.0"}));
-    for text in [state.to_string(), "cut o".to_owned()] {
-        fs::write(&own, text)?;
-        run(&call, "DEL", &config)?;
-        assert!(!own.exists() && other.exists());
-    }
-    // The namespace is gone, too: the plugin that wrote it left the file for ever.
-    fs::write(&own, state.to_string())?;
-    pod.delete()?;
-    run(&call, "DEL", &config)?;
-    assert!(!own.exists());
-    Ok(())
 }

@@ -1,7 +1,6 @@
-//! What an administrator asks of `rdma-device-plugin` on a node: `discover`, `preflight`, `status`.
+//! What a person asks `rdmactl` on a node: `discover`, `preflight`, `status`, `pods`.
 
 use std::fs;
-use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,10 +28,9 @@ pub(crate) const CASES: &[Case] = &[
 pub(super) const POOLS: &str = "version: 1\npools:\n- {resource: rdma/hca, mode: shared, slots: 2, select: {linkTypes: [ether]}}\n";
 
 fn plugin(arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(product("rdma-device-plugin")?);
+    let mut command = Command::new(product("rdmactl")?);
     command
         .args(arguments)
-        .env_remove("RDMA_METRICS_ADDR")
         .stdin(Stdio::null());
     Ok(command)
 }
@@ -181,7 +179,7 @@ fn status_fails_where_nothing_answers() -> Result<()> {
         "stores": {"default": {"type": "file", "directory": directory.join("store")}},
     });
     fs::write(directory.join("policy.json"), policy.to_string())?;
-    let output = status(&machine, "127.0.0.1:1", &[])?;
+    let output = ask(&machine, "status", &[])?;
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
@@ -190,17 +188,20 @@ fn status_fails_where_nothing_answers() -> Result<()> {
     );
     // What a journal says may be of any age: it is shown, and it is no success.
     fs::create_dir_all(directory.join("state/attachments"))?;
-    let output = status(&machine, "127.0.0.1:1", &[])?;
+    let output = ask(&machine, "pods", &[])?;
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("no pod has an attachment"), "{text}");
+    assert!(text.contains("no pod has a unit or an attachment"), "{text}");
     Ok(())
 }
 
-fn status(machine: &Machine, address: &str, arguments: &[&str]) -> Result<Output> {
-    let mut command = plugin(&["status", "--metrics-addr", address, "--policy"])?;
+/// `status` or `pods` of a node.
+fn ask(machine: &Machine, what: &str, arguments: &[&str]) -> Result<Output> {
+    let mut command = plugin(&[what, "--policy"])?;
     command
         .arg(machine.directory().join("policy.json"))
+        .arg("--node-socket")
+        .arg(machine.node_socket())
         .arg("--kubelet-root-dir")
         .arg(machine.settings().root)
         .args(arguments);
@@ -212,7 +213,6 @@ struct Answering {
     machine: Machine,
     kubelet: Kubelet,
     daemon: Daemon,
-    address: String,
 }
 
 impl Answering {
@@ -220,7 +220,6 @@ impl Answering {
         let machine = Machine::new()?;
         let state = json!({"stateDir": machine.directory().join("state")});
         fs::write(machine.directory().join("policy.json"), state.to_string())?;
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let config = machine.directory().join("config.yaml");
         fs::write(&config, POOLS)?;
         let kubelet = machine.kubelet()?;
@@ -228,8 +227,6 @@ impl Answering {
         let daemon = machine.daemon_on(
             &config,
             &[
-                "--metrics-addr".as_ref(),
-                address.as_ref(),
                 "--kubelet-root-dir".as_ref(),
                 root.as_ref(),
                 "--reclaim-interval".as_ref(),
@@ -244,12 +241,11 @@ impl Answering {
             machine,
             kubelet,
             daemon,
-            address,
         })
     }
 
-    fn status(&self, flags: &[&str]) -> Result<Output> {
-        status(&self.machine, &self.address, flags)
+    fn ask(&self, what: &str, flags: &[&str]) -> Result<Output> {
+        ask(&self.machine, what, flags)
     }
 }
 
@@ -259,7 +255,7 @@ fn status_joins_what_daemon_and_kubelet_say() -> Result<()> {
     let idle = "nothing is cleaned up behind pods: turned off by --reclaim-interval 0";
     let started = Instant::now();
     let text = loop {
-        let text = said(&node.status(&[])?);
+        let text = said(&node.ask("status", &[])?);
         if text.contains(idle) || started.elapsed() > Duration::from_secs(20) {
             break text;
         }
@@ -272,15 +268,15 @@ fn status_joins_what_daemon_and_kubelet_say() -> Result<()> {
         "listening",
         "mlx5_0",
         "healthy",
-        "default/pod",
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     // The daemon's answer may be older than the pod, and the kubelet limits its callers.
     for _ in 0..40 {
-        let answer = document(&node.status(&["--json"])?)?;
-        let held = (&answer["held"][0]["pod"], &answer["units"][0]["held"]);
-        assert_eq!(held, (&json!("pod"), &json!(1)), "{answer}");
+        let answer = document(&node.ask("status", &["--json"])?)?;
+        assert_eq!(answer["units"][0]["held"], 1, "{answer}");
+        let answer = document(&node.ask("pods", &["--json"])?)?;
+        assert_eq!(answer["pods"][0]["pod"], "default/pod", "{answer}");
     }
     Ok(())
 }
@@ -290,28 +286,26 @@ fn status_is_from_any_source_that_answers() -> Result<()> {
         machine,
         kubelet,
         daemon,
-        address,
     } = Answering::new()?;
     // Without the daemon the kubelet still knows who has what.
     drop(daemon);
-    let output = status(&machine, &address, &["--json"])?;
+    let output = ask(&machine, "status", &["--json"])?;
     assert!(output.status.success(), "{}", said(&output));
     let answer = document(&output)?;
     assert_eq!(answer["daemon"], Value::Null);
-    assert_eq!(answer["held"][0]["pod"], "pod", "{answer}");
     assert_eq!(answer["units"][0]["held"], 1, "{answer}");
     let notes = answer["notes"].to_string();
-    assert!(notes.contains("the daemon: no answer at"), "{notes}");
+    assert!(notes.contains("the daemon: ask "), "{notes}");
     // And without both, the journal does; that is a failure.
     drop(kubelet);
-    let output = status(&machine, &address, &[])?;
+    let output = ask(&machine, "pods", &[])?;
     assert_eq!(output.status.code(), Some(1));
     let text = said(&output);
     assert!(
         text.contains("the daemon: ") && text.contains("the kubelet: "),
         "{text}"
     );
-    assert!(text.contains("no pod has an attachment"), "{text}");
+    assert!(text.contains("no pod has a unit or an attachment"), "{text}");
     Ok(())
 }
 
@@ -322,7 +316,7 @@ fn status_notes_a_wrong_policy() -> Result<()> {
         node.machine.directory().join("policy.json"),
         r#"{"stateDirr": "/x"}"#,
     )?;
-    let output = node.status(&[])?;
+    let output = node.ask("status", &[])?;
     let text = said(&output);
     for part in [
         "rdma/hca",

@@ -389,7 +389,7 @@ fn commands_name_the_read_that_hangs_and_end() -> Result<()> {
     let run = |command: &[&str]| -> Result<String> {
         let output = Command::new("timeout")
             .arg("30")
-            .arg(product("rdma-device-plugin")?)
+            .arg(product("rdmactl")?)
             .args(command)
             .output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -404,8 +404,8 @@ fn commands_name_the_read_that_hangs_and_end() -> Result<()> {
     let (policy, root) = (text(&policy)?, text(&root)?);
     let status = [
         "status",
-        "--metrics-addr",
-        "127.0.0.1:1",
+        "--node-socket",
+        "/none/node.sock",
         "--host-root",
         host,
         "--policy",

@@ -26,13 +26,13 @@ shift 2
 here=$(dirname "$0")
 case "$*" in
 "get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") cat "$here/pods.json" ;;
-"exec plugin-n1 --container rdma-device-plugin -- rdma-device-plugin status --json")
-	echo '{"version": 1, "notes": [], "units": [{"resource": "rdma/a", "healthy": 7, "unhealthy": 1, "held": 2, "kubelet": "listening"}]}' ;;
+"exec plugin-n1 --container rdma-device-plugin -- rdmactl status --json")
+	echo '{"version": 1, "notes": [], "addresses": [], "units": [{"resource": "rdma/a", "healthy": 7, "unhealthy": 1, "held": 2, "kubelet": "listening"}]}' ;;
 "exec plugin-n2 --container rdma-device-plugin -- "*) echo "error: unable to upgrade connection: container not found" >&2; exit 1 ;;
 "exec plugin-n3 --container rdma-device-plugin -- "*) exec sleep 60 ;;
-"exec plugin-n1 --container rdma-device-plugin -- rdma-device-plugin preflight --json --only L")
+"exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --only=L --json")
 	echo '{"version": 1, "summary": {"fail": 1, "warn": 0, "pass": 3}, "checks": [{"id": "L02", "verdict": "fail"}]}'
-	echo "rdma-device-plugin: not fit for RDMA: L02" >&2; exit 1 ;;
+	echo "rdmactl: not fit for RDMA: L02" >&2; exit 1 ;;
 *) echo "error: unknown command: $*" >&2; exit 1 ;;
 esac
 "#;
@@ -46,7 +46,7 @@ impl Cluster {
         fs::write(&kubectl, KUBECTL)?;
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755))?;
         symlink(
-            product("rdma-device-plugin")?,
+            product("rdmactl")?,
             directory.path().join("kubectl-rdma"),
         )?;
         let pod = |node: &&str| {
@@ -87,11 +87,16 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
         [
             "NODE RESOURCE HEALTHY UNHEALTHY HELD KUBELET",
             "n1 rdma/a 7 1 2 listening",
-            "n2: no answer of plugin-n2: error: unable to upgrade connection: container not found",
-            "n3: no answer of plugin-n3: no answer within 2 s",
         ],
         "{text}"
     );
+    let said = String::from_utf8(output.stderr)?;
+    for expected in [
+        "n2: no answer of plugin-n2: error: unable to upgrade connection: container not found",
+        "n3: no answer of plugin-n3: no answer within 2 s",
+    ] {
+        ensure!(said.contains(expected), "{said}");
+    }
     let output = cluster.rdma(&["status", "--json", "--nodes", "n1"])?;
     ensure!(output.status.success(), "{output:?}");
     let document: Value = serde_json::from_slice(&output.stdout)?;
@@ -105,7 +110,7 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
 
 fn a_node_that_is_not_fit_fails_the_whole() -> Result<()> {
     let cluster = Cluster::of(&["n1"])?;
-    let output = cluster.rdma(&["preflight", "--", "--only", "L"])?;
+    let output = cluster.rdma(&["preflight", "--only", "L"])?;
     let (text, said) = (
         String::from_utf8(output.stdout)?,
         String::from_utf8(output.stderr)?,
@@ -135,7 +140,7 @@ fn what_kubectl_says_is_shown() -> Result<()> {
             "{said}"
         );
     }
-    let output = cluster.rdma(&["leases", "--paralel", "3"])?;
+    let output = cluster.rdma(&["addresses", "--paralel", "3"])?;
     assert_eq!(output.status.code(), Some(2));
     Ok(())
 }

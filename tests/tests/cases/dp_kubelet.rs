@@ -482,13 +482,13 @@ fn an_optional_pool_is_offered_from_its_first_hca_on() -> Result<()> {
         daemon.log()
     );
     machine.tree.nic(
-        &hca::tree::PciSpec {
+        &hca_trees::PciSpec {
             address: "0000:f1:00.0",
-            ..hca::tree::PciSpec::MLX5
+            ..hca_trees::PciSpec::MLX5
         },
         "mlx5_9",
         "rdma9",
-        &[hca::tree::PortSpec::ROCE],
+        &[hca_trees::PortSpec::ROCE],
     );
     machine.make_nodes()?;
     wait(&kubelet, &daemon, "rdma/vf", 1)

@@ -16,7 +16,7 @@ use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
 use e2e::unanswered::Unanswered;
-use hca::tree::machine;
+use hca_trees::machine;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -58,6 +58,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_pool_that_overlaps_or_has_no_cdi_is_withheld, Root),
     case!(pods_that_come_and_go_never_share_a_nic, Root),
     case!(a_bound_slot_is_listed_and_starts_after_a_restart, Root),
+    case!(a_new_state_directory_leaves_bound_hcas_bound, Root),
     case!(a_bound_slot_starts_after_its_pool_dropped_the_hca, Root),
     case!(topology_names_the_pod_of_a_bound_slot, Root),
     case!(a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu, Root),
@@ -252,7 +253,7 @@ impl Node {
     /// The slot of each HCA that is bound, by the files.
     fn bindings(&self) -> Result<BTreeMap<String, String>> {
         let mut bindings = BTreeMap::new();
-        for entry in fs::read_dir(self.machine.state().join("bindings/boot"))
+        for entry in fs::read_dir(self.machine.bindings())
             .into_iter()
             .flatten()
         {
@@ -488,7 +489,7 @@ fn a_daemon_killed_between_bind_and_commit_changes_nothing() -> Result<()> {
     })?;
     assert_eq!(node.bind(&pod, "s1")?, bound);
     // What it did not get to is done as it would have been.
-    let bindings = node.machine.state().join("bindings/boot");
+    let bindings = node.machine.bindings();
     fs::remove_file(bindings.join(hcas(&bound)[1]))?;
     assert_eq!(node.bind(&pod, "s1")?, bound);
     // Another pod does not get what the killed one had bound.
@@ -806,6 +807,41 @@ fn pods_that_come_and_go_never_share_a_nic() -> Result<()> {
     Ok(())
 }
 
+fn a_new_state_directory_leaves_bound_hcas_bound() -> Result<()> {
+    let config = LATE.replace("binding: late", "binding: late\n  bindAtStart: true");
+    let node = Node::new(&config)?;
+    let (attached, bare) = (node.admit("a", &[2], 1)?, node.admit("bare", &[4], 1)?);
+    let of_attached = node.bind(&attached, "s1")?;
+    let policy = node.machine.policy()?;
+    node::state_dirs::remember(&policy, &node.machine.state())?;
+    fs::write(node.record("s1")?, "of an attachment")?;
+    node.commit(&attached, "s1")?;
+    node.start_container(&attached)?;
+    node.start_container(&bare)?;
+    let bound = node.bindings()?;
+    assert_eq!(bound.len(), 2);
+
+    let elsewhere = node.machine.directory().join("elsewhere");
+    fs::create_dir(&elsewhere)?;
+    let mut changed: Value = serde_json::from_str(&fs::read_to_string(&policy)?)?;
+    changed["stateDir"] = Value::from(elsewhere.to_str());
+    fs::write(&policy, changed.to_string())?;
+    // The others are six, so that this pod gets each that is free.
+    let other = node.admit("b", &[], 6)?;
+    let of_other = node.bind(&other, "s2")?;
+    assert_eq!(of_other.slots.len(), 6);
+    let taken: Vec<&str> = bound.keys().map(String::as_str).collect();
+    assert!(
+        hcas(&of_other).iter().all(|hca| !taken.contains(hca)),
+        "{bound:?} {of_other:?}"
+    );
+    assert_eq!(node.unbind("s1")?.len(), 0, "its record is in the directory before");
+    assert_eq!(node.bind(&attached, "s1")?, of_attached);
+    node.start_container(&attached)
+        .and_then(|_| node.start_container(&bare))?;
+    Ok(())
+}
+
 /// The pool asks for what the host cannot see while the pod has the HCA.
 fn a_bound_slot_is_listed_and_starts_after_a_restart() -> Result<()> {
     let config = LATE.replace("linkTypes: [ether]", "linkSpeed: [\">=100G\"]");
@@ -854,12 +890,13 @@ fn topology_names_the_pod_of_a_bound_slot() -> Result<()> {
     let bound = node.bind(&pod, "s1")?;
     let nic = hcas(&bound)[0];
     let topology = |arguments: &[&str]| -> Result<Value> {
-        let output = Command::new(product("rdma-device-plugin")?)
+        let output = Command::new(product("rdmactl")?)
             .args(["topology", "--json", "--host-root"])
             .arg(node.machine.tree.path("/"))
             .arg("--kubelet-root-dir")
             .arg(node.machine.settings().root)
-            .env("RDMA_NETDEV_POLICY", node.machine.policy()?)
+            .arg("--node-socket")
+            .arg(node.machine.node_socket())
             .args(arguments)
             .output()?;
         ensure!(output.status.success(), "{output:?}");

@@ -89,13 +89,20 @@ impl Pods {
         Ok(file)
     }
 
-    fn status(&self, policy: &Path) -> Result<Value> {
-        let mut command = self.host.netns.command(product("rdma-device-plugin")?);
+    fn leases(&self) -> Result<Vec<Value>> {
+        let mut command = self.host.netns.command(product("rdmactl")?);
+        command.args(["addresses", "--json", "--policy"]);
+        let answer = document(&command.arg(self.policy()).output()?)?;
+        Ok(answer["leases"].as_array().cloned().unwrap_or_default())
+    }
+
+    fn pods(&self, policy: &Path) -> Result<Value> {
+        let mut command = self.host.netns.command(product("rdmactl")?);
         command.args([
-            "status",
+            "pods",
             "--json",
-            "--metrics-addr",
-            "127.0.0.1:1",
+            "--node-socket",
+            "/none/node.sock",
             "--policy",
         ]);
         document(&command.arg(policy).output()?)
@@ -128,12 +135,12 @@ impl Pods {
 
     /// Waits until the attachment of the dead pod is undone; that of the living one stays.
     fn reclaimed(&self) -> Result<()> {
-        let list = |status: &Value, key: &str| status[key].as_array().cloned().unwrap_or_default();
         let (mut attachments, mut leases, mut log) = (Vec::new(), Vec::new(), String::new());
         for _ in 0..200 {
             thread::sleep(Duration::from_millis(100));
-            let status = self.status(&self.policy())?;
-            (attachments, leases) = (list(&status, "attachments"), list(&status, "leases"));
+            let pods = self.pods(&self.policy())?;
+            attachments = pods["pods"].as_array().cloned().unwrap_or_default();
+            leases = self.leases()?;
             // The daemon says it once it is done.
             log = self.log()?;
             if attachments.len() == 1 && leases.len() == 1 && log.contains("attachment undone") {
@@ -162,8 +169,8 @@ impl Pods {
 
 fn attachments_are_shown_with_the_state_of_their_namespace() -> Result<()> {
     let pods = Pods::new()?;
-    let answer = pods.status(&pods.policy())?;
-    let all = answer["attachments"].as_array().context("no attachments")?;
+    let answer = pods.pods(&pods.policy())?;
+    let all = answer["pods"].as_array().context("no pods")?;
     assert_eq!(all.len(), 2, "{answer}");
     let dead = all
         .iter()
@@ -175,9 +182,9 @@ fn attachments_are_shown_with_the_state_of_their_namespace() -> Result<()> {
         (&json!("alive"), &json!("nic0"))
     );
     pods.dead.delete()?;
-    let gone = pods.status(&pods.policy())?;
+    let gone = pods.pods(&pods.policy())?;
     assert!(
-        gone["attachments"].to_string().contains("\"gone\""),
+        gone["pods"].to_string().contains("\"gone\""),
         "{gone}"
     );
     pods.end()
@@ -198,7 +205,7 @@ fn a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting() -> Resu
     let pods = Pods::new()?;
     pods.dead.delete()?;
     let policy = pods.policy_with_store(share.path())?;
-    let status = pods.status(&policy)?.to_string();
+    let status = pods.pods(&policy)?.to_string();
     for part in ["10.9.0.11", "leases of store \\\"a-share\\\": it is late: "] {
         assert!(status.contains(part), "no {part} in {status}");
     }

@@ -1,4 +1,4 @@
-//! `rdma-device-plugin topology --svg`: the picture, as a renderer of such pictures shows it.
+//! `rdmactl topology --svg`: the picture, as a renderer of such pictures shows it.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::harness::Case;
-use hca::tree::{Tree, machine};
+use hca_trees::{Tree, machine};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -31,7 +31,7 @@ impl Host {
     }
 
     fn topology(&self, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(product("rdma-device-plugin")?)
+        let output = Command::new(product("rdmactl")?)
             .args(["topology", "--host-root"])
             .arg(self.directory.path().join("host"))
             .args(arguments)

@@ -1,4 +1,4 @@
-//! What an administrator sees of `rdma-device-plugin verify`: two pods, rung by rung, and tables
+//! What an administrator sees of `rdmactl verify`: two pods, rung by rung, and tables
 //! that were copied.
 //!
 //! A script stands in for `kubectl exec` and what the pods would print: two rails, whose tools
@@ -124,12 +124,12 @@ impl Pods {
 
 fn captures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .with_file_name("device-plugin")
-        .join("diagnostics/src/verify/captures")
+        .with_file_name("admin")
+        .join("src/verify/captures")
 }
 
 fn plugin(arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(product("rdma-device-plugin")?);
+    let mut command = Command::new(product("rdmactl")?);
     command.args(arguments).stdin(Stdio::null());
     Ok(command)
 }

@@ -14,7 +14,7 @@ use e2e::scene::{
     DENIED, INVALID_ENVIRONMENT, INVALID_NETWORK, PCI, STATE, Scene, TRY_AGAIN, answer_of, pci_of,
     refusal,
 };
-use hca::tree::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 use node_wire::{Failure, FailureKind, Pod};
 use serde_json::{Value, json};
 
@@ -334,7 +334,7 @@ fn of_rails(rails: &Value, keys: &Value, expected: Result<&str, (u64, &[&str])>)
     answer_of(&scene.call(), "CHECK", &checked)?.success()?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     ensure!(
-        scene.listed("rdma-ipam")?.is_empty(),
+        scene.listed("addresses")?.is_empty(),
         "an address is still leased"
     );
     Ok(())

@@ -85,10 +85,10 @@ fn beside(host: &[&str], pod: &[&str]) -> Result<()> {
         all["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "net1"}]);
         answer_of(&call, "GC", &all)?.success().context("GC")?;
         ensure!(
-            scene.listed("rdma-netdev")?.len() == 1,
+            scene.listed("attachments")?.len() == 1,
             "the attachment is not listed"
         );
-        let reclaimed = scene.tool("rdma-netdev", &["reclaim"])?;
+        let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
         ensure!(reclaimed.status.success(), "reclaim: {}", reclaimed.stderr);
         ensure!(
             scene.pod.ip("link show net1").is_ok(),
@@ -164,7 +164,7 @@ fn dead(way: Way) -> Result<()> {
         Way::Del => drop(answer_of(&scene.call(), "DEL", &network)?.success()?),
         Way::Reclaim => {
             age(&scene)?;
-            let answer = scene.tool("rdma-netdev", &["reclaim"])?;
+            let answer = scene.tool("rdmactl", &["attachments", "reclaim"])?;
             ensure!(answer.status.success(), "{}", answer.stderr);
         }
         Way::Add => {
@@ -356,13 +356,13 @@ fn listed() -> Result<()> {
         refusal(&answer, &[4], &[])?;
     }
     for arguments in [
-        ["rdma-netdev", "list"],
-        ["rdma-ipam", "list"],
-        ["rdma-netdev", "reclaim"],
+        &["attachments"][..],
+        &["addresses"],
+        &["attachments", "reclaim"],
     ] {
-        let shown = scene.tool(arguments[0], &arguments[1..])?;
-        plain(arguments[1], &shown.stdout)?;
-        plain(arguments[1], &shown.stderr)?;
+        let shown = scene.tool("rdmactl", arguments)?;
+        plain(arguments[0], &shown.stdout)?;
+        plain(arguments[0], &shown.stderr)?;
         ensure!(
             shown.stdout.lines().count() <= 2,
             "one attachment, several lines: {}",

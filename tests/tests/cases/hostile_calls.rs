@@ -197,7 +197,7 @@ fn case_of_ids() -> Result<()> {
         "the other's interface is gone"
     );
     ensure!(
-        scene.listed("rdma-ipam")?.len() == 1,
+        scene.listed("addresses")?.len() == 1,
         "the other's lease is gone"
     );
     answer_of(&calls[1], "DEL", &scene.child())?.success()?;

@@ -234,7 +234,7 @@ fn nested(left_behind: &[&str]) -> Result<()> {
         return Ok(());
     }
     ensure!(
-        !scene.listed("rdma-netdev")?.is_empty(),
+        !scene.listed("attachments")?.is_empty(),
         "no record says that the NIC is away"
     );
     // It is wherever the pod's process put it; the next DEL finds it once it is back in the pod.
@@ -335,7 +335,7 @@ fn replaced(same: Same) -> Result<()> {
     );
     unchanged(&before, network_state, "the new netdev, after DEL")?;
     // Reclaim must not take it for the lost one later, either.
-    scene.tool("rdma-netdev", &["reclaim"])?;
+    scene.tool("rdmactl", &["attachments", "reclaim"])?;
     unchanged(&before, network_state, "the new netdev, after reclaim")
 }
 

@@ -158,15 +158,15 @@ fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
         .success()
         .context("ADD by move of another")?;
     answer_of(&call(3), "STATUS", &upon_nic1)?;
-    let listed = scene.listed("rdma-netdev")?;
+    let listed = scene.listed("attachments")?;
     let lists = |container: &str| listed.iter().any(|entry| entry["container"] == container);
     ensure!(
         lists("c1") && lists("c3"),
         "the others are not listed: {listed:?}"
     );
 
-    let reclaimed = scene.tool("rdma-netdev", &["reclaim"])?;
-    let listed = scene.listed("rdma-netdev")?;
+    let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    let listed = scene.listed("attachments")?;
     let died = listed.iter().any(|entry| entry["container"] == "c2");
     ensure!(
         !died,

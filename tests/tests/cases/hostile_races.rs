@@ -153,7 +153,7 @@ fn reclaim_during_ipam() -> Result<()> {
     let (scene, call, network) = with_slow_ipam("move")?;
     let before = scene.host_state()?;
     let add = asking(&scene, &call, &network)?;
-    let reclaim = scene.tool("rdma-netdev", &["reclaim"])?;
+    let reclaim = scene.tool("rdmactl", &["attachments", "reclaim"])?;
     go(&scene)?;
     add.answer()?
         .success()
@@ -189,7 +189,7 @@ fn child_during_move() -> Result<()> {
     moving.answer()?.success().context("the move")?;
     refusal(&adding.answer()?, &[e2e::scene::TRY_AGAIN], &["nic0"])?;
     ensure!(
-        scene.listed("rdma-ipam")?.is_empty(),
+        scene.listed("addresses")?.is_empty(),
         "the refused child's address is leased"
     );
     answer_of(&theirs, "DEL", &child)?.success()?;
@@ -298,7 +298,7 @@ fn two_adds(attach: &str) -> Result<()> {
             shown.contains(address),
             "the winner's address {address} is not on {shown}"
         );
-        let leases = scene.listed("rdma-ipam")?;
+        let leases = scene.listed("addresses")?;
         ensure!(leases.len() == 1, "round {round}: leases {leases:?}");
         let bare = address.split('/').next().unwrap_or_default();
         ensure!(
@@ -372,7 +372,7 @@ fn eight_pods() -> Result<()> {
         for one in running {
             one.answer()?.success()?;
         }
-        let leases = scene.listed("rdma-ipam")?.len();
+        let leases = scene.listed("addresses")?.len();
         ensure!(
             leases == if command == "ADD" { 8 } else { 0 },
             "{leases} leases after {command}"
@@ -472,9 +472,9 @@ fn beside_reclaim() -> Result<()> {
         let mut command = scene
             .host
             .netns
-            .command(e2e::bin_under_test::product("rdma-netdev")?);
+            .command(e2e::bin_under_test::product("rdmactl")?);
         command
-            .arg("reclaim")
+            .args(["attachments", "reclaim"])
             .env("RDMA_NETDEV_POLICY", scene.policy_file())
             .env("RDMA_NODE_NAME", "node-1");
         let reclaim = Running::start(&mut command, b"")?;
@@ -487,7 +487,7 @@ fn beside_reclaim() -> Result<()> {
             "round {round}: reclaim took it"
         );
         ensure!(
-            scene.listed("rdma-ipam")?.len() == 1,
+            scene.listed("addresses")?.len() == 1,
             "round {round}: reclaim took the lease"
         );
         answer_of(&scene.call(), "DEL", &network)?.success()?;

@@ -9,7 +9,7 @@ use e2e::cases;
 use e2e::host_state::{state, unchanged};
 use e2e::raw_netlink::nftables::ingress_chain;
 use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refusal};
-use hca::tree::{NetdevSpec, On, PciSpec, RdmaSpec};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec};
 use serde_json::json;
 
 use super::hostile_leases::Holder;

@@ -127,6 +127,51 @@ cases! {
         &["nic0"],
         &["nic1"],
     );
+    a_default_route_behind_halves_of_the_address_space_is_an_uplink: Macvlan => uplinks(
+        &[
+            "route add default via 10.9.0.254",
+            "route add 0.0.0.0/1 via 10.8.0.254",
+            "route add 128.0.0.0/1 via 10.8.0.254",
+        ],
+        &["nic0", "nic1"],
+        &["nic2"],
+    );
+    a_default_route_below_a_marked_tunnel_is_an_uplink: Macvlan => uplinks(
+        &[
+            "route add default via 10.9.0.254",
+            "route add default via 10.8.0.254 table 51820",
+            "rule add pref 101 not fwmark 51820 lookup 51820",
+            "rule add pref 100 lookup main suppress_prefixlength 0",
+        ],
+        &["nic0", "nic1"],
+        &["nic2"],
+    );
+    a_refusing_half_of_the_address_space_hides_no_uplink: Macvlan => uplinks(
+        &[
+            "route add default via 10.9.0.254",
+            "route add unreachable 0.0.0.0/1",
+            "route add blackhole 128.0.0.0/1",
+            "-6 route add default via fd09::fe",
+            "-6 route add unreachable ::/1",
+        ],
+        &["nic0"],
+        &["nic1"],
+    );
+    networks_of_all_that_is_asked_about_hide_no_uplink: Macvlan => uplinks(
+        &[
+            "route add default via 10.9.0.254",
+            "route add 54.0.0.0/7 via 10.8.0.254",
+            "route add 62.0.0.0/7 via 10.8.0.254",
+        ],
+        &["nic0"],
+        &["nic1"],
+    );
+    a_rule_that_refuses_hides_no_uplink: Macvlan => uplinks(
+        &["route add default via 10.9.0.254", "rule add pref 100 to 128.0.0.0/1 unreachable"],
+        &["nic0"],
+        &["nic1"],
+    );
+    a_large_routing_table_is_not_read: Macvlan => large_table();
     a_denied_uplink_names_the_narrow_remedy => remedy();
     routes_that_an_agent_writes_as_advertised_return => agents_routes();
 }
@@ -203,12 +248,41 @@ fn excluded(scene: &Scene, node_addresses: &[&str]) -> Result<Vec<String>> {
         arguments.extend(["--node-addresses", &addresses]);
     }
     arguments.push(&config);
-    let answer = scene.tool("rdma-device-plugin", &arguments)?;
+    let answer = scene.tool("rdmactl", &arguments)?;
     let document: Value = serde_json::from_str(&answer.stdout).context(answer.stderr)?;
-    let reasons = document["excluded"]
+    let reasons = document["files"][0]["excluded"]
         .as_array()
         .context("no list of what is excluded")?;
     Ok(reasons.iter().map(ToString::to_string).collect())
+}
+
+/// What an ADD reads of the kernel does not grow with the routes of the host.
+fn large_table() -> Result<()> {
+    const ROUTES: usize = 1000;
+    let scene = Scene::with_nics(2)?;
+    scene.on_host(&["addr add 10.8.0.1/24 dev nic1", "route add default via 10.8.0.254"])?;
+    let batch = scene.host.directory().join("routes");
+    let routes = (0..ROUTES)
+        .map(|n| format!("route add 20.{}.{}.0/24 via 10.8.0.254\n", n >> 8, n & 255));
+    fs::write(&batch, routes.collect::<String>())?;
+    scene.on_host(&[&format!("-batch {}", batch.display())])?;
+    let log = scene.host.directory().join("debug.log");
+    scene.policy(
+        &json!({}),
+        &json!({"log": {"file": log, "level": "debug"}}),
+    )?;
+    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    let text = fs::read_to_string(&log)?;
+    let counts = text.split(" objects, ").filter_map(|before| {
+        let number = before.rsplit([' ', '"']).next()?;
+        number.parse::<usize>().ok()
+    });
+    let most = counts.max().context("no request for a list is logged")?;
+    ensure!(most < ROUTES, "a list of {most} objects was read:\n{text}");
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
+    let network = scene.network(&json!({"attach": "macvlan", "master": "nic1"}));
+    scene.refuses(&network, &[DENIED], &["nic1", "default route"])
 }
 
 fn remedy() -> Result<()> {

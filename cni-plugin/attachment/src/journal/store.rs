@@ -32,7 +32,7 @@ use nix::{
     errno::Errno,
     fcntl::{FallocateFlags, FcntlArg, FdFlag, fallocate, fcntl},
 };
-use node::trust;
+use node::{state_dirs, trust};
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
@@ -279,6 +279,21 @@ impl Store {
             }
         }
         Ok((records, unreadable))
+    }
+
+    /// The records of a node: of all its state directories ([`state_dirs::all`]).
+    ///
+    /// # Errors
+    /// One of them cannot be listed, or they are not known.
+    pub fn records_of_node(policy: &Path, state_dir: &Path) -> Result<Records, Error> {
+        let mut all = Records::default();
+        for directory in state_dirs::all(policy, state_dir)? {
+            hca::host::show(&directory);
+            let (records, unreadable) = Store::at(&directory).records()?;
+            all.0.extend(records);
+            all.1.extend(unreadable);
+        }
+        Ok(all)
     }
 
     /// Writes the record of a new attachment.

@@ -413,18 +413,18 @@ mod tests {
     #[test]
     fn a_vf_is_found_though_its_driver_calls_another_address_burnt_in() {
         let dir = tempfile::tempdir().unwrap();
-        let tree = hca::tree::Tree::new(dir.path());
-        tree.pci(&hca::tree::PciSpec {
+        let tree = hca_trees::Tree::new(dir.path());
+        tree.pci(&hca_trees::PciSpec {
             total_vfs: 4,
-            ..hca::tree::PciSpec::MLX5
+            ..hca_trees::PciSpec::MLX5
         });
         let address = "0000:3b:00.2";
         tree.vf(
-            hca::tree::PciSpec::MLX5.address,
+            hca_trees::PciSpec::MLX5.address,
             0,
-            &hca::tree::PciSpec {
+            &hca_trees::PciSpec {
                 address,
-                ..hca::tree::PciSpec::MLX5
+                ..hca_trees::PciSpec::MLX5
             },
         );
         let vf = |mac: u8| Link {

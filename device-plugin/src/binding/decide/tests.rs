@@ -1,5 +1,5 @@
 use hca::topology::Wanted;
-use hca::tree::{Tree, machine};
+use hca_trees::{Tree, machine};
 
 use super::*;
 

@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use super::Daemon;
 use crate::config::{self, Config};
 use crate::events::{Trigger, Triggers};
-use crate::kubelet::allocated;
 
 /// How long the kubelet may take to say who holds what, before a configuration is used.
 const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -61,7 +60,7 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        let asked = allocated::ask(&self.known.sources, HOLDINGS_TIMEOUT);
+        let asked = self.known.pods.allocated(HOLDINGS_TIMEOUT);
         // The kubelet's checkpoint may be on a disk that does not answer.
         if let Ok(Ok(allocated)) = timeout(2 * HOLDINGS_TIMEOUT, asked).await {
             let allocated = allocated.with_names_of(self.allocated.as_deref());

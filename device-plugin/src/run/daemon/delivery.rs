@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use diagnostics::container_runtime::{self, Cdi};
+use crate::container_runtime::{self, Cdi};
 
 use super::Daemon;
 use crate::binding::places::directory_obstacle;

@@ -304,19 +304,15 @@ fn wholes(machine: &Machine, request: &Request) -> Vec<Whole> {
 mod tests {
     use super::*;
     use crate::topology::choose::{choose, usable};
-    use crate::tree::{PciSpec, Tree, machine};
+    use hca_trees::{PciSpec, Tree, machine};
 
     fn scan(lay: impl Fn(&Tree)) -> Machine {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
         lay(&tree);
-        let inventory = crate::inventory(&tree.host()).unwrap();
-        Machine::read(
-            &tree.host(),
-            &inventory,
-            &crate::topology::Wanted::default(),
-        )
-        .unwrap()
+        let host = crate::Host::at(directory.path());
+        let inventory = crate::inventory(&host).unwrap();
+        Machine::read(&host, &inventory, &crate::topology::Wanted::default()).unwrap()
     }
 
     fn task<'a>(machine: &'a Machine, request: &'a Request) -> Task<'a> {
@@ -372,9 +368,9 @@ mod tests {
                         ..PciSpec::MLX5
                     };
                     tree.vf(&pf, index, &spec);
-                    let on = crate::tree::On::Pci(&address);
+                    let on = hca_trees::On::Pci(&address);
                     let name = format!("mlx5_{}", 10 + u32::try_from(number).unwrap() * 32 + index);
-                    tree.rdma(&crate::tree::RdmaSpec {
+                    tree.rdma(&hca_trees::RdmaSpec {
                         name: &name,
                         on,
                         ..Default::default()

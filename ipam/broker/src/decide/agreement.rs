@@ -168,7 +168,7 @@ fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Find
             over.since
         ),
         (Some(why), None) => format!(
-            "{why}; brokers find that within the hour, and rdma-ipam-broker release --block {}{} says it now",
+            "{why}; brokers find that within the hour, and rdmactl blocks release --block {}{} says it now",
             block.spec.block,
             flags(&block.space())
         ),

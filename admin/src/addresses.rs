@@ -1,0 +1,181 @@
+//! `rdmactl addresses`: leased addresses of this node's stores, and what can be done about them.
+
+mod blocks;
+mod explain;
+mod export;
+mod fsck;
+mod host_local;
+mod import;
+mod init;
+mod leases;
+mod pools;
+mod reclaim;
+mod release;
+mod show;
+
+use std::path::Path;
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use ipam::plugin::Plugin;
+use ipam::store::{Store, StoreError};
+use serde_json::json;
+
+use crate::global::Global;
+use crate::output::{Ended, Outcome, complain, filters_before_command, say, say_json};
+
+/// Shows the pools of a store, this node's blocks, and who holds which address.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
+)]
+pub(crate) struct Addresses {
+    #[command(flatten)]
+    at: At,
+    #[command(flatten)]
+    filter: leases::Filter,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// Which store.
+#[derive(Debug, Args)]
+struct At {
+    /// The store, by its name in the policy
+    #[arg(long, global = true, value_name = "NAME", default_value = ipam::config::DEFAULT_STORE)]
+    store: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Everything known about an address, a pod or a container
+    Show(show::Show),
+    /// Which addresses a network configuration may give, and which is next
+    Explain(explain::Explain),
+    /// Release this node's leases that are over
+    Reclaim(reclaim::Reclaim),
+    /// Release leases by hand
+    Release(release::Release),
+    /// Check the store, and repair what can be
+    Fsck(fsck::Fsck),
+    /// Take over the leases of host-local
+    Import(import::Import),
+    /// Write leases into whereabouts' objects, for networks that go back to whereabouts
+    Export(export::Export),
+    /// Make the store's directory a store, with the id that the policy names for it
+    Init,
+}
+
+impl Addresses {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let scope = Scope {
+            global,
+            store: &self.at.store,
+        };
+        if self.command.is_some() && self.filter.is_set() {
+            let filters = "--pool, --network-name, --pod and --node";
+            return Err(filters_before_command(filters));
+        }
+        match &self.command {
+            None => self.list(&scope),
+            Some(Command::Show(command)) => command.run(&scope),
+            Some(Command::Explain(command)) => command.run(&scope),
+            Some(Command::Reclaim(command)) => command.run(&scope),
+            Some(Command::Release(command)) => command.run(&scope),
+            Some(Command::Fsck(command)) => command.run(&scope),
+            Some(Command::Import(command)) => command.run(&scope),
+            Some(Command::Export(command)) => command.run(&scope),
+            Some(Command::Init) => init::run(&scope),
+        }
+    }
+
+    fn list(&self, scope: &Scope<'_>) -> Ended {
+        let (plugin, store) = scope.open_used()?;
+        let Some(store) = store else {
+            if scope.global.json {
+                say_json(json!({
+                    "store": null, "pools": [], "blocks": null, "leasesOutside": [], "leases": [],
+                }));
+            }
+            return Ok(self.filter.outcome(true));
+        };
+        let pools = pools::read(&store, plugin.policy().ipam.cooldown)?;
+        let blocks = blocks::read(&store)?;
+        let leases = self.filter.leases(&store)?;
+        if scope.global.json {
+            say_json(json!({
+                "store": {
+                    "directory": store.directory(),
+                    "id": store.id(),
+                    "filesystem": store.file_system(),
+                },
+                "pools": pools::documents(&pools),
+                "blocks": blocks.as_ref().map(|blocks| blocks.documents()),
+                "leasesOutside": blocks.as_ref().map(|blocks| &blocks.outside),
+                "leases": leases,
+            }));
+        } else {
+            let mut tables = vec![format!(
+                "store {} in {} ({})\n",
+                store.id(),
+                store.directory().display(),
+                store.file_system()
+            )];
+            if !self.filter.is_set() {
+                tables.push(pools::table(&pools));
+                tables.extend(blocks.as_ref().map(blocks::Blocks::table));
+            }
+            tables.push(leases::table(&leases));
+            say(&tables.join("\n"));
+        }
+        let outside = blocks.iter().flat_map(|blocks| &blocks.outside);
+        outside.clone().for_each(|lease| complain(lease));
+        match outside.count() {
+            0 => Ok(self.filter.outcome(leases.is_empty())),
+            _ => Ok(Outcome::Found),
+        }
+    }
+}
+
+/// What a command works on.
+struct Scope<'g> {
+    global: &'g Global,
+    store: &'g str,
+}
+
+impl Scope<'_> {
+    fn plugin(&self) -> anyhow::Result<Plugin> {
+        let policy = self.global.policy()?;
+        // An unused store has no leases; one that is not configured is a mistake.
+        if !policy.stores.contains_key(self.store) {
+            let error = StoreError::unknown(&policy, self.store);
+            return Err(anyhow!("{error}; name one of them with --store"));
+        }
+        Ok(Plugin::new(
+            policy,
+            &self.global.host_root,
+            self.global.node_name().as_deref(),
+        ))
+    }
+
+    /// The store, if it was ever used. One that was not has nothing in it, which is an answer like
+    /// that of an empty one.
+    fn open_used(&self) -> anyhow::Result<(Plugin, Option<Store>)> {
+        let plugin = self.plugin()?;
+        let store = plugin.open_existing(self.store)?;
+        if store.is_none() {
+            complain(&format!("store {:?} has never been used", self.store));
+        }
+        Ok((plugin, store))
+    }
+}
+
+/// A duration of an argument.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    node::duration::parse(text).ok_or_else(|| "is not a duration such as 30s, 2m or 0".to_owned())
+}
+
+/// What a path is called in output.
+fn shown(path: &Path) -> String {
+    cni_wire::text::printable(&path.display().to_string())
+}

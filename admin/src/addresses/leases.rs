@@ -1,0 +1,124 @@
+//! Who holds which address.
+
+use clap::Args;
+use ipam::lease::Lease;
+use ipam::store::{Store, StoreError};
+use ipnetwork::IpNetwork;
+use node::table::{age, cell};
+
+use super::shown;
+use crate::output::{Outcome, complain};
+
+/// Which leases.
+#[derive(Debug, Default, Args)]
+pub(super) struct Filter {
+    /// Only leases of this pool
+    #[arg(long, value_name = "RANGE")]
+    pool: Option<IpNetwork>,
+    /// Only leases of this network name; "" for none
+    #[arg(long, value_name = "NAME")]
+    network_name: Option<String>,
+    /// Only leases of this pod, as NAME or NAMESPACE/NAME
+    #[arg(long, value_name = "POD")]
+    pod: Option<String>,
+    /// Only leases of this node
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+}
+
+impl Filter {
+    pub(super) fn is_set(&self) -> bool {
+        self.pool.is_some()
+            || self.network_name.is_some()
+            || self.pod.is_some()
+            || self.node.is_some()
+    }
+
+    /// Nothing that fits a filter is worth an exit status.
+    pub(super) fn outcome(&self, is_empty: bool) -> Outcome {
+        if is_empty && self.is_set() {
+            complain("no such lease");
+            return Outcome::Found;
+        }
+        Outcome::Good
+    }
+
+    pub(super) fn leases(&self, store: &Store) -> Result<Vec<Lease>, StoreError> {
+        let mut leases = Vec::new();
+        let findings = store.entries(true, |entry| {
+            match entry.record {
+                _ if entry.freed.is_some() => {}
+                Ok(lease) => leases.push(lease),
+                Err(why) => complain(&format!(
+                    "{}: {why}; see rdmactl addresses fsck",
+                    shown(&entry.path)
+                )),
+            }
+            Ok(())
+        })?;
+        for finding in findings {
+            complain(&format!(
+                "{}: {}; see rdmactl addresses fsck",
+                shown(&finding.path),
+                finding.what
+            ));
+        }
+        if let Some(pool) = self.pool
+            && !leases.iter().any(|lease| lease.range == pool)
+            && !store.pools()?.iter().any(|known| known.range == pool)
+        {
+            complain(&format!(
+                "the store has no pool {pool}; rdmactl addresses lists them"
+            ));
+        }
+        leases.retain(|lease| self.means(lease));
+        leases.sort_by(|a, b| (&a.network_name, a.address).cmp(&(&b.network_name, b.address)));
+        Ok(leases)
+    }
+
+    fn means(&self, lease: &Lease) -> bool {
+        let network_name = lease.network_name.as_deref().unwrap_or_default();
+        self.pool.is_none_or(|pool| pool == lease.range)
+            && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
+            && (self.node.as_ref()).is_none_or(|node| *node == lease.holder.node)
+            && (self.pod.as_ref()).is_none_or(|name| {
+                let pod = lease.holder.pod.as_ref();
+                pod.is_some_and(|pod| pod.name == *name || pod.to_string() == *name)
+            })
+    }
+}
+
+pub(super) fn table(leases: &[Lease]) -> String {
+    let now = jiff::Timestamp::now();
+    let rows: Vec<Vec<String>> = leases.iter().map(|lease| row(lease, now)).collect();
+    let header = [
+        "ADDRESS",
+        "NETWORK NAME",
+        "POD",
+        "INTERFACE",
+        "NODE",
+        "NETWORK",
+        "CONTAINER",
+        "AGE",
+    ];
+    node::table::table(&header, &rows)
+}
+
+fn row(lease: &Lease, now: jiff::Timestamp) -> Vec<String> {
+    let holder = &lease.holder;
+    let pod = holder
+        .pod
+        .as_ref()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    vec![
+        format!("{}/{}", lease.address, lease.prefix),
+        cell(lease.network_name.as_deref().unwrap_or_default()),
+        cell(&pod),
+        cell(&holder.interface),
+        cell(&holder.node),
+        cell(&holder.network),
+        cell(holder.container.get(..12).unwrap_or(&holder.container)),
+        age(now.as_second() - lease.created.as_second()),
+    ]
+}

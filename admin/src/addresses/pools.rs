@@ -1,0 +1,87 @@
+//! How full the pools of a store are.
+
+use std::time::Duration;
+
+use ipam::pool_usage::{Usage, usage};
+use ipam::store::{Pool, Store, StoreError};
+use node::table::{age, cell};
+use serde_json::{Value, json};
+
+use crate::status::rounded;
+
+/// A pool and what is used of it.
+pub(super) type Used = (Pool, Usage);
+
+pub(super) fn read(store: &Store, cooldown: Duration) -> Result<Vec<Used>, StoreError> {
+    let pools = store.pools()?;
+    let counts = usage(store, &pools, cooldown)?;
+    Ok(pools.into_iter().zip(counts).collect())
+}
+
+pub(super) fn documents(pools: &[Used]) -> Vec<Value> {
+    pools
+        .iter()
+        .map(|(pool, counts)| as_json(pool, counts))
+        .collect()
+}
+
+pub(super) fn table(pools: &[Used]) -> String {
+    let now = jiff::Timestamp::now().as_second();
+    let rows: Vec<Vec<String>> = pools
+        .iter()
+        .map(|(pool, counts)| row(pool, counts, now))
+        .collect();
+    let header = [
+        "RANGE",
+        "NETWORK NAME",
+        "FROM",
+        "TO",
+        "SIZE",
+        "USED",
+        "BY OTHERS",
+        "COOLING DOWN",
+        "FREE",
+        "LAST ADD",
+    ];
+    node::table::table(&header, &rows)
+}
+
+fn ends(pool: &Pool) -> (String, String) {
+    let first = pool.spans.first().map(|span| span.0.to_string());
+    let last = pool.spans.last().map(|span| span.1.to_string());
+    (first.unwrap_or_default(), last.unwrap_or_default())
+}
+
+fn as_json(pool: &Pool, counts: &Usage) -> Value {
+    // Numbers beyond 64 bits are texts: few readers of JSON keep them whole.
+    let number = |n: u128| u64::try_from(n).map_or_else(|_| json!(n.to_string()), |n| json!(n));
+    json!({
+        "range": pool.range,
+        "networkName": pool.network_name,
+        "overlapping": pool.overlapping,
+        "network": pool.network,
+        "spans": pool.spans,
+        "size": number(pool.size()),
+        "used": number(counts.used),
+        "usedByOtherRanges": number(counts.used_by_others),
+        "coolingDown": number(counts.cooling_down),
+        "free": number(counts.free(pool)),
+        "lastAdd": jiff::Timestamp::from_second(pool.used).ok(),
+    })
+}
+
+fn row(pool: &Pool, counts: &Usage, now: i64) -> Vec<String> {
+    let (first, last) = ends(pool);
+    vec![
+        pool.range.to_string(),
+        cell(pool.network_name.as_deref().unwrap_or_default()),
+        first,
+        last,
+        rounded(pool.size()),
+        counts.used.to_string(),
+        counts.used_by_others.to_string(),
+        counts.cooling_down.to_string(),
+        rounded(counts.free(pool)),
+        age(now.saturating_sub(pool.used)),
+    ]
+}

@@ -1,0 +1,130 @@
+//! `rdmactl addresses reclaim`: free this node's leases that are over.
+
+use super::{Scope, shown};
+use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
+use anyhow::bail;
+use clap::Args;
+use ipam::lease::Lease;
+use ipam::reclaim::{self, Options, Over, Report};
+use node::table::table;
+use serde_json::json;
+
+#[derive(Debug, Args)]
+pub(super) struct Reclaim {
+    /// Only say what would be freed
+    #[arg(long, conflicts_with = "yes")]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    yes: bool,
+}
+
+impl Reclaim {
+    pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let (plugin, store) = scope.open_used()?;
+        let state_dir = &plugin.policy().state_dir;
+        let journals = node::state_dirs::all(&scope.global.policy, state_dir)?;
+        let run = |dry_run| {
+            let Some(store) = &store else {
+                return Ok(Report::default());
+            };
+            let options = Options {
+                netns_root: &scope.global.host_root,
+                proc: &scope.global.host_root.join("proc"),
+                state_dir,
+                journals: &journals,
+                store: scope.store,
+                cluster_node: plugin.is_cluster_node(),
+                dry_run,
+                now: jiff::Timestamp::now(),
+            };
+            reclaim::run(store, &options)
+        };
+        let mut dry_run = !self.yes;
+        let mut report = run(dry_run)?;
+        if dry_run && !self.dry_run && !scope.global.json && !report.freed.is_empty() {
+            print(&report, dry_run);
+            if !is_terminal() {
+                say("nothing was freed, say --yes\n");
+                return Ok(Outcome::Good);
+            }
+            if !confirmed(false, "free them?")? {
+                return Ok(Outcome::Found);
+            }
+            dry_run = false;
+            report = run(dry_run)?;
+        }
+        if scope.global.json {
+            say_json(json!({
+                "dryRun": dry_run,
+                "freed": as_json(&report.freed),
+                "waiting": as_json(&report.waiting),
+                "kept": report.kept.iter()
+                    .map(|(lease, why)| json!({"lease": lease, "because": why}))
+                    .collect::<Vec<_>>(),
+                "failed": report.failed,
+            }));
+        } else {
+            print(&report, dry_run);
+        }
+        for finding in &report.findings {
+            complain(&format!(
+                "{}: {}; see rdmactl addresses fsck",
+                shown(&finding.path),
+                finding.what
+            ));
+        }
+        if let Some(first) = report.failed.first() {
+            bail!("{} could not be freed: {first}", report.failed.len());
+        }
+        Ok(Outcome::Good)
+    }
+}
+
+fn is_terminal() -> bool {
+    use std::io::IsTerminal;
+    std::io::stdin().is_terminal()
+}
+
+fn print(report: &Report, dry_run: bool) {
+    let done = if dry_run { "would be freed" } else { "freed" };
+    let over = |state, leases: &[(Lease, Over)]| -> Vec<Vec<String>> {
+        leases
+            .iter()
+            .map(|(lease, why)| row(lease, state, why.as_str()))
+            .collect()
+    };
+    let mut rows = over(done, &report.freed);
+    rows.extend(over("seen; freed by a later run", &report.waiting));
+    rows.extend(
+        report
+            .kept
+            .iter()
+            .map(|(lease, why)| row(lease, "kept", why)),
+    );
+    if !rows.is_empty() {
+        say(&table(&["ADDRESS", "STATE", "BECAUSE", "HOLDER"], &rows));
+    }
+    say(&format!(
+        "{} {done}, {} to be seen once more, {} kept\n",
+        report.freed.len(),
+        report.waiting.len(),
+        report.kept.len()
+    ));
+}
+
+fn row(lease: &Lease, state: &str, why: &str) -> Vec<String> {
+    vec![
+        lease.address.to_string(),
+        state.to_owned(),
+        why.to_owned(),
+        lease.holder.to_string(),
+    ]
+}
+
+fn as_json(leases: &[(Lease, Over)]) -> Vec<serde_json::Value> {
+    leases
+        .iter()
+        .map(|(lease, why)| json!({"lease": lease, "because": why.as_str()}))
+        .collect()
+}

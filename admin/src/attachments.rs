@@ -1,0 +1,194 @@
+//! `rdmactl attachments`: interfaces of this node's pods, by the journal; `reclaim` undoes those whose
+//! pods ended without DEL, as the daemon does every half minute.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, anyhow, bail};
+use attachment::{
+    journal::{Key, Part, Record},
+    listing::{self, Attachment, interfaces, what},
+    netdev::restore,
+    node::{Node, now},
+    reclaim::{in_host_namespace, over, undo},
+};
+use clap::{Args, Subcommand};
+use node::table::{cell, table};
+use serde_json::{Value, json};
+
+use crate::global::Global;
+use crate::output::{Ended, Outcome, complain, say, say_json};
+
+/// Between the two readings that must both find an attachment over.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Shows the interfaces that this node's pods have of it.
+#[derive(Debug, Args)]
+pub(crate) struct Attachments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Undo orphaned attachments, whose pods ended without DEL: return netdevs, release addresses
+    Reclaim(Reclaim),
+}
+
+impl Attachments {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        match &self.command {
+            None => list(global),
+            Some(Command::Reclaim(command)) => command.run(global),
+        }
+    }
+}
+
+fn list(global: &Global) -> Ended {
+    let node = global.node()?;
+    let records = records(&node)?;
+    let records = records.iter().map(|(_, record)| record);
+    let attachments: Vec<Attachment> = records
+        .flat_map(|record| Attachment::all_of(record, &node.roots.proc, &node.boot))
+        .collect();
+    match global.json {
+        true => say_json(json!({"attachments": attachments})),
+        false => say(&listing::text(&attachments, now())),
+    }
+    Ok(Outcome::Good)
+}
+
+/// All attachments whose record can be read, oldest first; the others are complained about.
+fn records(node: &Node) -> anyhow::Result<Vec<(Key, Record)>> {
+    let (records, complaints) = listing::records(node).context("read the journal")?;
+    for complaint in complaints {
+        complain(&complaint);
+    }
+    Ok(records)
+}
+
+#[derive(Debug, Args)]
+struct Reclaim {
+    /// Only say what would be undone
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// An attachment that is over, and what became of undoing it.
+struct Undone {
+    record: Record,
+    why: &'static str,
+    error: Option<String>,
+}
+
+impl Reclaim {
+    fn run(&self, global: &Global) -> Ended {
+        let mut node = global.node()?;
+        in_host_namespace(&node.roots).map_err(|why| anyhow!("{why}; run this on the host"))?;
+        let before = records(&node)?;
+        let (all, dead): (usize, Vec<_>) = (
+            before.len(),
+            before
+                .into_iter()
+                .filter(|(_, record)| over(record, &node.roots.proc, &node.boot, now()).is_some())
+                .collect(),
+        );
+        if !dead.is_empty() {
+            thread::sleep(CONFIRM_INTERVAL);
+        }
+        let mut undone = Vec::new();
+        for (key, seen) in dead {
+            let Some(why) = over(&seen, &node.roots.proc, &node.boot, now()) else {
+                continue;
+            };
+            let error = match self.dry_run {
+                true => None,
+                false => match undo(&mut node, &key, &seen, restore::RETURN_TIMEOUT) {
+                    Ok(true) => None,
+                    // Undone or replaced meanwhile, by a call of the runtime.
+                    Ok(false) => continue,
+                    Err(error) => Some(error),
+                },
+            };
+            undone.push(Undone {
+                record: seen,
+                why,
+                error: error.map(|error| error.with_remedy()),
+            });
+        }
+        match global.json {
+            true => say_json(self.document(&undone)),
+            false => self.print(&undone, all),
+        }
+        match undone.iter().find_map(|one| one.error.as_ref()) {
+            Some(first) => bail!("not everything could be undone: {first}"),
+            None => Ok(Outcome::Good),
+        }
+    }
+
+    fn print(&self, undone: &[Undone], all: usize) {
+        let done = if self.dry_run {
+            "would be undone"
+        } else {
+            "undone"
+        };
+        let rows: Vec<_> = each_interface(undone)
+            .map(|(one, part)| {
+                let (kind, netdev) = what(&part);
+                let state = if one.error.is_some() { "failed" } else { done };
+                vec![
+                    cell(one.record.pod.as_deref().unwrap_or_default()),
+                    cell(&part.ifname),
+                    cell(&one.record.network),
+                    cell(kind),
+                    cell(&netdev),
+                    state.to_owned(),
+                    one.why.to_owned(),
+                ]
+            })
+            .collect();
+        if !rows.is_empty() {
+            let header = [
+                "POD",
+                "INTERFACE",
+                "NETWORK",
+                "KIND",
+                "NETDEV",
+                "STATE",
+                "BECAUSE",
+            ];
+            say(&table(&header, &rows));
+        }
+        let failed = undone.iter().filter(|one| one.error.is_some()).count();
+        say(&format!(
+            "{} {done}, {failed} failed, {} kept\n",
+            undone.len() - failed,
+            all.saturating_sub(undone.len())
+        ));
+    }
+
+    fn document(&self, undone: &[Undone]) -> Value {
+        let list: Vec<Value> = each_interface(undone)
+            .map(|(one, part)| {
+                let (kind, netdev) = what(&part);
+                json!({
+                    "pod": one.record.pod,
+                    "interface": part.ifname,
+                    "network": one.record.network,
+                    "container": one.record.container_id,
+                    "kind": kind,
+                    "netdev": netdev,
+                    "because": one.why,
+                    "error": one.error,
+                })
+            })
+            .collect();
+        json!({"dryRun": self.dry_run, "undone": list})
+    }
+}
+
+fn each_interface(undone: &[Undone]) -> impl Iterator<Item = (&Undone, Part)> {
+    undone.iter().flat_map(|one| {
+        let parts = interfaces(&one.record).into_iter();
+        parts.map(move |part| (one, part))
+    })
+}

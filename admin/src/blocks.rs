@@ -1,0 +1,162 @@
+//! `rdmactl blocks`: blocks of addresses in the cluster. The API is asked by `kubectl`, with its
+//! kubeconfig and its user's rights.
+//!
+//! Only `release` writes, and that is one change of one object: killed before or after it, nothing is
+//! half done.
+
+mod fsck;
+mod release;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use node::table::{age, cell, table};
+use rdma_ipam_broker::api::document::BlockObject;
+use serde_json::{Value, json};
+
+use crate::global::{Global, Kubectl};
+use crate::kubectl;
+use crate::output::{Ended, Outcome, complain, filters_before_command, say, say_json};
+
+/// Shows which node has which block of addresses, and how much of each is used.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
+)]
+pub(crate) struct Blocks {
+    #[command(flatten)]
+    kubectl: Kubectl,
+    /// Only blocks of this node
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Only blocks of this store
+    #[arg(long, value_name = "NAME")]
+    store: Option<String>,
+    /// Only blocks of this network name; "" for none
+    #[arg(long, value_name = "NAME")]
+    network_name: Option<String>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Take a block from its node, which is gone for good: an administrator's word
+    Release(release::Release),
+    /// Compare the blocks with the cluster's nodes; on a node also with its grants and leases
+    Fsck,
+}
+
+impl Blocks {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let is_filtered =
+            self.node.is_some() || self.store.is_some() || self.network_name.is_some();
+        if self.command.is_some() && is_filtered {
+            return Err(filters_before_command("--node, --store and --network-name"));
+        }
+        match &self.command {
+            None => self.list(global),
+            Some(Command::Release(command)) => command.run(&self.kubectl, global),
+            Some(Command::Fsck) => fsck::run(&self.kubectl, global),
+        }
+    }
+
+    fn list(&self, global: &Global) -> Ended {
+        let mut blocks: Vec<BlockObject> = self.kubectl.list(kubectl::BLOCKS)?;
+        blocks.retain(|block| self.means(block));
+        blocks.sort_by_cached_key(|block| {
+            let spec = &block.spec;
+            let (network, prefix): (_, u8) = (spec.block.network(), spec.block.prefix());
+            (
+                spec.store.clone(),
+                spec.network_name.clone(),
+                network,
+                prefix,
+            )
+        });
+        if global.json {
+            let blocks: Vec<Value> = blocks.iter().map(as_json).collect();
+            say_json(json!({"namespace": self.kubectl.namespace, "blocks": blocks}));
+        } else {
+            let now = Timestamp::now();
+            let rows: Vec<Vec<String>> = blocks.iter().map(|block| row(block, now)).collect();
+            say(&table(&HEADER, &rows));
+        }
+        if blocks.is_empty() {
+            complain(&format!(
+                "no such AddressBlock in namespace {}; --namespace names another one",
+                self.kubectl.namespace
+            ));
+            return Ok(Outcome::Found);
+        }
+        Ok(Outcome::Good)
+    }
+
+    fn means(&self, block: &BlockObject) -> bool {
+        let network_name = block.spec.network_name.as_deref().unwrap_or_default();
+        (self.node.is_none() || self.node == block.spec.node)
+            && (self.store.as_ref()).is_none_or(|store| *store == block.spec.store)
+            && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
+    }
+}
+
+const HEADER: [&str; 8] = [
+    "BLOCK",
+    "STORE",
+    "NETWORK NAME",
+    "NODE",
+    "USED",
+    "FREE",
+    "AGE",
+    "STATE",
+];
+
+/// USED and FREE are what the node's broker noted some minutes ago; AGE is since the block came to it.
+fn row(block: &BlockObject, now: Timestamp) -> Vec<String> {
+    let spec = &block.spec;
+    let ago = |then: Timestamp| age(now.as_second() - then.as_second());
+    let noted =
+        |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+    vec![
+        spec.block.to_string(),
+        cell(&spec.store),
+        cell(spec.network_name.as_deref().unwrap_or_default()),
+        cell(spec.node.as_deref().unwrap_or_default()),
+        noted(block.status.map(|status| status.used)),
+        noted(block.status.map(|status| status.free)),
+        spec.since.map_or_else(|| "-".to_owned(), ago),
+        state(block, ago),
+    ]
+}
+
+fn state(block: &BlockObject, ago: impl Fn(Timestamp) -> String) -> String {
+    let spec = &block.spec;
+    if !block.is_well_named() {
+        return "its name is not the one of its block".to_owned();
+    }
+    match (&spec.over, &spec.wanted_by) {
+        (Some(over), _) => format!("rests for {}: {}", ago(over.since), cell(&over.why)),
+        (None, Some(node)) => format!("wanted by {}", cell(node)),
+        (None, None) if spec.split => "split into single addresses".to_owned(),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+fn as_json(block: &BlockObject) -> Value {
+    let spec = &block.spec;
+    json!({
+        "name": block.metadata.name,
+        "uid": block.metadata.uid,
+        "store": spec.store,
+        "networkName": spec.network_name,
+        "block": spec.block,
+        "node": spec.node,
+        "nodeUID": spec.node_uid,
+        "epoch": spec.epoch,
+        "since": spec.since,
+        "split": spec.split,
+        "used": block.status.map(|status| status.used),
+        "free": block.status.map(|status| status.free),
+        "wantedBy": spec.wanted_by,
+        "over": spec.over,
+    })
+}

@@ -1,0 +1,268 @@
+//! `kubectl rdma`: the same commands for all nodes. The same program by another name, which kubectl
+//! finds as a plugin: `kubectl-rdma` in the PATH.
+//!
+//! It starts `rdmactl COMMAND --json` in the daemon's pod of each node, by `kubectl exec`, and puts the
+//! documents together as one table; a command that has none is shown node by node, as it prints. It
+//! needs no server of its own and no rights in the cluster but those of its user: to list the pods of
+//! the daemon's namespace, and `pods/exec` there.
+//!
+//! - [`ask`]: the pods, and their answers in parallel
+//! - [`tables`]: the answers as one table
+
+mod ask;
+mod tables;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
+use serde_json::json;
+
+use crate::global::{Global, Kubectl};
+use crate::output::{self, Ended, Outcome, ended, say, say_json};
+use crate::{Command, output::complain};
+use ask::Cluster;
+use tables::View;
+
+/// The name under which kubectl finds this program.
+const NAME: &str = "kubectl-rdma";
+
+/// RDMA on all nodes: asks the daemon's pod of each.
+#[derive(Debug, Parser)]
+#[command(
+    name = "kubectl-rdma",
+    bin_name = "kubectl rdma",
+    version,
+    max_term_width = 100,
+    after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
+    daemon's namespace. validate, verify, blocks and completion run here.\n\
+    Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
+)]
+struct Cli {
+    #[command(flatten)]
+    flags: Flags,
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Flags {
+    #[command(flatten)]
+    kubectl: Kubectl,
+    /// Labels of the daemon's pods
+    #[arg(
+        long,
+        short = 'l',
+        global = true,
+        hide_short_help = true,
+        value_name = "SELECTOR",
+        default_value = "app.kubernetes.io/name=rdma-device-plugin"
+    )]
+    selector: String,
+    /// Only these nodes
+    #[arg(long, global = true, value_name = "NAME,..", value_delimiter = ',')]
+    nodes: Vec<String>,
+    /// How many nodes are asked at one time
+    #[arg(long, global = true, hide_short_help = true, value_name = "COUNT", default_value_t = 16,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    parallel: u16,
+    /// How long a node may take, in seconds
+    #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+}
+
+/// Whether the program was started by that name.
+pub(crate) fn is_meant(program: Option<&OsString>) -> bool {
+    let name = program
+        .map(std::path::Path::new)
+        .and_then(|path| path.file_name());
+    name.is_some_and(|name| name == NAME)
+}
+
+/// The command line, for manual pages and completions.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Parses the command line, asks and prints.
+pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut command = command();
+    // Of global flags, a sub-command's matches have them only once it is built.
+    command.build();
+    let matches = match command.clone().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return output::usage(&error),
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => return output::usage(&error),
+    };
+    ended("kubectl rdma", cli.run(&command, &matches))
+}
+
+impl Cli {
+    fn run(&self, command: &clap::Command, matches: &ArgMatches) -> Ended {
+        match &self.command {
+            // Of the cluster or of a file, not of a node.
+            Command::Validate(_)
+            | Command::Verify(_)
+            | Command::Blocks(_)
+            | Command::Completion(_)
+            | Command::Pages(_) => return self.command.run(&self.global),
+            _ => {}
+        }
+        let Some((name, sub)) = matches.subcommand() else {
+            bail!("no command");
+        };
+        let of_flags = Flags::augment_args(clap::Command::new(""));
+        let of_flags = Global::augment_args(of_flags);
+        let common: BTreeSet<_> = of_flags.get_arguments().map(clap::Arg::get_id).collect();
+        let mut argv = vec!["rdmactl".to_owned(), name.to_owned()];
+        let mut nested = false;
+        let (mut command, mut sub) = (command.find_subcommand(name), Some(sub));
+        while let (Some(of), Some(given)) = (command, sub) {
+            for arg in of.get_arguments() {
+                if !common.contains(arg.get_id()) {
+                    argv.extend(forwarded(arg, given));
+                }
+            }
+            let next = given.subcommand();
+            nested |= next.is_some();
+            argv.extend(next.map(|(name, _)| name.to_owned()));
+            command = next.and_then(|(name, _)| of.find_subcommand(name));
+            sub = next.map(|(_, given)| given);
+        }
+        let view = View::of(name).filter(|_| !nested);
+        if self.global.json || view.is_some() {
+            argv.push("--json".to_owned());
+        }
+        if self.global.is_wide() {
+            argv.push("--output=wide".to_owned());
+        }
+        self.print(view, &self.ask(&argv)?)
+    }
+
+    fn print(&self, view: Option<View>, answers: &[ask::Answer]) -> Ended {
+        if self.global.json {
+            let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
+            say_json(json!({"nodes": nodes}));
+        } else if let Some(view) = view {
+            say(&view.text(answers));
+        } else {
+            for answer in answers {
+                say(&format!("NODE {}\n{}\n", answer.node, answer.printed()));
+            }
+        }
+        for answer in answers {
+            if let Err(error) = &answer.output {
+                complain(&format!(
+                    "{}: no answer of {}: {error}",
+                    answer.node, answer.pod
+                ));
+            }
+        }
+        let silent = answers
+            .iter()
+            .filter(|answer| answer.output.is_err())
+            .count();
+        let wrong = answers.iter().filter(|answer| answer.is_wrong()).count();
+        match (silent, wrong) {
+            (0, 0) => Ok(Outcome::Good),
+            (0, wrong) => bail!("{wrong} of {} nodes are not in order", answers.len()),
+            (silent, _) => bail!("{silent} of {} nodes did not answer", answers.len()),
+        }
+    }
+
+    fn ask(&self, argv: &[String]) -> anyhow::Result<Vec<ask::Answer>> {
+        let flags = &self.flags;
+        let cluster = Cluster {
+            kubectl: flags.kubectl.kubectl.clone(),
+            arguments: flags.kubectl.arguments(),
+            selector: flags.selector.clone(),
+            nodes: flags.nodes.clone(),
+            parallel: usize::from(flags.parallel),
+            timeout: Duration::from_secs(flags.timeout),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("start")?;
+        runtime.block_on(cluster.ask(argv))
+    }
+}
+
+/// A flag or argument as it was given, for the command on the node.
+fn forwarded(arg: &clap::Arg, given: &ArgMatches) -> Vec<String> {
+    let id = arg.get_id().as_str();
+    let source = given
+        .try_contains_id(id)
+        .ok()
+        .and_then(|_| given.value_source(id));
+    if source != Some(ValueSource::CommandLine) {
+        return Vec::new();
+    }
+    let takes_value = arg.get_num_args().is_none_or(|count| count.takes_values());
+    let values = given.get_raw(id).into_iter().flatten();
+    let values = values.map(|value| value.to_string_lossy().into_owned());
+    match arg.get_long() {
+        Some(long) if takes_value => values.map(|value| format!("--{long}={value}")).collect(),
+        Some(long) => vec![format!("--{long}")],
+        None => values.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_decides_which_program_it_is() {
+        for (name, expected) in [
+            ("/usr/local/bin/kubectl-rdma", true),
+            ("kubectl-rdma", true),
+            ("/usr/bin/rdmactl", false),
+            ("/kubectl-rdma/rdmactl", false),
+        ] {
+            assert_eq!(is_meant(Some(&name.into())), expected, "{name}");
+        }
+        assert!(!is_meant(None));
+    }
+
+    #[test]
+    fn flags_of_a_command_reach_the_node() {
+        command().debug_assert();
+        let mut command = command();
+        command.build();
+        let matches = command
+            .clone()
+            .try_get_matches_from([
+                "kubectl-rdma",
+                "preflight",
+                "--nodes",
+                "a,b",
+                "--only",
+                "L,M01",
+                "--strict",
+            ])
+            .unwrap();
+        let (name, given) = matches.subcommand().unwrap();
+        let of = command.find_subcommand(name).unwrap();
+        let forwarded: Vec<String> = ["only", "strict", "skip"]
+            .iter()
+            .flat_map(|id| {
+                let arg = of.get_arguments().find(|arg| arg.get_id() == *id).unwrap();
+                forwarded(arg, given)
+            })
+            .collect();
+        assert_eq!(forwarded, ["--only=L", "--only=M01", "--strict"]);
+        let cli = Cli::from_arg_matches(&matches).unwrap();
+        assert_eq!(cli.flags.nodes, ["a", "b"]);
+    }
+}

@@ -1,0 +1,243 @@
+//! The daemon's pods, and what each answers.
+
+use std::collections::BTreeSet;
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use cni_wire::text::printable;
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// The daemon's container, in manifests and chart.
+const CONTAINER: &str = "rdma-device-plugin";
+
+/// Which cluster, which of its nodes, and how.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    /// The program that stands for kubectl.
+    pub kubectl: String,
+    /// Its flags: context, kubeconfig, namespace.
+    pub arguments: Vec<String>,
+    /// Labels of the daemon's pods.
+    pub selector: String,
+    /// Only these nodes; all of them if empty.
+    pub nodes: Vec<String>,
+    /// Nodes that are asked at one time.
+    pub parallel: usize,
+    /// How long one may take.
+    pub timeout: Duration,
+}
+
+/// What a node answered.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Answer {
+    /// The node.
+    pub node: String,
+    /// The daemon's pod there.
+    pub pod: String,
+    /// What the command printed there, or why it did not run.
+    pub output: Result<Printed, String>,
+}
+
+/// What a command printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Printed {
+    /// On standard output.
+    pub text: String,
+    /// The last line on standard error.
+    pub complaint: String,
+    /// Whether it said that all is good.
+    pub is_good: bool,
+}
+
+impl Answer {
+    /// The document that the command printed.
+    pub(super) fn json(&self) -> Option<Value> {
+        serde_json::from_str(&self.output.as_ref().ok()?.text).ok()
+    }
+
+    /// As one part of the document of all nodes.
+    pub(super) fn document(&self) -> Value {
+        json!({
+            "node": self.node,
+            "pod": self.pod,
+            "error": self.output.as_ref().err(),
+            "document": self.json(),
+        })
+    }
+
+    /// The text, nothing of which steers a terminal; with the complaint of a command that failed.
+    pub(super) fn printed(&self) -> String {
+        let Ok(printed) = &self.output else {
+            return String::new();
+        };
+        let lines = printed.text.lines().map(printable);
+        let complaint = (!printed.is_good).then(|| printable(&printed.complaint));
+        lines.chain(complaint).map(|line| line + "\n").collect()
+    }
+
+    /// The node answered that something is not in order.
+    pub(super) fn is_wrong(&self) -> bool {
+        self.output.as_ref().is_ok_and(|printed| !printed.is_good)
+    }
+}
+
+/// A pod of the daemon's.
+#[derive(Debug, PartialEq, Eq)]
+struct Pod {
+    name: String,
+    node: String,
+    /// Why it cannot be asked.
+    obstacle: Option<String>,
+}
+
+impl Cluster {
+    /// Asks all nodes, in the order of their names.
+    pub(super) async fn ask(self, argv: &[String]) -> anyhow::Result<Vec<Answer>> {
+        let pods = self.pods().await?;
+        let (cluster, argv) = (Arc::new(self), Arc::new(argv.to_vec()));
+        let turns = Arc::new(Semaphore::new(cluster.parallel));
+        let mut tasks = JoinSet::new();
+        for pod in pods {
+            let (cluster, argv, turns) = (cluster.clone(), argv.clone(), turns.clone());
+            tasks.spawn(async move {
+                let _turn = turns.acquire_owned().await;
+                let output = match &pod.obstacle {
+                    Some(obstacle) => Err(obstacle.clone()),
+                    None => cluster.printed(&pod.name, &argv).await,
+                };
+                let Pod { name, node, .. } = pod;
+                Answer {
+                    node,
+                    pod: name,
+                    output,
+                }
+            });
+        }
+        let mut answers = Vec::new();
+        while let Some(answer) = tasks.join_next().await {
+            answers.push(answer.context("ask a node")?);
+        }
+        answers.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
+        Ok(answers)
+    }
+
+    async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
+        let selector = format!("--selector={}", self.selector);
+        let output = self.run(&["get", "pods", "--output=json", &selector]).await;
+        let output = output
+            .map_err(anyhow::Error::msg)
+            .context("list the daemon's pods")?;
+        if !output.status.success() {
+            bail!("list the daemon's pods: {}", last_line(&output));
+        }
+        let list: Value = serde_json::from_slice(&output.stdout)
+            .context("read what kubectl get pods --output=json printed")?;
+        let mut pods = pods(&list);
+        if pods.is_empty() {
+            bail!(
+                "no pod with {}: is the daemon installed there? Another namespace is named by \
+                 --namespace, other labels by --selector",
+                self.selector
+            );
+        }
+        if !self.nodes.is_empty() {
+            let known: BTreeSet<String> = pods.iter().map(|pod| pod.node.clone()).collect();
+            if let Some(node) = self.nodes.iter().find(|node| !known.contains(*node)) {
+                bail!("no daemon runs on a node {node}");
+            }
+            pods.retain(|pod| self.nodes.contains(&pod.node));
+        }
+        Ok(pods)
+    }
+
+    /// What a command in the pod printed. One that found something wrong ends with 1 and prints its
+    /// results; one that did not run prints nothing.
+    async fn printed(&self, pod: &str, argv: &[String]) -> Result<Printed, String> {
+        let mut arguments = vec!["exec", pod, "--container", CONTAINER, "--"];
+        arguments.extend(argv.iter().map(String::as_str));
+        let output = self.run(&arguments).await?;
+        let is_good = output.status.success();
+        if !is_good && output.stdout.is_empty() {
+            return Err(last_line(&output));
+        }
+        Ok(Printed {
+            text: String::from_utf8_lossy(&output.stdout).into_owned(),
+            complaint: last_line(&output),
+            is_good,
+        })
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Result<Output, String> {
+        let mut command = Command::new(&self.kubectl);
+        command.args(&self.arguments).args(arguments);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        match tokio::time::timeout(self.timeout, command.output()).await {
+            Ok(Ok(output)) => Ok(output),
+            Ok(Err(error)) => Err(format!("start {}: {error}", self.kubectl)),
+            Err(_) => Err(format!("no answer within {} s", self.timeout.as_secs())),
+        }
+    }
+}
+
+fn pods(list: &Value) -> Vec<Pod> {
+    let items = list["items"].as_array().into_iter().flatten();
+    let pod = |item: &Value| {
+        let text = |pointer: &str| item.pointer(pointer).and_then(Value::as_str);
+        let phase = text("/status/phase").unwrap_or("without a phase");
+        let ending = text("/metadata/deletionTimestamp").is_some();
+        let obstacle = match (phase, ending) {
+            ("Running", false) => None,
+            ("Running", true) => Some("its pod is ending".to_owned()),
+            (other, _) => Some(format!("its pod is {other}")),
+        };
+        Some(Pod {
+            name: text("/metadata/name")?.to_owned(),
+            node: text("/spec/nodeName").unwrap_or("-").to_owned(),
+            obstacle,
+        })
+    };
+    items.filter_map(pod).collect()
+}
+
+/// What a program that failed said last.
+fn last_line(output: &Output) -> String {
+    let text = [output.stdout.as_slice(), output.stderr.as_slice()].join(&b'\n');
+    let text = String::from_utf8_lossy(&text);
+    let mut lines = text.lines().map(str::trim);
+    let last = lines.rfind(|line| !line.is_empty());
+    last.unwrap_or("it said nothing").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_that_do_not_run_are_not_asked() {
+        let list = json!({"items": [
+            {"metadata": {"name": "a"}, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}},
+            {"metadata": {"name": "b"}, "spec": {}, "status": {"phase": "Pending"}},
+            {"metadata": {"name": "c", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+             "spec": {"nodeName": "n3"}, "status": {"phase": "Running"}},
+            {"spec": {}},
+        ]});
+        let obstacles: Vec<(String, Option<String>)> = pods(&list)
+            .into_iter()
+            .map(|pod| (pod.node, pod.obstacle))
+            .collect();
+        assert_eq!(
+            obstacles,
+            [
+                ("n1".to_owned(), None),
+                ("-".to_owned(), Some("its pod is Pending".to_owned())),
+                ("n3".to_owned(), Some("its pod is ending".to_owned())),
+            ]
+        );
+        assert!(pods(&json!(7)).is_empty());
+    }
+}

@@ -1,0 +1,84 @@
+//! JSON or YAML files of an administrator: network configurations and objects of Kubernetes.
+
+use anyhow::{Result, anyhow};
+use serde_json::Value;
+
+/// The JSON document, or the YAML documents, of a text; `place` is its file, for messages.
+///
+/// # Errors
+/// It is neither.
+pub(crate) fn documents(place: &str, text: &str) -> Result<Vec<Value>> {
+    if let Ok(one) = serde_json::from_str(text) {
+        return Ok(vec![one]);
+    }
+    // The objects of a large cluster are beyond the limits that hold for untrusted text.
+    let options = serde_saphyr::options! { budget: None };
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        let error = error.without_snippet();
+        anyhow!("{place} is neither YAML nor JSON: {error}")
+    })
+}
+
+/// The documents of a text, with the items of lists (`kind: List`) in their place.
+///
+/// # Errors
+/// It is neither YAML nor JSON.
+pub(crate) fn objects(place: &str, text: &str) -> Result<Vec<Value>> {
+    let mut objects = Vec::new();
+    for mut document in documents(place, text)? {
+        let is_list = (document.get("kind").and_then(Value::as_str))
+            .is_some_and(|kind| kind.ends_with("List"));
+        let items = document.get_mut("items").filter(|_| is_list);
+        match items.and_then(Value::as_array_mut).map(std::mem::take) {
+            Some(items) => objects.extend(items),
+            None => objects.push(document),
+        }
+    }
+    Ok(objects)
+}
+
+/// Whether an object is a `NetworkAttachmentDefinition`.
+#[must_use]
+pub(crate) fn is_definition(object: &Value) -> bool {
+    (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
+}
+
+/// The name of an object; empty where it has none.
+#[must_use]
+pub(crate) fn name_of(object: &Value) -> &str {
+    let name = object.pointer("/metadata/name").and_then(Value::as_str);
+    name.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(text: &str) -> Result<Vec<Value>> {
+        documents("objects.yaml", text)
+    }
+
+    #[test]
+    fn documents_are_read_one_by_one_and_words_stay_words() {
+        let two = read("id: '12e4'\n---\n# nothing\n---\nkind: 15b3\n").unwrap();
+        assert_eq!(two, [json!({"id": "12e4"}), json!({"kind": "15b3"})]);
+        assert_eq!(read("{\"a\":\t[1]}").unwrap(), [json!({"a": [1]})]);
+        let error = read("a: 1\na: 2\n").unwrap_err().to_string();
+        assert!(error.contains("neither YAML nor JSON"), "{error}");
+    }
+
+    #[test]
+    fn the_objects_of_a_large_cluster_are_read() {
+        let text = "- 1\n".repeat(300_000);
+        let read = read(&text).unwrap();
+        assert_eq!(read[0].as_array().map(Vec::len), Some(300_000));
+    }
+
+    #[test]
+    fn items_of_a_list_are_objects() {
+        let text = "kind: List\nitems: [{a: 1}, {a: 2}]\n---\na: 3\n";
+        let objects = objects("x", text).unwrap();
+        assert_eq!(objects, [json!({"a": 1}), json!({"a": 2}), json!({"a": 3})]);
+    }
+}

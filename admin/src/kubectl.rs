@@ -1,0 +1,141 @@
+//! The API's objects, by `kubectl`.
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, bail};
+use cni_wire::text::printable;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::documents::name_of;
+use crate::global::Kubectl;
+use crate::output::complain;
+
+/// Resources, as `kubectl get` names them.
+pub(crate) const BLOCKS: &str = "addressblocks.rdma-netdev.io";
+pub(crate) const SPACES: &str = "addressspaces.rdma-netdev.io";
+pub(crate) const NODES: &str = "nodes";
+
+/// kubectl gives up by itself after this.
+const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
+
+#[derive(Deserialize)]
+struct List {
+    items: Vec<Value>,
+}
+
+impl Kubectl {
+    /// All objects of a resource. One that cannot be read was written by hand or by a newer version:
+    /// the others are listed without it.
+    ///
+    /// # Errors
+    /// What kubectl printed, or that it printed something else than a list.
+    pub(crate) fn list<T: DeserializeOwned>(&self, resource: &str) -> anyhow::Result<Vec<T>> {
+        let output = self.call(&["get", resource, "--output=json"], b"")?;
+        let list: List = read(resource, output)?;
+        let readable = |item: Value| {
+            let name = name_of(&item).to_owned();
+            T::deserialize(item)
+                .inspect_err(|error| complain(&format!("{resource} {name} is not read: {error}")))
+                .ok()
+        };
+        Ok(list.items.into_iter().filter_map(readable).collect())
+    }
+
+    /// One object, if it is there.
+    ///
+    /// # Errors
+    /// As [`Kubectl::list`].
+    pub(crate) fn get<T: DeserializeOwned>(
+        &self,
+        resource: &str,
+        name: &str,
+    ) -> anyhow::Result<Option<T>> {
+        let arguments = ["get", resource, name, "--ignore-not-found", "--output=json"];
+        let output = self.call(&arguments, b"")?;
+        match output.status.success() && output.stdout.is_empty() {
+            true => Ok(None),
+            false => read(resource, output).map(Some),
+        }
+    }
+
+    /// Changes an object by a merge patch; `None` if it was changed since it was read. The patch has
+    /// the object's `metadata.resourceVersion`.
+    ///
+    /// # Errors
+    /// As [`Kubectl::list`].
+    pub(crate) fn patch<T: DeserializeOwned>(
+        &self,
+        resource: &str,
+        name: &str,
+        patch: &Value,
+    ) -> anyhow::Result<Option<T>> {
+        let patch = format!("--patch={patch}");
+        let arguments = [
+            "patch",
+            resource,
+            name,
+            "--type=merge",
+            &patch,
+            "--output=json",
+        ];
+        let output = self.call(&arguments, b"")?;
+        let refused = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success()
+            && (refused.contains("(Conflict)") || refused.contains("(NotFound)"))
+        {
+            return Ok(None);
+        }
+        read(resource, output).map(Some)
+    }
+
+    /// `create` or `replace`: each object is written as the API has it now, or not at all.
+    ///
+    /// # Errors
+    /// What kubectl printed.
+    pub(crate) fn write(&self, verb: &str, objects: Vec<Value>) -> anyhow::Result<()> {
+        if objects.is_empty() {
+            return Ok(());
+        }
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        let output = self.call(&[verb, "--filename=-"], list.to_string().as_bytes())?;
+        match output.status.success() {
+            true => Ok(()),
+            false => bail!("kubectl {verb}: {}", complaint(&output)),
+        }
+    }
+
+    fn call(&self, arguments: &[&str], input: &[u8]) -> anyhow::Result<Output> {
+        let mut child = Command::new(&self.kubectl)
+            .args(self.arguments())
+            .arg(REQUEST_TIMEOUT)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {}", self.kubectl))?;
+        let stdin = child.stdin.take();
+        let output = std::thread::scope(|scope| {
+            // One that ends without reading says why.
+            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input)));
+            child.wait_with_output()
+        });
+        output.with_context(|| format!("wait for {}", self.kubectl))
+    }
+}
+
+fn complaint(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    printable(text.trim())
+}
+
+fn read<T: DeserializeOwned>(resource: &str, output: Output) -> anyhow::Result<T> {
+    if !output.status.success() {
+        bail!("kubectl: {resource}: {}", complaint(&output));
+    }
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("read what kubectl printed of {resource}"))
+}

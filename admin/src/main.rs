@@ -1,0 +1,110 @@
+//! `rdmactl`: everything that a person asks about RDMA, on this node or, as `kubectl rdma`, on all
+//! nodes of a cluster.
+//!
+//! A command reads, then prints a table for people or, with `--json`, one document for programs. What
+//! the daemon knows comes from its socket as a typed document, the rest from files and the kernel.
+
+#![forbid(unsafe_code)]
+
+mod addresses;
+mod attachments;
+mod blocks;
+mod cluster;
+mod discover;
+mod documents;
+mod explain;
+mod global;
+mod kubectl;
+mod node_state;
+mod output;
+mod pages;
+mod pods;
+mod preflight;
+mod report;
+mod status;
+mod topology;
+mod validate;
+mod verdict;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use global::Global;
+use output::{Ended, ended};
+
+/// RDMA on this node: hardware, pods, addresses, and what is wrong.
+#[derive(Debug, Parser)]
+#[command(name = "rdmactl", version, max_term_width = 100)]
+#[command(
+    after_help = "As kubectl-rdma (kubectl rdma COMMAND) it asks all nodes of a cluster.\n\
+    Exit status: 0 good, 1 failed or something was found, 2 wrong usage."
+)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Health of this node: resources, HCAs, reasons, addresses left
+    Status(status::Status),
+    /// Which pod has which HCAs, GPUs, interfaces and addresses
+    Pods(pods::Pods),
+    /// RDMA devices of this node, and the resources that offer them
+    Discover(discover::Discover),
+    /// How far GPUs and NICs are from each other; choose NICs for GPUs
+    Topology(topology::Topology),
+    /// Why a device is or is not in each pool
+    Explain(explain::Explain),
+    /// What RDMA needs of this node, or of this container, and does not have
+    Preflight(Box<preflight::Preflight>),
+    /// Whether RDMA works between two pods or nodes, and how fast
+    Verify(Box<verify::Verify>),
+    /// Check pools, policies, networks and NetworkAttachmentDefinitions before they are applied
+    Validate(validate::Validate),
+    /// Interfaces of this node's pods, and those of pods that are gone
+    Attachments(attachments::Attachments),
+    /// Leased addresses of this node's stores
+    Addresses(addresses::Addresses),
+    /// Blocks of addresses in the cluster, through kubectl
+    Blocks(blocks::Blocks),
+    /// Print the completion for a shell
+    Completion(pages::Completion),
+    /// Write manual pages and completions of the programs to a directory
+    #[command(hide = true)]
+    Pages(pages::Pages),
+}
+
+impl Command {
+    fn run(&self, global: &Global) -> Ended {
+        match self {
+            Self::Status(command) => command.run(global),
+            Self::Pods(command) => command.run(global),
+            Self::Discover(command) => command.run(global),
+            Self::Topology(command) => command.run(global),
+            Self::Explain(command) => command.run(global),
+            Self::Preflight(command) => command.run(global),
+            Self::Verify(command) => command.run(global),
+            Self::Validate(command) => command.run(global),
+            Self::Attachments(command) => command.run(global),
+            Self::Addresses(command) => command.run(global),
+            Self::Blocks(command) => command.run(global),
+            Self::Completion(command) => command.run(),
+            Self::Pages(command) => command.run(),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    if cluster::is_meant(std::env::args_os().next().as_ref()) {
+        return cluster::main(std::env::args_os());
+    }
+    match Cli::try_parse() {
+        Ok(cli) => ended("rdmactl", cli.command.run(&cli.global)),
+        Err(error) => output::usage(&error),
+    }
+}

@@ -1,0 +1,468 @@
+//! The state of this node, from four sources: the daemon, the kubelet, the CNI plugin's journal, the
+//! lease stores. A source that is missing is reported, and the others are shown.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use attachment::listing::Attachment;
+use clap::Args;
+use hca::topology::{Machine, Wanted};
+use hca::{Host, UnitId};
+use ipam::lease::Lease;
+use kubelet_api::client::{Devices, Held};
+use node_wire::status::{DaemonStatus, PoolStatus, StatusQuestion};
+use rdma_device_plugin::node_files::{self, Files};
+use rdma_device_plugin::scan::SCAN;
+use serde::{Deserialize, Serialize};
+
+use crate::global::{Global, KubeletRoot, within_limit};
+use crate::topology::{Holders, Misaligned, alignment};
+
+/// How long the daemon may take.
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Whom to ask on this node.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Sources {
+    /// The daemon's socket
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NODE_SOCKET",
+        default_value = "/run/rdma-netdev/node.sock"
+    )]
+    node_socket: PathBuf,
+    #[command(flatten)]
+    kubelet: KubeletRoot,
+}
+
+impl Sources {
+    /// The daemon's state.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(crate) fn daemon(&self) -> Result<DaemonStatus, node_wire::ClientError> {
+        node_wire::ask(&self.node_socket, &StatusQuestion {}, DAEMON_TIMEOUT)
+    }
+
+    /// Which containers have which devices, by the kubelet.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(crate) fn kubelet(&self) -> Result<Devices, kubelet_api::client::Error> {
+        kubelet_api::client::ask(&self.kubelet.kubelet_root_dir)
+    }
+
+    /// Asks all.
+    pub(crate) fn read(&self, global: &Global) -> NodeState {
+        let places = global.places();
+        let files = within_limit("the read of the journal and the leases", move || {
+            node_files::read(&places)
+        });
+        let mut late = Vec::new();
+        let files = files.unwrap_or_else(|error| {
+            let hangs = error.to_string();
+            late.push(hangs.clone());
+            Files {
+                attachments: Err(hangs.clone()),
+                leases: Err(hangs),
+                notes: Vec::new(),
+            }
+        });
+        let mut state = NodeState {
+            daemon: self.daemon().map_err(|error| error.to_string()),
+            kubelet: self.kubelet().map_err(|error| error.to_string()),
+            attachments: files.attachments,
+            leases: files.leases,
+            machine: Machine::default(),
+            misaligned: Vec::new(),
+            notes: files.notes,
+            late,
+        };
+        state.judge(global.host());
+        state
+    }
+}
+
+/// What each source said.
+#[derive(Debug)]
+pub(crate) struct NodeState {
+    /// The daemon's own state.
+    pub daemon: Result<DaemonStatus, String>,
+    /// The kubelet's.
+    pub kubelet: Result<Devices, String>,
+    /// The journal's.
+    pub attachments: Result<Vec<Attachment>, String>,
+    /// The stores', of this node.
+    pub leases: Result<Vec<Lease>, String>,
+    /// GPUs and NICs.
+    pub machine: Machine,
+    /// Pods whose NICs are farther from their GPUs than they need be; empty where the kubelet does
+    /// not answer.
+    pub misaligned: Vec<Misaligned>,
+    notes: Vec<String>,
+    /// Reads that hang.
+    late: Vec<String>,
+}
+
+/// Units of a resource.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Units {
+    /// The resource.
+    pub resource: String,
+    /// Units that can be allocated or are.
+    pub healthy: Option<u64>,
+    /// Units that cannot.
+    pub unhealthy: Option<u64>,
+    /// Units that containers hold.
+    pub held: Option<u64>,
+    /// What the daemon has with the kubelet.
+    pub kubelet: String,
+}
+
+impl NodeState {
+    /// A state in which every source answered.
+    #[cfg(test)]
+    pub(crate) fn for_tests(
+        daemon: DaemonStatus,
+        kubelet: Devices,
+        attachments: Vec<Attachment>,
+    ) -> Self {
+        Self {
+            daemon: Ok(daemon),
+            kubelet: Ok(kubelet),
+            attachments: Ok(attachments),
+            leases: Ok(Vec::new()),
+            machine: Machine::default(),
+            misaligned: Vec::new(),
+            notes: Vec::new(),
+            late: Vec::new(),
+        }
+    }
+
+    /// Reads the hardware and judges the pods' HCAs.
+    fn judge(&mut self, host: Host) {
+        let read = within_limit(SCAN, move || {
+            let inventory = hca::inventory(&host)?;
+            Machine::read(&host, &inventory, &Wanted::default())
+        });
+        match read {
+            Ok(Ok(machine)) => self.machine = machine,
+            Ok(Err(error)) => self
+                .notes
+                .push(format!("which pods are misaligned is not known: {error}")),
+            Err(hangs) => self.late.push(hangs.to_string()),
+        }
+        self.misaligned = alignment(&self.machine, &self.holders()).misaligned;
+    }
+
+    /// Which pod has which GPU and which NIC.
+    pub(crate) fn holders(&self) -> Holders {
+        let held = self.kubelet.iter().flat_map(|devices| &devices.held);
+        let held = held.flat_map(|held| {
+            let pod = format!("{}/{}", held.namespace, held.pod);
+            held.ids.iter().map(move |id| (pod.clone(), id.clone()))
+        });
+        Holders::collect(held)
+    }
+
+    /// Why what is shown may be old or is not whole.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let mut faults = self.late.clone();
+        if self.daemon.is_err() && self.kubelet.is_err() {
+            faults.push(
+                "neither the daemon nor the kubelet answers: what is shown of this node is what \
+                 its files say"
+                    .to_owned(),
+            );
+        }
+        faults
+    }
+
+    /// Resources with their units, by the daemon, else by the kubelet, which names only the healthy
+    /// ones.
+    pub(crate) fn units(&self) -> Vec<Units> {
+        match (&self.daemon, &self.kubelet) {
+            (Ok(daemon), devices) => {
+                let held = devices.as_ref().ok().map(|devices| devices.held.as_slice());
+                let pools = daemon.pools.iter();
+                pools.map(|pool| units_of(pool, held)).collect()
+            }
+            (Err(_), Ok(devices)) => units_by_kubelet(devices),
+            (Err(_), Err(_)) => Vec::new(),
+        }
+    }
+
+    /// Which container holds which units. The daemon asks the kubelet now and then only, so the
+    /// kubelet's own list is the newer one.
+    pub(crate) fn held(&self) -> Vec<Held> {
+        match (&self.kubelet, &self.daemon) {
+            (Ok(devices), _) => devices.held.iter().filter_map(ours).collect(),
+            (Err(_), Ok(daemon)) => daemon.pools.iter().flat_map(held_by_daemon).collect(),
+            (Err(_), Err(_)) => Vec::new(),
+        }
+    }
+
+    /// Addresses with prefix lengths that an attachment leases.
+    pub(crate) fn addresses(&self, attachment: &Attachment) -> Vec<String> {
+        let leases = self.leases.iter().flatten().filter(|lease| {
+            lease.holder.container == attachment.container
+                && lease.holder.interface == attachment.interface
+        });
+        leases
+            .map(|lease| format!("{}/{}", lease.address, lease.prefix))
+            .collect()
+    }
+
+    /// What is missing and what is worth knowing, for a person.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let kubelet = self.kubelet.as_ref().err().map(|error| match self.daemon {
+            Ok(_) => format!(
+                "the kubelet: {error}; who holds what is what it last reported to the daemon"
+            ),
+            Err(_) => format!("the kubelet: {error}"),
+        });
+        let missing = |what: &str, error: Option<&String>| error.map(|e| format!("{what}: {e}"));
+        let missing = [
+            missing("the daemon", self.daemon.as_ref().err()),
+            kubelet,
+            missing("the journal", self.attachments.as_ref().err()),
+            missing("the leases", self.leases.as_ref().err()),
+        ];
+        let daemon = self.daemon.iter();
+        let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
+        let attachments = self.attachments.iter().flatten().filter_map(|one| {
+            let pod = one.pod.as_deref().unwrap_or(&one.container);
+            Some(format!(
+                "{pod} when it was attached: {}",
+                one.warning.as_ref()?
+            ))
+        });
+        (missing.into_iter().flatten())
+            .chain(daemon.cloned())
+            .chain(attachments)
+            .chain(self.notes.iter().cloned())
+            .chain(self.misaligned.iter().map(Misaligned::sentence))
+            .collect()
+    }
+}
+
+/// A pool of the daemon's, with what the kubelet says is held if it says so: that is the newer list.
+fn units_of(pool: &PoolStatus, held: Option<&[Held]>) -> Units {
+    let kubelet = match (pool.registered, pool.streaming) {
+        (true, true) => "listening".to_owned(),
+        (true, false) => "registered".to_owned(),
+        (false, _) => {
+            let error = pool.last_error.as_deref().unwrap_or("not yet");
+            format!("not registered: {error}")
+        }
+    };
+    let held = match held {
+        Some(all) => {
+            let of_pool = all.iter().filter(|one| one.resource == pool.resource);
+            Some(of_pool.map(|one| one.ids.len()).sum())
+        }
+        None => pool.held.as_ref().map(Vec::len),
+    };
+    Units {
+        resource: pool.resource.clone(),
+        healthy: Some(pool.units.healthy),
+        unhealthy: Some(pool.units.unhealthy),
+        held: held.and_then(|held| u64::try_from(held).ok()),
+        kubelet,
+    }
+}
+
+fn held_by_daemon(pool: &PoolStatus) -> Vec<Held> {
+    let held = pool.held.iter().flatten();
+    held.map(|one| Held {
+        namespace: one.namespace.clone(),
+        pod: one.pod.clone(),
+        container: one.container.clone(),
+        resource: pool.resource.clone(),
+        ids: vec![one.unit.clone()],
+    })
+    .collect()
+}
+
+/// Our units among a container's devices: the form of their names distinguishes them from other
+/// plugins'. A bare PCI address may be another plugin's.
+fn ours(held: &Held) -> Option<Held> {
+    let ids: Vec<String> = held.ids.iter().filter(|id| is_ours(id)).cloned().collect();
+    (!ids.is_empty()).then(|| Held {
+        ids,
+        ..held.clone()
+    })
+}
+
+fn is_ours(id: &str) -> bool {
+    id.parse::<UnitId>().is_ok()
+}
+
+fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
+    let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let count = |ids: &[String]| {
+        let ours = ids.iter().filter(|id| is_ours(id)).count();
+        u64::try_from(ours).unwrap_or(u64::MAX)
+    };
+    for (resource, ids) in &devices.allocatable {
+        counts.entry(resource).or_default().0 += count(ids);
+    }
+    for held in &devices.held {
+        counts.entry(&held.resource).or_default().1 += count(&held.ids);
+    }
+    let ours = counts.into_iter().filter(|(_, counts)| *counts != (0, 0));
+    ours.map(|(resource, (healthy, held))| Units {
+        resource: resource.to_owned(),
+        healthy: Some(healthy),
+        unhealthy: None,
+        held: Some(held),
+        kubelet: "-".to_owned(),
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use node_wire::status::{HeldUnit, UnitCounts};
+
+    use super::*;
+
+    fn held(resource: &str, ids: &[&str]) -> Held {
+        Held {
+            namespace: "default".into(),
+            pod: "p".into(),
+            container: "c".into(),
+            resource: resource.into(),
+            ids: ids.iter().map(|&id| id.to_owned()).collect(),
+        }
+    }
+
+    fn unanswered() -> NodeState {
+        NodeState {
+            daemon: Err("connection refused".into()),
+            kubelet: Err("no socket".into()),
+            attachments: Err("no permission".into()),
+            leases: Err("stale handle".into()),
+            machine: Machine::default(),
+            misaligned: Vec::new(),
+            notes: Vec::new(),
+            late: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn without_a_daemon_the_kubelet_reports_our_units() {
+        let status = NodeState {
+            kubelet: Ok(Devices {
+                held: vec![
+                    held("rdma/a", &["pool_3e71787e_0"]),
+                    held("nvidia.com/gpu", &["GPU-7c2f"]),
+                ],
+                allocatable: vec![
+                    (
+                        "rdma/a".into(),
+                        vec!["pool_3e71787e_0".into(), "pool_3e71787e_1".into()],
+                    ),
+                    ("nvidia.com/gpu".into(), vec!["GPU-7c2f".into()]),
+                ],
+            }),
+            ..unanswered()
+        };
+        let units = status.units();
+        assert_eq!(units.len(), 1, "{units:?}");
+        assert_eq!(units[0].resource, "rdma/a");
+        assert_eq!((units[0].healthy, units[0].held), (Some(2), Some(1)));
+        assert_eq!(status.held(), [held("rdma/a", &["pool_3e71787e_0"])]);
+        assert!(status.faults().is_empty());
+        assert!(status.notes()[0].starts_with("the daemon: connection refused"));
+    }
+
+    #[test]
+    fn without_a_kubelet_the_daemon_reports_who_holds_what() {
+        let held = HeldUnit {
+            unit: "0000:3b:00.0".into(),
+            namespace: "n".into(),
+            pod: "q".into(),
+            container: "d".into(),
+        };
+        let daemon = DaemonStatus {
+            pools: vec![PoolStatus {
+                resource: "rdma/a".into(),
+                held: Some(vec![held]),
+                last_error: Some("no such file".into()),
+                ..PoolStatus::default()
+            }],
+            unready: vec!["rdma/a is not registered".into()],
+            ..DaemonStatus::default()
+        };
+        let status = NodeState {
+            daemon: Ok(daemon),
+            ..unanswered()
+        };
+        assert_eq!(status.units()[0].kubelet, "not registered: no such file");
+        assert_eq!(status.held()[0].pod, "q");
+        assert!(
+            status
+                .notes()
+                .contains(&"rdma/a is not registered".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_the_kubelet_reports_as_held_outweighs_the_daemons_older_report() {
+        let status = NodeState {
+            daemon: Ok(DaemonStatus {
+                pools: vec![PoolStatus {
+                    resource: "rdma/a".into(),
+                    units: UnitCounts {
+                        healthy: 2,
+                        unhealthy: 0,
+                    },
+                    held: Some(Vec::new()),
+                    registered: true,
+                    streaming: true,
+                    ..PoolStatus::default()
+                }],
+                ..DaemonStatus::default()
+            }),
+            kubelet: Ok(Devices {
+                held: vec![held("rdma/a", &["pool_3e71787e_0"]), held("rdma/b", &["x"])],
+                allocatable: Vec::new(),
+            }),
+            ..unanswered()
+        };
+        let [units] = status.units().try_into().unwrap();
+        assert_eq!((units.healthy, units.held), (Some(2), Some(1)));
+    }
+
+    #[test]
+    fn a_pod_with_a_nic_of_the_other_socket_is_marked() {
+        let place = tempfile::tempdir().unwrap();
+        let tree = hca_trees::Tree::new(place.path());
+        hca_trees::machine::a4(&tree);
+        let devices = Devices {
+            held: vec![
+                held("nvidia.com/gpu", &["GPU-0000-8f-00-0"]),
+                held("rdma/a", &["0000:ce:00.0"]),
+            ],
+            allocatable: Vec::new(),
+        };
+        let mut status = NodeState {
+            kubelet: Ok(devices),
+            ..unanswered()
+        };
+        status.judge(tree.host());
+        assert_eq!(status.misaligned[0].gpu, 0);
+        let note = "pod default/p: GPU 0 is served by mlx5_7 at SYS";
+        assert!(status.notes().iter().any(|line| line.starts_with(note)));
+    }
+
+    #[test]
+    fn no_answer_of_any_source_is_reported_as_such() {
+        let status = unanswered();
+        assert!(status.faults()[0].starts_with("neither the daemon nor the kubelet"));
+        assert_eq!(status.notes().len(), 4);
+    }
+}

@@ -1,0 +1,142 @@
+//! What every command prints, and how it ends.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use cni_wire::text::printable;
+use ipam::store::StoreError;
+use node::document::versioned;
+use serde_json::Value;
+
+use crate::report::Style;
+
+/// How a command ended that did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All is good.
+    Good,
+    /// Nothing was found, or something that is not in order.
+    Found,
+}
+
+/// What a command returns.
+pub(crate) type Ended = anyhow::Result<Outcome>;
+
+/// The exit status of a command; an error is printed.
+pub(crate) fn ended(program: &str, ended: Ended) -> ExitCode {
+    match ended {
+        Ok(Outcome::Good) => ExitCode::SUCCESS,
+        Ok(Outcome::Found) => ExitCode::FAILURE,
+        Err(error) => match error.downcast_ref() {
+            Some(error) => usage(error),
+            None => {
+                let _ = writeln!(io::stderr().lock(), "{program}: {}", chain(&error));
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+/// Wrong usage: filters of a list before a sub-command, which would not obey them.
+pub(crate) fn filters_before_command(filters: &str) -> anyhow::Error {
+    let text = format!("{filters} filter the list alone: put flags of a sub-command after it\n");
+    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, text).into()
+}
+
+/// The exit status of a command line that is not understood, or that asks for help.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+}
+
+/// The error and its causes, each once: some messages already end with the text of their cause. With
+/// the remedy, where a store is at fault.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
+    let mut text = error.chain().fold(String::new(), |mut text, cause| {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause);
+        }
+        text
+    });
+    let store = error.chain().find_map(|cause| cause.downcast_ref());
+    if let Some(remedy) = store.map(StoreError::remedy) {
+        text += &format!(" ({remedy})");
+    }
+    text
+}
+
+/// The one place that prints results. A reader that has seen enough (`| head`) is not an error.
+pub(crate) fn say(text: &str) {
+    let _ = io::stdout().lock().write_all(text.as_bytes());
+}
+
+/// Prints a document with its version.
+pub(crate) fn say_json(document: Value) {
+    say(&format!("{:#}\n", versioned(document)));
+}
+
+/// A line for the person, beside the results.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "rdmactl: {}", printable(text));
+}
+
+/// Asks on the terminal, unless `yes` was said.
+///
+/// # Errors
+/// There is no terminal to ask on.
+pub(crate) fn confirmed(yes: bool, question: &str) -> anyhow::Result<bool> {
+    Ok(yes || node::terminal::confirm("rdmactl", &printable(question))?)
+}
+
+/// Colours on a terminal, unless the person does without (<https://no-color.org>).
+pub(crate) fn style() -> Style {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let dumb = set("TERM").is_some_and(|term| term == "dumb");
+    if io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb {
+        Style::Colour
+    } else {
+        Style::Plain
+    }
+}
+
+/// The text of a file and what to call it; `-` is standard input.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn text_of(file: &Path) -> anyhow::Result<(String, String)> {
+    if file == Path::new("-") {
+        let text = io::read_to_string(io::stdin().lock()).context("read standard input")?;
+        return Ok(("standard input".to_owned(), text));
+    }
+    let place = file.display().to_string();
+    let text = std::fs::read_to_string(file).with_context(|| format!("read {place}"))?;
+    Ok((place, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_the_store_is_printed_with_its_remedy() {
+        let fault = StoreError::Squashed {
+            directory: "/srv/ipam".into(),
+            owner: 0,
+            by: 65534,
+        };
+        let (text, remedy) = (fault.to_string(), fault.remedy());
+        let error = anyhow::Error::from(fault).context("open the store");
+        assert_eq!(chain(&error), format!("open the store: {text} ({remedy})"));
+        assert_eq!(chain(&anyhow::anyhow!("no such thing")), "no such thing");
+    }
+
+    #[test]
+    fn a_cause_that_is_in_the_message_is_printed_once() {
+        let error = anyhow::anyhow!("b").context("a: b").context("c");
+        assert_eq!(chain(&error), "c: a: b");
+    }
+}

@@ -1,0 +1,315 @@
+//! `rdmactl preflight`: what RDMA needs of a node, or of a container, and does not have.
+//!
+//! Each subject is one module: its facts as plain data, how they are read, and a table of checks, each
+//! with one small pure function. A check says what was read, the verdict, why, and what to do.
+//!
+//! - `checks`: the subjects; `check`: how checks are chosen; `context`: what all subjects read from
+//! - `modules` (M), `hcas` (H), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
+//!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
+//! - `counters`: error counters of L, G and P, which must not grow while they are watched
+
+mod check;
+mod checks;
+mod context;
+mod counters;
+mod gid;
+mod gpudirect;
+mod hcas;
+mod kubernetes;
+mod link;
+mod modules;
+mod pcie;
+mod qos;
+mod rails;
+mod runtime;
+#[cfg(test)]
+mod tests;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use attachment::reclaim::in_host_namespace;
+use clap::ValueEnum;
+use hca::NetnsMode;
+use rdma_device_plugin::candidate::memory;
+use rdma_device_plugin::cli::Defaults;
+use rdma_device_plugin::config::{self, Config, Sharing};
+use rdma_device_plugin::host_snapshot::HostSnapshot;
+use rdma_device_plugin::pool;
+use rdma_device_plugin::snapshot::{Health, Member, Shape};
+
+use crate::global::{Global, NodeAddresses};
+use crate::output::{Ended, Outcome, say, say_json, style};
+use crate::report;
+use crate::verdict::{self, Verdict};
+use check::{NoSuchCheck, Selection};
+use checks::{catalogue, run};
+use context::{
+    Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
+};
+use hcas::Expected;
+
+/// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Nothing is changed and no packet is sent.\n\
+    Exit status: 0 no check failed, 1 at least one did (with --strict also for a warning), \
+    2 wrong usage.")]
+pub(crate) struct Preflight {
+    /// Say for every check what was read, not only for those that complain
+    #[arg(long)]
+    all: bool,
+    /// List the checks and end
+    #[arg(long)]
+    list: bool,
+    /// Only these checks: ids (M01) or letters of subjects (M)
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
+    only: Vec<String>,
+    /// Not these checks
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
+    skip: Vec<String>,
+    /// Fail on warnings, too
+    #[arg(long)]
+    strict: bool,
+    /// Check again until nothing fails, at most this many seconds (0: for ever), as an init
+    /// container does
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "0")]
+    wait: Option<u64>,
+    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
+    /// --config-file)
+    #[arg(long, value_name = "[RESOURCE=]NUMBER")]
+    expect: Vec<Expected>,
+    /// Check the container this runs in instead of the node
+    #[arg(long)]
+    pod: bool,
+    /// How long error counters are watched, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2)]
+    window: u64,
+    /// The device plugin's configuration: only NICs of its pools then have to be in order
+    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
+    #[command(flatten)]
+    defaults: Defaults,
+    /// How RDMA devices should relate to network namespaces
+    #[arg(long, value_name = "MODE")]
+    netns_mode: Option<Mode>,
+    /// Rate that ports should have, in Gb/s
+    #[arg(long, value_name = "GBPS")]
+    rate: Option<u32>,
+    /// Partition key that InfiniBand ports should have, such as 0x8001
+    #[arg(long, value_name = "PKEY", value_parser = pkey)]
+    pkey: Option<u16>,
+    #[command(flatten)]
+    addresses: NodeAddresses,
+    /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
+    /// DaemonSet mounts it]
+    #[arg(long, value_name = "DIR", env = "RDMA_KUBELET_ROOT_DIR")]
+    kubelet_root_dir: Option<PathBuf>,
+    /// Where the kubelet expects device plugins [default: var/lib/kubelet/device-plugins below
+    /// --host-root, or where the DaemonSet mounts it]
+    #[arg(long, value_name = "DIR", env = "RDMA_DEVICE_PLUGIN_DIR")]
+    device_plugin_dir: Option<PathBuf>,
+    /// Where CNI programs are [default: opt/cni/bin below --host-root]
+    #[arg(long, value_name = "DIR")]
+    cni_bin_dir: Option<PathBuf>,
+    /// Where CNI configurations are [default: etc/cni/net.d below --host-root]
+    #[arg(long, value_name = "DIR")]
+    cni_conf_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Mode {
+    Shared,
+    Exclusive,
+}
+
+fn pkey(text: &str) -> Result<u16, String> {
+    let digits = text
+        .strip_prefix("0x")
+        .ok_or("expected a number such as 0x8001")?;
+    u16::from_str_radix(digits, 16).map_err(|error| error.to_string())
+}
+
+/// A word of `--only` or `--skip` that chooses something.
+fn check(word: &str) -> Result<String, NoSuchCheck> {
+    Selection::new(&[word.to_owned()], &[]).map(|_| word.to_owned())
+}
+
+/// How long to wait between two rounds of checks.
+const ROUND_INTERVAL: Duration = Duration::from_secs(2);
+
+impl Preflight {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        if self.list {
+            for (id, title) in catalogue() {
+                say(&format!("{id} {title}\n"));
+            }
+            return Ok(Outcome::Good);
+        }
+        let selection = Selection::new(&self.only, &self.skip)?;
+        let settings = self.settings(global);
+        let config = self.config()?;
+        let started = Instant::now();
+        let outcomes = loop {
+            let outcomes = self.check(global, &settings, config.as_ref(), &selection)?;
+            if self.content(&outcomes) || !self.may_wait(started.elapsed()) {
+                break outcomes;
+            }
+            // Not among what is printed: with --json that is one document.
+            let waiting = failing(&outcomes, self.least_fault());
+            let _ = writeln!(std::io::stderr().lock(), "waiting: {waiting}");
+            thread::sleep(ROUND_INTERVAL);
+        };
+        anyhow::ensure!(
+            !outcomes.is_empty(),
+            "no check is left to make: --skip has all that --only chooses"
+        );
+        if global.json {
+            say_json(report::document(&outcomes));
+        } else {
+            say(&report::text(&outcomes, self.all, style()));
+        }
+        if self.content(&outcomes) {
+            Ok(Outcome::Good)
+        } else {
+            bail!(
+                "not fit for RDMA: {}",
+                failing(&outcomes, self.least_fault())
+            )
+        }
+    }
+
+    fn check(
+        &self,
+        global: &Global,
+        settings: &Settings,
+        config: Option<&Config>,
+        selection: &Selection,
+    ) -> anyhow::Result<Vec<verdict::Outcome>> {
+        let host = global.scan(&self.addresses.node_addresses)?;
+        let pools = config.map(|config| pools(config, &host, &settings.policy, &global.host()));
+        let snapshot = Snapshot {
+            inventory: host.inventory,
+            machine: host.machine,
+            uplinks: host.uplinks,
+            in_host_namespace: in_host_namespace(&global.host()).is_ok(),
+        };
+        let context = Context::new(settings.clone(), snapshot, pools);
+        Ok(run(&context, selection))
+    }
+
+    fn config(&self) -> anyhow::Result<Option<Config>> {
+        let file = self.config_file.as_deref();
+        let defaults = self.defaults.read();
+        Ok(file.map(|file| config::load(file, &defaults)).transpose()?)
+    }
+
+    fn content(&self, outcomes: &[verdict::Outcome]) -> bool {
+        outcomes
+            .iter()
+            .all(|outcome| outcome.verdict < self.least_fault())
+    }
+
+    fn least_fault(&self) -> Verdict {
+        if self.strict {
+            Verdict::Warn
+        } else {
+            Verdict::Fail
+        }
+    }
+
+    fn may_wait(&self, waited: Duration) -> bool {
+        self.wait
+            .is_some_and(|most| most == 0 || waited < Duration::from_secs(most))
+    }
+
+    fn settings(&self, global: &Global) -> Settings {
+        let root = global.host_root.clone();
+        let or = |given: &Option<PathBuf>, place: &str| {
+            given.clone().unwrap_or_else(|| root.join(place))
+        };
+        let or_mounted = |given: &Option<PathBuf>, place: &str| {
+            given
+                .clone()
+                .unwrap_or_else(|| mounted(&root, Path::new(place)))
+        };
+        Settings {
+            kubelet_root_dir: or_mounted(&self.kubelet_root_dir, "var/lib/kubelet"),
+            device_plugin_dir: or_mounted(
+                &self.device_plugin_dir,
+                "var/lib/kubelet/device-plugins",
+            ),
+            cni_bin_dir: or(&self.cni_bin_dir, "opt/cni/bin"),
+            cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
+            policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
+            scope: if self.pod { Scope::Pod } else { Scope::Node },
+            requirements: Requirements {
+                netns_mode: self.netns_mode.map(|mode| match mode {
+                    Mode::Shared => NetnsMode::Shared,
+                    Mode::Exclusive => NetnsMode::Exclusive,
+                }),
+                rate: self.rate,
+                expected: self.expect.clone(),
+                pkey: self.pkey,
+                window: Duration::from_secs(self.window),
+            },
+            root,
+        }
+    }
+}
+
+/// The pools that the daemon would make of this configuration on this host.
+fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
+    let (candidates, _) = memory::list(host, policy, roots);
+    let assembled = pool::assemble(config, &candidates, host, &[]);
+    let mut pools = Pools::default();
+    for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
+        let units = match snapshot.shape() {
+            Shape::Pooled { units } => units,
+            _ => 0,
+        };
+        let resource = pool.resource.as_str().to_owned();
+        pools
+            .optional
+            .extend(pool.optional.then(|| resource.clone()));
+        let hca = |member: &Member| PoolHca {
+            id: match member.rdma_devices.first() {
+                Some(device) => device.clone(),
+                None => member.id.to_string(),
+            },
+            fault: match &member.health {
+                Health::Healthy => None,
+                Health::Unhealthy(reason) => Some(reason.to_string()),
+            },
+        };
+        let hcas = snapshot.members().iter().map(hca).collect();
+        pools.hcas.insert(resource, hcas);
+        for member in snapshot.members() {
+            let units = match pool.sharing {
+                Sharing::Pooled { .. } => units,
+                Sharing::Slots { .. } => member.slots,
+                Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
+            };
+            for device in &member.rdma_devices {
+                let of_device = pools.of_device.entry(device.clone()).or_default();
+                of_device.push(Membership {
+                    resource: pool.resource.as_str().to_owned(),
+                    shared: pool.sharing.is_shared(),
+                    units,
+                });
+            }
+        }
+    }
+    pools
+}
+
+/// Ids of the checks that stand in the way.
+fn failing(outcomes: &[verdict::Outcome], least: Verdict) -> String {
+    let ids = outcomes
+        .iter()
+        .filter(|outcome| outcome.verdict >= least)
+        .map(|outcome| outcome.id);
+    ids.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,268 @@
+//! What all subjects read from: roots, the node's devices, and the administrator's requirements.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hca::network::{self, Address, Network, Uplinks};
+use hca::topology::Machine;
+use hca::{Host, Inventory, NetnsMode};
+
+use super::hcas::Expected;
+
+/// Whose checks are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The node's: drivers, hardware, kubelet.
+    Node,
+    /// Those of the container this process runs in.
+    Pod,
+}
+
+/// Requirements of the administrator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Requirements {
+    /// How RDMA devices should relate to network namespaces.
+    pub netns_mode: Option<NetnsMode>,
+    /// Rate that each port should have, in Gb/s.
+    pub rate: Option<u32>,
+    /// A partition key that each InfiniBand port should have.
+    pub pkey: Option<u16>,
+    /// How many HCAs there should be.
+    pub expected: Vec<Expected>,
+    /// How long error counters are watched.
+    pub window: Duration,
+}
+
+/// Roots and requirements.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    /// Prefix of the host's files.
+    pub root: PathBuf,
+    /// The kubelet's root directory.
+    pub kubelet_root_dir: PathBuf,
+    /// The kubelet's directory of device plugins.
+    pub device_plugin_dir: PathBuf,
+    /// Directory of CNI programs.
+    pub cni_bin_dir: PathBuf,
+    /// Directory of CNI configurations.
+    pub cni_conf_dir: PathBuf,
+    /// The node policy.
+    pub policy: PathBuf,
+    /// Whose checks.
+    pub scope: Scope,
+    /// Requirements of the administrator.
+    pub requirements: Requirements,
+}
+
+/// Everything that subjects read from.
+#[derive(Debug)]
+pub(super) struct Context {
+    /// Roots and requirements.
+    pub(super) settings: Settings,
+    /// The host's kernel file systems.
+    pub(super) host: Host,
+    /// What was read of the host.
+    pub(super) snapshot: Snapshot,
+    /// The pools of the daemon's configuration; `None` without one.
+    pub(super) pools: Option<Pools>,
+    live: bool,
+}
+
+/// One scan of the host.
+#[derive(Debug, Clone)]
+pub(super) struct Snapshot {
+    /// RDMA devices and netdevs.
+    pub inventory: Inventory,
+    /// Where NICs and GPUs are.
+    pub machine: Machine,
+    /// Netdevs that the node itself needs.
+    pub uplinks: Uplinks,
+    /// This process is in the network namespace that the host's `/sys` shows.
+    pub in_host_namespace: bool,
+}
+
+/// The pools of a configuration, resolved against this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Pools {
+    /// The pools of each RDMA device that is in one.
+    pub of_device: BTreeMap<String, Vec<Membership>>,
+    /// The HCAs of each pool, by resource.
+    pub hcas: BTreeMap<String, Vec<PoolHca>>,
+    /// Resources of which a node may have none.
+    pub optional: BTreeSet<String>,
+}
+
+/// An HCA of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PoolHca {
+    /// The name it has on the node.
+    pub id: String,
+    /// Why it cannot be used, if it cannot.
+    pub fault: Option<String>,
+}
+
+/// A pool that has an RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Membership {
+    /// The resource.
+    pub resource: String,
+    /// Several pods may use the device.
+    pub shared: bool,
+    /// Units on this device.
+    pub units: u32,
+}
+
+impl Context {
+    /// From one scan of the host.
+    #[must_use]
+    pub(super) fn new(settings: Settings, snapshot: Snapshot, pools: Option<Pools>) -> Self {
+        let host = Host::at(&settings.root);
+        let live = is_running_kernel(&settings.root) && snapshot.in_host_namespace;
+        Self {
+            settings,
+            host,
+            snapshot,
+            pools,
+            live,
+        }
+    }
+
+    /// True if the running kernel may be asked as well: it is the one whose files are read, and
+    /// this process is in the network namespace that they show.
+    #[must_use]
+    pub(super) fn live(&self) -> bool {
+        self.live
+    }
+
+    /// True if the container's checks are made.
+    #[must_use]
+    pub(super) fn in_pod(&self) -> bool {
+        self.settings.scope == Scope::Pod
+    }
+
+    /// Routes and addresses of the namespace that is checked: the host's, or in a pod this
+    /// process's; empty where they cannot be read.
+    #[must_use]
+    pub(super) fn network(&self) -> Network {
+        let directory = if self.in_pod() {
+            self.host.proc.join("self/net")
+        } else {
+            network::of_host(&self.host.proc)
+        };
+        let mut network = Network::read(&directory).unwrap_or_default();
+        if self.live() {
+            // The kernel's own list, in place of addresses that were put together from its tables.
+            network.addresses.retain(|address| address.ip.is_ipv6());
+            network.addresses.extend(ipv4_of_this_process());
+        }
+        network
+    }
+
+    /// The uplinks of the namespace that is checked.
+    #[must_use]
+    pub(super) fn uplinks(&self) -> Uplinks {
+        if self.in_pod() {
+            self.network().uplinks(&self.host, &[])
+        } else {
+            self.snapshot.uplinks.clone()
+        }
+    }
+
+    /// A path of the host.
+    #[must_use]
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.settings.root.join(path.trim_start_matches('/'))
+    }
+
+    /// The pools an RDMA device is in; none if it is in none, or without a configuration.
+    #[must_use]
+    pub(super) fn pools_of(&self, device: &str) -> &[Membership] {
+        self.pools
+            .as_ref()
+            .and_then(|pools| pools.of_device.get(device))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// True unless a configuration leaves this device out of all pools.
+    #[must_use]
+    pub(super) fn offered(&self, device: &str) -> bool {
+        self.pools
+            .as_ref()
+            .is_none_or(|pools| pools.of_device.contains_key(device))
+    }
+}
+
+/// Whether the files below `root` are the running kernel's: on the host itself, or in a container
+/// with the host's mounted there. A tree that was copied from a machine has another boot's id or none
+/// (`Documentation/admin-guide/sysctl/kernel.rst`, random).
+#[must_use]
+pub(super) fn is_running_kernel(root: &Path) -> bool {
+    let boot = |root: &Path| fs::read(root.join("proc/sys/kernel/random/boot_id")).ok();
+    let here = Path::new("/");
+    root == here || boot(root).is_some_and(|id| boot(here) == Some(id))
+}
+
+/// A directory or file of the host that the `DaemonSet` mounts at its own place: below `root`, or
+/// there if it is this machine's and not below `root`.
+#[must_use]
+pub(super) fn mounted(root: &Path, path: &Path) -> PathBuf {
+    let relative = path.strip_prefix("/").unwrap_or(path);
+    let (below, own) = (root.join(relative), Path::new("/").join(relative));
+    if !below.exists() && own.exists() && is_running_kernel(root) {
+        own
+    } else {
+        below
+    }
+}
+
+/// IPv4 addresses of the namespace this process is in.
+fn ipv4_of_this_process() -> Vec<Address> {
+    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else {
+        return Vec::new();
+    };
+    interfaces
+        .filter_map(|interface| {
+            let ip = interface.address.as_ref()?.as_sockaddr_in()?.ip();
+            let mask = interface.netmask.as_ref()?.as_sockaddr_in()?.ip();
+            Some(Address {
+                netdev: interface.interface_name,
+                ip: ip.into(),
+                prefix: u8::try_from(u32::from(mask).count_ones()).unwrap_or(32),
+                duplicate: false,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mounted_root_is_distinguished_from_a_copied_tree() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = tree.path();
+        assert!(is_running_kernel(Path::new("/")));
+        assert!(!is_running_kernel(root));
+        let file = "proc/sys/kernel/random/boot_id";
+        fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
+        fs::write(root.join(file), "0e2bd5b7-8d5f-4d2c-9d0b-1c7f5c1f3a77\n").unwrap();
+        assert!(!is_running_kernel(root));
+        // What the DaemonSet mounts is read at its own place only where that is this host's.
+        assert_eq!(
+            mounted(root, Path::new("/proc/self")),
+            root.join("proc/self")
+        );
+        fs::copy(Path::new("/").join(file), root.join(file)).unwrap();
+        assert!(is_running_kernel(root));
+        assert_eq!(
+            mounted(root, Path::new("/proc/self")),
+            Path::new("/proc/self")
+        );
+        assert_eq!(mounted(root, Path::new("/proc/sys")), root.join("proc/sys"));
+        let nowhere = Path::new("/nowhere/at/all");
+        assert_eq!(mounted(root, nowhere), root.join("nowhere/at/all"));
+    }
+}

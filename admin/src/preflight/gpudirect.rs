@@ -1,0 +1,344 @@
+//! What lets a NIC reach GPU memory (D): the drivers' halves of GPUDirect RDMA.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use super::check::Check;
+use super::context::Context;
+use super::modules::version;
+use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::files;
+
+/// What is read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    /// GPUs of NVIDIA.
+    pub nvidia_gpus: usize,
+    /// GPUs of others.
+    pub other_gpus: usize,
+    /// RDMA devices that are hardware.
+    pub nics: usize,
+    /// The driver's version by itself (`/proc/driver/nvidia/version`).
+    pub nvidia_version: Option<String>,
+    /// Release of the kernel.
+    pub release: Option<String>,
+    /// Modules in the kernel.
+    pub modules: BTreeSet<String>,
+    /// Clients of the old peer memory interface (`/sys/kernel/mm/memory_peers`).
+    pub memory_peers: Vec<String>,
+    /// Modules that hold `ib_core`.
+    pub core_holders: Vec<String>,
+    /// Names of kernel functions that matter here; `None` if they cannot be read.
+    pub symbols: Option<BTreeSet<String>>,
+    /// NVIDIA's device plugin hands all verbs nodes to GPU containers; `None` if no process of it
+    /// is in sight.
+    pub all_nodes_to_gpu_pods: Option<bool>,
+}
+
+/// The checks.
+pub(super) const CHECKS: &[Check<Facts>] = &[
+    Check {
+        id: "D01",
+        title: "the GPU driver can export dma-bufs",
+        judge: d01_driver,
+    },
+    Check {
+        id: "D02",
+        title: "a peer memory module is loaded, or not needed",
+        judge: d02_peermem,
+    },
+    Check {
+        id: "D03",
+        title: "NICs can register dma-bufs",
+        judge: d03_dmabuf,
+    },
+    Check {
+        id: "D04",
+        title: "the RDMA core has the peer memory interface",
+        judge: d04_interface,
+    },
+    Check {
+        id: "D05",
+        title: "peer memory stands on the RDMA core in use",
+        judge: d05_order,
+    },
+    Check {
+        id: "D07",
+        title: "GPU pods get no verbs nodes unasked",
+        judge: d07_isolation,
+    },
+];
+
+const GET_DMABUF: &str = "ib_umem_dmabuf_get";
+const DRIVER_DMABUF: &str = "_reg_user_mr_dmabuf";
+const PEER_INTERFACE: &str = "ib_register_peer_memory_client";
+const PEER_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
+const NVIDIA: u16 = 0x10de;
+
+/// Reads the host.
+#[must_use]
+pub(super) fn read(context: &Context) -> Facts {
+    let (sys, proc) = (&context.host.sys, &context.host.proc);
+    let machine = &context.snapshot.machine;
+    let nvidia_gpus = machine
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.vendor == NVIDIA)
+        .count();
+    let inventory = &context.snapshot.inventory;
+    let processes = files::processes(proc);
+    let plugin = processes
+        .iter()
+        .find(|process| process.name.starts_with("nvidia-device-p"));
+    Facts {
+        nvidia_gpus,
+        other_gpus: machine.gpus.len() - nvidia_gpus,
+        nics: inventory
+            .rdma_devices
+            .iter()
+            .filter(|device| !device.is_soft())
+            .count(),
+        nvidia_version: files::text(&proc.join("driver/nvidia/version")),
+        release: files::text(&proc.join("sys/kernel/osrelease")),
+        modules: files::names(&sys.join("module")).into_iter().collect(),
+        memory_peers: files::names(&sys.join("kernel/mm/memory_peers")),
+        core_holders: files::names(&sys.join("module/ib_core/holders")),
+        symbols: symbols(&proc.join("kallsyms")),
+        all_nodes_to_gpu_pods: plugin.map(|process| {
+            let environment = std::fs::read(proc.join(process.pid.to_string()).join("environ"));
+            hands_out_all_nodes(&environment.unwrap_or_default())
+        }),
+    }
+}
+
+/// Names of interest among the kernel's; addresses may be hidden, names are not.
+fn symbols(path: &Path) -> Option<BTreeSet<String>> {
+    let file = std::fs::File::open(path).ok()?;
+    let wanted =
+        |name: &str| name == GET_DMABUF || name == PEER_INTERFACE || name.ends_with(DRIVER_DMABUF);
+    let lines = BufReader::new(file).lines().map_while(Result::ok);
+    let names = lines.filter_map(|line| {
+        let name = line.split_whitespace().nth(2)?;
+        wanted(name).then(|| name.to_owned())
+    });
+    Some(names.collect())
+}
+
+/// The one variable that says so; nothing else of the environment is kept.
+fn hands_out_all_nodes(environment: &[u8]) -> bool {
+    let mut variables = environment.split(|byte| *byte == 0);
+    variables.any(|variable| variable == b"MOFED_ENABLED=true" || variable == b"MOFED_ENABLED=1")
+}
+
+/// Why these questions do not arise, if they do not.
+fn without(facts: &Facts) -> Option<Vec<Finding>> {
+    let why = if facts.nvidia_gpus + facts.other_gpus == 0 {
+        "no GPU on this node"
+    } else if facts.nics == 0 {
+        NO_NIC
+    } else {
+        return None;
+    };
+    Some(vec![Finding::not_applicable(why)])
+}
+
+/// The same, for what only NVIDIA's driver has.
+fn without_nvidia(facts: &Facts) -> Option<Vec<Finding>> {
+    without(facts).or_else(|| {
+        let none = facts.nvidia_gpus == 0;
+        none.then(|| {
+            vec![Finding::not_applicable(
+                "no NVIDIA GPU: the driver exports dma-bufs itself",
+            )]
+        })
+    })
+}
+
+/// Major number of NVIDIA's driver, and whether it is the open one.
+fn nvidia_driver(facts: &Facts) -> Option<(u32, bool)> {
+    let text = facts.nvidia_version.as_ref()?;
+    let line = text.lines().next()?;
+    let words = line.split_whitespace();
+    let major = words
+        .filter_map(|word| word.split_once('.')?.0.parse().ok())
+        .next()?;
+    Some((major, line.contains("Open Kernel Module")))
+}
+
+fn exports_dmabuf(facts: &Facts) -> bool {
+    facts.nvidia_gpus == 0 || matches!(nvidia_driver(facts), Some((major, true)) if major >= 515)
+}
+
+/// Whether NICs can register dma-bufs; `None` if that is not known.
+fn registers_dmabuf(facts: &Facts) -> Option<bool> {
+    let symbols = facts.symbols.as_ref().filter(|symbols| !symbols.is_empty());
+    let kernel = facts.release.as_deref().and_then(version);
+    match (symbols, kernel) {
+        (_, Some(version)) if version < (5, 12) => Some(false),
+        (Some(symbols), _) => Some(
+            symbols.contains(GET_DMABUF)
+                && symbols.iter().any(|name| name.ends_with(DRIVER_DMABUF)),
+        ),
+        // Names can be read, and none of these is there.
+        (None, _) if facts.symbols.is_some() => Some(false),
+        (None, _) => None,
+    }
+}
+
+fn peer_module(facts: &Facts) -> Option<String> {
+    let module = PEER_MODULES
+        .iter()
+        .find(|module| facts.modules.contains(**module));
+    module
+        .map(|module| (*module).to_owned())
+        .or_else(|| facts.memory_peers.first().cloned())
+}
+
+fn by_dmabuf(facts: &Facts) -> bool {
+    exports_dmabuf(facts) && registers_dmabuf(facts) == Some(true)
+}
+
+fn d01_driver(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = without_nvidia(facts) {
+        return none;
+    }
+    let finding = match nvidia_driver(facts) {
+        None => Finding::warn(
+            "NVIDIA GPUs without NVIDIA's driver",
+            "wait for the GPU operator's driver pod, or install the driver",
+        ),
+        Some((major, true)) if major >= 515 => Finding::pass("the open driver exports dma-bufs"),
+        Some((_, true)) => Finding::warn(
+            "too old to export dma-bufs: that came with 515",
+            "update the driver, or use nvidia_peermem",
+        ),
+        Some((_, false)) => Finding::warn(
+            "the closed driver does not export dma-bufs: all depends on nvidia_peermem",
+            "use the open kernel modules (the GPU operator's driver.kernelModuleType=open)",
+        ),
+    };
+    let version = facts
+        .nvidia_version
+        .as_deref()
+        .and_then(|text| text.lines().next());
+    vec![finding.read("/proc/driver/nvidia/version", version.unwrap_or("missing"))]
+}
+
+fn d02_peermem(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = without_nvidia(facts) {
+        return none;
+    }
+    vec![match peer_module(facts) {
+        Some(module) => {
+            Finding::pass("GPU memory can be registered through it").read("loaded", module)
+        }
+        None if by_dmabuf(facts) => Finding::pass("none is loaded, dma-buf serves instead"),
+        None => Finding::warn(
+            "GPUDirect RDMA is off: neither a peer memory module nor dma-buf",
+            "modprobe nvidia_peermem (the GPU operator's driver.rdma.enabled), or see D01 and D03",
+        )
+        .read("/sys/module", "neither nvidia_peermem nor nv_peer_mem"),
+    }]
+}
+
+fn d03_dmabuf(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = without(facts) {
+        return none;
+    }
+    let remedy = "a kernel of 5.12 or later and a NIC driver with dma-buf (mlx5, irdma, bnxt_re, efa), \
+        or nvidia_peermem";
+    let finding = match registers_dmabuf(facts) {
+        None => Finding::unknown("the kernel's names cannot be read"),
+        Some(true) => Finding::pass("kernel and NIC driver have it"),
+        Some(false) if peer_module(facts).is_some() => {
+            Finding::pass("they cannot, a peer memory module serves instead")
+        }
+        Some(false) => Finding::warn(
+            "neither they can, nor is a peer memory module loaded",
+            remedy,
+        ),
+    };
+    let symbols = facts.symbols.as_ref().map(|symbols| {
+        symbols
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(" ")
+    });
+    vec![
+        finding.read(
+            "/proc/kallsyms",
+            symbols
+                .filter(|s| !s.is_empty())
+                .as_deref()
+                .unwrap_or("none"),
+        ),
+    ]
+}
+
+fn d04_interface(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = without_nvidia(facts) {
+        return none;
+    }
+    let has = facts
+        .symbols
+        .as_ref()
+        .map(|symbols| symbols.contains(PEER_INTERFACE));
+    vec![match has {
+        Some(true) => Finding::pass("nvidia_peermem can load"),
+        _ if by_dmabuf(facts) => Finding::not_applicable("not needed: dma-buf serves"),
+        None => Finding::unknown("the kernel's names cannot be read"),
+        Some(false) => Finding::warn(
+            "nvidia_peermem will not load (modprobe says \"Invalid argument\"): this RDMA core has no \
+             peer memory interface",
+            "use dma-buf (D01, D03), or a driver stack with the interface (DOCA-OFED, Ubuntu's kernel)",
+        ),
+    }
+    .read("/proc/kallsyms", if has == Some(true) { PEER_INTERFACE } else { "no such name" })]
+}
+
+fn d05_order(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = without_nvidia(facts) {
+        return none;
+    }
+    let loaded = PEER_MODULES
+        .iter()
+        .find(|module| facts.modules.contains(**module));
+    let Some(module) = loaded else {
+        return vec![Finding::not_applicable("no peer memory module is loaded")];
+    };
+    let holders = facts.core_holders.join(" ");
+    vec![
+        if facts.core_holders.iter().any(|holder| holder == module) {
+            Finding::pass("it holds the RDMA core that is loaded")
+        } else {
+            Finding::warn(
+                format!(
+                    "{module} does not hold the RDMA core: it was loaded before another core, or \
+                without one, and registers nothing"
+                ),
+                format!("modprobe -r {module}; modprobe {module}"),
+            )
+        }
+        .read("/sys/module/ib_core/holders", holders),
+    ]
+}
+
+fn d07_isolation(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = without_nvidia(facts) {
+        return none;
+    }
+    vec![match facts.all_nodes_to_gpu_pods {
+        None => Finding::unknown("NVIDIA's device plugin is not in sight (hostPID shows it)"),
+        Some(false) => Finding::pass("NVIDIA's device plugin hands out GPUs only"),
+        Some(true) => Finding::warn(
+            "NVIDIA's device plugin hands all verbs nodes to every GPU pod: NICs of other pods too",
+            "set MOFED_ENABLED=false there (the GPU operator's devicePlugin.env)",
+        )
+        .read("environment of nvidia-device-plugin", "MOFED_ENABLED=true"),
+    }]
+}
+
+#[cfg(test)]
+mod tests;

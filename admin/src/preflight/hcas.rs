@@ -1,0 +1,280 @@
+//! How many HCAs there are (H): other checks judge what they find, and find nothing to blame on a node
+//! that has lost all of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
+
+use super::check::Check;
+use super::context::{Context, PoolHca};
+use crate::verdict::Finding;
+
+/// How many HCAs this node should have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Expected {
+    /// Those of the pool of this resource; all of the node without.
+    pub resource: Option<String>,
+    /// How many of them can be used.
+    pub hcas: usize,
+}
+
+/// A text that is no [`Expected`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected a number of HCAs, or a resource and a number, such as 8 or rdma/rails=8")]
+pub(super) struct NoExpectation;
+
+impl FromStr for Expected {
+    type Err = NoExpectation;
+
+    /// `8` or `rdma/rails=8`.
+    fn from_str(text: &str) -> Result<Self, NoExpectation> {
+        let (resource, number) = match text.rsplit_once('=') {
+            Some(("", _)) => return Err(NoExpectation),
+            Some((resource, number)) => (Some(resource.to_owned()), number),
+            None => (None, text),
+        };
+        let hcas = number.parse().map_err(|_| NoExpectation)?;
+        Ok(Self { resource, hcas })
+    }
+}
+
+/// What is read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    /// The container's checks are made.
+    pub in_pod: bool,
+    /// All HCAs of the host.
+    pub hcas: Vec<PoolHca>,
+    /// Those of each pool; none without a configuration.
+    pub pools: Option<BTreeMap<String, Vec<PoolHca>>>,
+    /// Pools of which a node may have no HCA.
+    pub optional: BTreeSet<String>,
+    /// What should be so.
+    pub expected: Vec<Expected>,
+    /// RDMA devices that are management functions of NVSwitches, with the resources that offer them.
+    pub switches: BTreeMap<String, Vec<String>>,
+}
+
+/// The checks.
+pub(super) const CHECKS: &[Check<Facts>] = &[
+    Check {
+        id: "H01",
+        title: "there is an HCA",
+        judge: h01_any,
+    },
+    Check {
+        id: "H02",
+        title: "each pool has an HCA that can be used",
+        judge: h02_pools,
+    },
+    Check {
+        id: "H03",
+        title: "as many HCAs as expected can be used",
+        judge: h03_expected,
+    },
+    Check {
+        id: "H04",
+        title: "no pool offers a function of an NVSwitch",
+        judge: h04_switches,
+    },
+];
+
+/// Reads the host.
+#[must_use]
+pub(super) fn read(context: &Context) -> Facts {
+    let inventory = &context.snapshot.inventory;
+    // RDMA devices of one function are one HCA.
+    let mut hcas: BTreeMap<String, PoolHca> = BTreeMap::new();
+    for device in &inventory.rdma_devices {
+        let function = device.pci.as_ref().map(|pci| pci.address.to_string());
+        let hca = hcas
+            .entry(function.unwrap_or_else(|| device.name.clone()))
+            .or_insert_with(|| PoolHca {
+                id: device.name.clone(),
+                fault: Some("no port is active".to_owned()),
+            });
+        if device.ports.iter().any(hca::Port::is_active) {
+            hca.fault = None;
+        }
+    }
+    for away in &inventory.elsewhere {
+        let function = away.pci.map(|address| address.to_string());
+        let usable = PoolHca {
+            id: away.rdma_device.clone(),
+            fault: None,
+        };
+        hcas.insert(function.unwrap_or_else(|| usable.id.clone()), usable);
+    }
+    for device in &inventory.unreadable {
+        let faulty = PoolHca {
+            id: device.rdma_device.clone(),
+            fault: Some(device.reason.clone()),
+        };
+        hcas.entry(faulty.id.clone()).or_insert(faulty);
+    }
+    Facts {
+        in_pod: context.in_pod(),
+        hcas: hcas.into_values().collect(),
+        pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
+        optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),
+        expected: context.settings.requirements.expected.clone(),
+        switches: switches(context),
+    }
+}
+
+/// On HGX B200 and later the NVSwitches have InfiniBand functions for their own management. Their vital
+/// product data has this word (NVIDIA Fabric Manager, "NVLink subnet manager").
+const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
+
+fn switches(context: &Context) -> BTreeMap<String, Vec<String>> {
+    let devices = &context.snapshot.inventory.rdma_devices;
+    let of_switches = devices.iter().filter(|device| {
+        let function = device.pci.as_ref().map(|pci| pci.address.to_string());
+        let vpd = function.map(|function| {
+            context
+                .host
+                .sys
+                .join(format!("bus/pci/devices/{function}/vpd"))
+        });
+        let vpd = vpd.and_then(|path| std::fs::read(path).ok());
+        let mut words = vpd
+            .iter()
+            .flat_map(|vpd| vpd.windows(SWITCH_MANAGEMENT.len()));
+        words.any(|word| word == SWITCH_MANAGEMENT)
+    });
+    let offered = |name: &str| {
+        let memberships = context.pools_of(name).iter();
+        memberships.map(|one| one.resource.clone()).collect()
+    };
+    of_switches
+        .map(|device| (device.name.clone(), offered(&device.name)))
+        .collect()
+}
+
+fn h01_any(facts: &Facts) -> Vec<Finding> {
+    if facts.in_pod {
+        return vec![Finding::not_applicable(
+            "a container's HCAs are its own affair",
+        )];
+    }
+    let ids: Vec<&str> = facts.hcas.iter().map(|hca| hca.id.as_str()).collect();
+    vec![if ids.is_empty() {
+        Finding::fail(
+            "no RDMA device, neither here nor in a pod",
+            "see M01 to M03 for a driver that is missing, and lspci for the NIC; a node that is meant \
+             to have none is checked with --skip H",
+        )
+    } else {
+        Finding::pass(format!("{} of them", ids.len())).read("RDMA devices", ids.join(", "))
+    }]
+}
+
+fn h02_pools(facts: &Facts) -> Vec<Finding> {
+    let Some(pools) = &facts.pools else {
+        return vec![Finding::not_applicable(
+            "no configuration says which pools there are",
+        )];
+    };
+    let all_empty = pools.values().all(Vec::is_empty);
+    let judge = |(resource, hcas): (&String, &Vec<PoolHca>)| {
+        let chosen = "rdmactl validate --on-host says what each selector leaves";
+        let finding = if hcas.is_empty() && facts.optional.contains(resource) {
+            Finding::not_applicable("none here, and the pool is optional")
+        } else if hcas.is_empty() {
+            let what = "its selectors choose no HCA of this node";
+            match all_empty {
+                true => Finding::fail(format!("{what}, nor do those of any other pool"), chosen),
+                false => Finding::warn(what, chosen),
+            }
+        } else if usable(hcas) == 0 {
+            Finding::fail(
+                format!("none of its HCAs can be used: {}", faults(hcas)),
+                "what each of them lacks is named; L01 to L04 say more of ports",
+            )
+        } else {
+            Finding::pass(format!("{} of {} can be used", usable(hcas), hcas.len()))
+        };
+        finding.on(resource)
+    };
+    pools.iter().map(judge).collect()
+}
+
+fn h03_expected(facts: &Facts) -> Vec<Finding> {
+    let judge = |expected: &Expected| {
+        let none = Vec::new();
+        let (of, hcas) = match (&expected.resource, &facts.pools) {
+            (None, _) => ("this node".to_owned(), &facts.hcas),
+            (Some(resource), Some(pools)) => match pools.get(resource) {
+                None if expected.hcas > 0 => {
+                    let names: Vec<&str> = pools.keys().map(String::as_str).collect();
+                    return Finding::fail(
+                        "no pool has this resource",
+                        format!("the configuration has {}", names.join(", ")),
+                    )
+                    .on(resource);
+                }
+                pool => (resource.clone(), pool.unwrap_or(&none)),
+            },
+            // What waits for the HCAs of a pool must not go on without any.
+            (Some(resource), None) => {
+                return Finding::fail(
+                    "no configuration says which HCAs are of this pool",
+                    "name the device plugin's configuration by --config-file",
+                )
+                .on(resource);
+            }
+        };
+        let (usable, wanted) = (usable(hcas), expected.hcas);
+        let finding = if usable >= wanted {
+            Finding::pass(format!("{usable} can be used, {wanted} are expected"))
+        } else {
+            let mut why = format!("{usable} of {wanted} can be used, {} are here", hcas.len());
+            if usable < hcas.len() {
+                why = format!("{why}: {}", faults(hcas));
+            }
+            Finding::fail(
+                why,
+                "what is here and cannot be used is named; of what is not here, M02, M03 and lspci \
+                 tell driver and hardware apart",
+            )
+        };
+        finding.on(of)
+    };
+    facts.expected.iter().map(judge).collect()
+}
+
+fn h04_switches(facts: &Facts) -> Vec<Finding> {
+    let judge = |(device, resources): (&String, &Vec<String>)| {
+        let finding = match resources.is_empty() {
+            true => Finding::pass("it is a function of an NVSwitch, and no pool offers it"),
+            false => Finding::fail(
+                format!(
+                    "it is a function of an NVSwitch, which carries no traffic of pods, and is offered \
+                     as {}",
+                    resources.join(", ")
+                ),
+                "narrow the selectors of the pool, such as by pciAddresses or linkTypes",
+            ),
+        };
+        finding.on(device)
+    };
+    match facts.switches.is_empty() {
+        true => vec![Finding::not_applicable(
+            "no function of an NVSwitch is here",
+        )],
+        false => facts.switches.iter().map(judge).collect(),
+    }
+}
+
+fn usable(hcas: &[PoolHca]) -> usize {
+    hcas.iter().filter(|hca| hca.fault.is_none()).count()
+}
+
+fn faults(hcas: &[PoolHca]) -> String {
+    let faulty = hcas
+        .iter()
+        .filter_map(|hca| Some(format!("{}: {}", hca.id, hca.fault.as_deref()?)));
+    faulty.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! Reads the kubelet's directories, PodResources, the CNI directories and the node's policy.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use hca::LinkLayer;
+use ipam::store::Store;
+use kubelet_api::client;
+use nix::unistd::{AccessFlags, access};
+use node::cni_program;
+use node::identity::NodeIdentity;
+use node::policy::Policy;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Asked, Facts, Opened, PluginDir, Policies};
+use crate::preflight::context::{Context, Settings, mounted};
+use rdma_device_plugin::files;
+
+/// Reads the host.
+#[must_use]
+pub(crate) fn read(context: &Context) -> Facts {
+    let settings = &context.settings;
+    let inventory = &context.snapshot.inventory;
+    let pod_resources = ask(&settings.kubelet_root_dir);
+    let registered = registered(
+        &settings
+            .device_plugin_dir
+            .join("kubelet_internal_checkpoint"),
+    );
+    let cni_configurations = files::names(&settings.cni_conf_dir);
+    Facts {
+        kubelet: settings.kubelet_root_dir.is_dir(),
+        plugin_dir: plugin_dir(&settings.device_plugin_dir),
+        pod_resources,
+        policies: policies(context),
+        numa_nodes_with_cpus: context.snapshot.machine.numa.nodes_with_cpus(),
+        programs_in_sight: in_sight(settings, &settings.cni_bin_dir),
+        configurations_in_sight: in_sight(settings, &settings.cni_conf_dir),
+        registered,
+        nics: context
+            .snapshot
+            .machine
+            .nics
+            .iter()
+            .map(|nic| nic.hca.to_string())
+            .collect(),
+        programs: cni_program::NAMES
+            .iter()
+            .map(|name| {
+                (
+                    (*name).to_owned(),
+                    cni_program::version_of(&settings.cni_bin_dir.join(name)),
+                )
+            })
+            .collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cni_configurations,
+        stores: stores(context),
+        pkeys: inventory
+            .rdma_devices
+            .iter()
+            .filter(|device| context.offered(&device.name))
+            .flat_map(|device| {
+                let infiniband = device
+                    .ports
+                    .iter()
+                    .filter(|p| p.link_layer == LinkLayer::InfiniBand);
+                infiniband.map(|port| {
+                    let keys = port.pkeys.iter().map(|(_, key)| *key).collect();
+                    (format!("{}/{}", device.name, port.number), keys)
+                })
+            })
+            .collect(),
+        wanted_pkey: settings.requirements.pkey,
+    }
+}
+
+/// In a container only what is mounted is in sight: a directory that is not there says nothing
+/// about the node.
+fn in_sight(settings: &Settings, directory: &Path) -> bool {
+    settings.root == Path::new("/") || directory.is_dir()
+}
+
+fn plugin_dir(path: &Path) -> Option<PluginDir> {
+    let socket = std::fs::metadata(path.join(kubelet_api::deviceplugin::KUBELET_SOCKET));
+    path.is_dir().then(|| PluginDir {
+        path: path.display().to_string(),
+        writable: access(path, AccessFlags::W_OK).is_ok(),
+        socket: socket.is_ok_and(|meta| meta.file_type().is_socket()),
+    })
+}
+
+/// Whether the kubelet answers.
+fn ask(kubelet_root: &Path) -> Asked {
+    match client::ask(kubelet_root) {
+        Ok(_) => Asked::Answered,
+        Err(client::Error::NoSocket(_)) => Asked::NoSocket,
+        Err(error) => Asked::Failed(error.to_string()),
+    }
+}
+
+/// The part of `KubeletConfiguration` that matters here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct KubeletConfiguration {
+    cpu_manager_policy: Option<String>,
+    topology_manager_policy: Option<String>,
+    topology_manager_scope: Option<String>,
+}
+
+/// Settings from the kubelet's flags, and where those are silent from its file.
+fn policies(context: &Context) -> Option<Policies> {
+    let proc = &context.host.proc;
+    let kubelet = files::processes(proc)
+        .into_iter()
+        .find(|process| process.name == "kubelet");
+    let flags = kubelet.and_then(|process| {
+        let line = std::fs::read(proc.join(process.pid.to_string()).join("cmdline")).ok()?;
+        let words = line.split(|byte| *byte == 0);
+        Some(
+            words
+                .map(|word| String::from_utf8_lossy(word).into_owned())
+                .collect::<Vec<_>>(),
+        )
+    });
+    let file = flags
+        .as_deref()
+        .and_then(|flags| flag(flags, "config"))
+        .map(PathBuf::from);
+    let file = file.map_or_else(
+        || context.settings.kubelet_root_dir.join("config.yaml"),
+        |file| context.path(&file.to_string_lossy()),
+    );
+    let configuration = files::text(&file);
+    if flags.is_none() && configuration.is_none() {
+        return None;
+    }
+    let configuration: KubeletConfiguration = configuration
+        .and_then(|text| serde_saphyr::from_str(&text).ok())
+        .unwrap_or_default();
+    Some(settings(&flags.unwrap_or_default(), &configuration))
+}
+
+fn settings(flags: &[String], configuration: &KubeletConfiguration) -> Policies {
+    let chosen = |name: &str, value: &Option<String>, default: &str| {
+        let value = flag(flags, name)
+            .map(str::to_owned)
+            .or_else(|| value.clone());
+        value
+            .filter(|v| !v.is_empty())
+            .unwrap_or_else(|| default.to_owned())
+    };
+    Policies {
+        cpu: chosen(
+            "cpu-manager-policy",
+            &configuration.cpu_manager_policy,
+            "none",
+        ),
+        topology: chosen(
+            "topology-manager-policy",
+            &configuration.topology_manager_policy,
+            "none",
+        ),
+        scope: chosen(
+            "topology-manager-scope",
+            &configuration.topology_manager_scope,
+            "container",
+        ),
+    }
+}
+
+/// The value of `--name=value` or `--name value`.
+fn flag<'a>(flags: &'a [String], name: &str) -> Option<&'a str> {
+    let mut rest = flags.iter();
+    while let Some(word) = rest.next() {
+        let Some(word) = word
+            .strip_prefix("--")
+            .and_then(|word| word.strip_prefix(name))
+        else {
+            continue;
+        };
+        if word.is_empty() {
+            return rest.next().map(String::as_str);
+        }
+        if let Some(value) = word.strip_prefix('=') {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// Device IDs that plugins registered, from the kubelet's checkpoint.
+fn registered(path: &Path) -> BTreeMap<String, Vec<String>> {
+    let text = files::text(path).unwrap_or_default();
+    let document: Value = serde_json::from_str(&text).unwrap_or_default();
+    let resources = document
+        .pointer("/Data/RegisteredDevices")
+        .and_then(Value::as_object);
+    let ids = |value: &Value| {
+        let list = value.as_array().into_iter().flatten();
+        list.filter_map(|id| id.as_str().map(str::to_owned))
+            .collect()
+    };
+    resources
+        .into_iter()
+        .flatten()
+        .map(|(name, value)| (name.clone(), ids(value)))
+        .collect()
+}
+
+/// Opens each store of the policy, without writing to it.
+fn stores(context: &Context) -> Result<Vec<(String, Opened)>, String> {
+    let mut policy = Policy::load(&context.settings.policy).map_err(|error| error.to_string())?;
+    let root = &context.settings.root;
+    for store in policy.stores.values_mut() {
+        store.directory = mounted(root, &store.directory);
+    }
+    policy.state_dir = mounted(root, &policy.state_dir);
+    let node = NodeIdentity::read(&context.settings.root, &policy.node_name(None));
+    let open = |name: &String| -> Opened {
+        let node = node.as_ref().map_err(|error| {
+            (
+                error.to_string(),
+                "mount the host's /proc, or name the node in its policy".to_owned(),
+            )
+        })?;
+        match Store::open_existing(&policy, name, node.clone()) {
+            Ok(Some(_)) => Ok("it is there, and it is the one this node knows".to_owned()),
+            Ok(None) => Ok("none yet: it is made at the first use".to_owned()),
+            Err(error) => Err((error.to_string(), error.remedy().to_owned())),
+        }
+    };
+    Ok(policy
+        .stores
+        .keys()
+        .map(|name| (name.clone(), open(name)))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn flags_of_the_kubelet_beat_its_file() {
+        let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+            cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n";
+        let file: KubeletConfiguration = serde_saphyr::from_str(file).unwrap();
+        let read = settings(&words(&["kubelet", "--v=2"]), &file);
+        assert_eq!(
+            (read.cpu.as_str(), read.topology.as_str()),
+            ("static", "best-effort")
+        );
+        assert_eq!(read.scope, "container");
+        let flags = [
+            "kubelet",
+            "--topology-manager-policy",
+            "restricted",
+            "--topology-manager-scope=pod",
+        ];
+        let read = settings(&words(&flags), &file);
+        assert_eq!(
+            (read.topology.as_str(), read.scope.as_str()),
+            ("restricted", "pod")
+        );
+    }
+
+    #[test]
+    fn the_kubelets_checkpoint_lists_what_is_registered() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kubelet_internal_checkpoint");
+        let text = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":
+            {"rdma/a":["0000:3b:00.0"],"nvidia.com/gpu":["GPU-1"]}},"Checksum":1}"#;
+        std::fs::write(&path, text).unwrap();
+        let devices = registered(&path);
+        assert_eq!(devices["rdma/a"], ["0000:3b:00.0"]);
+        assert!(registered(Path::new("/nonexistent")).is_empty());
+        std::fs::write(&path, "{").unwrap();
+        assert!(registered(&path).is_empty());
+    }
+}

@@ -1,0 +1,645 @@
+//! Ports, their netdevs and their physical functions (L).
+
+use std::collections::BTreeMap;
+
+use hca::pci::Sriov;
+use hca::rdma::NodeType;
+use hca::{Guid, LinkLayer, Port, PortState, RdmaDevice};
+use node::policy::membership;
+
+use super::check::Check;
+use super::context::{Context, Membership};
+use crate::verdict::{Finding, NO_NIC};
+use hca::network::Uplinks;
+use rdma_device_plugin::files;
+
+/// What is read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    /// All ports of RDMA devices.
+    pub ports: Vec<PortFacts>,
+    /// Rate that each port should have, in Gb/s.
+    pub wanted_rate: Option<u32>,
+    /// Why the node's uplinks are not known, if they are not.
+    pub uplinks_unknown: Option<String>,
+}
+
+/// One port with its netdev.
+#[derive(Debug, Clone)]
+pub(super) struct PortFacts {
+    /// The RDMA device.
+    pub device: String,
+    /// The port as the inventory has it.
+    pub port: Port,
+    /// Soft RoCE or soft iWARP.
+    pub soft: bool,
+    /// Messages go by RoCE: an Ethernet port that is not iWARP.
+    pub roce: bool,
+    /// Board, to compare like with like.
+    pub board: Option<String>,
+    /// Its function's part in SR-IOV.
+    pub sriov: Sriov,
+    /// The device's GUID; `None` where that is zero.
+    pub node_guid: Option<Guid>,
+    /// Its netdev, if it is in this namespace.
+    pub netdev: Option<NetdevFacts>,
+    /// Pools that have it.
+    pub pools: Vec<Membership>,
+    /// Some pool may have it: there is no configuration, or it is in one.
+    pub offered: bool,
+}
+
+/// What is known of a netdev.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct NetdevFacts {
+    /// Name.
+    pub name: String,
+    /// Administratively up.
+    pub up: bool,
+    /// RFC 2863 state.
+    pub operstate: String,
+    /// A signal on the wire; `None` while it is down.
+    pub carrier: Option<bool>,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Speed in Mb/s.
+    pub speed_mbps: Option<u32>,
+    /// Why the node itself needs it, if it does.
+    pub uplink: Option<String>,
+    /// The bond, bridge or VRF it belongs to, with its kind.
+    pub master: Option<(String, String)>,
+    /// It is a bond, with its members.
+    pub members: Vec<String>,
+    /// MTU of the physical function's netdev, of a VF.
+    pub physical_mtu: Option<u32>,
+    /// Its name was given by the kernel in order of arrival (`name_assign_type` 1).
+    pub counted_name: bool,
+    /// It is the host side of a VF.
+    pub representor: bool,
+}
+
+impl PortFacts {
+    /// `mlx5_0/1`.
+    #[must_use]
+    pub(super) fn id(&self) -> String {
+        format!("{}/{}", self.device, self.port.number)
+    }
+}
+
+/// The checks.
+pub(super) const CHECKS: &[Check<Facts>] = &[
+    Check {
+        id: "L01",
+        title: "netdevs of RDMA ports are up",
+        judge: l01_netdev,
+    },
+    Check {
+        id: "L02",
+        title: "ports are active",
+        judge: l02_state,
+    },
+    Check {
+        id: "L03",
+        title: "links are up",
+        judge: l03_phys_state,
+    },
+    Check {
+        id: "L04",
+        title: "InfiniBand ports have a subnet manager",
+        judge: l04_subnet,
+    },
+    Check {
+        id: "L05",
+        title: "ports run at their rate",
+        judge: l05_rate,
+    },
+    Check {
+        id: "L06",
+        title: "MTUs agree",
+        judge: l06_mtu,
+    },
+    Check {
+        id: "L07",
+        title: "RoCE messages have their full size",
+        judge: l07_roce_mtu,
+    },
+    Check {
+        id: "L08",
+        title: "pools leave the node's uplink alone",
+        judge: l08_uplink,
+    },
+    Check {
+        id: "L09",
+        title: "bonds are given whole",
+        judge: l09_bond,
+    },
+    Check {
+        id: "L10",
+        title: "functions with VFs are not offered",
+        judge: l10_sriov,
+    },
+    Check {
+        id: "L11",
+        title: "netdevs keep their names",
+        judge: l11_names,
+    },
+    // L12 counts errors.
+    Check {
+        id: "L13",
+        title: "InfiniBand ports are members of a partition",
+        judge: l13_partitions,
+    },
+    Check {
+        id: "L14",
+        title: "VFs have a node GUID",
+        judge: l14_node_guid,
+    },
+];
+
+/// Reads the host.
+#[must_use]
+pub(super) fn read(context: &Context) -> Facts {
+    let uplinks = context.uplinks();
+    let inventory = &context.snapshot.inventory;
+    let ports = inventory.rdma_devices.iter().flat_map(|device| {
+        let uplinks = &uplinks;
+        device.ports.iter().map(move |port| PortFacts {
+            device: device.name.clone(),
+            port: port.clone(),
+            soft: device.is_soft(),
+            roce: port.link_layer == LinkLayer::Ethernet
+                && device.node_type == NodeType::ChannelAdapter,
+            board: device.board_id.clone(),
+            sriov: device
+                .pci
+                .as_ref()
+                .map_or(Sriov::None, |pci| pci.sriov.clone()),
+            node_guid: device.node_guid,
+            netdev: port
+                .netdev
+                .as_deref()
+                .and_then(|name| netdev(context, device, name, uplinks)),
+            pools: context.pools_of(&device.name).to_vec(),
+            offered: context.offered(&device.name),
+        })
+    });
+    Facts {
+        ports: ports.collect(),
+        wanted_rate: context.settings.requirements.rate,
+        uplinks_unknown: match uplinks {
+            Uplinks::Known(_) => None,
+            Uplinks::Unknown(reason) => Some(reason),
+        },
+    }
+}
+
+fn netdev(
+    context: &Context,
+    device: &RdmaDevice,
+    name: &str,
+    uplinks: &Uplinks,
+) -> Option<NetdevFacts> {
+    let inventory = &context.snapshot.inventory;
+    let netdev = inventory.netdev(name)?;
+    let directory = context.host.sys.join("class/net").join(name);
+    let master = netdev.master.as_ref().map(|master| {
+        let kind = inventory
+            .netdev(master)
+            .and_then(|master| master.kind.clone());
+        (master.clone(), kind.unwrap_or_else(|| "master".to_owned()))
+    });
+    let physical = match &device.pci {
+        Some(pci) if pci.is_vf() => inventory.netdevs_on_pci(pci.physical()).next(),
+        _ => None,
+    };
+    Some(NetdevFacts {
+        name: name.to_owned(),
+        up: netdev.up,
+        operstate: netdev.operstate.clone(),
+        carrier: files::parsed::<u8>(&directory.join("carrier")).map(|carrier| carrier == 1),
+        mtu: netdev.mtu,
+        speed_mbps: netdev.speed_mbps,
+        uplink: uplinks.why(name).map(ToString::to_string),
+        master,
+        members: if netdev.kind.as_deref() == Some("bond") {
+            netdev.lowers.clone()
+        } else {
+            Vec::new()
+        },
+        physical_mtu: physical.map(|physical| physical.mtu),
+        counted_name: files::parsed::<u8>(&directory.join("name_assign_type")) == Some(1),
+        representor: netdev.is_representor(),
+    })
+}
+
+/// One finding for each port that some pool may have.
+fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Option<Finding>) -> Vec<Finding> {
+    if facts.ports.is_empty() {
+        return vec![Finding::not_applicable(NO_NIC)];
+    }
+    facts
+        .ports
+        .iter()
+        .filter_map(|port| {
+            let finding = if port.offered {
+                judge(port)?
+            } else {
+                Finding::not_applicable("in no pool")
+            };
+            Some(finding.on(port.id()))
+        })
+        .collect()
+}
+
+/// Whether a port that does not work is a lesser fault: no pool has it, and another one of this
+/// node works.
+fn may_rest(facts: &Facts, port: &PortFacts) -> bool {
+    port.pools.is_empty() && facts.ports.iter().any(|other| other.port.is_active())
+}
+
+fn l01_netdev(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let Some(netdev) = &port.netdev else {
+            return Some(Finding::not_applicable(
+                "it has no netdev in this namespace",
+            ));
+        };
+        let finding = if !netdev.up {
+            Finding::fail(
+                format!("{} is switched off", netdev.name),
+                format!(
+                    "ip link set {} up, and have the node's network set-up do it, or linkUp: true \
+                     in its pool",
+                    netdev.name
+                ),
+            )
+        } else if netdev.carrier == Some(false)
+            || !matches!(netdev.operstate.as_str(), "up" | "unknown")
+        {
+            Finding::fail(
+                format!("{} has no signal", netdev.name),
+                "check cable, transceiver and the switch's port (ethtool -m, mlxlink)",
+            )
+        } else {
+            Finding::pass(format!("{} is up", netdev.name))
+        };
+        let carrier = netdev
+            .carrier
+            .map_or("unreadable", |up| if up { "1" } else { "0" });
+        let finding = finding
+            .read("operstate", &netdev.operstate)
+            .read("carrier", carrier);
+        Some(finding.softened(may_rest(facts, port)))
+    })
+}
+
+fn l02_state(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let finding = match port.port.state {
+            PortState::Active | PortState::ActiveDefer => Finding::pass("active"),
+            PortState::Init | PortState::Armed if port.port.link_layer == LinkLayer::InfiniBand => {
+                Finding::fail(
+                    "the subnet manager has not brought it up",
+                    "check that a subnet manager runs on this fabric (sminfo, systemctl status opensm)",
+                )
+            }
+            state => Finding::fail(
+                format!("the port is {state}"),
+                "bring its netdev up (L01), check the link (L03)",
+            ),
+        };
+        let finding = finding.read("state", port.port.state);
+        Some(finding.softened(may_rest(facts, port)))
+    })
+}
+
+fn l03_phys_state(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let finding = if port.port.phys_state == hca::port::PhysState::LinkUp {
+            Finding::pass("link up")
+        } else {
+            Finding::fail(
+                format!("the link is in state {}", port.port.phys_state),
+                "check cable, transceiver and the switch's port; Disabled means switched off here",
+            )
+        };
+        let finding = finding.read("phys_state", port.port.phys_state);
+        Some(finding.softened(may_rest(facts, port)))
+    })
+}
+
+fn l04_subnet(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let finding = match port.port.link_layer {
+            LinkLayer::InfiniBand if port.port.lid == 0 || port.port.sm_lid == 0 => Finding::fail(
+                "no subnet manager gave it an address: the link layer alone is only a firmware setting",
+                "start a subnet manager, or set the port to Ethernet (mlxconfig LINK_TYPE_P1=2)",
+            )
+            .softened(may_rest(facts, port)),
+            LinkLayer::InfiniBand => Finding::pass("a subnet manager is there"),
+            layer => Finding::not_applicable(format!("link layer {layer}")),
+        };
+        let finding = finding.read("Base lid", port.port.lid);
+        Some(finding.read("SM lid", port.port.sm_lid))
+    })
+}
+
+fn l05_rate(facts: &Facts) -> Vec<Finding> {
+    let fastest = |port: &PortFacts| {
+        let alike = facts.ports.iter().filter(|other| other.board == port.board);
+        alike
+            .filter_map(|other| Some(other.port.rate.as_ref()?.mbps))
+            .max()
+    };
+    each(facts, |port| {
+        if port.soft || !port.port.is_active() {
+            return Some(Finding::not_applicable("a soft device, or not active"));
+        }
+        let Some(rate) = &port.port.rate else {
+            return Some(Finding::unknown("the driver does not report the rate"));
+        };
+        let speed = port.netdev.as_ref().and_then(|netdev| netdev.speed_mbps);
+        let remedy =
+            "check the cable and the switch port's setting; a link may train down on a bad cable";
+        let finding = match (facts.wanted_rate, speed, fastest(port)) {
+            (Some(wanted), _, _) if u64::from(wanted) * 1000 != u64::from(rate.mbps) => {
+                Finding::warn(format!("{wanted} Gb/s is wanted"), remedy)
+            }
+            (_, Some(speed), _) if speed > 0 && speed.abs_diff(rate.mbps) > rate.mbps / 10 => {
+                Finding::warn("netdev and port report different speeds", remedy)
+            }
+            (None, _, Some(fastest)) if port.board.is_some() && rate.mbps < fastest => {
+                Finding::warn(
+                    format!("others of its kind run at {} Gb/s", fastest / 1000),
+                    remedy,
+                )
+            }
+            _ if is_narrow(port) => {
+                Finding::warn("the link runs at a quarter of its width", remedy)
+            }
+            _ => Finding::pass("at its rate"),
+        };
+        let speed = speed.map_or("unknown".to_owned(), |speed| format!("{speed} Mb/s"));
+        Some(finding.read("rate", rate).read("speed", speed))
+    })
+}
+
+/// Whether an InfiniBand link, which has four lanes or two, came up with one.
+fn is_narrow(port: &PortFacts) -> bool {
+    let rate = port.port.rate.as_ref();
+    let signalling = rate.and_then(|rate| rate.signalling.as_deref());
+    port.port.link_layer == LinkLayer::InfiniBand
+        && signalling.is_some_and(|signalling| signalling.starts_with("1X"))
+}
+
+fn l06_mtu(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let netdev = port.netdev.as_ref()?;
+        let finding = match (netdev.physical_mtu, more_usual_mtu(facts, port, netdev.mtu)) {
+            (Some(physical), _) if netdev.mtu > physical => Finding::warn(
+                format!("larger than the {physical} of its physical function: packets are dropped"),
+                format!("ip link set {} mtu {physical}", netdev.name),
+            ),
+            (_, Some((other, ports))) => Finding::warn(
+                format!(
+                    "{ports} others of its kind have {other}: rails of different MTU hang in large \
+                     messages"
+                ),
+                format!(
+                    "ip link set {} mtu {other}, on all nodes alike",
+                    netdev.name
+                ),
+            ),
+            _ => Finding::pass("as the others"),
+        };
+        Some(finding.read(format!("mtu of {}", netdev.name), netdev.mtu))
+    })
+}
+
+/// Another MTU that at least as many of the ports have which work together with this one, with their
+/// number.
+fn more_usual_mtu(facts: &Facts, port: &PortFacts, mtu: u32) -> Option<(u32, usize)> {
+    let mut ports_by_mtu: BTreeMap<u32, usize> = BTreeMap::new();
+    let mates = facts.ports.iter().filter(|other| are_mates(port, other));
+    for netdev in mates.filter_map(|mate| mate.netdev.as_ref()) {
+        *ports_by_mtu.entry(netdev.mtu).or_default() += 1;
+    }
+    let own = ports_by_mtu.remove(&mtu).unwrap_or_default();
+    let most = ports_by_mtu.into_iter().max_by_key(|(_, ports)| *ports);
+    most.filter(|(_, ports)| *ports >= own)
+}
+
+/// Whether two ports should be alike, being of one pool. Without pools that say so, those of one board
+/// should.
+fn are_mates(port: &PortFacts, other: &PortFacts) -> bool {
+    let of_one_pool = |membership: &Membership| {
+        let mut others = other.pools.iter();
+        others.any(|o| o.resource == membership.resource)
+    };
+    let alike = match (port.pools.as_slice(), other.pools.as_slice()) {
+        ([], []) => port.board.is_some() && port.board == other.board,
+        (pools, _) => pools.iter().any(of_one_pool),
+    };
+    alike && other.offered && port.port.link_layer == other.port.link_layer
+}
+
+fn l07_roce_mtu(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        if !port.roce {
+            return Some(Finding::not_applicable("not RoCE"));
+        }
+        let netdev = port.netdev.as_ref()?;
+        let finding = match port.port.active_mtu {
+            Some(mtu) if mtu >= 4096 => Finding::pass("messages of 4096 bytes a packet"),
+            Some(mtu) => Finding::warn(
+                format!("only {mtu} bytes a packet: 4096 need a netdev MTU of 4188 or more"),
+                format!(
+                    "ip link set {} mtu 9000 (8896 on Google's network), and the switches",
+                    netdev.name
+                ),
+            ),
+            None => Finding::unknown("the netdev's MTU is too small for any, or not known"),
+        };
+        Some(finding.read(format!("mtu of {}", netdev.name), netdev.mtu))
+    })
+}
+
+fn l08_uplink(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let netdev = port.netdev.as_ref()?;
+        if let Some(reason) = &facts.uplinks_unknown {
+            let name = &netdev.name;
+            return Some(Finding::unknown(format!(
+                "whether the node itself needs {name} is not known: {reason}"
+            )));
+        }
+        let bound = match (&netdev.master, &netdev.uplink) {
+            (_, Some(why)) => format!("{} is the node's own: {why}", netdev.name),
+            (Some((master, kind)), _) if kind != "bond" => {
+                format!("{} belongs to the {kind} {master}", netdev.name)
+            }
+            _ => return Some(Finding::pass(format!("{} is free", netdev.name))),
+        };
+        let whole = port.pools.iter().find(|pool| !pool.shared);
+        let finding = match (whole, port.pools.first()) {
+            (Some(pool), _) => Finding::fail(
+                format!(
+                    "{bound}, and {} offers it: the node would lose its network",
+                    pool.resource
+                ),
+                format!(
+                    "leave {} out of {} (ifNames or pciAddresses)",
+                    netdev.name, pool.resource
+                ),
+            ),
+            (None, Some(pool)) => Finding::warn(
+                format!(
+                    "{bound}, and pods of {} share its bandwidth with the node",
+                    pool.resource
+                ),
+                "give RDMA traffic a port of its own, or rate-limit it",
+            ),
+            (None, None) => {
+                Finding::not_applicable(format!("{bound}; keep it out of exclusive pools"))
+            }
+        };
+        Some(finding)
+    })
+}
+
+fn l09_bond(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let netdev = port.netdev.as_ref()?;
+        if !netdev.members.is_empty() {
+            let members = netdev.members.join(" ");
+            return Some(Finding::pass("the bond as a whole").read("members", members));
+        }
+        let Some((bond, _)) = netdev.master.as_ref().filter(|(_, kind)| kind == "bond") else {
+            return Some(Finding::not_applicable("not in a bond"));
+        };
+        let whole = port.pools.iter().find(|pool| !pool.shared);
+        Some(match whole {
+            Some(pool) => Finding::fail(
+                format!(
+                    "{} is a member of {bond}: it cannot be moved into a pod, as {} would",
+                    netdev.name, pool.resource
+                ),
+                format!("offer {bond} in a shared pool (macvlan, ipvlan), or take the bond apart"),
+            ),
+            None => Finding::pass(format!(
+                "a member of {bond}, shared or in no exclusive pool"
+            )),
+        })
+    })
+}
+
+fn l10_sriov(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        if let Some(netdev) = port.netdev.as_ref().filter(|netdev| netdev.representor) {
+            return Some(Finding::fail(
+                format!(
+                    "{} is the host side of a VF: it carries no RDMA traffic of its own",
+                    netdev.name
+                ),
+                "choose the VF itself",
+            ));
+        }
+        let whole = port.pools.iter().find(|pool| !pool.shared);
+        Some(match (&port.sriov, whole) {
+            (Sriov::None, _) => Finding::not_applicable("without SR-IOV"),
+            (Sriov::Virtual { physical, .. }, _) => Finding::pass(format!("a VF of {physical}")),
+            (Sriov::Physical { functions, .. }, Some(pool)) if !functions.is_empty() => {
+                Finding::warn(
+                    format!(
+                        "it has {} VFs, which lose their uplink settings when a pod gets it by {}",
+                        functions.len(),
+                        pool.resource
+                    ),
+                    "choose the VFs or the physical function, not both (isVf in a selector)",
+                )
+                .read("sriov_numvfs", functions.len())
+            }
+            (Sriov::Physical { functions, .. }, _) => {
+                Finding::pass("a physical function").read("sriov_numvfs", functions.len())
+            }
+        })
+    })
+}
+
+fn l11_names(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let netdev = port.netdev.as_ref()?;
+        let fallback = netdev
+            .name
+            .strip_prefix("dev")
+            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
+        let finding = if fallback {
+            Finding::warn(
+                format!(
+                    "{} is what the kernel calls a netdev whose own name was taken when it came back from a pod",
+                    netdev.name
+                ),
+                "ip link set it to the name that the node's configuration expects, and find the netdev that has that name now",
+            )
+        } else if netdev.counted_name && !port.soft {
+            Finding::warn(
+                format!(
+                    "{} was numbered by the kernel: another boot may number otherwise",
+                    netdev.name
+                ),
+                "give it a name by PCI address or MAC (systemd .link file), and select it by PCI address",
+            )
+        } else {
+            Finding::pass(format!("{} is a name that stays", netdev.name))
+        };
+        Some(finding)
+    })
+}
+
+fn l13_partitions(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let layer = port.port.link_layer;
+        if layer != LinkLayer::InfiniBand {
+            return Some(Finding::not_applicable(format!("link layer {layer}")));
+        }
+        let keys = port.port.pkeys.iter().map(|(_, key)| *key);
+        let shown: Vec<String> = keys.clone().map(membership).collect();
+        let remedy =
+            "add the port's GUID to a partition as a full member (OpenSM: partitions.conf)";
+        let finding = if shown.is_empty() {
+            let why = "it is not a member of a partition: no packet leaves it";
+            Finding::fail(why, remedy).softened(may_rest(facts, port))
+        } else if keys.clone().all(|key| key & 0x8000 == 0) {
+            Finding::warn(
+                "it is a limited member: other limited members do not reach it",
+                remedy,
+            )
+        } else {
+            Finding::pass("it is a full member")
+        };
+        Some(finding.read("PKeys", shown.join(", ")))
+    })
+}
+
+fn l14_node_guid(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let Sriov::Virtual { physical, index } = &port.sriov else {
+            return Some(Finding::not_applicable("not a VF"));
+        };
+        let Some(guid) = port.node_guid else {
+            let number = index.map_or("N".to_owned(), |index| index.to_string());
+            return Some(Finding::fail(
+                "its node GUID is zero: verbs work, programs that use rdma_cm crash",
+                format!(
+                    "ip link set PF vf {number} node_guid GUID, with the netdev of {physical} as PF, \
+                     or echo GUID > /sys/bus/pci/devices/{physical}/sriov/{number}/node; then bind \
+                     the VF's driver again"
+                ),
+            ));
+        };
+        Some(Finding::pass("it has one").read("node GUID", guid))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,421 @@
+//! Kernel, modules and drivers (M).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hca::{NetnsMode, PciAddress};
+use netlink::release::MINIMUM;
+pub(super) use netlink::release::version;
+
+use super::check::Check;
+use super::context::Context;
+use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::files;
+
+/// What is read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    /// Release of the kernel, such as `6.1.0-23-amd64`.
+    pub release: Option<String>,
+    /// Modules in the kernel, loaded or built in.
+    pub modules: BTreeSet<String>,
+    /// Network functions whose driver can do RDMA, or whose vendor makes nothing else.
+    pub functions: Vec<Function>,
+    /// RDMA devices.
+    pub devices: Vec<Device>,
+    /// How RDMA devices relate to network namespaces.
+    pub netns_mode: Option<NetnsMode>,
+    /// How they should.
+    pub wanted_mode: Option<NetnsMode>,
+    /// A container installs the drivers: whether it says that it is done.
+    pub driver_container: Option<bool>,
+}
+
+/// A PCI function that could do RDMA.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Function {
+    /// Its address.
+    pub address: PciAddress,
+    /// The bound driver.
+    pub driver: Option<String>,
+    /// An RDMA device stands on it, here or in a pod.
+    pub rdma: bool,
+    /// Its netdev is a member of a bond whose other member has the RDMA device for both.
+    pub in_lag: bool,
+}
+
+/// An RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Device {
+    /// Name.
+    pub name: String,
+    /// Firmware version.
+    pub firmware: Option<String>,
+    /// Board.
+    pub board: Option<String>,
+}
+
+/// Netdev drivers with the module that adds RDMA to them, and whether the NICs are bought for it.
+const RDMA_HALVES: [(&str, &str, bool); 14] = [
+    ("mlx5_core", "mlx5_ib", true),
+    ("mlx4_core", "mlx4_ib", true),
+    ("efa", "efa", true),
+    ("erdma", "erdma", true),
+    ("bnxt_en", "bnxt_re", false),
+    ("ice", "irdma", false),
+    ("i40e", "irdma", false),
+    ("idpf", "irdma", false),
+    ("cxgb4", "iw_cxgb4", false),
+    ("qede", "qedr", false),
+    ("hns3", "hns_roce_hw_v2", false),
+    ("ionic", "ionic_rdma", false),
+    ("mana", "mana_ib", false),
+    ("be2net", "ocrdma", false),
+];
+
+/// Mellanox, whose network functions all do RDMA.
+const MELLANOX: u16 = 0x15b3;
+
+/// Drivers that hold a function for a virtual machine or user space.
+const GIVEN_AWAY: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];
+
+/// The checks.
+pub(super) const CHECKS: &[Check<Facts>] = &[
+    Check {
+        id: "M01",
+        title: "the RDMA core is in the kernel",
+        judge: m01_core,
+    },
+    Check {
+        id: "M02",
+        title: "NICs have their driver and its RDMA half",
+        judge: m02_drivers,
+    },
+    Check {
+        id: "M03",
+        title: "NICs with an RDMA driver have an RDMA device",
+        judge: m03_devices,
+    },
+    Check {
+        id: "M04",
+        title: "the driver container is done",
+        judge: m04_marker,
+    },
+    Check {
+        id: "M06",
+        title: "NICs of one kind have one firmware",
+        judge: m06_firmware,
+    },
+    Check {
+        id: "M07",
+        title: "RDMA devices relate to namespaces as wanted",
+        judge: m07_mode,
+    },
+    Check {
+        id: "M08",
+        title: "the kernel can do what is used",
+        judge: m08_kernel,
+    },
+];
+
+/// Reads the host.
+#[must_use]
+pub(super) fn read(context: &Context) -> Facts {
+    let inventory = &context.snapshot.inventory;
+    let proc = &context.host.proc;
+    let mut modules: BTreeSet<String> = files::names(&context.host.sys.join("module"))
+        .into_iter()
+        .collect();
+    let loaded = files::text(&proc.join("modules")).unwrap_or_default();
+    modules.extend(
+        loaded
+            .lines()
+            .filter_map(|l| l.split(' ').next())
+            .map(str::to_owned),
+    );
+    let drivers = context.path("/run/mellanox/drivers");
+    Facts {
+        release: files::text(&proc.join("sys/kernel/osrelease")),
+        modules,
+        functions: functions(context),
+        devices: inventory
+            .rdma_devices
+            .iter()
+            .map(|device| Device {
+                name: device.name.clone(),
+                firmware: device.firmware.clone(),
+                board: device.board_id.clone(),
+            })
+            .collect(),
+        netns_mode: inventory.netns_mode,
+        wanted_mode: context.settings.requirements.netns_mode,
+        driver_container: drivers
+            .is_dir()
+            .then(|| drivers.join(".driver-ready").exists()),
+    }
+}
+
+fn functions(context: &Context) -> Vec<Function> {
+    let inventory = &context.snapshot.inventory;
+    let directory = context.host.sys.join("bus/pci/devices");
+    let mut functions = Vec::new();
+    for address in files::names(&directory)
+        .iter()
+        .filter_map(|name| name.parse().ok())
+    {
+        let Ok(function) = hca::pci::read(&context.host, address) else {
+            continue;
+        };
+        let driver = function.driver.clone();
+        let known = driver.as_deref().is_some_and(|d| half_of(d).is_some());
+        if function.class >> 16 != 0x02 || !(known || function.vendor == MELLANOX) {
+            continue;
+        }
+        let mut netdevs = inventory.netdevs_on_pci(address);
+        let in_lag = netdevs.any(|netdev| {
+            let bond = netdev
+                .master
+                .as_deref()
+                .and_then(|master| inventory.netdev(master));
+            bond.is_some_and(|bond| {
+                let mut members = bond
+                    .lowers
+                    .iter()
+                    .filter_map(|lower| inventory.netdev(lower));
+                members.any(|m| {
+                    m.pci
+                        .is_some_and(|a| inventory.rdma_on_pci(a).next().is_some())
+                })
+            })
+        });
+        let away = inventory
+            .elsewhere
+            .iter()
+            .any(|away| away.pci == Some(address));
+        let rdma = away || inventory.rdma_on_pci(address).next().is_some();
+        functions.push(Function {
+            address,
+            driver,
+            rdma,
+            in_lag,
+        });
+    }
+    functions
+}
+
+fn half_of(driver: &str) -> Option<(&'static str, bool)> {
+    let known = RDMA_HALVES.iter().find(|(netdev, _, _)| *netdev == driver);
+    known.map(|(_, half, bought_for_it)| (*half, *bought_for_it))
+}
+
+fn no_hardware(facts: &Facts) -> Option<Vec<Finding>> {
+    let none = facts.devices.is_empty() && facts.functions.is_empty();
+    none.then(|| vec![Finding::not_applicable(NO_NIC)])
+}
+
+fn m01_core(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = no_hardware(facts) {
+        return none;
+    }
+    let missing: Vec<&str> = ["ib_core", "ib_uverbs"]
+        .into_iter()
+        .filter(|module| !facts.modules.contains(*module))
+        .collect();
+    let finding = if !missing.is_empty() {
+        let missing = missing.join(" and ");
+        Finding::fail(
+            format!("{missing} not in the kernel: there are no verbs"),
+            "modprobe ib_uverbs, and list it in /etc/modules-load.d",
+        )
+        .read("/sys/module", format!("no {missing}"))
+    } else if !facts.modules.contains("rdma_ucm") {
+        Finding::warn(
+            "rdma_ucm is not in the kernel: no rdma_cm node, so connections by address \
+             (perftest -R, UCX, NVMe) fail",
+            "modprobe rdma_ucm, and list it in /etc/modules-load.d",
+        )
+        .read("/sys/module", "ib_core, ib_uverbs, no rdma_ucm")
+    } else {
+        Finding::pass("verbs and the connection manager are there")
+            .read("/sys/module", "ib_core, ib_uverbs, rdma_ucm")
+    };
+    vec![finding]
+}
+
+fn m02_drivers(facts: &Facts) -> Vec<Finding> {
+    if facts.functions.is_empty() {
+        return vec![Finding::not_applicable(NO_NIC)];
+    }
+    let judge = |function: &Function| {
+        let finding = match function.driver.as_deref() {
+            None => Finding::fail(
+                "no driver is bound",
+                "load the NIC's driver (modprobe mlx5_core), and check dmesg for why it was unbound",
+            ),
+            Some(driver) if GIVEN_AWAY.contains(&driver) => Finding::not_applicable(format!(
+                "{driver} holds it for a virtual machine or user space"
+            )),
+            Some(driver) => match half_of(driver) {
+                _ if function.rdma => Finding::pass("both halves of the driver are at work"),
+                Some((half, _)) if facts.modules.contains(half) => {
+                    Finding::pass(format!("{driver} and {half} are in the kernel"))
+                }
+                Some((half, true)) => Finding::fail(
+                    format!("{half} is not in the kernel: the NIC has no RDMA"),
+                    format!("modprobe {half}, and list it in /etc/modules-load.d"),
+                ),
+                Some((half, false)) => {
+                    Finding::not_applicable(format!("an Ethernet NIC unless {half} is loaded"))
+                }
+                None => Finding::unknown(format!("{driver} is not known to do RDMA")),
+            },
+        };
+        let driver = function.driver.as_deref().unwrap_or("none");
+        finding
+            .on(function.address.to_string())
+            .read("driver", driver)
+    };
+    facts.functions.iter().map(judge).collect()
+}
+
+fn m03_devices(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = no_hardware(facts) {
+        return none;
+    }
+    let with_half = facts.functions.iter().filter_map(|function| {
+        let (half, bought_for_it) = half_of(function.driver.as_deref()?)?;
+        facts
+            .modules
+            .contains(half)
+            .then_some((function, half, bought_for_it))
+    });
+    let mut findings: Vec<Finding> = with_half
+        .map(|(function, half, bought_for_it)| {
+            let finding = if function.rdma {
+                Finding::pass("an RDMA device stands on it")
+            } else if function.in_lag {
+                Finding::pass("the other member of its bond has the RDMA device for both")
+            } else {
+                Finding::fail(
+                    format!("{half} made no RDMA device on it: its RDMA half is disabled"),
+                    "devlink dev param set pci/ADDRESS name enable_roce value true cmode \
+                     driverinit; devlink dev reload pci/ADDRESS",
+                )
+                .softened(!bought_for_it)
+            };
+            finding.on(function.address.to_string())
+        })
+        .collect();
+    if findings.is_empty() && facts.devices.is_empty() {
+        findings.push(
+            Finding::fail(
+                "no RDMA device on this node, though it has NICs that could do RDMA",
+                "load the RDMA half of their driver, see M02",
+            )
+            .read("/sys/class/infiniband", "empty"),
+        );
+    } else if findings.is_empty() {
+        findings.push(Finding::pass(format!(
+            "{} RDMA devices",
+            facts.devices.len()
+        )));
+    }
+    findings
+}
+
+fn m04_marker(facts: &Facts) -> Vec<Finding> {
+    let path = "/run/mellanox/drivers/.driver-ready";
+    vec![match facts.driver_container {
+        None => Finding::not_applicable("no driver container manages this node's drivers"),
+        Some(true) => Finding::pass("the driver container is done").read(path, "exists"),
+        Some(false) => Finding::fail(
+            "the driver container is not done: drivers may be reloaded at any moment",
+            "wait for it (--wait); check the logs of the OFED or DOCA driver pod of this node",
+        )
+        .read(path, "missing"),
+    }]
+}
+
+fn m06_firmware(facts: &Facts) -> Vec<Finding> {
+    if let Some(none) = no_hardware(facts) {
+        return none;
+    }
+    let mut boards: BTreeMap<&str, BTreeMap<&str, Vec<&str>>> = BTreeMap::new();
+    for device in &facts.devices {
+        if let (Some(board), Some(firmware)) = (&device.board, &device.firmware) {
+            boards
+                .entry(board)
+                .or_default()
+                .entry(firmware)
+                .or_default()
+                .push(&device.name);
+        }
+    }
+    boards
+        .into_iter()
+        .map(|(board, versions)| {
+            let list: Vec<String> = versions
+                .iter()
+                .map(|(firmware, devices)| format!("{firmware} on {}", devices.join(" ")))
+                .collect();
+            let finding = if versions.len() == 1 {
+                Finding::pass("one firmware")
+            } else {
+                Finding::warn(
+                    "NICs of one kind run different firmware: rails may differ in behaviour",
+                    "bring them to one version (mlxfwmanager, fwupd)",
+                )
+            };
+            finding.on(board).read("fw_ver", list.join("; "))
+        })
+        .collect()
+}
+
+fn m07_mode(facts: &Facts) -> Vec<Finding> {
+    let word = |mode: NetnsMode| match mode {
+        NetnsMode::Shared => "shared",
+        NetnsMode::Exclusive => "exclusive",
+    };
+    let Some(mode) = facts.netns_mode else {
+        return no_hardware(facts)
+            .unwrap_or_else(|| vec![Finding::not_applicable("the RDMA core is not loaded")]);
+    };
+    let finding = match facts.wanted_mode {
+        Some(wanted) if wanted != mode => Finding::fail(
+            format!(
+                "{} is wanted, the kernel is in {}",
+                word(wanted),
+                word(mode)
+            ),
+            format!(
+                "options ib_core netns_mode={} in /etc/modprobe.d and reboot: the mode can only be \
+                 changed while no other network namespace exists",
+                u8::from(wanted == NetnsMode::Shared)
+            ),
+        ),
+        Some(_) => Finding::pass("as wanted"),
+        None => Finding::pass(match mode {
+            NetnsMode::Shared => "every namespace sees every RDMA device",
+            NetnsMode::Exclusive => "each namespace sees its own RDMA devices",
+        }),
+    };
+    vec![finding.read("rdma system netns", word(mode))]
+}
+
+fn m08_kernel(facts: &Facts) -> Vec<Finding> {
+    let Some(release) = &facts.release else {
+        return vec![Finding::unknown("the kernel's release cannot be read")];
+    };
+    let finding = match version(release) {
+        None => Finding::unknown("a release of an unknown form"),
+        Some(version) if version < MINIMUM => Finding::fail(
+            "before 5.14 links do not name the hardware below them, by which rdma-netdev knows a \
+             NIC again after its pod; its STATUS says so, too",
+            "install Linux 5.14 or newer",
+        ),
+        Some(_) => Finding::pass("RDMA namespaces and dma-buf registration are there"),
+    };
+    vec![finding.read("/proc/sys/kernel/osrelease", release)]
+}
+
+#[cfg(test)]
+mod tests;

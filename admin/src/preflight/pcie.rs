@@ -1,0 +1,646 @@
+//! PCIe links, access control, IOMMU, power (P).
+
+pub(super) mod config_space;
+mod platform;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use hca::PciAddress;
+use hca::topology::{Class, Distance, Lanes, Machine, PcieLink, Place};
+
+use self::config_space::{ConfigSpace, Register};
+use self::platform::Platform;
+use super::check::Check;
+use super::context::Context;
+use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::files;
+
+/// What is read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    /// NICs.
+    pub nics: Vec<Function>,
+    /// GPUs.
+    pub gpus: Vec<Function>,
+    /// The switch ports between each GPU and the NICs on its switches.
+    pub bridges: Vec<Bridge>,
+    /// NUMA nodes of the machine that have CPUs.
+    pub numa_nodes: usize,
+    /// CPU, kernel and hypervisor.
+    pub platform: Platform,
+    /// Each function has a root complex of its own: the hypervisor hides the switches.
+    pub hides_switches: bool,
+}
+
+/// A NIC or GPU.
+#[derive(Debug, Clone)]
+pub(super) struct Function {
+    /// Its name: RDMA device or GPU number, with the address.
+    pub name: String,
+    /// Rate of its active ports together in Mb/s, of a NIC.
+    pub rate_mbps: Option<u64>,
+    /// A soft device stands on it: speed, ordering and power do not matter to RDMA.
+    pub soft: bool,
+    /// Its link.
+    pub link: PcieLink,
+    /// What the port above it can do.
+    pub port_above: Option<Lanes>,
+    /// Its NUMA node.
+    pub numa: Option<u32>,
+    /// Type of its IOMMU group (`identity`, `DMA`, `DMA-FQ`); `None` without an IOMMU.
+    pub iommu: Option<String>,
+    /// Device control register.
+    pub device_control: Register,
+    /// Control of the address translation service.
+    pub ats_control: Register,
+    /// Size of the memory window that peers see, in bytes, of a GPU.
+    pub window: Option<u64>,
+    /// Memory it has, in bytes, where the driver shows it in sysfs.
+    pub memory: Option<u64>,
+    /// The nearest NIC, of a GPU.
+    pub nearest: Option<Distance>,
+    /// The nearest NIC reads and writes the GPU's memory without a copy through host memory.
+    pub direct: bool,
+    /// A GPU with a coherent link to its CPU.
+    pub c2c: bool,
+    /// The function that does a NIC's DMA to GPUs, where that is not the NIC itself.
+    pub data_direct: Option<DataDirect>,
+}
+
+/// The Data Direct function of a NIC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DataDirect {
+    /// Its address.
+    pub address: PciAddress,
+    /// Number of its IOMMU group.
+    pub iommu_group: Option<u32>,
+    /// GPUs on its switch, with their IOMMU groups.
+    pub gpus: Vec<(String, Option<u32>)>,
+}
+
+/// A switch port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bridge {
+    /// Its address.
+    pub address: PciAddress,
+    /// Control of access control services.
+    pub acs_control: Register,
+    /// What hangs below it.
+    pub below: Below,
+}
+
+/// What a switch port leads to, which decides the access control it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Below {
+    /// A GPU or a NIC, which exchange requests and completions.
+    Either,
+    /// A Data Direct function: its requests must reach the GPU directly.
+    DataDirect,
+    /// The GPU beside one: its completions must go back directly.
+    ItsGpu,
+}
+
+/// Peer-to-peer request and completion redirect, upstream forwarding (`PCI_ACS_RR`, `_CR`, `_UF`).
+const ACS_REDIRECT: u16 = ACS_REQUEST | ACS_COMPLETION | 0x10;
+const ACS_REQUEST: u16 = 0x04;
+const ACS_COMPLETION: u16 = 0x08;
+/// `PCI_EXP_DEVCTL_RELAX_EN`.
+const RELAXED_ORDERING: u16 = 0x10;
+/// `PCI_ATS_CTRL_ENABLE`.
+const ATS_ENABLE: u16 = 0x8000;
+/// The smallest window in which a data-centre GPU shows its whole memory.
+const SMALL_WINDOW_BYTES: u64 = 1 << 30;
+
+/// The checks.
+pub(super) const CHECKS: &[Check<Facts>] = &[
+    Check {
+        id: "P01",
+        title: "PCIe links run as fast and wide as they can",
+        judge: p01_link,
+    },
+    Check {
+        id: "P02",
+        title: "NUMA nodes are known",
+        judge: p02_numa,
+    },
+    Check {
+        id: "P03",
+        title: "switches let GPU and NIC talk directly",
+        judge: p03_acs,
+    },
+    Check {
+        id: "P04",
+        title: "in a virtual machine NICs translate addresses",
+        judge: p04_ats,
+    },
+    Check {
+        id: "P05",
+        title: "the IOMMU does not stand between GPU and NIC",
+        judge: p05_iommu,
+    },
+    Check {
+        id: "P06",
+        title: "NICs read in large requests, in relaxed order",
+        judge: p06_requests,
+    },
+    Check {
+        id: "P08",
+        title: "each GPU shares a switch with a NIC",
+        judge: p08_near,
+    },
+    Check {
+        id: "P09",
+        title: "peers see the whole memory of GPUs",
+        judge: p09_window,
+    },
+    Check {
+        id: "P12",
+        title: "a NIC's Data Direct function shares the GPU's IOMMU group",
+        judge: p12_data_direct,
+    },
+];
+
+/// Reads the host.
+#[must_use]
+pub(super) fn read(context: &Context) -> Facts {
+    let machine = &context.snapshot.machine;
+    let devices = context.host.sys.join("bus/pci/devices");
+    let soft = |name: &String| {
+        context
+            .snapshot
+            .inventory
+            .rdma_device(name)
+            .is_some_and(hca::RdmaDevice::is_soft)
+    };
+    let nics = machine
+        .nics
+        .iter()
+        .filter(|nic| !nic.rdma_devices.is_empty())
+        .map(|nic| Function {
+            rate_mbps: nic.rate_mbps,
+            soft: nic.rdma_devices.iter().any(soft),
+            data_direct: data_direct(machine, &devices, &nic.place),
+            ..function(
+                &devices,
+                &format!("{} {}", nic.title(), nic.place.address),
+                &nic.place,
+                nic.link,
+            )
+        });
+    let gpus = machine.gpus.iter().map(|gpu| {
+        let near = machine
+            .nics
+            .iter()
+            .map(|nic| machine.distance(&gpu.place, &nic.place));
+        let nearest = near.min();
+        let name = format!("GPU{} {}", gpu.ordinal, gpu.place.address);
+        let directory = devices.join(gpu.place.address.to_string());
+        Function {
+            nearest,
+            direct: nearest.is_some_and(|nearest| gpu.is_direct_at(nearest.class)),
+            c2c: gpu.c2c,
+            window: files::text(&directory.join("resource"))
+                .as_deref()
+                .and_then(window),
+            memory: files::parsed(&directory.join("mem_info_vram_total")),
+            ..function(&devices, &name, &gpu.place, gpu.link)
+        }
+    });
+    Facts {
+        nics: nics.collect(),
+        gpus: gpus.collect(),
+        bridges: between(machine)
+            .into_iter()
+            .map(|(address, below)| bridge(&devices, address, below))
+            .collect(),
+        numa_nodes: machine.numa.nodes_with_cpus(),
+        platform: platform::read(&context.host),
+        hides_switches: machine.hides_switches(),
+    }
+}
+
+fn function(devices: &Path, name: &str, place: &Place, link: PcieLink) -> Function {
+    let directory = devices.join(place.address.to_string());
+    let config = config(&directory);
+    let above = place.chain.iter().rev().nth(1);
+    let above = above.and_then(|port| PcieLink::read(&devices.join(port.to_string())).ok());
+    Function {
+        name: name.to_owned(),
+        rate_mbps: None,
+        soft: false,
+        link,
+        port_above: above.and_then(|link| link.most),
+        numa: place.numa,
+        iommu: files::text(&directory.join("iommu_group/type")),
+        device_control: config.device_control(),
+        ats_control: config.ats_control(),
+        window: None,
+        memory: None,
+        nearest: None,
+        direct: false,
+        c2c: false,
+        data_direct: None,
+    }
+}
+
+/// Number of a function's IOMMU group: the name of what the link `iommu_group` leads to.
+fn iommu_group(devices: &Path, address: PciAddress) -> Option<u32> {
+    let link = devices.join(address.to_string()).join("iommu_group");
+    let group = std::fs::read_link(link).ok()?;
+    group.file_name()?.to_str()?.parse().ok()
+}
+
+fn data_direct(machine: &Machine, devices: &Path, nic: &Place) -> Option<DataDirect> {
+    let function = nic.data_direct.as_deref()?;
+    let beside = machine.gpus.iter().filter(|gpu| {
+        let class = machine.distance(&gpu.place, function).class;
+        class.is_peer_to_peer()
+    });
+    Some(DataDirect {
+        address: function.address,
+        iommu_group: iommu_group(devices, function.address),
+        gpus: beside
+            .map(|gpu| {
+                let name = format!("GPU{}", gpu.ordinal);
+                (name, iommu_group(devices, gpu.place.address))
+            })
+            .collect(),
+    })
+}
+
+fn config(directory: &Path) -> ConfigSpace {
+    ConfigSpace::new(std::fs::read(directory.join("config")).unwrap_or_default())
+}
+
+fn bridge(devices: &Path, address: PciAddress, below: Below) -> Bridge {
+    let config = config(&devices.join(address.to_string()));
+    Bridge {
+        address,
+        acs_control: config.acs_control(),
+        below,
+    }
+}
+
+/// Bridges below which the way from a GPU to a NIC on its switches runs: all but their common
+/// stem, and its last member.
+fn between(machine: &Machine) -> BTreeMap<PciAddress, Below> {
+    let mut bridges = BTreeMap::new();
+    for gpu in &machine.gpus {
+        for nic in &machine.nics {
+            let own = (&nic.place, [Below::Either, Below::Either]);
+            let other = nic.place.data_direct.as_deref();
+            let other = other.map(|place| (place, [Below::ItsGpu, Below::DataDirect]));
+            for (place, below) in other.into_iter().chain([own]) {
+                // Each by its own place: the second one is judged by itself.
+                let place = Place {
+                    data_direct: None,
+                    ..place.clone()
+                };
+                let class = machine.distance(&gpu.place, &place).class;
+                if !matches!(class, Class::Pix | Class::Pxb) {
+                    continue;
+                }
+                let (a, b) = (&gpu.place.chain, &place.chain);
+                let common = a.iter().zip(b).take_while(|(x, y)| x == y).count();
+                for (chain, below) in [a, b].into_iter().zip(below) {
+                    let last = chain.len().saturating_sub(1);
+                    for bridge in chain.get(common..last).unwrap_or_default() {
+                        bridges.entry(*bridge).or_insert(below);
+                    }
+                }
+            }
+        }
+    }
+    bridges
+}
+
+/// The second line of `resource`: the window through which peers reach a GPU's memory (BAR 1).
+fn window(resource: &str) -> Option<u64> {
+    let mut fields = resource.lines().nth(1)?.split_whitespace();
+    let mut number = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok();
+    let (start, end) = (number()?, number()?);
+    (end > start).then(|| end - start + 1)
+}
+
+fn on(function: &Function, finding: Finding) -> Finding {
+    finding.on(&function.name)
+}
+
+fn hardware(facts: &Facts) -> impl Iterator<Item = &Function> {
+    facts.nics.iter().filter(|nic| !nic.soft)
+}
+
+fn p01_link(facts: &Facts) -> Vec<Finding> {
+    if facts.nics.is_empty() {
+        return vec![Finding::not_applicable(NO_NIC)];
+    }
+    hardware(facts)
+        .map(|nic| {
+            let Some(current) = nic.link.current else {
+                return on(
+                    nic,
+                    Finding::unknown("sysfs does not show the link (a VF or a virtual machine)"),
+                );
+            };
+            let possible = [nic.link.most, nic.port_above]
+                .into_iter()
+                .flatten()
+                .min_by_key(|l| l.mbps());
+            let rate = nic.rate_mbps.unwrap_or_default();
+            let remedy = "reseat the card, use a slot with all its lanes, update the firmware";
+            let finding = if current.mbps() * 2 < rate {
+                Finding::fail(
+                    format!(
+                        "the link carries {} Gb/s, the ports {}",
+                        current.mbps() / 1000,
+                        rate / 1000
+                    ),
+                    remedy,
+                )
+            } else if let Some(possible) = possible.filter(|most| current.mbps() < most.mbps()) {
+                Finding::warn(format!("{possible} would be possible"), remedy)
+            } else if current.mbps() < rate {
+                Finding::warn(
+                    format!(
+                        "the link carries {} Gb/s, the ports {}",
+                        current.mbps() / 1000,
+                        rate / 1000
+                    ),
+                    "400 Gb/s need Gen5 x16, 200 need Gen4 x16, 100 need Gen3 x16",
+                )
+            } else {
+                Finding::pass("as fast and wide as it can")
+            };
+            on(nic, finding.read("current link", current))
+        })
+        .collect()
+}
+
+fn p02_numa(facts: &Facts) -> Vec<Finding> {
+    if facts.nics.is_empty() {
+        return vec![Finding::not_applicable(NO_NIC)];
+    }
+    let functions = facts.nics.iter().chain(&facts.gpus);
+    functions
+        .map(|function| {
+            let finding = match function.numa {
+                Some(node) => Finding::pass(format!("NUMA node {node}")),
+                None if facts.numa_nodes <= 1 => Finding::pass("there is but one node"),
+                None => Finding::warn(
+                    "the firmware does not state it: the kubelet cannot align the device",
+                    "update the firmware, or enable NUMA (ACPI SLIT/PXM) in its set-up",
+                ),
+            };
+            on(function, finding)
+        })
+        .collect()
+}
+
+fn p03_acs(facts: &Facts) -> Vec<Finding> {
+    if facts.platform.virtual_machine {
+        return vec![Finding::not_applicable(
+            "a question for the hypervisor, see P04",
+        )];
+    }
+    if facts.bridges.is_empty() {
+        return vec![Finding::not_applicable(
+            if facts.gpus.iter().any(|gpu| gpu.c2c) {
+                "NICs reach the GPUs over C2C, not through a switch"
+            } else {
+                "no GPU shares a switch with a NIC"
+            },
+        )];
+    }
+    facts
+        .bridges
+        .iter()
+        .map(|bridge| {
+            let (redirect, remedy) = match bridge.below {
+                Below::Either => (
+                    ACS_REDIRECT,
+                    "switch ACS off in the firmware, or on the kernel's command line \
+                     (pci=config_acs=..., disable_acs_redir=...), or by setpci",
+                ),
+                // Grace translates the rest, so that this port must keep its other controls.
+                Below::DataDirect => (ACS_REQUEST, DATA_DIRECT_REMEDY),
+                Below::ItsGpu => (ACS_COMPLETION, DATA_DIRECT_REMEDY),
+            };
+            let finding = match bridge.acs_control {
+                Register::Value(control) if control & redirect != 0 => Finding::warn(
+                    "access control redirects peer-to-peer traffic through the CPU: less than half \
+                     of the bandwidth is left",
+                    remedy,
+                )
+                .read("ACS control", format!("{control:#06x}")),
+                Register::Value(control) => {
+                    Finding::pass("no redirection").read("ACS control", format!("{control:#06x}"))
+                }
+                Register::None => Finding::pass("it has no access control"),
+                Register::Unreadable => {
+                    Finding::unknown("only root reads configuration space beyond 64 bytes")
+                }
+            };
+            finding.on(bridge.address.to_string())
+        })
+        .collect()
+}
+
+fn p04_ats(facts: &Facts) -> Vec<Finding> {
+    if !facts.platform.virtual_machine || facts.gpus.is_empty() {
+        return vec![Finding::not_applicable("not a virtual machine with GPUs")];
+    }
+    if facts.gpus.iter().any(|gpu| gpu.c2c) {
+        return vec![Finding::not_applicable(
+            "a Grace CPU has no ATS: NICs reach the GPUs over C2C or by Data Direct",
+        )];
+    }
+    hardware(facts)
+        .map(|nic| {
+            let finding = match nic.ats_control {
+                Register::Value(control) if control & ATS_ENABLE != 0 => {
+                    Finding::pass("ATS is on: peer traffic need not pass the IOMMU")
+                }
+                Register::Value(_) => Finding::warn(
+                    "ATS is off: traffic between GPU and NIC passes the host's IOMMU",
+                    "enable ATS in the NIC's firmware (mlxconfig ATS_ENABLED=1) and in the host",
+                ),
+                Register::None => Finding::unknown("the hypervisor shows no ATS"),
+                Register::Unreadable => {
+                    Finding::unknown("only root reads configuration space beyond 64 bytes")
+                }
+            };
+            on(nic, finding)
+        })
+        .collect()
+}
+
+fn p05_iommu(facts: &Facts) -> Vec<Finding> {
+    if facts.gpus.is_empty() {
+        return vec![Finding::not_applicable("no GPU on this node")];
+    }
+    let functions = hardware(facts).chain(&facts.gpus);
+    let coherent = facts.gpus.iter().all(|gpu| gpu.c2c);
+    functions
+        .map(|function| {
+            let finding = match function.iommu.as_deref() {
+                None => Finding::pass("no IOMMU, or it is off"),
+                Some("identity") => Finding::pass("passed through").read("type", "identity"),
+                // The way is through the CPU anyway, and so through its SMMU.
+                Some(translated) if coherent => Finding::pass(
+                    "the SMMU translates on the way to the CPU's memory and, over C2C, the GPU's",
+                )
+                .read("type", translated),
+                Some(translated) => Finding::warn(
+                    "addresses are translated: peer-to-peer traffic takes the way through the CPU",
+                    if facts.platform.arm {
+                        "iommu.passthrough=1 on the kernel's command line"
+                    } else {
+                        "iommu=pt on the kernel's command line"
+                    },
+                )
+                .read("type", translated),
+            };
+            on(function, finding)
+        })
+        .collect()
+}
+
+fn p06_requests(facts: &Facts) -> Vec<Finding> {
+    if facts.nics.is_empty() {
+        return vec![Finding::not_applicable(NO_NIC)];
+    }
+    hardware(facts)
+        .map(|nic| {
+            let Register::Value(control) = nic.device_control else {
+                return on(
+                    nic,
+                    Finding::unknown("only root reads configuration space beyond 64 bytes"),
+                );
+            };
+            // Bits 14 to 12: 128 bytes doubled as many times.
+            let request = 128_u32 << (control >> 12 & 7);
+            let relaxed = control & RELAXED_ORDERING != 0;
+            let finding = match (request >= 4096, relaxed) {
+                (true, true) => Finding::pass("requests of 4096 bytes, relaxed order"),
+                (false, _) => Finding::warn(
+                    format!("requests of {request} bytes cost bandwidth on fast NICs"),
+                    "mlxconfig or the firmware set-up; for now setpci CAP_EXP+8.w, highest digit 5",
+                ),
+                (true, false) => Finding::warn(
+                    "strict ordering costs bandwidth, most of all on AMD CPUs",
+                    "mlxconfig PCI_WR_ORDERING=1, or the firmware set-up",
+                ),
+            };
+            on(
+                nic,
+                finding.read("device control", format!("{control:#06x}")),
+            )
+        })
+        .collect()
+}
+
+fn p08_near(facts: &Facts) -> Vec<Finding> {
+    if facts.gpus.is_empty() {
+        return vec![Finding::not_applicable("no GPU on this node")];
+    }
+    if facts.nics.is_empty() {
+        return vec![Finding::not_applicable(NO_NIC)];
+    }
+    let hidden = if facts.hides_switches {
+        " (the hypervisor hides the switches)"
+    } else {
+        ""
+    };
+    facts
+        .gpus
+        .iter()
+        .filter_map(|gpu| {
+            let nearest = gpu.nearest?;
+            let finding = if nearest.class.is_peer_to_peer() {
+                Finding::pass("it does")
+            } else if gpu.direct {
+                Finding::pass("no, but they share a CPU, which is joined to the GPU by C2C")
+            } else if gpu.c2c {
+                Finding::warn(
+                    format!("the nearest NIC is at {nearest}, on another CPU: C2C does not reach that far"),
+                    "see topology; this tray has no NIC with an RDMA driver on the GPU's own CPU",
+                )
+            } else {
+                Finding::warn(
+                    format!("the nearest NIC is at {nearest}{hidden}: NCCL copies through host memory"),
+                    "see topology; NCCL_NET_GDR_LEVEL, or a topology file where switches are hidden",
+                )
+            };
+            Some(on(gpu, finding.read("nearest NIC", nearest)))
+        })
+        .collect()
+}
+
+fn p09_window(facts: &Facts) -> Vec<Finding> {
+    if facts.gpus.is_empty() {
+        return vec![Finding::not_applicable("no GPU on this node")];
+    }
+    facts
+        .gpus
+        .iter()
+        .map(|gpu| {
+            let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+            let remedy = "enable Above 4G decoding and resizable BAR in the firmware; some GPUs have no larger one";
+            let finding = match (gpu.window, gpu.memory) {
+                _ if gpu.c2c => Finding::pass("over C2C all of it, whatever the window's size"),
+                (None, _) => Finding::unknown("the window's size cannot be read"),
+                (Some(window), Some(memory)) if window < memory => Finding::warn(
+                    format!("peers see {} of {}: larger buffers cannot be registered", mib(window), mib(memory)),
+                    remedy,
+                ),
+                (Some(window), None) if window < SMALL_WINDOW_BYTES => Finding::warn(
+                    format!("peers see only {}: larger buffers cannot be registered", mib(window)),
+                    remedy,
+                ),
+                (Some(window), _) => Finding::pass(format!("a window of {}", mib(window))),
+            };
+            on(gpu, finding)
+        })
+        .collect()
+}
+
+const DATA_DIRECT_REMEDY: &str =
+    "the ACS settings that `rdma_topo check` of rdma-core prints for this machine";
+
+fn p12_data_direct(facts: &Facts) -> Vec<Finding> {
+    let findings: Vec<Finding> = facts
+        .nics
+        .iter()
+        .filter_map(|nic| {
+            let function = nic.data_direct.as_ref()?;
+            let other = |(_, group): &&(String, Option<u32>)| *group != function.iommu_group;
+            let finding = if function.gpus.is_empty() {
+                Finding::warn(
+                    "no GPU shares its switch: GPUDirect goes over C2C",
+                    "see topology; rdma_topo of rdma-core shows what belongs together",
+                )
+            } else if let Some((gpu, _)) = function.gpus.iter().find(other) {
+                Finding::warn(
+                    format!("{gpu} is in another IOMMU group: NVIDIA's driver refuses the way between them"),
+                    DATA_DIRECT_REMEDY,
+                )
+            } else if function.iommu_group.is_none() {
+                Finding::unknown("there are no IOMMU groups: the SMMU is off, or sysfs does not show them")
+            } else {
+                Finding::pass("they share one")
+            };
+            let finding = finding.read("Data Direct function", function.address);
+            Some(on(nic, finding))
+        })
+        .collect();
+    if findings.is_empty() {
+        return vec![Finding::not_applicable(
+            "no NIC with a Data Direct function, or only root could see it",
+        )];
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! IP settings where several rails are in one namespace (A).
+//!
+//! Linux answers ARP for any of its addresses on any netdev and drops packets whose way back is
+//! another netdev. With one network card that is a convenience; with eight rails it mixes them up.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use netlink::Socket;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::rule::RuleAttribute;
+
+use super::check::Check;
+use super::context::Context;
+use crate::verdict::{FOR_THE_CONTAINER, Finding};
+use hca::network::{Network, Route, Uplinks};
+use rdma_device_plugin::files;
+
+/// What is read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    /// The container's checks are made.
+    pub in_pod: bool,
+    /// Netdevs of RDMA devices that have IPv4 here.
+    pub rails: Vec<Rail>,
+    /// Settings for all netdevs.
+    pub all: Settings,
+    /// Netdevs that the namespace is left through.
+    pub uplinks: Vec<String>,
+    /// Sources that have a routing rule; `None` if the kernel cannot be asked.
+    pub rules: Option<Vec<IpAddr>>,
+}
+
+/// A rail.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Rail {
+    /// Its netdev.
+    pub netdev: String,
+    /// Its addresses with their prefix lengths.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Subnets it is connected to.
+    pub subnets: Vec<(IpAddr, u8)>,
+    /// Its settings.
+    pub settings: Settings,
+}
+
+impl Rail {
+    /// An address, or at least a subnet: with rails in one subnet it is not always known which
+    /// address is whose.
+    fn has_ipv4(&self) -> bool {
+        !self.subnets.is_empty() || self.addresses.iter().any(|(ip, _)| ip.is_ipv4())
+    }
+}
+
+/// Settings of IPv4, each as its file says; `None` if it cannot be read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// `arp_ignore`.
+    pub arp_ignore: Option<u8>,
+    /// `arp_announce`.
+    pub arp_announce: Option<u8>,
+    /// `rp_filter`.
+    pub rp_filter: Option<u8>,
+}
+
+/// The checks.
+pub(super) const CHECKS: &[Check<Facts>] = &[
+    Check {
+        id: "A01",
+        title: "rails answer ARP for their own address only",
+        judge: a01_ignore,
+    },
+    Check {
+        id: "A02",
+        title: "rails announce their own address",
+        judge: a02_announce,
+    },
+    Check {
+        id: "A03",
+        title: "packets of rails are not dropped for their way back",
+        judge: a03_filter,
+    },
+    Check {
+        id: "A05",
+        title: "each rail's traffic leaves by that rail",
+        judge: a05_rules,
+    },
+    Check {
+        id: "A06",
+        title: "the default route is not a rail's",
+        judge: a06_default,
+    },
+];
+
+/// Reads the namespace that is checked.
+#[must_use]
+pub(super) fn read(context: &Context) -> Facts {
+    let network = context.network();
+    let inventory = &context.snapshot.inventory;
+    // A NIC for storage is on no rail, and what holds for rails is no concern of it.
+    let nics = &context.snapshot.machine.nics;
+    let off_rail = |netdev: &str| {
+        let mut off = nics.iter().filter(|nic| nic.rail.is_none());
+        off.any(|nic| nic.netdevs.iter().any(|name| name == netdev))
+    };
+    let mut netdevs: Vec<&str> = inventory
+        .rdma_devices
+        .iter()
+        .filter(|device| context.offered(&device.name))
+        .flat_map(hca::RdmaDevice::netdevs)
+        .filter(|name| inventory.netdev(name).is_some() && !off_rail(name))
+        .collect();
+    netdevs.sort_unstable();
+    netdevs.dedup();
+    let rails = netdevs
+        .into_iter()
+        .map(|netdev| rail(context, &network, netdev));
+    Facts {
+        in_pod: context.in_pod(),
+        rails: rails.filter(Rail::has_ipv4).collect(),
+        all: settings(context, "all"),
+        uplinks: match context.uplinks() {
+            Uplinks::Known(uplinks) => uplinks.into_keys().collect(),
+            Uplinks::Unknown(_) => Vec::new(),
+        },
+        rules: context.live().then(rules).flatten(),
+    }
+}
+
+fn rail(context: &Context, network: &Network, netdev: &str) -> Rail {
+    let connected = |route: &&Route| {
+        route.netdev == netdev
+            && !route.gateway
+            && !route.is_default()
+            && route.destination.is_ipv4()
+    };
+    Rail {
+        netdev: netdev.to_owned(),
+        addresses: network
+            .of(netdev)
+            .map(|address| (address.ip, address.prefix))
+            .collect(),
+        subnets: network
+            .routes
+            .iter()
+            .filter(connected)
+            .map(|route| (route.destination, route.prefix))
+            .collect(),
+        settings: settings(context, netdev),
+    }
+}
+
+fn settings(context: &Context, netdev: &str) -> Settings {
+    let directory = context.host.proc.join("sys/net/ipv4/conf").join(netdev);
+    let value = |name: &str| files::parsed(&directory.join(name));
+    Settings {
+        arp_ignore: value("arp_ignore"),
+        arp_announce: value("arp_announce"),
+        rp_filter: value("rp_filter"),
+    }
+}
+
+/// Sources of the rules of this process's namespace; `None` if the kernel refuses.
+fn rules() -> Option<Vec<IpAddr>> {
+    let mut socket = Socket::open().ok()?;
+    let list = netlink::rule::list(&mut socket, AddressFamily::Inet).ok()?;
+    let source = |attribute: &RuleAttribute| match attribute {
+        RuleAttribute::Source(source) => Some(*source),
+        _ => None,
+    };
+    let sources = list
+        .iter()
+        .filter_map(|rule| rule.attributes.iter().find_map(source));
+    Some(sources.collect())
+}
+
+/// Rails that share a subnet with another one, or have none beyond their own address.
+fn mixed(facts: &Facts) -> Vec<&Rail> {
+    let mut of_subnet: BTreeMap<(IpAddr, u8), usize> = BTreeMap::new();
+    for subnet in facts.rails.iter().flat_map(|rail| &rail.subnets) {
+        *of_subnet.entry(*subnet).or_default() += 1;
+    }
+    let shares = |rail: &&Rail| {
+        rail.subnets
+            .iter()
+            .any(|subnet| of_subnet.get(subnet).is_some_and(|rails| *rails > 1))
+    };
+    facts.rails.iter().filter(shares).collect()
+}
+
+fn alone() -> Vec<Finding> {
+    vec![Finding::not_applicable("no two rails are in one subnet")]
+}
+
+/// The kernel takes the larger of the two (`Documentation/networking/ip-sysctl.rst`).
+fn effective(all: Option<u8>, own: Option<u8>) -> Option<u8> {
+    Some(all?.max(own?))
+}
+
+/// Judges a setting of each of some rails.
+fn setting<'a>(
+    facts: &Facts,
+    rails: impl IntoIterator<Item = &'a Rail>,
+    name: &str,
+    of: fn(&Settings) -> Option<u8>,
+    judge: impl Fn(u8, &Rail) -> Finding,
+) -> Vec<Finding> {
+    rails
+        .into_iter()
+        .map(|rail| {
+            let (all, own) = (of(&facts.all), of(&rail.settings));
+            let shown =
+                |value: Option<u8>| value.map_or("unreadable".to_owned(), |v| v.to_string());
+            let finding = match effective(all, own) {
+                Some(value) => judge(value, rail),
+                None => Finding::unknown("these settings are those of another namespace"),
+            };
+            finding
+                .on(&rail.netdev)
+                .read(format!("{name} of all"), shown(all))
+                .read(format!("{name} of {}", rail.netdev), shown(own))
+        })
+        .collect()
+}
+
+fn a01_ignore(facts: &Facts) -> Vec<Finding> {
+    let rails = mixed(facts);
+    if rails.is_empty() {
+        return alone();
+    }
+    setting(
+        facts,
+        rails,
+        "arp_ignore",
+        |s| s.arp_ignore,
+        |value, rail| match value {
+            1 | 2 => Finding::pass("it does"),
+            _ => Finding::warn(
+                "it answers for the other rails' addresses as well: their traffic arrives here",
+                format!("sysctl net.ipv4.conf.{}.arp_ignore=1", rail.netdev),
+            ),
+        },
+    )
+}
+
+fn a02_announce(facts: &Facts) -> Vec<Finding> {
+    let rails = mixed(facts);
+    if rails.is_empty() {
+        return alone();
+    }
+    setting(
+        facts,
+        rails,
+        "arp_announce",
+        |s| s.arp_announce,
+        |value, rail| match value {
+            2 => Finding::pass("it does"),
+            _ => Finding::warn(
+                "it may ask with another rail's address, which neighbours then learn",
+                format!("sysctl net.ipv4.conf.{}.arp_announce=2", rail.netdev),
+            ),
+        },
+    )
+}
+
+fn a03_filter(facts: &Facts) -> Vec<Finding> {
+    if facts.rails.len() < 2 {
+        return vec![Finding::not_applicable(
+            "fewer than two rails with addresses",
+        )];
+    }
+    setting(
+        facts,
+        &facts.rails,
+        "rp_filter",
+        |s| s.rp_filter,
+        |value, rail| match value {
+            0 | 2 => Finding::pass("loose or off"),
+            _ => Finding::warn(
+                "strict: packets whose way back is another rail are dropped",
+                format!(
+                    "sysctl net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{}.rp_filter=2; the larger of \
+                 the two counts",
+                    rail.netdev
+                ),
+            ),
+        },
+    )
+}
+
+fn a05_rules(facts: &Facts) -> Vec<Finding> {
+    let rails = mixed(facts);
+    if rails.is_empty() {
+        return alone();
+    }
+    let Some(rules) = &facts.rules else {
+        return vec![Finding::unknown(
+            "routing rules can only be asked of the running kernel",
+        )];
+    };
+    let ipv4 = |rail: &Rail| {
+        rail.addresses
+            .iter()
+            .map(|(ip, _)| *ip)
+            .filter(IpAddr::is_ipv4)
+            .collect::<Vec<_>>()
+    };
+    rails
+        .into_iter()
+        .map(|rail| {
+            let without: Vec<String> = ipv4(rail)
+                .into_iter()
+                .filter(|ip| !rules.contains(ip))
+                .map(|ip| ip.to_string())
+                .collect();
+            let finding = if without.is_empty() {
+                Finding::pass("by a rule for its address")
+            } else {
+                Finding::warn(
+                    format!(
+                        "no rule for {}: its traffic leaves by whichever rail comes first",
+                        without.join(", ")
+                    ),
+                    "ip rule add from ADDRESS table N, with the rail's subnet in table N",
+                )
+            };
+            finding.on(&rail.netdev)
+        })
+        .collect()
+}
+
+fn a06_default(facts: &Facts) -> Vec<Finding> {
+    if !facts.in_pod {
+        return vec![Finding::not_applicable(FOR_THE_CONTAINER)];
+    }
+    let rails: Vec<&str> = facts
+        .rails
+        .iter()
+        .map(|rail| rail.netdev.as_str())
+        .collect();
+    if rails.is_empty() {
+        return vec![Finding::not_applicable("no rail with an address")];
+    }
+    let wrong: Vec<&str> = facts
+        .uplinks
+        .iter()
+        .map(String::as_str)
+        .filter(|uplink| rails.contains(uplink))
+        .collect();
+    let uplinks = if facts.uplinks.is_empty() {
+        "none".to_owned()
+    } else {
+        facts.uplinks.join(" ")
+    };
+    vec![
+        if wrong.is_empty() {
+            Finding::pass("it is not")
+        } else {
+            Finding::fail(
+                format!(
+                    "{} carries it: the pod loses the cluster's network and DNS",
+                    wrong.join(", ")
+                ),
+                "take the gateway out of that network's configuration",
+            )
+        }
+        .read("default routes", uplinks),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,313 @@
+//! A node made of files on which nothing is wrong, and what is made wrong on it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hca::network::Uplinks;
+use hca::topology::{Machine, Wanted};
+use hca_trees::{Tree, machine};
+
+use super::super::*;
+use crate::verdict::Verdict;
+
+/// A node, as files.
+pub(super) struct Node {
+    directory: tempfile::TempDir,
+    pub(super) tree: Tree,
+    sockets: Vec<UnixListener>,
+    /// What was changed: the path, and where what was there waits, if anything was.
+    changed: RefCell<Vec<(PathBuf, Option<PathBuf>)>>,
+    aside: tempfile::TempDir,
+}
+
+impl Node {
+    /// A host without anything.
+    pub(super) fn bare() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        tree.file(
+            "/proc/sys/kernel/random/boot_id",
+            "11111111-2222-3333-4444-555555555555",
+        );
+        Self {
+            directory,
+            tree,
+            sockets: Vec::new(),
+            changed: RefCell::default(),
+            aside: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// Removes something until [`Node::restore`].
+    pub(super) fn take(&self, path: &str) {
+        let path = self.tree.path(path);
+        let mut changed = self.changed.borrow_mut();
+        let place = self.aside.path().join(changed.len().to_string());
+        let was_there = fs::rename(&path, &place).is_ok();
+        changed.push((path, was_there.then_some(place)));
+    }
+
+    /// Writes a file until [`Node::restore`].
+    pub(super) fn put(&self, path: &str, text: impl std::fmt::Display) {
+        self.take(path);
+        self.tree.file(path, text);
+    }
+
+    /// Undoes all changes.
+    pub(super) fn restore(&self) {
+        for (path, place) in self.changed.borrow_mut().drain(..).rev() {
+            if fs::remove_file(&path).is_err() {
+                let _ = fs::remove_dir_all(&path);
+            }
+            if let Some(place) = place {
+                fs::rename(place, path).unwrap();
+            }
+        }
+    }
+
+    /// An A4 where nothing is wrong.
+    pub(super) fn fit() -> Self {
+        let mut node = Self::bare();
+        machine::a4(&node.tree);
+        node.tree.rdma_core(true);
+        node.lay_modules();
+        node.lay_functions();
+        node.lay_ports();
+        node.lay_network();
+        node.lay_runtime();
+        node.lay_kubelet();
+        node.changed.borrow_mut().clear();
+        node
+    }
+
+    fn lay_modules(&self) {
+        let tree = &self.tree;
+        let modules = [
+            "ib_core",
+            "ib_uverbs",
+            "rdma_ucm",
+            "mlx5_core",
+            "mlx5_ib",
+            "nvidia",
+        ];
+        for module in modules {
+            tree.file(format!("/sys/module/{module}/refcnt"), 1);
+        }
+        tree.file("/proc/sys/kernel/osrelease", "6.8.0-45-generic");
+        tree.file("/proc/cpuinfo", "flags\t\t: fpu vme");
+        tree.file(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06",
+        );
+        tree.file(
+            "/proc/kallsyms",
+            "0 T ib_umem_dmabuf_get\t[ib_uverbs]\n0 t mlx5_ib_reg_user_mr_dmabuf\t[mlx5_ib]",
+        );
+    }
+
+    fn lay_functions(&self) {
+        let names = fs::read_dir(self.tree.path("/sys/bus/pci/devices")).unwrap();
+        for name in names.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
+            let directory = format!("/sys/bus/pci/devices/{name}");
+            self.config(&name, 0x5936, Some(0x0001));
+            self.tree.file(
+                format!("{directory}/aer_dev_correctable"),
+                "RxErr 0\nTOTAL_ERR_COR 0",
+            );
+            self.tree
+                .file(format!("{directory}/iommu_group/type"), "identity");
+            self.tree.file(
+                format!("{directory}/resource"),
+                "0x00000000f8000000 0x00000000f8ffffff 0x0000000000040200\n\
+                 0x0000380000000000 0x0000383fffffffff 0x000000000014220c",
+            );
+        }
+    }
+
+    pub(super) fn config(&self, address: &str, device: u16, acs: Option<u16>) {
+        let bytes = pcie::config_space::tests::space(device, acs, None);
+        let path = format!("/sys/bus/pci/devices/{address}/config");
+        self.take(&path);
+        fs::write(self.tree.path(path), bytes).unwrap();
+    }
+
+    fn lay_ports(&self) {
+        for number in 0..8 {
+            let port = format!("/sys/class/infiniband/mlx5_{number}/ports/1");
+            let ip = format!("0000:0000:0000:0000:0000:ffff:c0a8:{:02x}04", number + 1);
+            for (index, kind) in [(2, "IB/RoCE v1"), (3, "RoCE v2")] {
+                self.tree.file(format!("{port}/gids/{index}"), &ip);
+                self.tree
+                    .file(format!("{port}/gid_attrs/types/{index}"), kind);
+                self.tree.file(
+                    format!("{port}/gid_attrs/ndevs/{index}"),
+                    format!("gpu{number}rdma0"),
+                );
+            }
+            self.tree.file(format!("{port}/counters/symbol_error"), 0);
+            self.tree
+                .file(format!("{port}/hw_counters/out_of_buffer"), 0);
+            self.tree.file(
+                format!("/sys/kernel/config/rdma_cm/mlx5_{number}/ports/1/default_roce_tos"),
+                106,
+            );
+            let netdev = format!("/sys/class/net/gpu{number}rdma0");
+            self.tree.file(format!("{netdev}/carrier"), 1);
+            self.tree.file(format!("{netdev}/name_assign_type"), 4);
+            self.tree.file(format!("{netdev}/qos/trust"), "dscp");
+            for (file, value) in [("roce_rp/enable/3", 1), ("roce_np/enable/3", 1)] {
+                self.tree.file(format!("{netdev}/ecn/{file}"), value);
+            }
+            // The nodes of a tree are files; a link to a real character device is one.
+            self.null_node(
+                &format!("infiniband_verbs/uverbs{number}"),
+                &format!("uverbs{number}"),
+            );
+        }
+        self.null_node("misc/rdma_cm", "rdma_cm");
+    }
+
+    pub(super) fn null_node(&self, class: &str, name: &str) {
+        self.tree.file(format!("/sys/class/{class}/dev"), "1:3");
+        let node = self.tree.path(format!("/dev/infiniband/{name}"));
+        fs::remove_file(&node).unwrap();
+        std::os::unix::fs::symlink("/dev/null", node).unwrap();
+    }
+
+    fn lay_network(&self) {
+        let mut routes = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n\
+            eth0 00000000 0100A8C0 0003 0 0 100 00000000 0 0 0\n"
+            .to_owned();
+        let mut trie = "Local:\n".to_owned();
+        for number in 1..=8 {
+            let network = u32::from_ne_bytes([192, 168, number, 0]);
+            let mask = u32::from_ne_bytes([255, 255, 255, 0]);
+            routes.push_str(&format!(
+                "gpu{}rdma0 {network:08X} 00000000 0001 0 0 0 {mask:08X} 0 0 0\n",
+                number - 1
+            ));
+            trie.push_str(&format!(
+                "     |-- 192.168.{number}.4\n        /32 host LOCAL\n"
+            ));
+        }
+        self.tree.file("/proc/1/net/route", routes);
+        self.tree.file("/proc/1/net/fib_trie", trie);
+        for netdev in (0..8)
+            .map(|n| format!("gpu{n}rdma0"))
+            .chain(["all".to_owned()])
+        {
+            let conf = format!("/proc/sys/net/ipv4/conf/{netdev}");
+            for (setting, value) in [("arp_ignore", 0), ("arp_announce", 0), ("rp_filter", 0)] {
+                self.tree.file(format!("{conf}/{setting}"), value);
+            }
+        }
+    }
+
+    fn lay_runtime(&self) {
+        for (pid, name) in [
+            (1, "systemd"),
+            (700, "containerd"),
+            (800, "nvidia-device-p"),
+            (900, "kubelet"),
+        ] {
+            self.tree.file(format!("/proc/{pid}/comm"), name);
+        }
+        self.tree.file(
+            "/proc/700/limits",
+            "Max locked memory         unlimited            unlimited            bytes",
+        );
+        self.tree.file("/proc/800/environ", "MOFED_ENABLED=false\0");
+        self.tree
+            .file("/etc/containerd/config.toml", "enable_cdi = true");
+        fs::write(
+            self.tree.path("/proc/900/cmdline"),
+            "kubelet\0--config=/etc/kubelet.yaml\0--topology-manager-scope=pod\0",
+        )
+        .unwrap();
+        self.tree.file(
+            "/etc/kubelet.yaml",
+            "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node",
+        );
+    }
+
+    fn lay_kubelet(&mut self) {
+        let plugins = self.tree.path("/var/lib/kubelet/device-plugins");
+        fs::create_dir_all(&plugins).unwrap();
+        self.sockets
+            .push(UnixListener::bind(plugins.join("kubelet.sock")).unwrap());
+        self.tree.file(
+            "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+            r#"{"Data":{"RegisteredDevices":{"rdma/rails":["0000:91:00.0"]}}}"#,
+        );
+        self.tree.file("/etc/cni/net.d/00-multus.conf", "{}");
+        for program in node::cni_program::NAMES {
+            let path = format!("/opt/cni/bin/{program}");
+            self.tree.file(
+                &path,
+                format!("#!/bin/sh\necho {program} {}", env!("CARGO_PKG_VERSION")),
+            );
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            fs::set_permissions(self.tree.path(&path), mode).unwrap();
+        }
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        let root = self.directory.path();
+        Settings {
+            root: root.to_owned(),
+            kubelet_root_dir: root.join("var/lib/kubelet"),
+            device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
+            cni_bin_dir: root.join("opt/cni/bin"),
+            cni_conf_dir: root.join("etc/cni/net.d"),
+            policy: root.join("etc/rdma-netdev/policy.json"),
+            scope: Scope::Node,
+            requirements: Requirements {
+                window: Duration::ZERO,
+                ..Requirements::default()
+            },
+        }
+    }
+
+    /// The verdict of each check. PodResources is a real kubelet's, and left out.
+    pub(super) fn verdicts(&self) -> BTreeMap<&'static str, Verdict> {
+        self.verdicts_with(self.settings(), None)
+    }
+
+    pub(super) fn context(&self, settings: Settings, pools: Option<Pools>) -> Context {
+        let host = self.tree.host();
+        let inventory = hca::inventory(&host).unwrap();
+        let snapshot = Snapshot {
+            machine: Machine::read(&host, &inventory, &Wanted::default()).unwrap(),
+            uplinks: Uplinks::of_host(&host, &[]),
+            inventory,
+            in_host_namespace: false,
+        };
+        Context::new(settings, snapshot, pools)
+    }
+
+    pub(super) fn verdicts_with(
+        &self,
+        settings: Settings,
+        pools: Option<Pools>,
+    ) -> BTreeMap<&'static str, Verdict> {
+        let selection = Selection::new(&[], &["K02".to_owned()]).unwrap();
+        let outcomes = run(&self.context(settings, pools), &selection);
+        outcomes
+            .into_iter()
+            .map(|outcome| (outcome.id, outcome.verdict))
+            .collect()
+    }
+
+    /// Checks that complain.
+    pub(super) fn complaints(&self) -> Vec<&'static str> {
+        let verdicts = self.verdicts().into_iter();
+        verdicts
+            .filter(|(_, verdict)| *verdict >= Verdict::Warn)
+            .map(|(id, _)| id)
+            .collect()
+    }
+}

@@ -1,0 +1,167 @@
+//! Pods whose NICs are farther from their GPUs than they need be.
+//!
+//! A pod is measured against the best that this machine can give to as many GPUs and NICs: one NIC
+//! for eight GPUs is far from some of them whichever it is, and that is not misaligned.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hca::topology::{Choice, Class, Machine, Request, choose};
+use serde::Serialize;
+
+use super::holders::Holders;
+
+/// A pod with a NIC that is farther from a GPU than it need be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Misaligned {
+    /// The pod, `namespace/name`.
+    pub pod: String,
+    /// Ordinal of the first of its GPUs that is far from its NIC.
+    pub gpu: u32,
+    /// The NIC that serves this GPU: RDMA device, netdev or address.
+    pub nic: String,
+    /// How far they are apart.
+    pub distance: Class,
+    /// How near a NIC of this machine is to this GPU.
+    pub nearest: Class,
+}
+
+impl Misaligned {
+    /// As a sentence.
+    #[must_use]
+    pub(crate) fn sentence(&self) -> String {
+        format!(
+            "pod {}: GPU {} is served by {} at {}, where {} can be had on this machine",
+            self.pod, self.gpu, self.nic, self.distance, self.nearest
+        )
+    }
+}
+
+/// How the pods with both GPUs and NICs are placed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Alignment {
+    /// Pods that could be judged.
+    pub pods: usize,
+    /// Those of them that are misaligned, by name.
+    pub misaligned: Vec<Misaligned>,
+}
+
+/// Judges every pod that holds at least one GPU and one NIC of this machine. A unit that stands
+/// for all HCAs of its pool names no NIC, and its pod is not judged.
+#[must_use]
+pub(crate) fn alignment(machine: &Machine, holders: &Holders) -> Alignment {
+    let mut of_pod: BTreeMap<String, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
+    for (index, gpu) in machine.gpus.iter().enumerate() {
+        for pod in holders.gpu(gpu) {
+            of_pod.entry(pod).or_default().0.insert(index);
+        }
+    }
+    for (index, nic) in machine.nics.iter().enumerate() {
+        for pod in holders.nic(nic) {
+            of_pod.entry(pod).or_default().1.insert(index);
+        }
+    }
+    of_pod.retain(|_, (gpus, nics)| !gpus.is_empty() && !nics.is_empty());
+    let misaligned = of_pod
+        .iter()
+        .filter_map(|(pod, (gpus, nics))| judge(machine, pod, gpus, nics));
+    Alignment {
+        misaligned: misaligned.collect(),
+        pods: of_pod.len(),
+    }
+}
+
+fn judge(
+    machine: &Machine,
+    pod: &str,
+    gpus: &BTreeSet<usize>,
+    nics: &BTreeSet<usize>,
+) -> Option<Misaligned> {
+    let request = |include: BTreeSet<usize>| Request {
+        count: nics.len(),
+        gpus: gpus.clone(),
+        include,
+        share_cards: true,
+        ..Request::default()
+    };
+    let far = |choice: &Choice| choice.pairs.iter().filter(|pair| !pair.aligned).count();
+    let own = choose(machine, &request(nics.clone())).ok()?;
+    let best = choose(machine, &request(BTreeSet::new())).ok()?;
+    if far(&own) <= far(&best) {
+        return None;
+    }
+    let pair = own.pairs.iter().find(|pair| !pair.aligned)?;
+    let gpu = machine.gpus.get(pair.gpu)?;
+    Some(Misaligned {
+        pod: pod.to_owned(),
+        gpu: gpu.ordinal,
+        nic: machine.nics.get(pair.nic)?.title(),
+        distance: pair.distance.class,
+        nearest: machine.nearest(gpu)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hca::topology::Wanted;
+    use hca_trees::{Tree, machine};
+
+    fn a4() -> Machine {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        machine::a4(&tree);
+        let inventory = hca::inventory(&tree.host()).unwrap();
+        Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
+    }
+
+    fn judged(held: &[(&str, &str)]) -> Alignment {
+        let held = held
+            .iter()
+            .map(|(pod, id)| ((*pod).to_owned(), (*id).to_owned()));
+        alignment(&a4(), &Holders::collect(held))
+    }
+
+    #[test]
+    fn a_nic_of_the_other_socket_is_misaligned() {
+        let alignment = judged(&[("t/far", "0000:8f:00.0"), ("t/far", "0000:ce:00.0")]);
+        let [pod] = alignment.misaligned.try_into().unwrap();
+        assert_eq!(
+            pod.sentence(),
+            "pod t/far: GPU 0 is served by mlx5_7 at SYS, where PIX can be had on this machine"
+        );
+    }
+
+    #[test]
+    fn a_nic_of_the_same_switch_is_aligned() {
+        let held = [
+            ("t/near", "0000:8f:00.0"),
+            ("t/near", "0000:92:00.0"),
+            ("t/gpu-only", "0000:90:00.0"),
+            ("t/nic-only", "0000:99:00.0"),
+        ];
+        let alignment = judged(&held);
+        assert_eq!(alignment.pods, 1, "{alignment:?}");
+        assert!(alignment.misaligned.is_empty(), "{alignment:?}");
+    }
+
+    #[test]
+    fn one_nic_for_gpus_of_both_sockets_is_as_good_as_it_gets() {
+        let held = [
+            ("t/two", "0000:8f:00.0"),
+            ("t/two", "0000:cc:00.0"),
+            ("t/two", "0000:91:00.0"),
+        ];
+        assert!(judged(&held).misaligned.is_empty());
+        let other = [
+            ("t/two", "0000:8f:00.0"),
+            ("t/two", "0000:90:00.0"),
+            ("t/two", "0000:99:00.0"),
+        ];
+        assert_eq!(
+            judged(&other).misaligned.len(),
+            1,
+            "another switch has both near"
+        );
+    }
+}

@@ -1,0 +1,354 @@
+//! Lists of GPUs and NICs, no wider than 80 columns but for the names of pods, and the matrix, like
+//! that of `nvidia-smi topo -m`, which is wider on a node with eight of each.
+
+use std::fmt::Write;
+
+use hca::port::LinkLayer;
+use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PcieLink, Place};
+use node::table::table;
+
+use super::view::View;
+
+/// What the classes mean, nearest first.
+const LEGEND: [(Class, &str); 6] = [
+    (Class::X, "itself"),
+    (Class::Pix, "at most one PCIe switch between them"),
+    (Class::Pxb, "several PCIe switches, no host bridge"),
+    (Class::Phb, "through a host bridge"),
+    (Class::Node, "between host bridges of one NUMA node"),
+    (Class::Sys, "between NUMA nodes"),
+];
+
+/// The lists as text.
+#[must_use]
+pub(super) fn text(view: &View) -> String {
+    sections(view, String::new())
+}
+
+/// The same below the matrix.
+#[must_use]
+pub(super) fn text_with_matrix(view: &View) -> String {
+    sections(view, format!("{}\n", matrix(view)))
+}
+
+fn sections(view: &View, matrix: String) -> String {
+    let machine = &view.machine;
+    let mut text = String::new();
+    if machine.gpus.is_empty() && machine.nics.is_empty() {
+        text.push_str("neither a GPU nor an RDMA NIC on this node\n");
+    } else {
+        text.push_str(&matrix);
+        if !machine.gpus.is_empty() {
+            let _ = writeln!(text, "{}", gpus(view));
+        }
+        if !machine.nics.is_empty() {
+            let _ = writeln!(text, "{}", nics(view));
+        }
+        for (class, meaning) in LEGEND {
+            let _ = writeln!(text, "{:4} {meaning}", class.label());
+        }
+    }
+    if let Some(choice) = &view.choice {
+        text.push('\n');
+        text.push_str(&chosen(view, choice));
+    }
+    let notes = view.notes();
+    if !notes.is_empty() {
+        text.push('\n');
+    }
+    for note in notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    text
+}
+
+fn matrix(view: &View) -> String {
+    let machine = &view.machine;
+    let gpus = machine
+        .gpus
+        .iter()
+        .map(|gpu| (format!("GPU{}", gpu.ordinal), &gpu.place));
+    let nics = machine.nics.iter().enumerate();
+    let nics = nics.map(|(index, nic)| (format!("NIC{index}"), &nic.place));
+    let all: Vec<(String, &Place)> = gpus.chain(nics).collect();
+    let mut header = vec![String::new()];
+    header.extend(all.iter().map(|(name, _)| name.clone()));
+    header.extend(["NUMA".to_owned(), "CPUs".to_owned()]);
+    let mut rows = Vec::new();
+    for (name, place) in &all {
+        let mut row = vec![name.clone()];
+        row.extend(
+            all.iter()
+                .map(|(_, other)| machine.distance(place, other).to_string()),
+        );
+        row.push(numa(place));
+        let node = place.numa.and_then(|id| machine.numa.node(id));
+        row.push(node.map_or_else(|| "-".to_owned(), |node| node.cpus.clone()));
+        rows.push(row);
+    }
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    table(&header, &rows)
+}
+
+fn gpus(view: &View) -> String {
+    let header = ["GPU", "PCI", "MODEL", "PCIE", "NEAREST NICS", "POD"];
+    let mut rows = Vec::new();
+    for gpu in &view.machine.gpus {
+        let near = view.nearest(&gpu.place);
+        let class = view.machine.nearest(gpu).map(|class| class.label());
+        rows.push(vec![
+            format!("GPU{}", gpu.ordinal),
+            gpu.place.address.to_string(),
+            match gpu.driver {
+                Some(_) => gpu.title(),
+                None => format!("{} (no driver)", gpu.title()),
+            },
+            link(gpu.link),
+            format!("{} {}", class.unwrap_or("-"), view.names(&near).join(" ")),
+            pods(&view.holders.gpu(gpu)),
+        ]);
+    }
+    table(&header, &rows)
+}
+
+fn nics(view: &View) -> String {
+    let header = [
+        "NIC", "RDMA", "NETDEV", "HCA", "LINK", "RATE", "PCIE", "RAIL", "POD",
+    ];
+    let mut rows = Vec::new();
+    for (index, nic) in view.machine.nics.iter().enumerate() {
+        rows.push(vec![
+            format!("NIC{index}"),
+            joined(&nic.rdma_devices),
+            if nic.elsewhere {
+                "in a pod".to_owned()
+            } else {
+                joined(&nic.netdevs)
+            },
+            nic.hca.to_string(),
+            link_layer(nic.link_layer).to_owned(),
+            rate(nic),
+            link(nic.link),
+            (nic.rail.as_ref()).map_or_else(|| "-".to_owned(), |rail| rail.number.to_string()),
+            pods(&view.holders.nic(nic)),
+        ]);
+    }
+    table(&header, &rows)
+}
+
+/// The NICs chosen, with what serves which GPU and whether that is as good as it gets here.
+fn chosen(view: &View, choice: &Choice) -> String {
+    let mut text = format!("chosen: {}\n", view.names(&choice.nics).join(" "));
+    for pair in &choice.pairs {
+        let machine = &view.machine;
+        let (Some(gpu), Some(nic)) = (machine.gpus.get(pair.gpu), machine.nics.get(pair.nic))
+        else {
+            continue;
+        };
+        let _ = write!(
+            text,
+            "  GPU{} is served by {} at {}",
+            gpu.ordinal,
+            nic.title(),
+            pair.distance
+        );
+        if !pair.aligned {
+            let nearest = machine.nearest(gpu).map_or("-", Class::label);
+            let _ = write!(text, ", where {nearest} can be had on this machine");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn numa(place: &Place) -> String {
+    place
+        .numa
+        .map_or_else(|| "-".to_owned(), |node| node.to_string())
+}
+
+fn joined(names: &[String]) -> String {
+    if names.is_empty() {
+        "-".to_owned()
+    } else {
+        names.join(",")
+    }
+}
+
+fn pods(pods: &[String]) -> String {
+    match pods {
+        [] => "-".to_owned(),
+        [one] => one.clone(),
+        [one, rest @ ..] => format!("{one} +{}", rest.len()),
+    }
+}
+
+/// As short as people say it.
+fn link_layer(layer: LinkLayer) -> &'static str {
+    match layer {
+        LinkLayer::Ethernet => "Eth",
+        LinkLayer::InfiniBand => "IB",
+        LinkLayer::Unknown => "-",
+    }
+}
+
+/// Rate of the active ports together.
+pub(super) fn rate(nic: &Nic) -> String {
+    match nic.rate_mbps {
+        Some(mbps) => format!("{} Gb/s", mbps / 1000),
+        None if nic.elsewhere => "-".to_owned(),
+        None => "down".to_owned(),
+    }
+}
+
+/// What the link runs at, and what it could where that is more. An idle GPU slows its link down
+/// to save power, so of a GPU the possible is shown.
+pub(super) fn link(link: PcieLink) -> String {
+    let narrower = |current: Lanes, most: Lanes| current.width < most.width;
+    match (link.current, link.most) {
+        (Some(current), Some(most)) if narrower(current, most) => format!("{current} of {most}"),
+        (_, Some(most)) => most.to_string(),
+        (Some(current), None) => current.to_string(),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+/// What people call a GPU in a list.
+pub(super) fn gpu_name(gpu: &Gpu) -> String {
+    format!("GPU {}", gpu.ordinal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::holders::Holders;
+    use hca::topology::{Machine, Request, Wanted, choose};
+    use hca_trees::{Tree, machine};
+
+    fn view(lay: impl Fn(&Tree)) -> View {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        lay(&tree);
+        let inventory = hca::inventory(&tree.host()).unwrap();
+        let machine = Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap();
+        View {
+            machine,
+            ..View::default()
+        }
+    }
+
+    fn lines(text: &str) -> Vec<String> {
+        text.lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect()
+    }
+
+    #[test]
+    fn the_matrix_reads_like_that_of_nvidia_smi() {
+        let text = text_with_matrix(&view(machine::egx));
+        let lines = lines(&text);
+        assert_eq!(lines[0], "GPU0 GPU1 GPU2 GPU3 NIC0 NIC1 NUMA CPUs");
+        assert_eq!(lines[1], "GPU0 X SYS SYS SYS NODE NODE 0 0-19");
+        assert_eq!(lines[5], "NIC0 NODE SYS SYS SYS X PIX 0 0-19");
+        assert!(
+            text.contains("NODE between host bridges of one NUMA node"),
+            "{text}"
+        );
+        assert!(
+            text.contains("note: no NIC shares a switch with GPU 0 (NODE), GPU 1, 2, 3 (SYS)"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_grace_tray_says_how_its_nics_reach_the_gpus() {
+        let gb200 = text(&view(machine::gb200));
+        assert!(
+            gb200.contains(
+                "note: NICs of the same NUMA node reach GPU 0, 1, 2, 3 over C2C, without a copy through \
+                 host memory unless NCCL_NET_GDR_C2C is 0; their memory is NUMA node 2 (GPU 0), 10 (GPU 1)"
+            ),
+            "{gb200}"
+        );
+        assert!(!gb200.contains("no NIC shares a switch"), "{gb200}");
+        let gb300 = text(&view(machine::gb300));
+        assert!(
+            gb300.contains(
+                "those of the function that does the DMA: mlx5_0 by 0009:03:00.0, mlx5_1"
+            ),
+            "{gb300}"
+        );
+        assert!(!gb300.contains("over C2C"), "{gb300}");
+    }
+
+    #[test]
+    fn each_gpu_and_nic_is_listed_with_its_pod() {
+        let mut view = view(machine::a4);
+        view.holders = Holders::collect([
+            ("team/train-0".to_owned(), "GPU-0000-8f-00-0".to_owned()),
+            ("team/train-0".to_owned(), "0000:91:00.0".to_owned()),
+        ]);
+        let lines = lines(&text(&view));
+        assert!(lines.contains(
+            &"GPU0 0000:8f:00.0 NVIDIA GPU Gen5 x16 PIX mlx5_0 mlx5_1 team/train-0".to_owned()
+        ));
+        assert!(lines.contains(
+            &"NIC0 mlx5_0 gpu0rdma0 0000:91:00.0 Eth 400 Gb/s Gen5 x16 0 team/train-0".to_owned()
+        ));
+    }
+
+    #[test]
+    fn the_lists_fit_a_terminal_of_80_columns() {
+        for lay in [machine::a4, machine::egx, machine::p4d] {
+            let mut view = view(lay);
+            view.holders = Holders::collect([("t/a-0".to_owned(), "0000:91:00.0".to_owned())]);
+            let text = text(&view);
+            assert!(!text.contains("GPU0  X"), "no matrix: {text}");
+            let lists = text.split("\nX    itself").next().unwrap();
+            for line in lists.lines() {
+                assert!(line.chars().count() <= 80, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_choice_says_where_it_is_not_the_best() {
+        let mut view = view(machine::a4);
+        let request = Request {
+            gpus: [0].into(),
+            count: 1,
+            taken: [0, 1, 2, 3].into(),
+            ..Request::default()
+        };
+        view.choice = Some(choose(&view.machine, &request).unwrap());
+        let text = text(&view);
+        assert!(
+            text.contains(
+                "chosen: mlx5_4\n  GPU0 is served by mlx5_4 at SYS, where PIX can be had on this \
+                 machine\n"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_node_without_anything_says_so() {
+        assert_eq!(
+            text(&View::default()),
+            "neither a GPU nor an RDMA NIC on this node\n"
+        );
+    }
+
+    #[test]
+    fn the_document_has_every_cell() {
+        let document = view(machine::a4).document();
+        assert_eq!(document["distances"]["gpuNic"][0][1]["class"], "PIX");
+        assert_eq!(document["distances"]["gpuNic"][7][0]["class"], "SYS");
+        assert_eq!(
+            document["gpus"][0]["nearestNics"],
+            serde_json::json!([0, 1])
+        );
+        assert_eq!(document["nics"][3]["rail"]["number"], 3);
+        assert_eq!(document["nics"][3]["hca"], "0000:99:00.0");
+    }
+}

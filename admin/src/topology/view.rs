@@ -1,0 +1,231 @@
+//! What is shown of a node's topology: the machine, the pods that hold its devices, the chosen NICs,
+//! and remarks.
+
+use std::collections::BTreeMap;
+
+use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, Place};
+use serde_json::{Value, json};
+
+use super::alignment::{Misaligned, alignment};
+use super::holders::Holders;
+
+/// All that the faces show.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    /// GPUs, NICs, NUMA nodes.
+    pub machine: Machine,
+    /// Which pod has which GPU and NIC; empty if the kubelet was not asked.
+    pub holders: Holders,
+    /// NICs chosen for GPUs, if that was asked.
+    pub choice: Option<Choice>,
+    /// Where places come from, if not from sysfs.
+    pub override_source: Option<String>,
+    /// Further remarks, such as why the kubelet did not answer.
+    pub remarks: Vec<String>,
+}
+
+impl View {
+    /// What a person should know about this node, one sentence each.
+    #[must_use]
+    pub(super) fn notes(&self) -> Vec<String> {
+        let machine = &self.machine;
+        let mut notes = Vec::new();
+        if let Some(source) = &self.override_source {
+            notes.push(format!("places are from {source}, not from the PCI tree"));
+        }
+        if machine.hides_switches() {
+            notes.push(
+                "each device has a root complex of its own: the hypervisor hides the switches; \
+                 a file that describes them can be given with --nccl-topology FILE"
+                    .to_owned(),
+            );
+        }
+        for nic in &machine.nics {
+            if let Some(rail) = &nic.rail
+                && let Some((source, number)) = &rail.differs
+            {
+                notes.push(format!(
+                    "{} is on rail {} by {}, but would be on rail {number} by {}: check that all \
+                     nodes agree, or number rails with --rail",
+                    nic.title(),
+                    rail.number,
+                    rail.source.description(),
+                    source.description()
+                ));
+            }
+        }
+        let nowhere = |place: &Place| place.numa.is_none() && machine.numa.nodes_with_cpus() > 1;
+        let unknown: Vec<String> = machine
+            .gpus
+            .iter()
+            .filter(|gpu| nowhere(&gpu.place))
+            .map(|gpu| format!("GPU{}", gpu.ordinal))
+            .chain(
+                machine
+                    .nics
+                    .iter()
+                    .filter(|nic| nowhere(&nic.place))
+                    .map(Nic::title),
+            )
+            .collect();
+        if !unknown.is_empty() {
+            notes.push(format!(
+                "the firmware does not state the NUMA node of {}: cells with a question mark are \
+                 cautious guesses",
+                unknown.join(", ")
+            ));
+        }
+        if !machine.unplaced.is_empty() {
+            notes.push(format!(
+                "not on any PCI device, so without a place here: {}",
+                machine.unplaced.join(", ")
+            ));
+        }
+        notes.extend(self.far_gpus());
+        notes.extend(self.coherent_gpus());
+        notes.extend(self.data_direct());
+        let placed = alignment(machine, &self.holders);
+        notes.extend(placed.misaligned.iter().map(Misaligned::sentence));
+        notes.extend(self.remarks.iter().cloned());
+        notes
+    }
+
+    /// GPUs for which this machine has no NIC below the host bridge, by what they have.
+    fn far_gpus(&self) -> Option<String> {
+        let mut far: BTreeMap<Class, Vec<String>> = BTreeMap::new();
+        for gpu in &self.machine.gpus {
+            match self.machine.nearest(gpu) {
+                Some(class) if !gpu.is_direct_at(class) => {
+                    far.entry(class).or_default().push(gpu.ordinal.to_string());
+                }
+                _ => {}
+            }
+        }
+        let words: Vec<String> = far
+            .iter()
+            .map(|(class, gpus)| format!("GPU {} ({class})", gpus.join(", ")))
+            .collect();
+        (!words.is_empty()).then(|| {
+            format!(
+                "no NIC shares a switch with {}: NCCL then copies through host memory unless \
+                 NCCL_NET_GDR_LEVEL allows more",
+                words.join(", ")
+            )
+        })
+    }
+
+    /// GPUs that NICs reach over the coherent link to the CPU.
+    fn coherent_gpus(&self) -> Option<String> {
+        let over_c2c = |gpu: &&Gpu| {
+            let near = self.machine.nearest(gpu);
+            near.is_some_and(|class| !class.is_peer_to_peer() && gpu.is_direct_at(class))
+        };
+        let gpus = self.machine.gpus.iter().filter(over_c2c);
+        let gpus: Vec<String> = gpus.map(|gpu| gpu.ordinal.to_string()).collect();
+        let memory = self.machine.gpus.iter().filter_map(|gpu| {
+            let node = gpu.memory_node?;
+            Some(format!("{node} (GPU {})", gpu.ordinal))
+        });
+        let memory: Vec<String> = memory.collect();
+        let nodes = if memory.is_empty() {
+            String::new()
+        } else {
+            format!("; their memory is NUMA node {}", memory.join(", "))
+        };
+        (!gpus.is_empty()).then(|| {
+            format!(
+                "NICs of the same NUMA node reach GPU {} over C2C, without a copy through host memory \
+                 unless NCCL_NET_GDR_C2C is 0{nodes}",
+                gpus.join(", ")
+            )
+        })
+    }
+
+    /// NICs whose DMA to GPUs comes from another place than theirs.
+    fn data_direct(&self) -> Option<String> {
+        let nics = self.machine.nics.iter().filter_map(|nic| {
+            let function = nic.place.data_direct.as_deref()?;
+            Some(format!("{} by {}", nic.title(), function.address))
+        });
+        let nics: Vec<String> = nics.collect();
+        (!nics.is_empty()).then(|| {
+            format!(
+                "Data Direct: distances to GPUs are those of the function that does the DMA: {}",
+                nics.join(", ")
+            )
+        })
+    }
+
+    /// The whole as one document.
+    #[must_use]
+    pub(super) fn document(&self) -> Value {
+        let machine = &self.machine;
+        let gpus: Vec<&Place> = machine.gpus.iter().map(|gpu| &gpu.place).collect();
+        let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();
+        let mut document = json!({
+            "gpus": machine.gpus.iter().map(|gpu| {
+                let mut entry = json!(gpu);
+                put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
+                put(&mut entry, "pod", json!(self.holders.gpu(gpu)));
+                entry
+            }).collect::<Vec<_>>(),
+            "nics": machine.nics.iter().map(|nic| {
+                let mut entry = json!(nic);
+                put(&mut entry, "pod", json!(self.holders.nic(nic)));
+                entry
+            }).collect::<Vec<_>>(),
+            "numa": machine.numa,
+            "unplaced": machine.unplaced,
+            "distances": {
+                "gpuNic": self.distances(&gpus, &nics),
+                "gpuGpu": self.distances(&gpus, &gpus),
+                "nicNic": self.distances(&nics, &nics),
+            },
+            "notes": self.notes(),
+        });
+        if let Some(choice) = &self.choice {
+            let mut entry = json!(choice);
+            put(&mut entry, "names", json!(self.names(&choice.nics)));
+            put(&mut entry, "peerToPeerShare", json!(choice.peer_to_peer()));
+            put(&mut document, "choice", entry);
+        }
+        document
+    }
+
+    /// Positions of the NICs that are nearest to a place.
+    #[must_use]
+    pub(super) fn nearest(&self, place: &Place) -> Vec<usize> {
+        let to = |nic: &Nic| self.machine.distance(place, &nic.place).class;
+        let least = self.machine.nics.iter().map(to).min();
+        let nics = self.machine.nics.iter().enumerate();
+        nics.filter(|(_, nic)| Some(to(nic)) == least)
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// What people call these NICs.
+    #[must_use]
+    pub(super) fn names(&self, nics: &[usize]) -> Vec<String> {
+        nics.iter()
+            .filter_map(|nic| self.machine.nics.get(*nic))
+            .map(Nic::title)
+            .collect()
+    }
+
+    fn distances(&self, rows: &[&Place], columns: &[&Place]) -> Vec<Vec<Distance>> {
+        rows.iter()
+            .map(|a| {
+                columns
+                    .iter()
+                    .map(|b| self.machine.distance(a, b))
+                    .collect()
+            })
+            .collect()
+    }
+}
+
+fn put(object: &mut Value, key: &str, value: Value) {
+    if let Value::Object(map) = object {
+        map.insert(key.to_owned(), value);
+    }
+}

@@ -1,0 +1,316 @@
+//! `rdmactl validate`: files are checked before they are applied. What a file is, its content says:
+//! pools of the device plugin (ours or the peers'), a node's policy, networks, or objects of Kubernetes
+//! that contain one of them.
+
+mod nic_cluster_policy;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use node::policy::Policy;
+use rdma_device_plugin::cli::{Defaults, validate};
+use rdma_device_plugin::config;
+use rdma_device_plugin::host_snapshot::HostSnapshot;
+use rdma_netdev::validate as network;
+use serde_json::{Value, json};
+
+use crate::documents::{is_definition, name_of, objects};
+use crate::global::{Global, NodeAddresses};
+use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
+
+/// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A NicClusterPolicy of NVIDIA's Network Operator is answered with values for this \
+    project's Helm chart.\n\
+    Exit status: 0 all is in order, 1 something is refused, 2 wrong usage."
+)]
+#[expect(clippy::doc_markdown, reason = "it is the help that people read")]
+pub(crate) struct Validate {
+    /// Files (JSON or YAML), or - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Ask this node, too: which HCAs a pool has here; for networks what the runtime asks by STATUS
+    #[arg(long)]
+    on_host: bool,
+    /// Directories of CNI programs, for --on-host
+    #[arg(
+        long,
+        value_name = "DIR,…",
+        env = "CNI_PATH",
+        value_delimiter = ':',
+        default_value = "/opt/cni/bin"
+    )]
+    cni_path: Vec<PathBuf>,
+    #[command(flatten)]
+    defaults: Defaults,
+    #[command(flatten)]
+    addresses: NodeAddresses,
+}
+
+/// What a file, or a part of it, is.
+#[derive(Debug, PartialEq)]
+enum Part {
+    /// Pools of the device plugin, as text: mistakes are named with their line.
+    Pools(String),
+    /// A node's policy, as text.
+    Policy(String),
+    /// A network configuration, a conflist or a NetworkAttachmentDefinition.
+    Network(Value),
+    /// The Network Operator's configuration, as text.
+    NicClusterPolicy(String),
+    /// An object of Kubernetes of this kind, which is not checked.
+    Other(String),
+}
+
+/// What was found of a part.
+#[derive(Debug, Default)]
+struct Checked {
+    text: String,
+    errors: Vec<String>,
+    document: Value,
+}
+
+impl Validate {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let host = match self.on_host {
+            true => Some(global.scan(&self.addresses.node_addresses)?),
+            false => None,
+        };
+        let mut documents = Vec::new();
+        let (mut parts, mut refused) = (0, 0);
+        for file in &self.files {
+            let (place, text) = text_of(file)?;
+            for (place, part) in parts_of(&place, &text)? {
+                let checked = self.check(&place, part, global, host.as_ref())?;
+                parts += 1;
+                refused += usize::from(!checked.errors.is_empty());
+                if global.json {
+                    documents.push(checked.document);
+                    continue;
+                }
+                say(&checked.text);
+                for error in &checked.errors {
+                    complain(&format!("{place}: {error}"));
+                }
+            }
+        }
+        if global.json {
+            say_json(json!({"files": documents}));
+        }
+        match refused {
+            0 => Ok(Outcome::Good),
+            refused => bail!("{refused} of {parts} checked parts would be refused"),
+        }
+    }
+
+    fn check(
+        &self,
+        place: &str,
+        part: Part,
+        global: &Global,
+        host: Option<&HostSnapshot>,
+    ) -> anyhow::Result<Checked> {
+        let (kind, mut checked) = match part {
+            Part::Pools(text) => {
+                let checked = validate::check(place, &text, &self.defaults.read(), host);
+                let warnings = match checked.text.is_empty() {
+                    true => checked
+                        .warnings
+                        .iter()
+                        .map(|w| format!("warning: {w}\n"))
+                        .collect(),
+                    false => String::new(),
+                };
+                let checked = Checked {
+                    document: checked.document(),
+                    text: checked.text + &warnings,
+                    errors: checked.errors,
+                };
+                ("pools", checked)
+            }
+            Part::Policy(text) => ("policy", policy(place, &text, global)),
+            Part::Network(object) => {
+                let policy = global.policy()?;
+                let on_host = self.on_host.then_some(self.cni_path.as_slice());
+                let network = network::Network::of(&object, place);
+                let found = network::check(&network, &policy, &global.places(), on_host);
+                let checked = Checked {
+                    text: found.text(&network),
+                    document: found.document(&network),
+                    errors: found.errors,
+                };
+                ("network", checked)
+            }
+            Part::NicClusterPolicy(text) => ("nicClusterPolicy", nic_cluster_policy_of(&text)),
+            Part::Other(kind) => {
+                let text = format!("{place}: an object of kind {kind} is not checked\n");
+                let document = json!({});
+                (
+                    "other",
+                    Checked {
+                        text,
+                        document,
+                        ..Checked::default()
+                    },
+                )
+            }
+        };
+        if let Some(fields) = checked.document.as_object_mut() {
+            fields.insert("file".into(), place.into());
+            fields.insert("kind".into(), kind.into());
+            fields.insert("valid".into(), checked.errors.is_empty().into());
+            fields.insert("errors".into(), checked.errors.clone().into());
+        }
+        Ok(checked)
+    }
+}
+
+/// The parts of a file, with what to call each.
+fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
+    let Ok(objects) = objects(place, text) else {
+        // What is neither YAML nor JSON gets the message of a reader that names the line.
+        return Ok(vec![(place.to_owned(), Part::Pools(text.to_owned()))]);
+    };
+    let mut parts = Vec::new();
+    let is_alone = objects.len() == 1;
+    for object in objects {
+        let kind = object.get("kind").and_then(Value::as_str);
+        let own_text = || match is_alone {
+            true => text.to_owned(),
+            false => object.to_string(),
+        };
+        match kind {
+            Some("ConfigMap") => {
+                let data = object.get("data").and_then(Value::as_object);
+                for (key, value) in data.into_iter().flatten() {
+                    let place = format!("{place}: ConfigMap {} {key}", name_of(&object));
+                    parts.extend(parts_of(&place, value.as_str().unwrap_or_default())?);
+                }
+            }
+            Some("NicClusterPolicy") => {
+                parts.push((place.to_owned(), Part::NicClusterPolicy(object.to_string())));
+            }
+            Some(_) if is_definition(&object) => {
+                parts.push((place.to_owned(), Part::Network(object)))
+            }
+            Some(kind) => parts.push((place.to_owned(), Part::Other(kind.to_owned()))),
+            None => {
+                let part = plain(&object, own_text());
+                let Some(part) = part else {
+                    bail!(
+                        "{place} is not a file of this project: pools (configList, resourceList or \
+                         pools), a policy, a network (type or plugins), or an object of Kubernetes"
+                    );
+                };
+                parts.push((place.to_owned(), part));
+            }
+        }
+    }
+    Ok(parts)
+}
+
+/// What a file is that is not an object of Kubernetes.
+fn plain(object: &Value, text: String) -> Option<Part> {
+    let fields = object.as_object()?;
+    let has = |names: &[&str]| {
+        let mut keys = fields.keys();
+        keys.any(|key| names.iter().any(|name| key.eq_ignore_ascii_case(name)))
+    };
+    if has(&["configList", "resourceList", "pools"]) {
+        return Some(Part::Pools(text));
+    }
+    if has(&["type", "plugins"]) {
+        return Some(Part::Network(object.clone()));
+    }
+    let mut keys = fields.keys();
+    let is_policy = keys.any(|key| node::policy::KEYS.contains(&key.as_str()));
+    is_policy.then_some(Part::Policy(text))
+}
+
+fn policy(place: &str, text: &str, global: &Global) -> Checked {
+    let mut checked = Checked {
+        document: json!({}),
+        ..Checked::default()
+    };
+    match Policy::parse(&global.policy, text.as_bytes()) {
+        Ok(policy) => {
+            let stores: Vec<&str> = policy.stores.keys().map(String::as_str).collect();
+            checked.text = format!("{place}: a policy with the stores {}\n", stores.join(", "));
+            checked.document = json!({"stores": stores});
+        }
+        Err(error) => checked.errors.push(error.with_remedy()),
+    }
+    checked
+}
+
+/// Values for the chart that do what an operator's policy says.
+fn nic_cluster_policy_of(text: &str) -> Checked {
+    let read = nic_cluster_policy::read(text);
+    let read = read.and_then(|from| Ok((config::parse(&from.config)?, from)));
+    match read {
+        Ok((config, from)) => {
+            let notes = from.notes.iter().chain(&config.warnings);
+            let notes: String = notes.map(|note| format!("# {note}\n")).collect();
+            Checked {
+                text: notes + &from.values_file(),
+                document: json!({
+                    "warnings": config.warnings, "from": format!("spec.{}", from.field),
+                    "values": from.values_file(), "notes": from.notes,
+                }),
+                errors: config.refused,
+            }
+        }
+        Err(problems) => Checked {
+            text: String::new(),
+            document: json!({}),
+            errors: problems.iter().map(str::to_owned).collect(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds(text: &str) -> Vec<&'static str> {
+        let parts = parts_of("f", text).unwrap();
+        let kind = |(_, part)| match part {
+            Part::Pools(_) => "pools",
+            Part::Policy(_) => "policy",
+            Part::Network(_) => "network",
+            Part::NicClusterPolicy(_) => "nicClusterPolicy",
+            Part::Other(_) => "other",
+        };
+        parts.into_iter().map(kind).collect()
+    }
+
+    #[test]
+    fn the_content_of_a_file_says_what_it_is() {
+        for (text, expected) in [
+            ("version: 1\npools: []\n", vec!["pools"]),
+            ("{\"configlist\": []}", vec!["pools"]),
+            ("{\"allow\": {\"uplinks\": true}}", vec!["policy"]),
+            (
+                "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",
+                vec!["network"],
+            ),
+            (
+                "kind: NetworkAttachmentDefinition\n---\nkind: Secret\n",
+                vec!["network", "other"],
+            ),
+            ("kind: NicClusterPolicy\n", vec!["nicClusterPolicy"]),
+            (
+                "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: |\n    version: 1\n    pools: []\n  \
+                 policy.json: |\n    {\"stores\": {}}\n",
+                vec!["pools", "policy"],
+            ),
+            ("pools: [", vec!["pools"]),
+        ] {
+            assert_eq!(kinds(text), expected, "{text}");
+        }
+        let error = parts_of("f", "a: 1\n").unwrap_err();
+        assert!(error.to_string().contains("is not a file of this project"));
+    }
+}

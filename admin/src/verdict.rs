@@ -1,0 +1,150 @@
+//! What a check or a rung found: findings, each with a verdict.
+
+use serde::Serialize;
+
+/// Why most checks do not apply on most nodes.
+pub(crate) const NO_NIC: &str = "no RDMA NIC on this node";
+
+/// Why some checks of containers do not apply to a node.
+pub(crate) const FOR_THE_CONTAINER: &str = "a question for the container (--pod)";
+
+/// How it stands, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Verdict {
+    /// The question does not arise on this node.
+    NotApplicable,
+    /// As it should be.
+    Pass,
+    /// What would answer it cannot be read.
+    Unknown,
+    /// It works, but worse than it could, or until something changes.
+    Warn,
+    /// RDMA in pods will not work this way.
+    Fail,
+}
+
+impl Verdict {
+    /// As people read it.
+    #[must_use]
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::NotApplicable => "n/a",
+            Self::Pass => "pass",
+            Self::Unknown => "unknown",
+            Self::Warn => "WARN",
+            Self::Fail => "FAIL",
+        }
+    }
+}
+
+/// What one check says about one object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Finding {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// What it is about: an RDMA device with its port, a netdev, a PCI address; `None` for the
+    /// node or container as a whole.
+    pub object: Option<String>,
+    /// What was read, as `where: content`.
+    pub read: Vec<String>,
+    /// Why this verdict.
+    pub why: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(verdict: Verdict, why: impl Into<String>) -> Self {
+        Self {
+            verdict,
+            object: None,
+            read: Vec::new(),
+            why: why.into(),
+            remedy: None,
+        }
+    }
+
+    /// As it should be.
+    #[must_use]
+    pub(crate) fn pass(why: impl Into<String>) -> Self {
+        Self::new(Verdict::Pass, why)
+    }
+
+    /// The question does not arise.
+    #[must_use]
+    pub(crate) fn not_applicable(why: impl Into<String>) -> Self {
+        Self::new(Verdict::NotApplicable, why)
+    }
+
+    /// It cannot be read.
+    #[must_use]
+    pub(crate) fn unknown(why: impl Into<String>) -> Self {
+        Self::new(Verdict::Unknown, why)
+    }
+
+    /// Worse than it could be; what to do.
+    #[must_use]
+    pub(crate) fn warn(why: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            remedy: Some(remedy.into()),
+            ..Self::new(Verdict::Warn, why)
+        }
+    }
+
+    /// Wrong; what to do.
+    #[must_use]
+    pub(crate) fn fail(why: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            remedy: Some(remedy.into()),
+            ..Self::new(Verdict::Fail, why)
+        }
+    }
+
+    /// Names the object.
+    #[must_use]
+    pub(crate) fn on(self, object: impl Into<String>) -> Self {
+        Self {
+            object: Some(object.into()),
+            ..self
+        }
+    }
+
+    /// Adds what was read.
+    #[must_use]
+    pub(crate) fn read(
+        mut self,
+        place: impl std::fmt::Display,
+        content: impl std::fmt::Display,
+    ) -> Self {
+        self.read.push(format!("{place}: {content}"));
+        self
+    }
+
+    /// Makes a fault a lesser one: a warning where the object matters less.
+    #[must_use]
+    pub(crate) fn softened(self, soften: bool) -> Self {
+        let verdict = if soften && self.verdict == Verdict::Fail {
+            Verdict::Warn
+        } else {
+            self.verdict
+        };
+        Self { verdict, ..self }
+    }
+}
+
+/// What one check, or one rung, found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Outcome {
+    /// Identifies the check or rung, such as `M01` or `rping`.
+    pub id: &'static str,
+    /// What should be so.
+    pub title: &'static str,
+    /// The worst of the findings' verdicts.
+    pub verdict: Verdict,
+    /// What was found, object by object.
+    pub findings: Vec<Finding>,
+}

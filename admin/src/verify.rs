@@ -1,0 +1,195 @@
+//! `rdmactl verify`: does RDMA between two pods or nodes work, and as fast as the hardware should?
+//!
+//! Each step needs the ones before it. The usual tools do the work (`place`: where they run); `ping`,
+//! `perftest` and `nccl` read their output, `judge` and `causes` judge it. What an end has is read from
+//! its own `/sys` (`ends`). `table` judges output that was kept in a file.
+
+mod causes;
+mod ends;
+mod judge;
+mod ladder;
+mod nccl;
+mod perftest;
+mod ping;
+mod place;
+mod table;
+
+use std::io::{IsTerminal as _, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::builder::PossibleValuesParser;
+
+use crate::global::Global;
+use crate::output::{Ended, Outcome, say, say_json, style, text_of};
+use crate::report;
+use crate::verdict::Verdict;
+use ladder::{Climbed, Plan};
+use place::Place;
+use table::{Expected, judge_table};
+
+/// Verifies RDMA between two pods or nodes, rung by rung: ping, rping, ib_write_bw, GPU memory,
+/// NCCL.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Places: pod:[NAMESPACE/]NAME[/CONTAINER] (kubectl exec), ssh:[USER@]HOST, \
+    netns:NAME, pid:NUMBER (a container's process on this host), local. The usual tools run \
+    there: ping, rping, ib_write_bw, in an image with a shell. They load the network.\n\
+    Examples:\n  \
+    rdmactl verify pod:rdma-test-pod-1 pod:rdma-test-pod-2\n  \
+    kubectl logs job/nccl-launcher | rdmactl verify --read - --line-rate 400\n\
+    Exit status: 0 nothing failed, 1 something did (with --strict also for a warning), 2 wrong \
+    usage."
+)]
+#[expect(clippy::doc_markdown, reason = "it is the help that people read")]
+pub(crate) struct Verify {
+    /// Where the servers run
+    #[arg(
+        value_name = "SERVER",
+        required_unless_present = "read",
+        requires = "client"
+    )]
+    server: Option<Place>,
+    /// Where the clients run
+    #[arg(value_name = "CLIENT")]
+    client: Option<Place>,
+    /// Judge the output of ib_write_bw or of nccl-tests instead, "-" for standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    read: Option<PathBuf>,
+    /// Only this network interface of each end, such as net1 [default: all, paired by name]
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+    /// Only this RDMA device of each end
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// Only these rungs
+    #[arg(long, value_name = "RUNG,..", value_delimiter = ',', value_parser = rungs())]
+    only: Vec<String>,
+    /// Not these rungs
+    #[arg(long, value_name = "RUNG,..", value_delimiter = ',', value_parser = rungs())]
+    skip: Vec<String>,
+    /// Also between the memories of this GPU at both ends, as CUDA counts them; with --read: the
+    /// table is of GPU memory
+    #[arg(long, value_name = "INDEX", num_args = 0..=1, default_missing_value = "0")]
+    gpu: Option<u32>,
+    /// GPU memory by dma-buf instead of nvidia_peermem
+    #[arg(long)]
+    dmabuf: bool,
+    /// Shell command that runs nccl-tests, started at CLIENT
+    #[arg(long, value_name = "COMMAND")]
+    nccl: Option<String>,
+    /// Rate of one NIC in Gb/s [default: of the ports; NCCL's has none]
+    #[arg(long, value_name = "GBPS")]
+    line_rate: Option<f64>,
+    /// NICs of each pod, for NCCL [default: as NCCL says, else one for each GPU]
+    #[arg(long, value_name = "COUNT")]
+    nics: Option<u32>,
+    /// How long one tool may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+    /// First TCP port of the tools
+    #[arg(long, value_name = "PORT", default_value_t = 18515)]
+    port: u16,
+    /// The program that stands for kubectl
+    #[arg(long, value_name = "PROGRAM", default_value = "kubectl")]
+    kubectl: String,
+    /// Fail on warnings, too
+    #[arg(long)]
+    strict: bool,
+}
+
+fn rungs() -> PossibleValuesParser {
+    PossibleValuesParser::new(ladder::CHOICE.map(|rung| rung.id))
+}
+
+impl Verify {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let climbed = match (&self.read, &self.server, &self.client) {
+            (Some(file), ..) => self.judge(file)?,
+            (None, Some(server), Some(client)) => self.climb(server, client)?,
+            _ => bail!("two places are needed"),
+        };
+        let outcomes = &climbed.outcomes;
+        if global.json {
+            let mut document = report::document(outcomes);
+            if let Some(fields) = document.as_object_mut() {
+                fields.insert(
+                    "measurements".into(),
+                    serde_json::json!(climbed.measurements),
+                );
+            }
+            say_json(document);
+        } else {
+            say(&report::text(outcomes, true, style()));
+        }
+        let least = if self.strict {
+            Verdict::Warn
+        } else {
+            Verdict::Fail
+        };
+        let faults: Vec<&str> = outcomes
+            .iter()
+            .filter(|outcome| outcome.verdict >= least)
+            .map(|outcome| outcome.id)
+            .collect();
+        if faults.is_empty() {
+            return Ok(Outcome::Good);
+        }
+        bail!("not as it should be: {}", faults.join(" "))
+    }
+
+    fn climb(&self, server: &Place, client: &Place) -> anyhow::Result<Climbed> {
+        let plan = Plan {
+            server: server.clone(),
+            client: client.clone(),
+            kubectl: self.kubectl.clone(),
+            interface: self.interface.clone(),
+            device: self.device.clone(),
+            line: self.line_rate,
+            rungs: self.wanted(),
+            gpu: self.gpu,
+            dmabuf: self.dmabuf,
+            nccl: self.nccl.clone(),
+            nics: self.nics,
+            command_timeout: Duration::from_secs(self.timeout.max(1)),
+            port: self.port,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("start")?;
+        // For a person who waits; a log or a program that reads both streams has no use for it.
+        let is_watched = std::io::stderr().is_terminal();
+        let progress = |what: &str| {
+            if is_watched {
+                let _ = writeln!(std::io::stderr().lock(), "running {what}");
+            }
+        };
+        Ok(runtime.block_on(ladder::climb(&plan, &progress)))
+    }
+
+    fn wanted(&self) -> Vec<&'static str> {
+        let wanted = |id: &str| {
+            let named = |list: &[String]| list.iter().any(|word| word == id);
+            (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
+        };
+        let rungs = ladder::CHOICE.iter().map(|rung| rung.id);
+        rungs.filter(|id| wanted(id)).collect()
+    }
+
+    fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {
+        let expected = Expected {
+            line_rate: self.line_rate,
+            nics: self.nics,
+            gpu_memory: self.gpu.is_some(),
+        };
+        judge_table(&text_of(file)?.1, expected).with_context(|| {
+            format!(
+                "{} has neither a table of ib_write_bw (\"BW average\") nor one of nccl-tests \
+                 (\"busbw\")",
+                file.display()
+            )
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! What the messages of the tools mean, and what to do about them.
+
+/// A message and its meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cause {
+    /// What the tool prints, without what varies.
+    pub message: &'static str,
+    /// What it means.
+    pub why: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// Of NCCL: these end a collective or ruin it. Its other warnings come beside good results, too.
+const COLLECTIVE: &[Cause] = &[
+    Cause {
+        message: "Got completion from peer",
+        why: "NCCL lost its connection: packets are sent, but not acknowledged (error 12), or the \
+              other rank ended",
+        remedy: "check the first rank that complains; for error 12 see the link counters \
+                 (preflight L12), PFC and the rails",
+    },
+    Cause {
+        message: "invalid device ordinal",
+        why: "a GPU that the job counts on is not there: it fell off the bus, or fewer are visible",
+        remedy: "compare nvidia-smi in the container with what was asked for; this is no fault of \
+                 the network, restarting the node is the usual way out",
+    },
+    Cause {
+        message: "nvls.cc",
+        why: "NVLink multicast could not be set up: the fabric manager or the NVSwitches are not \
+              in order",
+        remedy: "this is no fault of the network: check nvidia-fabricmanager, restart the node, \
+                 or go on with NCCL_NVLS_ENABLE=0",
+    },
+    Cause {
+        message: "NET/IB : No device found",
+        why: "NCCL found no RDMA device and goes by TCP",
+        remedy: "does the container ask for the resource (resources.limits), and does \
+                 NCCL_IB_HCA name devices it has? See /dev/infiniband in it",
+    },
+    Cause {
+        message: "Could not resolve host",
+        why: "a name of the other pods is not known",
+        remedy: "the headless service's name is the pods' subdomain; DNS goes by eth0",
+    },
+];
+
+/// Of perftest, rping and the shells they run in. More specific ones first: a tool prints several
+/// when it fails.
+const TOOLS: &[Cause] = &[
+    Cause {
+        message: "Couldn't allocate MR",
+        why: "memory could not be registered: the memlock limit is too low, or, with GPU memory, \
+              neither nvidia_peermem nor dma-buf is usable",
+        remedy: "give the container the capability IPC_LOCK or raise the runtime's LimitMEMLOCK \
+                 (preflight R01, R02); for GPU memory see preflight D01 to D04",
+    },
+    Cause {
+        message: "Unable to find GID",
+        why: "the port's table has no such GID in this network namespace",
+        remedy: "show the table with \"rdmactl discover --gids\"; the interface needs its \
+                 address before the device is opened",
+    },
+    Cause {
+        message: "Failed to modify QP",
+        why: "the queue pair found no way to the other end: a wrong GID, or an address without a \
+              neighbour or route",
+        remedy: "use a RoCE v2 GID of the interface's own address at both ends, and check \
+                 \"ip neigh\" and \"ip route get\" in the container",
+    },
+    Cause {
+        message: "Completion with error",
+        why: "packets are sent, but not acknowledged (status 12), or the other end refused the \
+              memory (status 10)",
+        remedy: "status 12: search for a filter on UDP port 4791, a wrong rail, flow control (PFC) \
+                 that drops, on InfiniBand for two limited members of a partition (preflight L13); \
+                 status 10: the two ends were started with different sizes",
+    },
+    Cause {
+        message: "Permission denied",
+        why: "the device's node may not be opened, or the shell to the other pod was refused",
+        remedy: "the container must ask for the resource; the node policy and its security \
+                 context must let it open /dev/infiniband",
+    },
+    Cause {
+        message: "Failed to get IB devices list",
+        why: "the container has no RDMA device",
+        remedy: "ask for the resource in resources.limits",
+    },
+    Cause {
+        message: "not found",
+        why: "the tool, or the device it was given, is not in the container",
+        remedy: "use an image with perftest, rdma-core and iputils",
+    },
+    Cause {
+        message: "Unable to open",
+        why: "the device could not be opened",
+        remedy: "the container must ask for this device's resource in resources.limits",
+    },
+    Cause {
+        message: "RDMA_CM_EVENT_ADDR_ERROR",
+        why: "the connection manager found no RDMA device for the address",
+        remedy: "the address must be on an interface of an RDMA device of this network namespace; \
+                 in exclusive mode the device must have moved with it",
+    },
+    Cause {
+        message: "RDMA_CM_EVENT_UNREACHABLE",
+        why: "the other end does not answer the connection manager",
+        remedy: "search for a filter on UDP port 4791 (RoCE v2), and check that both ends are on one rail",
+    },
+    Cause {
+        message: "Couldn't connect to",
+        why: "the other end's TCP port could not be reached over this network",
+        remedy: "search for a network policy or filter between the two addresses",
+    },
+];
+
+/// What perftest says of its socket whenever there is none, in the words it has for a device.
+const OF_ITS_SOCKET: &str = "Unable to open file descriptor for socket connection";
+
+/// The first known meaning of what a tool printed.
+#[must_use]
+pub(super) fn of(text: &str) -> Option<&'static Cause> {
+    let text = text.replace(OF_ITS_SOCKET, "");
+    of_collective(&text).or_else(|| first(TOOLS, &text))
+}
+
+/// Of NCCL's output, where a warning may come beside a good result: only what ends or ruins it.
+#[must_use]
+pub(super) fn of_collective(text: &str) -> Option<&'static Cause> {
+    first(COLLECTIVE, text)
+}
+
+fn first(known: &'static [Cause], text: &str) -> Option<&'static Cause> {
+    known.iter().find(|cause| text.contains(cause.message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_specific_message_wins() {
+        let text = "Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\n";
+        assert!(of(text).unwrap().remedy.contains("4791"));
+        let both = "Couldn't allocate MR\n Couldn't create IB resources\n";
+        assert!(of(both).unwrap().why.contains("memlock"));
+        let client = "Couldn't connect to 10.0.0.1:18515\nUnable to open file descriptor for \
+                      socket connection\n Unable to init the socket connection\n";
+        assert!(of(client).unwrap().why.contains("TCP port"));
+        let server = format!("{client}\nIB device mlx5_9 not found\n Unable to find the device\n");
+        assert!(of(&server).unwrap().why.contains("the device it was given"));
+        assert_eq!(of("all is well"), None);
+    }
+
+    #[test]
+    fn faults_of_gpus_are_not_taken_for_the_networks() {
+        for text in [
+            "worker-3: Test CUDA failure common.cu:1030 'invalid device ordinal'",
+            "worker-1: transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'",
+        ] {
+            let cause = of_collective(text).unwrap();
+            assert!(cause.remedy.contains("no fault of the network"), "{text}");
+        }
+        assert_eq!(of_collective("WARNING: Permission denied (cosmetic)"), None);
+    }
+}

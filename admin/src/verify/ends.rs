@@ -1,0 +1,414 @@
+//! What an end has: its RDMA devices, their ports and GIDs, and the tools.
+//!
+//! Read by a shell script at the place itself: the pods that are tested have a shell and the
+//! tools, not our program. It starts no process for a GID, because a table has 256 of them.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Writes one line for each fact. Read errors are usual: an empty slot of a GID table, and the
+/// attributes of GIDs that belong to another network namespace.
+pub(super) const PROBE: &str = r#"
+get() { v=; { read -r v <"$1"; } 2>/dev/null; }
+for tool in ping rping ib_write_bw; do command -v $tool >/dev/null 2>&1 && echo "tool $tool"; done
+[ -c /dev/infiniband/rdma_cm ] && echo "cm"
+for u in /sys/class/infiniband_verbs/uverbs*; do
+  [ -c "/dev/infiniband/${u##*/}" ] || continue
+  get "$u/ibdev"; echo "open $v"
+done
+for d in /sys/class/infiniband/*; do
+  [ -e "$d/ports" ] || continue
+  n=${d##*/}
+  get "$d/node_desc"; case $v in rxe*|siw*|Software*) echo "soft $n";; esac
+  for p in "$d"/ports/*; do
+    get "$p/state"; s=$v; get "$p/rate"; r=$v; get "$p/link_layer"
+    layer=$v; get "$p/sm_lid"
+    echo "port $n ${p##*/} ${s%%:*} ${r%% *} $layer $v"
+    for g in "$p"/gids/*; do
+      get "$g"
+      case $v in ''|0000:0000:0000:0000:0000:0000:0000:0000|fe80:0000:0000:0000:0000:0000:0000:0000) continue;; esac
+      gid=$v i=${g##*/}
+      get "$p/gid_attrs/ndevs/$i"; [ -n "$v" ] || continue
+      ndev=$v; get "$p/gid_attrs/types/$i"; type=$v; get "/sys/class/net/$ndev/mtu"
+      echo "gid $n ${p##*/} $i $gid $ndev ${v:-0} $type"
+    done
+  done
+done
+for n in /sys/class/net/*; do
+  [ -d "$n/device/infiniband" ] && for d in "$n"/device/infiniband/*; do echo "netdev ${d##*/} ${n##*/}"; done
+done
+ip -o addr show 2>/dev/null | while read -r _ ndev family address _; do
+  case $family in inet|inet6) echo "address $ndev ${address%%/*}";; esac
+done
+while read -r line; do echo "fib $line"; done 2>/dev/null </proc/net/fib_trie
+while read -r address _ _ _ _ ndev; do echo "inet6 $address $ndev"; done 2>/dev/null </proc/net/if_inet6
+exit 0
+"#;
+
+/// A port that may be tested.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Port {
+    /// RDMA device.
+    pub device: String,
+    /// Number of the port.
+    pub port: u32,
+    /// The netdev it is used through; `None` on InfiniBand without IPoIB.
+    pub netdev: Option<String>,
+    /// Bytes, of the netdev.
+    pub mtu: Option<u32>,
+    /// Index of the GID, on Ethernet.
+    pub gid_index: Option<u32>,
+    /// Address of the netdev that the GID is made of.
+    pub address: Option<IpAddr>,
+    /// Nominal rate in Gb/s.
+    pub rate: Option<f64>,
+    /// A driver without hardware.
+    pub soft: bool,
+}
+
+impl Port {
+    /// As it is named in what is printed.
+    #[must_use]
+    pub(super) fn name(&self) -> String {
+        match &self.netdev {
+            Some(netdev) => format!("{netdev} ({}/{})", self.device, self.port),
+            None => format!("{}/{}", self.device, self.port),
+        }
+    }
+}
+
+/// An end.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct End {
+    /// Tools it has.
+    pub tools: Vec<String>,
+    /// `/dev/infiniband/rdma_cm` is there.
+    pub connection_manager: bool,
+    /// An address at which it is reached, where the port has none.
+    pub control: Option<IpAddr>,
+    /// Ports that may be tested.
+    pub ports: Vec<Port>,
+    /// Why other ports may not.
+    pub left: Vec<String>,
+}
+
+#[derive(Debug, Clone)]
+struct Gid<'a> {
+    device: &'a str,
+    port: u32,
+    index: u32,
+    gid: Ipv6Addr,
+    netdev: &'a str,
+    mtu: u32,
+    v2: bool,
+}
+
+impl Gid<'_> {
+    fn address(&self) -> IpAddr {
+        let v4 = self.gid.to_ipv4_mapped();
+        v4.map_or(IpAddr::V6(self.gid), IpAddr::V4)
+    }
+}
+
+/// Reads what [`PROBE`] wrote; with a netdev's name, only what is used through it.
+#[must_use]
+pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) -> End {
+    let lines: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let of = |key: &'static str| {
+        let lines = lines.iter();
+        lines.filter_map(move |words| words.split_first().filter(|(k, _)| **k == key))
+    };
+    let names = |key: &'static str| of(key).filter_map(|(_, rest)| rest.first().copied());
+    let own = own_addresses(&lines);
+    let gids = of("gid").filter_map(|(_, rest)| gid(rest));
+    let gids: Vec<Gid<'_>> = gids.filter(|gid| own.contains(&gid.address())).collect();
+    let soft: Vec<&str> = names("soft").collect();
+    let open: Vec<&str> = names("open").collect();
+    let mut end = End {
+        tools: names("tool").map(str::to_owned).collect(),
+        connection_manager: of("cm").next().is_some(),
+        control: of("address").find_map(|(_, rest)| reachable(rest)),
+        ..End::default()
+    };
+    for (_, rest) in of("port") {
+        let [name, number, state, rate, layer, subnet @ ..] = rest else {
+            continue;
+        };
+        let Ok(number) = number.parse::<u32>() else {
+            continue;
+        };
+        if device.is_some_and(|wanted| wanted != *name) {
+            continue;
+        }
+        if !open.contains(name) {
+            end.left
+                .push(format!("{name}: its node is not in /dev/infiniband"));
+            continue;
+        }
+        // ib_verbs.h: 4 is ACTIVE.
+        if *state != "4" {
+            let unmanaged = *layer == "InfiniBand" && matches!(subnet, ["0x0" | "0"]);
+            let why = if unmanaged {
+                ", SM lid 0: no subnet manager"
+            } else {
+                ""
+            };
+            end.left.push(format!(
+                "{name}/{number}: its port is not ACTIVE (state {state}{why})"
+            ));
+            continue;
+        }
+        let base = Port {
+            device: (*name).to_owned(),
+            port: number,
+            netdev: None,
+            mtu: None,
+            gid_index: None,
+            address: None,
+            rate: rate.parse().ok(),
+            soft: soft.contains(name),
+        };
+        let found = if *layer == "InfiniBand" {
+            let own = of("netdev").find(|(_, rest)| rest.first() == Some(name));
+            let netdev = own.and_then(|(_, rest)| rest.get(1).copied());
+            let address = of("address").find_map(|(_, rest)| match rest {
+                [on, address] if Some(*on) == netdev => address.parse().ok(),
+                _ => None,
+            });
+            vec![Port {
+                netdev: netdev.map(str::to_owned),
+                address,
+                ..base
+            }]
+        } else {
+            roce(&base, &gids)
+        };
+        if found.is_empty() {
+            end.left.push(format!(
+                "{name}/{number}: no RoCE v2 GID of an address of this network namespace"
+            ));
+        }
+        end.ports.extend(
+            found.into_iter().filter(|port| {
+                interface.is_none_or(|wanted| port.netdev.as_deref() == Some(wanted))
+            }),
+        );
+    }
+    if let Some(wanted) = device
+        && end.ports.is_empty()
+        && end.left.is_empty()
+    {
+        end.left.push(format!("no port of an RDMA device {wanted}"));
+    }
+    end.ports
+        .sort_by(|a, b| (&a.netdev, &a.device, a.port).cmp(&(&b.netdev, &b.device, b.port)));
+    end
+}
+
+/// The addresses of the place's network namespace. A port's table also has those of other
+/// namespaces, and names their netdevs, which have the same name in each pod.
+fn own_addresses(lines: &[Vec<&str>]) -> BTreeSet<IpAddr> {
+    let mut own = BTreeSet::new();
+    let mut last = None;
+    for line in lines {
+        match line.as_slice() {
+            // fib_trie: an address, and below it what it is.
+            ["fib", "|--", address] => last = address.parse().ok(),
+            ["fib", "/32", "host", "LOCAL"] => own.extend(last.map(IpAddr::V4)),
+            ["inet6", digits, ..] => {
+                let address = u128::from_str_radix(digits, 16);
+                own.extend(address.ok().map(|bits| IpAddr::V6(bits.into())));
+            }
+            _ => {}
+        }
+    }
+    own
+}
+
+fn reachable(words: &[&str]) -> Option<IpAddr> {
+    let address: IpAddr = words.get(1)?.parse().ok()?;
+    let inner = address.is_loopback()
+        || matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80);
+    (!inner).then_some(address)
+}
+
+fn gid<'a>(words: &[&'a str]) -> Option<Gid<'a>> {
+    let [device, port, index, gid, netdev, mtu, kind @ ..] = words else {
+        return None;
+    };
+    Some(Gid {
+        device,
+        port: port.parse().ok()?,
+        index: index.parse().ok()?,
+        gid: gid.parse().ok()?,
+        netdev,
+        mtu: mtu.parse().ok()?,
+        v2: kind == ["RoCE", "v2"],
+    })
+}
+
+/// A port as each netdev sees it: by its RoCE v2 GID of an IPv4 address, else of a global IPv6
+/// one.
+fn roce(base: &Port, gids: &[Gid<'_>]) -> Vec<Port> {
+    let mut ports: Vec<(bool, Port)> = Vec::new();
+    for gid in gids {
+        let link_local = gid.gid.segments()[0] & 0xffc0 == 0xfe80;
+        if gid.device != base.device || gid.port != base.port || !gid.v2 || link_local {
+            continue;
+        }
+        let address = gid.address();
+        let port = Port {
+            netdev: Some(gid.netdev.to_owned()),
+            mtu: (gid.mtu > 0).then_some(gid.mtu),
+            gid_index: Some(gid.index),
+            address: Some(address),
+            ..base.clone()
+        };
+        match ports.iter_mut().find(|(_, p)| p.netdev == port.netdev) {
+            Some(known) if !known.0 && address.is_ipv4() => *known = (true, port),
+            Some(_) => {}
+            None => ports.push((address.is_ipv4(), port)),
+        }
+    }
+    ports.into_iter().map(|(_, port)| port).collect()
+}
+
+/// Which port is tested against which: those with the same netdev name, the rest in their order.
+#[must_use]
+pub(super) fn pairs<'a>(server: &'a End, client: &'a End) -> Vec<(&'a Port, &'a Port)> {
+    let by_name: Vec<(&Port, &Port)> = server
+        .ports
+        .iter()
+        .filter_map(|ours| {
+            let theirs = client
+                .ports
+                .iter()
+                .find(|theirs| theirs.netdev.is_some() && theirs.netdev == ours.netdev)?;
+            Some((ours, theirs))
+        })
+        .collect();
+    if by_name.is_empty() {
+        server.ports.iter().zip(&client.ports).collect()
+    } else {
+        by_name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = "tool ping\ntool ib_write_bw\ncm\nopen mlx5_1\n\
+        port mlx5_0 1 4 400 Ethernet\nport mlx5_1 1 4 400 Ethernet\n\
+        gid mlx5_0 1 3 0000:0000:0000:0000:0000:ffff:0a00:0001 eth1 9000 RoCE v2\n\
+        gid mlx5_1 1 0 fe80:0000:0000:0000:0042:acff:fe11:0002 net1 9000 IB/RoCE v1\n\
+        gid mlx5_1 1 1 fe80:0000:0000:0000:0042:acff:fe11:0002 net1 9000 RoCE v2\n\
+        gid mlx5_1 1 4 fd00:0000:0000:0000:0000:0000:0000:0007 net1 9000 RoCE v2\n\
+        gid mlx5_1 1 6 0000:0000:0000:0000:0000:ffff:c0a8:6f02 net1 9000 IB/RoCE v1\n\
+        gid mlx5_1 1 7 0000:0000:0000:0000:0000:ffff:c0a8:6f02 net1 9000 RoCE v2\n\
+        gid mlx5_1 1 9 0000:0000:0000:0000:0000:ffff:c0a8:6f03 net1 9000 RoCE v2\n\
+        fib Local:\nfib +-- 0.0.0.0/0 2 0 2\nfib |-- 192.168.111.2\nfib /32 host LOCAL\n\
+        fib |-- 192.168.111.255\nfib /32 link BROADCAST\n\
+        inet6 fd000000000000000000000000000007 net1\n";
+
+    #[test]
+    fn a_pods_own_devices_are_tested_by_its_own_gid() {
+        let end = read(POD, None, None);
+        assert!(end.connection_manager);
+        assert_eq!(end.tools, ["ping", "ib_write_bw"]);
+        assert_eq!(
+            end.ports,
+            [Port {
+                device: "mlx5_1".into(),
+                port: 1,
+                netdev: Some("net1".into()),
+                mtu: Some(9000),
+                gid_index: Some(7),
+                address: Some("192.168.111.2".parse().unwrap()),
+                rate: Some(400.0),
+                soft: false,
+            }]
+        );
+        assert_eq!(end.left, ["mlx5_0: its node is not in /dev/infiniband"]);
+        assert!(read(POD, Some("net2"), None).ports.is_empty());
+        assert!(read(POD, None, Some("mlx5_0")).ports.is_empty());
+    }
+
+    #[test]
+    fn gids_of_other_pods_are_not_taken_for_the_pods_own() {
+        let other = POD.replace("192.168.111.2\n", "192.168.111.3\n");
+        let port = read(&other, None, None).ports.remove(0);
+        assert_eq!(
+            port.gid_index,
+            Some(9),
+            "the netdev has the same name in both"
+        );
+        let by_v6 = POD.replace("192.168.111.2\n", "10.0.0.1\n");
+        let port = read(&by_v6, None, None).ports.remove(0);
+        assert_eq!(port.gid_index, Some(4));
+    }
+
+    #[test]
+    fn a_port_that_cannot_be_tested_says_why() {
+        let text = "open a\nopen b\nopen c\nport a 1 1 100 Ethernet\nport b 1 4 100 Ethernet\n\
+            port c 1 2 100 InfiniBand 0x0\n\
+            gid b 1 0 fe80:0000:0000:0000:0000:0000:0000:0001 net1 1500 RoCE v2\n";
+        let end = read(text, None, None);
+        assert!(end.ports.is_empty());
+        assert_eq!(
+            end.left,
+            [
+                "a/1: its port is not ACTIVE (state 1)",
+                "b/1: no RoCE v2 GID of an address of this network namespace",
+                "c/1: its port is not ACTIVE (state 2, SM lid 0: no subnet manager)",
+            ]
+        );
+    }
+
+    #[test]
+    fn infiniband_has_the_address_of_its_ipoib() {
+        let text = "open ib0\nport ib0 1 4 200 InfiniBand\nnetdev ib0 ibs1\n\
+            address ibs1 10.5.0.2\n";
+        let port = read(text, None, None).ports.remove(0);
+        assert_eq!(port.address, Some("10.5.0.2".parse().unwrap()));
+        assert_eq!(port.gid_index, None);
+        assert_eq!(port.name(), "ibs1 (ib0/1)");
+    }
+
+    #[test]
+    fn rails_are_paired_by_name() {
+        let port = |netdev: &str, device: &str| Port {
+            device: device.into(),
+            port: 1,
+            netdev: Some(netdev.into()),
+            mtu: None,
+            gid_index: None,
+            address: None,
+            rate: None,
+            soft: false,
+        };
+        let end = |ports: Vec<Port>| End {
+            ports,
+            ..End::default()
+        };
+        let names = |server: &End, client: &End| {
+            pairs(server, client)
+                .iter()
+                .map(|(a, b)| format!("{}-{}", a.device, b.device))
+                .collect::<Vec<_>>()
+        };
+        let server = end(vec![port("net1", "a"), port("net2", "b")]);
+        assert_eq!(
+            names(&server, &end(vec![port("net2", "c"), port("net3", "d")])),
+            ["b-c"]
+        );
+        assert_eq!(
+            names(&server, &end(vec![port("eth1", "c")])),
+            ["a-c"],
+            "names differ: by order"
+        );
+    }
+}

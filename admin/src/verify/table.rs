@@ -1,0 +1,87 @@
+//! Judges a bandwidth table that a tool printed earlier.
+
+use super::causes;
+use super::judge::{self, Fabric, Memory};
+use super::ladder::{self, Climbed};
+use super::perftest;
+use super::place::plain;
+use crate::verdict::Outcome;
+
+/// What a table is judged by.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Expected {
+    /// Rate of one NIC in Gb/s; `None`: what the table itself says of the link, if anything.
+    pub line_rate: Option<f64>,
+    /// NICs of each pod, for NCCL; `None`: as NCCL says, else one for each GPU.
+    pub nics: Option<u32>,
+    /// The table of `ib_write_bw` is of GPU memory.
+    pub gpu_memory: bool,
+}
+
+/// Judges the output of `ib_write_bw` or of `nccl-tests`; `None` for text with neither's table and
+/// without a message that ends a collective.
+#[must_use]
+pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
+    let text = plain(text);
+    let (rung, finding) = if text.contains("BW average") {
+        let (rung, memory) = if expected.gpu_memory {
+            (ladder::GPU, Memory::Gpu)
+        } else {
+            (ladder::WRITE_BW, Memory::Host)
+        };
+        let run = perftest::read(&text);
+        (
+            rung,
+            judge::bandwidth(&run, expected.line_rate, false, memory),
+        )
+    } else if text.contains("busbw")
+        || text.contains("# Using devices")
+        || causes::of_collective(&text).is_some()
+    {
+        let fabric = Fabric {
+            line: expected.line_rate,
+            nics: expected.nics,
+        };
+        (ladder::NCCL, judge::collective(&text, fabric))
+    } else {
+        return None;
+    };
+    Some(Climbed {
+        outcomes: vec![Outcome {
+            id: rung.id,
+            title: rung.title,
+            verdict: finding.verdict,
+            findings: vec![finding],
+        }],
+        measurements: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::Verdict;
+
+    #[test]
+    fn an_error_of_a_gpu_is_recognised_without_a_table() {
+        for (text, remedy) in [
+            (
+                "nccl-gib-test-4w-3: Test CUDA failure common.cu:1030 'invalid device ordinal'\n",
+                "restarting the node",
+            ),
+            (
+                "nccl-gib-4w-1: transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'\n",
+                "NCCL_NVLS_ENABLE=0",
+            ),
+        ] {
+            let judged = judge_table(text, Expected::default()).unwrap();
+            let finding = &judged.outcomes[0].findings[0];
+            assert_eq!(finding.verdict, Verdict::Fail, "{finding:?}");
+            assert!(
+                finding.remedy.as_ref().unwrap().contains(remedy),
+                "{finding:?}"
+            );
+        }
+        assert!(judge_table("nothing of either\n", Expected::default()).is_none());
+    }
+}

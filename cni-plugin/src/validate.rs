@@ -1,0 +1,568 @@
+//! Networks are checked before a pod asks for them, with the policy that a node has.
+//!
+//! What a call of ADD reads is read by the same functions. What depends on a node's links is
+//! checked on a host only, as STATUS does; what depends on a pod's allocation is not checked.
+
+use std::path::PathBuf;
+
+use attachment::{addresses, node::Places};
+use cni_wire::{CniResult, Command, Environment, NetworkConfig, Request, env};
+use ipam::plugin::Plugin;
+use node::policy::{FabricAddresses, Policy};
+use serde_json::{Value, json};
+
+use crate::{
+    command::status,
+    config::{Attach, ChildKind, Config, Devices},
+    error::Error,
+    interface_config::InterfaceConfig,
+    parts::OneRail,
+    plan,
+    rdma::RdmaRequirement,
+    resolve::Requested,
+};
+
+/// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
+/// place it may stand.
+const TYPES: [&str; 2] = ["rdma-netdev", "rdma"];
+/// By this annotation Multus asks the kubelet for the pod's unit, and passes `deviceID`.
+const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
+
+/// A network of the file.
+#[derive(Debug)]
+pub struct Network {
+    /// `namespace/name`, or the configuration's name.
+    pub name: String,
+    /// The resource whose unit decides.
+    resource: Option<String>,
+    /// The configuration, or why there is none.
+    config: Result<Value, String>,
+}
+
+/// What was found about one plugin of a network, or about the network.
+#[derive(Debug, Default)]
+pub struct Findings {
+    attach: Option<String>,
+    ipam: Option<String>,
+    ranges: Vec<String>,
+    /// Why it would be refused.
+    pub errors: Vec<String>,
+    /// What is worth knowing.
+    pub notes: Vec<String>,
+}
+
+/// Checks a network with the node's policy.
+#[must_use]
+pub fn check(
+    network: &Network,
+    policy: &Policy,
+    places: &Places,
+    host: Option<&[PathBuf]>,
+) -> Findings {
+    let mut found = Findings::default();
+    let ours = match plugins(network) {
+        Ok(ours) => ours,
+        Err(error) => {
+            found.errors.push(error);
+            return found;
+        }
+    };
+    if ours.is_empty() {
+        found
+            .notes
+            .push("no plugin of it is rdma-netdev: not checked".to_owned());
+    }
+    for plugin in ours {
+        check_plugin(network, &plugin, policy, places, host, &mut found);
+    }
+    found
+}
+
+fn check_plugin(
+    network: &Network,
+    plugin: &Value,
+    policy: &Policy,
+    places: &Places,
+    host: Option<&[PathBuf]>,
+    found: &mut Findings,
+) {
+    let read = || -> Result<(Request, Config), Error> {
+        let request = Request {
+            env: Environment {
+                command: Command::Status,
+                attachment: None,
+                netns: None,
+                args: env::Args::default(),
+                path: host.unwrap_or_default().to_vec(),
+                netns_override: false,
+            },
+            config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
+        };
+        let config = Config::read(&request, &policy.pkeys)?;
+        Ok((request, config))
+    };
+    let (request, config) = match read() {
+        Ok(read) => read,
+        Err(error) => return found.errors.push(error.to_string()),
+    };
+    // None of these hides another.
+    let before = found.errors.len();
+    found.notes.extend(config.notes.iter().cloned());
+    found.note(check_attach(&request, &config, network));
+    found.notes.extend(left_behind(&request, &config, policy));
+    let passthru = config.mode.as_deref() == Some("passthru") && !config.link_in_container;
+    if passthru && !policy.allow.passthru {
+        found.errors.push(format!(
+            "mode: passthru is denied: set allow.passthru in {}, or use mode bridge",
+            places.policy.display()
+        ));
+    }
+    if config.guid.is_some() && policy.allow.vf.is_empty() {
+        found.errors.push(format!(
+            "guid is denied: add \"guid\" to allow.vf in {}, or leave it out",
+            places.policy.display()
+        ));
+    }
+    let addresses = check_addresses(&request, &config, policy, places);
+    found.note(addresses);
+    if host.is_some() && found.errors.len() == before {
+        let asked = status::run(places, format!("validate {}", network.name), &request);
+        found.note(asked.map(|()| Findings::default()));
+    }
+}
+
+/// Which interface the pod gets.
+fn check_attach(request: &Request, config: &Config, network: &Network) -> Result<Findings, Error> {
+    let requested = config.requested();
+    let by_unit = network.resource.is_some() || config.allocation.is_some();
+    let mut found = Findings {
+        attach: Some(attach(config, requested, by_unit)?),
+        ..Findings::default()
+    };
+    // Without attach, unit and link decide, and keys may not fit what they come to.
+    let children = ChildKind::ALL.into_iter().map(Attach::Child);
+    let possible: Vec<Attach> = match requested.attach() {
+        Some(attach) => vec![attach],
+        None => {
+            let moved = (config.master.is_none() && by_unit).then_some(Attach::Move);
+            children
+                .filter(|kind| *kind != Attach::Child(ChildKind::Ipvlan))
+                .chain(moved)
+                .collect()
+        }
+    };
+    let ipam = request.config.ipam_type()?;
+    let fits = possible.iter().map(|attach| config.fits(*attach, ipam));
+    let refused: Vec<_> = fits.filter_map(Result::err).collect();
+    if refused.len() == possible.len()
+        && let Some(first) = refused.first()
+    {
+        return Err(first.clone().into());
+    }
+    if config.rdma == RdmaRequirement::Required {
+        let note = "rdma required is refused on nodes that are not in exclusive mode";
+        found.notes.push(note.to_owned());
+    }
+    found
+        .notes
+        .extend(refused.iter().map(|error| format!("refused where {error}")));
+    if config.accept_ra && config.rails.wanted.is_none() {
+        found.notes.push(
+            "acceptRA: the default route of router advertisements is left out where the pod has one, \
+             or the interface is routed by source; with rails false it is not"
+                .to_owned(),
+        );
+    }
+    if let (Some(master), Some(resource), false) =
+        (&config.master, &network.resource, config.link_in_container)
+    {
+        found.notes.push(format!(
+            "a pod whose unit of {resource} is another HCA than that of {master} is refused; without \
+             master the child is made on the netdev of the unit"
+        ));
+    }
+    Ok(found)
+}
+
+/// What a move without an IPAM leaves on the host.
+fn left_behind(request: &Request, config: &Config, policy: &Policy) -> Option<String> {
+    let takes_the_hosts =
+        config.requested() == Requested::Move && matches!(request.config.ipam_type(), Ok(None));
+    (takes_the_hosts && policy.fabric_addresses == FabricAddresses::Leased).then(|| {
+        "without ipam the pod gets the netdev's own addresses; those with a lifetime (valid_lft) stay on \
+         the host, unless the node's policy has \"fabricAddresses\": \"static\""
+            .to_owned()
+    })
+}
+
+/// Which addresses.
+fn check_addresses(
+    request: &Request,
+    config: &Config,
+    policy: &Policy,
+    places: &Places,
+) -> Result<Findings, Error> {
+    let mut found = Findings::default();
+    if let Some(mtu) = config.mtu {
+        plan::carries_ipv6(mtu, config, false)?;
+    }
+    let Some(kind) = request.config.ipam_type()? else {
+        return Ok(found);
+    };
+    found.ipam = Some(kind.to_owned());
+    addresses::allowed_by(&policy.allow.ipam, &places.policy, kind)?;
+    if !addresses::is_own(kind) {
+        if config.devices == Devices::All {
+            return Err(addresses::serves_one(kind).into());
+        }
+        found.notes.push(format!(
+            "ipam of type {kind}: its keys are not checked here"
+        ));
+        return Ok(found);
+    }
+    let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
+    let read = own.config(request)?;
+    store_is_there(policy, &read.store)?;
+    let is_ipv6 = |result: &CniResult| {
+        InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), config, result)
+            .map(|given| given.needs_ipv6())
+    };
+    let needs_ipv6 = read
+        .examples()?
+        .iter()
+        .map(is_ipv6)
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some(mtu) = config.mtu {
+        plan::carries_ipv6(mtu, config, needs_ipv6.contains(&true))?;
+    }
+    if config.devices == Devices::One {
+        let of_rails = read.rails();
+        let one = OneRail {
+            asked: config.rail,
+            ranges: of_rails.as_ref(),
+            rails: &policy.rails,
+            path: &places.policy,
+        };
+        one.number(None)?;
+    }
+    let ranges = read.all_ranges();
+    found
+        .ranges
+        .extend(ranges.map(|range| range.subnet().to_string()));
+    let ignored = read.ignored.iter();
+    found
+        .notes
+        .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
+    Ok(found)
+}
+
+impl Findings {
+    /// Adds what one check came to.
+    fn note(&mut self, checked: Result<Findings, Error>) {
+        match checked {
+            Ok(found) => {
+                self.attach = found.attach.or(self.attach.take());
+                self.ipam = found.ipam.or(self.ipam.take());
+                self.ranges.extend(found.ranges);
+                self.notes.extend(found.notes);
+            }
+            Err(error) => self.errors.push(error.to_string()),
+        }
+    }
+}
+
+/// A network names a store of the policy.
+fn store_is_there(policy: &Policy, store: &str) -> Result<(), Error> {
+    if policy.stores.contains_key(store) {
+        return Ok(());
+    }
+    let known = policy.stores.keys().map(String::as_str);
+    let known = known.collect::<Vec<_>>().join(", ");
+    Err(Error::new(
+        cni_wire::Code::Policy,
+        format!("the node's policy has no store {store:?}; it has {known}"),
+    )
+    .with_details("name one of them in ipam.store, or let an administrator add it to the policy"))
+}
+
+/// What the pod gets, in a few words.
+///
+/// # Errors
+/// Code 7: nothing says which netdev is meant.
+fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String, Error> {
+    let named = config.device.is_some() || config.master.is_some() || config.link_in_container;
+    if !by_unit && !named && requested != Requested::RdmaOnly {
+        return Err(Error::new(
+            cni_wire::Code::InvalidConfig,
+            "nothing says which netdev is meant",
+        )
+        .with_details(format!(
+            "annotate the NetworkAttachmentDefinition with {RESOURCE_NAME}, or name the netdev: \
+             device for a move, master for a child"
+        )));
+    }
+    let of = match (&config.master, by_unit) {
+        (Some(master), _) if config.link_in_container => format!(" on the pod's {master}"),
+        (Some(master), _) => format!(" on {master}"),
+        (None, true) if config.devices == Devices::All => " of all allocated units".to_owned(),
+        (None, true) => " of the allocated unit".to_owned(),
+        (None, false) => String::new(),
+    };
+    Ok(match (requested, config.attach) {
+        (Requested::Child(None), None) if config.master.is_none() && by_unit => {
+            "the allocated unit: moved if it is exclusive, a child of it if it is shared".to_owned()
+        }
+        (Requested::Child(None), _) => format!("a child{of}, of the link's own kind"),
+        (_, Some(attach)) => format!("{}{of}", attach.as_str()),
+        (_, None) => format!("move{of}"),
+    })
+}
+
+impl Network {
+    /// A `NetworkAttachmentDefinition`, a conflist or a configuration; `place` names one that has no
+    /// name.
+    #[must_use]
+    pub fn of(object: &Value, place: &str) -> Self {
+        if object.get("kind").is_some() {
+            return of_definition(object);
+        }
+        let name = object.get("name").and_then(Value::as_str);
+        Self {
+            name: name.unwrap_or(place).to_owned(),
+            resource: None,
+            config: Ok(object.clone()),
+        }
+    }
+}
+
+fn of_definition(object: &Value) -> Network {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let name = text("/metadata/name").unwrap_or_default();
+    let namespace = text("/metadata/namespace").unwrap_or("default");
+    let title = format!("{namespace}/{name}");
+    let annotations = object.pointer("/metadata/annotations");
+    let resource = annotations.and_then(|all| all.get(RESOURCE_NAME)?.as_str());
+    // Without one Multus takes a configuration from a file of the node: there is nothing to check.
+    let config = text("/spec/config").unwrap_or("{}");
+    let config = serde_json::from_str(config)
+        .map(|mut config: Value| {
+            if let Some(map) = config.as_object_mut() {
+                map.entry("name").or_insert_with(|| name.into());
+            }
+            config
+        })
+        .map_err(|error| format!("spec.config is not JSON: {error}"));
+    Network {
+        name: title,
+        resource: resource.map(str::to_owned),
+        config,
+    }
+}
+
+/// The configurations of this plugin in a network, as the runtime passes them.
+fn plugins(network: &Network) -> Result<Vec<Value>, String> {
+    let config = network.config.as_ref().map_err(String::clone)?;
+    let Some(list) = config.get("plugins") else {
+        return Ok([config.clone()].into_iter().filter(is_ours).collect());
+    };
+    let list = list.as_array().ok_or("plugins is no list")?;
+    let ours = list.iter().filter(|plugin| is_ours(plugin));
+    Ok(ours
+        .map(|plugin| {
+            let mut plugin = plugin.clone();
+            for key in ["name", "cniVersion"] {
+                if let (Some(map), Some(value)) = (plugin.as_object_mut(), config.get(key)) {
+                    map.insert(key.into(), value.clone());
+                }
+            }
+            plugin
+        })
+        .collect())
+}
+
+fn is_ours(plugin: &Value) -> bool {
+    let kind = plugin.get("type").and_then(Value::as_str);
+    kind.is_some_and(|kind| TYPES.contains(&kind))
+}
+
+impl Findings {
+    /// For a program.
+    #[must_use]
+    pub fn document(&self, network: &Network) -> Value {
+        json!({
+            "network": network.name,
+            "resource": network.resource,
+            "attach": self.attach,
+            "ipam": self.ipam,
+            "ranges": self.ranges,
+            "notes": self.notes,
+        })
+    }
+
+    /// For a person; without the errors.
+    #[must_use]
+    pub fn text(&self, network: &Network) -> String {
+        let line = |what: &str| format!("{}: {}\n", network.name, cni_wire::text::printable(what));
+        let mut text = String::new();
+        if let (Some(attach), true) = (&self.attach, self.errors.is_empty()) {
+            let addresses = match &self.ipam {
+                None => "no addresses".to_owned(),
+                Some(ipam) if self.ranges.is_empty() => format!("addresses by {ipam}"),
+                Some(ipam) => format!("addresses by {ipam} of {}", self.ranges.join(", ")),
+            };
+            text += &line(&format!("{attach}; {addresses}"));
+        }
+        for note in &self.notes {
+            text += &line(&format!("note: {note}"));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(text: &str) -> (String, Findings) {
+        let place = tempfile::tempdir().unwrap();
+        let policy = Policy::default();
+        let places = Places {
+            root: place.path().to_owned(),
+            policy: "/etc/rdma-netdev/policy.json".into(),
+            node: Some("n1".into()),
+        };
+        let network = Network::of(&serde_json::from_str(text).unwrap(), "x");
+        let found = check(&network, &policy, &places, None);
+        (network.name, found)
+    }
+
+    fn one(config: &str) -> Findings {
+        checked(config).1
+    }
+
+    #[test]
+    fn a_definition_is_checked_by_the_resource_of_its_annotation() {
+        let definition = |annotations: Value| {
+            let config = r#"{"cniVersion": "1.0.0", "type": "rdma-netdev", "attach": "move",
+                "ipam": {"type": "rdma-ipam", "range": "10.9.0.0/24"}}"#;
+            let mut object = json!({"kind": "NetworkAttachmentDefinition",
+                "metadata": {"name": "rails", "namespace": "ml"}, "spec": {"config": config}});
+            object["metadata"]["annotations"] = annotations;
+            object.to_string()
+        };
+        let with = || json!({RESOURCE_NAME: "rdma/nic"});
+        let (name, found) = checked(&definition(with()));
+        assert_eq!((name.as_str(), &found.errors), ("ml/rails", &Vec::new()));
+        assert_eq!(found.attach.as_deref(), Some("move of the allocated unit"));
+        assert_eq!(found.ranges, ["10.9.0.0/24"]);
+        let all = definition(with()).replace(r#"\"move\""#, r#"\"move\", \"devices\": \"all\""#);
+        let (_, found) = checked(&all);
+        assert_eq!(found.attach.as_deref(), Some("move of all allocated units"));
+        let (_, found) = checked(&definition(json!({})));
+        assert!(found.errors[0].contains(RESOURCE_NAME), "{found:?}");
+    }
+
+    #[test]
+    fn what_add_would_refuse_is_refused_with_the_policys_word() {
+        for (keys, expected) in [
+            (
+                r#""master": "e0", "ipam": {"type": "host-local"}"#,
+                "allow.ipam",
+            ),
+            (
+                r#""master": "e0", "ipam": {"type": "rdma-netdev"}"#,
+                "not an IPAM plugin",
+            ),
+            (r#""master": "e0", "atach": "macvlan""#, "attach"),
+            (
+                r#""attach": "move", "device": "e0", "mode": "bridge""#,
+                "mode",
+            ),
+            (r#""attach": "macvlan", "device": "e0""#, "device"),
+            (
+                r#""master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/33"}"#,
+                "10.0.0.0/33",
+            ),
+            (
+                r#""master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/24", "store": "nfs"}"#,
+                "nfs",
+            ),
+        ] {
+            let list = format!(
+                r#"{{"cniVersion": "1.0.0", "name": "x", "plugins": [{{"type": "rdma-netdev", {keys}}}]}}"#
+            );
+            let found = one(&list);
+            assert!(
+                found.errors.iter().any(|e| e.contains(expected)),
+                "{keys}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_master_beside_a_resource_is_noted() {
+        let network = |keys: &str| {
+            let config = format!(r#"{{"cniVersion": "1.0.0", "type": "rdma-netdev"{keys}}}"#);
+            one(
+                &json!({"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x",
+                "annotations": {RESOURCE_NAME: "rdma/a"}}, "spec": {"config": config}})
+                .to_string(),
+            )
+        };
+        let found = network(r#", "master": "e0""#);
+        assert!(found.errors.is_empty(), "{found:?}");
+        assert!(
+            found
+                .notes
+                .iter()
+                .any(|note| note.contains("unit of rdma/a")),
+            "{found:?}"
+        );
+        let found = network(r#", "attach": "macvlan""#);
+        assert!(
+            found.errors.is_empty() && found.notes.is_empty(),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_network_with_ranges_of_rails_says_its_rail() {
+        let of = |keys: &str| {
+            one(&format!(
+                r#"{{"cniVersion": "1.0.0", "name": "x", "type": "rdma-netdev", "master": "e0", {keys}
+                "ipam": {{"type": "rdma-ipam", "ranges": {{"0": {{"range": "10.0.0.0/24"}}}}}}}}"#
+            ))
+        };
+        for (keys, expected) in [
+            ("", "which rail"),
+            (r#""rail": 1,"#, "nothing for rail 1"),
+            (r#""rail": 300,"#, "rail"),
+        ] {
+            let found = of(keys);
+            assert!(
+                found.errors.iter().any(|e| e.contains(expected)),
+                "{keys}: {found:?}"
+            );
+        }
+        let found = of(r#""rail": 0,"#);
+        assert!(found.errors.is_empty(), "{found:?}");
+    }
+
+    #[test]
+    fn plugins_of_others_are_not_judged() {
+        let found =
+            one(r#"{"cniVersion": "1.0.0", "name": "x", "type": "macvlan", "master": "e0"}"#);
+        assert!(
+            found.errors.is_empty() && found.notes[0].contains("not checked"),
+            "{found:?}"
+        );
+        let of_a_file =
+            r#"{"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x"}, "spec": {}}"#;
+        assert!(
+            one(of_a_file).errors.is_empty(),
+            "its configuration is on the nodes"
+        );
+        let broken = r#"{"kind": "NetworkAttachmentDefinition", "spec": {"config": "{"}}"#;
+        assert!(one(broken).errors[0].starts_with("spec.config is not JSON"));
+    }
+}

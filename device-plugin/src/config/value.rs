@@ -1,0 +1,274 @@
+//! How values of our own format are written. An error is of one value, so that it has that value's line.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hca::PciAddress;
+use node::duration;
+use node::pattern::Pattern;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
+
+use super::model::{
+    Exclusion, MAX_TIME, MAX_UNITS, MIN_RESCAN_INTERVAL, absolute_path, module_name,
+};
+use super::range::RangeSet;
+use super::selector::Selector;
+use crate::candidate::LinkType;
+
+/// A list whose values are written as `W`.
+pub(super) fn list<'de, D: Deserializer<'de>, W: Deserialize<'de> + Into<T>, T>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let words = Vec::<W>::deserialize(deserializer)?;
+    Ok(words.into_iter().map(Into::into).collect())
+}
+
+/// A PCI ID: four hex digits, with or without `0x`, in either case.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct HexId(String);
+
+impl TryFrom<String> for HexId {
+    type Error = String;
+
+    fn try_from(word: String) -> Result<Self, String> {
+        let lower = word.to_ascii_lowercase();
+        let digits = lower.strip_prefix("0x").unwrap_or(&lower);
+        match digits.len() == 4 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+            true => Ok(Self(digits.to_owned())),
+            false => Err(format!("{word:?} is not four hex digits, as 15b3")),
+        }
+    }
+}
+
+impl From<HexId> for Pattern {
+    fn from(id: HexId) -> Self {
+        Pattern::Exact(id.0)
+    }
+}
+
+/// Sixteen hex digits, with or without colons and `0x`, or a pattern of them.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct GuidPattern(Pattern);
+
+impl TryFrom<String> for GuidPattern {
+    type Error = String;
+
+    fn try_from(word: String) -> Result<Self, String> {
+        let plain = word.to_ascii_lowercase().replace(':', "");
+        let digits = plain.strip_prefix("0x").unwrap_or(&plain);
+        let pattern = Pattern::parse(digits).map_err(|error| error.to_string())?;
+        let is_guid = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        match is_guid || matches!(pattern, Pattern::Glob(_)) {
+            true => Ok(Self(pattern)),
+            false => Err(format!("GUID {word:?} is not sixteen hex digits")),
+        }
+    }
+}
+
+impl From<GuidPattern> for Pattern {
+    fn from(guid: GuidPattern) -> Self {
+        guid.0
+    }
+}
+
+/// A partition key without the membership bit.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct PartitionKey(u16);
+
+impl TryFrom<String> for PartitionKey {
+    type Error = String;
+
+    fn try_from(word: String) -> Result<Self, String> {
+        let digits = word.strip_prefix("0x").unwrap_or(&word);
+        let key = u16::from_str_radix(digits, 16).ok();
+        let key = key.map(|key| key & 0x7fff).filter(|key| *key != 0);
+        key.map(Self).ok_or_else(|| {
+            format!("partition key {word:?} is not hexadecimal between 0x1 and 0xffff")
+        })
+    }
+}
+
+impl From<PartitionKey> for u16 {
+    fn from(key: PartitionKey) -> Self {
+        key.0
+    }
+}
+
+/// The words of link types; `other` is what no selector can ask for.
+pub(super) fn link_types<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Pattern>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Word {
+        Ether,
+        Infiniband,
+    }
+    let words = Vec::<Word>::deserialize(deserializer)?.into_iter();
+    let words = words.map(|word| match word {
+        Word::Ether => LinkType::Ether.word(),
+        Word::Infiniband => LinkType::Infiniband.word(),
+    });
+    Ok(words.map(|word| Pattern::Exact(word.into())).collect())
+}
+
+pub(super) fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RangeSet, D::Error> {
+    Vec::deserialize(deserializer).map(RangeSet::of)
+}
+
+pub(super) fn ranges<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RangeSet, D::Error> {
+    let mut all = RangeSet::default();
+    Vec::deserialize(deserializer)?
+        .into_iter()
+        .for_each(|range| all.extend(range));
+    Ok(all)
+}
+
+/// One selector, or a list of alternatives.
+pub(super) fn one_or_many<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Selector>, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = Vec<Selector>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a selector or a list of selectors")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<Selector>, A::Error> {
+            let one = Selector::deserialize(value::MapAccessDeserializer::new(map))?;
+            Ok(vec![one])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<Selector>, A::Error> {
+            Vec::deserialize(value::SeqAccessDeserializer::new(seq))
+        }
+    }
+    // A scalar would be a type error anyway; asking for "any" keeps its message ours.
+    deserializer.deserialize_any(Either)
+}
+
+/// The same where it selects the HCAs of a pool.
+pub(super) fn select<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Selector>, D::Error> {
+    let selectors = one_or_many(deserializer)?;
+    if selectors.is_empty() {
+        return Err(D::Error::custom("select is empty"));
+    }
+    match selectors.iter().any(Selector::is_empty) {
+        true => Err(D::Error::custom(
+            "a selector without criteria; to take every HCA write rdmaDevices: [\"*\"]",
+        )),
+        false => Ok(selectors),
+    }
+}
+
+/// A time of at most [`MAX_TIME`].
+pub(super) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match duration::parse(&text) {
+        Some(time) if time <= MAX_TIME => Ok(time),
+        Some(_) => Err(D::Error::custom(format!("time {text:?}: give at most 24h"))),
+        None => Err(D::Error::custom(format!(
+            "time {text:?}: write a number and ms, s, m or h, as 500ms"
+        ))),
+    }
+}
+
+/// `rescanInterval`; 0 switches rescans off.
+pub(super) fn rescan<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match duration::parse(&text) {
+        Some(Duration::ZERO) => Ok(None),
+        Some(interval) if (MIN_RESCAN_INTERVAL..=MAX_TIME).contains(&interval) => {
+            Ok(Some(interval))
+        }
+        Some(_) => Err(D::Error::custom(format!(
+            "rescanInterval {text:?}: give a time between 1s and 24h, or 0 for never"
+        ))),
+        None => Err(D::Error::custom(format!(
+            "rescanInterval {text:?}: write a number and ms, s, m or h, as 60s; 0 is off"
+        ))),
+    }
+}
+
+pub(super) fn flaps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        flaps @ 2.. => Ok(flaps),
+        flaps => Err(D::Error::custom(format!(
+            "flaps is {flaps}; one loss is no flapping, give 2 or more"
+        ))),
+    }
+}
+
+pub(super) fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    match u32::deserialize(deserializer)? {
+        slots @ 1..=MAX_UNITS => Ok(Some(slots)),
+        slots => Err(D::Error::custom(format!(
+            "slots is {slots}; give a number between 1 and {MAX_UNITS}"
+        ))),
+    }
+}
+
+pub(super) fn absolute<'de, D: Deserializer<'de>, T: From<PathBuf>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    let path = absolute_path(&String::deserialize(deserializer)?);
+    path.map(T::from).map_err(D::Error::custom)
+}
+
+pub(super) fn module<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    module_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+/// Rails of physical functions.
+pub(super) fn rails<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<PciAddress, u32>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(try_from = "String")]
+    struct Numbered(PciAddress, u32);
+    impl TryFrom<String> for Numbered {
+        type Error = String;
+
+        fn try_from(text: String) -> Result<Self, String> {
+            let parts = text.split_once('=');
+            let parsed =
+                parts.and_then(|(nic, rail)| Some(Self(nic.parse().ok()?, rail.parse().ok()?)));
+            parsed.ok_or_else(|| {
+                format!("rails {text:?}: write a physical function and a number, as 0000:3b:00.0=0")
+            })
+        }
+    }
+    let all = Vec::<Numbered>::deserialize(deserializer)?;
+    Ok(all
+        .into_iter()
+        .map(|Numbered(nic, rail)| (nic, rail))
+        .collect())
+}
+
+pub(super) fn exclusion<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Exclusion>, D::Error> {
+    #[derive(Deserialize, PartialEq)]
+    #[serde(rename_all = "camelCase")]
+    enum Word {
+        Uplinks,
+        PfsWithVfs,
+    }
+    let words = Vec::<Word>::deserialize(deserializer)?;
+    Ok(Some(Exclusion {
+        uplinks: words.contains(&Word::Uplinks),
+        pfs_with_vfs: words.contains(&Word::PfsWithVfs),
+    }))
+}

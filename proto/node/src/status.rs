@@ -1,0 +1,196 @@
+//! The daemon's state, as it answers it on its socket and at `/status`.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Pod;
+
+/// Asks the daemon for its state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StatusQuestion {}
+
+/// What the daemon serves, to whom, and how it is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonStatus {
+    /// Version of the program.
+    pub program_version: String,
+    /// Seconds since its start.
+    pub uptime_seconds: u64,
+    /// Whether the kubelet has the lists of all resources.
+    pub ready: bool,
+    /// Why it is not ready.
+    pub unready: Vec<String>,
+    /// What is worth knowing and does not make it unready.
+    pub notes: Vec<String>,
+    /// The configuration in force.
+    pub configuration: ConfigurationStatus,
+    /// `shared` or `exclusive`; `None` where the kernel does not say it.
+    pub netns_mode: Option<String>,
+    /// The socket on which programs of the node ask.
+    pub node_socket: SocketStatus,
+    /// One entry for each resource, in the order of the configuration.
+    pub pools: Vec<PoolStatus>,
+    /// Slots that are bound to an HCA.
+    pub bindings: Vec<BindingStatus>,
+    /// How well the HCAs of pods with bound slots fit their GPUs.
+    pub alignment: Vec<PodAlignment>,
+}
+
+/// The configuration in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigurationStatus {
+    /// The file.
+    pub file: PathBuf,
+    /// Whose format it has.
+    pub format: String,
+    /// How many configurations have been in force since the start.
+    pub generation: u64,
+    /// Why the file as it is now is not in force.
+    pub error: Option<String>,
+}
+
+/// The daemon's socket.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketStatus {
+    /// Where it is; `None` if the daemon was started without one.
+    pub path: Option<PathBuf>,
+    /// `off`, `serving` or `failed`.
+    pub state: String,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// One resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolStatus {
+    /// Its name, such as `rdma/hca_shared_devices_a`.
+    pub resource: String,
+    /// Units that the kubelet was sent.
+    pub units: UnitCounts,
+    /// How containers get the devices; `None` before the first list.
+    pub delivery: Option<String>,
+    /// Its HCAs.
+    pub hcas: Vec<HcaStatus>,
+    /// Units that containers hold, by the kubelet's last word; `None` before that.
+    pub held: Option<Vec<HeldUnit>>,
+    /// Whether the kubelet accepted the registration.
+    pub registered: bool,
+    /// Whether the kubelet reads the list of units.
+    pub streaming: bool,
+    /// Whether the kubelet was sent the list of units.
+    pub listed: bool,
+    /// Registrations since the start.
+    pub registrations: u64,
+    /// The last error of its session with the kubelet.
+    pub last_error: Option<String>,
+    /// Allocate calls.
+    pub allocations: AllocationCounts,
+}
+
+/// Units of a resource.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnitCounts {
+    /// Units that can be allocated or are.
+    pub healthy: u64,
+    /// Units that cannot.
+    pub unhealthy: u64,
+}
+
+/// Allocate calls since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationCounts {
+    /// Those that were answered.
+    pub granted: u64,
+    /// Those that were refused.
+    pub refused: u64,
+}
+
+/// An HCA of a pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HcaStatus {
+    /// As unit IDs name it.
+    pub id: String,
+    /// Its RDMA devices.
+    pub rdma_devices: Vec<String>,
+    /// Its netdevs.
+    pub netdevs: Vec<String>,
+    /// Its NUMA node, where the firmware says it.
+    pub numa_node: Option<u32>,
+    /// Paths of the device nodes that a container gets.
+    pub nodes: Vec<String>,
+    /// Whether its units are healthy.
+    pub healthy: bool,
+    /// Why they are not.
+    pub reason: Option<String>,
+}
+
+/// A unit that a container holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldUnit {
+    /// Its ID.
+    pub unit: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+}
+
+/// A slot that is bound to an HCA.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BindingStatus {
+    /// The resource that the slot is of.
+    pub resource: String,
+    /// The slot.
+    pub unit: String,
+    /// The HCA, as unit IDs name it.
+    pub hca: String,
+    /// The pod.
+    pub pod: Pod,
+    /// Name of the container that asked for it.
+    pub container: String,
+    /// `bound`, `attached` or `started`.
+    pub stage: String,
+    /// The HCA's rail.
+    pub rail: u32,
+    /// The GPUs that it serves.
+    pub gpus: Vec<ServedGpu>,
+}
+
+/// A GPU that an HCA serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServedGpu {
+    /// Its PCI address.
+    pub gpu: String,
+    /// Their distance, as `nvidia-smi topo -m` writes it.
+    pub class: String,
+    /// Whether they reach each other without a host bridge.
+    pub peer_to_peer: bool,
+    /// Whether no HCA of the node is nearer.
+    pub aligned: bool,
+}
+
+/// The HCAs of a pod, of one resource.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodAlignment {
+    /// The resource.
+    pub resource: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// The farthest of its GPUs from the HCA that serves it, as `nvidia-smi topo -m` writes it; `None`
+    /// for a pod without GPUs.
+    pub worst: Option<String>,
+    /// Share of its GPUs that reach their HCA without a host bridge, from 0 to 1; `None` for a pod
+    /// without GPUs.
+    pub score: Option<f64>,
+}

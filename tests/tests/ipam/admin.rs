@@ -1,0 +1,1018 @@
+//! The tool that a person runs.
+
+use crate::support::{Attachment, Place, edit_lease, network, range};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+fn c(name: &str) -> Attachment {
+    Attachment::new(name)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+#[test]
+fn list_shows_who_holds_what() {
+    let place = Place::new();
+    assert!(place.admin(&[]).ok(), "an unused store has no leases");
+    place
+        .add(
+            &c("aaaaaaaaaaaaaaaaaaaaaaaa").pod("ml/train-0"),
+            &range("10.0.0.0/24"),
+        )
+        .address();
+    place.add(&c("b"), &range("10.0.0.0/28")).address();
+    place.add(&c("d").node("n2"), &range("fd00::/64")).address();
+    let all = place.admin(&[]);
+    let tables: Vec<&str> = text(&all.document).split("\n\n").collect();
+    let [store, pools, leases] = tables[..] else {
+        panic!("{tables:?}")
+    };
+    assert!(store.starts_with("store "), "{store}");
+    assert!(
+        pools.starts_with("RANGE") && pools.lines().count() == 4,
+        "{pools}"
+    );
+    let lines: Vec<&str> = leases.lines().collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert!(
+        lines[1].starts_with("10.0.0.1/24") && lines[1].contains("ml/train-0"),
+        "{lines:?}"
+    );
+    let all = place.admin(&["--json"]).document;
+    let all = &all["leases"];
+    assert_eq!(all.as_array().unwrap().len(), 3);
+    for key in [
+        "address",
+        "prefix",
+        "range",
+        "network",
+        "pod",
+        "container",
+        "interface",
+        "node",
+        "boot",
+        "netns",
+        "created",
+    ] {
+        assert!(all[0].get(key).is_some(), "{key}: {}", all[0]);
+    }
+    let pool = place.admin(&["--pool", "10.0.0.0/28", "--json"]).document;
+    assert_eq!(pool["leases"][0]["address"], "10.0.0.2");
+    assert_eq!(
+        place.admin(&["--node", "n2", "--json"]).document["leases"][0]["address"],
+        "fd00::1"
+    );
+}
+
+#[test]
+fn show_finds_by_address_pod_and_container() {
+    let place = Place::new();
+    place
+        .add(&c("abcdef012345").pod("ml/train-0"), &range("10.0.0.0/24"))
+        .address();
+    for what in ["10.0.0.1", "ml/train-0", "train-0", "abcdef"] {
+        let shown = place.admin(&["show", what, "--json"]);
+        assert_eq!(
+            shown.document["found"][0]["lease"]["container"], "abcdef012345",
+            "{what}"
+        );
+    }
+    assert!(place.del(&c("abcdef012345"), &range("10.0.0.0/24")).ok());
+    let history = place.admin(&["show", "10.0.0.1", "--json"]).document["found"].clone();
+    assert_eq!(
+        (
+            &history[0]["state"],
+            &history[0]["lastLease"]["pod"]["name"]
+        ),
+        (&json!("freed"), &json!("train-0"))
+    );
+    assert_eq!(place.admin(&["show", "10.9.9.9"]).status, Some(1));
+}
+
+#[test]
+fn pools_say_how_full_they_are() {
+    let place = Place::new();
+    for name in ["a", "b", "d"] {
+        place.add(&c(name), &range("10.0.0.0/28")).address();
+    }
+    place.add(&c("e"), &range("10.0.0.0/24")).address();
+    place.add(&c("f"), &range("fd00::/64")).address();
+    assert!(place.del(&c("b"), &range("10.0.0.0/28")).ok());
+    let pools = place.admin(&["--json"]).document;
+    let of = |range: &str| {
+        pools["pools"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|p| p["range"] == range)
+            .unwrap()
+            .clone()
+    };
+    let small = of("10.0.0.0/28");
+    assert_eq!(
+        (
+            &small["size"],
+            &small["used"],
+            &small["coolingDown"],
+            &small["free"]
+        ),
+        (&json!(14), &json!(2), &json!(1), &json!(10))
+    );
+    assert_eq!(small["usedByOtherRanges"], 1);
+    let large = of("10.0.0.0/24");
+    assert_eq!(
+        (&large["used"], &large["usedByOtherRanges"]),
+        (&json!(1), &json!(2))
+    );
+    assert_eq!(large["free"], 254 - 3 - 1);
+    assert!(text(&place.admin(&[]).document).contains("2^64"));
+    assert!(pools["store"]["id"].as_str().unwrap().len() == 32);
+}
+
+/// One container gets an address of each, so the second range's is another.
+#[test]
+fn explain_names_another_address_for_the_second_of_two_equal_ranges() {
+    let place = Place::new();
+    let ranges = json!([{"range": "10.0.0.0/29"}, {"range": "10.0.0.0/29"}]);
+    let config = network("rdma-ipam", json!({"ipRanges": ranges}));
+    let one = network("rdma-ipam", json!({"range": "10.0.0.0/29"}));
+    let file = place.path().join("net.conf");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let explain = || -> Vec<[String; 4]> {
+        let arguments = ["explain", file.to_str().unwrap(), "--json"];
+        let document = place.admin(&arguments).document;
+        let ranges = document["ranges"].as_array().unwrap().iter();
+        let text = |range: &Value, key: &str| match &range[key] {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        ranges
+            .map(|range| ["next", "leased", "coolingDown", "because"].map(|key| text(range, key)))
+            .collect()
+    };
+    let check = |expected: [[&str; 4]; 2]| assert_eq!(explain(), expected);
+    let never = "no address was ever leased here";
+    check([
+        ["10.0.0.1", "null", "null", never],
+        ["10.0.0.2", "null", "null", never],
+    ]);
+    place.add(&c("z"), &range("10.9.0.0/24")).address();
+    let second = "it is the lowest that is free: 0 lower ones are leased and 0 are cooling down, \
+                  and ranges before this one get 1";
+    check([
+        ["10.0.0.1", "0", "0", "it is the lowest"],
+        ["10.0.0.2", "0", "0", second],
+    ]);
+    // 1, 2 and 4 are leased, 3 is cooling down.
+    for container in ["a", "b", "d", "e"] {
+        place.add(&c(container), &one).address();
+    }
+    assert!(place.del(&c("d"), &one).ok());
+    let free = "it is the lowest that is free: 3 lower ones are leased and 1 are cooling down";
+    let after = format!("{free}, and ranges before this one get 1");
+    check([["10.0.0.5", "3", "1", free], ["10.0.0.6", "3", "1", &after]]);
+    place.add(&c("f"), &one).address();
+    let free = "it is the lowest that is free: 4 lower ones are leased and 1 are cooling down";
+    let resting = "nothing else is free, it was released first: 4 lower ones are leased \
+                   and 1 are cooling down, and ranges before this one get 1";
+    check([
+        ["10.0.0.6", "4", "1", free],
+        ["10.0.0.3", "4", "1", resting],
+    ]);
+    assert_eq!(
+        place.add(&c("g"), &config).addresses(),
+        ["10.0.0.6/29", "10.0.0.3/29"],
+        "ADD gives what was explained"
+    );
+    let full = ["null", "6", "0", "every address is leased"];
+    check([full, full]);
+    assert!(place.del(&c("a"), &one).ok());
+    let [first, second] = [0, 1].map(|n| explain()[n].clone());
+    assert_eq!(
+        (first[0].as_str(), second[0].as_str()),
+        ("10.0.0.1", "null")
+    );
+    assert_eq!(
+        second[3],
+        "every address is leased, or a range before this one gets it"
+    );
+}
+
+/// In a store that was never used, for ranges that have addresses in common.
+#[test]
+fn explain_gives_an_address_of_overlapping_ranges_once_unless_they_are_apart() {
+    let place = Place::new();
+    let file = place.path().join("net.conf");
+    for (second, overlapping, expected) in [
+        ("10.0.0.0/28", true, "10.0.0.2"),
+        ("10.0.0.0/28", false, "10.0.0.1"),
+        ("10.0.0.0/29", false, "10.0.0.2"),
+        ("10.0.1.0/29", true, "10.0.1.1"),
+    ] {
+        let ipam = json!({
+            "ipRanges": [{"range": "10.0.0.0/29"}, {"range": second}],
+            "enable_overlapping_ranges": overlapping,
+        });
+        std::fs::write(&file, network("rdma-ipam", ipam).to_string()).unwrap();
+        let explained = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+        let ranges = &explained.document["ranges"];
+        let next = (&ranges[0]["next"], &ranges[1]["next"]);
+        assert_eq!(next, (&json!("10.0.0.1"), &json!(expected)), "{second}");
+    }
+}
+
+#[test]
+fn explain_says_what_is_next_and_why() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/29", "exclude": ["10.0.0.3"], "gateway": "10.0.0.6", "log_level": "debug"}),
+    );
+    let file = place.path().join("net.conf");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let explain = || {
+        place
+            .admin(&["explain", file.to_str().unwrap(), "--json"])
+            .document
+    };
+    assert_eq!(explain()["ranges"][0]["next"], "10.0.0.1");
+    place.add(&c("a"), &config).address();
+    place.add(&c("b"), &config).address();
+    assert!(place.del(&c("a"), &config).ok());
+    let said = explain();
+    let range = &said["ranges"][0];
+    assert_eq!(
+        range["gives"],
+        json!(["10.0.0.1-10.0.0.2", "10.0.0.4-10.0.0.5"])
+    );
+    assert_eq!(
+        (&range["next"], &range["leased"], &range["coolingDown"]),
+        (&json!("10.0.0.4"), &json!("1"), &json!("1"))
+    );
+    assert_eq!(said["ignoredKeys"], json!(["log_level"]));
+    place.add(&c("d"), &config).address();
+    place.add(&c("e"), &config).address();
+    assert!(
+        explain()["ranges"][0]["because"]
+            .as_str()
+            .unwrap()
+            .contains("it was released first")
+    );
+    assert_eq!(explain()["ranges"][0]["next"], "10.0.0.1");
+    place.add(&c("f"), &config).address();
+    assert_eq!(explain()["ranges"][0]["next"], Value::Null);
+    std::fs::write(&file, "{}").unwrap();
+    assert_eq!(
+        place.admin(&["explain", file.to_str().unwrap()]).status,
+        Some(1)
+    );
+}
+
+/// Dates a lease back by `seconds`, in place.
+fn age(place: &Place, container: &str, seconds: i64) {
+    let records = place.records();
+    let record = records
+        .iter()
+        .find(|r| r.to_str().unwrap().contains(&format!("/{container}:")))
+        .unwrap();
+    let mut lease: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    let created: jiff::Timestamp = lease["created"].as_str().unwrap().parse().unwrap();
+    lease["created"] = json!(created - jiff::SignedDuration::from_secs(seconds));
+    std::fs::write(record, lease.to_string()).unwrap();
+}
+
+/// The same for every lease.
+pub(crate) fn age_all(place: &Place, seconds: i64) {
+    for record in place.records() {
+        let name = record.file_name().unwrap().to_str().unwrap();
+        age(place, name.split(':').next().unwrap(), seconds);
+    }
+}
+
+/// Dates back what a previous run recorded.
+pub(crate) fn see_earlier(place: &Place) {
+    let path = place.state().join("reclaim/default");
+    let mut seen: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (_, at) in seen["seen"].as_object_mut().unwrap() {
+        *at = json!(at.as_i64().unwrap() - 10);
+    }
+    std::fs::write(&path, seen.to_string()).unwrap();
+}
+
+/// A namespace's file, as a runtime keeps them.
+fn netns(place: &Place, name: &str) -> PathBuf {
+    let directory = place.path().join("netns");
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join(name);
+    std::fs::write(&path, "").unwrap();
+    path
+}
+
+pub(crate) fn freed(report: &Value) -> Vec<&str> {
+    let mut freed: Vec<&str> = report["freed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|freed| freed["lease"]["address"].as_str().unwrap())
+        .collect();
+    freed.sort_unstable();
+    freed
+}
+
+#[test]
+fn reclaim_frees_what_is_over_after_a_second_reading() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    let (gone, live) = (netns(&place, "gone"), netns(&place, "live"));
+    place.add(&c("gone").netns(&gone), &config).address();
+    place.add(&c("live").netns(&live), &config).address();
+    place.add(&c("young").netns(&gone), &config).address();
+    place
+        .add(
+            &c("blind").netns(&place.path().join("no/such/dir")),
+            &config,
+        )
+        .address();
+    place
+        .add(&c("far").netns(&gone).node("n2"), &config)
+        .address();
+    std::fs::remove_file(&gone).unwrap();
+    for name in ["gone", "live", "blind", "far"] {
+        age(&place, name, 120);
+    }
+    let first = place.admin(&["reclaim", "--yes", "--json"]).document;
+    assert_eq!(freed(&first).len(), 0);
+    assert_eq!(
+        place.admin(&["reclaim", "--yes", "--json"]).document["freed"],
+        json!([]),
+        "too soon"
+    );
+    see_earlier(&place);
+    let dry = place.admin(&["reclaim", "--dry-run", "--json"]).document;
+    assert_eq!(freed(&dry), ["10.0.0.1"]);
+    assert_eq!(place.held().len(), 5, "a dry run freed something");
+    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
+    assert_eq!(freed(&second), ["10.0.0.1"]);
+    assert_eq!(second["waiting"][0]["lease"]["container"], "young");
+    let kept = second["kept"].to_string();
+    assert!(
+        kept.contains("its network namespace is there") && kept.contains("does not exist here"),
+        "{kept}"
+    );
+    assert_eq!(
+        place.held(),
+        ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"]
+    );
+    assert!(place.del(&c("gone"), &config).ok());
+}
+
+#[test]
+fn reclaim_frees_what_an_earlier_boot_left() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    place.add(&c("old"), &config).address();
+    place.add(&c("empty"), &config).address();
+    place.add(&c("other-machine"), &config).address();
+    place.add(&c("fresh"), &config).address();
+    let edit = |name: &str, key: &str, value: &str| {
+        let records = place.records();
+        let record = records
+            .iter()
+            .find(|r| r.to_str().unwrap().contains(&format!("/{name}:")))
+            .unwrap();
+        let mut lease: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+        lease[key] = json!(value);
+        std::fs::write(record, lease.to_string()).unwrap();
+    };
+    edit("old", "boot", "an-earlier-one");
+    edit("other-machine", "boot", "an-earlier-one");
+    edit("other-machine", "machine", "another");
+    age(&place, "old", 120);
+    age(&place, "other-machine", 120);
+    let records = place.records();
+    for (name, when) in [("empty", "1990-01-01"), ("fresh", "now")] {
+        let record = records
+            .iter()
+            .find(|r| r.to_str().unwrap().contains(&format!("/{name}:")))
+            .unwrap();
+        std::fs::write(record, "").unwrap();
+        assert!(
+            std::process::Command::new("touch")
+                .args(["-d", when])
+                .arg(record)
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+    // The sweep for lease entries without a legible record is made once in a boot.
+    let first = place.admin(&["reclaim", "--yes", "--json"]);
+    assert!(first.ok(), "{first:?}");
+    assert_eq!(
+        place.held(),
+        ["10.0.0.1", "10.0.0.3", "10.0.0.4"],
+        "emptied before this boot"
+    );
+    see_earlier(&place);
+    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
+    assert_eq!(freed(&second), ["10.0.0.1"]);
+    assert_eq!(place.held(), ["10.0.0.3", "10.0.0.4"]);
+}
+
+#[test]
+fn reclaim_frees_only_with_yes() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    let gone = netns(&place, "gone");
+    place.add(&c("gone").netns(&gone), &config).address();
+    std::fs::remove_file(&gone).unwrap();
+    age(&place, "gone", 120);
+    assert!(place.admin(&["reclaim"]).ok());
+    see_earlier(&place);
+    let asked = place.admin(&["reclaim"]);
+    assert!(
+        asked.ok() && text(&asked.document).contains("say --yes"),
+        "{asked:?}"
+    );
+    assert_eq!(place.held().len(), 1);
+    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    assert_eq!(place.held().len(), 0);
+}
+
+/// The test's node name is the cluster's, by `RDMA_NODE_NAME`.
+#[test]
+fn what_a_reinstalled_node_held_before_is_reclaimed_and_can_be_released() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["long-ago", "just-now", "alive"] {
+        place.add(&c(name), &config).address();
+    }
+    let before = json!({"machine": "another", "boot": "an-earlier-one"});
+    edit_lease(&place, "just-now", before.clone());
+    edit_lease(&place, "long-ago", before);
+    edit_lease(
+        &place,
+        "long-ago",
+        json!({"created": "2001-01-01T00:00:00Z"}),
+    );
+    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    see_earlier(&place);
+    let report = place.admin(&["reclaim", "--yes", "--json"]).document;
+    assert_eq!(freed(&report), ["10.0.0.1"]);
+    let elsewhere = place.admin(&["release", "--node", "n2", "--previous", "--yes"]);
+    assert_eq!(elsewhere.status, Some(1), "{elsewhere:?}");
+    assert!(
+        place
+            .admin(&["release", "--node", "n1", "--previous", "--yes"])
+            .ok()
+    );
+    assert_eq!(place.held(), ["10.0.0.3"]);
+}
+
+#[test]
+fn release_frees_by_hand_and_asks_first() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["a", "b"] {
+        place.add(&c(name), &config).address();
+    }
+    place.add(&c("d").node("n2"), &config).address();
+    place.add(&c("e").node("n2"), &config).address();
+    let refused = place.admin(&["release", "10.0.0.1"]);
+    assert!(
+        refused.status == Some(1) && refused.stderr.contains("--yes"),
+        "{refused:?}"
+    );
+    assert_eq!(place.held().len(), 4);
+    assert!(place.admin(&["release", "10.0.0.1", "--yes"]).ok());
+    assert!(
+        place
+            .admin(&["release", "--pod", "default/b", "--yes"])
+            .ok()
+    );
+    assert!(place.admin(&["release", "--node", "n2", "--yes"]).ok());
+    assert_eq!((place.held().len(), place.records().len()), (0, 0));
+    assert_eq!(
+        place.admin(&["release", "10.0.0.1", "--yes"]).status,
+        Some(1)
+    );
+    assert_eq!(place.admin(&["release"]).status, Some(2));
+    assert!(place.del(&c("a"), &config).ok());
+}
+
+#[test]
+fn release_of_an_address_is_for_one_network_name() {
+    let place = Place::new();
+    let blue = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "network_name": "blue"}),
+    );
+    let apart = network(
+        "rdma-ipam",
+        json!({"range": "10.0.1.0/24", "enable_overlapping_ranges": false}),
+    );
+    place
+        .add(&c("a").pod("ml/a"), &range("10.0.0.0/24"))
+        .address();
+    place.add(&c("b").pod("ml/b"), &blue).address();
+    place.add(&c("d"), &apart).address();
+    place
+        .add(&c("e").args("IP=10.0.1.1"), &range("10.0.0.0/16"))
+        .address();
+    let several = place.admin(&["release", "10.0.0.1", "--yes"]);
+    assert_eq!(several.status, Some(1));
+    for part in ["ml/a", "ml/b", "blue", "--network-name"] {
+        assert!(several.stderr.contains(part), "{part}: {several:?}");
+    }
+    assert_eq!(place.held().len(), 4);
+    let released = place.admin(&["release", "10.0.0.1", "--network-name", "", "--yes"]);
+    assert!(released.ok(), "{released:?}");
+    assert_eq!(
+        place.admin(&["show", "ml/b", "--json"]).document["found"][0]["state"],
+        "held"
+    );
+    assert!(
+        place.admin(&["release", "10.0.0.1", "--yes"]).ok(),
+        "the last one"
+    );
+    assert_eq!(
+        place.admin(&["release", "10.0.1.1", "--yes"]).status,
+        Some(1)
+    );
+    let pool = ["release", "10.0.1.1", "--pool", "10.0.1.0/24", "--yes"];
+    assert!(place.admin(&pool).ok());
+    assert_eq!(place.held(), ["10.0.1.1"]);
+    assert_eq!(place.records().len(), 1);
+}
+
+#[test]
+fn list_is_of_what_was_asked_for() {
+    let place = Place::new();
+    let blue = network(
+        "rdma-ipam",
+        json!({"range": "10.0.0.0/24", "network_name": "blue"}),
+    );
+    place
+        .add(&c("a").pod("ml/a"), &range("10.0.0.0/24"))
+        .address();
+    place.add(&c("b").pod("ml/b"), &blue).address();
+    for (arguments, container) in [
+        (["--network-name", "blue"], "b"),
+        (["--network-name", ""], "a"),
+        (["--pod", "ml/b"], "b"),
+        (["--pod", "a"], "a"),
+    ] {
+        let mut all = vec!["--json"];
+        all.extend(arguments);
+        let listed = place.admin(&all).document["leases"].clone();
+        assert_eq!(listed.as_array().unwrap().len(), 1, "{arguments:?}");
+        assert_eq!(listed[0]["container"], container, "{arguments:?}");
+    }
+    let table = place.admin(&[]).document;
+    assert!(text(&table).contains("blue"), "{table}");
+    let unknown = place.admin(&["--pool", "10.9.0.0/24"]);
+    assert_eq!(unknown.status, Some(1));
+    assert!(
+        unknown.stderr.contains("no pool 10.9.0.0/24"),
+        "{unknown:?}"
+    );
+}
+
+#[test]
+fn releasing_one_of_two_addresses_keeps_the_other_in_reach_of_del() {
+    let place = Place::new();
+    let config = network(
+        "rdma-ipam",
+        json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]}),
+    );
+    place.add(&c("a"), &config).addresses();
+    assert!(place.admin(&["release", "10.0.0.1", "--yes"]).ok());
+    assert_eq!(place.held(), ["fd00::1"]);
+    assert!(place.del(&c("a"), &config).ok());
+    assert_eq!((place.held().len(), place.records().len()), (0, 0));
+}
+
+#[test]
+fn fsck_puts_right_what_can_be() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    for name in ["a", "b", "d"] {
+        place.add(&c(name), &config).address();
+    }
+    assert!(place.admin(&["fsck"]).ok());
+    // The owner's record of one is lost, the lease entry of another.
+    let shard = place.store().join("leases/default/10.0.0.0-24");
+    let records = place.records();
+    let of = |name: &str| {
+        records
+            .iter()
+            .find(|r| r.to_str().unwrap().contains(&format!("/{name}:")))
+            .unwrap()
+    };
+    std::fs::remove_file(of("a")).unwrap();
+    std::fs::remove_file(shard.join("10.0.0.2@1")).unwrap();
+    std::fs::create_dir(place.store().join("probe-0123")).unwrap();
+    std::fs::write(place.store().join("stray"), "").unwrap();
+    let young = place.admin(&["fsck", "--repair", "--json"]);
+    assert_eq!(young.document["repaired"], json!(0), "{young:?}");
+    let found = place.admin(&["fsck", "--min-age", "0", "--json"]);
+    assert_eq!(
+        (
+            found.status,
+            found.document["findings"].as_array().unwrap().len()
+        ),
+        (Some(1), 5),
+        "{found:?}"
+    );
+    let repaired = place.admin(&["fsck", "--repair", "--min-age", "0", "--json"]);
+    assert_eq!(
+        (repaired.status, &repaired.document["repaired"]),
+        (Some(1), &json!(4)),
+        "{repaired:?}"
+    );
+    assert!(
+        place.store().join("stray").exists(),
+        "fsck removed what it does not know"
+    );
+    assert!(place.del(&c("a"), &config).ok());
+    assert_eq!(place.held(), ["10.0.0.3"]);
+}
+
+#[test]
+fn import_of_host_local_shows_its_plan_first() {
+    let place = Place::new();
+    let directory = place.path().join("rail0");
+    std::fs::create_dir(&directory).unwrap();
+    let put = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
+    put("10.0.0.5", "c5\r\neth0");
+    put("10.0.0.6", "c6\r\neth0");
+    put("10.0.0.7", "");
+    put("lock", "");
+    put("last_reserved_ip.0", "10.0.0.6");
+    let from = directory.to_str().unwrap().to_owned();
+    let import = |more: &[&str]| {
+        let mut arguments = vec![
+            "import",
+            "host-local",
+            &from,
+            "--range",
+            "10.0.0.0/24",
+            "--json",
+        ];
+        arguments.extend(more);
+        place.admin(&arguments)
+    };
+    let plan = import(&[]);
+    assert_eq!(place.files("").len(), 0, "a dry run made a store");
+    assert_eq!(
+        (
+            plan.document["leases"].as_array().unwrap().len(),
+            &plan.document["imported"]
+        ),
+        (2, &json!(0)),
+        "{plan:?}"
+    );
+    assert!(plan.stderr.contains("10.0.0.7"));
+    assert_eq!(place.held().len(), 0);
+    assert_eq!(import(&["--yes"]).document["imported"], 2);
+    assert_eq!(import(&["--yes"]).document["imported"], 0, "twice");
+    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
+    let mut config = range("10.0.0.0/24");
+    config["name"] = json!("rail0");
+    assert_eq!(
+        place.add(&c("c6").interface("eth0"), &config).address(),
+        "10.0.0.6/24"
+    );
+    assert!(place.del(&c("c5").interface("eth0"), &config).ok());
+    assert_eq!(place.held(), ["10.0.0.6"]);
+}
+
+#[test]
+fn import_is_whole_or_not_at_all_and_can_be_repeated() {
+    let place = Place::new();
+    let directory = place.path().join("rail0");
+    std::fs::create_dir(&directory).unwrap();
+    for (address, container) in [("10.0.0.5", "c5"), ("10.0.0.6", "c6")] {
+        std::fs::write(directory.join(address), format!("{container}\r\neth0")).unwrap();
+    }
+    let config = range("10.0.0.0/24");
+    let from = directory.to_str().unwrap();
+    let import = [
+        "import",
+        "host-local",
+        from,
+        "--range",
+        "10.0.0.0/24",
+        "--yes",
+    ];
+    place
+        .add(&c("taken").args("IP=10.0.0.6"), &config)
+        .address();
+    let clash = place.admin(&import);
+    assert!(
+        clash.status == Some(1)
+            && clash.stderr.contains("default/taken")
+            && clash.stderr.contains("nothing was imported"),
+        "{clash:?}"
+    );
+    assert_eq!(place.held(), ["10.0.0.6"], "half of it was imported");
+    assert!(place.del(&c("taken"), &config).ok());
+    for (imported, there) in [(2, 0), (0, 2)] {
+        let answer = place.admin(&import);
+        let said = format!("{imported} imported, {there} were there");
+        assert!(
+            answer.ok() && text(&answer.document).contains(&said),
+            "{answer:?}"
+        );
+        assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
+    }
+    assert!(place.admin(&["release", "10.0.0.5", "--yes"]).ok());
+    let answer = place.admin(&import);
+    assert!(
+        text(&answer.document).contains("1 imported, 1 were there"),
+        "{answer:?}"
+    );
+    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
+}
+
+#[test]
+fn a_failing_command_says_so() {
+    let place = Place::new();
+    assert_eq!(place.admin(&["nonsense"]).status, Some(2));
+    for command in [&["--store", "nope"][..], &["fsck", "--store", "nope"]] {
+        let answer = place.admin(command);
+        assert_eq!(answer.status, Some(1), "{command:?}");
+        let message = "has no store \"nope\"; it has default; name one of them with --store";
+        assert!(
+            answer.stderr.contains(message),
+            "{command:?}: {}",
+            answer.stderr
+        );
+    }
+    assert_eq!(
+        place
+            .admin(&[
+                "import",
+                "host-local",
+                "/nonexistent",
+                "--range",
+                "10.0.0.0/24"
+            ])
+            .status,
+        Some(1)
+    );
+}
+
+#[test]
+fn explain_reads_lists_and_network_attachment_definitions() {
+    let place = Place::new();
+    let file = place.path().join("network");
+    let plugin = range("10.0.0.0/24");
+    let list = json!({"cniVersion": "1.0.0", "name": "rails",
+        "plugins": [{"type": "tuning"}, plugin]});
+    let nad = format!(
+        "kind: NetworkAttachmentDefinition\nmetadata: {{name: rail0}}\nspec:\n  config: '{plugin}'\n"
+    );
+    for text in [plugin.to_string(), list.to_string(), nad] {
+        std::fs::write(&file, &text).unwrap();
+        let answer = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+        assert_eq!(
+            answer.document["ranges"][0]["next"], "10.0.0.1",
+            "{text}: {answer:?}"
+        );
+    }
+    std::fs::write(&file, r#"{"name": "a", "plugins": [{"type": "tuning"}]}"#).unwrap();
+    let answer = place.admin(&["explain", file.to_str().unwrap()]);
+    assert!(
+        answer.status == Some(1) && answer.stderr.contains("ipam"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn explain_names_the_rail_of_each_range() {
+    let place = Place::new();
+    let file = place.path().join("network");
+    let ranges = json!({
+        "3": [{"range": "10.3.0.0/24", "gateway": "10.3.0.1"}, {"range": "fd03::/64"}],
+        "0": {"range": "10.0.0.0/24"},
+    });
+    let config = network("rdma-ipam", json!({"ranges": ranges}));
+    std::fs::write(&file, config.to_string()).unwrap();
+    let answer = place.admin(&["explain", file.to_str().unwrap(), "--json"]);
+    let shown: Vec<Value> = answer.document["ranges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|range| json!([range["rail"], range["next"]]))
+        .collect();
+    let expected = [
+        json!([0, "10.0.0.1"]),
+        json!([3, "10.3.0.2"]),
+        json!([3, "fd03::1"]),
+    ];
+    assert_eq!(shown, expected, "{answer:?}");
+    // One interface is on no rail.
+    let (code, message) = place.add(&Attachment::new("c1"), &config).error();
+    assert!(code == 7 && message.contains("ipam.ranges"), "{message}");
+    assert!(place.call("STATUS", &Attachment::new("c1"), &config).ok());
+}
+
+#[test]
+fn edited_exclusions_leave_one_pool_with_each_lease_once() {
+    let place = Place::new();
+    let excluding = |exclude: &str| {
+        network(
+            "rdma-ipam",
+            json!({"range": "10.0.0.0/24", "exclude": [exclude]}),
+        )
+    };
+    let alone = |range: &str| {
+        network(
+            "rdma-ipam",
+            json!({"range": range, "enable_overlapping_ranges": false}),
+        )
+    };
+    place.add(&c("a"), &excluding("10.0.0.64/26")).address();
+    let noted = place.files("pools").remove(0);
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    std::fs::File::open(&noted)
+        .unwrap()
+        .set_modified(long_ago)
+        .unwrap();
+    place.add(&c("b"), &excluding("10.0.0.128/25")).address();
+    let pools = || place.admin(&["--json"]).document["pools"].clone();
+    let listed = pools();
+    assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(
+        (&listed[0]["size"], &listed[0]["used"]),
+        (&json!(127), &json!(2))
+    );
+    // The configuration is as it was: an ADD says so.
+    place.add(&c("d"), &excluding("10.0.0.64/26")).address();
+    std::fs::File::open(&place.files("pools")[0]).unwrap();
+    let other = place
+        .files("pools")
+        .into_iter()
+        .find(|file| *file != noted)
+        .unwrap();
+    std::fs::File::open(other)
+        .unwrap()
+        .set_modified(long_ago)
+        .unwrap();
+    assert_eq!(pools()[0]["size"], 190);
+    // Ranges that are unique by themselves share no lease, whatever addresses they have.
+    place.add(&c("e"), &alone("10.1.0.0/24")).address();
+    place.add(&c("f"), &alone("10.1.0.0/25")).address();
+    let listed = pools();
+    for pool in listed.as_array().unwrap().iter().skip(1) {
+        assert_eq!(
+            (&pool["used"], &pool["usedByOtherRanges"]),
+            (&json!(1), &json!(0)),
+            "{pool}"
+        );
+    }
+}
+
+#[test]
+fn a_store_that_was_never_used_answers_like_an_empty_one() {
+    for used in [false, true] {
+        let place = Place::new();
+        if used {
+            let config = range("10.0.0.0/24");
+            place.add(&c("a"), &config).address();
+            assert!(place.del(&c("a"), &config).ok());
+        }
+        for (arguments, status) in [
+            (&[][..], 0),
+            (&["--pool", "10.9.0.0/24"], 1),
+            (&["show", "10.0.0.9"], 1),
+            (&["show", "nobody"], 1),
+            (&["release", "10.0.0.9", "--yes"], 1),
+            (&["reclaim"], 0),
+            (&["reclaim", "--yes"], 0),
+            (&["fsck"], 0),
+        ] {
+            let answer = place.admin(arguments);
+            assert_eq!(
+                answer.status,
+                Some(status),
+                "{used} {arguments:?}: {answer:?}"
+            );
+            let said = answer.stderr.contains("has never been used");
+            assert_eq!(said, !used, "{arguments:?}: {answer:?}");
+            let arguments = [arguments, &["--json"]].concat();
+            let answer = place.admin(&arguments);
+            assert_eq!(
+                answer.status,
+                Some(status),
+                "{used} {arguments:?}: {answer:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_policy_that_was_named_must_be_there() {
+    let place = Place::new();
+    let missing = place.path().join("none.json");
+    let answer = place.admin(&["--policy", missing.to_str().unwrap()]);
+    assert!(
+        answer.status == Some(1) && answer.stderr.contains("is not there"),
+        "{answer:?}"
+    );
+}
+
+/// A program in the place of kubectl: `get` prints what the files have, `create` and `replace` keep what
+/// they read, and let the files for the next time be those of now.
+const KUBECTL: &str = r#"#!/bin/sh
+cd "$(dirname "$0")" || exit 1
+echo "$*" >>calls
+case $2 in
+get)
+    name=${3%%.*}
+    cat "$name.json"
+    ;;
+*)
+    cat >"$2.json"
+    if [ -e conflict ]; then
+        rm conflict
+        echo 'Error from server (Conflict): the object has been modified' >&2
+        exit 1
+    fi
+    for file in later/*; do [ ! -e "$file" ] || mv "$file" .; done
+    ;;
+esac
+"#;
+
+#[test]
+fn export_writes_what_whereabouts_objects_do_not_have() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    place.add(&c("b"), &range("10.0.1.0/24")).address();
+    let directory = place.path().join("cluster");
+    std::fs::create_dir_all(directory.join("later")).unwrap();
+    let put = |name: &str, document: Value| {
+        std::fs::write(directory.join(name), document.to_string()).unwrap();
+    };
+    let program = directory.join("kubectl");
+    std::fs::write(&program, KUBECTL).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let pool = |version: &str, allocations: Value| {
+        json!({"items": [{"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+            "metadata": {"name": "10.0.0.0-24", "resourceVersion": version},
+            "spec": {"range": "10.0.0.0/24", "allocations": allocations}}]})
+    };
+    let theirs = json!({"id": "x", "podref": "ml/x", "ifname": "net1"});
+    put("ippools.json", pool("7", json!({"9": theirs})));
+    put("overlappingrangeipreservations.json", json!({"items": []}));
+    let export = |more: &[&str]| {
+        let kubectl = format!("--kubectl={}", program.display());
+        let always = [
+            "export",
+            "--whereabouts",
+            "--json",
+            "--range",
+            "10.0.0.0/24",
+            &kubectl,
+        ];
+        place.admin(&[&always[..], more].concat())
+    };
+    let plan = export(&[]);
+    let expected = json!({"version": 1, "dryRun": true, "leases": 1, "exported": 1, "refused": []});
+    assert_eq!(plan.document, expected, "{plan:?}");
+    assert!(!directory.join("replace.json").exists());
+    // Another one changes the pool meanwhile: it is read again.
+    std::fs::write(directory.join("conflict"), "").unwrap();
+    let lease = json!({"id": "a", "podref": "default/a", "ifname": "net1"});
+    let written = json!({"1": lease, "9": theirs});
+    put("later/ippools.json", pool("8", written.clone()));
+    let reservation = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1",
+        "kind": "OverlappingRangeIPReservation", "metadata": {"name": "10.0.0.1"},
+        "spec": {"podref": "default/a", "ifname": "net1"}});
+    put(
+        "later/overlappingrangeipreservations.json",
+        json!({"items": [reservation]}),
+    );
+    let done = export(&["--yes"]);
+    assert!(done.ok() && done.document["exported"] == 1, "{done:?}");
+    let calls = std::fs::read_to_string(directory.join("calls")).unwrap();
+    assert_eq!(calls.matches("replace --filename=-").count(), 2, "{calls}");
+    let sent: Value =
+        serde_json::from_str(&std::fs::read_to_string(directory.join("replace.json")).unwrap())
+            .unwrap();
+    assert_eq!(sent["items"], pool("7", written)["items"]);
+    let again = export(&["--yes"]);
+    assert!(again.ok() && again.document["exported"] == 0, "{again:?}");
+    // An address that another pod has got there.
+    put("ippools.json", pool("9", json!({"1": theirs})));
+    let refused = export(&["--yes"]);
+    assert_eq!(refused.status, Some(3), "{refused:?}");
+    assert!(
+        refused.stderr.contains("10.0.0.1 of pod default/a"),
+        "{refused:?}"
+    );
+}

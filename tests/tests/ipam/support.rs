@@ -1,0 +1,357 @@
+//! The plugin, called as a runtime calls it, on a store and a policy of its own.
+
+use e2e::bin_under_test::product;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// The plugin under test.
+pub(crate) fn plugin() -> Command {
+    Command::new(product("rdma-ipam").unwrap())
+}
+
+/// A store, a policy and a state directory, gone when dropped.
+pub(crate) struct Place {
+    dir: tempfile::TempDir,
+    policy: std::cell::RefCell<Value>,
+    /// Whether the store is of type kubernetes.
+    blocks: bool,
+}
+
+/// One attachment, and which node its calls come from.
+#[derive(Clone)]
+pub(crate) struct Attachment {
+    pub(crate) container: String,
+    pub(crate) interface: String,
+    pub(crate) pod: Option<String>,
+    pub(crate) node: String,
+    /// Which machine's policy and state directory; the node's name unless set.
+    pub(crate) machine: String,
+    pub(crate) netns: String,
+    /// More of `CNI_ARGS`.
+    pub(crate) args: String,
+}
+
+/// What a call answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: Option<i32>,
+    pub(crate) document: Value,
+    pub(crate) stderr: String,
+}
+
+impl Attachment {
+    pub(crate) fn new(container: &str) -> Self {
+        Self {
+            container: container.into(),
+            interface: "net1".into(),
+            pod: Some(format!("default/{container}")),
+            node: "n1".into(),
+            machine: "n1".into(),
+            netns: "/run/netns/none".into(),
+            args: String::new(),
+        }
+    }
+
+    pub(crate) fn interface(mut self, name: &str) -> Self {
+        self.interface = name.into();
+        self
+    }
+
+    pub(crate) fn pod(mut self, pod: &str) -> Self {
+        self.pod = Some(pod.into());
+        self
+    }
+
+    pub(crate) fn node(mut self, node: &str) -> Self {
+        self.node = node.into();
+        self.machine = node.into();
+        self
+    }
+
+    pub(crate) fn machine(mut self, machine: &str) -> Self {
+        self.machine = machine.into();
+        self
+    }
+
+    pub(crate) fn args(mut self, args: &str) -> Self {
+        self.args = args.into();
+        self
+    }
+
+    pub(crate) fn netns(mut self, path: &Path) -> Self {
+        self.netns = path.to_str().unwrap().into();
+        self
+    }
+}
+
+impl Place {
+    /// With the default policy but for the directories.
+    pub(crate) fn new() -> Self {
+        Self::with(json!({}))
+    }
+
+    /// With keys of the policy.
+    pub(crate) fn with(policy: Value) -> Self {
+        let place = Self {
+            dir: tempfile::tempdir().unwrap(),
+            policy: std::cell::RefCell::default(),
+            blocks: false,
+        };
+        std::fs::create_dir(place.store()).unwrap();
+        place.set_policy(policy);
+        place
+    }
+
+    /// A Kubernetes store of which each node has all addresses: what the cluster decides is
+    /// tested elsewhere, and here that nothing else is different.
+    pub(crate) fn with_all_blocks() -> Self {
+        Self {
+            blocks: true,
+            ..Self::new()
+        }
+    }
+
+    /// Gives a machine its blocks of the space that a configuration is for.
+    fn grant(&self, machine: &str, config: &Value) {
+        let name = ["/ipam/network_name", "/network_name"];
+        let name = name.iter().find_map(|key| config.pointer(key)?.as_str());
+        let directory = self.state_of(machine).join("blocks/default");
+        std::fs::create_dir_all(&directory).unwrap();
+        let space = name.map_or_else(|| "default".to_owned(), |name| format!("net.{name}"));
+        let all = ["0.0.0.0/0", "::/0"].map(|all| json!({"block": all, "uid": all, "epoch": 1}));
+        let mut grants = json!({"version": 1, "blocks": all});
+        if let Some(name) = name {
+            grants["networkName"] = json!(name);
+        }
+        // A name that is no file's is refused.
+        let _ = std::fs::write(directory.join(space), grants.to_string());
+    }
+
+    /// The policy of every machine: the same but for the state directory.
+    pub(crate) fn set_policy(&self, mut policy: Value) {
+        let kind = if self.blocks { "kubernetes" } else { "file" };
+        policy["stores"] = json!({"default": {"type": kind, "directory": self.store()}});
+        *self.policy.borrow_mut() = policy;
+        self.write_policy("n1");
+    }
+
+    fn write_policy(&self, machine: &str) {
+        let mut policy = self.policy.borrow().clone();
+        policy["stateDir"] = json!(self.state_of(machine));
+        std::fs::create_dir_all(self.dir.path().join("etc")).unwrap();
+        std::fs::write(self.policy_of(machine), policy.to_string()).unwrap();
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The policy file of the machine that n1 is.
+    pub(crate) fn policy(&self) -> PathBuf {
+        self.policy_of("n1")
+    }
+
+    fn policy_of(&self, machine: &str) -> PathBuf {
+        self.dir.path().join("etc").join(machine)
+    }
+
+    /// The state directory of the machine that n1 is.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.state_of("n1")
+    }
+
+    fn state_of(&self, machine: &str) -> PathBuf {
+        self.dir.path().join("state").join(machine)
+    }
+
+    pub(crate) fn store(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    /// The environment of one call; the program is the caller's.
+    pub(crate) fn environment(&self, command: &mut Command, verb: &str, who: &Attachment) {
+        if !self.policy_of(&who.machine).exists() {
+            self.write_policy(&who.machine);
+        }
+        let mut args = String::from("IgnoreUnknown=1");
+        if let Some((namespace, name)) = who.pod.as_deref().and_then(|pod| pod.split_once('/')) {
+            args += &format!(";K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+        }
+        if !who.args.is_empty() {
+            args += &format!(";{}", who.args);
+        }
+        command
+            .env_clear()
+            .env("RDMA_NETDEV_POLICY", self.policy_of(&who.machine))
+            .env("RDMA_NODE_NAME", &who.node)
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", &who.container)
+            .env("CNI_IFNAME", &who.interface)
+            .env("CNI_NETNS", &who.netns)
+            .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_ARGS", args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+    }
+
+    pub(crate) fn call(&self, verb: &str, who: &Attachment, config: &Value) -> Answer {
+        if self.blocks {
+            self.grant(&who.machine, config);
+        }
+        let mut command = plugin();
+        self.environment(&mut command, verb, who);
+        Answer::of(feed(command, config.to_string().as_bytes()))
+    }
+
+    pub(crate) fn add(&self, who: &Attachment, config: &Value) -> Answer {
+        self.call("ADD", who, config)
+    }
+
+    pub(crate) fn del(&self, who: &Attachment, config: &Value) -> Answer {
+        self.call("DEL", who, config)
+    }
+
+    /// `rdmactl addresses` with these arguments.
+    pub(crate) fn admin(&self, arguments: &[&str]) -> Answer {
+        Answer::of(self.admin_command(arguments).output().unwrap())
+    }
+
+    pub(crate) fn admin_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(product("rdmactl").unwrap());
+        command
+            .env_clear()
+            .env("RDMA_NETDEV_POLICY", self.policy())
+            .env("RDMA_NODE_NAME", "n1")
+            .arg("addresses")
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// The addresses that are held, by the names in the store.
+    pub(crate) fn held(&self) -> Vec<String> {
+        let mut held = Vec::new();
+        for path in self.files("leases") {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if let Some((address, _)) = name.split_once('@') {
+                held.push(address.split('+').next().unwrap().to_owned());
+            }
+        }
+        held.sort_by_key(|a| a.parse::<std::net::IpAddr>().unwrap());
+        held
+    }
+
+    /// The owners' records.
+    pub(crate) fn records(&self) -> Vec<PathBuf> {
+        self.files("owners")
+    }
+
+    /// All files below a directory of the store.
+    pub(crate) fn files(&self, below: &str) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut directories = vec![self.store().join(below)];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(&directory)
+                .into_iter()
+                .flatten()
+                .flatten()
+            {
+                if entry.file_type().unwrap().is_dir() {
+                    directories.push(entry.path());
+                } else {
+                    files.push(entry.path());
+                }
+            }
+        }
+        files.sort();
+        files
+    }
+}
+
+/// Changes keys of a container's record in place.
+pub(crate) fn edit_lease(place: &Place, container: &str, keys: Value) {
+    let records = place.records();
+    let mut of_container = records
+        .iter()
+        .filter(|r| r.to_str().unwrap().contains(&format!("/{container}:")));
+    let record = of_container.next().unwrap();
+    let mut lease: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    lease
+        .as_object_mut()
+        .unwrap()
+        .extend(keys.as_object().unwrap().clone());
+    std::fs::write(record, lease.to_string()).unwrap();
+}
+
+/// Runs a command with something on its standard input.
+pub(crate) fn feed(mut command: Command, stdin: &[u8]) -> Output {
+    let mut child = command.spawn().unwrap();
+    // A call that reads nothing has closed its end already.
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    child.wait_with_output().unwrap()
+}
+
+impl Answer {
+    pub(crate) fn of(output: Output) -> Self {
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        let document = match stdout.trim() {
+            "" => Value::Null,
+            text => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
+        };
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        Self {
+            status: output.status.code(),
+            document,
+            stderr,
+        }
+    }
+
+    pub(crate) fn ok(&self) -> bool {
+        self.status == Some(0)
+    }
+
+    /// The addresses of an ADD's result, with prefix length.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        assert!(self.ok(), "{self:?}");
+        let text = |ip: &Value| ip["address"].as_str().unwrap().to_owned();
+        self.document["ips"]
+            .as_array()
+            .map(|ips| ips.iter().map(text).collect())
+            .unwrap_or_default()
+    }
+
+    /// The one address of an ADD's result.
+    pub(crate) fn address(&self) -> String {
+        let addresses = self.addresses();
+        assert_eq!(addresses.len(), 1, "{self:?}");
+        addresses[0].clone()
+    }
+
+    /// Code and text of an error.
+    pub(crate) fn error(&self) -> (u64, String) {
+        assert!(!self.ok(), "{self:?}");
+        let code = self.document["code"]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{self:?}"));
+        (
+            code,
+            format!("{} | {}", self.document["msg"], self.document["details"]),
+        )
+    }
+}
+
+/// A network configuration with an `ipam` object; the type chooses the profile.
+pub(crate) fn network(kind: &str, mut ipam: Value) -> Value {
+    ipam["type"] = json!(kind);
+    json!({"cniVersion": "1.1.0", "name": "rail", "type": "macvlan", "ipam": ipam})
+}
+
+/// The common case: strict, one range.
+pub(crate) fn range(range: &str) -> Value {
+    network("rdma-ipam", json!({"range": range}))
+}

@@ -1,0 +1,258 @@
+//! What the tool answers: exit statuses, and messages that say what is wrong and where.
+
+use crate::support::{Attachment, Place, edit_lease, feed, network, range};
+use serde_json::json;
+use std::process::Stdio;
+
+fn c(name: &str) -> Attachment {
+    Attachment::new(name)
+}
+
+#[test]
+fn nothing_found_is_exit_status_1() {
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    for arguments in [
+        &["--node", "zzz"][..],
+        &["--pod", "zzz"],
+        &["--network-name", "zzz"],
+        &["--pool", "10.9.0.0/24"],
+        &["--node", "zzz", "--json"],
+        &["release", "--node", "nope", "--yes"],
+        &["release", "--pod", "nope", "--yes"],
+    ] {
+        let answer = place.admin(arguments);
+        assert_eq!(answer.status, Some(1), "{arguments:?}: {answer:?}");
+        assert!(!answer.stderr.is_empty(), "{arguments:?}");
+    }
+    assert!(place.admin(&["--node", "n1"]).ok());
+    assert_eq!(place.held(), ["10.0.0.1"]);
+}
+
+#[test]
+fn flags_stand_before_a_sub_command_and_filters_of_the_list_do_not() {
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    let fsck = place.admin(&["--json", "--store", "default", "fsck"]);
+    assert!(fsck.ok() && fsck.document["sound"] == 1, "{fsck:?}");
+    let release = place.admin(&["--pod", "default/b", "release", "10.0.0.1", "--yes"]);
+    assert_eq!(release.status, Some(2), "{release:?}");
+    assert!(release.stderr.contains("--pod"), "{release:?}");
+    assert_eq!(place.held(), ["10.0.0.1"]);
+}
+
+#[test]
+fn previous_without_a_node_is_wrong_usage() {
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    for what in [&["10.0.0.1"][..], &["--pod", "default/a"]] {
+        let answer = place.admin(&[&["release", "--yes", "--previous"], what].concat());
+        assert_eq!(answer.status, Some(2), "{answer:?}");
+        assert!(answer.stderr.contains("--previous"), "{answer:?}");
+    }
+}
+
+#[test]
+fn show_finds_a_whole_id_and_no_short_beginning() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    place.add(&c("c1"), &config).address();
+    place.add(&c("abcdef"), &config).address();
+    let shown = place.admin(&["show", "c1", "--json"]);
+    assert_eq!(
+        shown.document["found"][0]["lease"]["container"], "c1",
+        "{shown:?}"
+    );
+    let shown = place.admin(&["show", "abc"]);
+    assert_eq!(shown.status, Some(1));
+    assert!(shown.stderr.contains("at least 4 characters"), "{shown:?}");
+}
+
+#[test]
+fn messages_are_prose_and_not_escaped() {
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    let shown = place.admin(&["show", "it's\u{1b}[31m"]);
+    assert!(
+        shown.stderr.contains("it's") && !shown.stderr.contains('\u{1b}'),
+        "{shown:?}"
+    );
+    let shard = place.store().join("leases/default/10.0.0.0-24");
+    std::fs::write(shard.join("10.0.0.9@1"), "x").unwrap();
+    std::os::unix::fs::chown(shard.join("10.0.0.9@1"), Some(65534), None).unwrap();
+    let report = place.admin(&["fsck"]);
+    let text = report.document.as_str().unwrap();
+    assert!(text.contains('\'') && !text.contains("\\'"), "{text}");
+}
+
+#[test]
+fn fsck_says_what_to_do_about_an_address_with_an_empty_record() {
+    let place = Place::new();
+    place.add(&c("a"), &range("10.5.0.0/24")).address();
+    let shard = place.store().join("leases/default/10.5.0.0-24");
+    std::fs::write(shard.join("10.5.0.9@1"), "").unwrap();
+    for arguments in [&["fsck"][..], &["fsck", "--repair", "--min-age", "0"]] {
+        let report = place.admin(arguments);
+        assert_eq!(report.status, Some(1), "{report:?}");
+        let text = report.document.as_str().unwrap();
+        assert!(
+            text.contains("rdmactl addresses release 10.5.0.9"),
+            "{text}"
+        );
+    }
+    assert!(place.admin(&["release", "10.5.0.9", "--yes"]).ok());
+    assert!(place.admin(&["fsck"]).ok());
+}
+
+#[test]
+fn explain_names_the_file_and_takes_the_network_of_several_documents() {
+    let place = Place::new();
+    let explain = |name: &str, text: &str| {
+        let file = place.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        place.admin(&["explain", file.to_str().unwrap(), "--json"])
+    };
+    for text in ["{", "[1]", "{\"name\": 5}", "", "a: [", "a: 1\n---\nb: 2\n"] {
+        let answer = explain("wrong.conf", text);
+        assert_eq!(answer.status, Some(1), "{text:?}: {answer:?}");
+        assert!(
+            answer.stderr.contains("wrong.conf") && !answer.stderr.contains("stdin"),
+            "{text:?}: {answer:?}"
+        );
+    }
+    let nad = |name: &str, range: &str| {
+        format!(
+            "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: \
+             {{name: {name}}}\nspec:\n  config: '{}'\n",
+            crate::support::range(range)
+        )
+    };
+    let several = format!(
+        "# networks\n---\nkind: Namespace\nmetadata: {{name: ml}}\n---\n{}---\n{}",
+        nad("rail1", "10.1.0.0/24"),
+        nad("rail0", "10.0.0.0/24")
+    );
+    let answer = explain("nads.yaml", &several);
+    assert!(answer.ok(), "{answer:?}");
+    assert_eq!(answer.document["ranges"][0]["range"], "10.0.0.0/24");
+    for part in ["rail0", "rail1", "nads.yaml"] {
+        assert!(answer.stderr.contains(part), "{part}: {answer:?}");
+    }
+    // As kubectl prints several.
+    let list = json!({"kind": "List", "items": [
+        {"kind": "NetworkAttachmentDefinition", "metadata": {"name": "b"},
+            "spec": {"config": range("10.3.0.0/24").to_string()}},
+        {"kind": "NetworkAttachmentDefinition", "metadata": {"name": "a"},
+            "spec": {"config": range("10.2.0.0/24").to_string()}},
+    ]});
+    let answer = explain("list.json", &list.to_string());
+    assert_eq!(answer.document["ranges"][0]["range"], "10.2.0.0/24");
+    // One network is explained without a word of others.
+    let answer = explain("nad.yaml", &nad("rail1", "10.1.0.0/24"));
+    assert_eq!(answer.document["ranges"][0]["range"], "10.1.0.0/24");
+    assert!(!answer.stderr.contains("rail1"), "{answer:?}");
+}
+
+#[test]
+fn explain_of_standard_input_names_it() {
+    let place = Place::new();
+    let mut command = place.admin_command(&["explain", "-"]);
+    command.stdin(Stdio::piped());
+    let output = feed(command, b"{");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("standard input"), "{text}");
+}
+
+#[test]
+fn import_says_a_fault_once_with_its_place() {
+    let place = Place::new();
+    let missing = place.path().join("nope");
+    let missing = missing.to_str().unwrap();
+    let answer = place.admin(&["import", "host-local", missing, "--range", "10.0.0.0/24"]);
+    let times = answer.stderr.matches("No such file or directory").count();
+    assert_eq!(times, 1, "{answer:?}");
+    assert!(answer.stderr.contains(missing), "{answer:?}");
+}
+
+#[test]
+fn a_wrong_type_is_said_with_key_and_expected_type() {
+    let place = Place::new();
+    for (ipam, part) in [
+        (
+            json!({"range": 5}),
+            "ipam.range: expected a text, found a number",
+        ),
+        (
+            json!({"range": "10.0.0.0/24", "exclude": "10.0.0.1"}),
+            "ipam.exclude: expected a list of texts, found a text",
+        ),
+        (
+            json!({"range": "10.0.0.0/24", "exclude": ["10.0.0.1", 5]}),
+            "ipam.exclude[1]: expected a text, found a number",
+        ),
+        (
+            json!({"range": "10.0.0.0/24", "enable_overlapping_ranges": "no"}),
+            "expected a boolean",
+        ),
+        (
+            json!({"ipRanges": [{"range": "10.0.0.0/24", "range_start": 7}]}),
+            "ipam.ipRanges[0].range_start: expected a text, found a number",
+        ),
+    ] {
+        let (code, text) = place.add(&c("a"), &network("rdma-ipam", ipam)).error();
+        assert_eq!(code, 7);
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
+#[test]
+fn a_second_request_from_one_range_says_that_the_range_has_one() {
+    let place = Place::new();
+    let mut config = range("10.1.0.0/24");
+    config["runtimeConfig"] = json!({"ips": ["10.1.0.5", "10.1.0.6"]});
+    let (code, text) = place.add(&c("a"), &config).error();
+    assert_eq!(code, 7);
+    assert!(
+        text.contains(
+            "10.1.0.6 lies in range 10.1.0.0/24, from which 10.1.0.5 is asked for already"
+        ),
+        "{text}"
+    );
+    config["runtimeConfig"] = json!({"ips": ["10.2.0.5"]});
+    let (_, text) = place.add(&c("a"), &config).error();
+    assert!(text.contains("lies in none of the ranges"), "{text}");
+}
+
+/// A reader of the report decides by it whether to say `--yes`.
+#[test]
+fn reclaim_says_of_each_lease_why_it_is_over() {
+    let place = Place::new();
+    let directory = place.path().join("netns");
+    std::fs::create_dir(&directory).unwrap();
+    let gone = directory.join("gone");
+    let config = range("10.0.0.0/24");
+    for name in ["boot", "machine", "netns"] {
+        place.add(&c(name).netns(&gone), &config).address();
+    }
+    let before = json!({"boot": "an-earlier-one", "created": "2001-01-01T00:00:00Z"});
+    edit_lease(&place, "boot", before.clone());
+    edit_lease(&place, "machine", before);
+    edit_lease(&place, "machine", json!({"machine": "another"}));
+    let report = place.admin(&["reclaim", "--json"]).document;
+    let waiting = report["waiting"].as_array().unwrap().iter();
+    let mut because: Vec<(&str, &str)> = waiting
+        .map(|one| {
+            let container = one["lease"]["container"].as_str().unwrap();
+            (container, one["because"].as_str().unwrap())
+        })
+        .collect();
+    because.sort_unstable();
+    assert_eq!(
+        because,
+        [
+            ("boot", "its boot is over"),
+            ("machine", "it is of the machine that was this node before"),
+            ("netns", "its network namespace is gone"),
+        ]
+    );
+}
