@@ -1,7 +1,7 @@
 //! Blocks of addresses that the cluster gave to this node.
 
+use ipam::block::size;
 use ipam::store::{NodeBlock, Store, StoreError};
-use ipnetwork::IpNetwork;
 use node::table::cell;
 use serde_json::{Value, json};
 
@@ -42,12 +42,6 @@ impl Blocks {
         ];
         node::table::table(&header, &rows)
     }
-}
-
-fn size(block: IpNetwork) -> u64 {
-    let longest = if block.is_ipv4() { 32 } else { 128 };
-    1u64.checked_shl(longest - u32::from(block.prefix()))
-        .unwrap_or(u64::MAX)
 }
 
 /// Those that are neither leased, here or in the store before, nor cooling down; first and last address

@@ -13,7 +13,7 @@ use ipam::block::AddressSpace;
 use ipam::grants::{self, Grant};
 use ipam::store::Store;
 use node::identity::NodeIdentity;
-use node::policy::{Policy, StoreKind};
+use node::policy::Policy;
 use rdma_ipam_broker::api::document::{
     BlockObject, NODE_LABEL, NodeObject, SpaceObject, label_hash,
 };
@@ -31,7 +31,7 @@ const CONFIRM_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
     let policy = global.policy()?;
     let (blocks, mut findings) = cluster(kubectl)?;
-    let stores = kubernetes_stores(&policy);
+    let stores = policy.kubernetes_stores();
     let node = match stores.is_empty() {
         true => None,
         false => policy.node.clone().or(global.node_name()),
@@ -74,14 +74,6 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
         true => Outcome::Good,
         false => Outcome::Found,
     })
-}
-
-fn kubernetes_stores(policy: &Policy) -> Vec<String> {
-    let stores = policy.stores.iter();
-    stores
-        .filter(|(_, store)| matches!(store.kind, StoreKind::Kubernetes { .. }))
-        .map(|(name, _)| name.clone())
-        .collect()
 }
 
 /// How many objects there are, and what is wrong with them. Blocks are read before nodes: a block
