@@ -78,7 +78,6 @@ pub fn make(
             parent,
             mtu,
             mac,
-            index,
         } => {
             let new = NewChild {
                 name,
@@ -87,7 +86,6 @@ pub fn make(
                 parent_netns: None,
                 mtu: *mtu,
                 mac: mac.as_ref().map(|mac| mac.bytes().to_vec()),
-                index: *index,
             };
             let made = make_child(host, pod, inside, &new, parent);
             let made = made.map_err(|refused| match refused {

@@ -67,8 +67,6 @@ pub enum Source {
         mtu: Option<u32>,
         /// Hardware address; none for kinds that have their parent's.
         mac: Option<MacAddress>,
-        /// Index; none for kinds that are known again by what the kernel gives them.
-        index: Option<u32>,
     },
 }
 
@@ -94,17 +92,13 @@ impl Source {
         match self {
             Source::Netdev { .. } => None,
             Source::Child {
-                child,
-                parent,
-                mac,
-                index,
-                ..
+                child, parent, mac, ..
             } => Some(record::Child {
                 kind: child.word(),
                 master: parent.link().name.to_string(),
                 index: parent.link().index,
                 in_pod: parent.of_host().is_none(),
-                pod_index: *index,
+                pod_index: None,
                 strayed: false,
                 warning: None,
                 mac: mac.as_ref().map(ToString::to_string),
@@ -181,8 +175,8 @@ pub fn partition(resolved: &Resolved, config: &Config) -> Option<u16> {
     }
 }
 
-/// The child to be made. `random` are a MAC address for kinds that have one of their own and an index,
-/// so that the journal knows them before the kernel does.
+/// The child to be made. `random` is a MAC address for kinds that have one of their own, so that
+/// the journal knows it before the kernel does.
 ///
 /// # Errors
 /// Code 7 naming the mode.
@@ -190,9 +184,8 @@ pub fn child(
     config: &Config,
     kind: ChildKind,
     parent: &Parent,
-    random: (MacAddress, u32),
+    random: MacAddress,
 ) -> Result<Source, Error> {
-    let (random, index) = random;
     let mut own_mac = None;
     let child = match kind {
         ChildKind::Macvlan => {
@@ -218,7 +211,6 @@ pub fn child(
     };
     Ok(Source::Child {
         mac: config.mac.clone().or(own_mac),
-        index: (kind != ChildKind::Ipoib).then_some(index),
         child,
         parent: parent.clone(),
         mtu: config.mtu,
@@ -271,8 +263,7 @@ mod tests {
         });
         let random: MacAddress = "02:00:00:00:00:01".parse().unwrap();
         let made = |config: &Config| {
-            let source =
-                child(config, ChildKind::Ipoib, &parent, (random.clone(), 70_000)).unwrap();
+            let source = child(config, ChildKind::Ipoib, &parent, random.clone()).unwrap();
             match source {
                 Source::Child {
                     child: Child::Ipoib { pkey, mode, .. },
@@ -299,19 +290,12 @@ mod tests {
             ..HostLink::default()
         });
         let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
-        let made = child(
-            &config(),
-            ChildKind::Macvlan,
-            &parent,
-            (mac.clone(), 70_000),
-        )
-        .unwrap();
+        let made = child(&config(), ChildKind::Macvlan, &parent, mac.clone()).unwrap();
         assert_eq!(made.link().name, *"eth1");
         assert!(made.snapshot().is_none());
         let recorded = made.recorded_child().unwrap();
         assert_eq!((&*recorded.kind, &*recorded.master), ("macvlan", "eth1"));
         assert_eq!(recorded.mac, Some(mac.to_string()));
-        assert_eq!(recorded.pod_index, Some(70_000));
         let nic = HostLink {
             link: link(1),
             ..HostLink::default()
@@ -333,7 +317,7 @@ mod tests {
             ..HostLink::default()
         });
         let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
-        let interface = child(&config(), ChildKind::Macvlan, &parent, (mac, 70_000)).unwrap();
+        let interface = child(&config(), ChildKind::Macvlan, &parent, mac).unwrap();
         let plan = Plan {
             ifname: "net1".into(),
             netns: "/run/netns/a".into(),

@@ -138,6 +138,11 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
     // With `devices: all` ADD made all interfaces of its result, else the call's.
     let devices = request.config.root().text("devices").ok().flatten();
     let all = devices == Some(Devices::All.as_str());
+    // A previous result that cannot be read says nothing where nothing is left.
+    let name = By::Name(id.ifname.as_str().as_bytes());
+    if !all && link::get(&mut inside, name)?.is_none() {
+        return Ok(());
+    }
     let made = request.config.prev_result()?.unwrap_or_default().interfaces;
     let ours = |made: &&Interface| {
         made.sandbox == request.env.netns && (all || made.name == id.ifname.as_str())

@@ -95,8 +95,8 @@ pub struct Child {
     /// That namespace is the pod's, not the host's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_pod: bool,
-    /// Its own index in the pod's namespace, which the pod cannot change there: chosen before it is
-    /// made, but for an IPoIB child, which has none until then.
+    /// Its own index in the pod's namespace, which the pod cannot change there; none until it is
+    /// made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_index: Option<u32>,
     /// The MAC address it was given; that of an IPoIB child, which begins with its queue pair, is

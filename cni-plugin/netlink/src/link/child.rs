@@ -91,8 +91,6 @@ pub struct NewChild<'a> {
     pub mtu: Option<u32>,
     /// Hardware address; none for one of the kernel's making.
     pub mac: Option<Vec<u8>>,
-    /// Its index; none for the kernel's choice.
-    pub index: Option<u32>,
 }
 
 /// Creates a child and returns it as it is then; none when it is gone already.
@@ -104,7 +102,6 @@ pub struct NewChild<'a> {
 /// The kernel's refusal: EEXIST when the name is taken, EBUSY when the parent is in other use.
 pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
     let mut message = LinkMessage::default();
-    message.header.index = new.index.unwrap_or(0);
     let attributes = &mut message.attributes;
     attributes.push(named(IFLA_IFNAME, new.name.as_bytes()));
     attributes.push(LinkAttribute::Link(new.parent));

@@ -166,7 +166,9 @@ impl Add<'_> {
                 };
                 Ok(plan::netdev(&nic.config, host, snapshot))
             }
-            Resolved::Child { kind, parent } => plan::child(&nic.config, *kind, parent, random()?),
+            Resolved::Child { kind, parent } => {
+                plan::child(&nic.config, *kind, parent, random_mac()?)
+            }
             Resolved::RdmaOnly(_) => Err(Error::new(
                 Code::Internal,
                 "attach rdma-only has no interface of its own",
@@ -343,16 +345,14 @@ impl Add<'_> {
             links.push(link);
         }
         drop(kept);
-        // What the kernel decides is written before the pod runs, which could make links like them.
+        // Written before the pod runs, which could make links like them.
         let mut noted = false;
         for (part, link) in record.parts.iter_mut().zip(&links) {
             noted |= part
                 .moved
                 .as_mut()
                 .is_some_and(|moved| moved.moved_as(link));
-            if let Some(child) = &mut part.child
-                && child.pod_index != Some(link.index)
-            {
+            if let Some(child) = &mut part.child {
                 child.pod_index = Some(link.index);
                 if child.kind == IPOIB {
                     child.mac = Some(MacAddress::new(link.mac.as_slice()).to_string());
@@ -744,17 +744,15 @@ fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
     })
 }
 
-/// A random, locally administered address, and a random index above those that the kernel chooses.
-fn random() -> Result<(MacAddress, u32), Error> {
-    let mut bytes = [0; 10];
+/// A random, locally administered address.
+fn random_mac() -> Result<MacAddress, Error> {
+    let mut bytes = [0; 6];
     File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(|e| Error::new(Code::Io, format!("read /dev/urandom: {e}")))?;
-    let [index @ .., m0, m1, m2, m3, m4, m5] = bytes;
     // IEEE 802: not a group's address, locally administered.
-    let mac = MacAddress::new([m0 & 0xfc | 0x02, m1, m2, m3, m4, m5]);
-    // An index is a positive `int`.
-    Ok((mac, u32::from_ne_bytes(index) >> 2 | 1 << 16))
+    bytes[0] = bytes[0] & 0xfc | 0x02;
+    Ok(MacAddress::new(bytes))
 }
 
 /// Ours first where there was nothing before; else behind what other plugins made, whose
