@@ -4,6 +4,7 @@ mod blocks;
 mod explain;
 mod export;
 mod fsck;
+mod host_local;
 mod import;
 mod init;
 mod leases;
@@ -21,12 +22,11 @@ use ipam::store::{Store, StoreError};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Outcome, complain, say, say_json};
+use crate::output::{Ended, Outcome, complain, filters_before_command, say, say_json};
 
 /// Shows the pools of a store, this node's blocks, and who holds which address.
 #[derive(Debug, Args)]
 #[command(
-    args_conflicts_with_subcommands = true,
     after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
 )]
 pub(crate) struct Addresses {
@@ -72,6 +72,10 @@ impl Addresses {
             global,
             store: &self.at.store,
         };
+        if self.command.is_some() && self.filter.is_set() {
+            let filters = "--pool, --network-name, --pod and --node";
+            return Err(filters_before_command(filters));
+        }
         match &self.command {
             None => self.list(&scope),
             Some(Command::Show(command)) => command.run(&scope),

@@ -15,12 +15,11 @@ use serde_json::{Value, json};
 
 use crate::global::{Global, Kubectl};
 use crate::kubectl;
-use crate::output::{Ended, Outcome, complain, say, say_json};
+use crate::output::{Ended, Outcome, complain, filters_before_command, say, say_json};
 
 /// Shows which node has which block of addresses, and how much of each is used.
 #[derive(Debug, Args)]
 #[command(
-    args_conflicts_with_subcommands = true,
     after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
 )]
 pub(crate) struct Blocks {
@@ -49,6 +48,11 @@ enum Command {
 
 impl Blocks {
     pub(crate) fn run(&self, global: &Global) -> Ended {
+        let is_filtered =
+            self.node.is_some() || self.store.is_some() || self.network_name.is_some();
+        if self.command.is_some() && is_filtered {
+            return Err(filters_before_command("--node, --store and --network-name"));
+        }
         match &self.command {
             None => self.list(global),
             Some(Command::Release(command)) => command.run(&self.kubectl, global),

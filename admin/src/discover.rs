@@ -6,7 +6,7 @@ use hca::port::Port;
 use node::table::table;
 use serde_json::json;
 
-use rdma_device_plugin::candidate::{Candidate, gather};
+use rdma_device_plugin::candidate::{Candidate, memory};
 use rdma_device_plugin::cli::{Defaults, config_file};
 use rdma_device_plugin::config;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
@@ -36,7 +36,7 @@ pub(crate) struct Discover {
 impl Discover {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let scanned = global.scan(&self.addresses.node_addresses)?;
-        let (candidates, unusable) = gather::list(&scanned.inventory, &scanned.functions);
+        let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         let pools = self.pools(&candidates, &scanned)?;
         if global.json {
             let hcas: Vec<_> = candidates
@@ -187,10 +187,15 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
                 let none = resources.is_empty();
                 common.push(if none { "-".into() } else { resources });
             }
+            let away = away(candidate, scanned);
             let Some(device) = device else {
+                let known = rdma.ports.first();
+                let link = known.map(|port| port.link_type.word().to_owned());
+                let rate =
+                    known.and_then(|port| Some(format!("{} Gb/sec", port.rate_mbps? / 1000)));
+                let known = [link, rate, away].map(|known| known.unwrap_or("-".into()));
                 let place = [rdma.name.clone(), "-".into(), "in another netns".into()];
-                let blank = ["-", "-", "-"].map(String::from);
-                rows.push(place.into_iter().chain(blank).chain(common).collect());
+                rows.push(place.into_iter().chain(known).chain(common).collect());
                 continue;
             };
             for port in &device.ports {
@@ -200,13 +205,27 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
                     format!("{} {}", port.state, port.phys_state),
                     port.link_layer.to_string(),
                     port.rate.as_ref().map_or("-".into(), ToString::to_string),
-                    port.netdev.clone().unwrap_or("-".into()),
+                    port.netdev
+                        .clone()
+                        .or_else(|| Some(format!("{} (in a pod)", away.as_ref()?)))
+                        .unwrap_or("-".into()),
                 ];
                 rows.push(facts.into_iter().chain(common.clone()).collect());
             }
         }
     }
     table(&header, &rows)
+}
+
+/// The netdev of an HCA with one port, where another network namespace has it.
+fn away(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
+    let [device] = candidate.rdma_devices.as_slice() else {
+        return None;
+    };
+    let mut away = candidate.netdevs.iter().map(|netdev| &netdev.name);
+    let is_away =
+        |name: &&String| device.ports.len() == 1 && scanned.inventory.netdev(name).is_none();
+    away.find(is_away).cloned()
 }
 
 /// The nodes of an RDMA device; what cannot be handed over is marked.
@@ -278,9 +297,10 @@ fn entry(
 
 #[cfg(test)]
 mod tests {
-    use hca_trees::{Tree, machine};
+    use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree, machine};
 
     use super::*;
+    use rdma_device_plugin::candidate::gather;
 
     #[test]
     fn the_brief_form_is_that_of_ibdev2netdev() {
@@ -300,5 +320,56 @@ mod tests {
                 .as_deref(),
             Some(words[4])
         );
+    }
+
+    /// An HCA with its netdev, which a pod takes after the daemon has written what it knows.
+    fn taken(rdma: &RdmaSpec<'_>, take: impl Fn(&Tree)) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        tree.rdma_core(true);
+        tree.pci(&PciSpec::MLX5);
+        tree.netdev(&NetdevSpec {
+            name: "ibs1",
+            on: On::Pci("0000:3b:00.0"),
+            link_type: 32,
+            mac: "00:00:10:49:fe:80:00:00:00:00:00:00:b8:59:9f:03:00:00:00:01",
+            ..NetdevSpec::default()
+        });
+        tree.rdma(rdma);
+        let state = tempfile::tempdir().unwrap();
+        let policy = state.path().join("policy.json");
+        let text = json!({"stateDir": state.path()}).to_string();
+        std::fs::write(&policy, text).unwrap();
+        let host = tree.host();
+        let scanned = HostSnapshot::make(&host, &[]).unwrap();
+        let (mut candidates, mut unusable) = gather::list(&scanned.inventory, &scanned.functions);
+        let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
+        memory.complete(&mut candidates, &mut unusable, &scanned.inventory);
+        std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
+        take(&tree);
+        let scanned = HostSnapshot::make(&host, &[]).unwrap();
+        let (candidates, _) = memory::list(&scanned, &policy, &host);
+        ports(&candidates, &scanned, None)
+    }
+
+    #[test]
+    fn an_infiniband_hca_in_a_pod_keeps_its_row() {
+        let hca = RdmaSpec {
+            on: On::Pci("0000:3b:00.0"),
+            ports: &[PortSpec::INFINIBAND],
+            ..RdmaSpec::default()
+        };
+        let shared = taken(&hca, |tree| tree.hide_netdev("ibs1"));
+        assert!(shared.contains("ibs1 (in a pod)"), "{shared}");
+        let exclusive = taken(&hca, |tree| {
+            tree.rdma_core(false);
+            tree.hide_rdma("mlx5_0");
+            tree.hide_netdev("ibs1");
+        });
+        let row = exclusive.lines().find(|line| line.contains("mlx5_0"));
+        let words: Vec<&str> = row.unwrap().split_whitespace().collect();
+        let wanted = "mlx5_0 - in another netns infiniband";
+        assert_eq!(words[..6].join(" "), wanted, "{exclusive}");
+        assert!(words.contains(&"ibs1"), "{exclusive}");
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use rdma_device_plugin::candidate::{Candidate, gather};
+use rdma_device_plugin::candidate::{Candidate, memory};
 use rdma_device_plugin::cli::{Defaults, config_file};
 use rdma_device_plugin::config::{self, PoolConfig};
 use rdma_device_plugin::pool::{self, Pools};
@@ -33,7 +33,7 @@ impl Explain {
         let path = config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults.read())?;
         let scanned = global.scan(&self.addresses.node_addresses)?;
-        let (candidates, unusable) = gather::list(&scanned.inventory, &scanned.functions);
+        let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
             anyhow::bail!("{} cannot be in any pool: {}", one.rdma_device, one.reason);
         }
@@ -188,6 +188,7 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
 #[cfg(test)]
 mod tests {
     use hca_trees::{Tree, machine};
+    use rdma_device_plugin::candidate::gather;
     use rdma_device_plugin::host_snapshot::HostSnapshot;
 
     use super::*;

@@ -9,7 +9,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::documents::name_of;
 use crate::global::Kubectl;
+use crate::output::complain;
 
 /// Resources, as `kubectl get` names them.
 pub(crate) const BLOCKS: &str = "addressblocks.rdma-netdev.io";
@@ -20,19 +22,26 @@ pub(crate) const NODES: &str = "nodes";
 const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
 
 #[derive(Deserialize)]
-struct List<T> {
-    items: Vec<T>,
+struct List {
+    items: Vec<Value>,
 }
 
 impl Kubectl {
-    /// All objects of a resource.
+    /// All objects of a resource. One that cannot be read was written by hand or by a newer version:
+    /// the others are listed without it.
     ///
     /// # Errors
     /// What kubectl printed, or that it printed something else than a list.
     pub(crate) fn list<T: DeserializeOwned>(&self, resource: &str) -> anyhow::Result<Vec<T>> {
         let output = self.call(&["get", resource, "--output=json"], b"")?;
-        let list: List<T> = read(resource, output)?;
-        Ok(list.items)
+        let list: List = read(resource, output)?;
+        let readable = |item: Value| {
+            let name = name_of(&item).to_owned();
+            T::deserialize(item)
+                .inspect_err(|error| complain(&format!("{resource} {name} is not read: {error}")))
+                .ok()
+        };
+        Ok(list.items.into_iter().filter_map(readable).collect())
     }
 
     /// One object, if it is there.

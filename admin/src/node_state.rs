@@ -11,7 +11,7 @@ use hca::topology::{Machine, Wanted};
 use hca::{Host, UnitId};
 use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
-use node_wire::status::{DaemonStatus, PoolStatus};
+use node_wire::status::{DaemonStatus, PoolStatus, StatusQuestion};
 use rdma_device_plugin::node_files::{self, Files};
 use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ impl Sources {
     /// # Errors
     /// It does not answer.
     pub(crate) fn daemon(&self) -> Result<DaemonStatus, node_wire::ClientError> {
-        node_wire::daemon_status(&self.node_socket, DAEMON_TIMEOUT)
+        node_wire::ask(&self.node_socket, &StatusQuestion {}, DAEMON_TIMEOUT)
     }
 
     /// Which containers have which devices, by the kubelet.
@@ -232,8 +232,16 @@ impl NodeState {
         ];
         let daemon = self.daemon.iter();
         let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
+        let attachments = self.attachments.iter().flatten().filter_map(|one| {
+            let pod = one.pod.as_deref().unwrap_or(&one.container);
+            Some(format!(
+                "{pod} when it was attached: {}",
+                one.warning.as_ref()?
+            ))
+        });
         (missing.into_iter().flatten())
             .chain(daemon.cloned())
+            .chain(attachments)
             .chain(self.notes.iter().cloned())
             .chain(self.misaligned.iter().map(Misaligned::sentence))
             .collect()

@@ -29,11 +29,20 @@ pub(crate) fn ended(program: &str, ended: Ended) -> ExitCode {
     match ended {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Found) => ExitCode::FAILURE,
-        Err(error) => {
-            let _ = writeln!(io::stderr().lock(), "{program}: {}", chain(&error));
-            ExitCode::FAILURE
-        }
+        Err(error) => match error.downcast_ref() {
+            Some(error) => usage(error),
+            None => {
+                let _ = writeln!(io::stderr().lock(), "{program}: {}", chain(&error));
+                ExitCode::FAILURE
+            }
+        },
     }
+}
+
+/// Wrong usage: filters of a list before a sub-command, which would not obey them.
+pub(crate) fn filters_before_command(filters: &str) -> anyhow::Error {
+    let text = format!("{filters} filter the list alone: put flags of a sub-command after it\n");
+    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, text).into()
 }
 
 /// The exit status of a command line that is not understood, or that asks for help.

@@ -299,6 +299,7 @@ mod tests {
             netns: "/proc/7/ns/net".into(),
             netns_state: "alive",
             created: 0,
+            warning: None,
         }
     }
 

@@ -34,7 +34,7 @@ use anyhow::bail;
 use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
 use hca::NetnsMode;
-use rdma_device_plugin::candidate::gather;
+use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
@@ -189,7 +189,7 @@ impl Preflight {
         selection: &Selection,
     ) -> anyhow::Result<Vec<verdict::Outcome>> {
         let host = global.scan(&self.addresses.node_addresses)?;
-        let pools = config.map(|config| pools(config, &host));
+        let pools = config.map(|config| pools(config, &host, &settings.policy, &global.host()));
         let snapshot = Snapshot {
             inventory: host.inventory,
             machine: host.machine,
@@ -261,8 +261,8 @@ impl Preflight {
 }
 
 /// The pools that the daemon would make of this configuration on this host.
-fn pools(config: &Config, host: &HostSnapshot) -> Pools {
-    let (candidates, _) = gather::list(&host.inventory, &host.functions);
+fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
+    let (candidates, _) = memory::list(host, policy, roots);
     let assembled = pool::assemble(config, &candidates, host, &[]);
     let mut pools = Pools::default();
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {

@@ -204,7 +204,7 @@ fn hca_of(unit: &str, resource: &str) -> Result<HcaId, Error> {
 /// so that the runtime tries again; code 101 when the kubelet knows another pod of this name.
 pub fn ask(socket: &Path, args: &Args, log: &Log) -> Result<Held, Error> {
     let pod = pod_of(args)?;
-    let held = client::pod_units(socket, &pod, TIMEOUT).map_err(|e| refused(&e, &pod))?;
+    let held = client::ask(socket, &pod, TIMEOUT).map_err(|e| refused(&e, &pod))?;
     if pod.uid.is_some() && !held.uid_checked {
         let note = held
             .uid_note

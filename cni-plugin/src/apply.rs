@@ -36,7 +36,7 @@ use crate::{
 /// without one.
 const CARRIER_TIMEOUT: Duration = Duration::from_millis(100);
 /// The same for IPoIB, where the subnet manager is asked for the partition's broadcast group first.
-const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
+const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Makes the interface of a plan; it is in the pod, down and without addresses.
 ///
@@ -78,6 +78,7 @@ pub fn make(
             parent,
             mtu,
             mac,
+            index,
         } => {
             let new = NewChild {
                 name,
@@ -86,7 +87,7 @@ pub fn make(
                 parent_netns: None,
                 mtu: *mtu,
                 mac: mac.as_ref().map(|mac| mac.bytes().to_vec()),
-                target: None,
+                index: *index,
             };
             let made = make_child(host, pod, inside, &new, parent);
             let made = made.map_err(|refused| match refused {

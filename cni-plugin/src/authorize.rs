@@ -48,6 +48,8 @@ pub struct Asked {
     pub moves_rdma: bool,
     /// The partition of an IPoIB child.
     pub pkey: Option<u16>,
+    /// The VF is given a GUID.
+    pub guid: bool,
 }
 
 /// Allows or denies what a request resolves to.
@@ -94,7 +96,17 @@ pub fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<
         Resolved::Move(nic) => {
             let subject = Subject::of(Attach::Move, nic);
             netdev(&subject, nic, rules)?;
-            movable(&subject, nic, rules)
+            movable(&subject, nic, rules)?;
+            match asked.guid && !rules.allow.vf.iter().any(|key| key == "guid") {
+                true => subject.denied(
+                    "the network sets its guid",
+                    format!(
+                        "leave guid out; if networks may set it, add \"guid\" to allow.vf in {}",
+                        rules.path.display()
+                    ),
+                ),
+                false => Ok(()),
+            }
         }
         // What is in the pod's namespace is the pod's.
         Resolved::Child {

@@ -31,7 +31,7 @@ use node_wire::{
 
 use crate::{
     allocation::{Allocated, pod_of},
-    config::{Allocation, Attach, Config, Devices},
+    config::{Allocation, Config, Devices},
     error::Error,
 };
 
@@ -54,7 +54,7 @@ pub(crate) struct Bound {
 /// the allocation stays the unit that the runtime passed.
 ///
 /// # Errors
-/// Code 7: the configuration names a link beside the slot; code 4: the runtime does not say which
+/// Code 4: the runtime does not say which
 /// pod this is; code 101: the slot is not the pod's; code 11: there is no HCA for it now, or the
 /// daemon does not answer.
 pub(crate) fn bind(
@@ -68,7 +68,6 @@ pub(crate) fn bind(
     let UnitId::Slot { .. } = allocation.unit else {
         return Ok(None);
     };
-    names_no_link(config, &allocation.text)?;
     let pod = pod_of(&request.env.args)?;
     let sandbox = request.attachment()?.container_id.to_string();
     let unit = allocation.text.clone();
@@ -77,7 +76,7 @@ pub(crate) fn bind(
         sandbox: sandbox.clone(),
         unit: unit.clone(),
     };
-    let answer = client::bind(&node.daemon_socket(), question, BIND_TIMEOUT)
+    let answer = client::ask(&node.daemon_socket(), &question, BIND_TIMEOUT)
         .map_err(|e| refused(&format!("bind {unit} of pod {pod}"), &e))?;
     for warning in &answer.warnings {
         node.log.warn(warning);
@@ -121,9 +120,9 @@ pub(crate) fn bind(
     };
     if config.devices == Devices::One {
         config.allocation = Some(Allocation {
-            unit: UnitId::Exclusive(hca.clone()),
-            text: slot.unit.clone(),
+            hca: Some(hca.clone()),
             slot: Some(slot.clone()),
+            ..allocation.clone()
         });
     }
     Ok(Some(bound))
@@ -132,36 +131,6 @@ pub(crate) fn bind(
 fn incomplete(unit: &str, pod: &Pod) -> Error {
     let what = format!("bind {unit} of pod {pod}: the daemon's answer has no HCA and file for it");
     Error::new(Code::TryAgain, what).with_details("install both programs of one release")
-}
-
-/// Refuses a configuration that names what the slot decides.
-fn names_no_link(config: &Config, unit: &str) -> Result<(), Error> {
-    let named = match config {
-        Config {
-            attach: Some(Attach::RdmaOnly),
-            ..
-        } => "attach rdma-only",
-        Config {
-            master: Some(_), ..
-        } => "master",
-        Config {
-            device: Some(_), ..
-        } => "the netdev to be moved",
-        Config {
-            link_in_container: true,
-            ..
-        } => "linkInContainer",
-        _ => return Ok(()),
-    };
-    Err(Error::new(
-        Code::InvalidConfig,
-        format!(
-            "deviceID {unit} is a slot, which decides the netdev; the network has {named}, too"
-        ),
-    )
-    .with_details(format!(
-        "leave {named} out, or name the resource of a pool without binding late"
-    )))
 }
 
 impl Bound {
@@ -205,7 +174,7 @@ impl Bound {
             self.units().join(", "),
             self.pod
         );
-        let written = client::commit(&node.daemon_socket(), question, COMMIT_TIMEOUT)
+        let written = client::ask(&node.daemon_socket(), &question, COMMIT_TIMEOUT)
             .map_err(|e| refused(&what, &e))?;
         let files = self.slots.values().map(|slot| &slot.cdi_file);
         if !files.eq(&written.cdi_files) {
@@ -248,7 +217,7 @@ fn free(node: &Node, sandbox: &str, units: Vec<String>) {
         sandbox: sandbox.to_owned(),
         units,
     };
-    if let Err(error) = client::unbind(&node.daemon_socket(), question, UNBIND_TIMEOUT) {
+    if let Err(error) = client::ask(&node.daemon_socket(), &question, UNBIND_TIMEOUT) {
         node.log.info(format_args!(
             "the daemon frees the slots of container {sandbox} later: {error}"
         ));
@@ -303,51 +272,5 @@ fn refused(what: &str, error: &ClientError) -> Error {
         _ => Error::new(Code::TryAgain, what).with_details(
             "the runtime tries again; rdmactl status shows what is bound to whom",
         ),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Target;
-
-    #[test]
-    fn a_slot_and_a_link_together_are_refused_by_name() {
-        let slot = Config::default();
-        names_no_link(&slot, "slot_3e71787e_0").unwrap();
-        for (config, named) in [
-            (
-                Config {
-                    master: Some("eth1".into()),
-                    ..Config::default()
-                },
-                "master",
-            ),
-            (
-                Config {
-                    device: Some(Target::Name("eth1".into())),
-                    ..Config::default()
-                },
-                "netdev to be moved",
-            ),
-            (
-                Config {
-                    link_in_container: true,
-                    ..Config::default()
-                },
-                "linkInContainer",
-            ),
-            (
-                Config {
-                    attach: Some(Attach::RdmaOnly),
-                    ..Config::default()
-                },
-                "rdma-only",
-            ),
-        ] {
-            let error = names_no_link(&config, "slot_3e71787e_0").unwrap_err();
-            assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.contains(named), "{error}");
-        }
     }
 }

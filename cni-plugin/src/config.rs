@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use attachment::journal::record::Slot;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
-use hca::{HcaId, MacAddress, PciAddress, UnitId};
+use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 use node::policy::{MAX_RAIL, partition_key};
 
@@ -44,6 +44,9 @@ pub enum Target {
 pub struct Allocation {
     /// The unit.
     pub unit: UnitId,
+    /// The HCA that it stands for: of a slot the one that it is bound to, of one that stands for
+    /// several each in its turn; none where that is not known.
+    pub hca: Option<HcaId>,
     /// As it was written.
     pub text: String,
     /// The slot that became this unit; none for a unit that the runtime passed itself.
@@ -73,6 +76,8 @@ pub struct Config {
     pub mtu: Option<u32>,
     /// The MAC address asked for, by the runtime, the pod or the configuration.
     pub mac: Option<MacAddress>,
+    /// The GUID of an InfiniBand VF, by the runtime, the pod or the configuration.
+    pub guid: Option<Guid>,
     /// `bcqueuelen` in packets.
     pub broadcast_queue: Option<u32>,
     /// `linkInContainer`: the master is in the pod's namespace.
@@ -136,6 +141,7 @@ impl Config {
         .find_map(|(key, text)| Some((key, text?)))
         .map(|(key, text)| allocation(&root, key, text))
         .transpose()?;
+        let by_ib_kubernetes = root.get("ibKubernetesEnabled")?.unwrap_or(false);
         let bus = bus.filter(|text| allocation.as_ref().is_none_or(|a| a.text != *text));
         let (devices, names) = devices::read(&root)?;
         let config = Config {
@@ -149,9 +155,14 @@ impl Config {
             mode: root.text("mode")?.map(str::to_owned),
             mtu: mtu(&root)?,
             mac: mac(request, &root, &runtime, attach)?,
+            guid: guid(request, &root, &runtime, by_ib_kubernetes)?,
             broadcast_queue: positive(&root, "bcqueuelen")?,
             link_in_container: root.get("linkInContainer")?.unwrap_or(false),
-            pkey: pkey(&root, pkeys)?,
+            // ib-kubernetes makes the port of the VF a member.
+            pkey: match by_ib_kubernetes {
+                true => None,
+                false => pkey(&root, pkeys)?,
+            },
             user_multicast: root.get("umcast")?,
             link_local: root.get("linkLocal")?,
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
@@ -162,82 +173,14 @@ impl Config {
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
             notes,
         };
-        config.check(&root)?;
-        if let Some(attach) = attach {
+        config.agrees()?;
+        if let Some(attach) = config.requested().attach() {
             config.fits(attach, request.config.ipam_type()?)?;
-        }
-        if config.devices == Devices::All {
-            config.check_several()?;
         }
         Ok(config)
     }
 
-    /// Refuses what names one interface, where there are several.
-    fn check_several(&self) -> Result<(), Error> {
-        let keys = [
-            (
-                "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
-                self.device.is_some(),
-                "each unit decides about its netdev",
-            ),
-            (
-                "master",
-                self.master.is_some(),
-                "each unit decides about its netdev",
-            ),
-            (
-                "linkInContainer",
-                self.link_in_container,
-                "units stand for netdevs of the host",
-            ),
-            (
-                "rail",
-                self.rail.is_some(),
-                "each unit's NIC is on a rail of its own",
-            ),
-            (
-                "mac",
-                self.mac.is_some(),
-                "no two interfaces can have one address",
-            ),
-        ];
-        if let Some((key, _, why)) = keys.iter().find(|(_, set, _)| *set) {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                format!("{key}: has no meaning with devices all: {why}"),
-            )
-            .with_details("leave it out, or leave devices out for one interface"));
-        }
-        Ok(())
-    }
-
-    fn check(&self, root: &Section<'_>) -> Result<(), Error> {
-        if self.attach == Some(Attach::RdmaOnly) && self.rdma == RdmaRequirement::Off {
-            return Err(root
-                .wrong("rdma", "off leaves attach rdma-only nothing to do")
-                .with_details("leave the plugin out of the chain, or set rdma to auto"));
-        }
-        if let Some(device) = self.device_key() {
-            for (key, set) in [
-                ("master", self.master.is_some()),
-                ("linkInContainer", self.link_in_container),
-            ] {
-                if set {
-                    return Err(root
-                        .wrong(
-                            device,
-                            format_args!(
-                                "names a netdev of the host to be moved; {key} is of a child"
-                            ),
-                        )
-                        .with_details(format!("leave out {device}, or {key}")));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The key that names a netdev to be moved, unless that is an allocation's.
+    /// The key that names a netdev to be moved, unless that may be the runtime's.
     fn device_key(&self) -> Option<&'static str> {
         match self.device.as_ref()? {
             Target::Name(_) => Some("device"),
@@ -309,6 +252,7 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
         Err(_) => text.parse().map_err(|e| root.wrong(key, e))?,
     };
     Ok(Allocation {
+        hca: unit.hca().cloned(),
         unit,
         text: text.to_owned(),
         slot: None,
@@ -414,6 +358,54 @@ fn mac(
     root.text("mac")?.map(own).transpose()
 }
 
+/// The runtime's GUID before the pod's, the pod's before the configuration's, as in `ib-sriov-cni`.
+fn guid(
+    request: &Request,
+    root: &Section<'_>,
+    runtime: &Section<'_>,
+    by_ib_kubernetes: bool,
+) -> Result<Option<Guid>, Error> {
+    let pod = request.config.cni_args()?;
+    let mut given = None;
+    for (section, key) in [(runtime, "infinibandGUID"), (&pod, "guid"), (root, "guid")] {
+        if let (None, Some(text)) = (given, section.text(key)?) {
+            let guid = port_guid(text).ok_or_else(|| {
+                section
+                    .wrong(key, format_args!("{text:?} is not the GUID of a port"))
+                    .with_details(
+                        "expected a form such as 00:11:22:33:44:55:66:77, not all zeros or ones",
+                    )
+            })?;
+            given = Some(guid);
+        }
+    }
+    let is_configured = pod.text("mellanox.infiniband.app")? == Some("configured");
+    if by_ib_kubernetes && (given.is_none() || !is_configured) {
+        return Err(Error::new(
+            Code::TryAgain,
+            "ibKubernetesEnabled: ib-kubernetes has not given the pod a GUID for this network",
+        )
+        .with_details(
+            "its log names the pod; it serves networks of type ib-sriov alone (docs/migration.md)",
+        ));
+    }
+    Ok(given)
+}
+
+/// A GUID in groups of two or four digits, or without groups.
+fn port_guid(text: &str) -> Option<Guid> {
+    let width = match text.len() {
+        16 => 16,
+        19 => 4,
+        23 => 2,
+        _ => return None,
+    };
+    let fits = |group: &str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
+    let guid = u64::from_str_radix(&text.replace(':', ""), 16).ok()?;
+    let is_one = !matches!(guid, 0 | u64::MAX);
+    (is_one && text.split(':').all(fits)).then_some(Guid(guid))
+}
+
 fn unicast(text: &str) -> Result<MacAddress, String> {
     let mac: MacAddress = text.parse().map_err(|e| format!("{e}"))?;
     match mac.bytes() {
@@ -451,6 +443,49 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn a_guid_comes_from_runtime_pod_or_network() {
+        let (first, second, third) = (
+            "0011223344556677",
+            "00:11:22:33:44:55:66:78",
+            "0011:2233:4455:6679",
+        );
+        let mut keys = json!({
+            "runtimeConfig": {"infinibandGUID": first},
+            "args": {"cni": {"guid": second}}, "guid": third
+        });
+        for (key, guid) in [
+            ("runtimeConfig", 0x0011_2233_4455_6677),
+            ("args", 0x0011_2233_4455_6678),
+            ("guid", 0x0011_2233_4455_6679),
+        ] {
+            assert_eq!(read(keys.clone()).unwrap().guid, Some(Guid(guid)));
+            keys.as_object_mut().unwrap().remove(key);
+        }
+        assert_eq!(read(keys).unwrap().guid, None);
+    }
+
+    #[test]
+    fn a_network_of_ib_kubernetes_waits_for_its_guid() {
+        let network = |args: Value| json!({"attach": "move", "pkey": "0x8001", "ibKubernetesEnabled": true, "args": {"cni": args}});
+        let guid = "02:00:00:00:00:00:00:01";
+        for args in [
+            json!({}),
+            json!({"guid": guid}),
+            json!({"mellanox.infiniband.app": "configured"}),
+        ] {
+            assert_eq!(read(network(args)).unwrap_err().code, Code::TryAgain);
+        }
+        let config = read(network(
+            json!({"guid": guid, "mellanox.infiniband.app": "configured"}),
+        ));
+        let config = config.unwrap();
+        assert_eq!(
+            (config.guid, config.pkey),
+            (Some(Guid(0x0200_0000_0000_0001)), None)
+        );
+    }
 
     fn read_with(keys: Value, args: &str) -> Result<Config, Error> {
         let mut object = json!({"cniVersion": "1.0.0", "name": "rail0", "type": "rdma-netdev"});
@@ -576,6 +611,22 @@ mod tests {
                 json!({"runtimeConfig": {"infinibandGUID": "aa"}}),
                 "infinibandGUID",
             ),
+            (
+                json!({"infinibandGUID": "0011223344556677"}),
+                "infinibandGUID",
+            ),
+            (json!({"guid": "00:00:00:00:00:00:00:00"}), "guid"),
+            (json!({"guid": "ff:ff:ff:ff:ff:ff:ff:ff"}), "guid"),
+            (json!({"guid": "00:11:22:33:44:55:66:7"}), "guid"),
+            (json!({"guid": "001:1:22:33:44:55:66:77"}), "guid"),
+            (
+                json!({"attach": "ipoib", "guid": "0011223344556677"}),
+                "guid",
+            ),
+            (
+                json!({"devices": "all", "guid": "0011223344556677"}),
+                "guid",
+            ),
             (json!({"runtimeConfig": {"mac": "x"}}), "runtimeConfig.mac"),
         ] {
             let error = read(keys.clone()).unwrap_err();
@@ -630,8 +681,7 @@ mod tests {
         let multus = json!({"master": "eth1", "deviceID": id, "pciBusID": id});
         assert_eq!(read(multus).unwrap().master.as_deref(), Some("eth1"));
         // An exclusive device ID alone asks for a move.
-        let moved = read(json!({"deviceID": id, "linkInContainer": true})).unwrap();
-        let error = crate::resolve::requested(&moved).unwrap_err();
+        let error = read(json!({"deviceID": id, "linkInContainer": true})).unwrap_err();
         assert!(error.msg.contains("linkInContainer"), "{error}");
         let inside = json!({"attach": "macvlan", "deviceID": id, "linkInContainer": true});
         assert!(read(inside).unwrap().link_in_container);

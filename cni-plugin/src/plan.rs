@@ -7,7 +7,7 @@ mod check;
 
 use std::{fmt, path::PathBuf};
 
-pub use check::{carries_ipv6, check};
+pub use check::{carries_ipv6, check, has_partition};
 
 use attachment::{
     journal::{RdmaDevice, record},
@@ -67,6 +67,8 @@ pub enum Source {
         mtu: Option<u32>,
         /// Hardware address; none for kinds that have their parent's.
         mac: Option<MacAddress>,
+        /// Index; none for kinds that are known again by what the kernel gives them.
+        index: Option<u32>,
     },
 }
 
@@ -92,14 +94,19 @@ impl Source {
         match self {
             Source::Netdev { .. } => None,
             Source::Child {
-                child, parent, mac, ..
+                child,
+                parent,
+                mac,
+                index,
+                ..
             } => Some(record::Child {
                 kind: child.word(),
                 master: parent.link().name.to_string(),
                 index: parent.link().index,
                 in_pod: parent.of_host().is_none(),
-                pod_index: None,
+                pod_index: *index,
                 strayed: false,
+                warning: None,
                 mac: mac.as_ref().map(ToString::to_string),
             }),
         }
@@ -174,8 +181,8 @@ pub fn partition(resolved: &Resolved, config: &Config) -> Option<u16> {
     }
 }
 
-/// The child to be made. `random` is a MAC address for kinds that have one of their own, so that
-/// the journal knows it before the kernel does.
+/// The child to be made. `random` are a MAC address for kinds that have one of their own and an index,
+/// so that the journal knows them before the kernel does.
 ///
 /// # Errors
 /// Code 7 naming the mode.
@@ -183,8 +190,9 @@ pub fn child(
     config: &Config,
     kind: ChildKind,
     parent: &Parent,
-    random: MacAddress,
+    random: (MacAddress, u32),
 ) -> Result<Source, Error> {
+    let (random, index) = random;
     let mut own_mac = None;
     let child = match kind {
         ChildKind::Macvlan => {
@@ -210,6 +218,7 @@ pub fn child(
     };
     Ok(Source::Child {
         mac: config.mac.clone().or(own_mac),
+        index: (kind != ChildKind::Ipoib).then_some(index),
         child,
         parent: parent.clone(),
         mtu: config.mtu,
@@ -262,7 +271,8 @@ mod tests {
         });
         let random: MacAddress = "02:00:00:00:00:01".parse().unwrap();
         let made = |config: &Config| {
-            let source = child(config, ChildKind::Ipoib, &parent, random.clone()).unwrap();
+            let source =
+                child(config, ChildKind::Ipoib, &parent, (random.clone(), 70_000)).unwrap();
             match source {
                 Source::Child {
                     child: Child::Ipoib { pkey, mode, .. },
@@ -289,12 +299,19 @@ mod tests {
             ..HostLink::default()
         });
         let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
-        let made = child(&config(), ChildKind::Macvlan, &parent, mac.clone()).unwrap();
+        let made = child(
+            &config(),
+            ChildKind::Macvlan,
+            &parent,
+            (mac.clone(), 70_000),
+        )
+        .unwrap();
         assert_eq!(made.link().name, *"eth1");
         assert!(made.snapshot().is_none());
         let recorded = made.recorded_child().unwrap();
         assert_eq!((&*recorded.kind, &*recorded.master), ("macvlan", "eth1"));
         assert_eq!(recorded.mac, Some(mac.to_string()));
+        assert_eq!(recorded.pod_index, Some(70_000));
         let nic = HostLink {
             link: link(1),
             ..HostLink::default()
@@ -316,7 +333,7 @@ mod tests {
             ..HostLink::default()
         });
         let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
-        let interface = child(&config(), ChildKind::Macvlan, &parent, mac).unwrap();
+        let interface = child(&config(), ChildKind::Macvlan, &parent, (mac, 70_000)).unwrap();
         let plan = Plan {
             ifname: "net1".into(),
             netns: "/run/netns/a".into(),

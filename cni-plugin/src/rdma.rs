@@ -57,6 +57,17 @@ pub(crate) enum Numbers {
     ReadAfterwards,
 }
 
+impl Numbers {
+    /// For an HCA that was bound late, or when the kubelet allocated it.
+    pub(crate) fn of(late: bool) -> Self {
+        if late {
+            Numbers::ReadAfterwards
+        } else {
+            Numbers::Promised
+        }
+    }
+}
+
 /// Whether RDMA devices move into the pod.
 ///
 /// `mode` is that of the RDMA subsystem, none without one; `has_rdma` says whether the netdev

@@ -22,7 +22,7 @@ use netlink_packet_route::link::InfoKind;
 pub use dependents::{Dependent, rivals};
 pub use host_link::{HostLink, NodeNetwork};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
-pub use requested::{Requested, requested};
+pub use requested::Requested;
 pub use target::{Missing, move_target, name_of};
 
 use crate::config::{Attach, ChildKind, Config, Target};
@@ -137,7 +137,7 @@ pub fn resolve(
     inside: &mut Socket,
     network: &mut NodeNetwork,
 ) -> Result<Resolved, Error> {
-    match requested(config)? {
+    match config.requested() {
         Requested::RdmaOnly => {
             let target = rdma_only::resolve(node, request, config, before, pod, inside, network)?;
             Ok(Resolved::RdmaOnly(target))
@@ -180,7 +180,7 @@ pub fn resolve(
 /// # Errors
 /// As [`resolve`].
 pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>, Error> {
-    let (Some(name), Requested::Child(kind)) = (&config.master, requested(config)?) else {
+    let (Some(name), Requested::Child(kind)) = (&config.master, config.requested()) else {
         return Ok(None);
     };
     if config.link_in_container {
@@ -232,7 +232,7 @@ fn parent_on_host(
 /// The HCA that the allocation names, if it names one.
 fn named_hca(config: &Config) -> Option<(&HcaId, &str)> {
     let allocation = config.allocation.as_ref()?;
-    Some((allocation.unit.hca()?, &allocation.text))
+    Some((allocation.hca.as_ref()?, &allocation.text))
 }
 
 /// What stands on the HCA of an allocation; nothing on one without a bus that a pod has.

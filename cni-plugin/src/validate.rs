@@ -19,7 +19,7 @@ use crate::{
     parts::OneRail,
     plan,
     rdma::RdmaRequirement,
-    resolve::{self, Requested},
+    resolve::Requested,
 };
 
 /// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
@@ -117,6 +117,12 @@ fn check_plugin(
             places.policy.display()
         ));
     }
+    if config.guid.is_some() && policy.allow.vf.is_empty() {
+        found.errors.push(format!(
+            "guid is denied: add \"guid\" to allow.vf in {}, or leave it out",
+            places.policy.display()
+        ));
+    }
     let addresses = check_addresses(&request, &config, policy, places);
     found.note(addresses);
     if host.is_some() && found.errors.len() == before {
@@ -127,7 +133,7 @@ fn check_plugin(
 
 /// Which interface the pod gets.
 fn check_attach(request: &Request, config: &Config, network: &Network) -> Result<Findings, Error> {
-    let requested = resolve::requested(config)?;
+    let requested = config.requested();
     let by_unit = network.resource.is_some() || config.allocation.is_some();
     let mut found = Findings {
         attach: Some(attach(config, requested, by_unit)?),
@@ -135,11 +141,9 @@ fn check_attach(request: &Request, config: &Config, network: &Network) -> Result
     };
     // Without attach, unit and link decide, and keys may not fit what they come to.
     let children = ChildKind::ALL.into_iter().map(Attach::Child);
-    let possible: Vec<Attach> = match (requested, config.attach) {
-        (_, Some(attach)) => vec![attach],
-        (Requested::Move, _) => vec![Attach::Move],
-        (Requested::RdmaOnly, _) => vec![Attach::RdmaOnly],
-        (Requested::Child(_), _) => {
+    let possible: Vec<Attach> = match requested.attach() {
+        Some(attach) => vec![attach],
+        None => {
             let moved = (config.master.is_none() && by_unit).then_some(Attach::Move);
             children
                 .filter(|kind| *kind != Attach::Child(ChildKind::Ipvlan))
@@ -182,8 +186,8 @@ fn check_attach(request: &Request, config: &Config, network: &Network) -> Result
 
 /// What a move without an IPAM leaves on the host.
 fn left_behind(request: &Request, config: &Config, policy: &Policy) -> Option<String> {
-    let takes_the_hosts = matches!(resolve::requested(config), Ok(Requested::Move))
-        && matches!(request.config.ipam_type(), Ok(None));
+    let takes_the_hosts =
+        config.requested() == Requested::Move && matches!(request.config.ipam_type(), Ok(None));
     (takes_the_hosts && policy.fabric_addresses == FabricAddresses::Leased).then(|| {
         "without ipam the pod gets the netdev's own addresses; those with a lifetime (valid_lft) stay on \
          the host, unless the node's policy has \"fabricAddresses\": \"static\""

@@ -59,7 +59,7 @@ impl Answers for Units {
                 name_hcas(&mut units, &self.reports.borrow());
                 Ok(Answer::PodUnits(units))
             }
-            Question::Status => {
+            Question::Status(_) => {
                 let bindings = self.binder.bindings().await;
                 let report = self.reports.borrow();
                 let status = report.status(bindings.as_ref().unwrap_or(&report.bindings));

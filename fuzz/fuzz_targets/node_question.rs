@@ -4,18 +4,13 @@
 
 use libfuzzer_sys::fuzz_target;
 use node_wire::document::decode_answer;
-use node_wire::{Pod, Question};
+use node_wire::{PodUnits, Question};
 use rdma_device_plugin::Owners;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(question) = Question::decode(data) {
         assert_eq!(Question::decode(&question.encode()), Ok(question));
     }
-    let question = Question::PodUnits(Pod {
-        namespace: "default".to_owned(),
-        name: "pod".to_owned(),
-        uid: None,
-    });
-    let _ = decode_answer(&question, data);
+    let _ = decode_answer::<PodUnits>(data);
     let _ = Owners::parse(data);
 });

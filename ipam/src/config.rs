@@ -470,7 +470,8 @@ mod tests {
         let range = json!({"range": "10.0.0.0/24"});
         assert_eq!(strict(range.clone()).unwrap().profile, Profile::Strict);
         assert_eq!(lenient(range).unwrap().profile, Profile::Compatible);
-        let text = json!({"name": "a", "ipam": {"type": "whereabouts"}}).to_string();
+        let text = json!({"cniVersion": "1.0.0", "name": "a", "ipam": {"type": "whereabouts"}})
+            .to_string();
         let config = NetworkConfig::parse(text.as_bytes()).unwrap();
         let mut policy = Policy::default();
         policy.ipam.profile = Some(Profile::Strict);

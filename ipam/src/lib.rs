@@ -1,7 +1,6 @@
 //! Cluster-wide IP address management for RDMA pods: ranges, leases, a shared
 //! store; library and the CNI IPAM plugin `rdma-ipam`.
 //!
-//! - [`admin`]: the administrator's command line
 //! - [`range`]: which addresses a configured range may give
 //! - [`config`]: the `ipam` object of a network configuration
 //! - [`block`]: blocks of addresses, of which a node has some
@@ -9,7 +8,6 @@
 //! - [`lease`]: what a lease records
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing the leases of pods that ended
-//! - [`import`]: reading what host-local left
 //! - [`whereabouts`]: names of whereabouts' objects, and leases written as such
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
 
@@ -18,7 +16,6 @@
 pub mod block;
 pub mod config;
 pub mod grants;
-pub mod import;
 pub mod lease;
 pub mod plugin;
 pub mod pool_usage;

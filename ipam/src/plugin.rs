@@ -83,7 +83,7 @@ impl Plugin {
         let answer = match request.command() {
             Command::Add => self
                 .add(request)
-                .and_then(|result| Ok(Some(result.to_json(request.config.version)))),
+                .map(|result| Some(result.to_json(request.config.version))),
             Command::Del => self.del(request).map(|()| None),
             Command::Check => self.check(request).map(|()| None),
             Command::Status => self.status(request).map(|()| None),

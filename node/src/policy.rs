@@ -206,7 +206,15 @@ pub struct Allow {
     pub request_excluded: bool,
     /// `pkeys`: when present, only children in one of these InfiniBand partitions.
     pub pkeys: Option<Vec<u16>>,
+    /// `inactivePartitions`: IPoIB children without a carrier, also in a partition that their port
+    /// is not a member of.
+    pub inactive_partitions: bool,
+    /// `vf`: the keys of [`VF_KEYS`] that a network may have.
+    pub vf: Vec<String>,
 }
+
+/// The keys of a network that set what a PF holds of its VF.
+pub const VF_KEYS: [&str; 1] = ["guid"];
 
 /// A partition key as people write it, a number or a text such as `0x8001`; none for anything else,
 /// and for partition 0, which is none (InfiniBand Architecture 10.9.1.1).
@@ -228,6 +236,14 @@ pub fn partition(key: u16) -> u16 {
     key & 0x7fff
 }
 
+/// A partition key with its membership, for messages: the highest bit is set for a full member
+/// (InfiniBand Architecture 10.9.1.1).
+#[must_use]
+pub fn membership(key: u16) -> String {
+    let membership = if key & 0x8000 == 0 { "limited" } else { "full" };
+    format!("{key:#06x} ({membership})")
+}
+
 /// The IPAM programs that are allowed unless the policy names others: ours, and
 /// the reference plugin that hands out what the network itself lists.
 pub const DEFAULT_IPAM: [&str; 2] = ["rdma-ipam", "static"];
@@ -244,6 +260,8 @@ impl Default for Allow {
             unallocated: false,
             request_excluded: false,
             pkeys: None,
+            inactive_partitions: false,
+            vf: Vec::new(),
         }
     }
 }

@@ -260,7 +260,7 @@ impl BrokerNode {
     /// # Errors
     /// Those of the client.
     pub fn ask_for(&self, need: &BlockNeed) -> Result<Vec<String>, ClientError> {
-        node_wire::blocks(&self.socket(), need, ASK_TIMEOUT).map(|granted| granted.blocks)
+        node_wire::ask(&self.socket(), need, ASK_TIMEOUT).map(|granted| granted.blocks)
     }
 
     /// The blocks that the node's CNI programs go by, sorted.

@@ -312,7 +312,7 @@ impl State {
 mod tests {
     use std::time::Instant;
 
-    use node_wire::{ClientError, pod_units};
+    use node_wire::{ClientError, ask};
     use tempfile::TempDir;
 
     use super::*;
@@ -339,20 +339,16 @@ mod tests {
         let (_directory, path, socket) = started();
         let held = allocation_of_hcas("main", "rdma/a", &["pool_3e71787e_0"], &["0000:3b:00.0"]);
         socket.hold(&pod(Some("u1")), vec![held.clone()]);
-        let units = pod_units(&path, &pod(Some("u1")), CALL_TIMEOUT).unwrap();
+        let units = ask(&path, &pod(Some("u1")), CALL_TIMEOUT).unwrap();
         assert_eq!((units.uid_checked, units.allocations), (true, vec![held]));
-        assert!(
-            !pod_units(&path, &pod(None), CALL_TIMEOUT)
-                .unwrap()
-                .uid_checked
-        );
-        let another = pod_units(&path, &pod(Some("u2")), CALL_TIMEOUT).unwrap_err();
+        assert!(!ask(&path, &pod(None), CALL_TIMEOUT).unwrap().uid_checked);
+        let another = ask(&path, &pod(Some("u2")), CALL_TIMEOUT).unwrap_err();
         assert_eq!(another.failure().unwrap().kind, FailureKind::AnotherPod);
         socket.behave(Behaviour::AnswerUnchecked);
-        let unchecked = pod_units(&path, &pod(Some("u2")), CALL_TIMEOUT).unwrap();
+        let unchecked = ask(&path, &pod(Some("u2")), CALL_TIMEOUT).unwrap();
         assert!(!unchecked.uid_checked && unchecked.uid_note.is_some());
         socket.forget(&pod(None));
-        let unknown = pod_units(&path, &pod(None), CALL_TIMEOUT).unwrap_err();
+        let unknown = ask(&path, &pod(None), CALL_TIMEOUT).unwrap_err();
         assert_eq!(unknown.failure().unwrap().kind, FailureKind::UnknownPod);
         assert_eq!(socket.questions().len(), 5);
     }
@@ -361,7 +357,7 @@ mod tests {
     fn it_is_slow_broken_dead_and_absent_on_request() {
         let (_directory, path, mut socket) = started();
         socket.hold(&pod(None), Vec::new());
-        let ask = |limit| pod_units(&path, &pod(None), limit);
+        let ask = |limit| ask(&path, &pod(None), limit);
         socket.behave(Behaviour::AnswerAfter(Duration::from_millis(300)));
         let started = Instant::now();
         assert!(ask(CALL_TIMEOUT).is_ok() && started.elapsed() >= Duration::from_millis(300));

@@ -1,10 +1,10 @@
 //! `rdmactl addresses import`: take over the leases of host-local.
 
 use super::Scope;
+use super::host_local::{self, Planned};
 use crate::output::{Ended, Outcome, complain, say, say_json};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use ipam::import::{self, Planned};
 use ipam::lease::Holder;
 use ipam::plugin::Plugin;
 use ipam::range::{Range, Spec};
@@ -62,7 +62,7 @@ impl Import {
             network,
             how,
         } = &self.from;
-        let (planned, empty) = import::host_local(directory, range)?;
+        let (planned, empty) = host_local::read(directory, range)?;
         for name in empty {
             complain(&format!(
                 "{}: the file is empty; not imported",

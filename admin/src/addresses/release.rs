@@ -30,7 +30,7 @@ pub(super) struct Release {
     which: Which,
     /// With --node and this node's own name: only leases of machines that were this node
     /// before, or of its earlier boots; the node may be alive
-    #[arg(long, alias = "former", requires = "node", conflicts_with_all = ["address", "pod"])]
+    #[arg(long, requires = "node", conflicts_with_all = ["address", "pod"])]
     previous: bool,
     /// Only within this network name; "" for leases without one
     #[arg(long)]

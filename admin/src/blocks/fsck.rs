@@ -14,7 +14,9 @@ use ipam::grants::{self, Grant};
 use ipam::store::Store;
 use node::identity::NodeIdentity;
 use node::policy::{Policy, StoreKind};
-use rdma_ipam_broker::api::document::{BlockObject, NodeObject, SpaceObject};
+use rdma_ipam_broker::api::document::{
+    BlockObject, NODE_LABEL, NodeObject, SpaceObject, label_hash,
+};
 use rdma_ipam_broker::decide::agreement::{self, Finding};
 use rdma_ipam_broker::decide::standing::NodeState;
 use serde_json::{Value, json};
@@ -123,7 +125,9 @@ fn grants_of(
         }
     }
     let mut blocks: Vec<BlockObject> = kubectl.list(BLOCKS)?;
-    blocks.retain(|block| block.spec.node.as_deref() == Some(node));
+    // As its broker selects them.
+    let label = label_hash(node);
+    blocks.retain(|block| block.metadata.labels.get(NODE_LABEL) == Some(&label));
     Ok(agreement::of_node(&me.id(), &blocks, &granted))
 }
 

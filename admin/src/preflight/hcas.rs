@@ -50,6 +50,8 @@ pub(super) struct Facts {
     pub optional: BTreeSet<String>,
     /// What should be so.
     pub expected: Vec<Expected>,
+    /// RDMA devices that are management functions of NVSwitches, with the resources that offer them.
+    pub switches: BTreeMap<String, Vec<String>>,
 }
 
 /// The checks.
@@ -68,6 +70,11 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         id: "H03",
         title: "as many HCAs as expected can be used",
         judge: h03_expected,
+    },
+    Check {
+        id: "H04",
+        title: "no pool offers a function of an NVSwitch",
+        judge: h04_switches,
     },
 ];
 
@@ -110,7 +117,37 @@ pub(super) fn read(context: &Context) -> Facts {
         pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
         optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),
         expected: context.settings.requirements.expected.clone(),
+        switches: switches(context),
     }
+}
+
+/// On HGX B200 and later the NVSwitches have InfiniBand functions for their own management. Their vital
+/// product data has this word (NVIDIA Fabric Manager, "NVLink subnet manager").
+const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
+
+fn switches(context: &Context) -> BTreeMap<String, Vec<String>> {
+    let devices = &context.snapshot.inventory.rdma_devices;
+    let of_switches = devices.iter().filter(|device| {
+        let function = device.pci.as_ref().map(|pci| pci.address.to_string());
+        let vpd = function.map(|function| {
+            context
+                .host
+                .sys
+                .join(format!("bus/pci/devices/{function}/vpd"))
+        });
+        let vpd = vpd.and_then(|path| std::fs::read(path).ok());
+        let mut words = vpd
+            .iter()
+            .flat_map(|vpd| vpd.windows(SWITCH_MANAGEMENT.len()));
+        words.any(|word| word == SWITCH_MANAGEMENT)
+    });
+    let offered = |name: &str| {
+        let memberships = context.pools_of(name).iter();
+        memberships.map(|one| one.resource.clone()).collect()
+    };
+    of_switches
+        .map(|device| (device.name.clone(), offered(&device.name)))
+        .collect()
 }
 
 fn h01_any(facts: &Facts) -> Vec<Finding> {
@@ -203,6 +240,29 @@ fn h03_expected(facts: &Facts) -> Vec<Finding> {
         finding.on(of)
     };
     facts.expected.iter().map(judge).collect()
+}
+
+fn h04_switches(facts: &Facts) -> Vec<Finding> {
+    let judge = |(device, resources): (&String, &Vec<String>)| {
+        let finding = match resources.is_empty() {
+            true => Finding::pass("it is a function of an NVSwitch, and no pool offers it"),
+            false => Finding::fail(
+                format!(
+                    "it is a function of an NVSwitch, which carries no traffic of pods, and is offered \
+                     as {}",
+                    resources.join(", ")
+                ),
+                "narrow the selectors of the pool, such as by pciAddresses or linkTypes",
+            ),
+        };
+        finding.on(device)
+    };
+    match facts.switches.is_empty() {
+        true => vec![Finding::not_applicable(
+            "no function of an NVSwitch is here",
+        )],
+        false => facts.switches.iter().map(judge).collect(),
+    }
 }
 
 fn usable(hcas: &[PoolHca]) -> usize {

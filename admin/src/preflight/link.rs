@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use hca::pci::Sriov;
 use hca::rdma::NodeType;
-use hca::{LinkLayer, Port, PortState, RdmaDevice};
+use hca::{Guid, LinkLayer, Port, PortState, RdmaDevice};
+use node::policy::membership;
 
 use super::check::Check;
 use super::context::{Context, Membership};
@@ -38,6 +39,8 @@ pub(super) struct PortFacts {
     pub board: Option<String>,
     /// Its function's part in SR-IOV.
     pub sriov: Sriov,
+    /// The device's GUID; `None` where that is zero.
+    pub node_guid: Option<Guid>,
     /// Its netdev, if it is in this namespace.
     pub netdev: Option<NetdevFacts>,
     /// Pools that have it.
@@ -140,6 +143,17 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         title: "netdevs keep their names",
         judge: l11_names,
     },
+    // L12 counts errors.
+    Check {
+        id: "L13",
+        title: "InfiniBand ports are members of a partition",
+        judge: l13_partitions,
+    },
+    Check {
+        id: "L14",
+        title: "VFs have a node GUID",
+        judge: l14_node_guid,
+    },
 ];
 
 /// Reads the host.
@@ -160,6 +174,7 @@ pub(super) fn read(context: &Context) -> Facts {
                 .pci
                 .as_ref()
                 .map_or(Sriov::None, |pci| pci.sriov.clone()),
+            node_guid: device.node_guid,
             netdev: port
                 .netdev
                 .as_deref()
@@ -315,7 +330,6 @@ fn l03_phys_state(facts: &Facts) -> Vec<Finding> {
 
 fn l04_subnet(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| {
-        let lids = format!("{:#x}, sm_lid {:#x}", port.port.lid, port.port.sm_lid);
         let finding = match port.port.link_layer {
             LinkLayer::InfiniBand if port.port.lid == 0 || port.port.sm_lid == 0 => Finding::fail(
                 "no subnet manager gave it an address: the link layer alone is only a firmware setting",
@@ -325,7 +339,8 @@ fn l04_subnet(facts: &Facts) -> Vec<Finding> {
             LinkLayer::InfiniBand => Finding::pass("a subnet manager is there"),
             layer => Finding::not_applicable(format!("link layer {layer}")),
         };
-        Some(finding.read("lid", lids))
+        let finding = finding.read("Base lid", port.port.lid);
+        Some(finding.read("SM lid", port.port.sm_lid))
     })
 }
 
@@ -359,11 +374,22 @@ fn l05_rate(facts: &Facts) -> Vec<Finding> {
                     remedy,
                 )
             }
+            _ if is_narrow(port) => {
+                Finding::warn("the link runs at a quarter of its width", remedy)
+            }
             _ => Finding::pass("at its rate"),
         };
         let speed = speed.map_or("unknown".to_owned(), |speed| format!("{speed} Mb/s"));
         Some(finding.read("rate", rate).read("speed", speed))
     })
+}
+
+/// Whether an InfiniBand link, which has four lanes or two, came up with one.
+fn is_narrow(port: &PortFacts) -> bool {
+    let rate = port.port.rate.as_ref();
+    let signalling = rate.and_then(|rate| rate.signalling.as_deref());
+    port.port.link_layer == LinkLayer::InfiniBand
+        && signalling.is_some_and(|signalling| signalling.starts_with("1X"))
 }
 
 fn l06_mtu(facts: &Facts) -> Vec<Finding> {
@@ -567,6 +593,51 @@ fn l11_names(facts: &Facts) -> Vec<Finding> {
             Finding::pass(format!("{} is a name that stays", netdev.name))
         };
         Some(finding)
+    })
+}
+
+fn l13_partitions(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let layer = port.port.link_layer;
+        if layer != LinkLayer::InfiniBand {
+            return Some(Finding::not_applicable(format!("link layer {layer}")));
+        }
+        let keys = port.port.pkeys.iter().map(|(_, key)| *key);
+        let shown: Vec<String> = keys.clone().map(membership).collect();
+        let remedy =
+            "add the port's GUID to a partition as a full member (OpenSM: partitions.conf)";
+        let finding = if shown.is_empty() {
+            let why = "it is not a member of a partition: no packet leaves it";
+            Finding::fail(why, remedy).softened(may_rest(facts, port))
+        } else if keys.clone().all(|key| key & 0x8000 == 0) {
+            Finding::warn(
+                "it is a limited member: other limited members do not reach it",
+                remedy,
+            )
+        } else {
+            Finding::pass("it is a full member")
+        };
+        Some(finding.read("PKeys", shown.join(", ")))
+    })
+}
+
+fn l14_node_guid(facts: &Facts) -> Vec<Finding> {
+    each(facts, |port| {
+        let Sriov::Virtual { physical, index } = &port.sriov else {
+            return Some(Finding::not_applicable("not a VF"));
+        };
+        let Some(guid) = port.node_guid else {
+            let number = index.map_or("N".to_owned(), |index| index.to_string());
+            return Some(Finding::fail(
+                "its node GUID is zero: verbs work, programs that use rdma_cm crash",
+                format!(
+                    "ip link set PF vf {number} node_guid GUID, with the netdev of {physical} as PF, \
+                     or echo GUID > /sys/bus/pci/devices/{physical}/sriov/{number}/node; then bind \
+                     the VF's driver again"
+                ),
+            ));
+        };
+        Some(Finding::pass("it has one").read("node GUID", guid))
     })
 }
 

@@ -30,7 +30,7 @@ fn a_fit_node_passes_what_a_tree_of_files_can_show() {
     );
     assert_eq!(
         of(Verdict::NotApplicable),
-        "A01 A02 A05 A06 D04 D05 H02 H03 K10 L04 L09 M04 P04 P12 R02 R03 R05"
+        "A01 A02 A05 A06 D04 D05 H02 H03 H04 K10 L04 L09 L13 L14 M04 P04 P12 R02 R03 R05"
     );
 }
 
@@ -365,7 +365,8 @@ fn the_pools_of_a_configuration_name_their_devices_and_units() {
             {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
     );
     let host = HostSnapshot::make(&tree.host(), &[]).unwrap();
-    let pools = pools(&config.unwrap(), &host);
+    let nowhere = Path::new("/nonexistent/policy.json");
+    let pools = pools(&config.unwrap(), &host, nowhere, &tree.host());
     let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
     assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
     let expected = Membership {

@@ -74,7 +74,8 @@ const TOOLS: &[Cause] = &[
         why: "packets are sent, but not acknowledged (status 12), or the other end refused the \
               memory (status 10)",
         remedy: "status 12: search for a filter on UDP port 4791, a wrong rail, flow control (PFC) \
-                 that drops; status 10: the two ends were started with different sizes",
+                 that drops, on InfiniBand for two limited members of a partition (preflight L13); \
+                 status 10: the two ends were started with different sizes",
     },
     Cause {
         message: "Permission denied",

@@ -22,7 +22,8 @@ for d in /sys/class/infiniband/*; do
   get "$d/node_desc"; case $v in rxe*|siw*|Software*) echo "soft $n";; esac
   for p in "$d"/ports/*; do
     get "$p/state"; s=$v; get "$p/rate"; r=$v; get "$p/link_layer"
-    echo "port $n ${p##*/} ${s%%:*} ${r%% *} $v"
+    layer=$v; get "$p/sm_lid"
+    echo "port $n ${p##*/} ${s%%:*} ${r%% *} $layer $v"
     for g in "$p"/gids/*; do
       get "$g"
       case $v in ''|0000:0000:0000:0000:0000:0000:0000:0000|fe80:0000:0000:0000:0000:0000:0000:0000) continue;; esac
@@ -133,7 +134,7 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
         ..End::default()
     };
     for (_, rest) in of("port") {
-        let [name, number, state, rate, layer] = rest else {
+        let [name, number, state, rate, layer, subnet @ ..] = rest else {
             continue;
         };
         let Ok(number) = number.parse::<u32>() else {
@@ -149,8 +150,14 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
         }
         // ib_verbs.h: 4 is ACTIVE.
         if *state != "4" {
+            let unmanaged = *layer == "InfiniBand" && matches!(subnet, ["0x0" | "0"]);
+            let why = if unmanaged {
+                ", SM lid 0: no subnet manager"
+            } else {
+                ""
+            };
             end.left.push(format!(
-                "{name}/{number}: its port is not ACTIVE (state {state})"
+                "{name}/{number}: its port is not ACTIVE (state {state}{why})"
             ));
             continue;
         }
@@ -346,7 +353,8 @@ mod tests {
 
     #[test]
     fn a_port_that_cannot_be_tested_says_why() {
-        let text = "open a\nopen b\nport a 1 1 100 Ethernet\nport b 1 4 100 Ethernet\n\
+        let text = "open a\nopen b\nopen c\nport a 1 1 100 Ethernet\nport b 1 4 100 Ethernet\n\
+            port c 1 2 100 InfiniBand 0x0\n\
             gid b 1 0 fe80:0000:0000:0000:0000:0000:0000:0001 net1 1500 RoCE v2\n";
         let end = read(text, None, None);
         assert!(end.ports.is_empty());
@@ -354,7 +362,8 @@ mod tests {
             end.left,
             [
                 "a/1: its port is not ACTIVE (state 1)",
-                "b/1: no RoCE v2 GID of an address of this network namespace"
+                "b/1: no RoCE v2 GID of an address of this network namespace",
+                "c/1: its port is not ACTIVE (state 2, SM lid 0: no subnet manager)",
             ]
         );
     }

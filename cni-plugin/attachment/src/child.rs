@@ -330,6 +330,7 @@ mod tests {
             in_pod: false,
             pod_index,
             strayed: false,
+            warning: None,
             mac: mac.map(str::to_owned),
         }
     }

@@ -46,6 +46,9 @@ pub struct Attachment {
     pub netns_state: &'static str,
     /// Unix seconds of the ADD.
     pub created: u64,
+    /// Why the interface had no carrier at the ADD; none where it had one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 impl Attachment {
@@ -76,6 +79,7 @@ impl Attachment {
             netns: record.netns.path.clone(),
             netns_state,
             created: record.created,
+            warning: part.child.as_ref().and_then(|child| child.warning.clone()),
         }
     }
 }

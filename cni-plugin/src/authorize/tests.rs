@@ -314,6 +314,22 @@ fn passthru_needs_its_key_and_the_hca() {
 }
 
 #[test]
+fn a_guid_is_set_where_the_policy_lists_it() {
+    let nic = Resolved::Move(hardware());
+    let asked = Asked {
+        guid: true,
+        ..Asked::default()
+    };
+    let denied = by_policy(&nic, asked, rules(&Allow::default())).unwrap_err();
+    assert!(denied.remedy.contains("allow.vf"), "{denied}");
+    let allow = Allow {
+        vf: vec!["guid".to_owned()],
+        ..Allow::default()
+    };
+    by_policy(&nic, asked, rules(&allow)).unwrap();
+}
+
+#[test]
 fn a_child_is_in_a_partition_that_the_policy_lists() {
     let mut parent = hardware();
     (parent.link.kind, parent.link.hardware) = (Some(InfoKind::Ipoib), 32);

@@ -13,6 +13,7 @@
 //! that serves DEL, and the same holds when this process dies. The attachment is locked from the
 //! beginning to the end, so that no DEL and no second ADD of it comes in between.
 
+mod guid;
 mod interface;
 mod rdma_only;
 mod several;
@@ -23,7 +24,7 @@ use attachment::{
     addresses::Ipam,
     detach::{detach, living},
     journal::{Key, Part, Record, record::Netns},
-    netdev::restore,
+    netdev::{restore, snapshot::Snapshot},
     node::{Node, now},
 };
 use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
@@ -39,14 +40,15 @@ use crate::{
     allocation::{self, Allocated},
     authorize::{Asked, Rules, authorize},
     bind::{self, Bound},
-    config::{Allocation, ChildKind, Config, Devices},
+    config::{ChildKind, Config, Devices},
     error::Error,
-    parts::OneRail,
+    parts::{Numbering, OneRail},
     plan,
     rdma::{self, RdmaRequirement},
-    recover,
-    resolve::{self, NodeNetwork, RdmaOnly, Requested, Resolved, resolve},
+    recover::{self, Recovered},
+    resolve::{self, NodeNetwork, Requested, Resolved, resolve},
 };
+use several::Units;
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
 const MAX_CONFIG_BYTES: usize = 1 << 20;
@@ -79,26 +81,25 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
             config.notes.join("; ")
         ));
     }
-    let mut before = request.config.prev_result()?.unwrap_or_default();
+    let before = request.config.prev_result()?;
+    let requested = config.requested();
+    if requested == Requested::RdmaOnly && before.is_none() {
+        return Err(rdma_only::needs_a_chain());
+    }
+    let mut before = before.unwrap_or_default();
     before
         .check_indexes()
         .map_err(|e| e.context("prevResult"))?;
     let ipam = Ipam::of(&node, request)?;
-    let requested = resolve::requested(&config)?;
     let chain = match requested {
         Requested::Child(Some(ChildKind::Ipvlan)) => {
             interface::inherit(&mut config, &mut before, &ipam)?
         }
-        Requested::RdmaOnly => {
-            rdma_only::needs_a_chain(request)?;
-            None
-        }
         _ => None,
     };
-    let named = match config.devices {
-        Devices::One => None,
-        Devices::All => Some(several::check(&config, &ipam, chain.as_ref())?.clone()),
-    };
+    if config.devices == Devices::All {
+        several::check(&config, &ipam, chain.as_ref())?;
+    }
     let pod = pod_namespace(&node, request)?;
     let attachment = node
         .journal
@@ -111,207 +112,153 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     }
 
     let bound = bind::bind(&node, request, &mut config)?;
-    let prepared = Prepared {
+    let mut add = Add {
+        node: &mut node,
         request,
         id,
         key: &key,
         config: &config,
-        requested,
-        named: named.as_ref(),
         pod: &pod,
+        inside: &mut inside,
         ipam: &ipam,
         bound: bound.as_ref(),
     };
-    let added = prepared.attach(&mut node, &mut inside, before, chain);
+    let mut added = add.attach(before, chain);
+    // A GUID is set, and recorded, before there is anything else to undo.
+    if config.guid.is_some()
+        && added.is_err()
+        && let Some(record) = add.node.journal.read(&key)?
+    {
+        added = added.map_err(|first| add.undo(&record, first));
+    }
     if let (Err(_), Some(bound)) = (&added, &bound) {
         bound.unbind(&node);
     }
     added
 }
 
-/// A request that was read, on a pod that is free for it.
-struct Prepared<'a> {
+/// An ADD whose request was read, on a pod that is free for it.
+struct Add<'a> {
+    node: &'a mut Node,
     request: &'a Request,
     id: &'a AttachmentId,
     key: &'a Key,
     config: &'a Config,
-    requested: Requested,
-    /// With `devices: all`: the unit that the runtime passed.
-    named: Option<&'a Allocation>,
     pod: &'a Namespace,
+    /// A socket of `pod`.
+    inside: &'a mut Socket,
     ipam: &'a Ipam,
     bound: Option<&'a Bound>,
 }
 
-impl Prepared<'_> {
+/// A NIC of the attachment, resolved and allowed, and the interface that is made of it.
+#[derive(Debug)]
+struct Nic {
+    /// The interface's name in the pod.
+    ifname: IfName,
+    /// The rail, with `devices: all` or where the network asks for one.
+    rail: Option<u32>,
+    /// The configuration; of several NICs each has its own allocation.
+    config: Config,
+    /// What it is made of.
+    resolved: Resolved,
+    /// What keeps other processes off the NIC.
+    recovered: Recovered,
+    /// Whether RDMA devices move with it.
+    moves_rdma: bool,
+    /// The netdev before its GUID was set, where a record names it already.
+    taken: Option<Snapshot>,
+}
+
+impl Add<'_> {
     /// From recovering to the result. `before` is the chain's result, `chain` what of it is the
     /// interface's.
-    fn attach(
-        &self,
-        node: &mut Node,
-        inside: &mut Socket,
-        before: CniResult,
-        chain: Option<CniResult>,
-    ) -> Result<Value, Error> {
-        let Prepared {
-            request,
-            id,
-            key,
-            config,
-            requested,
-            named,
-            pod,
-            ipam,
-            bound,
-        } = *self;
-        let devices = match named {
-            None => None,
-            Some(named) => Some(several::ask(node, request, named, bound)?),
+    fn attach(&mut self, before: CniResult, chain: Option<CniResult>) -> Result<Value, Error> {
+        let units = match &self.config.allocation {
+            Some(named) if self.config.devices == Devices::All => {
+                Some(several::ask(self.node, self.request, named, self.bound)?)
+            }
+            _ => None,
         };
-        let configs = match &devices {
-            None => vec![config.clone()],
-            Some(all) => several::configs(config, requested, &all.devices, bound),
+        let mut nics = self.nics(units.as_ref(), &before)?;
+        if self.config.requested() == Requested::RdmaOnly {
+            return self.follow(nics, &before);
+        }
+        self.number(&mut nics, units.as_ref())?;
+        self.make(nics, before, chain)
+    }
+
+    /// Recovers, resolves, authorizes and checks each NIC that the request means.
+    fn nics(&mut self, units: Option<&Units>, before: &CniResult) -> Result<Vec<Nic>, Error> {
+        // Of a slot the daemon has asked the kubelet.
+        let allocated = match self.bound {
+            Some(bound) => Some(bound.allocated()),
+            None => units.map(|units| units.allocated.clone()),
         };
-        let call = Call {
-            request,
-            before: &before,
-            pod,
-            allocated: match (bound, &devices) {
-                (Some(bound), _) => Some(bound.allocated()),
-                (None, devices) => devices.as_ref().map(|all| all.allocated.clone()),
-            },
+        let configs = match units {
+            None => vec![self.config.clone()],
+            Some(units) => several::configs(self.config, &units.devices, self.bound),
         };
         // All are back on the host before the first is judged.
         let mut recovered = Vec::new();
         for config in &configs {
-            recovered.push(recover(node, config)?);
+            recovered.push(recover(self.node, config)?);
         }
         let mut network = NodeNetwork::default();
         let mut nics = Vec::new();
         for (config, recovered) in configs.into_iter().zip(recovered) {
-            let (resolved, moves_rdma) = call.resolve(node, inside, &config, &mut network)?;
+            let mut resolved = resolve(
+                self.node,
+                self.request,
+                &config,
+                before,
+                self.pod,
+                self.inside,
+                &mut network,
+            )?;
+            config.fits(resolved.attach(), self.request.config.ipam_type()?)?;
+            let moves_rdma = moves_rdma(self.node, &config, &resolved)?;
+            self.allow(&config, &resolved, moves_rdma, allocated.as_ref())?;
+            plan::check(&resolved, &config, &self.node.policy.values.allow)?;
+            let mut taken = None;
+            if let (Some(guid), Resolved::Move(host)) = (config.guid, &resolved) {
+                let snapshot =
+                    interface::snapshot(self.node, self.ipam, &config, host, &recovered)?;
+                taken = Some(self.set_guid(host, snapshot, guid)?);
+                network = NodeNetwork::default();
+                resolved = resolve(
+                    self.node,
+                    self.request,
+                    &config,
+                    before,
+                    self.pod,
+                    self.inside,
+                    &mut network,
+                )?;
+            }
             nics.push(Nic {
+                taken,
+                ifname: self.id.ifname.clone(),
+                rail: None,
                 config,
                 resolved,
                 recovered,
                 moves_rdma,
             });
         }
-        if requested == Requested::RdmaOnly {
-            let moves_rdma = nics.iter().any(|nic| nic.moves_rdma);
-            let target = RdmaOnly::joined(nics.into_iter().map(|nic| nic.resolved))?;
-            let attachment = rdma_only::Attachment {
-                node,
-                request,
-                config,
-                key,
-                pod,
-                target: &target,
-            };
-            return attachment.add(&before, moves_rdma);
-        }
-        let (wanted, recovered) = match &devices {
-            None => {
-                let ranges = ipam.rails(node, request)?;
-                let rail = OneRail {
-                    asked: config.rail,
-                    ranges: ranges.as_ref(),
-                    rails: &node.policy.values.rails,
-                    path: &node.policy.path,
-                };
-                let interfaces = nics.into_iter().map(|nic| {
-                    let rail = rail.number(nic.resolved.host_link())?;
-                    Ok(nic.interface(id.ifname.clone(), rail))
-                });
-                let interfaces: Vec<_> = interfaces.collect::<Result<_, Error>>()?;
-                interfaces.into_iter().unzip()
-            }
-            Some(all) => {
-                let ranges = ipam.rails(node, request)?;
-                several::interfaces(node, config, id, &all.devices, ranges.as_ref(), nics)?
-            }
-        };
-        if devices.is_some() {
-            for wanted in &wanted {
-                name_is_free(inside, &wanted.ifname, pod)?;
-            }
-        }
-        let attachment = interface::Attachment {
-            node,
-            request,
-            id,
-            wanted: &wanted,
-            pod,
-            inside,
-            ipam,
-            bound,
-        };
-        attachment.add(key, recovered, before, chain)
-    }
-}
-
-/// A call, as each of its NICs is resolved for it.
-struct Call<'a> {
-    request: &'a Request,
-    before: &'a CniResult,
-    pod: &'a Namespace,
-    /// What the kubelet allocated to the pod, where it was asked already: for a slot by the daemon.
-    allocated: Option<Allocated>,
-}
-
-/// What an interface is to be made of, resolved and allowed.
-struct Nic {
-    config: Config,
-    resolved: Resolved,
-    recovered: recover::Recovered,
-    moves_rdma: bool,
-}
-
-impl Nic {
-    /// The interface, and what keeps other processes off its NIC.
-    fn interface(
-        self,
-        ifname: IfName,
-        rail: Option<u32>,
-    ) -> (interface::Wanted, recover::Recovered) {
-        let wanted = interface::Wanted {
-            ifname,
-            rail,
-            config: self.config,
-            resolved: self.resolved,
-            moves_rdma: self.moves_rdma,
-        };
-        (wanted, self.recovered)
-    }
-}
-
-impl Call<'_> {
-    /// Resolves, authorizes and checks what a configuration of one NIC asks for. Answers also whether
-    /// RDMA devices leave the host with it.
-    fn resolve(
-        &self,
-        node: &mut Node,
-        inside: &mut Socket,
-        config: &Config,
-        network: &mut NodeNetwork,
-    ) -> Result<(Resolved, bool), Error> {
-        let (request, before, pod) = (self.request, self.before, self.pod);
-        let resolved = resolve(node, request, config, before, pod, inside, network)?;
-        config.fits(resolved.attach(), request.config.ipam_type()?)?;
-        let moves_rdma = moves_rdma(node, config, &resolved)?;
-        self.allow(node, config, &resolved, moves_rdma)?;
-        plan::check(&resolved, config)?;
-        Ok((resolved, moves_rdma))
+        Ok(nics)
     }
 
-    /// Asks the policy, and the kubelet where the request takes something from the host.
+    /// Asks the policy, and the kubelet where the request takes something from the host; `allocated` is
+    /// its answer where it was asked already.
     fn allow(
         &self,
-        node: &Node,
         config: &Config,
         resolved: &Resolved,
         moves_rdma: bool,
+        allocated: Option<&Allocated>,
     ) -> Result<(), Error> {
+        let node = &*self.node;
         let exclusive = node.exclusive_hcas()?;
         let rules = Rules {
             allow: &node.policy.values.allow,
@@ -322,8 +269,9 @@ impl Call<'_> {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
             pkey: plan::partition(resolved, config),
+            guid: config.guid.is_some(),
         };
-        authorize(resolved, asked, rules, || match &self.allocated {
+        authorize(resolved, asked, rules, || match allocated {
             Some(allocated) => Ok(allocated.clone()),
             None => {
                 let args = &self.request.env.args;
@@ -331,13 +279,80 @@ impl Call<'_> {
             }
         })
     }
+
+    /// Says which rail each NIC is on, with `devices: all` also what its interface is called, by the
+    /// order of the rails.
+    fn number(&mut self, nics: &mut [Nic], units: Option<&Units>) -> Result<(), Error> {
+        let ranges = self.ipam.rails(self.node, self.request)?;
+        let policy = &self.node.policy;
+        match units {
+            None => {
+                let rail = OneRail {
+                    asked: self.config.rail,
+                    ranges: ranges.as_ref(),
+                    rails: &policy.values.rails,
+                    path: &policy.path,
+                };
+                for nic in nics {
+                    nic.rail = rail.number(nic.resolved.host_link())?;
+                }
+            }
+            Some(units) => {
+                let numbering = Numbering {
+                    rails: &policy.values.rails,
+                    path: &policy.path,
+                    devices: &units.devices,
+                    ranges: ranges.as_ref(),
+                };
+                several::number(self.config, self.id, numbering, nics)?;
+                for nic in nics {
+                    name_is_free(self.inside, &nic.ifname, self.pod)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes what failed after its record was written. The first error stays the first.
+    fn undo(&mut self, record: &Record, first: Error) -> Error {
+        match detach(self.node, self.key, record, restore::RETURN_TIMEOUT) {
+            Ok(()) => first,
+            Err(e) => first.with_details(format!("undoing it failed too: {}", e.with_remedy())),
+        }
+    }
+
+    /// A record of the attachment with these parts.
+    fn record_of(&self, parts: Vec<Part>) -> Record {
+        let netns = self.pod.id();
+        let args = &self.request.env.args;
+        let pod = (args.get("K8S_POD_NAMESPACE"), args.get("K8S_POD_NAME"));
+        Record {
+            network: self.request.config.name.clone(),
+            container_id: self.id.container_id.to_string(),
+            ifname: self.id.ifname.to_string(),
+            pod: match pod {
+                (Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
+                _ => None,
+            },
+            created: now(),
+            boot: self.node.boot.clone(),
+            netns: Netns {
+                path: self.pod.path().display().to_string(),
+                device: netns.device,
+                inode: netns.inode,
+                cookie: self.pod.cookie(&self.node.netns.namespace).ok(),
+            },
+            parts,
+            ipam: None,
+        }
+    }
 }
 
 /// Returns the NIC that a configuration means, if a dead pod left it, and locks it.
-fn recover(node: &mut Node, config: &Config) -> Result<recover::Recovered, Error> {
-    match resolve::requested(config)? {
+fn recover(node: &mut Node, config: &Config) -> Result<Recovered, Error> {
+    match config.requested() {
         Requested::Move => recover::recover(node, &resolve::move_target(config)?, config.port),
-        Requested::Child(_) | Requested::RdmaOnly => Ok(recover::Recovered::default()),
+        Requested::Child(_) | Requested::RdmaOnly => Ok(Recovered::default()),
     }
 }
 
@@ -416,45 +431,6 @@ fn has_all(inside: &mut Socket, record: &Record) -> Result<bool, Error> {
         }
     }
     Ok(true)
-}
-
-/// Undoes what failed after its record was written. The first error stays the first.
-fn undo(node: &mut Node, key: &Key, record: &Record, first: Error) -> Error {
-    match detach(node, key, record, restore::RETURN_TIMEOUT) {
-        Ok(()) => first,
-        Err(e) => first.with_details(format!("undoing it failed too: {}", e.with_remedy())),
-    }
-}
-
-/// A record of the request's attachment without interfaces.
-fn blank_record(node: &Node, request: &Request, pod: &Namespace) -> Result<Record, Error> {
-    let id = request.attachment()?;
-    let netns = pod.id();
-    Ok(Record {
-        network: request.config.name.clone(),
-        container_id: id.container_id.to_string(),
-        ifname: id.ifname.to_string(),
-        pod: pod_name(request),
-        created: now(),
-        boot: node.boot.clone(),
-        netns: Netns {
-            path: pod.path().display().to_string(),
-            device: netns.device,
-            inode: netns.inode,
-            cookie: pod.cookie(&node.netns.namespace).ok(),
-        },
-        parts: Vec::new(),
-        ipam: None,
-    })
-}
-
-fn pod_name(request: &Request) -> Option<String> {
-    let args = &request.env.args;
-    Some(format!(
-        "{}/{}",
-        args.get("K8S_POD_NAMESPACE")?,
-        args.get("K8S_POD_NAME")?
-    ))
 }
 
 /// The journal's name for the attachment.

@@ -42,7 +42,15 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     for part in &recorded.parts {
         // Of rdma-only the interface is another plugin's.
         if part.has_interface() {
-            check_part(&mut inside, &before, sandbox, part)?;
+            let link = check_part(&mut inside, &before, sandbox, part)?;
+            if link.is_infiniband() && !link.carrier {
+                let noted = part
+                    .child
+                    .as_ref()
+                    .and_then(|child| child.warning.as_deref());
+                node.log
+                    .warn(noted.unwrap_or("the interface has no carrier; ibstat shows the port"));
+            }
         }
         rdma::check(&node, &pod, &part.rdma)?;
         bind::check(&node, &part.slots)?;
@@ -63,7 +71,7 @@ fn check_part(
     before: &CniResult,
     sandbox: Option<&str>,
     part: &Part,
-) -> Result<(), Error> {
+) -> Result<Link, Error> {
     let position = before
         .interfaces
         .iter()
@@ -81,7 +89,8 @@ fn check_part(
     check_link(expected, &link)?;
     check_addresses(inside, before, index, &link)?;
     check_routes(inside, before, index, &link)?;
-    check_rules(inside, part)
+    check_rules(inside, part)?;
+    Ok(link)
 }
 
 fn differs(msg: String) -> Error {

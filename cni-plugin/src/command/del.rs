@@ -9,7 +9,7 @@ use attachment::{
     netdev::restore,
     node::Node,
 };
-use cni_wire::{AttachmentId, Code, Request};
+use cni_wire::{AttachmentId, Code, Interface, Request};
 use hca::MacAddress;
 use netlink::{
     Namespace, Socket,
@@ -139,26 +139,25 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
         return Ok(());
     }
     let mut inside = pod.socket(&node.netns.namespace)?;
-    for name in made(request, id)? {
-        if let Some(found) = link::get(&mut inside, By::Name(name.as_bytes()))?
-            && was_made(request, &found)?
-        {
+    // With `devices: all` ADD made all interfaces of its result, else the call's.
+    let devices = request.config.root().text("devices").ok().flatten();
+    let all = devices == Some(Devices::All.as_str());
+    let made = request.config.prev_result()?.unwrap_or_default().interfaces;
+    let ours = |made: &&Interface| {
+        made.sandbox == request.env.netns && (all || made.name == id.ifname.as_str())
+    };
+    for made in made.iter().filter(ours) {
+        let mac = |link: &Link| MacAddress::new(link.mac.as_slice()).to_string();
+        let is_same = |link: &Link| {
+            (made.mac.as_ref()).is_none_or(|known| known.eq_ignore_ascii_case(&mac(link)))
+        };
+        // By its name in this namespace alone: an alternative name may be another link's.
+        let found = link::get(&mut inside, By::Name(made.name.as_bytes()))?;
+        if let Some(found) = found.filter(|link| link.name == *made.name && is_same(link)) {
             sweep_link(node, &mut inside, &found)?;
         }
     }
     Ok(())
-}
-
-/// Names of the interfaces that ADD made: the call's, or with `devices: all` those of its result.
-fn made(request: &Request, id: &AttachmentId) -> Result<Vec<String>, Error> {
-    let devices = request.config.root().text("devices");
-    if devices.ok().flatten() != Some(Devices::All.as_str()) {
-        return Ok(vec![id.ifname.to_string()]);
-    }
-    let before = request.config.prev_result()?.unwrap_or_default();
-    let in_pod = before.interfaces.into_iter();
-    let in_pod = in_pod.filter(|interface| interface.sandbox == request.env.netns);
-    Ok(in_pod.map(|interface| interface.name).collect())
 }
 
 /// Removes a child, or returns hardware. What it was called on the host nobody knows but the pod, which
@@ -188,23 +187,6 @@ fn sweep_link(node: &mut Node, inside: &mut Socket, found: &Link) -> Result<(), 
         }
         _ => Ok(()),
     }
-}
-
-/// Whether the previous result names this link: by its name in this namespace and, where it says
-/// one, by its MAC address.
-fn was_made(request: &Request, link: &Link) -> Result<bool, Error> {
-    let Some(before) = request.config.prev_result()? else {
-        return Ok(false);
-    };
-    let mac = MacAddress::new(link.mac.as_slice()).to_string();
-    Ok(before.interfaces.iter().any(|made| {
-        made.name.as_bytes() == link.name.as_bytes()
-            && made.sandbox == request.env.netns
-            && made
-                .mac
-                .as_ref()
-                .is_none_or(|known| known.eq_ignore_ascii_case(&mac))
-    }))
 }
 
 /// Whether a network has no interface of its own in the pod.

@@ -17,7 +17,9 @@ pub(super) const KEYS: &[&str] = &[
     "deviceID",
     "devices",
     "dns",
+    "guid",
     "hwaddr",
+    "ibKubernetesEnabled",
     "ipam",
     "kernelpath",
     "linkInContainer",
@@ -82,9 +84,8 @@ const REFUSED: &[(&[&str], &str)] = &[
         "set the rate on the VF (ip link set PF vf N max_tx_rate MBPS), which keeps it in the pod",
     ),
     (
-        &["guid", "infinibandGUID", "ibKubernetesEnabled"],
-        "set the GUID, and the port's partition keys, when the virtual function is made; leave the \
-         capability infinibandGUID out",
+        &["infinibandGUID"],
+        "set guid, or the capability infinibandGUID, with which the runtime passes a pod's GUID",
     ),
     (
         &["rdmaIsolation"],
@@ -125,7 +126,7 @@ const REFUSED: &[(&[&str], &str)] = &[
 ];
 
 /// Those that a runtime, or a pod's annotation, adds for a capability of the network.
-const OF_RUNTIMES: &[&str] = &["bandwidth", "guid", "infinibandGUID", "portMappings"];
+const OF_RUNTIMES: &[&str] = &["bandwidth", "portMappings"];
 
 /// Keys of other plugins that resemble one of the above and are noted, as all further ones are.
 const FOREIGN: &[&str] = &[

@@ -1,9 +1,10 @@
 //! For which kinds of attachment each key has a meaning, and which keys exclude each other. Pure.
 
 use cni_wire::{Code, Error};
+use hca::UnitId;
 use netlink_packet_route::link::MacVlanMode;
 
-use super::{Attach, ChildKind, Config, attach::one_of};
+use super::{Attach, ChildKind, Config, Devices, attach::one_of};
 use crate::rdma::RdmaRequirement;
 
 const MACVLAN: Attach = Attach::Child(ChildKind::Macvlan);
@@ -13,49 +14,140 @@ const CHILDREN: &[Attach] = &[MACVLAN, IPVLAN, IPOIB];
 /// Those with an interface of their own.
 const INTERFACES: &[Attach] = &[Attach::Move, MACVLAN, IPVLAN, IPOIB];
 
-/// A key, whether a configuration has it, and the kinds that it has a meaning for.
-type Key = (&'static str, fn(&Config) -> bool, &'static [Attach]);
+/// What decides in the place of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decider {
+    /// A key that names a netdev of the host to be moved.
+    Device,
+    /// `devices: all`: each of the pod's units.
+    Units,
+    /// A slot, which the daemon binds to an HCA.
+    Slot,
+}
+
+use Decider::{Device, Slot, Units};
+
+/// A key, whether a configuration has it, the kinds that it has a meaning for, and beside what it
+/// has none.
+type Key = (
+    &'static str,
+    fn(&Config) -> bool,
+    &'static [Attach],
+    &'static [Decider],
+);
 
 const KEYS: &[Key] = &[
     (
         "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
         |c| c.device.is_some(),
         &[Attach::Move, Attach::RdmaOnly],
+        &[Units, Slot],
     ),
-    ("master", |c| c.master.is_some(), CHILDREN),
-    ("mode", |c| c.mode.is_some(), CHILDREN),
-    ("linkInContainer", |c| c.link_in_container, CHILDREN),
-    ("mtu", |c| c.mtu.is_some(), INTERFACES),
-    ("mac", |c| c.mac.is_some(), &[Attach::Move, MACVLAN]),
-    ("bcqueuelen", |c| c.broadcast_queue.is_some(), &[MACVLAN]),
-    ("pkey", |c| c.pkey.is_some(), &[IPOIB]),
-    ("umcast", |c| c.user_multicast.is_some(), &[IPOIB]),
-    ("linkLocal", |c| c.link_local.is_some(), INTERFACES),
-    ("acceptRA", |c| c.accept_ra, INTERFACES),
-    ("dad", |c| c.dad, INTERFACES),
-    ("rail", |c| c.rail.is_some(), INTERFACES),
-    ("rails", |c| c.rails.wanted.is_some(), INTERFACES),
+    (
+        "master",
+        |c| c.master.is_some(),
+        CHILDREN,
+        &[Device, Units, Slot],
+    ),
+    ("mode", |c| c.mode.is_some(), CHILDREN, &[]),
+    (
+        "linkInContainer",
+        |c| c.link_in_container,
+        CHILDREN,
+        &[Device, Units, Slot],
+    ),
+    ("mtu", |c| c.mtu.is_some(), INTERFACES, &[]),
+    (
+        "mac",
+        |c| c.mac.is_some(),
+        &[Attach::Move, MACVLAN],
+        &[Units],
+    ),
+    ("guid", |c| c.guid.is_some(), &[Attach::Move], &[Units]),
+    (
+        "bcqueuelen",
+        |c| c.broadcast_queue.is_some(),
+        &[MACVLAN],
+        &[],
+    ),
+    ("pkey", |c| c.pkey.is_some(), &[IPOIB], &[]),
+    ("umcast", |c| c.user_multicast.is_some(), &[IPOIB], &[]),
+    ("linkLocal", |c| c.link_local.is_some(), INTERFACES, &[]),
+    ("acceptRA", |c| c.accept_ra, INTERFACES, &[]),
+    ("dad", |c| c.dad, INTERFACES, &[]),
+    ("rail", |c| c.rail.is_some(), INTERFACES, &[Units]),
+    ("rails", |c| c.rails.wanted.is_some(), INTERFACES, &[]),
     (
         "rdma: required",
         |c| c.rdma == RdmaRequirement::Required,
         &[Attach::Move, Attach::RdmaOnly],
+        &[],
+    ),
+    (
+        "rdma: off",
+        |c| c.rdma == RdmaRequirement::Off,
+        INTERFACES,
+        &[],
+    ),
+    (
+        "attach: rdma-only",
+        |c| c.attach == Some(Attach::RdmaOnly),
+        &[Attach::RdmaOnly],
+        &[Slot],
     ),
 ];
 
 impl Config {
+    /// Refuses keys beside what decides in their place.
+    ///
+    /// # Errors
+    /// Code 7 naming both.
+    pub(super) fn agrees(&self) -> Result<(), Error> {
+        let slot = self.allocation.as_ref();
+        let slot = slot.filter(|a| matches!(a.unit, UnitId::Slot { .. }));
+        let deciders = [
+            (
+                Device,
+                self.device_key().map(str::to_owned),
+                "which names a netdev of the host to be moved",
+            ),
+            (
+                Units,
+                (self.devices == Devices::All).then(|| "devices: all".to_owned()),
+                "where each of the pod's units decides about its own interface",
+            ),
+            (
+                Slot,
+                slot.map(|slot| format!("deviceID {}", slot.text)),
+                "which is a slot and decides the netdev",
+            ),
+        ];
+        for (decider, by, why) in deciders {
+            let Some(by) = by else { continue };
+            let idle = |(_, is_set, _, beside): &&Key| beside.contains(&decider) && is_set(self);
+            if let Some((key, ..)) = KEYS.iter().find(idle) {
+                return Err(invalid(
+                    format!("{key}: has no meaning beside {by}, {why}"),
+                    format!("leave out {key}, or {by}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses keys that have no meaning for a kind of attachment, or beside each other.
     ///
     /// # Errors
     /// Code 7 naming the key and what to do instead.
     pub fn fits(&self, attach: Attach, ipam: Option<&str>) -> Result<(), Error> {
-        let ipam_key: Key = ("ipam", |_| true, INTERFACES);
+        let ipam_key: Key = ("ipam", |_| true, INTERFACES, &[]);
         let given = KEYS
             .iter()
-            .filter(|(_, is_set, _)| is_set(self))
+            .filter(|(_, is_set, ..)| is_set(self))
             .chain(ipam.map(|_| &ipam_key));
-        if let Some((key, _, kinds)) = given
+        if let Some((key, _, kinds, _)) = given
             .into_iter()
-            .find(|(_, _, kinds)| !kinds.contains(&attach))
+            .find(|(_, _, kinds, _)| !kinds.contains(&attach))
         {
             return Err(invalid(
                 format!("{key}: has no meaning for attach {}", attach.as_str()),
@@ -163,6 +255,43 @@ mod tests {
             refuses(Attach::RdmaOnly, &config, None, key);
         }
         refuses(Attach::RdmaOnly, &Config::default(), Some("static"), "ipam");
+    }
+
+    #[test]
+    fn a_slot_and_a_link_together_are_refused_by_name() {
+        let unit: UnitId = "slot_3e71787e_0".parse().unwrap();
+        let slot = with(|c| {
+            c.allocation = Some(crate::config::Allocation {
+                hca: None,
+                unit: unit.clone(),
+                text: "slot_3e71787e_0".into(),
+                slot: None,
+            });
+        });
+        slot.agrees().unwrap();
+        let with_link = |change: &dyn Fn(&mut Config)| {
+            let mut config = slot.clone();
+            change(&mut config);
+            config
+        };
+        let device = crate::config::Target::Name("eth1".into());
+        for (config, named) in [
+            (with_link(&|c| c.master = Some("eth1".into())), "master"),
+            (with_link(&|c| c.device = Some(device.clone())), "device"),
+            (
+                with_link(&|c| c.link_in_container = true),
+                "linkInContainer",
+            ),
+            (
+                with_link(&|c| c.attach = Some(Attach::RdmaOnly)),
+                "rdma-only",
+            ),
+        ] {
+            let error = config.agrees().unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig);
+            let both = error.msg.contains(named) && error.msg.contains("slot_3e71787e_0");
+            assert!(both, "{error}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use cni_wire::Code;
 use netlink::link::Link;
 use netlink_packet_route::link::IpoibMode;
-use node::policy;
+use node::policy::{self, Allow};
 
 use super::{ipoib_of, partition};
 use crate::{
@@ -22,11 +22,23 @@ const OWN_ADDRESS: &str =
 /// Refuses what the kernel would refuse with a worse message, or take and do something else.
 ///
 /// # Errors
-/// Code 7 naming the key and what to do instead; code 11 for a partition that the port is not in.
-pub fn check(resolved: &Resolved, config: &Config) -> Result<(), Error> {
+/// Code 7 naming the key and what to do instead; code 11 for a partition that the port is not in,
+/// unless the policy allows that.
+pub fn check(resolved: &Resolved, config: &Config, allow: &Allow) -> Result<(), Error> {
     if let Some(link) = resolved.link() {
         fits(resolved.attach(), config, link)?;
     }
+    match allow.inactive_partitions {
+        true => Ok(()),
+        false => has_partition(resolved, config),
+    }
+}
+
+/// Whether the port is a member of the partition of an IPoIB child.
+///
+/// # Errors
+/// Code 11 naming the partitions that it is in.
+pub fn has_partition(resolved: &Resolved, config: &Config) -> Result<(), Error> {
     match (partition(resolved, config), resolved.host_link()) {
         (Some(pkey), Some(host)) => is_member(host, pkey),
         _ => Ok(()),
@@ -60,6 +72,10 @@ fn fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
         Attach::Move if config.mac.is_some() && link.hardware != 1 => Err(invalid(
             format!("mac: {} is not an Ethernet link", link.name),
             "leave mac out",
+        )),
+        Attach::Move if config.guid.is_some() && !link.is_infiniband() => Err(invalid(
+            format!("guid: {} is not an InfiniBand link", link.name),
+            "leave guid out",
         )),
         Attach::Child(ChildKind::Macvlan) if link.is_infiniband() => Err(invalid(
             format!(
@@ -123,11 +139,6 @@ fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
         return Ok(());
     }
     let port = host.rdma.first().map(ToString::to_string);
-    // The highest bit is set for a full member (InfiniBand Architecture 10.9.1.1).
-    let membership = |key: &u16| match key & 0x8000 {
-        0 => format!("{key:#06x} (limited)"),
-        _ => format!("{key:#06x} (full)"),
-    };
     Err(Error::new(
         Code::TryAgain,
         format!(
@@ -135,12 +146,13 @@ fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
              {}",
             host.link.name,
             port.unwrap_or_default(),
-            keys.iter().map(membership).collect::<Vec<_>>().join(", ")
+            keys.iter().copied().map(policy::membership).collect::<Vec<_>>().join(", ")
         ),
     )
     .with_details(
         "name one of these, or add the port's GUID to the partition in the subnet manager's \
-         configuration (OpenSM: partitions.conf)",
+         configuration (OpenSM: partitions.conf); to start pods before that, set \
+         allow.inactivePartitions in the node's policy",
     ))
 }
 
@@ -214,6 +226,12 @@ mod tests {
     #[test]
     fn a_netdev_that_moves_takes_an_address_on_ethernet_only() {
         refuses(Attach::Move, &with_mac(), INFINIBAND, "mac");
+        let guid = Config {
+            guid: Some(hca::Guid(7)),
+            ..config()
+        };
+        refuses(Attach::Move, &guid, ETHERNET, "guid");
+        fits(Attach::Move, &guid, &link(INFINIBAND)).unwrap();
         fits(Attach::Move, &with_mac(), &link(ETHERNET)).unwrap();
     }
 
@@ -254,6 +272,9 @@ mod tests {
             ..config()
         };
         let table = || Some(vec![0xffff, 0x8001, 0x0002]);
+        let check = |resolved: &Resolved, config: &Config| {
+            super::check(resolved, config, &Allow::default())
+        };
         let error = check(&on(table()), &pkey(0x8009)).unwrap_err();
         assert_eq!(error.code, Code::TryAgain);
         for word in ["0x8009", "mlx5_0", "0x8001 (full), 0x0002 (limited)"] {
@@ -263,6 +284,11 @@ mod tests {
         check(&on(table()), &pkey(0x8002)).unwrap();
         check(&on(table()), &pkey(0x0001)).unwrap();
         check(&on(None), &pkey(0x8009)).unwrap();
+        let allow = Allow {
+            inactive_partitions: true,
+            ..Allow::default()
+        };
+        super::check(&on(table()), &pkey(0x8009), &allow).unwrap();
         // A parent that says nothing of itself is in the default partition.
         check(&on(table()), &config()).unwrap();
     }

@@ -228,7 +228,7 @@ fn devices(
     interfaces: &[PodInterface],
 ) -> Result<BTreeSet<String>, Error> {
     if let Some(allocation) = &config.allocation {
-        return match allocation.unit.hca() {
+        return match &allocation.hca {
             Some(hca) => of_hca(&node.roots, hca),
             None => Err(Error::new(
                 Code::InvalidConfig,

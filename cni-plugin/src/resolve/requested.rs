@@ -1,12 +1,8 @@
 //! What a configuration alone says of the kind of attachment. Pure.
 
-use cni_wire::Code;
 use netlink::link::Link;
 
-use crate::{
-    config::{Attach, ChildKind, Config},
-    error::Error,
-};
+use crate::config::{Attach, ChildKind, Config};
 
 /// What the configuration alone says of the kind.
 ///
@@ -22,36 +18,34 @@ pub enum Requested {
     RdmaOnly,
 }
 
-/// The kind that a configuration asks for.
-///
-/// # Errors
-/// Code 7: `linkInContainer` with a netdev of the host.
-pub fn requested(config: &Config) -> Result<Requested, Error> {
-    let exclusive = config.allocation.as_ref().is_some_and(|allocation| {
-        // A slot is an HCA as a whole, too.
-        use hca::UnitId::{Exclusive, Slot};
-        matches!(allocation.unit, Exclusive(_) | Slot { .. })
-    });
-    let requested = match config.attach {
-        Some(Attach::Move) => Requested::Move,
-        Some(Attach::Child(kind)) => Requested::Child(Some(kind)),
-        Some(Attach::RdmaOnly) => Requested::RdmaOnly,
-        None if config.master.is_some() => Requested::Child(None),
-        None if config.device.is_some() || exclusive => Requested::Move,
-        None => Requested::Child(None),
-    };
-    if config.link_in_container && !matches!(requested, Requested::Child(_)) {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            "linkInContainer: the request is about a netdev of the host, not about an interface of \
-             the pod",
-        )
-        .with_details(
-            "set attach to macvlan or ipvlan and master to an interface of the pod, or leave \
-             linkInContainer out",
-        ));
+impl Requested {
+    /// The kind of attachment, where the link does not decide it.
+    pub fn attach(self) -> Option<Attach> {
+        match self {
+            Requested::Move => Some(Attach::Move),
+            Requested::Child(kind) => kind.map(Attach::Child),
+            Requested::RdmaOnly => Some(Attach::RdmaOnly),
+        }
     }
-    Ok(requested)
+}
+
+impl Config {
+    /// The kind that it asks for.
+    pub fn requested(&self) -> Requested {
+        let exclusive = self.allocation.as_ref().is_some_and(|allocation| {
+            // A slot is an HCA as a whole, too.
+            use hca::UnitId::{Exclusive, Slot};
+            matches!(allocation.unit, Exclusive(_) | Slot { .. })
+        });
+        match self.attach {
+            Some(Attach::Move) => Requested::Move,
+            Some(Attach::Child(kind)) => Requested::Child(Some(kind)),
+            Some(Attach::RdmaOnly) => Requested::RdmaOnly,
+            None if self.master.is_some() => Requested::Child(None),
+            None if self.device.is_some() || exclusive => Requested::Move,
+            None => Requested::Child(None),
+        }
+    }
 }
 
 /// The kind of child that a link carries where the configuration does not say.
@@ -70,6 +64,7 @@ mod tests {
     fn unit(text: &str) -> Option<crate::config::Allocation> {
         Some(crate::config::Allocation {
             unit: text.parse().unwrap(),
+            hca: None,
             text: text.into(),
             slot: None,
         })
@@ -109,7 +104,7 @@ mod tests {
             (&master, Requested::Child(None)),
             (&ipvlan, Requested::Child(Some(ChildKind::Ipvlan))),
         ] {
-            assert_eq!(requested(config).unwrap(), expected, "{config:?}");
+            assert_eq!(config.requested(), expected, "{config:?}");
         }
         let on = |hardware| {
             kind_on(&Link {
@@ -118,36 +113,5 @@ mod tests {
             })
         };
         assert_eq!((on(1), on(32)), (ChildKind::Macvlan, ChildKind::Ipoib));
-    }
-
-    #[test]
-    fn link_in_container_excludes_a_netdev_of_the_host() {
-        let within = Config {
-            link_in_container: true,
-            ..Config::default()
-        };
-        assert_eq!(requested(&within).unwrap(), Requested::Child(None));
-        for config in [
-            Config {
-                device: Some(Target::Name("eth1".into())),
-                ..within.clone()
-            },
-            Config {
-                allocation: unit("0000:3b:00.0"),
-                ..within.clone()
-            },
-            Config {
-                attach: Some(Attach::Move),
-                ..within.clone()
-            },
-            Config {
-                attach: Some(Attach::RdmaOnly),
-                ..within.clone()
-            },
-        ] {
-            let error = requested(&config).unwrap_err();
-            assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.contains("linkInContainer"), "{error}");
-        }
     }
 }

@@ -11,11 +11,14 @@ use std::path::Path;
 
 use hca::inventory::Inventory;
 use hca::unit::HcaId;
+use node::identity::boot_id;
+use node::policy::Policy;
 use node::trust;
 use serde::{Deserialize, Serialize};
 
-use super::gather::Unusable;
+use super::gather::{self, Unusable};
 use super::{Candidate, RdmaDevice};
+use crate::host_snapshot::HostSnapshot;
 
 /// The file in the state directory.
 pub const FILE: &str = "known-hcas";
@@ -119,6 +122,21 @@ impl Memory {
             }
         }
     }
+}
+
+/// The HCAs of a scan, those in pods with what the daemon of this node knows of them. For commands:
+/// nothing is written.
+#[must_use]
+pub fn list(
+    seen: &HostSnapshot,
+    policy: &Path,
+    host: &hca::Host,
+) -> (Vec<Candidate>, Vec<Unusable>) {
+    let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
+    let state_dir = Policy::load_for_release(policy).0.state_dir;
+    let mut memory = Memory::load(&state_dir, boot_id(&host.proc));
+    memory.complete(&mut candidates, &mut unusable, &seen.inventory);
+    (candidates, unusable)
 }
 
 /// Whether it may be the same HCA: one that was plugged in its place has its identity, and nothing of

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Args, Parser, ValueEnum};
+use clap::{Parser, ValueEnum};
 use node::policy::Policy;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -23,49 +23,28 @@ use crate::space::Timing;
 #[command(name = "rdma-ipam-broker", version)]
 #[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]
 struct Cli {
-    #[command(flatten)]
-    global: Global,
-    #[command(flatten)]
-    service: Service,
-}
-
-/// What the broker and each command need.
-#[derive(Debug, Args)]
-pub(crate) struct Global {
     /// The node's policy
     ///
     /// It says which stores are Kubernetes', and where the node's state is.
     #[arg(
         long,
-        global = true,
         value_name = "FILE",
         env = "RDMA_NETDEV_POLICY",
         default_value = node::policy::DEFAULT_PATH
     )]
-    pub(crate) policy: PathBuf,
+    policy: PathBuf,
     /// The node's name in the cluster, unless the policy has one
-    #[arg(long, global = true, value_name = "NAME", env = "RDMA_NODE_NAME")]
-    pub(crate) node: Option<String>,
+    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    node: Option<String>,
     /// Directory below which the host's proc and etc are found
-    #[arg(
-        long,
-        global = true,
-        value_name = "DIR",
-        env = "RDMA_HOST_ROOT",
-        default_value = "/"
-    )]
-    pub(crate) host_root: PathBuf,
-    /// Namespace of the objects [default: that of the account or context]
-    #[arg(long, global = true, value_name = "NAME", env = "RDMA_IPAM_NAMESPACE")]
+    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
+    host_root: PathBuf,
+    /// Namespace of the objects [default: that of the service account]
+    #[arg(long, value_name = "NAME", env = "RDMA_IPAM_NAMESPACE")]
     namespace: Option<String>,
-    /// Kubeconfig with a token or client certificate [default: the pod's service account]
-    #[arg(long, global = true, value_name = "FILE")]
+    /// Kubeconfig in JSON with a client certificate, in tests [default: the pod's service account]
+    #[arg(long, value_name = "FILE", hide = true)]
     kubeconfig: Option<PathBuf>,
-}
-
-/// What the broker alone needs.
-#[derive(Debug, Args)]
-struct Service {
     /// Socket on which ADDs ask for a block
     #[arg(
         long,
@@ -154,16 +133,16 @@ pub fn main() -> ExitCode {
         }
     };
     node_server::log::start(
-        match cli.service.log_level {
+        match cli.log_level {
             LogLevel::Error => tracing::Level::ERROR,
             LogLevel::Warn => tracing::Level::WARN,
             LogLevel::Info => tracing::Level::INFO,
             LogLevel::Debug => tracing::Level::DEBUG,
             LogLevel::Trace => tracing::Level::TRACE,
         },
-        matches!(cli.service.log_format, LogFormat::Json),
+        matches!(cli.log_format, LogFormat::Json),
     );
-    match serve(cli.global, cli.service) {
+    match serve(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
@@ -172,9 +151,9 @@ pub fn main() -> ExitCode {
     }
 }
 
-impl Global {
+impl Cli {
     /// The API, with its credentials. Within a runtime.
-    pub(crate) fn client(&self) -> anyhow::Result<Client> {
+    fn client(&self) -> anyhow::Result<Client> {
         Processor::check()?;
         let endpoint = match &self.kubeconfig {
             Some(path) => Endpoint::of_kubeconfig(path)?,
@@ -193,18 +172,15 @@ impl Global {
     }
 }
 
-/// One thread does it all.
-pub(crate) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
+fn serve(cli: Cli) -> anyhow::Result<()> {
+    let policy = Policy::load(&cli.policy)?;
+    // One thread does it all.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("start the runtime")
-}
-
-fn serve(global: Global, service: Service) -> anyhow::Result<()> {
-    let policy = Policy::load(&global.policy)?;
-    runtime()?.block_on(async {
-        let client = global.client()?;
+        .context("start the runtime")?;
+    runtime.block_on(async {
+        let client = cli.client()?;
         let stop = CancellationToken::new();
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             let (mut signal, stop) = (signal(kind)?, stop.clone());
@@ -214,15 +190,15 @@ fn serve(global: Global, service: Service) -> anyhow::Result<()> {
             });
         }
         let settings = Settings {
-            node: policy.node_name(global.node.as_deref()),
+            node: policy.node_name(cli.node.as_deref()),
             policy,
-            root: global.host_root,
+            root: cli.host_root,
             client,
-            socket: Some(service.socket),
-            listen: service.metrics_addr,
+            socket: Some(cli.socket),
+            listen: cli.metrics_addr,
             timing: Timing {
-                rest: Duration::from_secs(service.rest),
-                settle: Duration::from_secs(service.settle),
+                rest: Duration::from_secs(cli.rest),
+                settle: Duration::from_secs(cli.settle),
                 ..Timing::default()
             },
         };

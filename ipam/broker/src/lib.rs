@@ -6,7 +6,7 @@
 //! - [`space`]: one address space: its grants, its questions, its care;
 //! - `sweep`: blocks of nodes that are gone, split cells and spaces without addresses;
 //! - [`broker`]: the program, from the lock to the last answer;
-//! - [`metrics`], [`cli`]: its faces; an administrator's commands.
+//! - [`metrics`], [`cli`]: its faces.
 //!
 //! One thread does it all. The tasks of a broker share plain cells, so none of them is ever held
 //! across a wait.

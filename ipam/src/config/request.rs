@@ -154,12 +154,18 @@ mod tests {
 
     #[test]
     fn the_runtime_comes_before_the_annotation_before_cni_args() {
-        let both = r#"{"name":"a","runtimeConfig":{"ips":["10.0.0.5"]},"args":{"cni":{"ips":["10.0.0.6/24","fd00::6"]}}}"#;
-        let one = r#"{"name":"a","runtimeConfig":{"ips":[]},"args":{"cni":{"ips":["10.0.0.6/24","fd00::6"]}}}"#;
+        let both = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["10.0.0.5"]},"args":{"cni":{"ips":["10.0.0.6/24","fd00::6"]}}}"#;
+        let one = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":[]},"args":{"cni":{"ips":["10.0.0.6/24","fd00::6"]}}}"#;
         for (config, address, length, source, count) in [
             (both, "10.0.0.5", None, Source::Runtime, 1),
             (one, "10.0.0.6", Some(24), Source::Annotation, 2),
-            (r#"{"name":"a"}"#, "10.0.0.7", None, Source::CniArgs, 1),
+            (
+                r#"{"cniVersion":"1.0.0","name":"a"}"#,
+                "10.0.0.7",
+                None,
+                Source::CniArgs,
+                1,
+            ),
         ] {
             let requested = read(config, "IP=10.0.0.7", Profile::Strict).unwrap();
             assert_eq!(requested.instead.len(), count);
@@ -174,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_compatible_profile_appends_what_cni_args_say() {
-        let bare = r#"{"name":"a"}"#;
+        let bare = r#"{"cniVersion":"1.0.0","name":"a"}"#;
         let args = "IP=10.0.0.7/24;GATEWAY=10.0.0.1";
         let requested = read(bare, args, Profile::Compatible).unwrap();
         assert!(requested.instead.is_empty());
@@ -193,7 +199,7 @@ mod tests {
         assert!(read(bare, "IP=10.0.0.300", Profile::Strict).is_err());
         assert!(
             read(
-                r#"{"name":"a","runtimeConfig":{"ips":["x"]}}"#,
+                r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["x"]}}"#,
                 "",
                 Profile::Strict
             )

@@ -238,7 +238,7 @@ mod tests {
         let route = |dst: &str, gw: Option<&str>| {
             Route::via(dst.parse().unwrap(), gw.map(|gw| gw.parse().unwrap()))
         };
-        let text = serde_json::json!({"name": "a", "ipam": {"type": "rdma-ipam", "ranges": {
+        let text = serde_json::json!({"cniVersion": "1.0.0", "name": "a", "ipam": {"type": "rdma-ipam", "ranges": {
             "0": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}], "1": {"range": "10.1.0.0/24"}}}});
         let network = cni_wire::NetworkConfig::parse(text.to_string().as_bytes()).unwrap();
         let flat = cni_wire::Section::absent("");

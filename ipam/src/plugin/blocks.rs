@@ -55,7 +55,7 @@ impl Broker {
 
     fn ask(&self, need: &Need, deadline: Instant) -> Result<(), Error> {
         let left = deadline.saturating_duration_since(Instant::now());
-        client::blocks(&self.socket, &question(need), left)
+        client::ask(&self.socket, &question(need), left)
             .map(drop)
             .map_err(|error| refused(&error, need))
     }

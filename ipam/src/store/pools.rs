@@ -6,8 +6,7 @@
 //! one range the one that was used last is the pool: the others are what its
 //! configuration was before. Nothing is decided by these files.
 
-use super::dir::{Dir, Found};
-use super::hint;
+use super::dir::Found;
 use super::release::timestamp;
 use super::{Store, StoreError, name};
 use crate::range::{Range, Span, from_bits};
@@ -120,47 +119,8 @@ impl Store {
     /// When the store cannot be read.
     pub fn pools(&self) -> Result<Vec<Pool>, StoreError> {
         let mut pools: Vec<Pool> = Vec::new();
-        self.noted_pools(|_, _, pool| {
-            pools.push(pool);
-            Ok(())
-        })?;
-        pools.sort_by(|a, b| (a.key(), b.used, &a.spans).cmp(&(b.key(), a.used, &b.spans)));
-        pools.dedup_by(|later, kept| later.key() == kept.key());
-        Ok(pools)
-    }
-
-    /// Forgets that a range was used under a network name; answers how many sets of
-    /// addresses were noted. The next ADD notes it again.
-    ///
-    /// # Errors
-    /// When the store cannot be read or written.
-    pub fn drop_pool(
-        &self,
-        range: IpNetwork,
-        network_name: Option<&str>,
-    ) -> Result<usize, StoreError> {
-        let mut dropped = 0;
-        self.noted_pools(|dir, file, pool| {
-            if pool.range != range || pool.network_name.as_deref() != network_name {
-                return Ok(());
-            }
-            dropped += usize::from(dir.unlink(file)?);
-            // What is believed of the network's addresses.
-            let hints = ["hints", &name::space(network_name)];
-            if let Some(hints) = self.open_below(&hints)? {
-                hints.unlink(&hint::table_name(range))?;
-            }
-            Ok(())
-        })?;
-        Ok(dropped)
-    }
-
-    fn noted_pools(
-        &self,
-        mut each: impl FnMut(&Dir, &str, Pool) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
         let Some(spaces) = self.open_below(&["pools"])? else {
-            return Ok(());
+            return Ok(pools);
         };
         for space in spaces.names()? {
             let Some(dir) = spaces.open(&space)? else {
@@ -171,10 +131,12 @@ impl Store {
                     && let Ok(mut pool) = serde_json::from_slice::<Pool>(&bytes)
                 {
                     pool.used = meta.modified;
-                    each(&dir, &file, pool)?;
+                    pools.push(pool);
                 }
             }
         }
-        Ok(())
+        pools.sort_by(|a, b| (a.key(), b.used, &a.spans).cmp(&(b.key(), a.used, &b.spans)));
+        pools.dedup_by(|later, kept| later.key() == kept.key());
+        Ok(pools)
     }
 }

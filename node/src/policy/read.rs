@@ -2,7 +2,8 @@
 
 use super::{
     Allow, BlockLength, DEFAULT_STORE_DIRECTORY, FabricAddresses, Ipam, Log, LogLevel, MAX_RAIL,
-    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, partition_key,
+    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, VF_KEYS,
+    partition_key,
     rails::{Entry, Nic},
 };
 use crate::{duration, pattern::Pattern, spelling};
@@ -26,7 +27,7 @@ pub const KEYS: [&str; 11] = [
     "fabricAddresses",
     "log",
 ];
-const ALLOW_KEYS: [&str; 9] = [
+const ALLOW_KEYS: [&str; 11] = [
     "nonRdma",
     "uplinks",
     "netdevs",
@@ -36,6 +37,8 @@ const ALLOW_KEYS: [&str; 9] = [
     "unallocated",
     "requestExcluded",
     "pkeys",
+    "inactivePartitions",
+    "vf",
 ];
 const SELECTOR_KEYS: [&str; 7] = [
     "ifNames",
@@ -352,6 +355,8 @@ impl Reader<'_> {
             unallocated: flag("unallocated")?,
             request_excluded: flag("requestExcluded")?,
             pkeys: self.allowed_pkeys(object.get("pkeys"), pkeys)?,
+            inactive_partitions: flag("inactivePartitions")?,
+            vf: self.vf_keys(object.get("vf"))?,
         })
     }
 
@@ -388,6 +393,23 @@ impl Reader<'_> {
         };
         let list = value.as_array().ok_or_else(|| wrong(value))?;
         list.iter().map(pkey).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn vf_keys(&self, value: Option<&Value>) -> Result<Vec<String>, PolicyError> {
+        let Some(value) = value else {
+            return Ok(Vec::new());
+        };
+        let key = |key: &Value| Some(key.as_str().filter(|key| VF_KEYS.contains(key))?.to_owned());
+        let keys = value
+            .as_array()
+            .and_then(|list| list.iter().map(key).collect());
+        keys.ok_or_else(|| {
+            self.wrong(
+                "allow.vf",
+                value,
+                "must be a list that has \"guid\" or nothing",
+            )
+        })
     }
 
     fn rails(&self, value: &Value) -> Result<Rails, PolicyError> {
@@ -574,7 +596,8 @@ mod tests {
                   "ranges": ["10.0.0.0/8"], "networkNames": ["blue", ""]}},
               "ipam": {"profile": "compatible", "cooldown": "2m"},
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
-                        "unallocated": true, "requestExcluded": true, "ipam": ["rdma-ipam", "host-local"],
+                        "unallocated": true, "requestExcluded": true,
+                        "inactivePartitions": true, "vf": ["guid"], "ipam": ["rdma-ipam", "host-local"],
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "rails": {"0000:3b:00.0": 0, "ens2*": 7},
               "fabricAddresses": "static",
@@ -602,7 +625,8 @@ mod tests {
         assert_eq!(policy.ipam.cooldown, Duration::from_secs(120));
         assert!(policy.allow.non_rdma && policy.allow.uplinks);
         assert!(policy.allow.passthru && policy.allow.virtual_links && policy.allow.unallocated);
-        assert!(policy.allow.request_excluded);
+        assert!(policy.allow.request_excluded && policy.allow.inactive_partitions);
+        assert_eq!(policy.allow.vf, ["guid"]);
         assert_eq!(policy.allow.ipam, ["rdma-ipam", "host-local"]);
         let nic = super::super::Candidate {
             if_name: "ens1",
@@ -721,6 +745,7 @@ mod tests {
                 r#"{"allow": {"unallocated": 1}}"#,
                 "allow.unallocated: must be true or false",
             ),
+            (r#"{"allow": {"vf": ["vlan"]}}"#, "allow.vf: must be a list"),
             (
                 r#"{"allow": {"ipam": "static"}}"#,
                 "must be a list of names",

@@ -27,6 +27,8 @@ pub struct NetworkConfig {
     /// `type`: the file name under which this plugin was called; may be empty.
     pub kind: String,
     object: Map<String, Value>,
+    /// A key that is there more than once.
+    repeated: Option<String>,
     raw: Vec<u8>,
 }
 
@@ -35,27 +37,9 @@ impl NetworkConfig {
     ///
     /// # Errors
     /// Code 6 when it is not a JSON object or its version is none, code 1 for a version that
-    /// is not spoken, code 7 for a wrong name or a wrong type of a shared key.
+    /// is not supported, code 7 for a wrong name or a wrong type of a shared key.
     pub fn parse(raw: &[u8]) -> Result<Self, Error> {
-        if raw.iter().all(u8::is_ascii_whitespace) {
-            return Err(
-                Error::new(Code::Decode, "network configuration on stdin is empty")
-                    .with_details("the runtime passes the configuration as JSON on stdin"),
-            );
-        }
-        let value: Value = serde_json::from_slice(raw).map_err(|e| {
-            Error::new(
-                Code::Decode,
-                format!("network configuration on stdin is not JSON: {e}"),
-            )
-        })?;
-        let Value::Object(object) = value else {
-            return Err(Error::new(
-                Code::Decode,
-                "network configuration on stdin is not a JSON object",
-            ));
-        };
-        Self::of(object, raw)
+        Self::read(raw, Err)
     }
 
     /// Reads a configuration for DEL and GC, without the keys whose values cannot be read. ADD
@@ -64,16 +48,45 @@ impl NetworkConfig {
     /// # Errors
     /// As [`NetworkConfig::parse`], of what is left.
     pub fn parse_for_release(raw: &[u8]) -> Result<Self, Error> {
-        Self::parse(raw).or_else(|error| {
-            // serde_json reads no value that is nested deeper than 128, but passes over any.
-            let Ok(Keys(members)) = serde_json::from_slice(raw) else {
-                return Err(error);
+        // serde_json reads no value that is nested deeper than 128, but passes over any.
+        Self::read(raw, |_| Ok(()))
+    }
+
+    fn read(
+        raw: &[u8],
+        unreadable: impl Fn(serde_json::Error) -> Result<(), serde_json::Error>,
+    ) -> Result<Self, Error> {
+        if raw.iter().all(u8::is_ascii_whitespace) {
+            return Err(
+                Error::new(Code::Decode, "network configuration on stdin is empty")
+                    .with_details("the runtime passes the configuration as JSON on stdin"),
+            );
+        }
+        let read = || {
+            let Keys(members) = serde_json::from_slice(raw)?;
+            let repeated = repeated(&members);
+            let mut object = Map::new();
+            for (key, value) in members {
+                match serde_json::from_str(value.get()) {
+                    Ok(value) => drop(object.insert(key, value)),
+                    Err(e) => unreadable(e)?,
+                }
+            }
+            Ok((object, repeated))
+        };
+        let (object, repeated) = read().map_err(|e: serde_json::Error| {
+            let why = match e.is_data() {
+                true => "is not a JSON object".to_owned(),
+                false => format!("is not JSON: {e}"),
             };
-            let readable = members.into_iter().filter_map(|(key, value)| {
-                let value = serde_json::from_str(value.get()).ok()?;
-                Some((key, value))
-            });
-            Self::of(readable.collect(), raw)
+            Error::new(
+                Code::Decode,
+                format!("network configuration on stdin {why}"),
+            )
+        })?;
+        Ok(NetworkConfig {
+            repeated,
+            ..Self::of(object, raw)?
         })
     }
 
@@ -104,6 +117,7 @@ impl NetworkConfig {
             name,
             kind,
             object,
+            repeated: None,
             raw: raw.to_vec(),
         })
     }
@@ -167,40 +181,14 @@ impl NetworkConfig {
     /// # Errors
     /// Code 7 naming the key.
     pub fn has_each_key_once(&self) -> Result<(), Error> {
-        let unreadable = |e: serde_json::Error| Error::new(Code::Decode, e.to_string());
-        let twice = |key: &str| {
-            Error::new(
+        match &self.repeated {
+            None => Ok(()),
+            Some(key) => Err(Error::new(
                 Code::InvalidConfig,
                 format!("{key} is there more than once"),
             )
-            .with_details("leave one of them, in one case of letters")
-        };
-        let Keys(root) = serde_json::from_slice(&self.raw).map_err(unreadable)?;
-        let mut seen = BTreeSet::new();
-        if let Some((key, _)) = root
-            .iter()
-            .find(|(key, _)| !seen.insert(key.to_ascii_lowercase()))
-        {
-            return Err(twice(key));
+            .with_details("leave one of them, in one case of letters")),
         }
-        let ipams: Vec<&RawValue> = root
-            .iter()
-            .filter(|(key, _)| key.eq_ignore_ascii_case("ipam"))
-            .map(|(_, value)| *value)
-            .collect();
-        for ipam in ipams {
-            // Of another kind, it is refused where it is read.
-            let Ok(Keys(keys)) = serde_json::from_str(ipam.get()) else {
-                continue;
-            };
-            let types = keys
-                .iter()
-                .filter(|(key, _)| key.eq_ignore_ascii_case("type"));
-            if types.count() > 1 {
-                return Err(twice("ipam.type"));
-            }
-        }
-        Ok(())
     }
 
     /// `runtimeConfig`: what the runtime adds for the capabilities the configuration names.
@@ -272,6 +260,26 @@ impl NetworkConfig {
             .collect::<Result<_, _>>()
             .map(Some)
     }
+}
+
+/// The first key of a configuration, or `ipam.type`, that is there more than once.
+fn repeated(root: &[(String, &RawValue)]) -> Option<String> {
+    let mut seen = BTreeSet::new();
+    let twice = root
+        .iter()
+        .find(|(key, _)| !seen.insert(key.to_ascii_lowercase()));
+    if let Some((key, _)) = twice {
+        return Some(key.clone());
+    }
+    let (_, ipam) = root
+        .iter()
+        .find(|(key, _)| key.eq_ignore_ascii_case("ipam"))?;
+    // Of another kind, it is refused where it is read.
+    let Keys(keys) = serde_json::from_str(ipam.get()).ok()?;
+    let types = keys
+        .iter()
+        .filter(|(key, _)| key.eq_ignore_ascii_case("type"));
+    (types.count() > 1).then(|| "ipam.type".to_owned())
 }
 
 /// The members of a JSON object as they are written, repeated ones too.

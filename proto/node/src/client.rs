@@ -15,10 +15,7 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use nix::sys::time::TimeVal;
 use nix::unistd::geteuid;
 
-use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
-use crate::block::{BlockNeed, BlocksGranted};
-use crate::document::{self, Answer, Failure, NoAnswer, Pod, PodUnits, Question};
-use crate::status::DaemonStatus;
+use crate::document::{self, Ask, Failure, NoAnswer};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES};
 
 /// Permission bits that let somebody else than the owner write.
@@ -31,19 +28,6 @@ pub enum Server {
     Daemon,
     /// `rdma-ipam-broker`.
     Broker,
-}
-
-impl Server {
-    fn of(question: &Question) -> Self {
-        match question {
-            Question::PodUnits(_)
-            | Question::Status
-            | Question::Bind(_)
-            | Question::Commit(_)
-            | Question::Unbind(_) => Self::Daemon,
-            Question::Block(_) => Self::Broker,
-        }
-    }
 }
 
 /// A server at its socket.
@@ -214,104 +198,15 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// Asks which units a pod holds. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn pod_units(socket: &Path, pod: &Pod, limit: Duration) -> Result<PodUnits, ClientError> {
-    match ask(socket, &Question::PodUnits(pod.clone()), limit)? {
-        Answer::PodUnits(units) => Ok(units),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// Asks for the daemon's state. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn daemon_status(socket: &Path, limit: Duration) -> Result<DaemonStatus, ClientError> {
-    match ask(socket, &Question::Status, limit)? {
-        Answer::Status(status) => Ok(*status),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// Asks to bind a pod's slots. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn bind(socket: &Path, question: BindQuestion, limit: Duration) -> Result<Bound, ClientError> {
-    match ask(socket, &Question::Bind(question), limit)? {
-        Answer::Bound(bound) => Ok(bound),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// Asks to write what containers get for bound slots. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn commit(
-    socket: &Path,
-    question: CommitQuestion,
-    limit: Duration,
-) -> Result<Committed, ClientError> {
-    match ask(socket, &Question::Commit(question), limit)? {
-        Answer::Committed(committed) => Ok(committed),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// Reports that a sandbox does not have slots any more. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn unbind(
-    socket: &Path,
-    question: UnbindQuestion,
-    limit: Duration,
-) -> Result<Unbound, ClientError> {
-    match ask(socket, &Question::Unbind(question), limit)? {
-        Answer::Unbound(unbound) => Ok(unbound),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// Asks for blocks of addresses. See [`ask`].
-///
-/// # Errors
-/// As [`ask`].
-pub fn blocks(
-    socket: &Path,
-    need: &BlockNeed,
-    limit: Duration,
-) -> Result<BlocksGranted, ClientError> {
-    match ask(socket, &Question::Block(need.clone()), limit)? {
-        Answer::Block(granted) => Ok(granted),
-        answer => Err(another(socket, &answer)),
-    }
-}
-
-/// The error of an answer to another question, which [`document::decode_answer`] does not make.
-fn another(socket: &Path, answer: &Answer) -> ClientError {
-    ClientError::Malformed {
-        peer: Peer {
-            server: Server::Daemon,
-            socket: socket.into(),
-        },
-        why: format!("it answers another question: {answer:?}"),
-    }
-}
-
-/// Asks the daemon behind a socket. `limit` is for connect, write and read together.
+/// Asks the server behind a socket. `limit` is for connect, write and read together.
 ///
 /// # Errors
 /// [`ClientError`]; nothing is asked of a socket that somebody else than root or this process's
 /// own user could have made.
-pub fn ask(socket: &Path, question: &Question, limit: Duration) -> Result<Answer, ClientError> {
-    let document = question.encode();
+pub fn ask<Q: Ask>(socket: &Path, question: &Q, limit: Duration) -> Result<Q::Answer, ClientError> {
+    let document = question.question().encode();
     let peer = Peer {
-        server: Server::of(question),
+        server: Q::SERVER,
         socket: socket.into(),
     };
     if document.len() > QUESTION_MAX_BYTES {
@@ -332,7 +227,7 @@ pub fn ask(socket: &Path, question: &Question, limit: Duration) -> Result<Answer
     call.check_peer(&stream)?;
     call.write(&mut stream, &document)?;
     let answer = call.read(&mut stream)?;
-    match document::decode_answer(question, &answer) {
+    match document::decode_answer(&answer) {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => Err(ClientError::Failed {
             peer: call.peer.clone(),

@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
-use crate::status::DaemonStatus;
+use crate::client::Server;
+use crate::status::{DaemonStatus, StatusQuestion};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
@@ -16,12 +18,13 @@ const NAME_MAX_BYTES: usize = 253;
 const MAX_SLOTS: usize = 1024;
 
 /// What a program of the node wants to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Question {
     /// To the daemon: which units of which resources does this pod hold?
     PodUnits(Pod),
     /// To the daemon: its state.
-    Status,
+    Status(StatusQuestion),
     /// To the daemon: bind the slots of this pod.
     Bind(BindQuestion),
     /// To the daemon: the devices of these slots are in place.
@@ -56,8 +59,9 @@ impl fmt::Display for Pod {
     }
 }
 
-/// The answer to a question.
-#[derive(Debug, Clone, PartialEq)]
+/// The answer to a question. Which one it is says the question.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Answer {
     /// To [`Question::Status`].
     Status(Box<DaemonStatus>),
@@ -225,114 +229,64 @@ impl FailureKind {
     ];
 }
 
-const POD_UNITS: &str = "podUnits";
-const STATUS: &str = "status";
-const BIND: &str = "bind";
-const COMMIT: &str = "commit";
-const UNBIND: &str = "unbind";
-const BLOCK: &str = "block";
+/// Whom to ask, and what comes back.
+pub trait Ask: Clone {
+    /// The answer.
+    type Answer: DeserializeOwned;
+    /// The program that answers.
+    const SERVER: Server;
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PodUnitsQuestion {
-    version: u64,
-    question: String,
-    pod: Pod,
+    /// As what it is sent.
+    fn question(&self) -> Question;
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BindDocument {
-    version: u64,
-    question: String,
-    bind: BindQuestion,
+macro_rules! asks {
+    ($($question:ident: $variant:ident, $answer:ident, $server:ident;)*) => {$(
+        impl Ask for $question {
+            type Answer = $answer;
+            const SERVER: Server = Server::$server;
+
+            fn question(&self) -> Question {
+                Question::$variant(self.clone())
+            }
+        }
+    )*};
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CommitDocument {
-    version: u64,
-    question: String,
-    commit: CommitQuestion,
+asks! {
+    Pod: PodUnits, PodUnits, Daemon;
+    StatusQuestion: Status, DaemonStatus, Daemon;
+    BindQuestion: Bind, Bound, Daemon;
+    CommitQuestion: Commit, Committed, Daemon;
+    UnbindQuestion: Unbind, Unbound, Daemon;
+    BlockNeed: Block, BlocksGranted, Broker;
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StatusQuestion {
-    version: u64,
-    question: String,
-}
+/// The names of the questions in their documents.
+const NAMES: [&str; 6] = ["podUnits", "status", "bind", "commit", "unbind", "block"];
 
+/// The document of a question.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct UnbindDocument {
+struct QuestionDocument {
     version: u64,
-    question: String,
-    unbind: UnbindQuestion,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BlockQuestion {
-    version: u64,
-    question: String,
-    need: BlockNeed,
+    question: Question,
 }
 
 impl Question {
-    /// Its name in the document.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::PodUnits(_) => POD_UNITS,
-            Self::Status => STATUS,
-            Self::Bind(_) => BIND,
-            Self::Commit(_) => COMMIT,
-            Self::Unbind(_) => UNBIND,
-            Self::Block(_) => BLOCK,
-        }
-    }
-
     /// The failure with which a server answers a question that is another server's.
     #[must_use]
     pub fn not_mine(&self) -> Failure {
-        unknown_question(&Value::from(self.name()))
+        unknown_question(&serde_json::to_value(self).unwrap_or_default())
     }
 
     /// The document.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        match self {
-            Self::PodUnits(pod) => encode(&PodUnitsQuestion {
-                version: VERSION,
-                question: POD_UNITS.to_owned(),
-                pod: pod.clone(),
-            }),
-            Self::Status => encode(&StatusQuestion {
-                version: VERSION,
-                question: STATUS.to_owned(),
-            }),
-            Self::Bind(bind) => encode(&BindDocument {
-                version: VERSION,
-                question: BIND.to_owned(),
-                bind: bind.clone(),
-            }),
-            Self::Commit(commit) => encode(&CommitDocument {
-                version: VERSION,
-                question: COMMIT.to_owned(),
-                commit: commit.clone(),
-            }),
-            Self::Unbind(unbind) => encode(&UnbindDocument {
-                version: VERSION,
-                question: UNBIND.to_owned(),
-                unbind: unbind.clone(),
-            }),
-            Self::Block(need) => encode(&BlockQuestion {
-                version: VERSION,
-                question: BLOCK.to_owned(),
-                need: need.clone(),
-            }),
-        }
+        encode(&QuestionDocument {
+            version: VERSION,
+            question: self.clone(),
+        })
     }
 
     /// Reads a document, as a server does.
@@ -369,72 +323,56 @@ impl Question {
                 )));
             }
         }
-        match field("question").as_str() {
-            Some(POD_UNITS) => {
-                let question: PodUnitsQuestion = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{POD_UNITS} is malformed: {error}")))?;
-                check(&question.pod, POD_UNITS).map_err(malformed)?;
-                Ok(Self::PodUnits(question.pod))
-            }
-            Some(STATUS) => {
-                let StatusQuestion { .. } = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{STATUS} is malformed: {error}")))?;
-                Ok(Self::Status)
-            }
-            Some(BIND) => {
-                let BindDocument { bind, .. } = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{BIND} is malformed: {error}")))?;
-                check(&bind.pod, BIND).map_err(malformed)?;
-                check_slots(BIND, &bind.sandbox, std::slice::from_ref(&bind.unit))
-                    .map_err(malformed)?;
-                Ok(Self::Bind(bind))
-            }
-            Some(COMMIT) => {
-                let CommitDocument { commit, .. } = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{COMMIT} is malformed: {error}")))?;
-                check(&commit.pod, COMMIT).map_err(malformed)?;
-                check_slots(COMMIT, &commit.sandbox, &commit.units).map_err(malformed)?;
-                Ok(Self::Commit(commit))
-            }
-            Some(UNBIND) => {
-                let UnbindDocument { unbind, .. } = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{UNBIND} is malformed: {error}")))?;
-                check_slots(UNBIND, &unbind.sandbox, &unbind.units).map_err(malformed)?;
-                Ok(Self::Unbind(unbind))
-            }
-            Some(BLOCK) => {
-                let question: BlockQuestion = serde_json::from_slice(document)
-                    .map_err(|error| malformed(format!("{BLOCK} is malformed: {error}")))?;
-                Ok(Self::Block(question.need))
-            }
-            _ => Err(unknown_question(field("question"))),
+        let name = name_of(field("question"));
+        if !NAMES.contains(&name) {
+            return Err(unknown_question(field("question")));
         }
+        let QuestionDocument { question, .. } = serde_json::from_slice(document)
+            .map_err(|error| malformed(format!("{name} is malformed: {error}")))?;
+        let checked = match &question {
+            Self::PodUnits(pod) => check(pod),
+            Self::Bind(bind) => check(&bind.pod)
+                .and_then(|()| check_slots(&bind.sandbox, std::slice::from_ref(&bind.unit))),
+            Self::Commit(commit) => {
+                check(&commit.pod).and_then(|()| check_slots(&commit.sandbox, &commit.units))
+            }
+            Self::Unbind(unbind) => check_slots(&unbind.sandbox, &unbind.units),
+            Self::Status(_) | Self::Block(_) => Ok(()),
+        };
+        checked.map_err(|why| malformed(format!("{name}: {why}")))?;
+        Ok(question)
     }
 }
 
+/// The name of a question in its document: `{"NAME": {...}}`.
+fn name_of(question: &Value) -> &str {
+    let names = question.as_object().and_then(|object| object.keys().next());
+    names.map_or("", String::as_str)
+}
+
 fn unknown_question(question: &Value) -> Failure {
-    let why =
-        format!("the question {question} is unknown here: install all programs of one release");
+    let name = name_of(question);
+    let why = format!("the question {name:?} is unknown here: install all programs of one release");
     Failure::new(FailureKind::UnknownQuestion, why)
 }
 
-fn check_slots(question: &str, sandbox: &str, units: &[String]) -> Result<(), String> {
+fn check_slots(sandbox: &str, units: &[String]) -> Result<(), String> {
     let texts = units.iter().map(|unit| ("unit", unit.as_str()));
     for (field, value) in [("sandbox", sandbox)].into_iter().chain(texts) {
         if value.is_empty() || value.len() > NAME_MAX_BYTES {
             return Err(format!(
-                "{question}: {field} has {} bytes, expected 1 to {NAME_MAX_BYTES}",
+                "{field} has {} bytes, expected 1 to {NAME_MAX_BYTES}",
                 value.len()
             ));
         }
     }
     match units.len() {
         0..=MAX_SLOTS => Ok(()),
-        many => Err(format!("{question}: {many} units, at most {MAX_SLOTS}")),
+        many => Err(format!("{many} units, at most {MAX_SLOTS}")),
     }
 }
 
-fn check(pod: &Pod, question: &str) -> Result<(), String> {
+fn check(pod: &Pod) -> Result<(), String> {
     let fields = [
         ("namespace", Some(&pod.namespace)),
         ("name", Some(&pod.name)),
@@ -444,7 +382,7 @@ fn check(pod: &Pod, question: &str) -> Result<(), String> {
         let length = value.map_or(1, String::len);
         if length == 0 || length > NAME_MAX_BYTES {
             return Err(format!(
-                "{question}: pod.{field} has {length} bytes, expected 1 to {NAME_MAX_BYTES}"
+                "pod.{field} has {length} bytes, expected 1 to {NAME_MAX_BYTES}"
             ));
         }
     }
@@ -452,47 +390,25 @@ fn check(pod: &Pod, question: &str) -> Result<(), String> {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct AnswerDocument {
+struct AnswerDocument<A> {
     version: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pod_units: Option<PodUnits>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    status: Option<Box<DaemonStatus>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    bound: Option<Bound>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    committed: Option<Committed>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    unbound: Option<Unbound>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    block: Option<BlocksGranted>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<A>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
 }
 
-impl AnswerDocument {
-    fn new(answer: &Result<Answer, Failure>) -> Self {
-        let mut document = Self {
-            version: VERSION,
-            pod_units: None,
-            status: None,
-            bound: None,
-            committed: None,
-            unbound: None,
-            block: None,
-            error: None,
+impl<'a, A> AnswerDocument<&'a A> {
+    fn new(outcome: Result<&'a A, Failure>) -> Self {
+        let (answer, error) = match outcome {
+            Ok(answer) => (Some(answer), None),
+            Err(failure) => (None, Some(failure)),
         };
-        match answer.clone() {
-            Ok(Answer::PodUnits(units)) => document.pod_units = Some(units),
-            Ok(Answer::Status(status)) => document.status = Some(status),
-            Ok(Answer::Bound(bound)) => document.bound = Some(bound),
-            Ok(Answer::Committed(committed)) => document.committed = Some(committed),
-            Ok(Answer::Unbound(unbound)) => document.unbound = Some(unbound),
-            Ok(Answer::Block(granted)) => document.block = Some(granted),
-            Err(failure) => document.error = Some(failure),
+        Self {
+            version: VERSION,
+            answer,
+            error,
         }
-        document
     }
 }
 
@@ -500,7 +416,7 @@ impl AnswerDocument {
 /// would be longer becomes the failure [`FailureKind::AnswerTooLarge`].
 #[must_use]
 pub fn encode_answer(answer: &Result<Answer, Failure>) -> Vec<u8> {
-    let bytes = encode(&AnswerDocument::new(answer));
+    let bytes = encode(&AnswerDocument::new(answer.as_ref().map_err(Clone::clone)));
     if bytes.len() <= ANSWER_MAX_BYTES {
         return bytes;
     }
@@ -509,7 +425,7 @@ pub fn encode_answer(answer: &Result<Answer, Failure>) -> Vec<u8> {
         bytes.len()
     );
     let failure = Failure::new(FailureKind::AnswerTooLarge, why);
-    encode(&AnswerDocument::new(&Err(failure)))
+    encode(&AnswerDocument::<&Answer>::new(Err(failure)))
 }
 
 /// Why bytes are not an answer.
@@ -523,14 +439,11 @@ pub enum NoAnswer {
     Version(u64),
 }
 
-/// Reads an answer to `question`, as a client does.
+/// Reads the answer to a question, as a client does.
 ///
 /// # Errors
 /// [`NoAnswer`] if it is malformed, of another version, or the answer to another question.
-pub fn decode_answer(
-    question: &Question,
-    document: &[u8],
-) -> Result<Result<Answer, Failure>, NoAnswer> {
+pub fn decode_answer<A: DeserializeOwned>(document: &[u8]) -> Result<Result<A, Failure>, NoAnswer> {
     /// What every version of an answer has.
     #[derive(Deserialize)]
     struct Head {
@@ -541,23 +454,15 @@ pub fn decode_answer(
     if head.version != VERSION {
         return Err(NoAnswer::Version(head.version));
     }
-    let document: AnswerDocument = serde_json::from_slice(document).map_err(malformed)?;
-    let answer = match question {
-        Question::PodUnits(_) => document.pod_units.map(Answer::PodUnits),
-        Question::Status => document.status.map(Answer::Status),
-        Question::Bind(_) => document.bound.map(Answer::Bound),
-        Question::Commit(_) => document.committed.map(Answer::Committed),
-        Question::Unbind(_) => document.unbound.map(Answer::Unbound),
-        Question::Block(_) => document.block.map(Answer::Block),
-    };
-    match (answer, document.error) {
+    let document: AnswerDocument<A> = serde_json::from_slice(document).map_err(malformed)?;
+    match (document.answer, document.error) {
         (None, Some(failure)) => Ok(Err(failure)),
         (Some(answer), None) => Ok(Ok(answer)),
         (Some(_), Some(_)) => Err(NoAnswer::Malformed(
             "it has both an answer and an error".to_owned(),
         )),
         (None, None) => Err(NoAnswer::Malformed(
-            "it has neither an answer to the question nor an error".to_owned(),
+            "it has neither an answer nor an error".to_owned(),
         )),
     }
 }
@@ -592,12 +497,12 @@ mod tests {
         let document: Value = serde_json::from_slice(&question.encode()).unwrap();
         assert_eq!(
             document,
-            json!({"version": 1, "question": "podUnits",
-                   "pod": {"namespace": "ml", "name": "train-0", "uid": "8f"}})
+            json!({"version": 1, "question": {"podUnits":
+                   {"namespace": "ml", "name": "train-0", "uid": "8f"}}})
         );
         assert_eq!(Question::decode(&question.encode()), Ok(question));
-        let without = json!({"version": 1, "question": "podUnits",
-                             "pod": {"namespace": "ml", "name": "train-0"}});
+        let without = json!({"version": 1, "question": {"podUnits":
+                             {"namespace": "ml", "name": "train-0"}}});
         let Ok(Question::PodUnits(pod)) = Question::decode(without.to_string().as_bytes()) else {
             panic!("a UID is optional");
         };
@@ -631,15 +536,13 @@ mod tests {
         let document: Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(
             document,
-            json!({"version": 1, "podUnits": {"uidChecked": true, "allocations": [
+            json!({"version": 1, "answer": {"uidChecked": true, "allocations": [
                 {"container": "worker", "resource": "rdma/hca",
                  "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"],
                  "pool": ["0000:3b:00.0", "0000:5e:00.0"]},
                 {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7"]}]}})
         );
-        let question = Question::PodUnits(pod());
-        let decoded = decode_answer(&question, &bytes);
-        assert_eq!(decoded, Ok(Ok(Answer::PodUnits(units))));
+        assert_eq!(decode_answer(&bytes), Ok(Ok(units)));
 
         let failure = Failure::new(FailureKind::UnknownPod, "no such pod");
         let bytes = encode_answer(&Err(failure.clone()));
@@ -648,7 +551,7 @@ mod tests {
             document,
             json!({"version": 1, "error": {"kind": "unknownPod", "message": "no such pod"}})
         );
-        assert_eq!(decode_answer(&question, &bytes), Ok(Err(failure)));
+        assert_eq!(decode_answer::<PodUnits>(&bytes), Ok(Err(failure)));
     }
 
     #[test]
@@ -656,35 +559,33 @@ mod tests {
         let version = failure_of(&json!({"version": 2, "question": ["new", "form"]}));
         assert_eq!(version.kind, FailureKind::UnsupportedVersion);
         assert!(version.message.contains("version 2"), "{version}");
-        let question = failure_of(&json!({"version": 1, "question": "bindSlots"}));
+        let question = failure_of(&json!({"version": 1, "question": {"bindSlots": {}}}));
         assert_eq!(question.kind, FailureKind::UnknownQuestion);
         assert!(question.message.contains("bindSlots"), "{question}");
         for (document, named) in [
             (
-                json!({"version": 1, "question": "podUnits", "pod": pod(), "node": "x"}),
+                json!({"version": 1, "question": {"podUnits": pod()}, "node": "x"}),
                 "node",
             ),
             (
-                json!({"version": 1, "question": "podUnits",
-                       "pod": {"namespace": "a", "name": "b", "sandbox": "c"}}),
+                json!({"version": 1, "question": {"podUnits": {"namespace": "a", "name": "b", "sandbox": "c"}}}),
                 "sandbox",
             ),
             (
-                json!({"version": 1, "question": "podUnits", "pod": {"name": "b"}}),
+                json!({"version": 1, "question": {"podUnits": {"name": "b"}}}),
                 "namespace",
             ),
             (
-                json!({"version": 1, "question": "podUnits", "pod": {"namespace": "", "name": "b"}}),
+                json!({"version": 1, "question": {"podUnits": {"namespace": "", "name": "b"}}}),
                 "pod.namespace has 0 bytes",
             ),
             (
-                json!({"version": 1, "question": "podUnits",
-                       "pod": {"namespace": "a", "name": "b", "uid": "u".repeat(300)}}),
+                json!({"version": 1, "question": {"podUnits": {"namespace": "a", "name": "b", "uid": "u".repeat(300)}}}),
                 "pod.uid has 300 bytes",
             ),
-            (json!({"question": "podUnits", "pod": pod()}), "version"),
+            (json!({"question": {"podUnits": pod()}}), "version"),
             (
-                json!({"version": "1", "question": "podUnits", "pod": pod()}),
+                json!({"version": "1", "question": {"podUnits": pod()}}),
                 "version",
             ),
             (json!([1]), "malformed"),
@@ -693,7 +594,8 @@ mod tests {
             assert_eq!(failure.kind, FailureKind::Malformed, "{document}");
             assert!(failure.message.contains(named), "{document}: {failure}");
         }
-        let twice = r#"{"version":1,"version":1,"question":"podUnits"}"#;
+        let twice =
+            r#"{"version":1,"version":1,"question":{"podUnits":{"namespace":"a","name":"b"}}}"#;
         let failure = Question::decode(twice.as_bytes()).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Malformed);
     }
@@ -711,16 +613,13 @@ mod tests {
     #[test]
     fn kind_of_a_newer_daemon_is_read_as_other() {
         let document = br#"{"version":1,"error":{"kind":"moonPhase","message":"full"},"more":1}"#;
-        let failure = decode_answer(&Question::PodUnits(pod()), document)
-            .unwrap()
-            .unwrap_err();
+        let failure = decode_answer::<PodUnits>(document).unwrap().unwrap_err();
         assert_eq!(failure, Failure::new(FailureKind::Other, "full"));
     }
 
     #[test]
     fn answer_that_is_no_answer_is_refused() {
-        let question = Question::PodUnits(pod());
-        let units = r#""podUnits":{"uidChecked":true,"allocations":[]}"#;
+        let units = r#""answer":{"uidChecked":true,"allocations":[]}"#;
         let error = r#""error":{"kind":"unknownPod","message":""}"#;
         for document in [
             String::new(),
@@ -730,13 +629,13 @@ mod tests {
             format!(r#"{{"version":1,{units}"#),
             format!(r#"{{"version":1,{units}}}{{}}"#),
         ] {
-            let refused = decode_answer(&question, document.as_bytes());
+            let refused = decode_answer::<PodUnits>(document.as_bytes());
             assert!(
                 matches!(refused, Err(NoAnswer::Malformed(_))),
                 "{document}: {refused:?}"
             );
         }
-        let newer = decode_answer(&question, br#"{"version":7,"shape":"new"}"#);
+        let newer = decode_answer::<PodUnits>(br#"{"version":7,"shape":"new"}"#);
         assert_eq!(newer, Err(NoAnswer::Version(7)));
     }
 
@@ -751,9 +650,7 @@ mod tests {
         };
         let bytes = encode_answer(&Ok(Answer::PodUnits(units)));
         assert!(bytes.len() < ANSWER_MAX_BYTES);
-        let failure = decode_answer(&Question::PodUnits(pod()), &bytes)
-            .unwrap()
-            .unwrap_err();
+        let failure = decode_answer::<PodUnits>(&bytes).unwrap().unwrap_err();
         assert_eq!(failure.kind, FailureKind::AnswerTooLarge);
     }
 
@@ -781,21 +678,19 @@ mod tests {
         let document: Value = serde_json::from_slice(&question.encode()).unwrap();
         let need = json!({"store": "default", "range": "10.0.0.0/24",
                           "spans": [["10.0.0.1", "10.0.0.254"]], "count": 1});
-        let form = json!({"version": 1, "question": "block", "need": need});
+        let form = json!({"version": 1, "question": {"block": need}});
         assert_eq!(document, form);
         assert_eq!(Question::decode(&question.encode()), Ok(question.clone()));
         assert_eq!(question.not_mine().kind, FailureKind::UnknownQuestion);
-        let answer = Ok(Answer::Block(BlocksGranted {
+        let granted = BlocksGranted {
             blocks: vec!["10.0.0.16/28".into()],
-        }));
-        assert_eq!(
-            decode_answer(&question, &encode_answer(&answer)),
-            Ok(answer.clone())
-        );
+        };
+        let answer = encode_answer(&Ok(Answer::Block(granted.clone())));
+        assert_eq!(decode_answer(&answer), Ok(Ok(granted)));
         // The answer to another question is none.
-        let other = decode_answer(&Question::PodUnits(pod()), &encode_answer(&answer));
+        let other = decode_answer::<PodUnits>(&answer);
         assert!(matches!(other, Err(NoAnswer::Malformed(_))), "{other:?}");
-        let unknown = json!({"version": 1, "question": "block", "need": {"more": 1}});
+        let unknown = json!({"version": 1, "question": {"block": {"more": 1}}});
         assert_eq!(failure_of(&unknown).kind, FailureKind::Malformed);
     }
 
@@ -803,7 +698,7 @@ mod tests {
         #[test]
         fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let _ = Question::decode(&bytes);
-            let _ = decode_answer(&Question::PodUnits(pod()), &bytes);
+            let _ = decode_answer::<PodUnits>(&bytes);
         }
 
         #[test]
@@ -848,9 +743,9 @@ mod tests {
         let document: Value = serde_json::from_slice(&bind.encode()).unwrap();
         assert_eq!(
             document,
-            json!({"version": 1, "question": "bind", "bind": {
+            json!({"version": 1, "question": {"bind": {
                 "pod": {"namespace": "ml", "name": "train-0", "uid": "8f"},
-                "sandbox": "4c", "unit": "slot_3e71787e_0"}})
+                "sandbox": "4c", "unit": "slot_3e71787e_0"}}})
         );
         let commit = Question::Commit(CommitQuestion {
             pod: pod(),
@@ -864,7 +759,7 @@ mod tests {
         for question in [&bind, &commit, &unbind] {
             assert_eq!(Question::decode(&question.encode()).as_ref(), Ok(question));
         }
-        let answer = Ok(Answer::Bound(Bound {
+        let bound = Bound {
             slots: vec![BoundSlot {
                 unit: "slot_3e71787e_0".into(),
                 resource: "rdma/nic".into(),
@@ -874,29 +769,29 @@ mod tests {
                 cdi_file: "x.json".into(),
             }],
             warnings: Vec::new(),
-        }));
-        let bytes = encode_answer(&answer);
-        assert_eq!(decode_answer(&bind, &bytes), Ok(answer));
-        let other = decode_answer(&commit, &bytes);
+        };
+        let bytes = encode_answer(&Ok(Answer::Bound(bound.clone())));
+        assert_eq!(decode_answer(&bytes), Ok(Ok(bound)));
+        let other = decode_answer::<Committed>(&bytes);
         assert!(matches!(other, Err(NoAnswer::Malformed(_))), "{other:?}");
         for (document, named) in [
             (
-                json!({"version": 1, "question": "bind", "bind": {"pod": pod(), "sandbox": "",
-                    "unit": "x"}}),
+                json!({"version": 1, "question": {"bind": {"pod": pod(), "sandbox": "",
+                    "unit": "x"}}}),
                 "sandbox has 0 bytes",
             ),
             (
-                json!({"version": 1, "question": "commit", "commit": {"pod": pod(), "sandbox": "a",
-                    "units": ["u".repeat(300)]}}),
+                json!({"version": 1, "question": {"commit": {"pod": pod(), "sandbox": "a",
+                    "units": ["u".repeat(300)]}}}),
                 "unit has 300 bytes",
             ),
             (
-                json!({"version": 1, "question": "commit", "commit": {"pod": pod(), "sandbox": "a",
-                    "units": vec!["u"; 1025]}}),
+                json!({"version": 1, "question": {"commit": {"pod": pod(), "sandbox": "a",
+                    "units": vec!["u"; 1025]}}}),
                 "1025 units",
             ),
             (
-                json!({"version": 1, "question": "unbind", "unbind": {"sandbox": "a", "all": true}}),
+                json!({"version": 1, "question": {"unbind": {"sandbox": "a", "all": true}}}),
                 "all",
             ),
         ] {

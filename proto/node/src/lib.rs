@@ -12,25 +12,25 @@
 //! question has at most [`QUESTION_MAX_BYTES`] bytes and an answer at most [`ANSWER_MAX_BYTES`].
 //!
 //! ```text
-//! {"version": 1, "question": "podUnits", "pod": {"namespace": "ml", "name": "train-0", "uid": "8f…"}}
+//! {"version": 1, "question": {"podUnits": {"namespace": "ml", "name": "train-0", "uid": "8f…"}}}
 //!
-//! {"version": 1, "podUnits": {"uidChecked": true, "allocations": [
+//! {"version": 1, "answer": {"uidChecked": true, "allocations": [
 //!     {"container": "worker", "resource": "rdma/hca", "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"],
 //!      "pool": ["0000:3b:00.0", "0000:5e:00.0"]},
 //!     {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7c2f…"]}]}}
 //!
-//! {"version": 1, "question": "bind", "bind": {"pod": {"namespace": "ml", "name": "train-0"},
-//!     "sandbox": "4c…", "unit": "slot_3e71787e_0"}}
+//! {"version": 1, "question": {"bind": {"pod": {"namespace": "ml", "name": "train-0"},
+//!     "sandbox": "4c…", "unit": "slot_3e71787e_0"}}}
 //!
-//! {"version": 1, "bound": {"slots": [{"unit": "slot_3e71787e_0", "resource": "rdma/nic",
+//! {"version": 1, "answer": {"slots": [{"unit": "slot_3e71787e_0", "resource": "rdma/nic",
 //!     "container": "worker", "hca": "0000:3b:00.0", "rail": 0, "cdiFile": "rdma-device-plugin-slot-….json"}]}}
 //!
 //! {"version": 1, "error": {"kind": "unknownPod", "message": "the kubelet knows no pod ml/train-0 …"}}
 //!
-//! {"version": 1, "question": "block", "need": {"store": "default", "range": "10.0.0.0/24",
-//!     "spans": [["10.0.0.1", "10.0.0.254"]], "count": 1}}
+//! {"version": 1, "question": {"block": {"store": "default", "range": "10.0.0.0/24",
+//!     "spans": [["10.0.0.1", "10.0.0.254"]], "count": 1}}}
 //!
-//! {"version": 1, "block": {"blocks": ["10.0.0.16/28"]}}
+//! {"version": 1, "answer": {"blocks": ["10.0.0.16/28"]}}
 //! ```
 //!
 //! Every document carries `version`. A server refuses a question of another version, a question
@@ -55,10 +55,9 @@ pub use binding::{
     BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion, Unbound,
 };
 pub use block::{BlockNeed, BlocksGranted};
-pub use client::{
-    ClientError, Peer, Server, ask, bind, blocks, commit, daemon_status, pod_units, unbind,
-};
-pub use document::{Allocation, Answer, Claim, Failure, FailureKind, Pod, PodUnits, Question};
+pub use client::{ClientError, Peer, Server, ask};
+pub use document::{Allocation, Answer, Ask, Claim, Failure, FailureKind, Pod, PodUnits, Question};
+pub use status::{DaemonStatus, StatusQuestion};
 
 /// The version of the documents that this crate reads and writes.
 pub const VERSION: u64 = 1;

@@ -6,6 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Pod;
 
+/// Asks the daemon for its state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StatusQuestion {}
+
 /// What the daemon serves, to whom, and how it is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -28,7 +28,7 @@ ctr --namespace k8s.io image import /lab/node-image.tar
 join_cluster $address
 tell "$(kubectl get nodes -o wide --no-headers)"
 
-in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdma-device-plugin "$@"; }
+in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl "$@"; }
 rolled() { own rollout status ds/rdma-device-plugin --timeout=300s; }
 
 step "kubectl apply -k manifests/base"

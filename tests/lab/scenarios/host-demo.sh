@@ -1,5 +1,5 @@
 # make demo HOST=1: on a host with an HCA it shows what it says and leaves nothing; never on an uplink
-# lab: nics=2 memory=768 binaries=rdma-device-plugin,rdma-netdev,rdma-ipam
+# lab: nics=2 memory=768 binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 demo() { RDMA_BIN_DIR=/lab/bin bash /lab/demo-host; }

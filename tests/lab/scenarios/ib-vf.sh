@@ -49,4 +49,40 @@ ip netns delete pod0
 ip netns delete pod1
 check "VF 1 does, though its namespace ended" cni rdma-netdev DEL pod1 pod1 net1 "$(network 1)"
 as_before "both are as they were, with what the PF holds of them" "$before"
+
+step "a GUID for the pod"
+# What the driver of an HCA does when it starts: the HCA of a VF is made again on the VF's new netdev.
+drive() {
+	local number cable
+	while sleep 0.2; do
+		for number in 0 1; do
+			cable=$(ls "/sys/bus/pci/devices/${vf[number]}/net" 2>/dev/null | grep '^eth') || continue
+			ip link set "$cable" name vf$number && make_ib_hca vf$number "mlx5_$((number + 1))" || true
+		done
+	done
+}
+before=$(ib_state)
+guids=$(ip link show ib0 | grep 'vf 0 ')
+own=02:00:00:00:00:00:00:0a
+with_guid() { jq -c --arg guid "$1" '. + {args: {cni: {guid: $guid}}}' <<<"$(network 0)"; }
+ip netns add pod0
+refuses "the policy does not allow one" 'allow.vf' cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid $own)"
+node_policy '{"allow": {"unallocated": true, "vf": ["guid"]}}'
+refuses "a GUID of zeros is refused" 'not the GUID of a port' cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid 00:00:00:00:00:00:00:00)"
+drive &
+driver=$!
+check "the VF has the pod's GUID" cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid $own)"
+contains "its PF says so" "NODE_GUID $own, PORT_GUID $own" "$(ip link show ib0 | grep 'vf 0 ')"
+contains "and the pod's interface" "$own\$" "$(ip netns exec pod0 cat /sys/class/net/net1/address)"
+equal "and the RDMA device" 0200:0000:0000:000a "$(cat /sys/class/infiniband/mlx5_1/node_guid)"
+carries net1 ip netns exec pod0
+check "DEL" cni rdma-netdev DEL pod0 pod0 net1 "$(with_guid $own)"
+equal "the VF has its own GUIDs" "$guids" "$(ip link show ib0 | grep 'vf 0 ')"
+as_before "the host is as before" "$before" ib_state
+check "another pod gets a GUID" cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid $own)"
+ip netns delete pod0
+check "DEL after the end of its namespace" cni rdma-netdev DEL pod0 pod0 net1 "$(with_guid $own)"
+equal "the VF has its own GUIDs" "$guids" "$(ip link show ib0 | grep 'vf 0 ')"
+as_before "the host is as before" "$before" ib_state
+kill $driver
 equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"

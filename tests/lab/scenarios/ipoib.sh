@@ -97,10 +97,25 @@ pod a
 refuses "a key that the port's table does not have is refused with those that it has" \
 	'0x8009.*0xffff \(full\), 0x8003 \(|0x8009.*0xffff \(full\), 0x0003 \(' \
 	cni rdma-netdev ADD a a net1 "$(child ib0 '{"pkey": "0x8009"}')"
+policy=$(</etc/rdma-netdev/policy.json)
+node_policy "$(jq -c '.allow.inactivePartitions = true' <<<"$policy")"
+config=$(child ib0 '{"pkey": "0x8009"}')
+check "where the policy says so, the pod starts before its partition is active" cni rdma-netdev ADD a a net1 "$config"
+result=$checked
+warnings() { grep -c 'warn.*net1 has no carrier: pkey 0x8009: the port below ib0' /var/log/rdma-netdev.log; }
+equal "ADD warns" 1 "$(warnings)"
+check "CHECK agrees" cni rdma-netdev CHECK a a net1 "$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$config")"
+equal "and warns again" 2 "$(warnings)"
+contains "so does status" 'a when it was attached: net1 has no carrier: pkey 0x8009' "$(rdmactl status 2>/dev/null || true)"
+partitions mlx5_0 0xffff 0x8003 0x0004 0x8009
+check "it has a carrier once the port is a member" carries net1 in_pod a
+check "CHECK agrees again" cni rdma-netdev CHECK a a net1 "$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$config")"
+equal "and does not warn" 2 "$(warnings)"
+check "DEL" cni rdma-netdev DEL a a net1 "$config"
+node_policy "$policy"
 refuses "an ipvlan on IPoIB is refused with the remedy" 'ipoib' cni rdma-netdev ADD a a net1 "$(child ib0 '{"attach": "ipvlan"}')"
 refuses "so is a macvlan" 'attach to ipoib' cni rdma-netdev ADD a a net1 "$(child ib0 '{"attach": "macvlan"}')"
 
-policy=$(</etc/rdma-netdev/policy.json)
 node_policy "$(jq -c '.pkeys = {storage: "0x8003", mpi: "0x8004"} | .allow.pkeys = ["storage"]' <<<"$policy")"
 check "a partition by its name in the policy" cni rdma-netdev ADD a a net1 "$(child ib0 '{"pkey": "storage"}')"
 contains "it is that partition" 'ipoib pkey +0x8003' "$(info_of a)"

@@ -119,7 +119,7 @@ fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
             std::thread::sleep(SANDBOX);
         }
         let asked = Instant::now();
-        let held = node_wire::pod_units(&machine.node_socket(), &named, WAIT_TIMEOUT)?;
+        let held = node_wire::ask(&machine.node_socket(), &named, WAIT_TIMEOUT)?;
         let proof = match at_once {
             true => &mut seen.proof_at_once,
             false => &mut seen.proof,

@@ -42,7 +42,7 @@ fn main() -> Result<()> {
         parent_netns: Some(link::namespace_number(&mut inside, &own)?),
         mtu: None,
         mac: None,
-        target: None,
+        index: None,
     };
     let made = link::create(&mut inside, &child)?.context("it went away")?;
     let result = CniResult {

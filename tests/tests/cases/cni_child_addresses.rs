@@ -22,12 +22,6 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan
     ),
     case!(
-        without_addresses_the_oldest_versions_are_refused,
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
         ipv6_is_usable_at_once_and_follows_no_router,
         Root,
         Netns,
@@ -124,17 +118,6 @@ fn without_ipam_it_is_up_and_has_no_address() -> Result<()> {
         run(&call, "DEL", &config)?;
     }
     Ok(())
-}
-
-fn without_addresses_the_oldest_versions_are_refused() -> Result<()> {
-    let host = CniHost::new()?;
-    let pod = host.pod()?;
-    let before = host.picture()?;
-    let config = macvlan(&host, json!({"cniVersion": "0.2.0"}));
-    let (code, message) = refused(&host.call(&pod, "c1", "net1"), "ADD", &config)?;
-    assert_eq!(code, 1, "{message}");
-    assert!(link(&pod, "net1").is_err());
-    same(&before, &host.picture()?, "after the refusal")
 }
 
 fn ipv6_is_usable_at_once_and_follows_no_router() -> Result<()> {

@@ -24,6 +24,13 @@ use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
     case!(
+        a_child_is_found_when_add_was_killed_after_making_it,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
+    case!(
         a_killed_add_of_a_macvlan_leaves_nothing,
         Root,
         Netns,
@@ -552,20 +559,55 @@ fn renames(line: &str) -> bool {
 /// behind it on (`NLM_F_DUMP_INTR`).
 const TRIES: usize = 4;
 
-/// The first such request of a DEL, which is carried out.
-fn request(host: &CniHost, call: &Call, config: &str, wanted: fn(&str) -> bool) -> Result<Point> {
+/// The first such request of a command, which is carried out.
+fn request(
+    host: &CniHost,
+    call: &Call,
+    command: &str,
+    config: &str,
+    wanted: fn(&str) -> bool,
+) -> Result<Point> {
     let file = host.directory().join("trace").display().to_string();
     let options = ["-qq", "-v", "-s", "256", "-o", &file];
-    answer(&mut traced(call, "DEL", &options), config.as_bytes())?.success()?;
+    answer(&mut traced(call, command, &options), config.as_bytes())?.success()?;
     let trace = std::fs::read_to_string(&file)?;
     let mut requests = trace.lines().filter(|line| line.starts_with("sendto("));
     let earlier = requests
         .position(wanted)
-        .context("DEL sends no such request")?;
+        .with_context(|| format!("{command} sends no such request"))?;
     Ok(Point {
         syscall: "sendto".to_owned(),
         number: earlier + 1,
     })
+}
+
+/// Its pod changed its name and its address: the index that was chosen for it says which one it is.
+fn a_child_is_found_when_add_was_killed_after_making_it() -> Result<()> {
+    let host = CniHost::new()?;
+    let config = host
+        .config(&json!({"attach": "macvlan", "master": "nic0"}))
+        .to_string();
+    let (pod, before) = (host.pod()?, host.picture()?);
+    let call = host.call(&pod, "c1", "net1");
+    for _ in 0..TRIES {
+        let made = request(&host, &call, "ADD", &config, |line| line.contains("macvlan"))?;
+        call.run("DEL", config.as_bytes())?.success()?;
+        let next = Point {
+            number: made.number + 1,
+            ..made
+        };
+        let killed = inject(&call, "ADD", &config, &next, "signal=KILL")?;
+        let is_made = was_killed(&killed) && pod.ip("link show net1").is_ok();
+        if is_made {
+            pod.ip("link set net1 name other address 02:66:66:66:66:66")?;
+        }
+        call.run("DEL", config.as_bytes())?.success()?;
+        if is_made {
+            ensure!(pod.ip("link show other").is_err(), "the child is left");
+            return same(&before, &host.picture()?, "after the DEL");
+        }
+    }
+    bail!("it was never killed after the child was made")
 }
 
 /// The pod changed its address, and a link of the host has its index meanwhile: its name and the
@@ -599,7 +641,7 @@ fn a_macvlan_is_found_when_del_was_killed_after_its_move() -> Result<()> {
     };
     for _ in 0..TRIES {
         taken()?;
-        let moved = request(&host, &call, &config, moves)?;
+        let moved = request(&host, &call, "DEL", &config, moves)?;
         returned("after a DEL that was watched")?;
         taken()?;
         let next = Point {
@@ -673,7 +715,7 @@ fn at_request(
     };
     for _ in 0..TRIES {
         taken()?;
-        let point = request(host, &call, config, wanted)?;
+        let point = request(host, &call, "DEL", config, wanted)?;
         taken()?;
         if attempt(&call, &point)? {
             return Ok(());

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -288,12 +289,15 @@ fn every_command_is_there() -> Result<()> {
                         seen.insert("kubectl");
                     }
                     [
-                        program @ ("rdma-device-plugin" | "rdma-ipam" | "rdma-ipam-broker"
-                        | "rdma-netdev"),
+                        program @ ("rdma-device-plugin" | "rdma-ipam-broker" | "rdmactl"),
                         rest @ ..,
                     ] => {
-                        command_is_there(program, rest).with_context(at)?;
+                        command_is_there(program, program, rest).with_context(at)?;
                         seen.insert(*program);
+                    }
+                    ["kubectl", "rdma", rest @ ..] => {
+                        command_is_there("rdmactl", "kubectl-rdma", rest).with_context(at)?;
+                        seen.insert("kubectl rdma");
                     }
                     _ => {}
                 }
@@ -305,7 +309,7 @@ fn every_command_is_there() -> Result<()> {
 }
 
 /// The sub-command has a help, and the help has each flag.
-fn command_is_there(program: &str, rest: &[&str]) -> Result<()> {
+fn command_is_there(program: &str, called: &str, rest: &[&str]) -> Result<()> {
     let commands: Vec<&&str> = rest
         .iter()
         .take_while(|word| {
@@ -314,9 +318,9 @@ fn command_is_there(program: &str, rest: &[&str]) -> Result<()> {
         .collect();
     // Of "import host-local DIRECTORY" two words, of "verify pod:a pod:b" one.
     let output = Command::new(product(program)?)
+        .arg0(called)
         .args(&commands)
         .arg("--help")
-        .env_remove("CNI_COMMAND")
         .output()?;
     let help = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(
@@ -326,7 +330,7 @@ fn command_is_there(program: &str, rest: &[&str]) -> Result<()> {
     );
     for flag in rest.iter().filter(|word| word.starts_with("--")) {
         let name = flag.split('=').next().unwrap_or_default();
-        ensure!(help.contains(name), "{program} has no {name}");
+        ensure!(help.contains(name), "{called} has no {name}");
     }
     Ok(())
 }

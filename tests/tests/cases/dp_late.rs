@@ -21,8 +21,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use node_wire::{
-    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, UnbindQuestion, bind, commit,
-    unbind,
+    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, UnbindQuestion, ask,
 };
 use serde_json::Value;
 
@@ -209,7 +208,7 @@ impl Node {
             sandbox: sandbox.into(),
             unit: unit.into(),
         };
-        bind(&self.machine.node_socket(), question, CALL_TIMEOUT)
+        ask(&self.machine.node_socket(), &question, CALL_TIMEOUT)
     }
 
     fn commit(&self, admitted: &Admitted, sandbox: &str) -> Result<Vec<String>, ClientError> {
@@ -218,7 +217,7 @@ impl Node {
             sandbox: sandbox.into(),
             units: admitted.slots.clone(),
         };
-        commit(&self.machine.node_socket(), question, CALL_TIMEOUT).map(|done| done.cdi_files)
+        ask(&self.machine.node_socket(), &question, CALL_TIMEOUT).map(|done| done.cdi_files)
     }
 
     fn unbind(&self, sandbox: &str) -> Result<Vec<String>, ClientError> {
@@ -226,7 +225,7 @@ impl Node {
             sandbox: sandbox.into(),
             units: Vec::new(),
         };
-        unbind(&self.machine.node_socket(), question, CALL_TIMEOUT).map(|done| done.hcas)
+        ask(&self.machine.node_socket(), &question, CALL_TIMEOUT).map(|done| done.hcas)
     }
 
     fn start_container(&self, admitted: &Admitted) -> Result<Vec<String>> {

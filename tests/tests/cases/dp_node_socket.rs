@@ -12,7 +12,7 @@ use e2e::case;
 use e2e::daemon::{Daemon, HCAS, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{CHECKPOINT_FILE, Kubelet, Pod};
-use node_wire::{Allocation, ClientError, FailureKind, PodUnits, pod_units};
+use node_wire::{Allocation, ClientError, FailureKind, PodUnits, ask};
 use serde_json::json;
 
 use crate::plugin::{Plugin, Script};
@@ -126,7 +126,7 @@ impl Node {
     }
 
     pub(super) fn ask(&self, pod: &node_wire::Pod) -> Result<PodUnits, ClientError> {
-        pod_units(&self.machine.node_socket(), pod, CALL_TIMEOUT)
+        ask(&self.machine.node_socket(), pod, CALL_TIMEOUT)
     }
 
     pub(super) fn answer(&self, pod: &node_wire::Pod) -> Result<PodUnits> {
@@ -324,7 +324,7 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
     );
     // Killed: the socket stays without a listener.
     node.kubelet.kill();
-    let error = pod_units(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
+    let error = ask(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
     assert_eq!(
         error.failure().map(|f| f.kind),
         Some(FailureKind::KubeletUnavailable),
@@ -336,7 +336,7 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
     );
     // Stopped: no socket.
     fs::remove_file(&socket)?;
-    let error = pod_units(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
+    let error = ask(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
     assert_eq!(
         error.failure().map(|f| f.kind),
         Some(FailureKind::KubeletUnavailable),
@@ -346,7 +346,7 @@ fn kubelet_that_is_gone_or_silent_is_named_as_the_cause() -> Result<()> {
     let silent = UnixListener::bind(&socket)?;
     for _ in 0..2 {
         let started = Instant::now();
-        let error = pod_units(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
+        let error = ask(&node.machine.node_socket(), &uid_free, CALL_TIMEOUT).unwrap_err();
         assert_eq!(
             error.failure().map(|f| f.kind),
             Some(FailureKind::KubeletUnavailable),

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::standin;
 use e2e::case;
 use e2e::harness::Case;
-use node_wire::{ClientError, FailureKind, pod_units};
+use node_wire::{ClientError, FailureKind, ask};
 use serde_json::Value;
 
 use super::dp_node_socket::{
@@ -41,7 +41,7 @@ fn two_hundred_clients_share_the_kubelets_lists() -> Result<()> {
             .iter()
             .map(|pod| {
                 // Longer than the plugin's own limit: two hundred threads start slowly here.
-                scope.spawn(move || pod_units(socket, pod, 5 * CALL_TIMEOUT))
+                scope.spawn(move || ask(socket, pod, 5 * CALL_TIMEOUT))
             })
             .collect();
         let answers = asking.into_iter().zip(&pods).map(|(asking, pod)| {
@@ -134,15 +134,15 @@ fn malformed_questions_are_answered_by_name() -> Result<()> {
         (deep.as_bytes(), "malformed"),
         (&long, "malformed"),
         (
-            br#"{"version": 1, "question": "podUnits", "pod": {"namespace": "a"}}"#,
+            br#"{"version": 1, "question": {"podUnits": {"namespace": "a"}}}"#,
             "malformed",
         ),
         (
-            br#"{"version": 9, "question": "podUnits"}"#,
+            br#"{"version": 9, "question": {"podUnits": {}}}"#,
             "unsupportedVersion",
         ),
         (
-            br#"{"version": 1, "question": "bindSlots"}"#,
+            br#"{"version": 1, "question": {"bindSlots": {}}}"#,
             "unknownQuestion",
         ),
     ] {

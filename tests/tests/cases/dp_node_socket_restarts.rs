@@ -12,7 +12,7 @@ use e2e::case;
 use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
 use nix::sys::signal::Signal;
-use node_wire::{ClientError, pod_units};
+use node_wire::{ClientError, ask};
 use serde_json::Value;
 
 use super::dp_node_socket::{
@@ -57,7 +57,7 @@ fn rollout_leaves_no_moment_without_an_answer() -> Result<()> {
     let new = thread::scope(|scope| -> Result<Daemon> {
         let asking = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                let answer = pod_units(&socket, &pod, 5 * CALL_TIMEOUT);
+                let answer = ask(&socket, &pod, 5 * CALL_TIMEOUT);
                 answer.map_err(|error| format!("after {asked:?} answers: {error}"))?;
                 asked.fetch_add(1, Ordering::Relaxed);
             }

@@ -6,7 +6,7 @@ use e2e::cases;
 use e2e::cni::Answer;
 use e2e::host_state::unchanged;
 use e2e::netns::Netns;
-use e2e::scene::{INVALID_NETWORK, Scene, answer_of};
+use e2e::scene::{DENIED, INVALID_NETWORK, Scene, answer_of};
 use serde_json::{Map, Value, json};
 
 cases! {
@@ -21,8 +21,7 @@ cases! {
     sysctls_are_refused => foreign("sysctl", &json!({"net.ipv4.ip_forward": "1"}));
     a_bandwidth_that_the_runtime_adds_is_refused =>
         foreign("runtimeConfig", &json!({"bandwidth": {"egressRate": 1000}}));
-    a_guid_in_the_annotation_is_refused =>
-        foreign("args", &json!({"cni": {"guid": "02:00:00:00:00:00:00:01"}}));
+    a_guid_in_the_annotation_needs_the_policy_and_infiniband => guid();
     a_misspelt_vlan_is_refused => misspelt_vlan();
     a_key_without_effect_is_noted_in_log_and_validate: Macvlan => noted();
     a_key_is_refused_for_a_kind_that_does_not_have_it => kinds();
@@ -86,7 +85,6 @@ fn foreign(key: &str, value: &Value) -> Result<()> {
     let named = value.as_object().and_then(|map| map.keys().next_back());
     let word = match key {
         "runtimeConfig" => named.map_or(key, String::as_str),
-        "args" => "guid",
         key => key,
     };
     for base in [
@@ -98,6 +96,15 @@ fn foreign(key: &str, value: &Value) -> Result<()> {
         both_refuse(&scene, &scene.network(&keys), UNSUPPORTED, &[word])?;
     }
     Ok(())
+}
+
+fn guid() -> Result<()> {
+    let scene = Scene::new()?;
+    let keys = json!({"attach": "move", "device": "nic0", "args": {"cni": {"guid": "02:00:00:00:00:00:00:01"}}});
+    let network = scene.network(&keys);
+    both_refuse(&scene, &network, DENIED, &["guid", "allow.vf"])?;
+    scene.allow(&json!({"vf": ["guid"]}))?;
+    scene.refuses(&network, &[INVALID_NETWORK], &["guid", "not an InfiniBand"])
 }
 
 fn misspelt_vlan() -> Result<()> {

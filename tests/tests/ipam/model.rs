@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::process::Command;
 use std::time::Duration;
 
 /// One step. Containers are numbers.

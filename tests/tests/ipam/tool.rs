@@ -30,6 +30,18 @@ fn nothing_found_is_exit_status_1() {
 }
 
 #[test]
+fn flags_stand_before_a_sub_command_and_filters_of_the_list_do_not() {
+    let place = Place::new();
+    place.add(&c("a"), &range("10.0.0.0/24")).address();
+    let fsck = place.admin(&["--json", "--store", "default", "fsck"]);
+    assert!(fsck.ok() && fsck.document["sound"] == 1, "{fsck:?}");
+    let release = place.admin(&["--pod", "default/b", "release", "10.0.0.1", "--yes"]);
+    assert_eq!(release.status, Some(2), "{release:?}");
+    assert!(release.stderr.contains("--pod"), "{release:?}");
+    assert_eq!(place.held(), ["10.0.0.1"]);
+}
+
+#[test]
 fn previous_without_a_node_is_wrong_usage() {
     let place = Place::new();
     place.add(&c("a"), &range("10.0.0.0/24")).address();

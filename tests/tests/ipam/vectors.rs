@@ -238,7 +238,7 @@ fn error_of(code: &str) -> (u64, &'static str) {
         "INVALID_CIDR" => (7, "is not a CIDR"),
         "RANGE_START_OUTSIDE" => (7, "does not lie in"),
         "GATEWAY_INVALID" => (7, "gateway"),
-        "CNI_VERSION_SINGLE_IP" => (7, "one address of each family"),
+        "CNI_VERSION_SINGLE_IP" => (1, "0.2.0 is not supported"),
         other => panic!("no reading for {other}"),
     }
 }

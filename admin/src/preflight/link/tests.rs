@@ -41,6 +41,7 @@ fn port(device: &str, name: &str) -> PortFacts {
         roce: true,
         board: Some("MT_0000000838".to_owned()),
         sriov: Sriov::None,
+        node_guid: None,
         netdev: Some(netdev(name)),
         pools: Vec::new(),
         offered: true,
@@ -394,6 +395,43 @@ fn l10() -> Vec<Case<Facts>> {
     ]
 }
 
+fn l13() -> Vec<Case<Facts>> {
+    let mut narrow = infiniband(1, 1);
+    narrow.ports[1].port.rate = "2.5 Gb/sec (1X SDR)".parse().ok();
+    narrow.ports[1].board = None;
+    narrow.ports[1].netdev = None;
+    let member = |keys: &[u16]| {
+        let mut facts = infiniband(1, 1);
+        let keys = keys.iter().zip(0..).map(|(key, index)| (index, *key));
+        facts.ports[1].port.pkeys = keys.collect();
+        facts
+    };
+    vec![
+        ("L05", narrow, Warn, "quarter of its width"),
+        ("L13", good(), NotApplicable, "link layer Ethernet"),
+        ("L13", member(&[0x7fff, 0x8001]), Pass, "full"),
+        ("L13", member(&[0x7fff, 0x0001]), Warn, "limited"),
+        ("L13", member(&[]), Fail, "not a member"),
+    ]
+}
+
+fn l14() -> Vec<Case<Facts>> {
+    let vf = |node_guid| {
+        pooled(|port| {
+            port.sriov = Sriov::Virtual {
+                physical: "0000:3b:00.0".parse().unwrap(),
+                index: Some(3),
+            };
+            port.node_guid = node_guid;
+        })
+    };
+    vec![
+        ("L14", good(), NotApplicable, "not a VF"),
+        ("L14", vf(Some(Guid(7))), Pass, "it has one"),
+        ("L14", vf(None), Fail, "zero"),
+    ]
+}
+
 fn l11() -> Vec<Case<Facts>> {
     vec![
         ("L11", good(), Pass, ""),
@@ -426,6 +464,8 @@ fn each_check_says_what_is_wrong() {
         l09(),
         l10(),
         l11(),
+        l13(),
+        l14(),
     ];
     prove(CHECKS, &cases.concat());
 }

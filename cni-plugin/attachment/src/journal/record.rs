@@ -208,8 +208,8 @@ pub struct Child {
     /// That namespace is the pod's, not the host's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_pod: bool,
-    /// Its own index in the pod's namespace, which the pod cannot change there; none until it is
-    /// made, and in records of versions that did not keep it.
+    /// Its own index in the pod's namespace, which the pod cannot change there: chosen before it is
+    /// made, but for an IPoIB child, which has none until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_index: Option<u32>,
     /// The MAC address it was given; that of an IPoIB child, which begins with its queue pair, is
@@ -220,6 +220,9 @@ pub struct Child {
     /// end of the pod's namespace does not prove its end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub strayed: bool,
+    /// Why it had no carrier when it was attached, which the policy allows; none where it had one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// An RDMA device that was moved.

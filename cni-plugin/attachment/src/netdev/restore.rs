@@ -40,6 +40,9 @@ use super::{
 /// returns it after two grace periods, with many namespaces one after the other.
 pub const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the driver of a VF may take to make its netdev and RDMA device, once it is bound again.
+pub const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Where a restoration happens.
 #[derive(Debug)]
 pub struct HostContext<'a> {
@@ -103,7 +106,8 @@ pub fn return_netdev(
     timeout: Duration,
 ) -> Result<Returned, Error> {
     let mut report = Returned::default();
-    let started = Instant::now();
+    let (mut started, mut timeout) = (Instant::now(), timeout);
+    let mut renewed = false;
     loop {
         let mut arrived = None;
         // The pod first: on the host another link may have got the index of a virtual one.
@@ -138,6 +142,15 @@ pub fn return_netdev(
             for child in links.iter().filter(made) {
                 let deleted = link::delete(host_context.socket, child);
                 report.warnings.extend(deleted.err().map(|e| e.to_string()));
+            }
+        }
+        if let (Some(vf), Some(device), false) = (&taken.vf, &taken.identity.bus_device, renewed)
+            && (arrived.is_some() || vf.lacks_driver(host_context.sys, device))
+        {
+            renewed = vf.restore_guid(host_context.sys, host_context.socket, device)?;
+            if renewed {
+                (started, timeout) = (Instant::now(), DRIVER_TIMEOUT);
+                continue;
             }
         }
         if let Some(link) = arrived {

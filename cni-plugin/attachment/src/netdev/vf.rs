@@ -2,15 +2,21 @@
 //! They are set through the PF's netdev, which stays on the host, and outlast a VF's stay in a
 //! pod; but drivers change some of them behind the VF's back, such as the MAC address when its
 //! user sets one. They are taken down with the VF and given back with it, those alone that differ.
+//!
+//! A driver reads the GUIDs of an InfiniBand VF when it starts. So each change of them is made while
+//! the VF has no driver: one that was cut off shows, and is made again.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
-use hca::{Host, PciAddress, lookup};
+use hca::{Guid, Host, PciAddress, lookup};
 use netlink::{
     Socket,
-    link::{self, By},
+    link::{self, By, Link},
 };
-use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkVfInfo, VfInfo};
+use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid};
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::Message;
@@ -25,6 +31,9 @@ pub struct Vf {
     pub number: u32,
     /// Its properties, as kernel messages.
     pub properties: Vec<Message>,
+    /// The driver that has read GUIDs of an attachment; none where those were left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
 }
 
 impl Vf {
@@ -49,7 +58,111 @@ impl Vf {
             pf: pf.to_string(),
             number,
             properties: properties.iter().filter_map(kept).collect(),
+            driver: None,
         }))
+    }
+
+    /// Whether the PF says which GUIDs the VF has, so that they can be restored.
+    pub fn has_guids(&self) -> bool {
+        self.properties.iter().filter(|p| is_guid(p)).count() == GUIDS.len()
+    }
+
+    /// Sets node and port GUID of the VF at a PCI address, and has `driver` read them.
+    ///
+    /// # Errors
+    /// The refusal of kernel or driver.
+    pub fn set_guid(
+        &self,
+        sys: &Path,
+        socket: &mut Socket,
+        address: &str,
+        guid: Guid,
+    ) -> netlink::Result<()> {
+        let guids = GUIDS.map(|kind| kind(VfInfoGuid::new(self.number, guid.0)));
+        let guids: Vec<Message> = guids.iter().filter_map(kept).collect();
+        let Some((pf, _)) = self.now(sys, socket)? else {
+            let what = format_args!("set the GUIDs of VF {} of {}", self.number, self.pf);
+            return Err(netlink::Error::call(what, io::ErrorKind::NotFound));
+        };
+        self.renew(sys, socket, &pf, address, guids.iter())
+    }
+
+    /// Whether a change of GUIDs was cut off.
+    pub fn lacks_driver(&self, sys: &Path, address: &str) -> bool {
+        let function = sys.join("bus/pci/devices").join(address);
+        self.driver.is_some() && function.exists() && !function.join("driver").exists()
+    }
+
+    /// Restores the GUIDs where an attachment has changed them. True when the driver has read them:
+    /// the VF has another netdev then.
+    ///
+    /// # Errors
+    /// The refusal of kernel or driver.
+    pub fn restore_guid(
+        &self,
+        sys: &Path,
+        socket: &mut Socket,
+        address: &str,
+    ) -> netlink::Result<bool> {
+        if self.driver.is_none() {
+            return Ok(false);
+        }
+        // Without the PF's netdev `restore` says so.
+        let Some((pf, now)) = self.now(sys, socket)? else {
+            return Ok(false);
+        };
+        let guids = || self.properties.iter().filter(|p| is_guid(p));
+        if guids().all(|guid| now.contains(guid)) && !self.lacks_driver(sys, address) {
+            return Ok(false);
+        }
+        self.renew(sys, socket, &pf, address, guids())?;
+        Ok(true)
+    }
+
+    fn renew<'a>(
+        &self,
+        sys: &Path,
+        socket: &mut Socket,
+        pf: &Link,
+        address: &str,
+        mut guids: impl Iterator<Item = &'a Message>,
+    ) -> netlink::Result<()> {
+        let driver = self.driver.as_deref().unwrap_or_default();
+        link::without_driver(sys, driver, address, || {
+            guids.try_for_each(|guid| self.set(socket, pf, guid))
+        })
+    }
+
+    /// The PF's netdev and the VF's properties; none while the PF has no netdev on the host.
+    fn now(
+        &self,
+        sys: &Path,
+        socket: &mut Socket,
+    ) -> netlink::Result<Option<(Link, Vec<Message>)>> {
+        let host = Host {
+            sys: sys.to_owned(),
+            dev: PathBuf::new(),
+            proc: PathBuf::new(),
+        };
+        let pf: Option<PciAddress> = self.pf.parse().ok();
+        let Some(netdev) = pf.and_then(|pf| netdev_of(&host, pf)) else {
+            return Ok(None);
+        };
+        let Some(link) = link::get(socket, By::Name(netdev.as_bytes()))? else {
+            return Ok(None);
+        };
+        let now = link::vf_properties(socket, link.index, self.number)?;
+        Ok(Some((link, now.iter().filter_map(kept).collect())))
+    }
+
+    fn set(&self, socket: &mut Socket, pf: &Link, property: &Message) -> netlink::Result<()> {
+        let what = format!("set VF {} of {}: {}", self.number, pf.name, property.text);
+        let message = property.parse::<LinkMessage>();
+        let message = message.map_err(|e| {
+            let damaged = io::Error::new(io::ErrorKind::InvalidData, e.to_string());
+            netlink::Error::call(&what, damaged)
+        })?;
+        link::set_vf(socket, &what, pf.index, message.attributes)
     }
 
     /// Gives back what differs of what the VF may do: all but its address, which it may then
@@ -76,42 +189,15 @@ impl Vf {
     /// # Errors
     /// The PF cannot be read.
     pub fn restore(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
-        let host = Host {
-            sys: sys.to_owned(),
-            dev: PathBuf::new(),
-            proc: PathBuf::new(),
-        };
-        let pf: Option<PciAddress> = self.pf.parse().ok();
-        let netdev = pf.and_then(|pf| netdev_of(&host, pf));
-        let link = match netdev {
-            Some(netdev) => link::get(socket, By::Name(netdev.as_bytes()))?,
-            None => None,
-        };
-        let Some(link) = link else {
+        let Some((pf, now)) = self.now(sys, socket)? else {
             return Ok(vec![format!(
                 "PF {} has no netdev on the host; the properties of its VF {} were not read",
                 self.pf, self.number
             )]);
         };
-        let now: Vec<Message> = link::vf_properties(socket, link.index, self.number)?
-            .iter()
-            .filter_map(kept)
-            .collect();
-        let mut warnings = Vec::new();
-        for property in self.properties.iter().filter(|p| !now.contains(p)) {
-            let what = format!(
-                "restore VF {} of {}: {}",
-                self.number, link.name, property.text
-            );
-            match property.parse::<LinkMessage>() {
-                Ok(message) => {
-                    let set = link::set_vf(socket, &what, link.index, message.attributes);
-                    warnings.extend(set.err().map(|e| e.to_string()));
-                }
-                Err(e) => warnings.push(format!("{what}: {e}")),
-            }
-        }
-        Ok(warnings)
+        let differing = self.properties.iter().filter(|p| !now.contains(p));
+        let refused = differing.filter_map(|p| self.set(socket, &pf, p).err());
+        Ok(refused.map(|e| e.to_string()).collect())
     }
 }
 
@@ -152,9 +238,27 @@ fn is_mac(property: &Message) -> bool {
     property.text.starts_with(MAC)
 }
 
+/// Both GUIDs of a VF.
+const GUIDS: [fn(VfInfoGuid) -> VfInfo; 2] = [VfInfo::IbNodeGuid, VfInfo::IbPortGuid];
+/// What the text of each has in it.
+const GUID: &str = " GUID ";
+
+fn is_guid(property: &Message) -> bool {
+    property.text.contains(GUID)
+}
+
+/// No driver takes a GUID of zero, which stands for none. All ones are none to a subnet manager.
+fn settable(guid: u64) -> u64 {
+    if guid == 0 { u64::MAX } else { guid }
+}
+
 /// A property worth keeping: not counters, nor what follows from others.
 fn kept(property: &VfInfo) -> Option<Message> {
-    let text = match property {
+    let mut property = property.clone();
+    if let VfInfo::IbNodeGuid(p) | VfInfo::IbPortGuid(p) = &mut property {
+        p.guid = settable(p.guid);
+    }
+    let text = match &property {
         VfInfo::Mac(p) => format!("{MAC}{}", hca::MacAddress::new(p.mac.get(..6)?)),
         VfInfo::Vlan(p) => format!("VLAN {} priority {}", p.vlan_id, p.qos),
         VfInfo::Rate(p) => format!("rate {} to {} Mb/s", p.min_tx_rate, p.max_tx_rate),
@@ -162,12 +266,12 @@ fn kept(property: &VfInfo) -> Option<Message> {
         VfInfo::LinkState(p) => format!("link state {:?}", p.state),
         VfInfo::RssQueryEn(p) => format!("RSS query {}", p.enabled),
         VfInfo::Trust(p) => format!("trust {}", p.enabled),
-        VfInfo::IbNodeGuid(p) => format!("node GUID {:016x}", p.guid),
-        VfInfo::IbPortGuid(p) => format!("port GUID {:016x}", p.guid),
+        VfInfo::IbNodeGuid(p) => format!("node{GUID}{:016x}", p.guid),
+        VfInfo::IbPortGuid(p) => format!("port{GUID}{:016x}", p.guid),
         _ => return None,
     };
     let mut message = LinkMessage::default();
-    let info = LinkVfInfo(vec![property.clone()]);
+    let info = LinkVfInfo(vec![property]);
     message.attributes = vec![LinkAttribute::VfInfoList(vec![info])];
     Some(Message::of(&message, text))
 }
@@ -221,6 +325,25 @@ mod tests {
                     3, 0, 0,
                 ],
             ),
+            // As the kernel has it: struct ifla_vf_guid, with four bytes of padding.
+            (
+                VfInfo::IbNodeGuid(VfInfoGuid::new(3, 0x0011_2233_4455_6677)),
+                vec![
+                    0x1c, 0, 22, 0, 0x18, 0, 1, 0, 0x14, 0, 10, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0x77,
+                    0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0,
+                ],
+            ),
+            // Zero is not set.
+            (
+                VfInfo::IbPortGuid(VfInfoGuid::new(3, 0)),
+                [
+                    &[
+                        0x1c, 0, 22, 0, 0x18, 0, 1, 0, 0x14, 0, 11, 0, 3, 0, 0, 0, 0, 0, 0, 0,
+                    ][..],
+                    &[0xff; 8],
+                ]
+                .concat(),
+            ),
             (
                 VfInfo::Trust(VfInfoTrust::new(3, true)),
                 vec![
@@ -238,6 +361,51 @@ mod tests {
             assert_eq!(sent, captured, "{}", message.text);
         }
         assert_eq!(kept(&VfInfo::Stats(vec![])), None);
+    }
+
+    #[test]
+    fn a_change_of_guids_that_was_cut_off_shows() {
+        let sys = tempfile::tempdir().unwrap();
+        let address = "0000:3b:00.2";
+        let function = sys.path().join("bus/pci/devices").join(address);
+        let mut vf = Vf {
+            pf: "0000:3b:00.0".to_owned(),
+            number: 0,
+            properties: Vec::new(),
+            driver: Some("mlx5_core".to_owned()),
+        };
+        assert!(!vf.lacks_driver(sys.path(), address), "it was removed");
+        std::fs::create_dir_all(&function).unwrap();
+        assert!(vf.lacks_driver(sys.path(), address));
+        std::fs::create_dir(function.join("driver")).unwrap();
+        assert!(!vf.lacks_driver(sys.path(), address));
+        std::fs::remove_dir(function.join("driver")).unwrap();
+        vf.driver = None;
+        assert!(!vf.lacks_driver(sys.path(), address), "left alone");
+    }
+
+    #[test]
+    fn a_record_says_which_guids_are_restored_and_by_which_driver() {
+        let guids = GUIDS.map(|kind| kind(VfInfoGuid::new(1, 0x0011_2233_4455_6677)));
+        let vf = Vf {
+            pf: "0000:3b:00.0".to_owned(),
+            number: 1,
+            properties: guids.iter().filter_map(kept).collect(),
+            driver: Some("mlx5_core".to_owned()),
+        };
+        let written = serde_json::to_value(&vf).unwrap();
+        assert_eq!(
+            written["properties"][0]["text"],
+            "node GUID 0011223344556677"
+        );
+        let read: Vf = serde_json::from_value(written).unwrap();
+        assert_eq!(read, vf);
+        assert!(read.has_guids());
+        let without = Vf {
+            properties: vf.properties[..1].to_vec(),
+            ..vf
+        };
+        assert!(!without.has_guids());
     }
 
     #[test]

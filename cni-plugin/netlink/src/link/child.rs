@@ -7,7 +7,7 @@ use netlink_packet_route::link::{
 };
 
 use super::{By, IFLA_IFNAME, Link, RTM_NEWLINK, get, named};
-use crate::{Namespace, Result, Socket};
+use crate::{Result, Socket};
 
 /// What a child is, beside the link it stands on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,12 +91,11 @@ pub struct NewChild<'a> {
     pub mtu: Option<u32>,
     /// Hardware address; none for one of the kernel's making.
     pub mac: Option<Vec<u8>>,
-    /// The namespace it is to be in, when that is not the socket's.
-    pub target: Option<&'a Namespace>,
+    /// Its index; none for the kernel's choice.
+    pub index: Option<u32>,
 }
 
-/// Creates a child and returns it as it is then; none when it is in another namespace, about
-/// which the kernel says nothing on this socket.
+/// Creates a child and returns it as it is then; none when it is gone already.
 ///
 /// Made from a socket inside the namespace it is to be in, it has its final name at once and
 /// meets no netdev of the host that has that name.
@@ -105,13 +104,13 @@ pub struct NewChild<'a> {
 /// The kernel's refusal: EEXIST when the name is taken, EBUSY when the parent is in other use.
 pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
     let mut message = LinkMessage::default();
+    message.header.index = new.index.unwrap_or(0);
     let attributes = &mut message.attributes;
     attributes.push(named(IFLA_IFNAME, new.name.as_bytes()));
     attributes.push(LinkAttribute::Link(new.parent));
     attributes.extend(new.parent_netns.map(LinkAttribute::LinkNetNsId));
     attributes.extend(new.mtu.map(LinkAttribute::Mtu));
     attributes.extend(new.mac.clone().map(LinkAttribute::Address));
-    attributes.extend(new.target.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
     attributes.push(LinkAttribute::LinkInfo(new.child.info()));
     let mut link = None;
     socket.ask(
@@ -125,7 +124,7 @@ pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
         },
     )?;
     // Kernels before 6.2 do not echo the new link.
-    if link.is_none() && new.target.is_none() {
+    if link.is_none() {
         link = get(socket, By::Name(new.name.as_bytes()))?;
     }
     Ok(link)

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 use attachment::{
     addresses::{self, Ipam},
     child::IPOIB,
-    journal::{Key, Part, RdmaDevice, Record, record::Slot, store::Lock},
+    journal::{Part, RdmaDevice, Record, record::Slot, store::Lock},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -18,10 +18,10 @@ use attachment::{
     },
     node::Node,
 };
-use cni_wire::{AttachmentId, Cidr, CniResult, Code, IfName, Interface, IpConfig, Request};
+use cni_wire::{Cidr, CniResult, Code, Interface, IpConfig};
 use hca::MacAddress;
 use netlink::{
-    Name, Namespace, Socket, address,
+    Name, address,
     link::{self, By, Change, Link},
     route,
 };
@@ -29,10 +29,9 @@ use netlink_packet_route::{AddressFamily, address::AddressMessage};
 use node::policy::FabricAddresses;
 use serde_json::Value;
 
-use super::{blank_record, undo};
+use super::{Add, Nic};
 use crate::{
     apply,
-    bind::Bound,
     config::{ChildKind, Config, Devices},
     error::Error,
     interface_config::{self, InterfaceConfig},
@@ -43,34 +42,6 @@ use crate::{
     resolve::{self, HostLink, Parent, Resolved},
 };
 
-/// One interface that is to be made, resolved and allowed.
-#[derive(Debug)]
-pub(super) struct Wanted {
-    /// Its name in the pod.
-    pub(super) ifname: IfName,
-    /// The rail, with `devices: all` or where the network asks for one.
-    pub(super) rail: Option<u32>,
-    /// The configuration; of several interfaces each has the allocation of its own NIC.
-    pub(super) config: Config,
-    /// What it is made of.
-    pub(super) resolved: Resolved,
-    /// Whether RDMA devices move with it.
-    pub(super) moves_rdma: bool,
-}
-
-/// What an ADD works with once everything is resolved and allowed.
-pub(super) struct Attachment<'a> {
-    pub(super) node: &'a mut Node,
-    pub(super) request: &'a Request,
-    pub(super) id: &'a AttachmentId,
-    /// Its interfaces, by rail.
-    pub(super) wanted: &'a [Wanted],
-    pub(super) pod: &'a Namespace,
-    pub(super) inside: &'a mut Socket,
-    pub(super) ipam: &'a Ipam,
-    pub(super) bound: Option<&'a Bound>,
-}
-
 /// An interface that was made.
 struct Made {
     link: Link,
@@ -80,35 +51,37 @@ struct Made {
     late: Option<InterfaceConfig>,
 }
 
-impl Attachment<'_> {
-    /// Plans, journals and applies. `recovered` keeps other processes off the NICs, by the order of
-    /// the interfaces; `before` is the chain's result, `chain` what of it is the interface's.
-    pub(super) fn add(
-        mut self,
-        key: &Key,
-        recovered: Vec<Recovered>,
+impl Add<'_> {
+    /// Plans, journals and applies. `before` is the chain's result, `chain` what of it is the
+    /// interface's.
+    pub(super) fn make(
+        &mut self,
+        nics: Vec<Nic>,
         before: CniResult,
         chain: Option<CniResult>,
     ) -> Result<Value, Error> {
         let dns = self.request.config.dns()?;
         let mut sources = Vec::new();
-        for (wanted, recovered) in self.wanted.iter().zip(&recovered) {
-            let rdma = match wanted.moves_rdma {
-                true => self.rdma_devices(wanted)?,
+        for nic in &nics {
+            let rdma = match nic.moves_rdma {
+                true => self.rdma_devices(nic)?,
                 false => Vec::new(),
             };
-            sources.push((self.source(wanted, recovered)?, rdma));
+            sources.push((self.source(nic)?, rdma));
         }
-        let leased = self.lease(chain)?;
+        let leased = self.lease(&nics, chain)?;
         let planned = self
-            .plans(sources, &leased)
-            .and_then(|plans| Ok((self.record(&plans)?, plans)))
+            .plans(&nics, sources, &leased)
+            .and_then(|plans| Ok((self.record(&nics, &plans)?, plans)))
             .and_then(|(record, plans)| {
                 for plan in &plans {
                     self.node.log.debug(format_args!("plan: {plan}"));
                 }
-                let kept = self.keep_parents()?;
-                self.node.journal.create(key, &record)?;
+                let kept = self.keep_parents(&nics)?;
+                match nics.iter().any(|nic| nic.taken.is_some()) {
+                    true => self.node.journal.replace(self.key, &record)?,
+                    false => self.node.journal.create(self.key, &record)?,
+                }
                 Ok((record, plans, kept))
             });
         let (mut record, plans, kept) = match planned {
@@ -121,7 +94,7 @@ impl Attachment<'_> {
             }
         };
         let applied = self
-            .apply(key, &plans, &mut record, leased, kept)
+            .apply(&nics, &plans, &mut record, leased, kept)
             .and_then(|made| {
                 if let Some(bound) = self.bound {
                     bound.commit(self.node)?;
@@ -132,17 +105,17 @@ impl Attachment<'_> {
             });
         applied.map_err(|first| {
             // Undoing takes the netdevs' locks itself.
-            drop(recovered);
-            undo(self.node, key, &record, first)
+            drop(nics);
+            self.undo(&record, first)
         })
     }
 
     /// Keeps netdevs of the host from being moved until the children on them are made. A move that was
     /// quicker has taken the netdev, and the kernel refuses the child.
-    fn keep_parents(&self) -> Result<Vec<Lock>, Error> {
+    fn keep_parents(&self, nics: &[Nic]) -> Result<Vec<Lock>, Error> {
         let mut kept = Vec::new();
-        for wanted in self.wanted {
-            if let Resolved::Child { parent, .. } = &wanted.resolved
+        for nic in nics {
+            if let Resolved::Child { parent, .. } = &nic.resolved
                 && let Some(host) = parent.of_host()
             {
                 let identity = Identity::on(&self.node.roots, &host.link);
@@ -154,11 +127,15 @@ impl Attachment<'_> {
 
     /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
     /// IPAM wants to see the interface first.
-    fn lease(&mut self, chain: Option<CniResult>) -> Result<Vec<Option<CniResult>>, Error> {
-        let rails: Option<Vec<u32>> = self.wanted.iter().map(|wanted| wanted.rail).collect();
+    fn lease(
+        &mut self,
+        nics: &[Nic],
+        chain: Option<CniResult>,
+    ) -> Result<Vec<Option<CniResult>>, Error> {
+        let rails: Option<Vec<u32>> = nics.iter().map(|nic| nic.rail).collect();
         Ok(match (chain, rails) {
             (Some(of_chain), _) => vec![Some(of_chain)],
-            (None, Some(rails)) if self.wanted.len() > 1 || matches!(self.ipam, Ipam::Own) => {
+            (None, Some(rails)) if nics.len() > 1 || matches!(self.ipam, Ipam::Own) => {
                 self.ipam.add_rails(self.node, self.request, &rails)?
             }
             (None, _) if self.ipam.needs_the_link() => vec![None],
@@ -166,8 +143,8 @@ impl Attachment<'_> {
         })
     }
 
-    fn rdma_devices(&self, wanted: &Wanted) -> Result<Vec<RdmaDevice>, Error> {
-        let Some(host) = wanted.resolved.host_link() else {
+    fn rdma_devices(&self, nic: &Nic) -> Result<Vec<RdmaDevice>, Error> {
+        let Some(host) = nic.resolved.host_link() else {
             return Ok(Vec::new());
         };
         let names = rdma::of_netdev(&self.node.roots, &host.link, &host.rdma)?;
@@ -176,22 +153,20 @@ impl Attachment<'_> {
 
     /// Whether containers were promised the device nodes as they are.
     fn numbers(&self) -> Numbers {
-        match self.bound {
-            Some(_) => Numbers::ReadAfterwards,
-            None => Numbers::Promised,
-        }
+        Numbers::of(self.bound.is_some())
     }
 
     /// What becomes an interface.
-    fn source(&mut self, wanted: &Wanted, recovered: &Recovered) -> Result<Source, Error> {
-        match &wanted.resolved {
-            Resolved::Move(nic) => {
-                let snapshot = self.snapshot(wanted, nic, recovered)?;
-                Ok(plan::netdev(&wanted.config, nic, snapshot))
+    fn source(&mut self, nic: &Nic) -> Result<Source, Error> {
+        match &nic.resolved {
+            Resolved::Move(host) => {
+                let snapshot = match &nic.taken {
+                    Some(taken) => taken.clone(),
+                    None => snapshot(self.node, self.ipam, &nic.config, host, &nic.recovered)?,
+                };
+                Ok(plan::netdev(&nic.config, host, snapshot))
             }
-            Resolved::Child { kind, parent } => {
-                plan::child(&wanted.config, *kind, parent, random_mac()?)
-            }
+            Resolved::Child { kind, parent } => plan::child(&nic.config, *kind, parent, random()?),
             Resolved::RdmaOnly(_) => Err(Error::new(
                 Code::Internal,
                 "attach rdma-only has no interface of its own",
@@ -199,65 +174,21 @@ impl Attachment<'_> {
         }
     }
 
-    fn snapshot(
-        &mut self,
-        wanted: &Wanted,
-        nic: &HostLink,
-        recovered: &Recovered,
-    ) -> Result<Snapshot, Error> {
-        let node = &mut *self.node;
-        let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
-        taken.identity = Identity::on(&node.roots, &nic.link);
-        if let Some(address) = &taken.identity.bus_device {
-            taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
-        }
-        let addresses = match self.ipam {
-            Ipam::None => Addresses::OfHost,
-            _ => Addresses::OfIpam,
-        };
-        let fabric = node.policy.values.fabric_addresses;
-        taken.static_addresses = addresses == Addresses::OfHost
-            && fabric == FabricAddresses::Static
-            && !nic.rdma.is_empty();
-        let socket = &mut node.netns.socket;
-        let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
-        if let Some(first) = found.first() {
-            let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
-            let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
-            let others = found.iter().skip(1);
-            return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
-        }
-        let stay = taken.leased_addresses();
-        if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
-            node.log.warn(format_args!(
-                "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
-                 \"fabricAddresses\": \"static\" in {}",
-                taken.name,
-                stay.join(", "),
-                node.policy.path.display()
-            ));
-        }
-        taken.pod_mac = wanted.config.mac.as_ref().map(ToString::to_string);
-        if let Some(name) = &recovered.true_name {
-            taken.name.clone_from(name);
-        }
-        Ok(taken)
-    }
-
     fn plans(
         &mut self,
+        nics: &[Nic],
         sources: Vec<(Source, Vec<RdmaDevice>)>,
         leased: &[Option<CniResult>],
     ) -> Result<Vec<Plan>, Error> {
         let mut configs: Vec<Option<InterfaceConfig>> = match self.ipam.needs_the_link() {
             true => sources.iter().map(|_| None).collect(),
             false => {
-                let all = self.wanted.iter().zip(&sources).zip(leased);
+                let all = nics.iter().zip(&sources).zip(leased);
                 let all: Vec<_> = all
-                    .map(|((wanted, (source, _)), leased)| {
+                    .map(|((nic, (source, _)), leased)| {
                         Ok((
-                            wanted,
-                            given(wanted, source.snapshot(), leased.as_ref())?,
+                            nic,
+                            given(nic, source.snapshot(), leased.as_ref())?,
                             leased.is_none(),
                         ))
                     })
@@ -266,9 +197,9 @@ impl Attachment<'_> {
                 laid_out.into_iter().map(Some).collect()
             }
         };
-        let plans = self.wanted.iter().zip(sources).zip(configs.drain(..));
-        let plan = |((wanted, (interface, rdma)), interface_config): ((&Wanted, _), _)| Plan {
-            ifname: wanted.ifname.to_string(),
+        let plans = nics.iter().zip(sources).zip(configs.drain(..));
+        let plan = |((nic, (interface, rdma)), interface_config): ((&Nic, _), _)| Plan {
+            ifname: nic.ifname.to_string(),
             netns: self.pod.path().to_owned(),
             rdma,
             interface,
@@ -277,22 +208,21 @@ impl Attachment<'_> {
         Ok(plans.map(plan).collect())
     }
 
-    fn record(&self, plans: &[Plan]) -> Result<Record, Error> {
-        let part = |(wanted, plan): (&Wanted, &Plan)| Part {
+    fn record(&self, nics: &[Nic], plans: &[Plan]) -> Result<Record, Error> {
+        let part = |(nic, plan): (&Nic, &Plan)| Part {
             ifname: plan.ifname.clone(),
-            rail: wanted.rail,
+            rail: nic.rail,
             moved: plan.interface.snapshot().cloned(),
-            hcas: hcas(&wanted.resolved),
-            slots: slots(&wanted.config),
+            hcas: hcas(&nic.resolved),
+            slots: slots(&nic.config),
             awaits_name: false,
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
             rules: rules_of(plan.interface_config.as_ref()),
         };
         Ok(Record {
-            parts: self.wanted.iter().zip(plans).map(part).collect(),
             ipam: addresses::note(self.request)?,
-            ..blank_record(self.node, self.request, self.pod)?
+            ..self.record_of(nics.iter().zip(plans).map(part).collect())
         })
     }
 
@@ -300,7 +230,7 @@ impl Attachment<'_> {
     /// what it is given and whether that is the host's.
     fn lay_out(
         &mut self,
-        given: Vec<(&Wanted, InterfaceConfig, bool)>,
+        given: Vec<(&Nic, InterfaceConfig, bool)>,
     ) -> Result<Vec<InterfaceConfig>, Error> {
         let mut families = None;
         let mut tables: Option<BTreeSet<u32>> = None;
@@ -309,7 +239,7 @@ impl Attachment<'_> {
             .map(|(_, interface_config, _)| interface_config.families())
             .collect();
         let mut laid_out: Vec<InterfaceConfig> = Vec::new();
-        for (number, (wanted, mut interface_config, of_host)) in given.into_iter().enumerate() {
+        for (number, (nic, mut interface_config, of_host)) in given.into_iter().enumerate() {
             for family in route::FAMILIES {
                 if interface_config.has_default(family)
                     && self.pod_has_default(family, &laid_out)?
@@ -317,7 +247,7 @@ impl Attachment<'_> {
                     interface_config.defaults_of_the_pod.push(family);
                 }
             }
-            let rails = &wanted.config.rails;
+            let rails = &nic.config.rails;
             let mut others = match (rails.wanted, &families) {
                 (Some(_), _) => Vec::new(),
                 (None, Some(known)) => Vec::clone(known),
@@ -331,21 +261,19 @@ impl Attachment<'_> {
                 &interface_config.defaults_of_the_pod,
             );
             if !due.is_empty() {
-                let ifname = wanted.ifname.as_str();
+                let ifname = nic.ifname.as_str();
                 let used = match &mut tables {
                     Some(used) => used,
                     none => none.insert(route::tables(self.inside)?),
                 };
-                let table = rails.table(ifname, wanted.rail, used)?;
+                let table = rails.table(ifname, nic.rail, used)?;
                 used.insert(table);
                 rails.apply(&mut interface_config, &due, ifname, table);
             }
             let v6 = AddressFamily::Inet6;
-            if wanted.config.accept_ra
+            if nic.config.accept_ra
                 && rails.wanted != Some(false)
-                && (due.contains(&v6)
-                    || self.wanted.len() > 1
-                    || self.pod_has_default(v6, &laid_out)?)
+                && (due.contains(&v6) || own.len() > 1 || self.pod_has_default(v6, &laid_out)?)
             {
                 interface_config.without_advertised_default();
             }
@@ -396,7 +324,7 @@ impl Attachment<'_> {
     /// Makes the interfaces and gives them what they are to have. Returns this plugin's own result.
     fn apply(
         &mut self,
-        key: &Key,
+        nics: &[Nic],
         plans: &[Plan],
         record: &mut Record,
         leased: Vec<Option<CniResult>>,
@@ -404,25 +332,27 @@ impl Attachment<'_> {
     ) -> Result<CniResult, Error> {
         for moved in record.parts.iter().filter_map(|part| part.moved.as_ref()) {
             let journal = &self.node.journal;
-            journal.take(&moved.identity, key, &self.node.boot)?;
+            journal.take(&moved.identity, self.key, &self.node.boot)?;
         }
         let devices: Vec<RdmaDevice> = record.rdma().cloned().collect();
         rdma::move_in(self.node, self.pod, &devices, self.numbers())?;
         let mut links = Vec::new();
-        for (wanted, plan) in self.wanted.iter().zip(plans) {
+        for (nic, plan) in nics.iter().zip(plans) {
             let link = apply::make(&mut self.node.netns, self.pod, self.inside, plan)
-                .map_err(|refused| self.explain(wanted, refused))?;
+                .map_err(|refused| self.explain(nic, refused))?;
             links.push(link);
         }
         drop(kept);
-        // Written before the pod runs, which could make links like them.
+        // What the kernel decides is written before the pod runs, which could make links like them.
         let mut noted = false;
         for (part, link) in record.parts.iter_mut().zip(&links) {
             noted |= part
                 .moved
                 .as_mut()
                 .is_some_and(|moved| moved.moved_as(link));
-            if let Some(child) = &mut part.child {
+            if let Some(child) = &mut part.child
+                && child.pod_index != Some(link.index)
+            {
                 child.pod_index = Some(link.index);
                 if child.kind == IPOIB {
                     child.mac = Some(MacAddress::new(link.mac.as_slice()).to_string());
@@ -431,19 +361,22 @@ impl Attachment<'_> {
             }
         }
         if noted {
-            self.node.journal.replace(key, record)?;
+            self.node.journal.replace(self.key, record)?;
         }
         self.name_the_first(&links)?;
         let mut made = Vec::new();
         for ((link, plan), leased) in links.into_iter().zip(plans).zip(leased) {
-            made.push(self.late(key, record, link, plan, leased)?);
+            made.push(self.late(nics, record, link, plan, leased)?);
         }
-        self.configure(plans, &mut made)?;
+        self.configure(nics, plans, &mut made)?;
+        if self.note_carriers(nics, plans, &made, record)? {
+            self.node.journal.replace(self.key, record)?;
+        }
         let mut ready = Vec::new();
-        for ((wanted, plan), made) in self.wanted.iter().zip(plans).zip(made) {
-            ready.push(self.answer(wanted, plan, made));
+        for ((nic, plan), made) in nics.iter().zip(plans).zip(made) {
+            ready.push(self.answer(nic, plan, made));
         }
-        self.report(plans, &ready)?;
+        self.report(nics, plans, &ready)?;
         Ok(joined(ready))
     }
 
@@ -462,8 +395,8 @@ impl Attachment<'_> {
     /// Asks an IPAM for addresses that wants to see the interface first.
     fn late(
         &mut self,
-        key: &Key,
-        record: &Record,
+        nics: &[Nic],
+        record: &mut Record,
         link: Link,
         plan: &Plan,
         leased: Option<CniResult>,
@@ -480,27 +413,26 @@ impl Attachment<'_> {
         link::change(self.inside, what, link.index, &Change::up())?;
         // What fails from here on is undone with the record, which releases the lease.
         let result = self.ipam.add(self.node, self.request)?.unwrap_or_default();
-        let wanted = self.wanted.iter().map(|wanted| {
-            let given = given(wanted, None, Some(&result))?;
-            Ok((wanted, given, false))
+        let nic = nics.iter().map(|nic| {
+            let given = given(nic, None, Some(&result))?;
+            Ok((nic, given, false))
         });
-        let wanted = wanted.collect::<Result<_, Error>>()?;
-        let late = self.lay_out(wanted)?.pop();
+        let nic = nic.collect::<Result<_, Error>>()?;
+        let late = self.lay_out(nic)?.pop();
         let rules = rules_of(late.as_ref());
         if !rules.is_empty() {
-            let mut known = record.clone();
-            for part in &mut known.parts {
+            for part in &mut record.parts {
                 part.rules.clone_from(&rules);
             }
-            self.node.journal.replace(key, &known)?;
+            self.node.journal.replace(self.key, record)?;
         }
         Ok(Made { link, result, late })
     }
 
     /// Gives all interfaces what they are to have, and announces them.
-    fn configure(&mut self, plans: &[Plan], made: &mut [Made]) -> Result<(), Error> {
+    fn configure(&mut self, nics: &[Nic], plans: &[Plan], made: &mut [Made]) -> Result<(), Error> {
         let (inside, proc) = (&mut *self.inside, &self.node.roots.proc);
-        let attached = self.wanted.iter().map(|wanted| wanted.resolved.attach());
+        let attached = nics.iter().map(|nic| nic.resolved.attach());
         self.pod.enter(&self.node.netns.namespace, || {
             let mut announced = Vec::new();
             for ((made, plan), attach) in made.iter_mut().zip(plans).zip(attached) {
@@ -513,22 +445,54 @@ impl Attachment<'_> {
             }
             apply::announce(inside, announced)
         })??;
-        for (made, plan) in made.iter().zip(plans) {
-            let given = made.late.as_ref().or(plan.interface_config.as_ref());
-            let is_used = given.is_some_and(|given| !given.announced.is_empty());
-            if is_used && made.link.is_infiniband() && !made.link.carrier {
-                self.node.log.warn(format_args!(
-                    "{} of {} has no carrier: the port is not active, or the subnet manager has not \
-                     made the broadcast group of its partition; ibstat shows the port",
-                    made.link.name, self.id
-                ));
-            }
-        }
         Ok(())
     }
 
+    /// Refuses IPoIB children without a carrier, unless the policy allows them. Then the record is to
+    /// say so, for CHECK and status. True where it does.
+    fn note_carriers(
+        &self,
+        nics: &[Nic],
+        plans: &[Plan],
+        made: &[Made],
+        record: &mut Record,
+    ) -> Result<bool, Error> {
+        let mut noted = false;
+        let parts = nics.iter().zip(plans).zip(made).zip(&mut record.parts);
+        for (((nic, plan), made), part) in parts {
+            let given = made.late.as_ref().or(plan.interface_config.as_ref());
+            let is_used = given.is_some_and(|given| !given.announced.is_empty());
+            if !is_used || !made.link.is_infiniband() || made.link.carrier {
+                continue;
+            }
+            let member = plan::has_partition(&nic.resolved, &nic.config);
+            let why = member.err().map_or_else(
+                || {
+                    "the port is not active, or the subnet manager has not made the broadcast \
+                     group of its partition; ibstat shows the port"
+                        .to_owned()
+                },
+                |error| error.msg.clone(),
+            );
+            let warning = format!("{} has no carrier: {why}", made.link.name);
+            if let Some(child) = &mut part.child {
+                if !self.node.policy.values.allow.inactive_partitions {
+                    return Err(Error::new(Code::TryAgain, warning).with_details(format!(
+                        "to start pods before the partition is active, set \
+                         allow.inactivePartitions in {}",
+                        self.node.policy.path.display()
+                    )));
+                }
+                child.warning = Some(warning.clone());
+                noted = true;
+            }
+            self.node.log.warn(format_args!("{}: {warning}", self.id));
+        }
+        Ok(noted)
+    }
+
     /// What is answered of one interface: its part of the result, with interface number 0.
-    fn answer(&self, wanted: &Wanted, plan: &Plan, made: Made) -> CniResult {
+    fn answer(&self, nic: &Nic, plan: &Plan, made: Made) -> CniResult {
         let Made {
             link,
             mut result,
@@ -552,7 +516,7 @@ impl Attachment<'_> {
             ip.interface = Some(0);
         }
         interface_config.report_defaults(&mut result, self.request.config.version);
-        if wanted.config.devices == Devices::All {
+        if nic.config.devices == Devices::All {
             name_gateways(&mut result);
         }
         result.interfaces = vec![self.interface(&link, plan)];
@@ -562,15 +526,15 @@ impl Attachment<'_> {
     /// Names the children that keep the kernel from making one of another kind. Both kinds want the
     /// only handler of received frames that a netdev has (`netdev_rx_handler_register()`). Whose
     /// they are stands in the journal, all of which is read for that: only after a refusal.
-    fn explain(&mut self, wanted: &Wanted, refused: Error) -> Error {
+    fn explain(&mut self, nic: &Nic, refused: Error) -> Error {
         let Resolved::Child {
             kind: ChildKind::Macvlan | ChildKind::Ipvlan,
             parent: Parent::OfHost(host),
-        } = &wanted.resolved
+        } = &nic.resolved
         else {
             return refused;
         };
-        let (attach, netdev) = (wanted.resolved.attach().as_str(), &host.link.name);
+        let (attach, netdev) = (nic.resolved.attach().as_str(), &host.link.name);
         match resolve::rivals(self.node, &host.link) {
             Ok(Some((kind, whose))) if kind != attach => Error::new(
                 Code::InvalidConfig,
@@ -586,25 +550,25 @@ impl Attachment<'_> {
     }
 
     /// Waits for the addresses' GIDs, and completes the device information file.
-    fn report(&self, plans: &[Plan], ready: &[CniResult]) -> Result<(), Error> {
-        let Some(first) = self.wanted.first() else {
+    fn report(&self, nics: &[Nic], plans: &[Plan], ready: &[CniResult]) -> Result<(), Error> {
+        let Some(first) = nics.first() else {
             return Ok(());
         };
         if first.config.rdma == RdmaRequirement::Off {
             return Ok(());
         }
-        let report = |((wanted, plan), ready): ((&_, &_), &CniResult)| {
-            let (wanted, plan): (&Wanted, &Plan) = (wanted, plan);
-            let ports = wanted.resolved.host_link().map(|host| host.rdma.as_slice());
+        let report = |((nic, plan), ready): ((&_, &_), &CniResult)| {
+            let (nic, plan): (&Nic, &Plan) = (nic, plan);
+            let ports = nic.resolved.host_link().map(|host| host.rdma.as_slice());
             Reported {
-                ifname: wanted.ifname.to_string(),
+                ifname: nic.ifname.to_string(),
                 ports: ports.unwrap_or_default().to_vec(),
                 addresses: ready.ips.iter().map(|ip| ip.address.addr).collect(),
                 moved: plan.rdma.iter().map(|device| device.name.clone()).collect(),
-                pci: report::function(plan.interface.link(), &wanted.config),
+                pci: report::function(plan.interface.link(), &nic.config),
             }
         };
-        let parts = self.wanted.iter().zip(plans).zip(ready);
+        let parts = nics.iter().zip(plans).zip(ready);
         let parts: Vec<Reported> = parts.map(report).collect();
         report::write(self.node, self.pod, self.id, &first.config, &parts)
     }
@@ -623,6 +587,54 @@ impl Attachment<'_> {
     }
 }
 
+/// The state of a netdev that is to move.
+///
+/// # Errors
+/// Code 101 naming what keeps it from being moved; the kernel's refusal.
+pub(super) fn snapshot(
+    node: &mut Node,
+    ipam: &Ipam,
+    config: &Config,
+    nic: &HostLink,
+    recovered: &Recovered,
+) -> Result<Snapshot, Error> {
+    let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
+    taken.identity = Identity::on(&node.roots, &nic.link);
+    if let Some(address) = &taken.identity.bus_device {
+        taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+    }
+    let addresses = match ipam {
+        Ipam::None => Addresses::OfHost,
+        _ => Addresses::OfIpam,
+    };
+    let fabric = node.policy.values.fabric_addresses;
+    taken.static_addresses =
+        addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
+    let socket = &mut node.netns.socket;
+    let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
+    if let Some(first) = found.first() {
+        let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
+        let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
+        let others = found.iter().skip(1);
+        return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+    }
+    let stay = taken.leased_addresses();
+    if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
+        node.log.warn(format_args!(
+            "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
+             \"fabricAddresses\": \"static\" in {}",
+            taken.name,
+            stay.join(", "),
+            node.policy.path.display()
+        ));
+    }
+    taken.pod_mac = config.mac.as_ref().map(ToString::to_string);
+    if let Some(name) = &recovered.true_name {
+        taken.name.clone_from(name);
+    }
+    Ok(taken)
+}
+
 /// The slot that the runtime passed.
 fn slots(config: &Config) -> Vec<Slot> {
     let allocation = config.allocation.iter();
@@ -632,27 +644,27 @@ fn slots(config: &Config) -> Vec<Slot> {
 /// The HCAs of a netdev that moves.
 fn hcas(resolved: &Resolved) -> Vec<String> {
     match resolved {
-        Resolved::Move(nic) => nic.hcas.iter().map(ToString::to_string).collect(),
+        Resolved::Move(host) => host.hcas.iter().map(ToString::to_string).collect(),
         Resolved::Child { .. } | Resolved::RdmaOnly(_) => Vec::new(),
     }
 }
 
 /// What an interface is given: what was leased, else what its netdev had on the host.
 fn given(
-    wanted: &Wanted,
+    nic: &Nic,
     moved: Option<&Snapshot>,
     leased: Option<&CniResult>,
 ) -> Result<InterfaceConfig, Error> {
-    let (config, attach) = (&wanted.config, wanted.resolved.attach());
+    let (config, attach) = (&nic.config, nic.resolved.attach());
     let given = match moved.filter(|_| leased.is_none()) {
-        Some(taken) => InterfaceConfig::of_host(config, taken, wanted.ifname.as_str())
+        Some(taken) => InterfaceConfig::of_host(config, taken, nic.ifname.as_str())
             .map_err(|e| Error::new(Code::Internal, format!("read back {}: {e}", taken.name)))?,
         None => {
             let none = CniResult::default();
             InterfaceConfig::of_result(attach, config, leased.unwrap_or(&none))?
         }
     };
-    let link = wanted.resolved.link();
+    let link = nic.resolved.link();
     let mtu = config.mtu.or(link.map(|link| link.mtu)).unwrap_or_default();
     plan::carries_ipv6(mtu, config, given.needs_ipv6())?;
     Ok(given)
@@ -732,15 +744,17 @@ fn own_ip(message: &AddressMessage) -> Option<IpConfig> {
     })
 }
 
-/// A random, locally administered address.
-fn random_mac() -> Result<MacAddress, Error> {
-    let mut bytes = [0; 6];
+/// A random, locally administered address, and a random index above those that the kernel chooses.
+fn random() -> Result<(MacAddress, u32), Error> {
+    let mut bytes = [0; 10];
     File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(|e| Error::new(Code::Io, format!("read /dev/urandom: {e}")))?;
+    let [index @ .., m0, m1, m2, m3, m4, m5] = bytes;
     // IEEE 802: not a group's address, locally administered.
-    bytes[0] = bytes[0] & 0xfc | 0x02;
-    Ok(MacAddress::new(bytes))
+    let mac = MacAddress::new([m0 & 0xfc | 0x02, m1, m2, m3, m4, m5]);
+    // An index is a positive `int`.
+    Ok((mac, u32::from_ne_bytes(index) >> 2 | 1 << 16))
 }
 
 /// Ours first where there was nothing before; else behind what other plugins made, whose

@@ -4,72 +4,54 @@
 //! In shared mode nothing is changed: the GIDs of the interface are waited for and reported, and the
 //! previous result is passed on. The journal has the attachment all the same: CHECK asks for it.
 
-use attachment::{
-    journal::{Key, Part, RdmaDevice, Record},
-    node::Node,
-};
-use cni_wire::{CniResult, Code, Request};
-use netlink::Namespace;
+use attachment::journal::{Part, RdmaDevice};
+use cni_wire::{CniResult, Code};
 use serde_json::Value;
 
-use super::{blank_record, undo};
+use super::{Add, Nic};
 use crate::{
-    config::Config,
     error::Error,
     rdma::{self, Numbers},
     report::{self, Reported},
     resolve::{PodInterface, RdmaOnly},
 };
 
-/// What an ADD works with once everything is resolved and allowed.
-pub(super) struct Attachment<'a> {
-    pub(super) node: &'a mut Node,
-    pub(super) request: &'a Request,
-    pub(super) config: &'a Config,
-    pub(super) key: &'a Key,
-    pub(super) pod: &'a Namespace,
-    pub(super) target: &'a RdmaOnly,
+/// That it cannot be the first of a chain.
+pub(super) fn needs_a_chain() -> Error {
+    Error::new(
+        Code::InvalidConfig,
+        "prevResult is missing: attach rdma-only follows a plugin that makes an interface",
+    )
+    .with_details("put it behind that plugin in the list, or set attach to move")
 }
 
-/// Refuses to be the first of a chain.
-///
-/// # Errors
-/// Code 7.
-pub(super) fn needs_a_chain(request: &Request) -> Result<(), Error> {
-    match request.config.prev_result()? {
-        Some(_) => Ok(()),
-        None => Err(Error::new(
-            Code::InvalidConfig,
-            "prevResult is missing: attach rdma-only follows a plugin that makes an interface",
-        )
-        .with_details("put it behind that plugin in the list, or set attach to move")),
-    }
-}
-
-impl Attachment<'_> {
+impl Add<'_> {
     /// Journals and moves what is to move, and reports. `before` is the chain's result.
-    pub(super) fn add(self, before: &CniResult, moves_rdma: bool) -> Result<Value, Error> {
+    pub(super) fn follow(&mut self, nics: Vec<Nic>, before: &CniResult) -> Result<Value, Error> {
+        let moves_rdma = nics.iter().any(|nic| nic.moves_rdma);
+        let target = RdmaOnly::joined(nics.into_iter().map(|nic| nic.resolved))?;
         let moved = match moves_rdma {
-            true => rdma::describe(self.node, &self.target.names(), Numbers::Promised)?,
+            true => rdma::describe(self.node, &target.names(), Numbers::Promised)?,
             false => Vec::new(),
         };
-        let part = Part {
+        let record = self.record_of(vec![Part {
             rdma: moved.clone(),
-            ..Part::named(self.request.attachment()?.ifname.as_str())
-        };
-        let record = Record {
-            parts: vec![part],
-            ..blank_record(self.node, self.request, self.pod)?
-        };
+            ..Part::named(self.id.ifname.as_str())
+        }]);
         self.node.journal.create(self.key, &record)?;
         rdma::move_in(self.node, self.pod, &moved, Numbers::Promised)
-            .and_then(|()| self.report(before, &moved))
-            .map_err(|first| undo(self.node, self.key, &record, first))
+            .and_then(|()| self.report_behind(&target, before, &moved))
+            .map_err(|first| self.undo(&record, first))
     }
 
-    fn report(&self, before: &CniResult, moved: &[RdmaDevice]) -> Result<Value, Error> {
-        let id = self.request.attachment()?;
-        let interfaces = &self.target.interfaces;
+    fn report_behind(
+        &self,
+        target: &RdmaOnly,
+        before: &CniResult,
+        moved: &[RdmaDevice],
+    ) -> Result<Value, Error> {
+        let id = self.id;
+        let interfaces = &target.interfaces;
         let of = |interface: Option<&PodInterface>| {
             let position = interface.map(|interface| interface.position);
             let link = interface.map(|interface| interface.link.link());
@@ -83,8 +65,7 @@ impl Attachment<'_> {
             let moved = moved.iter().map(|device| device.name.clone());
             Reported {
                 ifname: link.map_or_else(|| id.ifname.to_string(), |link| link.name.to_string()),
-                ports: self
-                    .target
+                ports: target
                     .ports()
                     .into_iter()
                     .filter(|port| is_behind(&port.device))

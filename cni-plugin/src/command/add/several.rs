@@ -4,51 +4,43 @@
 //! allocated to the pod, so a unit that stands in a network proves nothing here either. Each NIC is
 //! then resolved, authorized and checked by itself, as an attachment of its own would be.
 
-use std::collections::BTreeSet;
-
 use attachment::{addresses::Ipam, node::Node};
 use cni_wire::{AttachmentId, CniResult, Code, Request};
-use hca::{HcaId, UnitId, unit::PoolTag};
+use hca::HcaId;
 
-use super::{Nic, interface::Wanted};
+use super::Nic;
 use crate::{
     allocation::{self, Allocated, Devices},
     bind::Bound,
-    config::{Allocation, Attach, Config},
+    config::{Allocation, Config},
     error::Error,
     parts::{self, Numbering},
-    recover::Recovered,
-    resolve::Requested,
 };
 
-/// What the pod has.
-pub(super) struct All {
+/// The units of the resource that the pod has.
+pub(super) struct Units {
     pub(super) allocated: Allocated,
     pub(super) devices: Devices,
 }
 
-/// Refuses what serves one interface only. Asks nobody. Answers the unit that the runtime names.
+/// Refuses what serves one interface only. Asks nobody.
 ///
 /// # Errors
 /// Code 7.
-pub(super) fn check<'a>(
-    config: &'a Config,
-    ipam: &Ipam,
-    chain: Option<&CniResult>,
-) -> Result<&'a Allocation, Error> {
-    let named = config.allocation.as_ref().ok_or_else(|| {
-        Error::new(
+pub(super) fn check(config: &Config, ipam: &Ipam, chain: Option<&CniResult>) -> Result<(), Error> {
+    if config.allocation.is_none() {
+        return Err(Error::new(
             Code::InvalidConfig,
             "devices: all is about the units of a resource, and no deviceID says of which",
         )
         .with_details(
             "name the resource in the network's annotation k8s.v1.cni.cncf.io/resourceName, so \
              that Multus passes one of the pod's units",
-        )
-    })?;
+        ));
+    }
     ipam.serves_several()?;
     match chain {
-        None => Ok(named),
+        None => Ok(()),
         Some(_) => Err(Error::new(
             Code::InvalidConfig,
             "the addresses of the list's interface cannot go over to several ipvlans",
@@ -67,14 +59,14 @@ pub(super) fn ask(
     request: &Request,
     named: &Allocation,
     bound: Option<&Bound>,
-) -> Result<All, Error> {
+) -> Result<Units, Error> {
     let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)?;
     Ok(match bound {
-        Some(bound) => All {
+        Some(bound) => Units {
             devices: held.devices_bound(&named.unit, &named.text, bound.hcas())?,
             allocated: bound.allocated(),
         },
-        None => All {
+        None => Units {
             devices: held.devices_beside(&named.unit, &named.text)?,
             allocated: held.allocated(),
         },
@@ -83,51 +75,32 @@ pub(super) fn ask(
 
 /// A configuration for each NIC, in the order of the HCAs: every process that locks several NICs
 /// does so in this order.
-pub(super) fn configs(
-    config: &Config,
-    requested: Requested,
-    devices: &Devices,
-    bound: Option<&Bound>,
-) -> Vec<Config> {
-    let attach = match requested {
-        Requested::Move => Some(Attach::Move),
-        Requested::Child(kind) => kind.map(Attach::Child),
-        Requested::RdmaOnly => Some(Attach::RdmaOnly),
-    };
-    let pool = PoolTag::of(&devices.resource);
+pub(super) fn configs(config: &Config, devices: &Devices, bound: Option<&Bound>) -> Vec<Config> {
     let of = |hca: &HcaId| Config {
-        attach,
-        allocation: Some(Allocation {
-            // The kind is decided, so that only the HCA counts of it.
-            unit: UnitId::Shared {
-                hca: hca.clone(),
-                pool,
-                slot: 0,
-            },
+        allocation: config.allocation.clone().map(|named| Allocation {
+            hca: Some(hca.clone()),
             text: hca.to_string(),
             slot: bound.and_then(|bound| bound.slot(hca).cloned()),
+            ..named
         }),
         ..config.clone()
     };
     devices.hcas.iter().map(of).collect()
 }
 
-/// The interfaces by rail, and what keeps other processes off their NICs.
+/// Puts the NICs, which are in the order of the HCAs, in the order of their rails, and names their
+/// interfaces.
 ///
 /// # Errors
 /// The rails of the NICs, or the names of the interfaces, are not clear.
-pub(super) fn interfaces(
-    node: &Node,
+pub(super) fn number(
     config: &Config,
     id: &AttachmentId,
-    devices: &Devices,
-    ranges: Option<&BTreeSet<u32>>,
-    nics: Vec<Nic>,
-) -> Result<(Vec<Wanted>, Vec<Recovered>), Error> {
-    let described: Vec<parts::Nic> = devices
-        .hcas
-        .iter()
-        .zip(&nics)
+    numbering: Numbering<'_>,
+    nics: &mut [Nic],
+) -> Result<(), Error> {
+    let described = numbering.devices.hcas.iter().zip(nics.iter());
+    let described: Vec<parts::Nic> = described
         .filter_map(|(hca, nic)| {
             let host = nic.resolved.host_link()?;
             Some(parts::Nic {
@@ -138,26 +111,20 @@ pub(super) fn interfaces(
             })
         })
         .collect();
-    let numbering = Numbering {
-        rails: &node.policy.values.rails,
-        path: &node.policy.path,
-        devices,
-        ranges,
-    };
     let rails = parts::rails(&described, numbering)?;
-    let mut by_rail: Vec<(u32, parts::Nic, Nic)> = rails
-        .into_iter()
-        .zip(described)
-        .zip(nics)
-        .map(|((rail, described), nic)| (rail, described, nic))
-        .collect();
-    by_rail.sort_by_key(|(rail, ..)| *rail);
-    let hosts = by_rail
+    let mut hosts: Vec<(u32, &str)> = rails
         .iter()
-        .map(|(rail, nic, _)| (*rail, nic.netdev.as_str()));
+        .copied()
+        .zip(described.iter().map(|nic| nic.netdev.as_str()))
+        .collect();
+    hosts.sort_unstable();
     let names = parts::names(&config.names, id.ifname.as_str(), hosts)?;
-    let interfaces = by_rail.into_iter().zip(names);
-    Ok(interfaces
-        .map(|((rail, _, nic), name)| nic.interface(name, Some(rail)))
-        .unzip())
+    for (nic, rail) in nics.iter_mut().zip(rails) {
+        nic.rail = Some(rail);
+    }
+    nics.sort_by_key(|nic| nic.rail);
+    for (nic, name) in nics.iter_mut().zip(names) {
+        nic.ifname = name;
+    }
+    Ok(())
 }

@@ -321,17 +321,6 @@ impl Client {
             .map(drop)
     }
 
-    /// Each block and split cell of the namespace, as they are now.
-    ///
-    /// # Errors
-    /// [`ApiError`].
-    pub async fn blocks(&self, each: impl FnMut(BlockObject)) -> Result<(), ApiError> {
-        let request = self.blocks_path().list(&ListParams::default());
-        self.list("the AddressBlocks", request, each)
-            .await
-            .map(drop)
-    }
-
     /// Each block of a node, as they are now, and the list's `resourceVersion`.
     ///
     /// # Errors

@@ -5,7 +5,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +21,7 @@ use kube_core::Status;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout};
 
-use super::endpoint::{Endpoint, Token, read};
+use super::endpoint::{Endpoint, read};
 
 /// The longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -237,10 +236,8 @@ impl Transport {
     }
 
     fn authorization(&self) -> Result<Option<HeaderValue>, ApiError> {
-        let path: &Path = match &self.endpoint.token {
-            None => return Ok(None),
-            Some(Token::Text(text)) => return Ok(bearer(text)),
-            Some(Token::File(path)) => path,
+        let Some(path) = &self.endpoint.token else {
+            return Ok(None);
         };
         if let Some((value, read)) = &*self.token.borrow()
             && read.elapsed() < TOKEN_INTERVAL

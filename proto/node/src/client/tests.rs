@@ -6,7 +6,7 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::*;
-use crate::document::{FailureKind, encode_answer};
+use crate::document::{Answer, FailureKind, Pod, PodUnits, Question, encode_answer};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// For what is expected to use all of it.
@@ -49,7 +49,7 @@ impl Place {
     }
 
     fn ask(&self, limit: Duration) -> Result<PodUnits, ClientError> {
-        pod_units(&self.socket(), &pod(), limit)
+        ask(&self.socket(), &pod(), limit)
     }
 
     /// Asks with a short limit, which must be kept.
@@ -261,7 +261,7 @@ fn missing_daemon_is_reported_with_what_to_do() {
     );
     assert!(text.contains(place.socket().to_str().unwrap()), "{text}");
     let nowhere = place.directory.path().join("none/node.sock");
-    let error = pod_units(&nowhere, &pod(), CALL_TIMEOUT).unwrap_err();
+    let error = ask(&nowhere, &pod(), CALL_TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::NoSocket { .. }), "{error}");
 
     drop(place.bind());
@@ -297,14 +297,14 @@ fn link_in_place_of_the_directory_or_the_socket_is_not_followed() {
     let beside = tempfile::tempdir().unwrap();
     let link = beside.path().join("link");
     symlink(place.directory.path(), &link).unwrap();
-    let error = pod_units(&link.join("node.sock"), &pod(), CALL_TIMEOUT).unwrap_err();
+    let error = ask(&link.join("node.sock"), &pod(), CALL_TIMEOUT).unwrap_err();
     assert!(
         error.to_string().contains("link is not a directory"),
         "{error}"
     );
     let link = place.directory.path().join("other.sock");
     symlink(place.socket(), &link).unwrap();
-    let error = pod_units(&link, &pod(), CALL_TIMEOUT).unwrap_err();
+    let error = ask(&link, &pod(), CALL_TIMEOUT).unwrap_err();
     assert!(
         error.to_string().contains("other.sock is not a socket"),
         "{error}"
@@ -336,7 +336,7 @@ fn question_that_is_too_long_is_not_sent() {
         name: "n".repeat(QUESTION_MAX_BYTES),
         ..pod()
     };
-    let error = pod_units(Path::new("nowhere"), &long, CALL_TIMEOUT).unwrap_err();
+    let error = ask(Path::new("nowhere"), &long, CALL_TIMEOUT).unwrap_err();
     assert!(
         matches!(error, ClientError::QuestionTooLarge { .. }),
         "{error}"

@@ -1,49 +1,21 @@
-//! Reading what host-local left: its directories. What is found is a plan, and leasing it is the
-//! store's business.
+//! Leases in a directory of host-local.
 
+use anyhow::{Context as _, Result, bail};
 use ipnetwork::IpNetwork;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// One address to take over.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Planned {
+pub(super) struct Planned {
     /// The address.
-    pub address: IpAddr,
+    pub(super) address: IpAddr,
     /// The range it belongs to.
-    pub range: IpNetwork,
+    pub(super) range: IpNetwork,
     /// Container ID.
-    pub container: String,
+    pub(super) container: String,
     /// Interface.
-    pub interface: String,
-}
-
-/// Why nothing can be imported.
-#[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    /// A directory or file cannot be read.
-    #[error("read {}: {source}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-    /// Something in it cannot be made sense of.
-    #[error("{place}: {why}")]
-    Record {
-        /// Object or file.
-        place: String,
-        /// What is wrong.
-        why: String,
-    },
-}
-
-fn wrong(place: impl Into<String>, why: impl Into<String>) -> ImportError {
-    ImportError::Record {
-        place: place.into(),
-        why: why.into(),
-    }
+    pub(super) interface: String,
 }
 
 /// The leases of a host-local directory, `/var/lib/cni/networks/<network>`: a
@@ -51,18 +23,12 @@ fn wrong(place: impl Into<String>, why: impl Into<String>) -> ImportError {
 /// Empty files, which a crash leaves, are not imported; their names are answered.
 ///
 /// # Errors
-/// [`ImportError`] for what cannot be read or belongs to none of `ranges`.
-pub fn host_local(
-    directory: &Path,
-    ranges: &[IpNetwork],
-) -> Result<(Vec<Planned>, Vec<String>), ImportError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| ImportError::Read { path, source }
-    };
+/// What cannot be read or belongs to none of `ranges`.
+pub(super) fn read(directory: &Path, ranges: &[IpNetwork]) -> Result<(Vec<Planned>, Vec<String>)> {
+    let failed = |path: &Path| format!("read {}", path.display());
     let (mut planned, mut empty) = (Vec::new(), Vec::new());
-    for entry in std::fs::read_dir(directory).map_err(failed(directory))? {
-        let path = entry.map_err(failed(directory))?.path();
+    for entry in std::fs::read_dir(directory).with_context(|| failed(directory))? {
+        let path = entry.with_context(|| failed(directory))?.path();
         let name = path
             .file_name()
             .unwrap_or_default()
@@ -74,11 +40,11 @@ pub fn host_local(
         let address: IpAddr = name
             .replace('_', ":")
             .parse()
-            .map_err(|_| wrong(&name, "is no address"))?;
+            .with_context(|| format!("{name} is not an address"))?;
         let Some(range) = ranges.iter().find(|range| range.contains(address)) else {
-            return Err(wrong(name, "lies in none of the ranges given"));
+            bail!("{name} lies in none of the ranges given");
         };
-        let text = std::fs::read_to_string(&path).map_err(failed(&path))?;
+        let text = std::fs::read_to_string(&path).with_context(|| failed(&path))?;
         let mut lines = text.lines().map(str::trim);
         let Some(container) = lines.next().filter(|line| !line.is_empty()) else {
             empty.push(name);
@@ -115,15 +81,15 @@ mod tests {
         write("lock", "");
         write("last_reserved_ip.0", "10.0.0.7");
         let ranges = ["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()];
-        let (planned, empty) = host_local(place.path(), &ranges).unwrap();
+        let (planned, empty) = read(place.path(), &ranges).unwrap();
         let got: Vec<_> = planned
             .iter()
             .map(|p| (p.container.as_str(), p.interface.as_str()))
             .collect();
         assert_eq!(got, [("c1", "eth0"), ("c2", "eth0"), ("c3", "net1")]);
         assert_eq!(empty, ["10.0.0.7"]);
-        assert!(host_local(place.path(), &ranges[..1]).is_err());
+        assert!(read(place.path(), &ranges[..1]).is_err());
         write("junk", "");
-        assert!(host_local(place.path(), &ranges).is_err());
+        assert!(read(place.path(), &ranges).is_err());
     }
 }
