@@ -40,7 +40,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve the kubelet until a signal
-    Run(Run),
+    Run(Box<Run>),
     /// Check a configuration and show how it is understood
     Validate(validate::Validate),
     /// Put the CNI programs and the node's policy in their places
@@ -308,7 +308,7 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         None => serve(cli.run),
-        Some(Command::Run(run)) => serve(run),
+        Some(Command::Run(run)) => serve(*run),
         Some(Command::Validate(validate)) => validate.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
         Some(Command::Uninstall(uninstall)) => uninstall.run(&mut out),

@@ -108,7 +108,7 @@ fn half_open_clients_delay_no_answer() -> Result<()> {
     late.shutdown(Shutdown::Write)?;
     let mut answer = String::new();
     late.read_to_string(&mut answer)?;
-    assert!(answer.contains("podUnits"), "{answer}");
+    assert!(answer.contains("uidChecked"), "{answer}");
     Ok(())
 }
 
