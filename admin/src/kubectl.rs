@@ -127,9 +127,10 @@ impl Kubectl {
     }
 }
 
+/// The last line that it printed; those before are its log.
 fn complaint(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
-    printable(text.trim())
+    printable(text.trim().lines().last().unwrap_or("it printed nothing"))
 }
 
 fn read<T: DeserializeOwned>(resource: &str, output: Output) -> anyhow::Result<T> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use attachment::{
     detach::{self, living},
-    journal::{Key, Part, Record, store::Lock},
+    journal::{Key, Lock, Part, Record},
     netdev::{
         restore::{self, return_netdev},
         snapshot::{Identity, Snapshot},

@@ -146,7 +146,7 @@ pub fn resolve(
             let target = move_target(config)?;
             let mut nic = on_host(node, &target, config.port, network)?;
             is_allocated(node, config, &nic)?;
-            nic.dependents = dependents::of(node, &nic, pod)?;
+            nic.dependents = dependents::of(node, &nic, pod, network)?;
             Ok(Resolved::Move(nic))
         }
         Requested::Child(kind) => {

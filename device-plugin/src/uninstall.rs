@@ -32,7 +32,7 @@ use crate::reclaim;
 const STATE_ENTRIES: [&str; 9] = [
     "attachments",
     "devices",
-    "locks",
+    "lock",
     "blocks",
     ipam::reclaim::DIRECTORY,
     EXCLUSIVE_HCAS,

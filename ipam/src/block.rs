@@ -27,7 +27,6 @@ const MAX_READABLE: usize = 40;
 pub struct AddressSpace {
     /// Name of the store in the policy.
     pub store: String,
-    /// `network_name`.
     pub network_name: Option<String>,
 }
 
@@ -128,6 +127,12 @@ pub fn hash(text: &str) -> u64 {
 #[must_use]
 pub fn single(address: IpAddr) -> IpNetwork {
     IpNetwork::from(address)
+}
+
+/// Addresses of a block, first and last of a subnet included.
+#[must_use]
+pub fn size(block: IpNetwork) -> u64 {
+    u64::try_from(Span::of(block).size()).unwrap_or(u64::MAX)
 }
 
 /// All addresses of a block of at most 2^16, each once, from a drawn place on.

@@ -89,15 +89,11 @@ pub struct Config {
     /// `enable_overlapping_ranges`: an address is leased once in all ranges of
     /// the network name, not once in each.
     pub overlapping: bool,
-    /// `gateway`.
     pub gateway: Option<IpAddr>,
     /// `addresses`: the same for every pod, and not leased.
     pub fixed: Vec<IpConfig>,
-    /// `routes`.
     pub routes: Vec<Route>,
-    /// `dns`.
     pub dns: Dns,
-    /// Keys that were ignored.
     pub ignored: Vec<String>,
 }
 

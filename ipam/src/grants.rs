@@ -38,9 +38,7 @@ const VERSION: u64 = 1;
 /// One block that this node has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Its addresses.
     pub block: IpNetwork,
-    /// UID of its object.
     pub uid: String,
     /// How often it changed hands, with this time.
     pub epoch: u64,
@@ -73,9 +71,7 @@ pub struct Grants {
 #[derive(Debug, thiserror::Error)]
 #[error("read which blocks of addresses this node has: {}: {why}", path.display())]
 pub struct GrantsError {
-    /// The file.
     pub path: PathBuf,
-    /// What is wrong.
     pub why: String,
 }
 
@@ -112,7 +108,6 @@ pub fn read_all(directory: &Path, store: &str) -> Result<Vec<(AddressSpace, Gran
 }
 
 impl Grants {
-    /// None yet.
     #[must_use]
     pub fn none(space: &AddressSpace) -> Self {
         Self {
@@ -169,13 +164,11 @@ impl Grants {
         except.copied().map(IpNetwork::from).collect()
     }
 
-    /// The blocks' addresses.
     #[must_use]
     pub fn networks(&self) -> Vec<IpNetwork> {
         self.blocks.iter().map(|grant| grant.block).collect()
     }
 
-    /// `network_name` of their space.
     #[must_use]
     pub fn network_name(&self) -> Option<&str> {
         self.network_name.as_deref()

@@ -26,13 +26,11 @@ pub struct Record(Vec<Lease>);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
-    /// The address.
     pub address: IpAddr,
     /// Prefix length that goes with it into the result.
     pub prefix: u8,
     /// The pool: the range's network.
     pub range: IpNetwork,
-    /// `network_name` of the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
     /// Whether the address is leased once in all ranges of the network name.
@@ -45,7 +43,6 @@ pub struct Lease {
     pub requested: bool,
     /// Which part of its order it is, from 0.
     pub part: usize,
-    /// Whose it is.
     #[serde(flatten)]
     pub holder: Holder,
     /// When, RFC 3339 in UTC.
@@ -61,16 +58,12 @@ pub struct Holder {
     /// The pod, where the runtime named it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<Pod>,
-    /// `CNI_CONTAINERID`.
     pub container: String,
-    /// `CNI_IFNAME`.
     pub interface: String,
-    /// The node's name.
     pub node: String,
     /// The node's machine ID; empty where there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub machine: String,
-    /// The node's boot ID.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
     /// Path of the network namespace, as the runtime gave it.
@@ -84,12 +77,9 @@ pub struct Holder {
     pub device: Option<String>,
 }
 
-/// A pod's names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
     /// UID, where the runtime gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,12 +100,7 @@ pub enum LeaseError {
     Decode(String),
     /// A field breaks its rule.
     #[error("{field}: {value:?} breaks the rule for it")]
-    Field {
-        /// Its key.
-        field: &'static str,
-        /// Its value.
-        value: String,
-    },
+    Field { field: &'static str, value: String },
 }
 
 fn yes() -> bool {
@@ -225,13 +210,11 @@ impl Record {
         (!leases.is_empty()).then_some(Self(leases))
     }
 
-    /// Its leases.
     #[must_use]
     pub fn leases(&self) -> &[Lease] {
         &self.0
     }
 
-    /// The file's content.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let text = self.0.first().map(|first| OrderText {

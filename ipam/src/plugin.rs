@@ -23,7 +23,6 @@ use node::log::{Log, subject};
 use node::policy::{Policy, PolicyError, Store as StorePolicy};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -75,9 +74,6 @@ impl Plugin {
     }
 
     /// Whichever verb the request has; an ADD's result in its version.
-    ///
-    /// # Errors
-    /// Those of the verb.
     pub fn serve(&self, request: &Request) -> Result<Option<Value>, Error> {
         let started = Instant::now();
         let answer = match request.command() {
@@ -133,9 +129,6 @@ impl Plugin {
     }
 
     /// The rails for which a request's configuration has ranges; none where all have the same.
-    ///
-    /// # Errors
-    /// The configuration is wrong.
     pub fn rails(&self, request: &Request) -> Result<Option<BTreeSet<u32>>, Error> {
         Ok(self.config(request)?.rails())
     }
@@ -225,9 +218,6 @@ impl Plugin {
     }
 
     /// CHECK of an attachment with several interfaces, by their rails.
-    ///
-    /// # Errors
-    /// As [`Plugin::check`].
     pub fn check_rails(&self, request: &Request, rails: &[u32]) -> Result<(), Error> {
         self.check_by(request, &self.config(request)?.for_rails(rails)?)
     }
@@ -270,9 +260,6 @@ impl Plugin {
     }
 
     /// STATUS: ADD could be served.
-    ///
-    /// # Errors
-    /// Code 50 with the reason.
     pub fn status(&self, request: &Request) -> Result<(), Error> {
         let unavailable = |error: Error| Error {
             code: Code::Unavailable,
@@ -331,9 +318,6 @@ impl Plugin {
     }
 
     /// Opens a store of the policy, made if it is new.
-    ///
-    /// # Errors
-    /// The policy's or the store's fault.
     pub fn open(&self, name: &str) -> Result<Store, Error> {
         self.trusted_policy()?;
         let node = self.identity()?;
@@ -342,9 +326,6 @@ impl Plugin {
     }
 
     /// Makes a directory of the policy a store, if it is none yet.
-    ///
-    /// # Errors
-    /// The policy's or the store's fault.
     pub fn init(&self, name: &str) -> Result<Store, Error> {
         self.trusted_policy()?;
         let node = self.identity()?;
@@ -372,9 +353,6 @@ impl Plugin {
     }
 
     /// What an ADD would find now, in each range of the configuration.
-    ///
-    /// # Errors
-    /// When the store cannot be used.
     pub fn survey(
         &self,
         config: &Config,
@@ -393,7 +371,6 @@ impl Plugin {
         })
     }
 
-    /// The node's policy.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
@@ -438,10 +415,8 @@ impl Plugin {
         };
         for range in config.all_ranges() {
             let subnet = range.subnet();
-            let inside = |(address, length): &(IpAddr, u8)| {
-                IpNetwork::new(*address, *length).is_ok_and(|allowed| {
-                    allowed.prefix() <= subnet.prefix() && allowed.contains(subnet.network())
-                })
+            let inside = |allowed: &IpNetwork| {
+                allowed.prefix() <= subnet.prefix() && allowed.contains(subnet.network())
             };
             if !allowed.iter().any(inside) {
                 return refuse(format!("range {subnet}"));

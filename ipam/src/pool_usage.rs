@@ -7,7 +7,6 @@ use crate::store::{Pool, Store, StoreError};
 /// What is used of a pool, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Leases of the pool.
     pub used: u128,
     /// Its addresses that are leased as those of another range.
     pub used_by_others: u128,
@@ -29,9 +28,6 @@ impl Usage {
 
 /// Each lease counts in one pool: in that which its record names. Only where several
 /// pools have its address, the record is read.
-///
-/// # Errors
-/// The store cannot be read.
 pub fn usage(store: &Store, pools: &[Pool], cooldown: Duration) -> Result<Vec<Usage>, StoreError> {
     let now = u128::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
     let mut counts: Vec<Usage> = pools.iter().map(|_| Usage::default()).collect();

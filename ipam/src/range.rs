@@ -25,9 +25,7 @@ pub type IpAddrWithLength = (IpAddr, Option<u8>);
 pub struct Spec<'a> {
     /// `net/len` or `start-end/len`.
     pub range: &'a str,
-    /// `range_start`.
     pub start: Option<&'a str>,
-    /// `range_end`.
     pub end: Option<&'a str>,
     /// `exclude`: addresses, CIDRs and, in the strict profile, `start-end`.
     pub exclude: &'a [&'a str],
@@ -52,19 +50,14 @@ pub enum RangeError {
     Syntax {
         /// Key within the range's object.
         key: String,
-        /// The text.
         value: String,
-        /// What it should be.
         expected: &'static str,
     },
     /// `start-end/len`: the start does not lie in the end's network.
     #[error("range: {start} does not lie in {subnet}, the network of {end}")]
     StartOutside {
-        /// The first address.
         start: IpAddr,
-        /// The last address.
         end: IpAddr,
-        /// The end's network.
         subnet: IpNetwork,
     },
     /// A network without room between its first and last address.
@@ -75,19 +68,12 @@ pub enum RangeError {
     Outside {
         /// Key within the range's object.
         key: String,
-        /// The text.
         value: String,
-        /// The range's network.
         subnet: IpNetwork,
     },
     /// The end comes before the start.
     #[error("range_end: {end} comes before {start}, where the range starts")]
-    Inverted {
-        /// The first address.
-        start: IpAddr,
-        /// The last address.
-        end: IpAddr,
-    },
+    Inverted { start: IpAddr, end: IpAddr },
     /// A number with a leading zero.
     #[error(
         "{key}: {value:?} has a number with a leading zero, which may be meant as octal; leave the zero out"
@@ -95,7 +81,6 @@ pub enum RangeError {
     LeadingZero {
         /// Key within the range's object.
         key: String,
-        /// The text.
         value: String,
     },
     /// Addresses that no interface of a pod can have.
@@ -103,11 +88,9 @@ pub enum RangeError {
         "range: {subnet} has addresses of {block}, which are for {purpose}: no interface of a pod can have them"
     )]
     Reserved {
-        /// The range's network.
         subnet: IpNetwork,
         /// The addresses that it must not have.
         block: &'static str,
-        /// What they are for.
         purpose: &'static str,
     },
     /// Bounds around nothing but the network's first or last address.
@@ -119,7 +102,6 @@ pub enum RangeError {
         start: IpAddr,
         /// The last address of the bounds.
         end: IpAddr,
-        /// The range's network.
         subnet: IpNetwork,
     },
     /// Exclusions, gateway, next hops and fixed addresses leave nothing.
@@ -129,9 +111,6 @@ pub enum RangeError {
 
 impl Range {
     /// Reads a range by the rules of `profile`.
-    ///
-    /// # Errors
-    /// [`RangeError`] naming key, value and rule.
     pub fn new(spec: &Spec<'_>, profile: Profile) -> Result<Self, RangeError> {
         let strict = profile == Profile::Strict;
         if strict {
@@ -267,7 +246,6 @@ impl Range {
     }
 }
 
-/// The number an address is.
 /// Spans without the addresses of some networks.
 pub(crate) fn spans_without(v4: bool, spans: &[Span], networks: &[IpNetwork]) -> Vec<Span> {
     let holes: Vec<Span> = networks
@@ -279,7 +257,9 @@ pub(crate) fn spans_without(v4: bool, spans: &[Span], networks: &[IpNetwork]) ->
     spans.iter().flat_map(left).collect()
 }
 
-pub(crate) fn bits(address: IpAddr) -> u128 {
+/// The number an address is.
+#[must_use]
+pub fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),
         IpAddr::V6(v6) => v6.to_bits(),

@@ -38,9 +38,7 @@ pub const MIN_GAP: Duration = Duration::from_secs(5);
 pub struct Options<'a> {
     /// Prefix of the paths of network namespaces: `/` for who sees the host's.
     pub netns_root: &'a Path,
-    /// The host's `/proc`.
     pub proc: &'a Path,
-    /// The policy's `stateDir`.
     pub state_dir: &'a Path,
     /// The state directories in which attachments of this node are recorded ([`node::state_dirs::all`]).
     pub journals: &'a [PathBuf],
@@ -50,7 +48,6 @@ pub struct Options<'a> {
     pub cluster_node: bool,
     /// Only say what would be freed.
     pub dry_run: bool,
-    /// The time.
     pub now: Timestamp,
 }
 
@@ -84,7 +81,6 @@ pub struct Report {
 }
 
 impl Over {
-    /// For listings.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -159,7 +159,6 @@ use dir::Dir;
 use format::Format;
 use fsck::server_time;
 use granted::BlockFiles;
-use ipnetwork::IpNetwork;
 use memory::Memory;
 use nix::errno::Errno;
 use node::identity::NodeIdentity;
@@ -295,8 +294,8 @@ impl Store {
         }))
     }
 
-    /// The stores that this node used under a name of the policy and that the policy
-    /// does not name there now, or at all: each that is there, or why it is not.
+    /// The store that this node used last under a name of the policy, if the policy does not name it
+    /// there now, or at all, and the one before it: each, or why it cannot be opened.
     #[must_use]
     pub fn open_remembered(
         policy: &Policy,
@@ -304,15 +303,15 @@ impl Store {
         node: &NodeIdentity,
     ) -> Vec<Result<Self, StoreError>> {
         let current = Place::of(policy, name).ok().map(|place| place.directory);
-        let Ok(Some(mut memory)) = Memory::read(&memory::path(&policy.state_dir, name)) else {
+        let Ok(Some(memory)) = Memory::read(&memory::path(&policy.state_dir, name)) else {
             return Vec::new();
         };
-        let mut stores = std::mem::take(&mut memory.previous);
-        stores.push(memory::Known {
+        let last = memory::Known {
             id: memory.id.clone(),
             directory: memory.directory.clone(),
-        });
-        stores.retain(|known| current != Some(known.directory.as_path()));
+        };
+        let stores = [Some(last), memory.previous.clone()].into_iter().flatten();
+        let stores = stores.filter(|known| current != Some(known.directory.as_path()));
         let open = |known: memory::Known| {
             let dir = Dir::open_path(&known.directory)?;
             trust(&dir)?;
@@ -335,7 +334,7 @@ impl Store {
                 Vec::new(),
             ))
         };
-        stores.into_iter().rev().map(open).collect()
+        stores.map(open).collect()
     }
 
     /// Makes the policy's directory a store, by the identity that the policy names
@@ -441,13 +440,11 @@ impl Store {
         }
     }
 
-    /// The directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.root.path()
     }
 
-    /// The identity.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
@@ -459,7 +456,6 @@ impl Store {
         &self.file_system.name
     }
 
-    /// This machine.
     #[must_use]
     pub fn node(&self) -> &NodeIdentity {
         &self.node
@@ -520,10 +516,7 @@ impl<'p> Place<'p> {
             StoreKind::Kubernetes {
                 static_networks, ..
             } => Some(BlockFiles {
-                static_networks: static_networks
-                    .iter()
-                    .filter_map(|(address, length)| IpNetwork::new(*address, *length).ok())
-                    .collect(),
+                static_networks: static_networks.clone(),
                 store: name.to_owned(),
                 directory: grants::directory(&policy.state_dir, name),
             }),

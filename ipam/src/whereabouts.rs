@@ -15,7 +15,6 @@ use std::net::IpAddr;
 
 /// API group of both kinds.
 pub const GROUP: &str = "whereabouts.cni.cncf.io";
-/// Version of both kinds.
 pub const VERSION: &str = "v1alpha1";
 /// The largest distance that whereabouts reads: it writes unsigned numbers, and reads signed ones.
 pub const MAX_OFFSET: u64 = i64::MAX.unsigned_abs();

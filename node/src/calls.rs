@@ -89,9 +89,7 @@ pub struct Calls {
 /// How calls of a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Well.
     Success,
-    /// With this code.
     Failure(Code),
     /// With a code that has no counter of its own.
     OtherFailure,
@@ -102,7 +100,6 @@ pub enum Ending {
 pub struct Durations {
     /// Calls by the bounds of [`BOUNDS`], each in one bucket; the last one has no bound.
     pub buckets: [u64; BOUNDS.len() + 1],
-    /// All together.
     pub sum: Duration,
 }
 
@@ -166,9 +163,6 @@ impl Calls {
 
     /// Reads a program's counters; `None` where it was never called since the node booted, or the
     /// file is none of this version.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         match File::open(path) {
             Ok(file) => Self::of(&file),

@@ -110,15 +110,7 @@ fn open_beside(path: &Path, mode: u32) -> io::Result<(File, PathBuf)> {
 /// # Errors
 /// What the kernel said; the file is as it was.
 pub fn replace_in_boot(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
-    let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&beside)?;
+    let (mut file, beside) = open_beside(path, 0o644)?;
     let written = file
         .write_all(content.as_ref())
         .and_then(|()| fs::rename(&beside, path));
@@ -155,7 +147,6 @@ pub fn remove_leftovers(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// `.NAME.RANDOM.new`.
 fn is_leftover_name(name: &str) -> bool {
     let stem = name.strip_prefix('.').and_then(|n| n.strip_suffix(".new"));
     let random = stem.and_then(|stem| stem.rsplit_once('.'));
@@ -165,9 +156,6 @@ fn is_leftover_name(name: &str) -> bool {
 }
 
 /// Makes a directory and those above it, each synced into the one above it.
-///
-/// # Errors
-/// What the kernel said.
 pub fn make_directories(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());

@@ -28,15 +28,11 @@ use crate::spelling::nearest;
 /// A JSON value with its keys in file order and duplicates kept.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// `null`.
     Null,
-    /// `true` or `false`.
     Bool(bool),
     /// A number, kept as written until somebody asks for a type.
     Number(serde_json::Number),
-    /// A string.
     String(String),
-    /// A list.
     Array(Vec<Value>),
     /// An object, in file order, duplicates kept.
     Object(Vec<(String, Value)>),
@@ -45,17 +41,13 @@ pub enum Value {
 /// Why a document, or one value in it, cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not a JSON document.
     #[error("not valid JSON: {0}")]
     Syntax(#[source] serde_json::Error),
     /// A value of another type than its key asks for.
     #[error("{path}: expected {expected}, found {found}")]
     Type {
-        /// Where, as `configList[0].rdmaHcaMax`.
         path: String,
-        /// What belongs there.
         expected: &'static str,
-        /// What is there.
         found: String,
     },
     /// What the type that is read says of a value.

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 /// This machine, as leases name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeIdentity {
-    /// The node's name.
     pub name: String,
     /// `/etc/machine-id`; empty where there is none.
     pub machine: String,
@@ -25,9 +24,7 @@ pub enum IdentityError {
     /// Without a boot ID no program can know when a lease is over.
     #[error("read boot ID {}: {source}", path.display())]
     Boot {
-        /// The file.
         path: PathBuf,
-        /// What the kernel said.
         source: std::io::Error,
     },
     /// The name cannot be part of a path.

@@ -108,7 +108,6 @@ impl Log {
         self.write(LogLevel::Warn, "warn", &text);
     }
 
-    /// A change of state.
     pub fn info(&self, text: impl Display) {
         self.write(LogLevel::Info, "info", &text);
     }

@@ -14,7 +14,6 @@ const NSFS: u32 = 0x6e73_6673;
 /// What became of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Netns {
-    /// It is there.
     Present,
     /// Its path is gone, or leads to another namespace.
     Gone,

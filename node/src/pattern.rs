@@ -26,7 +26,6 @@ impl Pattern {
         }
     }
 
-    /// Whether `text` is meant.
     pub fn matches(&self, text: &str) -> bool {
         match self {
             Pattern::Exact(word) => word == text,
@@ -53,7 +52,6 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A parsed glob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
     source: String,

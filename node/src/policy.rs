@@ -22,10 +22,10 @@ pub use rails::{MAX_RAIL, RailCandidate, RailConflict, Rails};
 pub use selector::{Candidate, Selector};
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ipnetwork::IpNetwork;
 use serde_json::Value;
 
 use crate::{state_dirs, trust};
@@ -78,7 +78,6 @@ pub enum FabricAddresses {
 /// A lease store of the policy: a directory of leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
-    /// `directory`: absolute path.
     pub directory: PathBuf,
     /// `type`, with the keys that only it has.
     pub kind: StoreKind,
@@ -119,9 +118,9 @@ pub enum StoreKind {
     Kubernetes {
         /// `blocks`: how long a block is.
         blocks: BlockLength,
-        /// `static`: address and prefix length of networks that are not cut into blocks. Their
+        /// `static`: networks that are not cut into blocks. Their
         /// addresses are given on request only, each to any node by itself.
-        static_networks: Vec<(IpAddr, u8)>,
+        static_networks: Vec<IpNetwork>,
         /// `after.whereabouts`: the namespace of whereabouts' objects, where networks used whereabouts
         /// before. Addresses that are leased there are not leased here until those leases end.
         after: Option<String>,
@@ -150,15 +149,13 @@ impl Default for BlockLength {
 /// Which ranges and network names a store may be used for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoreBounds {
-    /// `ranges`: address and prefix length of networks that a range must lie in;
-    /// `None` is any.
-    pub ranges: Option<Vec<(IpAddr, u8)>>,
+    /// `ranges`: networks that a range must lie in; `None` is any.
+    pub ranges: Option<Vec<IpNetwork>>,
     /// `networkNames`: what `network_name` may be; the empty one stands for none.
     /// `None` is any.
     pub network_names: Option<Vec<String>>,
 }
 
-/// `ipam` of the policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ipam {
     /// `profile`; `None` leaves it to the configuration's `type`.
@@ -175,7 +172,6 @@ pub enum Profile {
     /// Mistakes are refused, the gateway is never given to a pod, /31, /127
     /// and single addresses are usable.
     Strict,
-    /// As whereabouts, leniencies included.
     Compatible,
 }
 
@@ -266,26 +262,21 @@ impl Default for Allow {
     }
 }
 
-/// `log` of the policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Log {
     /// `file`: absolute path; `None` is stderr, which runtimes show for failures.
     pub file: Option<PathBuf>,
-    /// `level`.
     pub level: LogLevel,
 }
 
-/// How much is logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Failures only.
     Error,
     /// And what an administrator should check.
     #[default]
     Warn,
     /// And every change of state.
     Info,
-    /// And why.
     Debug,
 }
 
@@ -334,9 +325,6 @@ pub struct NamedPolicyMissing(PathBuf);
 impl Policy {
     /// Whether the policy that an administrator's command goes by is there: without one the defaults
     /// count, but one that was named is meant to be there.
-    ///
-    /// # Errors
-    /// [`NamedPolicyMissing`].
     pub fn check_named(path: &Path) -> Result<(), NamedPolicyMissing> {
         if path != Path::new(DEFAULT_PATH) && !path.exists() {
             return Err(NamedPolicyMissing(path.to_owned()));
@@ -357,9 +345,6 @@ impl Policy {
 
     /// The policy that `text` states; `path` is where it comes from, for messages. For text
     /// that is not yet in its place, whose trust is therefore the caller's concern.
-    ///
-    /// # Errors
-    /// [`PolicyError`]: not in order.
     pub fn parse(path: &Path, text: &[u8]) -> Result<Self, PolicyError> {
         read::policy(path, text)
     }
@@ -382,6 +367,16 @@ impl Policy {
             policy.state_dir = last;
         }
         (policy, fault)
+    }
+
+    /// The names of the stores of type `kubernetes`.
+    #[must_use]
+    pub fn kubernetes_stores(&self) -> Vec<String> {
+        let stores = self.stores.iter();
+        stores
+            .filter(|(_, store)| matches!(store.kind, StoreKind::Kubernetes { .. }))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// The node's name: `node` of the policy, else `RDMA_NODE_NAME` (given by

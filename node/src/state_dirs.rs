@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use crate::{file, policy::Policy, trust};
 
-/// Some paths.
 const MAX_BYTES: u64 = 64 << 10;
 
 /// The file, beside a policy.
@@ -34,9 +33,6 @@ pub fn read(policy: &Path) -> Result<Vec<PathBuf>, trust::Error> {
 }
 
 /// Where a record may be beside `current`: what is remembered, and the built-in one, which needs no file.
-///
-/// # Errors
-/// As [`read`].
 pub fn earlier(policy: &Path, current: &Path) -> Result<Vec<PathBuf>, trust::Error> {
     let mut known = read(policy)?;
     let built_in = Policy::default().state_dir;

@@ -16,14 +16,10 @@ use nix::fcntl::OFlag;
 /// Why a file or directory is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused.
     #[error("{attempt} {}: {source}", path.display())]
     Io {
-        /// What was attempted.
         attempt: &'static str,
-        /// On which object.
         path: PathBuf,
-        /// What the kernel said.
         source: io::Error,
     },
     /// Others than root may have written it, or can write to it.
@@ -31,13 +27,11 @@ pub enum Error {
     Untrusted {
         /// The file, or a directory above it.
         path: PathBuf,
-        /// Which rule it breaks.
         why: &'static str,
     },
     /// It is larger than any file of its kind.
     #[error("{} is larger than {limit} bytes", path.display())]
     TooLarge {
-        /// The file.
         path: PathBuf,
         /// Bytes that it may have.
         limit: u64,
@@ -106,9 +100,6 @@ pub fn content(path: &Path, file: &mut File, limit: u64) -> Result<Vec<u8>, Erro
 }
 
 /// Opens a trusted file, with mode 0600 where `options` make it; `None` if there is none.
-///
-/// # Errors
-/// [`Error`]
 pub fn open(path: &Path, options: &mut OpenOptions) -> Result<Option<File>, Error> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let untrusted = Error::untrusted(path);
@@ -157,10 +148,6 @@ pub fn check_directory(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a directory alone.
-///
-/// # Errors
-/// As [`check_directory`].
 pub fn check_one(path: &Path) -> Result<(), Error> {
     let Some(meta) = status(path, fs::symlink_metadata(path))? else {
         return Ok(());

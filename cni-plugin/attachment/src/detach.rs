@@ -22,7 +22,7 @@ use crate::{
     journal::{Key, Part, Record},
     namespaces::{self, Search},
     netdev::{
-        restore::{self, Returned},
+        restore::{self, Origin, Returned},
         snapshot::Snapshot,
     },
     node::Node,
@@ -53,11 +53,12 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                     failures.extend(return_rdma(node, part, pod.as_ref(), limit.left()).err());
                 }
                 let limit = Limit::of(timeout);
+                let origin = pod.as_ref().map(Origin::new);
                 for part in &record.parts {
                     let Some(taken) = &part.moved else {
                         continue;
                     };
-                    match return_netdev(node, key, taken, pod.as_ref(), limit.left()) {
+                    match return_netdev(node, key, taken, origin.as_ref(), limit.left()) {
                         Ok(true) => awaiting_names.push(part),
                         Ok(false) => {}
                         Err(e) => failures.push(e),
@@ -232,7 +233,7 @@ fn return_netdev(
     node: &mut Node,
     key: &Key,
     taken: &Snapshot,
-    pod: Option<&Namespace>,
+    origin: Option<&Origin<'_>>,
     timeout: Duration,
 ) -> Result<bool, Error> {
     let _lock = node.journal.lock(&taken.identity)?;
@@ -245,7 +246,7 @@ fn return_netdev(
             return Ok(false);
         }
     }
-    let returned = return_from_anywhere(node, taken, pod, timeout)?;
+    let returned = return_from_anywhere(node, taken, origin, timeout)?;
     report(node, taken, &returned);
     if returned.goes_by.is_some() {
         return Ok(true);
@@ -280,20 +281,21 @@ fn return_rdma(
     }
 }
 
-/// Returns a netdev out of `pod`, or out of a namespace that it was moved to from there.
+/// Returns a netdev out of its pod, or out of a namespace that it was moved to from there.
 fn return_from_anywhere(
     node: &mut Node,
     taken: &Snapshot,
-    pod: Option<&Namespace>,
+    origin: Option<&Origin<'_>>,
     timeout: Duration,
 ) -> Result<Returned, Error> {
+    let pod = origin.map(|origin| origin.pod);
     let mut context = node.host_context();
     // A namespace that is torn down still has it for a while; one that lives has it or not.
     let first = match pod {
         Some(_) => Duration::ZERO,
         None => timeout,
     };
-    let returned = restore::return_netdev(&mut context, taken, pod, first);
+    let returned = restore::return_netdev(&mut context, taken, origin, first);
     let ended = match (&returned, pod) {
         (Err(restore::Error::Nowhere { .. }), _) => false,
         // A virtual link that is not found may have ended.
@@ -305,7 +307,7 @@ fn return_from_anywhere(
     let return_from = |other: &Namespace| match restore::return_netdev(
         &mut context,
         taken,
-        Some(other),
+        Some(&Origin::new(other)),
         Duration::ZERO,
     ) {
         Ok(report) if report.hardware_gone => Ok(false),
@@ -325,7 +327,7 @@ fn return_from_anywhere(
         }
         .into()),
         (None, Some(_)) if !ended => {
-            let again = restore::return_netdev(&mut node.host_context(), taken, pod, timeout);
+            let again = restore::return_netdev(&mut node.host_context(), taken, origin, timeout);
             Ok(again?)
         }
         (None, _) => Ok(returned?),

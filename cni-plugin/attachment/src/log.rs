@@ -18,11 +18,10 @@ pub fn observe(log: &Log) {
     let kernel = log.clone();
     socket::observe(move |exchange| kernel.debug(exchange));
     let locks = log.clone();
-    journal::observe_locks(move |file, waited| {
+    journal::observe_locks(move |name, waited| {
         locks.debug(format_args!(
-            "waited {} µs for lock {}",
-            waited.as_micros(),
-            file.display()
+            "waited {} µs for the lock of {name}",
+            waited.as_micros()
         ));
     });
 }

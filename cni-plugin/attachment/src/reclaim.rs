@@ -128,7 +128,7 @@ mod tests {
         serde_json::from_value(serde_json::json!({
             "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
             "created": created, "boot": boot,
-            "netns": {"path": path, "device": 4, "inode": 4026531840u64},
+            "netns": {"path": path, "device": 4, "inode": 4026531840u64}, "parts": [],
         }))
         .unwrap()
     }

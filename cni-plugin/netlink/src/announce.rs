@@ -7,7 +7,7 @@
 //! announcement), RFC 4861 7.2.6, RFC 4391 and 4392 (IPoIB).
 
 use std::{
-    io, mem,
+    mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsRawFd, OwnedFd},
 };
@@ -207,12 +207,6 @@ fn checksum(source: Ipv6Addr, destination: Ipv6Addr, length: u16, message: &[u8]
     #[expect(clippy::cast_possible_truncation, reason = "folded to 16 bits above")]
     let sum = !(sum as u16);
     sum
-}
-
-/// Whether a send failed only because the link is not up yet.
-pub fn is_not_up(error: &Error) -> bool {
-    error.is(libc::ENETDOWN)
-        || matches!(error, Error::Call { cause, .. } if cause.kind() == io::ErrorKind::NetworkDown)
 }
 
 #[cfg(test)]

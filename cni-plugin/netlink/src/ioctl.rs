@@ -1,5 +1,4 @@
-//! The few requests about an interface that have no netlink message: static multicast addresses of
-//! the link layer, and rules by which a NIC steers what it receives.
+//! The rules by which a NIC steers what it receives, which have no netlink message.
 
 use std::{
     io,
@@ -10,47 +9,17 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{Error, Name, Result};
 
-const SIOCADDMULTI: libc::Ioctl = 0x8931;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 const ETHTOOL_GRXCLSRLCNT: u32 = 0x2e;
-const ETHTOOL_GRXCLSRULE: u32 = 0x2f;
 const ETHTOOL_GRXCLSRLALL: u32 = 0x30;
 const ETHTOOL_SRXCLSRLDEL: u32 = 0x31;
-const ETHTOOL_SRXCLSRLINS: u32 = 0x32;
 
 /// Where the parts of `struct ethtool_rxnfc` (include/uapi/linux/ethtool.h) begin, and its size.
-const RULE: usize = 16;
-const RULE_LOCATION: usize = RULE + 160;
+const RULE_LOCATION: usize = 16 + 160;
 const RULE_COUNT: usize = 184;
 const RULE_LOCATIONS: usize = 188;
 const RXNFC_BYTES: usize = 192;
-/// `sizeof(struct ethtool_rx_flow_spec)`
-const RULE_BYTES: usize = 168;
-/// `sa_data` of `struct sockaddr`
-const ADDRESS_BYTES: usize = 14;
-
-/// A rule by which a NIC steers what it receives (`struct ethtool_rx_flow_spec`).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowRule(Vec<u8>);
-
-impl FlowRule {
-    /// Of its bytes; none for a number of them that is no rule's.
-    pub fn new(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == RULE_BYTES).then(|| FlowRule(bytes.to_vec()))
-    }
-
-    /// The bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    /// Its place in the NIC's table.
-    pub fn location(&self) -> u32 {
-        word(&self.0, RULE_LOCATION - RULE)
-    }
-}
-
 fn word(bytes: &[u8], at: usize) -> u32 {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
     word.map(|word| u32::from_ne_bytes(*word)).unwrap_or(0)
@@ -101,36 +70,6 @@ fn call(code: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
     }
 }
 
-/// Adds a static multicast address, as `ip maddr add` does; one that is there gets another user.
-///
-/// # Errors
-/// The kernel's refusal: EINVAL for an address that is no multicast address of the link layer.
-pub fn add_multicast(interface: &Name, address: &[u8]) -> Result<()> {
-    let add = || {
-        if address.len() > ADDRESS_BYTES {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let mut request = request(interface)?;
-        let mut data: [libc::c_char; ADDRESS_BYTES] = [0; ADDRESS_BYTES];
-        for (to, from) in data.iter_mut().zip(address) {
-            *to = libc::c_char::from_ne_bytes([*from]);
-        }
-        request.ifr_ifru.ifru_hwaddr = libc::sockaddr {
-            // AF_UNSPEC
-            sa_family: 0,
-            sa_data: data,
-        };
-        call(SIOCADDMULTI, &mut request)
-    };
-    let text = hca::MacAddress::new(address);
-    add().map_err(|e| {
-        Error::call(
-            format_args!("add multicast address {text} to {interface}"),
-            e,
-        )
-    })
-}
-
 /// One request about rules; `buffer` is a `struct ethtool_rxnfc` with room for as many locations as
 /// it says.
 fn rules(interface: &Name, buffer: &mut [u8]) -> io::Result<()> {
@@ -151,13 +90,13 @@ fn rxnfc(command: u32, locations: u32) -> Vec<u8> {
     buffer
 }
 
-/// The rules by which the NIC steers what it receives; none where the driver has none. Call from
+/// The places in the NIC's table that have a rule; none where the driver has no such table. Call from
 /// within the NIC's namespace.
 ///
 /// # Errors
 /// The driver's refusal.
-pub fn flow_rules(interface: &Name) -> Result<Vec<FlowRule>> {
-    let read = || -> io::Result<Vec<FlowRule>> {
+pub fn flow_rules(interface: &Name) -> Result<Vec<u32>> {
+    let read = || -> io::Result<Vec<u32>> {
         let mut count = rxnfc(ETHTOOL_GRXCLSRLCNT, 0);
         rules(interface, &mut count)?;
         let count = word(&count, RULE_COUNT);
@@ -167,15 +106,10 @@ pub fn flow_rules(interface: &Name) -> Result<Vec<FlowRule>> {
         let mut all = rxnfc(ETHTOOL_GRXCLSRLALL, count);
         rules(interface, &mut all)?;
         let found = word(&all, RULE_COUNT).min(count);
-        let mut list = Vec::new();
-        for number in 0..found {
-            let location = word(&all, RULE_LOCATIONS + number as usize * 4);
-            let mut rule = rxnfc(ETHTOOL_GRXCLSRULE, 0);
-            put(&mut rule, RULE_LOCATION, &location.to_ne_bytes());
-            rules(interface, &mut rule)?;
-            list.extend(rule.get(RULE..RULE + RULE_BYTES).and_then(FlowRule::new));
-        }
-        Ok(list)
+        let locations = 0..found as usize;
+        Ok(locations
+            .map(|number| word(&all, RULE_LOCATIONS + number * 4))
+            .collect())
     };
     match read() {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
@@ -202,22 +136,6 @@ pub fn delete_flow_rule(interface: &Name, location: u32) -> Result<()> {
     })
 }
 
-/// Adds a rule.
-///
-/// # Errors
-/// The driver's refusal.
-pub fn add_flow_rule(interface: &Name, rule: &FlowRule) -> Result<()> {
-    let mut buffer = rxnfc(ETHTOOL_SRXCLSRLINS, 0);
-    put(&mut buffer, RULE, rule.as_bytes());
-    rules(interface, &mut buffer).map_err(|e| {
-        let location = rule.location();
-        Error::call(
-            format_args!("add steering rule {location} to {interface}"),
-            e,
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,11 +145,6 @@ mod tests {
         // offsetof() and sizeof() of gcc 12 on x86-64 and arm64.
         assert_eq!(rxnfc(ETHTOOL_GRXCLSRLCNT, 0).len(), 192);
         assert_eq!(rxnfc(ETHTOOL_GRXCLSRLALL, 3).len(), 200);
-        let mut rule = vec![0; RULE_BYTES];
-        put(&mut rule, 160, &9u32.to_ne_bytes());
-        let rule = FlowRule::new(&rule).unwrap();
-        assert_eq!(rule.location(), 9);
-        assert_eq!(FlowRule::new(&[0; 8]), None);
     }
 
     #[test]

@@ -308,11 +308,6 @@ impl Link {
             }
         });
     }
-
-    /// The names it can be found by: its primary one and its alternative ones.
-    pub fn goes_by(&self, name: &[u8]) -> bool {
-        self.name.as_bytes() == name || self.altnames.iter().any(|known| known.as_bytes() == name)
-    }
 }
 
 /// How a link is named to the kernel.

@@ -1,37 +1,24 @@
 //! Nexthop objects (`ip nexthop`), which have no types in the packet crates: `struct nhmsg` and
 //! `NHA_*` of `include/uapi/linux/nexthop.h`.
 
-use std::fmt;
-
-use netlink_packet_core::{DecodeError, Emitable, NLM_F_CREATE, NLM_F_REPLACE, Parseable};
+use netlink_packet_core::{DecodeError, Parseable};
 
 use super::{
     Result, Socket,
     attribute::{self, Raw},
 };
 
-const RTM_NEWNEXTHOP: u16 = 104;
 const RTM_GETNEXTHOP: u16 = 106;
 /// `sizeof(struct nhmsg)`
 const HEADER_BYTES: usize = 8;
-/// Where `nh_flags` begins in it.
-const FLAGS: usize = 4;
-/// `RTNH_F_ONLINK`, which is set by whoever makes one; the other flags are the kernel's.
-const ONLINK: u32 = 4;
 
 const NHA_ID: u16 = 1;
 const NHA_GROUP: u16 = 2;
 const NHA_OIF: u16 = 5;
-const NHA_GROUPS: u16 = 9;
-const NHA_RES_GROUP: u16 = 12;
-const NHA_RES_GROUP_UNBALANCED_TIME: u16 = 4;
-/// What the kernel takes back: group, its type, blackhole, interface, gateway, encapsulation, bridge
-/// entries, resilient groups. The rest is counters.
-const KEPT: [u16; 10] = [NHA_ID, NHA_GROUP, 3, 4, NHA_OIF, 6, 7, 8, 11, NHA_RES_GROUP];
 
 /// A nexthop object, or a group of them, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nexthop(Raw);
+struct Nexthop(Raw);
 
 impl Nexthop {
     fn attribute(&self, wanted: u16) -> Option<Vec<u8>> {
@@ -51,70 +38,15 @@ impl Nexthop {
     }
 
     /// The number that routes name it by.
-    pub fn id(&self) -> u32 {
+    fn id(&self) -> u32 {
         self.number(NHA_ID).unwrap_or(0)
     }
 
     /// The numbers of a group's members (`struct nexthop_grp`, 8 bytes each); empty for an object.
-    pub fn members(&self) -> Vec<u32> {
+    fn members(&self) -> Vec<u32> {
         let group = self.attribute(NHA_GROUP).unwrap_or_default();
         let members = group.chunks_exact(8);
         members.filter_map(attribute::number).collect()
-    }
-
-    /// The same through another link.
-    #[must_use]
-    pub fn through(&self, from: u32, to: u32) -> Self {
-        let bytes = self.0.as_bytes();
-        let (header, attributes) = bytes.split_at_checked(HEADER_BYTES).unwrap_or((bytes, &[]));
-        let mut header = header.to_vec();
-        // Scope and a reserved byte, which the kernel takes as zero alone (`rtm_to_nh_config()`).
-        for at in [1, 3] {
-            if let Some(byte) = header.get_mut(at) {
-                *byte = 0;
-            }
-        }
-        if let Some(flags) = header.get_mut(FLAGS..HEADER_BYTES) {
-            let kept = attribute::number(flags).unwrap_or(0) & ONLINK;
-            flags.copy_from_slice(&kept.to_ne_bytes());
-        }
-        let mut message = Raw::new(&header);
-        attribute::each(attributes, |kind, value| {
-            if kind == NHA_OIF && attribute::number(value) == Some(from) {
-                message = std::mem::take(&mut message).with(kind, &to.to_ne_bytes());
-            } else if kind == NHA_RES_GROUP {
-                let mut group = Raw::default();
-                attribute::each(value, |kind, value| {
-                    if kind != NHA_RES_GROUP_UNBALANCED_TIME && kind != 0 {
-                        group = std::mem::take(&mut group).with(kind, value);
-                    }
-                });
-                message = std::mem::take(&mut message).nest(kind, &group);
-            } else if KEPT.contains(&kind) {
-                message = std::mem::take(&mut message).with(kind, value);
-            }
-        });
-        Nexthop(message)
-    }
-}
-
-impl fmt::Display for Nexthop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nexthop {}", self.id())?;
-        match self.members().as_slice() {
-            [] => Ok(()),
-            members => write!(f, " of group {members:?}"),
-        }
-    }
-}
-
-impl Emitable for Nexthop {
-    fn buffer_len(&self) -> usize {
-        self.0.buffer_len()
-    }
-
-    fn emit(&self, buffer: &mut [u8]) {
-        self.0.emit(buffer);
     }
 }
 
@@ -127,26 +59,13 @@ impl Parseable<[u8]> for Nexthop {
     }
 }
 
-/// The objects that leave through a link, then the groups of which they are members. None on a
-/// kernel before 5.3.
+/// The number of an object that leaves through a link; none on a kernel before 5.3.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn list(socket: &mut Socket, link: u32) -> Result<Vec<Nexthop>> {
+pub fn through(socket: &mut Socket, link: u32) -> Result<Option<u32>> {
     let filter = Raw::new(&[0; HEADER_BYTES]).with(NHA_OIF, &link.to_ne_bytes());
-    let mut objects = dump(socket, &filter)?;
-    if objects.is_empty() {
-        return Ok(objects);
-    }
-    let groups = Raw::new(&[0; HEADER_BYTES]).with(NHA_GROUPS, &[]);
-    let ids: Vec<u32> = objects.iter().map(Nexthop::id).collect();
-    let groups = dump(socket, &groups)?;
-    objects.extend(
-        groups
-            .into_iter()
-            .filter(|group| group.members().iter().any(|id| ids.contains(id))),
-    );
-    Ok(objects)
+    Ok(dump(socket, &filter)?.first().map(Nexthop::id))
 }
 
 /// The links that the object or group with this number leaves through.
@@ -179,38 +98,9 @@ fn dump(socket: &mut Socket, filter: &Raw) -> Result<Vec<Nexthop>> {
     }
 }
 
-/// Adds an object or a group, or puts it in the place of the one that has its number.
-///
-/// # Errors
-/// The kernel's refusal: ENETDOWN while its link is down.
-pub fn replace(socket: &mut Socket, what: &str, nexthop: &Nexthop) -> Result<()> {
-    socket.request(what, RTM_NEWNEXTHOP, NLM_F_CREATE | NLM_F_REPLACE, nexthop)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_object_goes_through_another_link_without_the_kernels_flags() {
-        // Scope 253; RTNH_F_ONLINK and RTNH_F_LINKDOWN
-        let object = Raw::new(&[2, 253, 4, 0, 4 | 16, 0, 0, 0])
-            .with(NHA_ID, &7u32.to_ne_bytes())
-            .with(NHA_OIF, &3u32.to_ne_bytes())
-            .with(6, &[10, 0, 0, 1])
-            .with(14, &[1, 2, 3, 4]);
-        let object = Nexthop::parse(object.as_bytes()).unwrap().through(3, 9);
-        assert_eq!((object.id(), object.number(NHA_OIF)), (7, Some(9)));
-        assert_eq!(object.attribute(6), Some(vec![10, 0, 0, 1]));
-        assert_eq!(object.attribute(14), None, "counters");
-        assert_eq!(object.0.as_bytes().get(4..8), Some(&4u32.to_ne_bytes()[..]));
-        assert_eq!(
-            object.0.as_bytes().get(..4),
-            Some(&[2, 0, 4, 0][..]),
-            "no scope"
-        );
-        assert_eq!(object.to_string(), "nexthop 7");
-    }
 
     #[test]
     fn a_group_names_its_members() {

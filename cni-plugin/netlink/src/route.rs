@@ -13,7 +13,6 @@ use super::{Result, Socket, rule, socket};
 /// `sizeof(struct rtmsg)`
 const HEADER_BYTES: usize = 12;
 const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
 
 /// Both families.
@@ -163,15 +162,4 @@ pub fn append(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<(
 /// The kernel's refusal.
 pub fn replace(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
     socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, route)
-}
-
-/// Removes a route; one that is not there is removed.
-///
-/// # Errors
-/// The kernel's refusal.
-pub fn delete(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
-    match socket.request(what, RTM_DELROUTE, 0, route) {
-        Err(e) if e.is(libc::ESRCH) => Ok(()),
-        done => done,
-    }
 }

@@ -23,7 +23,10 @@ use std::time::Duration;
 use attachment::{
     addresses::Ipam,
     detach::{detach, living},
-    journal::{Key, Part, Record, record::Netns},
+    journal::{
+        Key, Part, Record,
+        record::{Netns, VERSION},
+    },
     netdev::{restore, snapshot::Snapshot},
     node::{Node, now},
 };
@@ -327,6 +330,7 @@ impl Add<'_> {
         let args = &self.request.env.args;
         let pod = (args.get("K8S_POD_NAMESPACE"), args.get("K8S_POD_NAME"));
         Record {
+            version: VERSION,
             network: self.request.config.name.clone(),
             container_id: self.id.container_id.to_string(),
             ifname: self.id.ifname.to_string(),
@@ -383,7 +387,6 @@ fn undo_earlier(
     requested: Requested,
 ) -> Result<(), Error> {
     let Some(record) = node.journal.read(key)? else {
-        // A record that was cut off says that nothing was done.
         return Ok(node.journal.forget(key)?);
     };
     let lives = living(&record)?.is_some_and(|there| there.id() == pod.id());

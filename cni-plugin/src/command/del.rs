@@ -5,7 +5,7 @@ use std::{fmt, mem, path::Path, time::Duration};
 use attachment::{
     addresses::Ipam,
     detach::detach,
-    journal::{self, AttachmentLock, Key, Record},
+    journal::{self, Key, Lock, Record},
     netdev::restore,
     node::Node,
 };
@@ -95,11 +95,7 @@ pub(super) fn is_known(node: &Node, what: impl fmt::Display) -> Result<(), Error
 
 /// The attachment's lock, which the IPAM programs that this call runs hold as well. A state
 /// directory that takes no lock takes no record either: what is there is undone all the same.
-pub(super) fn lock(
-    node: &Node,
-    key: &Key,
-    timeout: Duration,
-) -> Result<Option<AttachmentLock>, Error> {
+pub(super) fn lock(node: &Node, key: &Key, timeout: Duration) -> Result<Option<Lock>, Error> {
     match node.journal.lock_attachment(key, timeout) {
         Ok(lock) => {
             lock.share_with_programs()?;

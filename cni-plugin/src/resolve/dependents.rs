@@ -11,7 +11,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use attachment::{detach::living, journal::record::Child, namespaces, node::Node};
+use attachment::{
+    detach::living,
+    journal::{Key, Record, record::Child},
+    namespaces,
+    node::Node,
+};
 use hca::{HcaId, Host, PciAddress};
 use netlink::{
     Namespace,
@@ -19,7 +24,7 @@ use netlink::{
 };
 use netlink_packet_route::link::InfoKind;
 
-use super::HostLink;
+use super::{HostLink, NodeNetwork};
 use crate::error::Error;
 
 /// Something that stands on a netdev.
@@ -96,6 +101,67 @@ impl Dependent {
     }
 }
 
+/// All that may stand on netdevs of the host: its links, the journal, and the links of each other
+/// namespace. Read once for all NICs of a call, because the kernel shows children in other namespaces
+/// only to who enters these.
+#[derive(Debug)]
+pub(super) struct Stacks {
+    host: Vec<Link>,
+    records: Vec<(Key, Record)>,
+    others: Vec<Other>,
+}
+
+/// Links of a namespace that may stand on one of the host.
+#[derive(Debug)]
+struct Other {
+    path: PathBuf,
+    /// The number by which it knows the host's, and its links; what is wrong where they cannot be read.
+    links: Result<(Option<i32>, Vec<Link>), String>,
+}
+
+impl Stacks {
+    fn read(node: &mut Node, pod: &Namespace) -> Result<Self, Error> {
+        let others = namespaces::all(node, pod).filter_map(|other| {
+            let links = links_of(node, &other).map_err(|e| e.to_string());
+            let path = other.path().to_owned();
+            let has_any = links.as_ref().map_or(true, |(_, links)| !links.is_empty());
+            has_any.then_some(Other { path, links })
+        });
+        Ok(Stacks {
+            others: others.collect(),
+            records: node.records()?,
+            host: link::list(&mut node.netns.socket)?,
+        })
+    }
+
+    /// A link on the netdev in another namespace of the node.
+    fn in_others(&self, below: &Link) -> Option<Dependent> {
+        self.others.iter().find_map(|other| match &other.links {
+            Ok((number, links)) => {
+                let mut links = links.iter();
+                let link = links.find(|link| {
+                    let stands_there = number.is_some() && link.stands_on(below.index, *number);
+                    stands_there || link.is_partition_of(below)
+                });
+                Some(described(link?, Some(&other.path)))
+            }
+            Err(cause) => Some(Dependent::Unreadable {
+                netns: other.path.clone(),
+                cause: cause.clone(),
+            }),
+        })
+    }
+}
+
+/// The links of a namespace that are on another namespace's, or of IPoIB, which does not say so.
+fn links_of(node: &Node, other: &Namespace) -> netlink::Result<(Option<i32>, Vec<Link>)> {
+    let mut socket = other.socket(&node.netns.namespace)?;
+    let number = link::known_number(&mut socket, &node.netns.namespace)?;
+    let mut links = link::list(&mut socket)?;
+    links.retain(|link| link.parent_netns.is_some() || link.is_infiniband());
+    Ok((number, links))
+}
+
 /// What stands on a netdev of the host. The first of each sort is enough.
 ///
 /// # Errors
@@ -104,23 +170,25 @@ pub(super) fn of(
     node: &mut Node,
     nic: &HostLink,
     pod: &Namespace,
+    network: &mut NodeNetwork,
 ) -> Result<Vec<Dependent>, Error> {
+    let stacks = match network.stacks.take() {
+        Some(stacks) => stacks,
+        None => Stacks::read(node, pod)?,
+    };
+    let stacks = network.stacks.insert(stacks);
     let mut dependents = Vec::new();
-    let links = link::list(&mut node.netns.socket)?;
-    dependents.extend(
-        links
-            .iter()
-            .find(|link| link.stands_on(nic.link.index, None))
-            .map(|link| described(link, None)),
-    );
+    let mut host = stacks.host.iter();
+    let on_host = host.find(|link| link.stands_on(nic.link.index, None));
+    dependents.extend(on_host.map(|link| described(link, None)));
     for hca in &nic.hcas {
         if let HcaId::Pci(address) = hca {
             dependents.extend(virtual_functions(&node.roots, *address));
         }
     }
-    dependents.extend(attachment_on(node, nic.link.index)?);
+    dependents.extend(attachment_on(node, &stacks.records, nic.link.index)?);
     if dependents.is_empty() {
-        dependents.extend(in_other_namespaces(node, &nic.link, pod));
+        dependents.extend(stacks.in_others(&nic.link));
     }
     Ok(dependents)
 }
@@ -146,14 +214,18 @@ fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<Dependent> {
 }
 
 /// A child that this plugin made on the netdev, in a namespace that is still there.
-fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
-    for (_, record) in node.records()? {
+fn attachment_on(
+    node: &Node,
+    records: &[(Key, Record)],
+    index: u32,
+) -> Result<Option<Dependent>, Error> {
+    for (_, record) in records {
         let on_it = |child: &&Child| !child.in_pod && child.index == index;
         let mut children = record.parts.iter().filter_map(|part| part.child.as_ref());
         let Some(child) = children.find(on_it) else {
             continue;
         };
-        if node.is_of_this_boot(&record.boot) && living(&record)?.is_some() {
+        if node.is_of_this_boot(&record.boot) && living(record)?.is_some() {
             return Ok(Some(Dependent::Attachment {
                 kind: child.kind.clone(),
                 owner: record.owner(),
@@ -161,32 +233,6 @@ fn attachment_on(node: &Node, index: u32) -> Result<Option<Dependent>, Error> {
         }
     }
     Ok(None)
-}
-
-/// A link on the netdev in another namespace of the node.
-fn in_other_namespaces(node: &Node, below: &Link, pod: &Namespace) -> Option<Dependent> {
-    namespaces::all(node, pod).find_map(|other| match link_in(node, &other, below) {
-        Ok(link) => Some(described(&link?, Some(other.path()))),
-        Err(cause) => Some(Dependent::Unreadable {
-            netns: other.path().to_owned(),
-            cause: cause.to_string(),
-        }),
-    })
-}
-
-fn link_in(node: &Node, other: &Namespace, below: &Link) -> netlink::Result<Option<Link>> {
-    let mut socket = other.socket(&node.netns.namespace)?;
-    // A namespace that has no number for the host's has no link that stands on one of it, but for
-    // IPoIB.
-    let number = link::known_number(&mut socket, &node.netns.namespace)?;
-    if number.is_none() && !below.is_infiniband() {
-        return Ok(None);
-    }
-    let mut links = link::list(&mut socket)?.into_iter();
-    Ok(links.find(|link| {
-        let stands_there = number.is_some() && link.stands_on(below.index, number);
-        stands_there || link.is_partition_of(below)
-    }))
 }
 
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of
@@ -204,7 +250,7 @@ pub fn rivals(node: &mut Node, link: &Link) -> Result<Option<(String, String)>, 
             return Ok(Some((kind.to_string(), format!("{name} of the host"))));
         }
     }
-    Ok(match attachment_on(node, link.index)? {
+    Ok(match attachment_on(node, &node.records()?, link.index)? {
         Some(Dependent::Attachment { kind, owner }) => Some((kind, owner)),
         _ => None,
     })

@@ -14,7 +14,7 @@ use netlink::{
     uplink,
 };
 
-use super::{Dependent, target::unreadable};
+use super::{Dependent, dependents::Stacks, target::unreadable};
 use crate::error::Error;
 
 /// A netdev of the host's namespace and its part in the host's own networking.
@@ -47,7 +47,10 @@ pub struct HostLink {
 
 /// The node's own networking, read once for all NICs of a call, while nothing of the host is changed.
 #[derive(Debug, Default)]
-pub struct NodeNetwork(Option<Known>);
+pub struct NodeNetwork {
+    known: Option<Known>,
+    pub(super) stacks: Option<Stacks>,
+}
 
 #[derive(Debug)]
 struct Known {
@@ -62,7 +65,7 @@ impl NodeNetwork {
         asked: &Link,
         node_addresses: &[IpAddr],
     ) -> Result<&Known, Error> {
-        let known = match self.0.take() {
+        let known = match self.known.take() {
             Some(known) => known,
             None => {
                 let addresses = uplink::addresses(socket)?;
@@ -70,7 +73,7 @@ impl NodeNetwork {
                 Known { addresses, uplinks }
             }
         };
-        Ok(self.0.insert(known))
+        Ok(self.known.insert(known))
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +12,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ipam::block::AddressSpace;
 use ipam::grants;
-use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use node::policy::{Policy, StoreKind};
@@ -44,19 +42,16 @@ const STATUS: &str = ".status.json";
 /// What a broker is to do.
 #[derive(Debug)]
 pub struct Settings {
-    /// The node's policy.
     pub policy: Policy,
     /// The node's name in the cluster.
     pub node: String,
     /// Prefix of `/proc` and `/etc`.
     pub root: PathBuf,
-    /// The API.
     pub client: Client,
     /// Where ADDs ask; `None` for a broker of which only this process asks.
     pub socket: Option<PathBuf>,
     /// Where probes and metrics are served.
     pub listen: Vec<SocketAddr>,
-    /// How long things take.
     pub timing: Timing,
 }
 
@@ -108,14 +103,9 @@ async fn lock(directory: &Path) -> anyhow::Result<Flock<File>> {
     let path = directory.join(LOCK);
     let mut said = false;
     loop {
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
-            .open(&path)
-            .with_context(|| format!("open {}", path.display()))?;
+        let options = &mut File::options();
+        options.create(true).truncate(false).write(true);
+        let file = node::trust::open(&path, options)?.context("the lock file is gone")?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((_, Errno::EWOULDBLOCK)) => {}
@@ -176,7 +166,7 @@ async fn serve(
         workers: BTreeMap::new(),
         listed: false,
     };
-    let stores: Vec<String> = broker.kubernetes_stores();
+    let stores = shared.policy.kubernetes_stores();
     if stores.is_empty() {
         // Nothing is watched, so nothing is interrupted.
         shared.metrics.borrow_mut().interrupted = None;
@@ -251,14 +241,6 @@ struct Broker {
 }
 
 impl Broker {
-    fn kubernetes_stores(&self) -> Vec<String> {
-        let stores = self.shared.policy.stores.iter();
-        stores
-            .filter(|(_, store)| matches!(store.kind, StoreKind::Kubernetes { .. }))
-            .map(|(name, _)| name.clone())
-            .collect()
-    }
-
     /// The spaces with leases in no block of this node.
     fn spaces_outside(&self, store: &str) -> BTreeSet<AddressSpace> {
         let outside = self
@@ -286,18 +268,13 @@ impl Broker {
                 blocks,
                 static_networks,
                 after,
-            } => {
-                let networks = static_networks.iter();
-                let networks =
-                    networks.filter_map(|(first, prefix)| IpNetwork::new(*first, *prefix).ok());
-                Some(BlockStore {
-                    length: *blocks,
-                    static_networks: networks.collect(),
-                    before: after.as_ref().map(|namespace| {
-                        Objects::new(self.shared.client.transport().clone(), namespace)
-                    }),
-                })
-            }
+            } => Some(BlockStore {
+                length: *blocks,
+                static_networks: static_networks.clone(),
+                before: after.as_ref().map(|namespace| {
+                    Objects::new(self.shared.client.transport().clone(), namespace)
+                }),
+            }),
             StoreKind::File { .. } => None,
         }
     }

@@ -24,9 +24,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 pub struct SpaceSummary {
     /// Blocks that the node has.
     pub blocks: u64,
-    /// Their addresses.
     pub addresses: u64,
-    /// Leases in them.
     pub used: u64,
     /// Leases in blocks that the node lost.
     pub conflicts: u64,
@@ -35,7 +33,6 @@ pub struct SpaceSummary {
     pub ranges_without_free_block: u64,
 }
 
-/// What is counted.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics {
     spaces: BTreeMap<AddressSpace, SpaceSummary>,
@@ -83,10 +80,6 @@ impl Metrics {
         self.claim_time = self.claim_time.saturating_add(took);
     }
 
-    /// The text.
-    ///
-    /// # Errors
-    /// Formatting into memory does not fail.
     pub fn render(&self, requests: Requests) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("rdma_ipam_broker");
         let metrics = self.clone();

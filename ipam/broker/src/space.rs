@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ipam::block::AddressSpace;
+use ipam::block::{AddressSpace, size};
 use ipam::grants::{Grant, Grants};
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
@@ -120,13 +120,10 @@ impl Default for Timing {
 /// What all address spaces of a broker have in common.
 #[derive(Debug)]
 pub struct Shared {
-    /// The API.
     pub client: Client,
-    /// The node's policy.
     pub policy: Policy,
     /// Prefix of `/proc` and `/etc`.
     pub root: PathBuf,
-    /// This node's name.
     pub name: String,
     /// This node by name and UID, once it was read.
     pub me: RefCell<Option<NodeId>>,
@@ -134,17 +131,12 @@ pub struct Shared {
     pub(crate) nodes: RefCell<Option<(Instant, Rc<std::collections::BTreeSet<NodeId>>)>>,
     /// Blocks that are marked as nobody's, by UID: the mark's time, and when this broker first saw it.
     pub(crate) marks: RefCell<BTreeMap<String, (jiff::Timestamp, Instant)>>,
-    /// How long things take.
     pub timing: Timing,
-    /// Counts.
     pub metrics: RefCell<Metrics>,
 }
 
 impl Shared {
     /// Reads this node's object, whose UID may be another one than before.
-    ///
-    /// # Errors
-    /// The failure to answer with.
     pub async fn read_me(&self) -> Result<NodeId, Failure> {
         let read: Option<NodeObject> = self
             .client
@@ -251,11 +243,8 @@ pub(crate) fn failure(error: &ApiError) -> Failure {
 /// A question for a block, and where its answer goes.
 #[derive(Debug)]
 pub struct Asked {
-    /// What is wanted.
     pub need: BlockNeed,
-    /// When it came.
     pub at: Instant,
-    /// Where the answer goes.
     pub reply: oneshot::Sender<Result<Answer, Failure>>,
 }
 
@@ -517,7 +506,6 @@ impl Worker {
         }
     }
 
-    /// Background work.
     async fn tick(&mut self) {
         self.shared
             .metrics
@@ -850,13 +838,6 @@ impl Worker {
         let why = format!("AddressSpace {name} comes and goes");
         Err(Failure::new(FailureKind::ClusterUnavailable, why))
     }
-}
-
-/// Addresses of a network, first and last of a subnet included.
-fn size(network: IpNetwork) -> u64 {
-    let longest = if network.is_ipv4() { 32 } else { 128 };
-    1u64.checked_shl(longest - u32::from(network.prefix()))
-        .unwrap_or(u64::MAX)
 }
 
 /// Whether one `resourceVersion` is not older than another. They are numbers that ascend; where one is

@@ -15,7 +15,6 @@ use std::net::IpAddr;
 pub struct RailRange {
     /// Which addresses may be given.
     pub range: Range,
-    /// `gateway` of the range.
     pub gateway: Option<IpAddr>,
 }
 
@@ -28,7 +27,6 @@ pub struct Place {
     pub nth: usize,
 }
 
-/// Reads `ranges`.
 pub(super) fn read(
     ipam: &Section<'_>,
     reserved: &[IpAddr],
@@ -183,9 +181,6 @@ impl Config {
 
     /// What it asks for of an attachment that is on all of its rails; itself, where all rails have
     /// the same ranges.
-    ///
-    /// # Errors
-    /// As [`Config::for_rails`].
     pub fn for_all_rails(&self) -> Result<Config, Error> {
         match self.rails() {
             None => Ok(self.clone()),

@@ -8,9 +8,7 @@ use node::policy::Profile;
 /// Who asked for an address; for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The runtime: `runtimeConfig.ips`.
     Runtime,
-    /// The pod's annotation: `args.cni.ips`.
     Annotation,
     /// `CNI_ARGS`, by the runtime of old.
     CniArgs,

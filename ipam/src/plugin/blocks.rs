@@ -28,7 +28,6 @@ pub(super) struct Broker {
 /// Why an order was not served.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// By the store.
     Store(Refused),
     /// By the broker, or because there is none.
     Broker(Error),

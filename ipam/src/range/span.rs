@@ -5,16 +5,16 @@ use ipnetwork::IpNetwork;
 use std::net::IpAddr;
 
 /// All addresses from `first` to `last`, both included; never empty.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span {
-    /// Lowest.
     pub first: u128,
-    /// Highest.
     pub last: u128,
 }
 
 impl Span {
-    pub(super) fn of(subnet: IpNetwork) -> Self {
+    /// All addresses of a network.
+    #[must_use]
+    pub fn of(subnet: IpNetwork) -> Self {
         Self {
             first: bits(subnet.network()),
             last: bits(subnet.broadcast()),
@@ -34,7 +34,6 @@ impl Span {
         (self.first..=self.last).contains(&address)
     }
 
-    /// What both have.
     #[must_use]
     pub fn intersection(self, other: Self) -> Option<Self> {
         let both = Self {
@@ -55,7 +54,6 @@ impl Span {
         }
     }
 
-    /// First and last address.
     #[must_use]
     pub fn addresses(self, v4: bool) -> (IpAddr, IpAddr) {
         (from_bits(v4, self.first), from_bits(v4, self.last))

@@ -27,11 +27,8 @@ use std::time::Duration;
 pub struct Want<'a> {
     /// Which addresses may be given.
     pub range: &'a Range,
-    /// `network_name`.
     pub network_name: Option<&'a str>,
-    /// `enable_overlapping_ranges`.
     pub overlapping: bool,
-    /// For whom.
     pub holder: &'a Holder,
 }
 
@@ -379,38 +376,17 @@ impl Store {
         proposed: &mut Proposed,
     ) -> Result<(), StoreError> {
         let search = Search::new(self, want.clone(), Goal::Lowest, 0);
-        let mut oldest: Option<(u64, Candidate)> = None;
-        for full in [search.believed_full(), Vec::new()] {
-            for (order, number) in want.shards().enumerate() {
-                if full.get(order) == Some(&true) {
-                    continue;
-                }
-                let Some(mut read) = search.read_shard(number, self.cooldown)? else {
-                    continue;
-                };
-                proposed.take_out(want, &mut read.choice);
-                if let Some(free) = read.choice.free.first() {
-                    proposed.0.push(want.lease(*free, false, 0));
-                    return Ok(());
-                }
-                let since = read.choice.rested_at.unwrap_or(0);
-                if let Some(resting) = read.choice.resting.first()
-                    && oldest.is_none_or(|(than, _)| since < than)
-                {
-                    oldest = Some((since, *resting));
-                }
-            }
-        }
-        let (_, oldest) = oldest.ok_or_else(|| search.exhausted())?;
-        proposed.0.push(want.lease(oldest, false, 0));
+        let mut hints = search.hints(false).read_only();
+        let candidate = match search.first_free(&mut hints, proposed)? {
+            Swept::Found(found) => found.candidate,
+            Swept::Nothing(rest) => rest.oldest.ok_or_else(|| search.exhausted())?.2,
+        };
+        proposed.0.push(want.lease(candidate, false, 0));
         Ok(())
     }
 
     /// What a search would find on its way now, besides what is proposed already; proposes
     /// it. Writes nothing.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub(super) fn survey(
         &self,
         want: &Want<'_>,
@@ -620,15 +596,7 @@ impl<'a> Search<'a> {
     /// Lowest first, then thoroughly, then what is still resting.
     fn lowest(&mut self, proposed: &Proposed) -> Result<Proposal, StoreError> {
         let mut hints = self.hints(true);
-        let full = hints.full(self.want.shards(), now());
-        if full.contains(&true) {
-            let believed = (self.want.shards().enumerate())
-                .filter(|(order, _)| full.get(*order) != Some(&true));
-            if let Swept::Found(found) = self.sweep(&mut hints, believed, proposed)? {
-                return Ok(found);
-            }
-        }
-        let mut swept = self.sweep(&mut hints, self.want.shards().enumerate(), proposed)?;
+        let mut swept = self.first_free(&mut hints, proposed)?;
         loop {
             let rest = match swept {
                 Swept::Found(found) => return Ok(found),
@@ -669,8 +637,18 @@ impl<'a> Search<'a> {
         Hints::load(dir, self.want.range)
     }
 
-    fn believed_full(&self) -> Vec<bool> {
-        self.hints(false).full(self.want.shards(), now())
+    /// The lowest address that is free and has rested: in shards that are not believed to be full,
+    /// then in all.
+    fn first_free(&self, hints: &mut Hints<'_>, proposed: &Proposed) -> Result<Swept, StoreError> {
+        let full = hints.full(self.want.shards(), now());
+        if full.contains(&true) {
+            let believed = (self.want.shards().enumerate())
+                .filter(|(order, _)| full.get(*order) != Some(&true));
+            if let found @ Swept::Found(_) = self.sweep(hints, believed, proposed)? {
+                return Ok(found);
+            }
+        }
+        self.sweep(hints, self.want.shards().enumerate(), proposed)
     }
 
     /// One way through shards, by their order and number: finds the first address that is
@@ -687,10 +665,7 @@ impl<'a> Search<'a> {
             let Some(mut read) = self.read_shard(number, self.store.cooldown)? else {
                 continue;
             };
-            let proposes = |c: &Candidate| proposed.has(&self.want, c.address);
-            let own = read.choice.free.iter().any(proposes);
-            read.choice.free.retain(|c| !proposes(c));
-            read.choice.resting.retain(|c| !proposes(c));
+            let own = proposed.take_out(&self.want, &mut read.choice);
             match self.pick(&read.choice.free) {
                 Some(candidate) => {
                     return Ok(Swept::Found(Proposal {
@@ -701,7 +676,7 @@ impl<'a> Search<'a> {
                     }));
                 }
                 // Full but for what this order is about to take, it need not become full.
-                None if own => rest.note(order, number, &read),
+                None if !own.is_empty() => rest.note(order, number, &read),
                 None => {
                     hints.mark_full(number, stamp, read.choice.rested_at);
                     rest.note(order, number, &read);

@@ -52,11 +52,8 @@ pub(crate) enum Found {
 #[derive(Debug, thiserror::Error)]
 #[error("{attempt} {}: {source}", path.display())]
 pub struct DirError {
-    /// What was attempted.
     pub attempt: &'static str,
-    /// On which object.
     pub path: PathBuf,
-    /// What the kernel said.
     #[source]
     pub source: Errno,
 }

@@ -12,37 +12,24 @@ use std::path::PathBuf;
 /// Why a store cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A system call failed.
     #[error(transparent)]
     Dir(#[from] DirError),
     /// The policy has no such store.
     #[error("the node's policy has no store {name:?}; it has {known}")]
-    Unknown {
-        /// The name asked for.
-        name: String,
-        /// Those that exist.
-        known: String,
-    },
+    Unknown { name: String, known: String },
     /// The directory is no store, or one of another version.
     #[error("{}: {why}", path.display())]
     Format {
         /// The directory or its FORMAT.
         path: PathBuf,
-        /// What is wrong.
         why: String,
     },
     /// The store's FORMAT cannot be read, or is none.
     #[error("{}: {why}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    Damaged { path: PathBuf, why: String },
     /// Another store than this node knew lies in the directory.
     #[error("{}: this node knew store {expected} here, now there is {found}", directory.display())]
     Identity {
-        /// The directory.
         directory: PathBuf,
         /// Identity and file system as remembered.
         expected: String,
@@ -55,7 +42,6 @@ pub enum StoreError {
         directory.display()
     )]
     NotShared {
-        /// The directory.
         directory: PathBuf,
         /// The kind of file system.
         found: String,
@@ -63,7 +49,6 @@ pub enum StoreError {
     /// This node used a store, but what it noted of it cannot be read.
     #[error("{}: this node's note of which store it uses cannot be read: {why}", path.display())]
     Forgotten {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
@@ -71,21 +56,15 @@ pub enum StoreError {
     /// What this node must remember of a store could not be kept.
     #[error("note in {} which store this node uses: {source}", path.display())]
     Remember {
-        /// The file.
         path: PathBuf,
-        /// What the kernel said.
         source: std::io::Error,
     },
     /// Others than the owner of the directory may write to it.
     #[error("store {}: it is writable for group or others", path.display())]
-    Writable {
-        /// The directory.
-        path: PathBuf,
-    },
+    Writable { path: PathBuf },
     /// The directory must not be used as it is.
     #[error("store {}: {why}", path.display())]
     Unfit {
-        /// The directory.
         path: PathBuf,
         /// Which promise it does not keep.
         why: String,
@@ -95,18 +74,12 @@ pub enum StoreError {
     Node(#[from] IdentityError),
     /// A requested address is held by somebody else.
     #[error("address {address} is held by {holder}")]
-    Held {
-        /// The address.
-        address: IpAddr,
-        /// Its holder.
-        holder: String,
-    },
+    Held { address: IpAddr, holder: String },
     /// A record would be larger than what is read.
     #[error(
         "the record of the lease would have {bytes} bytes, {most} at most are read: a name, path or device of the attachment is too long"
     )]
     Oversize {
-        /// How large.
         bytes: usize,
         /// The largest that is read.
         most: u64,
@@ -117,17 +90,13 @@ pub enum StoreError {
         directory.display()
     )]
     Squashed {
-        /// The store's directory.
         directory: PathBuf,
-        /// Whose it is.
         owner: u32,
-        /// Whose the files are.
         by: u32,
     },
     /// No address of the range is free.
     #[error("range {range} is exhausted: {why}")]
     Exhausted {
-        /// The range's network.
         range: String,
         /// How it came to that.
         why: String,
@@ -141,19 +110,12 @@ pub enum StoreError {
     /// A DEL or another ADD of the same attachment overtook this ADD.
     #[error("another call for {container} {interface} overtook this one")]
     Overtaken {
-        /// Container ID.
         container: String,
-        /// Interface.
         interface: String,
     },
     /// A record of the owner is not one of ours.
     #[error("{}: it cannot be used as a record: {what}", path.display())]
-    Foreign {
-        /// The record's place.
-        path: PathBuf,
-        /// What was found.
-        what: String,
-    },
+    Foreign { path: PathBuf, what: String },
 }
 
 impl StoreError {

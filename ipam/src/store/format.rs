@@ -14,7 +14,6 @@ const KIND: &str = "rdma-ipam store";
 /// The one that is known.
 const VERSION: u64 = 2;
 
-/// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Format {
     format: String,

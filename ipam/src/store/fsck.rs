@@ -37,14 +37,12 @@ const ROOMS: [&str; 7] = [
 pub struct Checkup {
     /// Leases that are in order.
     pub sound: usize,
-    /// What is wrong.
     pub findings: Vec<Problem>,
 }
 
 /// Something that is wrong, and whether it was put right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where and what.
     pub finding: Finding,
     /// Whether it was put right just now.
     pub repaired: bool,
@@ -58,7 +56,6 @@ impl Checkup {
     }
 }
 
-/// One run.
 struct Fsck<'a> {
     store: &'a Store,
     repair: bool,
@@ -114,9 +111,6 @@ impl Store {
     }
 
     /// Whether the owner's records lead to a lease entry.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn has_owner(&self, entry: &Entry) -> Result<bool, StoreError> {
         let (Ok(lease), Some(meta)) = (&entry.record, &entry.meta) else {
             return Ok(false);

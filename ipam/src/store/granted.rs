@@ -240,7 +240,6 @@ pub struct NodeBlock {
 pub struct Outside {
     /// `network_name` of its address space.
     pub network_name: Option<String>,
-    /// The address.
     pub address: IpAddr,
     /// Its entry in the store.
     pub path: PathBuf,
@@ -285,9 +284,6 @@ impl Store {
     }
 
     /// Leases in blocks that this node does not have: another node may give the same addresses.
-    ///
-    /// # Errors
-    /// As [`Store::node_blocks`].
     pub fn outside_blocks(&self) -> Result<Vec<Outside>, StoreError> {
         let Some(files) = &self.blocks else {
             return Ok(Vec::new());
@@ -313,9 +309,6 @@ impl Store {
     }
 
     /// When leases of a block came or went last: much cheaper than [`Store::block_use`].
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn block_stamp(
         &self,
         network_name: Option<&str>,
@@ -335,9 +328,6 @@ impl Store {
 
     /// What of a block is in use on this node. A lease that is there from before the call until
     /// after it is seen.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn block_use(
         &self,
         network_name: Option<&str>,
@@ -396,7 +386,7 @@ mod tests {
             directory: place.join("store"),
             kind: StoreKind::Kubernetes {
                 blocks: BlockLength::default(),
-                static_networks: vec![([10, 0, 0, 128].into(), 25)],
+                static_networks: vec!["10.0.0.128/25".parse().unwrap()],
                 after: None,
             },
             bounds: StoreBounds::default(),

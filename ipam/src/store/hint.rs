@@ -36,6 +36,7 @@ const NEVER: u32 = u32::MAX;
 pub(crate) struct Hints<'r> {
     dir: Option<Rc<Dir>>,
     range: &'r Range,
+    is_read_only: bool,
     stamps: Option<File>,
     table: Option<File>,
     /// What was read of the table.
@@ -59,7 +60,16 @@ impl<'r> Hints<'r> {
             table: open(&table_name(range.subnet())),
             entries: Page::default(),
             range,
+            is_read_only: false,
             dir,
+        }
+    }
+
+    /// The same, of which nothing is written.
+    pub(crate) fn read_only(self) -> Self {
+        Self {
+            is_read_only: true,
+            ..self
         }
     }
 
@@ -98,7 +108,7 @@ impl<'r> Hints<'r> {
     pub(crate) fn mark_full(&mut self, shard: u128, stamp: u32, until: Option<u64>) {
         let until = until.map_or(NEVER, |ms| u32::try_from(ms / 1000).unwrap_or(NEVER - 1));
         let (slot, entry) = (self.slot(shard), Entry { stamp, until }.to_bytes());
-        if self.entries.get(self.table.as_ref(), slot) == entry {
+        if self.is_read_only || self.entries.get(self.table.as_ref(), slot) == entry {
             return;
         }
         if self.table.is_none() {

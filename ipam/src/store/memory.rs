@@ -17,12 +17,9 @@ use node::identity::NodeIdentity;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// The file's content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    /// The store's identity.
     pub(crate) id: String,
-    /// Where it was.
     pub(crate) directory: PathBuf,
     /// What kind of file system it was on.
     pub(crate) filesystem: String,
@@ -32,25 +29,20 @@ pub(crate) struct Memory {
     /// The names of this machine in that boot.
     #[serde(default)]
     pub(crate) nodes: Vec<String>,
-    /// Stores that this name of the policy stood for before, latest last.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) previous: Vec<Known>,
+    /// The store that this name of the policy stood for before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) previous: Option<Known>,
 }
 
 /// A store that was used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Known {
-    /// Its identity.
     pub(crate) id: String,
-    /// Where it was.
     pub(crate) directory: PathBuf,
 }
 
 /// A file has some names of stores and of this machine.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Previous stores that are remembered.
-const MAX_PREVIOUS: usize = 8;
 
 /// The file for a store of the policy.
 pub(crate) fn path(state_dir: &Path, store: &str) -> PathBuf {
@@ -83,17 +75,11 @@ impl Memory {
         node: &NodeIdentity,
     ) {
         if !self.id.is_empty() && (self.id != id || self.directory != directory) {
-            let before = Known {
+            self.previous = Some(Known {
                 id: std::mem::take(&mut self.id),
                 directory: std::mem::take(&mut self.directory),
-            };
-            self.previous.retain(|known| *known != before);
-            self.previous.push(before);
-            let surplus = self.previous.len().saturating_sub(MAX_PREVIOUS);
-            self.previous.drain(..surplus);
+            });
         }
-        self.previous
-            .retain(|known| known.id != id || known.directory != directory);
         id.clone_into(&mut self.id);
         directory.clone_into(&mut self.directory);
         filesystem.clone_into(&mut self.filesystem);

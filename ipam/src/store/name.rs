@@ -15,10 +15,8 @@
 
 use crate::lease::{Lease, Pod, Record};
 use crate::range::{bits, from_bits};
-use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
 use std::fmt::Write;
-use std::hash::Hasher as _;
 use std::net::IpAddr;
 
 /// Whom a lease is unique among: all of a space, or one range in it.
@@ -207,9 +205,7 @@ fn bucket(key: &str) -> String {
 /// FNV-1a with a final mix, so that the high bits depend on all of the key.
 /// Names on disk depend on it: it is part of the format.
 pub(crate) fn hash64(key: &str) -> u64 {
-    let mut hasher = FnvHasher::default();
-    hasher.write(key.as_bytes());
-    let hash = hasher.finish();
+    let hash = crate::block::hash(key);
     let hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     hash ^ (hash >> 32)
 }

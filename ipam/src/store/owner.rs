@@ -36,7 +36,6 @@ pub(super) enum Content {
     Record(Record, Meta),
     /// A file that cannot be decoded; the reason.
     Broken(String, Meta),
-    /// Nothing that is believed.
     Foreign(&'static str),
 }
 
@@ -64,7 +63,6 @@ impl Owned {
         self.dir.path() == other.dir.path()
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.dir.path().join(&self.name)
@@ -84,9 +82,6 @@ impl Owned {
 impl Store {
     /// The records of an attachment on this node: those of each directory by number,
     /// this node's own first.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn owned(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
         let mut found = Vec::new();
         for directory in self.node_names() {
@@ -97,34 +92,22 @@ impl Store {
 
     /// The records of an attachment under this node's name: their count is the number
     /// of the next one.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn owned_here(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
         self.owned_at(&self.node.name, container, interface)
     }
 
     /// The records of an attachment under the name of the node that it names, which may be
     /// another one than this.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn owned_by(&self, holder: &Holder) -> Result<Vec<Owned>, StoreError> {
         self.owned_at(&holder.node, &holder.container, &holder.interface)
     }
 
     /// The leases that an attachment holds.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn held(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
         self.held_of(&self.owned(container, interface)?)
     }
 
     /// The leases that an attachment holds by records on this node or on the one it names.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn held_by(&self, holder: &Holder) -> Result<Vec<Lease>, StoreError> {
         let mut held = self.held(&holder.container, &holder.interface)?;
         held.extend(self.held_of(&self.owned_by(holder)?)?);
@@ -146,9 +129,6 @@ impl Store {
     }
 
     /// The leases of a record, but for those of several that it does not hold.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn leases_of(&self, owned: &Owned) -> Result<Vec<Lease>, StoreError> {
         match &owned.content {
             Content::Record(record, meta) if record.leases().len() > 1 => {
@@ -198,9 +178,6 @@ impl Store {
     }
 
     /// Whether a record is still where it was found.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn still_there(&self, owned: &Owned) -> Result<bool, StoreError> {
         Ok(owned.dir.meta(&owned.name)?.is_some())
     }

@@ -23,12 +23,9 @@ const USED_SECONDS: i64 = 3600;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pool {
-    /// The range's network.
     pub range: IpNetwork,
-    /// `network_name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
-    /// `enable_overlapping_ranges`.
     pub overlapping: bool,
     /// The CNI network that asked first.
     pub network: String,
@@ -48,7 +45,6 @@ impl Pool {
             .any(|(first, last)| *first <= address && address <= *last)
     }
 
-    /// What identifies a pool.
     fn key(&self) -> (&Option<String>, IpNetwork, bool) {
         (&self.network_name, self.range, self.overlapping)
     }
@@ -114,9 +110,6 @@ impl Store {
     }
 
     /// The pools that were noted, each by the set of addresses that was used last.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn pools(&self) -> Result<Vec<Pool>, StoreError> {
         let mut pools: Vec<Pool> = Vec::new();
         let Some(spaces) = self.open_below(&["pools"])? else {

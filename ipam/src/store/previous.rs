@@ -18,7 +18,6 @@ pub struct PreviousLease {
 }
 
 impl PreviousLease {
-    /// The lease.
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease
@@ -41,9 +40,6 @@ impl PreviousLease {
 impl Store {
     /// The lease of the same range that another container of the wanting pod holds; of
     /// several, the first that `wanted` lets pass.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn previous_lease(
         &self,
         want: &Want<'_>,

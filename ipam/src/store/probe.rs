@@ -23,7 +23,6 @@ pub(crate) const READ_ONLY: &str = "it is mounted read-only";
 /// What kind of file system it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileSystem {
-    /// Its name, for messages.
     pub(crate) name: String,
     /// Whether what is written outlives this machine: other machines see it.
     /// Then a lease must be on the server before it counts. On a file system of

@@ -21,7 +21,6 @@ fn is_of_another_network(owned: &Owned, network: &str) -> bool {
 /// Whether a released address cools down before it is leased again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoolDown {
-    /// From now on.
     FromNow,
     /// No ADD answered with it, so that no peer can send to it.
     NeverAnswered,
@@ -190,9 +189,6 @@ impl Store {
 
     /// Releases an address found by its name in a shard and, where it can go without a gap,
     /// its owner's record.
-    ///
-    /// # Errors
-    /// When a call failed.
     pub fn release_entry(&self, entry: &Entry) -> Result<(), StoreError> {
         let Some(meta) = &entry.meta else {
             return Ok(());
@@ -342,7 +338,6 @@ pub(super) fn now() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
-/// The same, for records.
 pub(super) fn timestamp() -> jiff::Timestamp {
     jiff::Timestamp::from_millisecond(jiff::Timestamp::now().as_millisecond())
         .unwrap_or(jiff::Timestamp::UNIX_EPOCH)

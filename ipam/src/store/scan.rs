@@ -13,15 +13,12 @@ use std::rc::Rc;
 /// An address that was ever leased, by its name in the store.
 #[derive(Debug)]
 pub struct Entry {
-    /// `network_name` of its space.
     pub network_name: Option<String>,
-    /// The address.
     pub address: IpAddr,
     /// How many times it was leased.
     pub generation: u64,
     /// Unix milliseconds when it was freed; `None` while it is held.
     pub freed: Option<u64>,
-    /// Where it is.
     pub path: PathBuf,
     /// The record (of the last holder, when freed), or what is wrong with it.
     pub record: Result<Lease, String>,
@@ -51,9 +48,7 @@ impl Entry {
 /// Something in the store that should not be there or cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Where.
     pub path: PathBuf,
-    /// What.
     pub what: String,
     /// Whether it could not be read, so that what it holds is not known.
     pub unread: bool,
@@ -300,9 +295,6 @@ impl Store {
     }
 
     /// The nodes that have records.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn nodes(&self) -> Result<Vec<String>, StoreError> {
         let Some(owners) = self.open_below(&["owners"])? else {
             return Ok(Vec::new());

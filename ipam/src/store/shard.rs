@@ -40,7 +40,6 @@ pub(crate) struct Candidate {
 /// The addresses of a shard that may be taken.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
-    /// Free and rested, ascending.
     pub(crate) free: Vec<Candidate>,
     /// Free but resting, longest rested first, and when the first has rested.
     pub(crate) resting: Vec<Candidate>,

@@ -56,12 +56,10 @@ pub struct Space {
     pub overlapping: bool,
 }
 
-/// Why nothing was taken.
 #[derive(Debug)]
 pub struct Refused {
     /// The part that could not be served, by its number in the order.
     pub part: Option<usize>,
-    /// Why.
     pub error: StoreError,
 }
 
@@ -108,7 +106,6 @@ impl Part {
 struct Attached {
     /// Leases of records that no part has claimed yet, by the part that they were taken for.
     there: Vec<There>,
-    /// See [`Kept`].
     released: Vec<(usize, Lease)>,
     made: Made,
 }
@@ -358,9 +355,6 @@ impl Store {
     }
 
     /// What [`Store::take`] would find on its way now, for each part.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub fn survey_order(&self, order: &Order) -> Result<Vec<Survey>, Refused> {
         let granted = Granted::new(self);
         let mut proposed = Proposed::default();

@@ -25,7 +25,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// What is served.
 pub trait Pages: Send + Sync + 'static {
     /// The paths that there are.
     fn paths(&self) -> &'static [&'static str];
@@ -146,7 +145,6 @@ async fn make_room(places: &mut VecDeque<Place>, tasks: &mut JoinSet<()>, most: 
     }
 }
 
-/// One question, one answer.
 async fn converse(
     stream: TcpStream,
     details: Details,
@@ -172,19 +170,14 @@ async fn converse(
     let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
 }
 
-/// A page.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The HTTP status.
     pub status: u16,
-    /// The content type.
     pub kind: &'static str,
-    /// The content.
     pub body: String,
 }
 
 impl Answer {
-    /// Plain text.
     pub fn text(status: u16, body: impl Into<String>) -> Self {
         Self {
             status,

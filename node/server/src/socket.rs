@@ -39,7 +39,6 @@ pub struct NodeSocket {
     pub path: Option<PathBuf>,
     /// Whether it listens, or why not.
     pub state: watch::Receiver<State>,
-    /// Questions so far.
     pub counts: Arc<Counts>,
 }
 
@@ -58,10 +57,8 @@ impl NodeSocket {
     }
 }
 
-/// Whether the socket listens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum State {
-    /// Not yet.
     #[default]
     Starting,
     /// It listens at its place.
@@ -73,7 +70,6 @@ pub enum State {
 }
 
 impl State {
-    /// One word for documents.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -88,7 +84,6 @@ impl State {
 /// What became of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum QuestionResult {
-    /// It was answered.
     Answered,
     /// It did not arrive in time.
     TimedOut,
@@ -103,7 +98,6 @@ impl From<FailureKind> for QuestionResult {
 }
 
 impl QuestionResult {
-    /// The name in metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -145,12 +139,10 @@ impl Counts {
         Self(Mutex::new(all.map(|result| (result, 0)).collect()))
     }
 
-    /// One more.
     pub fn add(&self, result: QuestionResult) {
         *self.lock().entry(result).or_default() += 1;
     }
 
-    /// All of them.
     #[must_use]
     pub fn all(&self) -> BTreeMap<QuestionResult, u64> {
         self.lock().clone()
@@ -161,10 +153,8 @@ impl Counts {
     }
 }
 
-/// Serves a socket.
 #[derive(Debug)]
 pub struct Socket<A> {
-    /// Where it is made.
     pub path: PathBuf,
     /// The flag that names another path, for messages.
     pub flag: &'static str,
@@ -224,7 +214,6 @@ impl<A: Answers> Socket<A> {
             .map_err(|error| format!("serve {}: {error}", self.path.display()))
     }
 
-    /// Logs what is news.
     fn set(&self, new: State) {
         let path = self.path.display();
         self.state.send_if_modified(|state| {

@@ -13,16 +13,10 @@ pub enum PolicyError {
     File(#[from] trust::Error),
     /// The file is not a JSON object.
     #[error("node policy {}: {why}", path.display())]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Line, column and cause.
-        why: String,
-    },
+    Syntax { path: PathBuf, why: String },
     /// A key is not known.
     #[error("node policy {}: unknown key {key:?}{}", path.display(), meant(*nearest))]
     UnknownKey {
-        /// The file.
         path: PathBuf,
         /// Full path of the key, for example `ipam.cooldwon`.
         key: String,
@@ -32,7 +26,6 @@ pub enum PolicyError {
     /// A value breaks a rule.
     #[error("node policy {}: {key}: {rule}, not {value}", path.display())]
     Value {
-        /// The file.
         path: PathBuf,
         /// Full path of the key.
         key: String,

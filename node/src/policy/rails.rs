@@ -6,6 +6,7 @@
 
 use super::read::network;
 use crate::pattern::Pattern;
+use ipnetwork::IpNetwork;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -19,7 +20,6 @@ pub struct Rails(pub(super) Vec<Entry>);
 /// One key and its rail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// As it is written.
     pub(super) key: String,
     pub(super) nic: Nic,
     pub(super) rail: u32,
@@ -30,7 +30,7 @@ pub(super) struct Entry {
 pub(super) enum Nic {
     Pci(Pattern),
     Name(Pattern),
-    Subnet(IpAddr, u8),
+    Subnet(IpNetwork),
 }
 
 /// What a NIC is compared by.
@@ -90,8 +90,7 @@ impl Nic {
     /// Reads a key; none for one that is no address, no network and no pattern.
     pub(super) fn parse(key: &str) -> Option<Self> {
         if key.contains('/') {
-            let (address, length) = network(key)?;
-            return Some(Nic::Subnet(address, length));
+            return network(key).map(Nic::Subnet);
         }
         if key.is_empty() {
             return None;
@@ -107,26 +106,9 @@ impl Nic {
         match self {
             Nic::Pci(pattern) => pattern.matches(nic.hca),
             Nic::Name(pattern) => pattern.matches(nic.netdev) || pattern.matches(nic.hca),
-            Nic::Subnet(network, length) => nic
-                .addresses
-                .iter()
-                .any(|a| contains(*network, *length, *a)),
+            Nic::Subnet(network) => nic.addresses.iter().any(|a| network.contains(*a)),
         }
     }
-}
-
-/// Whether a network has an address.
-fn contains(network: IpAddr, length: u8, address: IpAddr) -> bool {
-    let bits = |address| match address {
-        IpAddr::V4(address) => (32, u128::from(address.to_bits())),
-        IpAddr::V6(address) => (128, address.to_bits()),
-    };
-    let ((width, network), (other, address)) = (bits(network), bits(address));
-    // All bits of a network of length 0 are the host's.
-    let host = u32::from(width - length.min(width));
-    let equal =
-        |a: u128, b: u128| a.checked_shr(host).unwrap_or(0) == b.checked_shr(host).unwrap_or(0);
-    width == other && equal(network, address)
 }
 
 #[cfg(test)]

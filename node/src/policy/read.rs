@@ -7,9 +7,9 @@ use super::{
     rails::{Entry, Nic},
 };
 use crate::{duration, pattern::Pattern, spelling};
+use ipnetwork::IpNetwork;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -269,12 +269,12 @@ impl Reader<'_> {
         at: &str,
         store: &Map<String, Value>,
         key: &str,
-    ) -> Result<Option<Vec<(IpAddr, u8)>>, PolicyError> {
+    ) -> Result<Option<Vec<IpNetwork>>, PolicyError> {
         let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
         let Some(texts) = self.texts(at, store, key, rule)? else {
             return Ok(None);
         };
-        let networks: Option<Vec<(IpAddr, u8)>> = texts.into_iter().map(network).collect();
+        let networks: Option<Vec<IpNetwork>> = texts.into_iter().map(network).collect();
         let value = store.get(key).unwrap_or(&Value::Null);
         let wrong = || self.wrong(&format!("{at}.{key}"), value, rule);
         networks.map(Some).ok_or_else(wrong)
@@ -570,13 +570,9 @@ impl Reader<'_> {
     }
 }
 
-/// Address and prefix length of a network.
-pub(super) fn network(text: &str) -> Option<(IpAddr, u8)> {
-    let (address, length) = text.split_once('/')?;
-    let address: IpAddr = address.parse().ok()?;
-    let longest = if address.is_ipv4() { 32 } else { 128 };
-    let length = length.parse().ok().filter(|length| *length <= longest)?;
-    Some((address, length))
+/// A network with its prefix length.
+pub(super) fn network(text: &str) -> Option<IpNetwork> {
+    text.contains('/').then(|| text.parse().ok())?
 }
 
 #[cfg(test)]
@@ -616,7 +612,7 @@ mod tests {
                 shared: true,
             },
             bounds: StoreBounds {
-                ranges: Some(vec![([10, 0, 0, 0].into(), 8)]),
+                ranges: Some(vec!["10.0.0.0/8".parse().unwrap()]),
                 network_names: Some(vec!["blue".into(), String::new()]),
             },
         };
@@ -804,7 +800,7 @@ mod tests {
         };
         let kind = StoreKind::Kubernetes {
             blocks,
-            static_networks: vec![([10, 0, 0, 0].into(), 26)],
+            static_networks: vec!["10.0.0.0/26".parse().unwrap()],
             after: None,
         };
         assert_eq!(other.kind, kind);

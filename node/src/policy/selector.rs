@@ -19,7 +19,6 @@ pub struct Selector {
     pub device_ids: Vec<Pattern>,
     /// Kernel drivers, for example `mlx5_core`.
     pub drivers: Vec<Pattern>,
-    /// `ether` or `infiniband`.
     pub link_types: Vec<Pattern>,
     /// RDMA device names, for example `mlx5_0`.
     pub rdma_devices: Vec<Pattern>,
@@ -29,7 +28,6 @@ pub struct Selector {
 /// fails a selector that asks for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Candidate<'a> {
-    /// Name on the host.
     pub if_name: &'a str,
     /// PCI address or auxiliary device name.
     pub pci_address: Option<&'a str>,
@@ -39,7 +37,6 @@ pub struct Candidate<'a> {
     pub device_id: Option<&'a str>,
     /// Kernel driver of the bus device.
     pub driver: Option<&'a str>,
-    /// `ether` or `infiniband`.
     pub link_type: Option<&'a str>,
     /// RDMA device of this netdev.
     pub rdma_device: Option<&'a str>,

@@ -3,6 +3,8 @@
 //! Package names are on the wire (`/v1beta1.Registration/Register`), so the
 //! proto packages keep the kubelet's names; the modules here name the contract.
 
+#![warn(missing_docs)]
+
 pub mod client;
 
 /// Device plugin API, the only version the kubelet accepts.

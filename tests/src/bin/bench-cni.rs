@@ -43,6 +43,9 @@ struct Arguments {
 /// NICs of the host: those of a GPU node.
 const NICS: usize = 8;
 
+/// Pods of a full node.
+const PODS: usize = 200;
+
 /// The pod that has all NICs, as the daemon says.
 const POD_ARGS: &str = "K8S_POD_NAMESPACE=bench;K8S_POD_NAME=all";
 
@@ -88,6 +91,15 @@ impl Side {
             String::from_utf8_lossy(&output.stderr)
         );
         Ok(cost)
+    }
+}
+
+impl Side {
+    /// Attaches the pod, which goes to `kept`.
+    fn attach(self, container: &str, kept: &mut Vec<Netns>) -> Result<()> {
+        self.call("ADD", container)?;
+        kept.push(self.pod);
+        Ok(())
     }
 }
 
@@ -267,6 +279,55 @@ impl Fixture {
     }
 }
 
+/// Pods of a node, each with a veth to the host, a process, and an attachment to the network of
+/// `side`.
+struct Pods {
+    processes: Vec<std::process::Child>,
+    _namespaces: Vec<Netns>,
+}
+
+impl Drop for Pods {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            // It may have ended.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Pods {
+    fn start(side: &Side) -> Result<Self> {
+        let mut pods = Pods {
+            processes: Vec::new(),
+            _namespaces: Vec::new(),
+        };
+        for number in 0..PODS {
+            let pod = Netns::new("bench")?;
+            pod.ip(&format!("link add eth0 type veth peer name pod{number}"))?;
+            pod.ip(&format!(
+                "link set pod{number} netns {}",
+                std::process::id()
+            ))?;
+            pod.ip("link set eth0 up")?;
+            let process = pod.command("sleep").arg("600").spawn();
+            pods.processes
+                .push(process.context("start a pod's process")?);
+            Side {
+                pod,
+                plugin: side.plugin.clone(),
+                host_root: None,
+                config: side.config.clone(),
+                policy: side.policy.clone(),
+                add: Costs::default(),
+                del: Costs::default(),
+            }
+            .attach(&format!("pod-{number}"), &mut pods._namespaces)?;
+        }
+        Ok(pods)
+    }
+}
+
 /// An empty `main`, built as the plugin is: what starting a process costs at the least.
 fn no_op(fixture: &Fixture) -> Result<PathBuf> {
     let source = fixture.directory.path().join("no_op.rs");
@@ -419,6 +480,51 @@ fn all_nics(
             [Some(0.1), None],
         ),
     ])
+}
+
+/// Attachments on a node with many pods beside the same on an empty one, and the reference plugin's.
+fn full_node(
+    fixture: &Fixture,
+    own: &dyn Fn(Value) -> Value,
+    macvlan: &dyn Fn(Value) -> Value,
+    rounds: usize,
+) -> Result<Vec<Row>> {
+    let child = own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"}));
+    let moved = json!({"attach": "move", "device": "nic7"});
+    let host_device = json!({"device": "nic7"});
+    let theirs = macvlan(fixture.host_local(&["10.9.0.0/16"], &json!([])));
+    let contests = || -> Result<_> {
+        Ok([
+            fixture.contest(&moved, ("host-device", &host_device), rounds)?,
+            fixture.contest(&child, ("macvlan", &theirs), rounds)?,
+        ])
+    };
+    let empty = contests()?;
+    let _pods = Pods::start(&fixture.side(&fixture.netdev, "pods", &child)?)?;
+    let full = contests()?;
+    let mut rows = Vec::new();
+    let pairs = ["move", "macvlan"].into_iter().zip(empty).zip(full);
+    for ((what, (empty, _)), (full, theirs)) in pairs {
+        for (command, empty, full, theirs) in [
+            ("ADD", &empty.add, &full.add, &theirs.add),
+            ("DEL", &empty.del, &full.del, &theirs.del),
+        ] {
+            let pods = format!("{command} {what} on a node with {PODS} pods");
+            rows.push(row(
+                &format!("{pods}, beside an empty node"),
+                full,
+                empty,
+                [None, Some(1.2)],
+            ));
+            rows.push(row(
+                &format!("{pods}, beside the reference plugin there"),
+                full,
+                theirs,
+                [None, None],
+            ));
+        }
+    }
+    Ok(rows)
 }
 
 trait CostOf {
@@ -582,6 +688,7 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         &sum(&theirs),
         [Some(1.1), Some(0.6)],
     ));
+    rows.extend(full_node(fixture, &own, &macvlan, rounds.min(20))?);
     rows.extend(with_routes(fixture, &own, &macvlan, rounds)?);
     Ok(rows)
 }

@@ -26,7 +26,6 @@ cases! {
     a_nic_with_leased_addresses_alone_is_not_moved_without_an_ipam => only_leased();
     programs_that_the_pod_holds_by_links_are_detached => programs();
     children_of_the_pod_end_before_the_nic_returns: Macvlan => children();
-    a_record_of_an_earlier_version_is_restored => earlier_record();
 }
 
 fn moving(scene: &Scene, name: &str, device: &str) -> Value {
@@ -141,7 +140,7 @@ fn other_address() -> Result<()> {
     ensure!(mac_of(&scene.pod, "net1")? == "02:00:00:00:00:99");
     // As if the process had died before it noted the index.
     with_record(&scene, |record| {
-        record["moved"]
+        record["parts"][0]["moved"]
             .as_object_mut()
             .map(|moved| moved.remove("podIndex"));
     })?;
@@ -160,7 +159,7 @@ fn ambiguous() -> Result<()> {
     let network = moving(&scene, "rail0", "mv0");
     moved(&scene, "c1", "net1", &network, "ADD")?;
     with_record(&scene, |record| {
-        record["moved"]
+        record["parts"][0]["moved"]
             .as_object_mut()
             .map(|moved| moved.remove("podIndex"));
     })?;
@@ -294,53 +293,6 @@ fn only_leased() -> Result<()> {
         .host
         .own_ipam("10.44.0.0/24", "10.44.0.100", &json!({}));
     scene.returns(&network, &[])
-}
-
-fn earlier_record() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    moved(&scene, "c1", "net1", &scene.moving(), "ADD")?;
-    let index = index_of(&scene.pod, "net1")?;
-    let mac = mac_of(&scene.pod, "net1")?;
-    let mut claimed = Ok(());
-    with_record(&scene, |record| {
-        let Some(moved) = record["moved"].as_object_mut() else {
-            return;
-        };
-        for key in [
-            "takenAt",
-            "podIndex",
-            "podMac",
-            "broadcast",
-            "settings",
-            "token",
-            "proxies",
-            "nexthops",
-            "multicast",
-            "ethtool",
-        ] {
-            moved.remove(key);
-        }
-        ensure_old(moved, index);
-        // The claim has the name that the earlier version gave it.
-        let claims = scene.host.state().join("devices");
-        claimed = std::fs::read_dir(&claims).and_then(|mut claims_there| {
-            let claim = claims_there.next().ok_or(std::io::ErrorKind::NotFound)??;
-            std::fs::rename(
-                claim.path(),
-                claims.join(format!("veth-{}", mac.replace(':', "-"))),
-            )
-        });
-    })?;
-    claimed?;
-    scene.del_returns(&scene.moving(), &before)
-}
-
-fn ensure_old(moved: &mut serde_json::Map<String, Value>, index: u64) {
-    if let Some(identity) = moved.get_mut("identity").and_then(Value::as_object_mut) {
-        identity.remove("fixed");
-        identity.insert("index".to_owned(), index.into());
-    }
 }
 
 /// A macvlan on a NIC stays where it is when the NIC changes namespaces.

@@ -497,7 +497,6 @@ fn deleted() -> Result<()> {
     Ok(())
 }
 
-/// As an earlier version wrote it.
 /// Makes the records those of an ADD that was killed before it wrote what it had made.
 fn without_index(scene: &Scene) -> Result<()> {
     let records = fs::read_dir(scene.host.state().join("attachments"))?;
@@ -505,7 +504,7 @@ fn without_index(scene: &Scene) -> Result<()> {
     for entry in records {
         let path = entry?.path();
         let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
-        let child = record["child"].as_object_mut().context("a child")?;
+        let child = record["parts"][0]["child"].as_object_mut().context("a child")?;
         changed += usize::from(child.remove("podIndex").is_some());
         fs::write(&path, record.to_string())?;
     }

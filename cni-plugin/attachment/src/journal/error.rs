@@ -28,8 +28,8 @@ pub enum Error {
         /// What is wrong.
         cause: String,
     },
-    /// It is empty or cut off: nothing was done for it.
-    #[error("{} is not complete: its ADD began and did nothing", path.display())]
+    /// It is empty or cut off: it is of an earlier boot.
+    #[error("{} is not complete: the machine stopped while it was written", path.display())]
     Incomplete {
         /// The file.
         path: PathBuf,
@@ -53,9 +53,15 @@ pub enum Error {
         network: String,
     },
     /// Another call holds a lock for longer than this one waits.
-    #[error("another call holds {} for more than {} s", path.display(), waited.as_secs())]
+    #[error(
+        "another call holds the lock of {name} for more than {} s (fuser -v {} lists the calls)",
+        waited.as_secs(),
+        path.display()
+    )]
     Locked {
-        /// The lock's file.
+        /// The netdev, or the container and its interface, that is locked.
+        name: String,
+        /// The file of all locks.
         path: PathBuf,
         /// How long it was waited for.
         waited: Duration,
@@ -70,6 +76,11 @@ impl Error {
             path: path.into(),
             source: cause,
         })
+    }
+
+    /// Whether the file system takes no writes.
+    pub(super) fn is_read_only(&self) -> bool {
+        matches!(self, Error::File(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem))
     }
 
     /// What the person on call does about it; none where the message says it all.

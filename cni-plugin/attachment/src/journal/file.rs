@@ -1,15 +1,21 @@
 //! Locking and removing the journal's files.
 
 use std::{
-    fs::{self, DirBuilder, File, TryLockError},
+    fs::{self, DirBuilder, File},
+    hash::Hasher,
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
+use fnv::FnvHasher;
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, FdFlag, fcntl},
+};
 use node::trust;
 
 use super::Error;
@@ -20,13 +26,13 @@ const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What is called for each lock that had to be waited for.
-type Observer = Box<dyn Fn(&Path, Duration) + Send + Sync>;
+type Observer = Box<dyn Fn(&str, Duration) + Send + Sync>;
 
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
-/// Has `observer` called with the file of each lock that this process waits for, and how long it
+/// Has `observer` called with the name of each lock that this process waits for, and how long it
 /// waited. The first observer stays.
-pub fn observe_locks(observer: impl Fn(&Path, Duration) + Send + Sync + 'static) {
+pub fn observe_locks(observer: impl Fn(&str, Duration) + Send + Sync + 'static) {
     let _ = OBSERVER.set(Box::new(observer));
 }
 
@@ -45,26 +51,6 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Removes a file that a killed call left. One that a call holds the lock of is that call's.
-pub(super) fn remove_left(path: &Path) -> Result<(), Error> {
-    match trust::open(path, File::options().read(true)) {
-        Ok(Some(file)) => match file.try_lock() {
-            Ok(()) => {
-                drop(Passing {
-                    file,
-                    path: path.to_owned(),
-                });
-                Ok(())
-            }
-            Err(TryLockError::WouldBlock) => Ok(()),
-            Err(TryLockError::Error(e)) => Err(Error::file("lock", path, e)),
-        },
-        Ok(None) => Ok(()),
-        // No call makes what cannot be locked.
-        Err(_) => remove(path),
-    }
-}
-
 /// For root alone: a record says which netdev is to be given what name.
 pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
     DirBuilder::new()
@@ -74,101 +60,104 @@ pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::file("make", path, e))
 }
 
-/// Opens the file at `path` for writing, made where it is missing, with its directory. On a file
-/// system that takes no writes any more one that is there can still be locked, so that a DEL
-/// returns what it can.
-pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
-    let attempt = || trust::open(path, File::options().create(true).append(true));
-    let opened = match attempt() {
-        Err(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem) => {
-            trust::open(path, File::options().read(true))?
-        }
-        Ok(None) => {
-            make_directory(trust::parent(path))?;
-            attempt()?
-        }
-        opened => opened?,
-    };
+/// Opens the file at `path` for reading and writing with `options`, with its directory where that is
+/// missing.
+pub(super) fn open_to_write(path: &Path, options: &mut fs::OpenOptions) -> Result<File, Error> {
+    let mut opened = trust::open(path, options.read(true).write(true))?;
+    if opened.is_none() {
+        make_directory(trust::parent(path))?;
+        opened = trust::open(path, options)?;
+    }
     opened.ok_or_else(|| Error::file("open", path, io::ErrorKind::NotFound.into()))
 }
 
-/// How a lock is asked for: [`File::try_lock`] or [`File::try_lock_shared`].
-pub(super) type TryLock = fn(&File) -> Result<(), TryLockError>;
-
-/// Waits for the lock of an open file until `timeout` after `started`.
-pub(super) fn lock(
-    file: &File,
-    path: &Path,
-    try_lock: TryLock,
-    started: Instant,
-    timeout: Duration,
-) -> Result<(), Error> {
-    let mut pause = FIRST_RETRY_INTERVAL;
-    loop {
-        match try_lock(file) {
-            Ok(()) => {
-                if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_RETRY_INTERVAL) {
-                    observer(path, started.elapsed());
-                }
-                return Ok(());
-            }
-            Err(TryLockError::WouldBlock) if started.elapsed() < timeout => {
-                thread::sleep(pause);
-                pause = (pause * 2).min(MAX_RETRY_INTERVAL);
-            }
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::Locked {
-                    path: path.to_owned(),
-                    waited: timeout,
-                });
-            }
-            Err(TryLockError::Error(e)) => return Err(Error::file("lock", path, e)),
-        }
-    }
+/// Who else may hold a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sharing {
+    Exclusive,
+    Shared,
 }
 
-/// A file that is locked, and that goes with its lock.
+/// A lock of the journal, held. It ends when each process that shares it has closed the file.
 #[derive(Debug)]
-pub(super) struct Passing {
-    pub(super) file: File,
-    pub(super) path: PathBuf,
+pub struct Lock {
+    file: File,
+    path: PathBuf,
 }
 
-impl Passing {
-    /// Locks the file at `path`, which is made.
-    pub(super) fn lock(path: &Path, timeout: Duration) -> Result<Self, Error> {
-        let started = Instant::now();
-        loop {
-            let file = open_to_lock(path)?;
-            lock(&file, path, File::try_lock, started, timeout)?;
-            let locked = Passing {
-                file,
-                path: path.to_owned(),
-            };
-            // Whoever held it before removed it: the lock of a file without a name locks nothing.
-            if locked.is_named()? {
-                return Ok(locked);
+impl Lock {
+    /// Has the programs that this process runs hold the lock as well. So an IPAM program that
+    /// outlives an ADD, killed by the runtime, leases nothing after DEL has released.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn share_with_programs(&self) -> Result<(), Error> {
+        let shared = fcntl(&self.file, FcntlArg::F_SETFD(FdFlag::empty()));
+        let failed = |errno: Errno| Error::file("share the lock", &self.path, errno.into());
+        shared.map(drop).map_err(failed)
+    }
+
+    /// Locks one byte of the file at `path`, which is made and stays. The byte is the one that `name`
+    /// hashes to, of 2^62. A byte is locked for an open file (`F_OFD_SETLK`), so threads exclude each
+    /// other as processes do.
+    ///
+    /// A file system that takes no writes any more gives shared locks alone: a DEL returns what it
+    /// can, and no ADD can record anything there.
+    pub(super) fn take(
+        path: &Path,
+        name: &str,
+        sharing: Sharing,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let (file, is_writable) = match open_to_write(path, File::options().create(true)) {
+            Err(e) if e.is_read_only() => {
+                let file = trust::open(path, File::options().read(true))?;
+                (file.ok_or(e)?, false)
             }
-        }
-    }
-
-    /// Whether its path still names it.
-    fn is_named(&self) -> Result<bool, Error> {
-        let failed = |e| Error::file("read the status of", &self.path, e);
-        let own = self.file.metadata().map_err(failed)?;
-        match fs::symlink_metadata(&self.path) {
-            Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(failed(e)),
-        }
-    }
-}
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        // With the lock still held: the next one finds no file and makes one.
-        if self.is_named().unwrap_or(false) {
-            let _ = fs::remove_file(&self.path);
+            opened => (opened?, true),
+        };
+        let kind = match (sharing, is_writable) {
+            (Sharing::Exclusive, true) => libc::F_WRLCK,
+            _ => libc::F_RDLCK,
+        };
+        let mut hasher = FnvHasher::default();
+        hasher.write(name.as_bytes());
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "numbers of the kernel from 0 to 2"
+        )]
+        let range = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: (hasher.finish() >> 2).cast_signed(),
+            l_len: 1,
+            l_pid: 0,
+        };
+        let started = Instant::now();
+        let mut pause = FIRST_RETRY_INTERVAL;
+        loop {
+            match fcntl(&file, FcntlArg::F_OFD_SETLK(&range)) {
+                Ok(_) => {
+                    if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_RETRY_INTERVAL)
+                    {
+                        observer(name, started.elapsed());
+                    }
+                    let path = path.to_owned();
+                    return Ok(Lock { file, path });
+                }
+                Err(Errno::EAGAIN | Errno::EACCES) if started.elapsed() < timeout => {
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(MAX_RETRY_INTERVAL);
+                }
+                Err(Errno::EAGAIN | Errno::EACCES) => {
+                    return Err(Error::Locked {
+                        name: name.to_owned(),
+                        path: path.to_owned(),
+                        waited: timeout,
+                    });
+                }
+                Err(e) => return Err(Error::file("lock", path, e.into())),
+            }
         }
     }
 }
@@ -179,43 +168,63 @@ mod tests {
 
     use super::*;
 
+    fn take(path: &Path, name: &str, sharing: Sharing) -> Result<Lock, Error> {
+        Lock::take(path, name, sharing, Duration::from_millis(5))
+    }
+
     #[test]
-    fn only_a_regular_file_is_opened() {
+    fn only_a_regular_file_is_locked() {
         let place = tempfile::tempdir().unwrap();
         fs::write(place.path().join("target"), "kept").unwrap();
         symlink(place.path().join("target"), place.path().join("link")).unwrap();
         fs::create_dir(place.path().join("directory")).unwrap();
         for name in ["link", "directory"] {
             let path = place.path().join(name);
-            let error = open_to_lock(&path).unwrap_err();
+            let error = take(&path, "nic", Sharing::Exclusive).unwrap_err();
             assert!(matches!(error, Error::File(_)), "{name}: {error}");
         }
         assert_eq!(fs::read(place.path().join("target")).unwrap(), b"kept");
     }
 
     #[test]
-    fn what_a_killed_call_left_goes_and_what_a_call_holds_stays() {
+    fn a_lock_excludes_another_of_its_name_and_no_other() {
         let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("new");
-        remove_left(&path).unwrap();
-        let held = Passing::lock(&path, Duration::ZERO).unwrap();
-        remove_left(&path).unwrap();
-        assert!(path.exists(), "a call holds it");
+        let path = place.path().join("state/lock");
+        let held = take(&path, "nic", Sharing::Exclusive).unwrap();
+        for sharing in [Sharing::Exclusive, Sharing::Shared] {
+            let error = take(&path, "nic", sharing).unwrap_err();
+            assert!(matches!(error, Error::Locked { .. }), "{error}");
+            assert!(error.to_string().contains("nic"), "{error}");
+        }
+        take(&path, "other", Sharing::Exclusive).unwrap();
         drop(held);
-        fs::write(&path, "left").unwrap();
-        remove_left(&path).unwrap();
-        assert!(!path.exists());
-        symlink("/nowhere", &path).unwrap();
-        remove_left(&path).unwrap();
-        assert!(path.symlink_metadata().is_err(), "a link is no lock");
+        let _shared = take(&path, "nic", Sharing::Shared).unwrap();
+        let _again = take(&path, "nic", Sharing::Shared).unwrap();
+        assert!(take(&path, "nic", Sharing::Exclusive).is_err());
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     }
 
+    /// An IPAM program that a killed ADD ran keeps the attachment's lock.
     #[test]
-    fn a_lock_that_is_held_is_named_after_the_time_limit() {
+    fn a_shared_lock_outlives_the_process_that_took_it() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("lock");
-        let _held = Passing::lock(&path, Duration::ZERO).unwrap();
-        let error = Passing::lock(&path, Duration::from_millis(5)).unwrap_err();
-        assert!(matches!(error, Error::Locked { .. }), "{error}");
+        let run = |lock: Lock| {
+            let mut program = std::process::Command::new("sleep");
+            let program = program.arg("60").spawn().unwrap();
+            drop(lock);
+            program
+        };
+        let mut alone = run(take(&path, "alone", Sharing::Exclusive).unwrap());
+        take(&path, "alone", Sharing::Exclusive).unwrap();
+        let shared = take(&path, "nic", Sharing::Exclusive).unwrap();
+        shared.share_with_programs().unwrap();
+        let mut program = run(shared);
+        assert!(take(&path, "nic", Sharing::Exclusive).is_err());
+        for program in [&mut program, &mut alone] {
+            program.kill().unwrap();
+            program.wait().unwrap();
+        }
+        Lock::take(&path, "nic", Sharing::Exclusive, Duration::from_secs(10)).unwrap();
     }
 }

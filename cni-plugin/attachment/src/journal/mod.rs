@@ -16,6 +16,6 @@ pub mod record;
 pub mod store;
 
 pub use error::Error;
-pub use file::observe_locks;
+pub use file::{Lock, observe_locks};
 pub use record::{Netns, Part, RdmaDevice, Record};
-pub use store::{AttachmentLock, Claim, Key, Records, Store, UnreadableRecord};
+pub use store::{Claim, Key, Records, Store, UnreadableRecord};

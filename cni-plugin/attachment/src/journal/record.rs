@@ -1,23 +1,18 @@
 //! What the journal says of an attachment.
 
-use cni_wire::AttachmentId;
 use serde::{Deserialize, Serialize};
 
 use crate::netdev::snapshot::{Message, Snapshot};
 
-/// The newest version that this program reads, of records with several interfaces. Programs that
-/// know version 1 alone refuse such a record, and so undo nothing of it: they would take its parts
-/// for none.
-pub const VERSION: u32 = 2;
-
-/// The version of an attachment that is its own only interface, which is every one without
-/// `devices: all`.
-const SINGLE: u32 = 1;
+/// The version of records that this program writes and reads.
+pub const VERSION: u32 = 1;
 
 /// One attachment: everything that undoing it takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Record {
+    /// Format of this file, [`VERSION`].
+    pub version: u32,
     /// The network's name.
     pub network: String,
     /// The container.
@@ -25,6 +20,7 @@ pub struct Record {
     /// `CNI_IFNAME`.
     pub ifname: String,
     /// `namespace/name` of the pod, where the runtime passes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// Seconds since 1970 when it was written.
     pub created: u64,
@@ -35,12 +31,13 @@ pub struct Record {
     /// Its interfaces: one of the name `ifname`, or with `devices: all` one for each NIC.
     pub parts: Vec<Part>,
     /// How its addresses are released; none when it has none of an IPAM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
 }
 
 /// One interface of an attachment, and what was changed for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Part {
     /// Its name in the pod.
     pub ifname: String,
@@ -68,116 +65,6 @@ pub struct Part {
     /// Rules put into the pod's namespace, as kernel messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<Message>,
-}
-
-/// A record as it is in its file. Version 1 has what is of its only interface beside the rest,
-/// version 2 has a list.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Written {
-    version: u32,
-    network: String,
-    container_id: String,
-    ifname: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pod: Option<String>,
-    created: u64,
-    boot: String,
-    netns: Netns,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    moved: Option<Snapshot>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    hcas: Vec<String>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    awaits_name: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    child: Option<Child>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    rdma: Vec<RdmaDevice>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    slots: Vec<Slot>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    rules: Vec<Message>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    parts: Option<Vec<Part>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    ipam: Option<Ipam>,
-}
-
-impl From<Record> for Written {
-    fn from(record: Record) -> Self {
-        let single = record.is_single();
-        let Record {
-            network,
-            container_id,
-            ifname,
-            pod,
-            created,
-            boot,
-            netns,
-            mut parts,
-            ipam,
-        } = record;
-        let only = match single {
-            true => parts.pop().unwrap_or_default(),
-            false => Part::default(),
-        };
-        Written {
-            version: if single { SINGLE } else { VERSION },
-            network,
-            container_id,
-            ifname,
-            pod,
-            created,
-            boot,
-            netns,
-            moved: only.moved,
-            hcas: only.hcas,
-            awaits_name: only.awaits_name,
-            child: only.child,
-            rdma: only.rdma,
-            slots: only.slots,
-            rules: only.rules,
-            parts: (!single).then_some(parts),
-            ipam,
-        }
-    }
-}
-
-impl TryFrom<Written> for Record {
-    type Error = &'static str;
-
-    fn try_from(written: Written) -> Result<Self, Self::Error> {
-        let only = Part {
-            ifname: written.ifname.clone(),
-            rail: None,
-            moved: written.moved,
-            hcas: written.hcas,
-            awaits_name: written.awaits_name,
-            child: written.child,
-            rdma: written.rdma,
-            slots: written.slots,
-            rules: written.rules,
-        };
-        let parts = match (written.version, written.parts) {
-            (VERSION, Some(parts)) if only == Part::named(&written.ifname) => parts,
-            // Nothing of it may be lost: neither what is in the list nor what is beside it.
-            (VERSION, _) => return Err("version 2 has its interfaces in parts, and nowhere else"),
-            (_, None) => vec![only],
-            (_, Some(_)) => return Err("version 1 has no parts"),
-        };
-        Ok(Record {
-            network: written.network,
-            container_id: written.container_id,
-            ifname: written.ifname,
-            pod: written.pod,
-            created: written.created,
-            boot: written.boot,
-            netns: written.netns,
-            parts,
-            ipam: written.ipam,
-        })
-    }
 }
 
 /// A namespace as the runtime named it, and what identified it.
@@ -237,7 +124,7 @@ pub struct RdmaDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_guid: Option<String>,
     /// The device that it stands on, as a PCI address or an auxiliary device's name; none for
-    /// devices without hardware, and in records of versions that did not keep it.
+    /// devices without hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
 }
@@ -320,11 +207,6 @@ impl Part {
 }
 
 impl Record {
-    /// Whether its only interface has the name of the call.
-    fn is_single(&self) -> bool {
-        matches!(self.parts.as_slice(), [only] if only.rail.is_none() && only.ifname == self.ifname)
-    }
-
     /// Whether nothing is left of it but netdevs that wait for their names.
     pub fn awaits_name(&self) -> bool {
         self.parts.iter().any(|part| part.awaits_name)
@@ -338,13 +220,6 @@ impl Record {
     /// All RDMA devices that were moved.
     pub fn rdma(&self) -> impl Iterator<Item = &RdmaDevice> {
         self.parts.iter().flat_map(|part| &part.rdma)
-    }
-
-    /// Whose attachment it is.
-    pub fn belongs_to(&self, network: &str, id: &AttachmentId) -> bool {
-        self.network == network
-            && self.container_id == id.container_id.as_str()
-            && self.ifname == id.ifname.as_str()
     }
 
     /// As text, for messages.
@@ -381,91 +256,40 @@ mod tests {
         assert_eq!(serde_json::from_str::<Ipam>(&text).unwrap(), ipam);
     }
 
-    fn single() -> serde_json::Value {
-        serde_json::json!({
+    #[test]
+    fn a_record_reads_back() {
+        let text = serde_json::json!({
             "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
             "pod": "ml/a", "created": 1, "boot": "b",
             "netns": {"path": "/run/netns/a", "device": 4, "inode": 5},
-            "hcas": ["0000:3b:00.0"],
-            "child": {"kind": "macvlan", "master": "ens1", "index": 3},
-            "rdma": [{"name": "mlx5_0", "index": 4}],
+            "parts": [
+                {
+                    "ifname": "net1-0",
+                    "rail": 0,
+                    "hcas": ["0000:3b:00.0"],
+                    "child": {"kind": "macvlan", "master": "ens1", "index": 3},
+                    "rdma": [{"name": "mlx5_0", "index": 4}],
+                },
+                {"ifname": "net1-7", "rail": 7},
+            ],
             "ipam": {"type": "static", "config": "{}", "path": []},
-        })
-    }
-
-    #[test]
-    fn an_attachment_with_one_interface_is_written_as_version_1() {
-        let record: Record = serde_json::from_value(single()).unwrap();
-        let [only] = record.parts.as_slice() else {
-            panic!("{record:?}")
-        };
-        assert_eq!((only.ifname.as_str(), only.rail), ("net1", None));
-        assert!(only.has_interface() && only.hcas == ["0000:3b:00.0"]);
+        });
+        let record: Record = serde_json::from_value(text.clone()).unwrap();
+        assert_eq!(serde_json::to_value(&record).unwrap(), text);
         assert_eq!(record.rdma().count(), 1);
-        assert_eq!(serde_json::to_value(&record).unwrap(), single());
-    }
-
-    #[test]
-    fn several_interfaces_are_written_as_version_2_and_read_back() {
-        let mut record: Record = serde_json::from_value(single()).unwrap();
-        let first = record.parts.pop().unwrap();
-        for rail in [0, 7] {
-            record.parts.push(Part {
-                ifname: format!("net1-{rail}"),
-                rail: Some(rail),
-                ..first.clone()
-            });
-        }
-        for _ in 0..3 {
-            let text = serde_json::to_value(&record).unwrap();
-            assert_eq!(text["version"], 2);
-            assert_eq!(text["parts"].as_array().unwrap().len(), record.parts.len());
-            // What an earlier version would act upon is not there.
-            for key in ["moved", "hcas", "child", "rdma", "rules"] {
-                assert_eq!(text.get(key), None, "{key}");
-            }
-            assert_eq!(serde_json::from_value::<Record>(text).unwrap(), record);
-            record.parts.pop();
-        }
-    }
-
-    #[test]
-    fn a_record_of_two_versions_at_once_is_damaged() {
-        let with = |key: &str, value: serde_json::Value| {
-            let mut text = single();
-            text[key] = value;
-            text
-        };
-        for text in [
-            with("parts", serde_json::json!([])),
-            with("parts", serde_json::json!([{"ifname": "net1-0"}])),
-            with("version", 2.into()),
-        ] {
-            assert!(serde_json::from_value::<Record>(text).is_err());
-        }
-    }
-
-    #[test]
-    fn an_attachment_is_known_by_network_container_and_interface() {
-        let record: Record = serde_json::from_value(serde_json::json!({
-            "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
-            "pod": "ml/a", "created": 1, "boot": "b",
-            "netns": {"path": "/run/netns/a", "device": 4, "inode": 5},
-        }))
-        .unwrap();
-        let id = |container: &str, ifname: &str| AttachmentId {
-            container_id: cni_wire::ContainerId::parse(container).unwrap(),
-            ifname: cni_wire::IfName::parse(ifname).unwrap(),
-        };
-        assert!(record.belongs_to("rail0", &id("c1", "net1")));
-        assert!(!record.belongs_to("rail1", &id("c1", "net1")));
-        assert!(!record.belongs_to("rail0", &id("c2", "net1")));
-        assert!(!record.belongs_to("rail0", &id("c1", "net2")));
         assert_eq!(record.owner(), "pod ml/a (net1 of container c1)");
         let nameless = Record {
             pod: None,
             ..record
         };
         assert_eq!(nameless.owner(), "net1 of container c1");
+    }
+
+    /// Otherwise DEL would undo nothing and forget it.
+    #[test]
+    fn a_record_without_parts_is_damaged() {
+        let text = r#"{"version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
+            "created": 1, "boot": "b", "netns": {"path": "/a", "device": 4, "inode": 5}}"#;
+        assert!(serde_json::from_str::<Record>(text).is_err());
     }
 }

@@ -3,42 +3,40 @@
 //! ```text
 //! <stateDir>/attachments/<network>@<container>@<interface>   one record each
 //! <stateDir>/devices/<netdev>                                who a moved netdev belongs to
-//! <stateDir>/locks/<netdev>                                  held while it changes hands, and
-//!                                                            shared while a child is made on it
-//! <stateDir>/locks/@<container>@<interface>                  held by ADD and DEL
+//! <stateDir>/lock                                            all locks, each a byte of it
 //! ```
 //!
 //! Safe to be killed anywhere. A record is written under another name, `.new-` before its own, and
 //! then linked to its own, or renamed over the one there is: it is there whole or not at all, and
-//! of two ADDs one makes the name. What is left under the other name goes with the record. A file
-//! that is empty or cut off was begun by an earlier version, which changed nothing before it was
-//! whole: it says that nothing was done. A claim is read and written only with the netdev's lock
+//! of two ADDs one makes the name. What is left under the other name goes with the record. Nothing is
+//! synced: a file that is empty or cut off is of a boot that ended with a power failure. A claim is read and written only with the netdev's lock
 //! held.
 //!
-//! Locks are the kernel's and end with the process, an attachment's with the IPAM program that it ran. The files of netdevs' locks stay, as there are
-//! only so many netdevs; the file of an attachment's lock is removed by whoever holds it.
+//! A lock is the kernel's, has the name of what it locks, and ends with the process, an attachment's
+//! with the IPAM program that it ran:
+//!
+//! - a netdev's is held while it changes hands, and shared while a child is made on it;
+//! - `@<container>@<interface>` is held by ADD, DEL and GC;
+//! - `.new-<record>` is held while the record is written;
+//! - `rdma` is held while RDMA devices move.
 
 use std::{
     fs::{self, File},
     io::{self, Write},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::OnceLock,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use cni_wire::{AttachmentId, ContainerId, IfName};
-use nix::{
-    errno::Errno,
-    fcntl::{FallocateFlags, FcntlArg, FdFlag, fallocate, fcntl},
-};
+use nix::fcntl::{FallocateFlags, fallocate};
 use node::{state_dirs, trust};
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
 use super::{
     Error, Record,
-    file::{self, Passing, TryLock, remove, remove_left},
+    file::{Lock, Sharing, open_to_write, remove},
     record::VERSION,
 };
 use crate::netdev::snapshot::Identity;
@@ -148,29 +146,23 @@ pub struct Store {
     trusted: OnceLock<()>,
 }
 
-/// A netdev's lock, held.
-#[derive(Debug)]
-pub struct Lock {
-    // Closing the file lets go of the lock.
-    _file: fs::File,
+/// A file that is written under another name than its own, with the lock of that name.
+struct Draft {
+    path: PathBuf,
+    file: File,
+    _lock: Lock,
 }
 
-/// The lock of a container's interface, held.
-#[derive(Debug)]
-pub struct AttachmentLock {
-    file: Passing,
+impl Draft {
+    fn write(&self, text: &[u8]) -> Result<(), Error> {
+        let written = (&self.file).write_all(text);
+        written.map_err(|e| Error::file("write", &self.path, e))
+    }
 }
 
-impl AttachmentLock {
-    /// Has the programs that this process runs hold the lock as well. So an IPAM program that outlives
-    /// an ADD, killed by the runtime, leases nothing after DEL has released.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
-    pub fn share_with_programs(&self) -> Result<(), Error> {
-        let shared = fcntl(&self.file.file, FcntlArg::F_SETFD(FdFlag::empty()));
-        let failed = |errno: Errno| Error::file("share the lock", &self.file.path, errno.into());
-        shared.map(drop).map_err(failed)
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -196,8 +188,8 @@ impl Store {
         self.directory.join("devices")
     }
 
-    fn locks(&self) -> PathBuf {
-        self.directory.join("locks")
+    fn take_lock(&self, name: &str, sharing: Sharing, timeout: Duration) -> Result<Lock, Error> {
+        Lock::take(&self.directory.join("lock"), name, sharing, timeout)
     }
 
     /// Whether only root, or the user this program runs as, can change what the journal says: a
@@ -209,7 +201,7 @@ impl Store {
     pub fn check_owner(&self) -> Result<(), Error> {
         if self.trusted.get().is_none() {
             trust::check_directory(&self.directory)?;
-            for directory in [self.attachments(), self.devices(), self.locks()] {
+            for directory in [self.attachments(), self.devices()] {
                 trust::check_one(&directory)?;
             }
         }
@@ -235,7 +227,7 @@ impl Store {
             return Ok(None);
         };
         let unreadable = |path: PathBuf, e: serde_json::Error| match e.classify() {
-            // Cut off while it was written: nothing was changed after that.
+            // Of an earlier boot.
             Category::Eof => Error::Incomplete { path },
             _ => Error::Damaged {
                 path,
@@ -308,12 +300,8 @@ impl Store {
         };
         let path = self.attachments().join(&key.0);
         let text = self.encoded(key, record, MAX_NEW_RECORD_BYTES)?;
-        let new = match self.draft(key) {
-            // Another ADD is writing it.
-            Err(Error::Locked { .. }) => return Err(exists()),
-            locked => locked?,
-        };
-        write_all(&new, &text)?;
+        let new = self.draft(&key.0)?;
+        new.write(&text)?;
         fs::hard_link(&new.path, &path).map_err(|e| match e.kind() {
             io::ErrorKind::AlreadyExists => exists(),
             _ => Error::file("write", &path, e),
@@ -327,9 +315,9 @@ impl Store {
     pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let path = self.attachments().join(&key.0);
         let text = self.encoded(key, record, MAX_RECORD_BYTES)?;
-        let new = self.draft(key)?;
+        let new = self.draft(&key.0)?;
         reserve(&new.file, text.len());
-        write_all(&new, &text)?;
+        new.write(&text)?;
         fs::rename(&new.path, &path).map_err(|e| Error::file("write", &path, e))
     }
 
@@ -346,25 +334,20 @@ impl Store {
         Ok(text)
     }
 
-    /// An empty file under the name that a record has while it is written. Dropping it removes what
-    /// still has that name.
-    fn draft(&self, key: &Key) -> Result<Passing, Error> {
-        let path = self.attachments().join(format!("{NEW}{}", key.0));
-        loop {
-            let new = Passing::lock(&path, Duration::ZERO)?;
-            let failed = |e| Error::file("write", &path, e);
-            let meta = new.file.metadata().map_err(failed)?;
-            // Left by a call that was killed after it had linked it: it is the record.
-            if meta.nlink() > 1 {
-                continue;
-            }
-            // Not of an empty file: ext4 allocates the blocks of a truncated one as soon as it is
-            // closed (`EXT4_STATE_DA_ALLOC_CLOSE`), also of one that is removed a moment later.
-            if meta.len() > 0 {
-                new.file.set_len(0).map_err(failed)?;
-            }
-            return Ok(new);
-        }
+    /// An empty file under the name that a record has while it is written. A killed call may have
+    /// left one, or linked it to the record already: that name goes. Dropping the draft removes its
+    /// name.
+    fn draft(&self, key: &str) -> Result<Draft, Error> {
+        let name = format!("{NEW}{key}");
+        let lock = self.take_lock(&name, Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)?;
+        let path = self.attachments().join(name);
+        remove(&path)?;
+        let file = open_to_write(&path, File::options().create_new(true))?;
+        Ok(Draft {
+            path,
+            file,
+            _lock: lock,
+        })
     }
 
     /// Removes a record; one that is gone is removed.
@@ -372,7 +355,7 @@ impl Store {
     /// # Errors
     /// The file system's.
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
-        remove_left(&self.attachments().join(format!("{NEW}{}", key.0)))?;
+        remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
     }
 
@@ -403,13 +386,7 @@ impl Store {
     /// # Errors
     /// The file system's.
     pub fn check_writable(&self) -> Result<(), Error> {
-        let probe = self
-            .attachments()
-            .join(format!(".probe-{}", std::process::id()));
-        let held = Passing::lock(&probe, Duration::ZERO)?;
-        (&held.file)
-            .write_all(b"{}")
-            .map_err(|e| Error::file("write", &probe, e))
+        self.draft("probe")?.write(b"{}")
     }
 
     /// Holds the lock of a container's interface, of whatever network: no ADD or DEL of it runs
@@ -417,9 +394,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Locked`] when another holds it for longer; the file system's.
-    pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<AttachmentLock, Error> {
-        let path = self.locks().join(key.attachment());
-        Passing::lock(&path, timeout).map(|file| AttachmentLock { file })
+    pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<Lock, Error> {
+        self.take_lock(key.attachment(), Sharing::Exclusive, timeout)
     }
 
     /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
@@ -427,7 +403,7 @@ impl Store {
     /// # Errors
     /// [`Error::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.lock_file(&identity.key(), File::try_lock)
+        self.take_lock(&identity.key(), Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Keeps a netdev where it is while a child is made on it and recorded. Others may do so at the same
@@ -436,7 +412,7 @@ impl Store {
     /// # Errors
     /// As [`Store::lock`].
     pub fn lock_in_place(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.lock_file(&identity.key(), File::try_lock_shared)
+        self.take_lock(&identity.key(), Sharing::Shared, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
@@ -445,14 +421,7 @@ impl Store {
     /// # Errors
     /// As [`Store::lock`].
     pub fn lock_rdma(&self) -> Result<Lock, Error> {
-        self.lock_file("rdma", File::try_lock)
-    }
-
-    fn lock_file(&self, name: &str, try_lock: TryLock) -> Result<Lock, Error> {
-        let path = self.locks().join(name);
-        let file = file::open_to_lock(&path)?;
-        file::lock(&file, &path, try_lock, Instant::now(), NETDEV_LOCK_TIMEOUT)?;
-        Ok(Lock { _file: file })
+        self.take_lock("rdma", Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Who a netdev belongs to. Ask with its lock held.
@@ -491,7 +460,7 @@ impl Store {
             boot: boot.to_owned(),
         };
         let text = serde_json::to_vec(&claim).map_err(|e| failed(e.into()))?;
-        let file = file::open_to_lock(&path)?;
+        let file = open_to_write(&path, File::options().create(true))?;
         if file.metadata().map_err(failed)?.len() > 0 {
             file.set_len(0).map_err(failed)?;
         }
@@ -505,11 +474,6 @@ impl Store {
     pub fn release(&self, identity: &Identity) -> Result<(), Error> {
         remove(&self.devices().join(identity.key()))
     }
-}
-
-fn write_all(new: &Passing, text: &[u8]) -> Result<(), Error> {
-    let written = (&new.file).write_all(text);
-    written.map_err(|e| Error::file("write", &new.path, e))
 }
 
 /// Allocates the blocks of a file that will be renamed over another: ext4 writes out those that it has

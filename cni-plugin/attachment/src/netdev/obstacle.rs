@@ -1,10 +1,10 @@
 //! What keeps a netdev from being moved: state of the host's that a change of namespaces destroys
 //! and this program does not restore, or that would act in the pod.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use hca::MacAddress;
-use netlink::{Socket, bpf, link::Link, neighbour, nftables, qdisc};
+use netlink::{Socket, bpf, ioctl, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
 use netlink_packet_route::link::InfoKind;
 
 use super::snapshot::Snapshot;
@@ -40,6 +40,7 @@ pub enum Addresses {
 /// The kernel's refusal.
 pub fn obstacles(
     socket: &mut Socket,
+    proc: &Path,
     link: &Link,
     snapshot: &Snapshot,
     addresses: Addresses,
@@ -80,6 +81,26 @@ pub fn obstacles(
         found.push(Obstacle {
             what: format!("{name} has the {hooked}, which a move would remove it from"),
             remedy: format!("take {name} out of the firewall's configuration of this host"),
+        });
+    }
+    if let Some(id) = nexthop::through(socket, link.index)? {
+        found.push(Obstacle {
+            what: format!("{name} has the nexthop object {id}, which a move would remove"),
+            remedy: format!("remove it: ip nexthop del id {id}"),
+        });
+    }
+    if let Some(address) = multicast::first_static(proc, link)? {
+        found.push(Obstacle {
+            what: format!(
+                "{name} has the static multicast address {address}, which a move would remove"
+            ),
+            remedy: format!("remove it: ip maddr del {address} dev {name}"),
+        });
+    }
+    if let Some(location) = ioctl::flow_rules(name)?.first() {
+        found.push(Obstacle {
+            what: format!("{name} has the steering rule {location}, which the pod could change"),
+            remedy: format!("remove it: ethtool -N {name} delete {location}"),
         });
     }
     // IPoIB has its own, and the entries of a VXLAN are where it sends to (vxlan_fdb_dump()).

@@ -11,6 +11,7 @@ mod transfer;
 mod verify;
 
 use std::{
+    cell::OnceCell,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -56,6 +57,25 @@ pub struct HostContext<'a> {
     pub sys: &'a Path,
 }
 
+/// The namespace that netdevs return from, and the ones in which threads are, each with the number by
+/// which it knows the first. Read once for all netdevs: what a pod built upon them may be there. What
+/// it puts there later is found by the next ADD, which refuses to move the netdev.
+#[derive(Debug)]
+pub struct Origin<'a> {
+    pub(crate) pod: &'a Namespace,
+    others: OnceCell<Vec<(Namespace, Option<i32>)>>,
+}
+
+impl<'a> Origin<'a> {
+    /// Nothing is read yet.
+    pub fn new(pod: &'a Namespace) -> Self {
+        Origin {
+            pod,
+            others: OnceCell::new(),
+        }
+    }
+}
+
 /// How a netdev returned.
 #[derive(Debug, Default)]
 pub struct Returned {
@@ -95,23 +115,24 @@ pub enum Error {
     Kernel(#[from] netlink::Error),
 }
 
-/// Returns a netdev to the host, out of `pod` when it is there, and restores it.
+/// Returns a netdev to the host, out of the pod when it is there, and restores it.
 ///
 /// # Errors
 /// It is not found within `timeout`, several links could be it, or the kernel does not let it go.
 pub fn return_netdev(
     host_context: &mut HostContext<'_>,
     taken: &Snapshot,
-    pod: Option<&Namespace>,
+    origin: Option<&Origin<'_>>,
     timeout: Duration,
 ) -> Result<Returned, Error> {
+    let pod = origin.map(|origin| origin.pod);
     let mut report = Returned::default();
     let (mut started, mut timeout) = (Instant::now(), timeout);
     let mut renewed = false;
     loop {
         let mut arrived = None;
         // The pod first: on the host another link may have got the index of a virtual one.
-        if let Some(pod) = pod {
+        if let Some(origin @ Origin { pod, .. }) = origin {
             let mut inside = pod.socket(host_context.namespace)?;
             let links = link::list(&mut inside)?;
             let place = Place::Pod {
@@ -121,7 +142,7 @@ pub fn return_netdev(
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
                 remove_children(&mut inside, &links, link, &mut report);
-                let elsewhere = remove_children_elsewhere(host_context, &mut inside, pod, link);
+                let elsewhere = remove_children_elsewhere(host_context, &mut inside, origin, link);
                 report
                     .warnings
                     .extend(elsewhere.unwrap_or_else(|e| vec![e.to_string()]));
@@ -181,10 +202,7 @@ fn restore(
     if link.name != taken.name {
         rename(host_context, &mut link, taken, report)?;
     }
-    // Records of earlier versions do not say that the host had none.
-    if taken.taken_at.is_some() {
-        remove_programs(host_context, taken, &link, report);
-    }
+    remove_programs(host_context, taken, &link, report);
     let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };

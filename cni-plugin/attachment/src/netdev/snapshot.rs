@@ -2,17 +2,13 @@
 //!
 //! A change of namespaces keeps MTU, queue length, MAC address, alias, alternative names, link
 //! settings, ethtool settings and BPF programs, all of which the pod may change. It loses being up,
-//! addresses, routes, nexthop objects, neighbours, static multicast addresses and the interface's
-//! sysctls. All of it is recorded. Addresses, routes, rules and neighbours are kept as the kernel's
+//! addresses, routes, neighbours and the interface's sysctls. All of it is recorded. Addresses, routes, rules and neighbours are kept as the kernel's
 //! own messages in hexadecimal, so that nothing is lost in translation, each beside the same as
 //! text for the person who reads the journal.
 //!
 //! What a change of namespaces destroys and this program does not restore (queueing disciplines
-//! with their filters) and what would act in the pod (BPF programs of the host) keeps a netdev from
+//! with their filters, nexthop objects, static multicast addresses) and what would act in the pod (BPF programs of the host) keeps a netdev from
 //! being moved: [`super::obstacle`].
-//!
-//! A record of an earlier version lacks fields; what it lacks is left as it is. An earlier version
-//! of this program refuses a record with fields that it does not know.
 
 use std::{collections::BTreeMap, net::Ipv6Addr, path::Path};
 
@@ -25,9 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::identity::Identity;
 use super::{display, replay, tuning::Tuning, vf::Vf};
-use netlink::{
-    Name, Socket, address, clock, link::Link, multicast, neighbour, nexthop, route, rule, sysctl,
-};
+use netlink::{Name, Socket, address, clock, link::Link, neighbour, route, rule, sysctl};
 
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     use std::fmt::Write;
@@ -136,10 +130,8 @@ pub struct Snapshot {
     /// Per-interface sysctls, `group/key` and value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sysctls: BTreeMap<String, String>,
-    /// When it was taken, in seconds of the boot's clock; none in records of versions that did not
-    /// keep what stands below.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub taken_at: Option<u64>,
+    /// When it was taken, in seconds of the boot's clock.
+    pub taken_at: u64,
     /// Its addresses with a lifetime are the node's for as long as it lives: they go into the pod
     /// without a lifetime, and return with the lifetime that they had.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -158,8 +150,7 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, u32>,
     /// How many users wanted it to receive everything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub promiscuity: Option<u32>,
+    pub promiscuity: u32,
     /// What its kind says of itself and can change, attribute by attribute in hexadecimal: mode and
     /// flags of a macvlan, macvtap, ipvlan or IPoIB netdev.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -170,12 +161,6 @@ pub struct Snapshot {
     /// Addresses it answers for on behalf of others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proxies: Vec<Message>,
-    /// Nexthop objects that leave through it, then groups of which they are members.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nexthops: Vec<Message>,
-    /// Static multicast addresses of the link layer.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub multicast: Vec<String>,
     /// What ethtool sets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ethtool: Option<Tuning>,
@@ -259,24 +244,19 @@ impl Snapshot {
                 .collect(),
             vf: None,
             sysctls: sysctl::read_all(proc, &link.name)?,
-            taken_at: Some(taken_at.as_secs()),
+            taken_at: taken_at.as_secs(),
             static_addresses: false,
             pod_index: None,
             broadcast: (!link.is_infiniband()).then(|| hexadecimal(&link.broadcast)),
             pod_mac: None,
             settings: settings(link),
-            promiscuity: Some(link.promiscuity),
+            promiscuity: link.promiscuity,
             mode: mode(link),
             token: link.token,
             proxies: proxies
                 .iter()
                 .map(|n| Message::of(n, display::neighbour(n)))
                 .collect(),
-            nexthops: nexthop::list(socket, link.index)?
-                .iter()
-                .map(|n| Message::of(n, n.to_string()))
-                .collect(),
-            multicast: multicast::list_static(proc, link)?,
             ethtool: None,
         })
     }
@@ -424,30 +404,6 @@ mod tests {
             message: "zz".into(),
         };
         assert!(damaged.parse::<RouteMessage>().is_err());
-    }
-
-    #[test]
-    fn an_earlier_versions_snapshot_asks_for_what_it_says_only() {
-        let text = r#"{
-            "identity": {"busDevice": "0000:3b:00.0", "permanentMac": "02:00:00:00:00:01",
-                         "mac": "02:00:00:00:00:01", "index": 5},
-            "bus": "pci", "name": "ens1", "altnames": ["enp59s0"], "mtu": 9000,
-            "txQueueLength": 1000, "up": true, "flags": 4096,
-            "sysctls": {"ipv4/conf/rp_filter": "2"}
-        }"#;
-        let old: Snapshot = serde_json::from_str(text).unwrap();
-        assert_eq!(
-            (old.taken_at, old.pod_index, old.promiscuity),
-            (None, None, None)
-        );
-        assert!(old.settings.is_empty() && old.ethtool.is_none() && old.broadcast.is_none());
-        assert_eq!(old.name, "ens1");
-        // And nothing is added to it when it is written again.
-        let again: serde_json::Value = serde_json::to_value(&old).unwrap();
-        assert_eq!(
-            again,
-            serde_json::from_str::<serde_json::Value>(text).unwrap()
-        );
     }
 
     #[test]

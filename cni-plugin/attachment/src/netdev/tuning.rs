@@ -1,8 +1,8 @@
 //! The part of a netdev's state that ethtool(8) sets: features, channels, rings, coalescing, pause
-//! frames, private flags, link modes, FEC, receive side scaling, and the rules by which the NIC
-//! steers what it receives.
+//! frames, private flags, link modes, FEC, receive side scaling.
 //!
-//! A change of namespaces leaves all of it as it is, and a pod may change it. What a driver does not
+//! A change of namespaces leaves all of it as it is, and a pod may change it. A NIC with rules by which
+//! it steers what it receives is not moved, so that those that it returns with are the pod's. What a driver does not
 //! have is not in the snapshot; what it refuses to take back is a warning.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use netlink::{
     Name,
     ethtool::{Ethtool, GROUPS, Group, Settings},
-    ioctl::{self, FlowRule},
+    ioctl,
     link::Link,
 };
 use serde::{Deserialize, Serialize};
@@ -27,9 +27,6 @@ pub struct Tuning {
     /// The settings of each of [`GROUPS`]: attribute number and value, in hexadecimal.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub groups: BTreeMap<String, BTreeMap<u16, String>>,
-    /// Steering rules, in hexadecimal.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rules: Vec<String>,
 }
 
 impl Tuning {
@@ -54,14 +51,9 @@ impl Tuning {
                 groups.insert(group.name.to_owned(), settings.collect());
             }
         }
-        let rules = ioctl::flow_rules(&link.name)?;
         Ok(Tuning {
             features: ethtool.features(link.index)?,
             groups,
-            rules: rules
-                .iter()
-                .map(|rule| hexadecimal(rule.as_bytes()))
-                .collect(),
         })
     }
 
@@ -75,15 +67,15 @@ impl Tuning {
             return Ok(Vec::new());
         };
         let now = Tuning::read(&mut ethtool, link)?;
-        if now == *self {
-            return Ok(Vec::new());
-        }
         let mut warnings = Vec::new();
         let mut attempt = |done: netlink::Result<()>| {
             warnings.extend(done.err().map(|e| e.to_string()));
         };
-        for rule in rules(&now.rules).filter(|rule| !self.has(rule)) {
-            attempt(ioctl::delete_flow_rule(&link.name, rule.location()));
+        for location in ioctl::flow_rules(&link.name)? {
+            attempt(ioctl::delete_flow_rule(&link.name, location));
+        }
+        if now == *self {
+            return Ok(warnings);
         }
         for group in GROUPS.iter().filter(|group| group.can_be_set()) {
             let wrong = self.wrong(group, &now);
@@ -97,16 +89,9 @@ impl Tuning {
             let what = format!("restore features of {name}");
             attempt(ethtool.set_features(&what, link.index, &features));
         }
-        for rule in rules(&self.rules).filter(|rule| !now.has(rule)) {
-            attempt(ioctl::add_flow_rule(&link.name, &rule));
-        }
         let now = Tuning::read(&mut ethtool, link)?;
         warnings.extend(self.differences(&now).map(|what| format!("{name}: {what}")));
         Ok(warnings)
-    }
-
-    fn has(&self, rule: &FlowRule) -> bool {
-        self.rules.contains(&hexadecimal(rule.as_bytes()))
     }
 
     /// The settings of a group that are not as they were, with the values they had.
@@ -138,20 +123,8 @@ impl Tuning {
                 group.name
             ),
         });
-        let rules = rules(&self.rules).filter(|rule| !now.has(rule));
-        let rules =
-            rules.map(|rule| format!("steering rule {} did not come back", rule.location()));
-        let foreign = self::rules(&now.rules).filter(|rule| !self.has(rule));
-        let foreign =
-            foreign.map(|rule| format!("steering rule {} is not the host's", rule.location()));
-        features.chain(groups).chain(rules).chain(foreign)
+        features.chain(groups)
     }
-}
-
-fn rules(texts: &[String]) -> impl Iterator<Item = FlowRule> {
-    texts
-        .iter()
-        .filter_map(|text| FlowRule::new(&of_hexadecimal(text)?))
 }
 
 /// What is there before and now, with another value now.
@@ -185,7 +158,6 @@ mod tests {
                 ),
             ]
             .into(),
-            rules: Vec::new(),
         };
         let mut now = before.clone();
         assert_eq!(before.differences(&now).count(), 0);
@@ -196,7 +168,6 @@ mod tests {
             "receive side scaling".to_owned(),
             [(4, "01".to_owned())].into(),
         );
-        now.rules = vec!["00".repeat(168)];
         let rings = GROUPS.iter().find(|group| group.name == "rings").unwrap();
         assert_eq!(before.wrong(rings, &now), [(6, vec![0, 4, 0, 0])].into());
         let differences: Vec<String> = before.differences(&now).collect();
@@ -212,12 +183,6 @@ mod tests {
         );
         assert!(
             differences.iter().any(|text| text.contains("ethtool -X")),
-            "{differences:?}"
-        );
-        assert!(
-            differences
-                .iter()
-                .any(|text| text.contains("not the host's")),
             "{differences:?}"
         );
     }

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 use attachment::{
     addresses::{self, Ipam},
     child::IPOIB,
-    journal::{Part, RdmaDevice, Record, record::Slot, store::Lock},
+    journal::{Lock, Part, RdmaDevice, Record, record::Slot},
     netdev::{
         obstacle::{self, Addresses},
         replay,
@@ -611,7 +611,7 @@ pub(super) fn snapshot(
     taken.static_addresses =
         addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
     let socket = &mut node.netns.socket;
-    let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
+    let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
     if let Some(first) = found.first() {
         let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
         let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());

@@ -33,7 +33,6 @@ pub enum Created<T> {
 /// What became of a change or removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changed<T> {
-    /// It was done.
     Done(T),
     /// The object is another one, or was changed since it was read.
     Conflict,
@@ -49,7 +48,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// In a namespace.
     #[must_use]
     pub fn new(transport: Transport, namespace: &str) -> Self {
         Self {
@@ -64,7 +62,6 @@ impl Client {
         &self.transport
     }
 
-    /// Where the blocks are.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -143,18 +140,12 @@ impl Client {
     }
 
     /// The object of a space.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn space(&self, name: &str) -> Result<Option<SpaceObject>, ApiError> {
         let what = format!("AddressSpace {name}");
         self.get(&what, &self.spaces_path(), name).await
     }
 
     /// Makes the object of a space, if there is none.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn create_space(
         &self,
         space: &SpaceObject,
@@ -164,9 +155,6 @@ impl Client {
     }
 
     /// Each space of the namespace.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn spaces(&self, each: impl FnMut(SpaceObject)) -> Result<(), ApiError> {
         let request = self.spaces_path().list(&ListParams::default().match_any());
         self.list("the AddressSpaces", request, each)
@@ -184,9 +172,6 @@ impl Client {
     }
 
     /// Changes what brokers note of a space.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn note_in_space(
         &self,
         space: &Metadata,
@@ -201,9 +186,6 @@ impl Client {
     }
 
     /// The object of a block or split cell.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn block(&self, name: &str) -> Result<Option<BlockObject>, ApiError> {
         let what = format!("AddressBlock {name}");
         self.get(&what, &self.blocks_path(), name).await
@@ -244,9 +226,6 @@ impl Client {
 
     /// Notes how full a block is. Of no `resourceVersion`: nobody else writes it, and it decides
     /// nothing.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn note_in_block(
         &self,
         block: &Metadata,
@@ -288,9 +267,6 @@ impl Client {
     }
 
     /// The names of all blocks and split cells of a space.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn block_names(&self, space: &AddressSpace) -> Result<BTreeSet<String>, ApiError> {
         let parameters = of_space(space).match_any();
         let request = self.blocks_path().list_metadata(&parameters);
@@ -307,9 +283,6 @@ impl Client {
     }
 
     /// Each block and split cell of a space.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn blocks_of_space(
         &self,
         space: &AddressSpace,
@@ -322,9 +295,6 @@ impl Client {
     }
 
     /// Each block of a node, as they are now, and the list's `resourceVersion`.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn blocks_of_node(
         &self,
         node: &str,
@@ -339,9 +309,6 @@ impl Client {
     }
 
     /// Begins to watch the blocks of a node behind a `resourceVersion`.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub(super) async fn watch_blocks_of_node(
         &self,
         node: &str,
@@ -363,18 +330,12 @@ impl Client {
     }
 
     /// A node of the cluster, as it is now.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn node(&self, name: &str) -> Result<Option<NodeObject>, ApiError> {
         let path = Request::new("/api/v1/nodes");
         self.get(&format!("Node {name}"), &path, name).await
     }
 
     /// Each node of the cluster, with its taints.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn nodes(&self, each: impl FnMut(NodeObject)) -> Result<(), ApiError> {
         let path = Request::new("/api/v1/nodes");
         let request = path.list(&ListParams::default().match_any());
@@ -382,9 +343,6 @@ impl Client {
     }
 
     /// Name and UID of each node of the cluster.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn node_names(&self, each: impl FnMut(NodeObject)) -> Result<(), ApiError> {
         let path = Request::new("/api/v1/nodes");
         let request = path.list_metadata(&ListParams::default().match_any());

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 /// API group of the two kinds.
 pub const GROUP: &str = "rdma-netdev.io";
-/// Their version.
 pub const VERSION: &str = "v1alpha1";
 /// Label: [`label_hash`] of the name of the node that has the block.
 pub const NODE_LABEL: &str = "rdma-netdev.io/node-hash";
@@ -50,7 +49,6 @@ pub struct Metadata {
 /// An object of which only the metadata was asked for.
 #[derive(Debug, Clone, Deserialize)]
 pub struct NamedObject {
-    /// All there is.
     pub metadata: Metadata,
 }
 
@@ -60,34 +58,25 @@ pub struct NamedObject {
 pub struct SpaceObject {
     api_version: String,
     kind: String,
-    /// Its name is [`AddressSpace::object_name`].
     pub metadata: Metadata,
-    /// Never changes.
     pub spec: SpaceSpec,
-    /// What brokers note.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<SpaceStatus>,
 }
 
-/// What a space is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpaceSpec {
     /// Name of the store in the nodes' policies.
     pub store: String,
-    /// `network_name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
-    /// Length of its cells.
     pub block_prefix: BlockPrefix,
 }
 
-/// Prefix lengths of cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockPrefix {
-    /// Of IPv4 addresses.
     pub ipv4: u8,
-    /// Of IPv6 addresses.
     pub ipv6: u8,
 }
 
@@ -151,25 +140,19 @@ impl SpaceObject {
 pub struct BlockObject {
     api_version: String,
     kind: String,
-    /// Its name is [`AddressSpace::block_name`].
     pub metadata: Metadata,
-    /// Whose it is.
     pub spec: BlockSpec,
-    /// How full it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<BlockStatus>,
 }
 
-/// Whose a block is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockSpec {
     /// Name of the store in the nodes' policies.
     pub store: String,
-    /// `network_name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
-    /// Its addresses.
     pub block: IpNetwork,
     /// Name of the node that has it; absent for a cell that is split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -202,7 +185,6 @@ pub struct Over {
     pub since: Timestamp,
     /// The node whose broker found it; `administrator` for `release`.
     pub by: String,
-    /// Why.
     pub why: String,
     /// An administrator said so: it holds although the node is there, and the node's broker obeys.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -212,10 +194,8 @@ pub struct Over {
 /// How full a block is. Written now and then; nothing is decided by it but whom to ask first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockStatus {
-    /// Addresses that are leased.
     #[serde(default)]
     pub used: u64,
-    /// The others.
     #[serde(default)]
     pub free: u64,
 }
@@ -223,9 +203,7 @@ pub struct BlockStatus {
 /// A node by name and UID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId {
-    /// `metadata.name`.
     pub name: String,
-    /// `metadata.uid`.
     pub uid: String,
 }
 
@@ -319,12 +297,10 @@ impl BlockObject {
 /// A node of the cluster.
 #[derive(Debug, Clone, Deserialize)]
 pub struct NodeObject {
-    /// Name and UID.
     pub metadata: Metadata,
     /// Absent where only the metadata was asked for.
     #[serde(default)]
     pub spec: NodeSpec,
-    /// Likewise.
     #[serde(default)]
     pub status: NodeStatus,
 }
@@ -365,7 +341,6 @@ struct NodeInfo {
 }
 
 impl NodeObject {
-    /// Name and UID.
     #[must_use]
     pub fn id(&self) -> NodeId {
         NodeId {

@@ -21,18 +21,10 @@ pub enum EndpointError {
     #[error(
         "no Kubernetes API: {what}; run this program in a pod that has a service account's token"
     )]
-    NotInCluster {
-        /// What is missing.
-        what: String,
-    },
+    NotInCluster { what: String },
     /// A file cannot be read, or is not what it should be.
     #[error("read from {} how to reach the Kubernetes API: {why}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    File { path: PathBuf, why: String },
 }
 
 /// The API's address, its authority, and our credentials.

@@ -47,9 +47,6 @@ enum Taking {
 
 impl Items {
     /// Takes a piece, and gives each item that it completes to `each`.
-    ///
-    /// # Errors
-    /// [`ItemsError`], or what `each` answered.
     pub fn feed<E: From<ItemsError>>(
         &mut self,
         piece: &[u8],

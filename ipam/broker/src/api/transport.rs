@@ -44,17 +44,13 @@ pub enum ApiError {
     Unreachable {
         /// What was attempted, on which object.
         attempt: String,
-        /// Where the API is.
         server: String,
-        /// What happened.
         why: String,
     },
-    /// The server refused.
     #[error("{attempt}: the Kubernetes API answered {code}: {message}{}", remedy(*.code))]
     Refused {
         /// What was attempted, on which object.
         attempt: String,
-        /// The HTTP status.
         code: u16,
         /// `reason` of the status document.
         reason: String,
@@ -66,10 +62,8 @@ pub enum ApiError {
     Malformed {
         /// What was attempted, on which object.
         attempt: String,
-        /// What is wrong.
         why: String,
     },
-    /// Nothing can be asked.
     #[error(transparent)]
     Credentials(#[from] super::endpoint::EndpointError),
 }
@@ -114,9 +108,6 @@ pub struct Processor(String);
 
 impl Processor {
     /// Checks what the cryptography's code needs, which else ends the program where it is used first.
-    ///
-    /// # Errors
-    /// The features that are missing.
     pub fn check() -> Result<(), Self> {
         let missing: Vec<&str> = features()
             .into_iter()
@@ -224,7 +215,6 @@ impl Transport {
         self.endpoint.namespace.as_deref()
     }
 
-    /// Requests so far.
     #[must_use]
     pub fn requests(&self) -> Requests {
         self.requests.borrow().clone()

@@ -40,14 +40,12 @@ pub enum Event {
     Interrupted(String),
 }
 
-/// Why a watch ended.
 #[derive(Debug)]
 enum End {
     /// By the server or its time limit; another one goes on.
     Over,
     /// The server no longer has what comes next: the list is read again.
     Expired,
-    /// For a failure.
     Failed(ApiError),
     /// Nobody wants events any more.
     Unwanted,

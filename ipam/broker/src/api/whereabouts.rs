@@ -18,14 +18,11 @@ pub struct PoolObject {
     /// Its name is [`ipam::whereabouts::pool_name`], with a node's name before the range where
     /// whereabouts cuts it into slices of nodes.
     pub metadata: Metadata,
-    /// What whereabouts writes.
     pub spec: PoolSpec,
 }
 
-/// `spec` of a pool.
 #[derive(Debug, Deserialize)]
 pub struct PoolSpec {
-    /// The range's network.
     pub range: String,
     /// By the distance to the network address, in decimals.
     pub allocations: BTreeMap<String, IgnoredAny>,
@@ -39,7 +36,6 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// In a namespace.
     #[must_use]
     pub fn new(transport: Transport, namespace: &str) -> Self {
         Self {
@@ -55,10 +51,6 @@ impl Objects {
         ))
     }
 
-    /// Each pool.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn each_pool(&self, each: impl FnMut(PoolObject)) -> Result<(), ApiError> {
         let request = self.path("ippools").list(&ListParams::default());
         let listed = self.client.list("the IPPools", request, each).await;
@@ -66,9 +58,6 @@ impl Objects {
     }
 
     /// The name of each reservation, as of some seconds ago.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn each_reservation_name(
         &self,
         mut each: impl FnMut(String),
@@ -81,9 +70,6 @@ impl Objects {
     }
 
     /// Whether the cluster has a node of this name.
-    ///
-    /// # Errors
-    /// [`ApiError`].
     pub async fn is_node(&self, name: &str) -> Result<bool, ApiError> {
         self.client.node(name).await.map(|node| node.is_some())
     }

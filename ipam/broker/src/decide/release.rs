@@ -13,7 +13,6 @@ use crate::api::document::{BlockObject, NodeObject, Over};
 pub enum Release {
     /// Write this. The node's pods, if any of them runs, lose the block under their feet.
     Take {
-        /// What is written.
         over: Over,
         /// What makes that dangerous; `None` where the cluster, too, says that the node is gone.
         danger: Option<Danger>,

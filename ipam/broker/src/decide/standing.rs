@@ -17,12 +17,10 @@ use crate::api::document::{BlockObject, NodeId, NodeObject};
 pub enum NodeState {
     /// There is one, with this UID.
     There {
-        /// `metadata.uid`.
         uid: String,
         /// It has the taint `node.kubernetes.io/out-of-service`.
         out_of_service: bool,
     },
-    /// There is none.
     Gone,
     /// Another machine has its name, and nothing of this one's: that machine says so.
     Replaced,
@@ -74,7 +72,6 @@ pub enum Claim {
     Mark(String),
     /// Wait: it rests until then.
     Rests(Timestamp),
-    /// Take it.
     Take,
     /// Take back the mark: its node is there.
     Unmark,

@@ -12,7 +12,6 @@ const MOST_AHEAD: u128 = 16;
 /// One of the node's blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnBlock {
-    /// Its addresses.
     pub block: IpNetwork,
     /// Whether it has neither a lease nor an address that cools down, and for how long it was seen
     /// so.
@@ -78,7 +77,6 @@ impl RangeUse {
 /// What to do for those who ask, and for nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Returns {
-    /// To be given back.
     pub give_back: Vec<IpNetwork>,
     /// Another node asks for them, and they have leases: it gets one of the others, and the mark is
     /// taken off.

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipam::block::cell_of;
+use ipam::range::Span;
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
 use node_wire::FailureKind;
@@ -99,6 +100,6 @@ fn everything(v4: bool) -> RangeKey {
     let last = if v4 { u128::from(u32::MAX) } else { u128::MAX };
     RangeKey {
         v4,
-        spans: vec![(0, last)],
+        spans: vec![Span { first: 0, last }],
     }
 }

@@ -23,13 +23,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipam::block::size;
 use ipam::whereabouts::{address_of_reservation, owner_of_pool};
 use ipnetwork::IpNetwork;
 use node_wire::{Failure, FailureKind};
 use tokio::time::Instant;
 
 use super::claim::RangeKey;
-use super::{Worker, failure, size};
+use super::{Worker, failure};
 use crate::api::ApiError;
 use crate::api::whereabouts::{Objects, PoolObject};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ipam::block::{Blocks, cell_of};
 use ipam::grants::{Grant, MAX_BLOCKS};
-use ipam::range::Span;
+use ipam::range::{Span, bits};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use node::random::random64;
@@ -38,7 +38,7 @@ const NODES_AGE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RangeKey {
     pub(super) v4: bool,
-    pub(super) spans: Vec<(u128, u128)>,
+    pub(super) spans: Vec<Span>,
 }
 
 /// Addresses of blocks that were granted for others, and that nobody was told of.
@@ -50,10 +50,8 @@ pub(super) struct Leftover {
     blocks: Vec<IpNetwork>,
 }
 
-/// How hard to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Only what is free.
     Free,
     /// Also what others have and do not need.
     Full,
@@ -74,10 +72,6 @@ struct Seen {
 }
 
 impl RangeKey {
-    /// Of a question.
-    ///
-    /// # Errors
-    /// It makes no sense.
     fn of(need: &BlockNeed) -> Result<Self, Failure> {
         let wrong = |why: &str| {
             let why = format!("block is malformed: spans of range {}: {why}", need.range);
@@ -87,28 +81,18 @@ impl RangeKey {
             Some((first, _)) => first.is_ipv4(),
             None => return Err(wrong("there is none")),
         };
-        let mut spans: Vec<(u128, u128)> = Vec::new();
+        let mut spans: Vec<Span> = Vec::new();
         for (first, last) in &need.spans {
             if first.is_ipv4() != v4 || last.is_ipv4() != v4 {
                 return Err(wrong("two address families"));
             }
             let (first, last) = (bits(*first), bits(*last));
-            if first > last || spans.last().is_some_and(|before| before.1 >= first) {
+            if first > last || spans.last().is_some_and(|before| before.last >= first) {
                 return Err(wrong("they do not ascend"));
             }
-            spans.push((first, last));
+            spans.push(Span { first, last });
         }
         Ok(Self { v4, spans })
-    }
-
-    pub(super) fn spans(&self) -> Vec<Span> {
-        let spans = self.spans.iter();
-        spans
-            .map(|(first, last)| Span {
-                first: *first,
-                last: *last,
-            })
-            .collect()
     }
 
     /// How many addresses of the range a network has.
@@ -116,12 +100,9 @@ impl RangeKey {
         if network.is_ipv4() != self.v4 {
             return 0;
         }
-        let network = Span {
-            first: bits(network.network()),
-            last: bits(network.broadcast()),
-        };
-        let parts = self.spans().into_iter();
-        parts
+        let network = Span::of(network);
+        let spans = self.spans.iter();
+        spans
             .filter_map(|span| span.intersection(network))
             .map(Span::size)
             .fold(0, u128::saturating_add)
@@ -130,17 +111,8 @@ impl RangeKey {
     pub(super) fn has(&self, address: IpAddr) -> bool {
         address.is_ipv4() == self.v4 && {
             let address = bits(address);
-            self.spans
-                .iter()
-                .any(|(first, last)| (*first..=*last).contains(&address))
+            self.spans.iter().any(|span| span.contains(address))
         }
-    }
-}
-
-pub(super) fn bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u32::from(address).into(),
-        IpAddr::V6(address) => address.into(),
     }
 }
 
@@ -442,7 +414,7 @@ impl Worker {
 
     /// The blocks that a range can have.
     pub(super) fn blocks_of(&self, range: &RangeKey) -> Blocks {
-        Blocks::of_spans(range.v4, &range.spans(), self.length, &self.static_networks)
+        Blocks::of_spans(range.v4, &range.spans, self.length, &self.static_networks)
     }
 
     pub(super) fn is_cell(&self, block: IpNetwork) -> bool {

@@ -626,7 +626,10 @@ mod tests {
         let address: IpAddr = "10.0.0.5".parse().unwrap();
         let range = RangeKey {
             v4: true,
-            spans: vec![(0x0a00_0001, 0x0a00_00fe)],
+            spans: vec![ipam::range::Span {
+                first: 0x0a00_0001,
+                last: 0x0a00_00fe,
+            }],
         };
         let late = Instant::now() + Timing::default().question;
         let granted = worker.claim_address(&range, address, false, late).await;

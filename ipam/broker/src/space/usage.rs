@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ipam::block::size;
 use ipam::grants::MAX_BLOCKS;
+use ipam::range::{Span, bits};
 use ipam::store::{BlockStamp, Pool, Store, StoreError};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -14,8 +16,8 @@ use node_wire::{Failure, FailureKind};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::claim::{Effort, RangeKey, bits};
-use super::{Worker, size};
+use super::Worker;
+use super::claim::{Effort, RangeKey};
 use crate::api::{ApiError, Changed};
 use crate::decide::supply::{OwnBlock, RangeUse};
 
@@ -85,7 +87,10 @@ pub(super) fn range_of(pool: &Pool) -> Option<RangeKey> {
         spans: pool
             .spans
             .iter()
-            .map(|(first, last)| (bits(*first), bits(*last)))
+            .map(|(first, last)| Span {
+                first: bits(*first),
+                last: bits(*last),
+            })
             .collect(),
     })
 }

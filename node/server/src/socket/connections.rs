@@ -29,7 +29,6 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The shortest time between two log lines about refused peers.
 const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Who answers.
 pub trait Answers: Send + Sync + 'static {
     /// The answer to a question.
     fn answer(&self, question: Question) -> impl Future<Output = Result<Answer, Failure>> + Send;
@@ -60,7 +59,6 @@ impl Open {
 }
 
 impl<A: Answers> Connections<A> {
-    /// No connection yet.
     pub fn new(answers: A, counts: Arc<Counts>) -> Self {
         Self {
             answers: Arc::new(answers),

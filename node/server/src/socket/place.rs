@@ -12,9 +12,7 @@ use std::path::{Path, PathBuf};
 
 use node::trust;
 
-/// Mode of the directory.
 const DIRECTORY_MODE: u32 = 0o700;
-/// Mode of the socket.
 const SOCKET_MODE: u32 = 0o600;
 
 /// A socket file, distinguished from its successor of the same name.
@@ -42,7 +40,6 @@ impl SocketId {
 /// Where a socket is made.
 #[derive(Debug)]
 pub struct Place {
-    /// Its path.
     pub path: PathBuf,
     /// The flag that names another path, for messages.
     pub flag: &'static str,
@@ -54,22 +51,17 @@ pub enum PlaceError {
     /// The path names no file in a directory.
     #[error("{path}: not the path of a file; see {flag}")]
     Path {
-        /// The path.
         path: PathBuf,
         /// The flag that names it.
         flag: &'static str,
     },
-    /// The kernel refused.
     #[error(
         "{attempt} {path}: {source}; mount the node's directory of this path into the program's \
          container, or name another socket with {flag}"
     )]
     Io {
-        /// What was attempted.
         attempt: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// What the kernel said.
         source: std::io::Error,
         /// The flag that names the socket.
         flag: &'static str,
@@ -80,7 +72,6 @@ pub enum PlaceError {
          root's that no other user can write to: remove it, or name another socket with {flag}"
     )]
     Directory {
-        /// The directory.
         path: PathBuf,
         /// What is wrong with it.
         source: trust::Error,
@@ -99,11 +90,9 @@ pub struct Bound {
 /// What is at the socket's place now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Present {
-    /// Our own socket.
     Own,
     /// Another socket: of a newer daemon, or left by one that died.
     Another,
-    /// No socket.
     Nothing,
 }
 

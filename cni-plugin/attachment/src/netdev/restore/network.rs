@@ -1,19 +1,13 @@
 //! Addresses, routes, rules and neighbours of the netdev.
 
-use netlink::{
-    Socket, address, clock, ioctl,
-    link::Link,
-    neighbour,
-    nexthop::{self, Nexthop},
-    route, rule,
-};
+use netlink::{Socket, address, clock, link::Link, neighbour, route, rule};
 use netlink_packet_core::Emitable;
 use netlink_packet_route::{AddressFamily, address::AddressMessage};
 
 use super::{HostContext, Returned};
 use crate::netdev::{
     display, replay,
-    snapshot::{Message, Snapshot, of_hexadecimal},
+    snapshot::{Message, Snapshot},
 };
 
 /// Addresses and what depends on them, in the order in which the kernel takes them.
@@ -47,11 +41,6 @@ pub(super) fn restore_network(
             None => Ok(()),
         },
     );
-    for address in &taken.multicast {
-        let bytes = of_hexadecimal(address).unwrap_or_default();
-        let added = ioctl::add_multicast(&link.name, &bytes);
-        warnings.extend(added.err().map(|e| e.to_string()));
-    }
     replayed(
         &taken.neighbours,
         warnings,
@@ -60,9 +49,6 @@ pub(super) fn restore_network(
     );
     replayed(&taken.proxies, warnings, display::neighbour, |m, what| {
         neighbour::replace(socket, what, &replay::neighbour(&m, index))
-    });
-    replayed(&taken.nexthops, warnings, Nexthop::to_string, |m, what| {
-        nexthop::replace(socket, what, &m.through(known, index))
     });
     replayed(&taken.routes, warnings, display::route, |m, what| {
         let copy = replay::route_of_host(&m, known, index);
@@ -116,15 +102,15 @@ pub(super) fn remove_mislabelled(
     Ok(())
 }
 
-/// How many seconds of its addresses' lifetimes have passed since a snapshot was taken. Records of
-/// earlier versions do not say. Those of static addresses begin again: the address was in use as the
+/// How many seconds of its addresses' lifetimes have passed since a snapshot was taken. Those of
+/// static addresses begin again: the address was in use as the
 /// node's, and what renews it on the host could not.
 pub(super) fn passed_since(taken: &Snapshot) -> netlink::Result<u64> {
     if taken.static_addresses {
         return Ok(0);
     }
     let now = clock::since_boot()?.as_secs();
-    Ok(taken.taken_at.map_or(0, |taken| now.saturating_sub(taken)))
+    Ok(now.saturating_sub(taken.taken_at))
 }
 
 /// The addresses whose lifetime has ended since.

@@ -8,7 +8,7 @@ use netlink::{
     neighbour,
 };
 
-use super::{Error, HostContext, Returned, attributes::restore_mac};
+use super::{Error, HostContext, Origin, Returned, attributes::restore_mac};
 use crate::netdev::{identity::Place, snapshot::Snapshot};
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
@@ -118,25 +118,33 @@ pub(super) fn remove_children(
 pub(super) fn remove_children_elsewhere(
     host_context: &HostContext<'_>,
     inside: &mut Socket,
-    pod: &Namespace,
+    origin: &Origin<'_>,
     below: &Link,
 ) -> netlink::Result<Vec<String>> {
     let mut warnings = Vec::new();
-    for other in Namespace::of_threads(host_context.proc) {
-        if [pod.id(), host_context.namespace.id()].contains(&other.id()) {
+    let pod = origin.pod;
+    let others = origin.others.get_or_init(|| {
+        let mut others = Namespace::of_threads(host_context.proc);
+        others.retain(|other| ![pod.id(), host_context.namespace.id()].contains(&other.id()));
+        let numbered = others.into_iter().map(|other| {
+            // It may have ended meanwhile.
+            let socket = other.socket(host_context.namespace);
+            let number = socket.and_then(|mut socket| link::known_number(&mut socket, pod));
+            (other, number.unwrap_or_default())
+        });
+        numbered.collect()
+    });
+    for (other, number) in others {
+        // One that has no number for the pod's has no link that stands on one of it, but for IPoIB.
+        if number.is_none() && !below.is_infiniband() {
             continue;
         }
         // It may have ended meanwhile.
         let Ok(mut socket) = other.socket(host_context.namespace) else {
             continue;
         };
-        // One that has no number for the pod's has no link that stands on one of it, but for IPoIB.
-        let number = link::known_number(&mut socket, pod).unwrap_or_default();
-        if number.is_none() && !below.is_infiniband() {
-            continue;
-        }
         for child in link::list(&mut socket).unwrap_or_default() {
-            let stands_there = number.is_some() && child.stands_on(below.index, number);
+            let stands_there = number.is_some() && child.stands_on(below.index, *number);
             if stands_there || child.is_partition_of(below) {
                 let deleted = link::delete(&mut socket, &child);
                 warnings.extend(deleted.err().map(|e| e.to_string()));
