@@ -25,7 +25,6 @@ use node::policy::{Policy, StoreKind};
 use crate::binding::store as bindings;
 use crate::candidate::memory;
 use crate::config::last_good;
-use crate::deliver::cdi;
 use crate::node_files;
 use crate::reclaim;
 
@@ -212,7 +211,7 @@ pub(crate) fn remove(
     for name in cni_program::NAMES.into_iter().chain(["rdmactl"]) {
         one(places.cni_bin.join(name), None)?;
     }
-    for prefix in [cdi::FILE_PREFIX, cdi_file::PREFIX] {
+    for prefix in [cdi_file::POOL_PREFIX, cdi_file::PREFIX] {
         for path in with_prefix(&places.cdi, prefix) {
             one(path, None)?;
         }

@@ -8,7 +8,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,6 +16,36 @@ use nix::fcntl::OFlag;
 use nix::sys::statfs::Statfs;
 
 use crate::random::random64;
+
+/// Which file a path names: its successor by rename, and the same file written in place, are others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    /// The same, of the inode: a rename is its last change.
+    changed: (i64, i64),
+}
+
+impl FileId {
+    /// The file at a path; `None` where there is none.
+    pub fn of(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().map(|meta| Self::of_metadata(&meta))
+    }
+
+    /// The file that was opened.
+    pub fn of_metadata(meta: &fs::Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            bytes: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
 
 /// Replaces a file, or creates it with mode 0644 less the umask. Its directory must exist.
 ///

@@ -1,7 +1,7 @@
-//! CDI files of slots: their directory is opened once and not through a link, so that what is
+//! CDI files of slots and of pools: their directory is opened once and not through a link, so that what is
 //! written or removed is in the directory that was checked, whatever is put in its place meanwhile.
 //!
-//! The CNI plugin removes them, the daemon writes and removes them. A file is replaced by a rename,
+//! The CNI plugin removes those of slots, the daemon writes and removes all of them. A file is replaced by a rename,
 //! so a container runtime reads a whole one or none.
 
 use std::{
@@ -15,6 +15,8 @@ use nix::fcntl::OFlag;
 
 /// What the names of all files of slots begin with.
 pub const PREFIX: &str = "rdma-device-plugin-slot_";
+/// What the names of all files of pools begin with.
+pub const POOL_PREFIX: &str = "rdma-device-plugin-pool-";
 
 /// A CDI directory.
 #[derive(Debug)]
@@ -41,11 +43,19 @@ impl CdiError {
 
 /// Whether a name is that of a slot's file.
 pub fn is_name(name: &str) -> bool {
+    begins_with(name, PREFIX)
+}
+
+fn begins_with(name: &str, prefix: &str) -> bool {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
-    name.starts_with(PREFIX)
+    name.starts_with(prefix)
         && name.ends_with(".json")
         && name.len() <= 255
         && name.bytes().all(fits)
+}
+
+fn is_ours(name: &str) -> bool {
+    is_name(name) || begins_with(name, POOL_PREFIX)
 }
 
 impl CdiDirectory {
@@ -120,9 +130,9 @@ impl CdiDirectory {
     /// Puts a file in place whole.
     ///
     /// # Errors
-    /// It is no name of a slot's file, or what the kernel said.
+    /// It is not the name of a file of ours, or what the kernel said.
     pub fn write(&self, name: &str, text: &str) -> Result<(), CdiError> {
-        let written = match is_name(name) {
+        let written = match is_ours(name) {
             true => ::node::file::replace_in_boot(&self.below(name), text),
             false => Err(io::ErrorKind::InvalidInput.into()),
         };
@@ -132,9 +142,9 @@ impl CdiDirectory {
     /// Removes a file. One that is not there is removed.
     ///
     /// # Errors
-    /// It is no name of a slot's file, or what the kernel said.
+    /// It is not the name of a file of ours, or what the kernel said.
     pub fn remove(&self, name: &str) -> Result<(), CdiError> {
-        let removed = match is_name(name) {
+        let removed = match is_ours(name) {
             true => std::fs::remove_file(self.below(name)),
             false => Err(io::ErrorKind::InvalidInput.into()),
         };
@@ -146,15 +156,15 @@ impl CdiDirectory {
         }
     }
 
-    /// Names of all files of slots.
+    /// Names of all files of ours that begin so: [`PREFIX`] or [`POOL_PREFIX`].
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub fn names(&self) -> Result<Vec<String>, CdiError> {
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>, CdiError> {
         let entries = std::fs::read_dir(self.below(""));
         let entries = entries.map_err(self.failed("list the CDI directory", ""))?;
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        Ok(names.filter(|name| is_name(name)).collect())
+        Ok(names.filter(|name| begins_with(name, prefix)).collect())
     }
 }
 
@@ -170,7 +180,7 @@ mod tests {
     const NAME: &str = "rdma-device-plugin-slot_3e71787e_0-0123456789abcdef.json";
 
     #[test]
-    fn only_names_of_slots_are_written_and_removed() {
+    fn only_names_of_ours_are_written_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let cdi = CdiDirectory::create(&dir.path().join("a/cdi")).unwrap();
         cdi.write(NAME, "{}").unwrap();
@@ -186,7 +196,7 @@ mod tests {
             assert!(cdi.write(name, "{}").is_err(), "{name}");
             assert!(cdi.remove(name).is_err(), "{name}");
         }
-        assert_eq!(cdi.names().unwrap(), [NAME]);
+        assert_eq!(cdi.names(PREFIX).unwrap(), [NAME]);
         cdi.remove(NAME).unwrap();
         cdi.remove(NAME).unwrap();
         assert_eq!(cdi.read(NAME).unwrap(), None);

@@ -1,5 +1,13 @@
 //! Binds slots for the CNI plugin and for the kubelet: reads, decides ([`super::decide`]), acts.
 //!
+//! ```text
+//!   free ── bind ──▶ bound ── commit: the journal has the move ──▶ attached
+//!    ▲                │  │                                             │
+//!    │                │  └─ start, where bindAtStart allows it ──▶ started
+//!    │                │                                           │    │
+//!    └─ unbind, a new sandbox, or evidence that it is over ◀──────┴────┘
+//! ```
+//!
 //! Questions are served one at a time. Two daemons at once, as in a rolling update, are kept apart by
 //! the files of [`super::store`], which only one process can create. A daemon that is killed leaves
 //! some of a pod's bindings; the same question again keeps them and adds the rest. What a client

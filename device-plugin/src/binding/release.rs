@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use attachment::cdi_file::CdiDirectory;
+use attachment::cdi_file::{CdiDirectory, PREFIX};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -109,7 +109,7 @@ fn files_of_slots(places: &Places) -> Result<Option<(CdiDirectory, Vec<String>)>
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.to_string()),
     };
-    let names = directory.names().map_err(|error| error.to_string())?;
+    let names = directory.names(PREFIX).map_err(|error| error.to_string())?;
     Ok(Some((directory, names)))
 }
 

@@ -117,7 +117,7 @@ pub(crate) fn remove_others(
     but: Option<&str>,
 ) -> Result<(), CdiError> {
     let prefix = prefix(slot);
-    for name in directory.names()? {
+    for name in directory.names(PREFIX)? {
         if name.starts_with(&prefix) && Some(name.as_str()) != but {
             directory.remove(&name)?;
         }
@@ -229,7 +229,7 @@ mod tests {
         let old = write(&directory, one, Some("s1"), "{}").unwrap();
         let new = write(&directory, one, Some("s2"), "{}").unwrap();
         assert_ne!(old, new);
-        let mut names = directory.names().unwrap();
+        let mut names = directory.names(PREFIX).unwrap();
         names.sort();
         assert_eq!(names, [new.clone(), file_name(ten, Some("s1"))]);
         // The old sandbox's DEL comes late.

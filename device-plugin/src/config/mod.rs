@@ -50,7 +50,7 @@ pub enum Error {
         /// Its size.
         bytes: u64,
     },
-    /// The content is wrong; every problem that was found.
+    /// The content is wrong.
     #[error("configuration {path}: {problems}")]
     Invalid {
         /// The file.
@@ -150,7 +150,7 @@ impl Findings {
 /// Reads and checks a configuration file.
 ///
 /// # Errors
-/// [`Error`]: it cannot be read, or is wrong; every mistake is named.
+/// [`Error`]: it cannot be read, or is wrong.
 pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
     check(path, &text(path)?, defaults)
 }

@@ -5,10 +5,9 @@
 //! as its pod lives. Only files that this program would write are ever removed.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use attachment::cdi_file::{CdiDirectory, CdiError, POOL_PREFIX};
 use hca::unit::PoolTag;
 use kubelet_api::deviceplugin::CdiDevice;
 use serde_json::{Value, json};
@@ -16,28 +15,14 @@ use serde_json::{Value, json};
 use super::nodes;
 use crate::config::ResourceName;
 use crate::snapshot::{Member, Snapshot};
-use node::file;
 
 /// Vendor of all our kinds.
 const VENDOR: &str = "rdma-device-plugin";
 /// What the classes begin with: a class begins with a letter, a resource prefix need not.
 const CLASS_PREFIX: &str = "pool-";
-/// What the names of all our files begin with.
-pub(crate) const FILE_PREFIX: &str = "rdma-device-plugin-pool-";
 /// The oldest specification that has all that is used: since then a device's name may begin with a
 /// digit, as PCI addresses do.
 const VERSION: &str = "0.5.0";
-
-/// Why a specification could not be put in place.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "write CDI specification {path}: {source}; mount the host's CDI directory into this \
-         container, or name it with --cdi-dir"
-)]
-pub(crate) struct Error {
-    path: PathBuf,
-    source: io::Error,
-}
 
 /// The names for these HCAs, as the container runtime resolves them.
 pub(crate) fn names(resource: &ResourceName, members: &[&Member]) -> Vec<CdiDevice> {
@@ -94,27 +79,27 @@ fn specification(snapshot: &Snapshot) -> Value {
 /// has. Returns whether something was written.
 ///
 /// # Errors
-/// [`Error`]; the file is as it was.
-pub(crate) fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, Error> {
-    if snapshot
-        .members()
-        .iter()
-        .all(|member| member.nodes.is_empty())
-    {
+/// The file cannot be written, and is as it was.
+pub(crate) fn write(directory: &Path, snapshot: &Snapshot) -> Result<bool, String> {
+    let mut members = snapshot.members().iter();
+    if members.all(|member| member.nodes.is_empty()) {
         return Ok(false);
     }
-    let path = directory.join(file_name(snapshot.resource()));
     let text = format!("{:#}\n", specification(snapshot));
-    if fs::read(&path).is_ok_and(|present| present == text.as_bytes()) {
-        return Ok(false);
+    put(directory, &file_name(snapshot.resource()), &text).map_err(|error| {
+        format!(
+            "{error}; mount the host's CDI directory into this container, or name it with --cdi-dir"
+        )
+    })
+}
+
+fn put(directory: &Path, name: &str, text: &str) -> Result<bool, CdiError> {
+    let directory = CdiDirectory::create(directory)?;
+    let is_there = directory.read(name)?.as_deref() == Some(text.as_bytes());
+    if !is_there {
+        directory.write(name, text)?;
     }
-    let failed = |source| Error {
-        path: path.clone(),
-        source,
-    };
-    fs::create_dir_all(directory).map_err(failed)?;
-    file::replace(&path, &text).map_err(failed)?;
-    Ok(true)
+    Ok(!is_there)
 }
 
 /// Whether a pool has a file. A pod may hold its names even if new ones are not given any more.
@@ -125,26 +110,21 @@ pub(crate) fn exists(directory: &Path, resource: &ResourceName) -> bool {
 /// Removes our files of resources that are neither configured for CDI nor held by any pod.
 pub(crate) fn remove_unused(directory: &Path, used: &BTreeSet<ResourceName>) {
     let keep: BTreeSet<String> = used.iter().map(file_name).collect();
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
-        let ours = name.starts_with(FILE_PREFIX) && name.ends_with(".json");
-        if ours && !keep.contains(&name) {
-            match fs::remove_file(entry.path()) {
-                Ok(()) => {
-                    tracing::info!(file = %entry.path().display(), "removed an unused CDI specification")
-                }
-                Err(error) => {
-                    tracing::warn!(file = %entry.path().display(), %error, "cannot remove an unused CDI specification");
-                }
-            }
+    let Ok(directory) = CdiDirectory::open(directory) else {
+        return;
+    };
+    let names = directory.names(POOL_PREFIX).unwrap_or_default();
+    for name in names.into_iter().filter(|name| !keep.contains(name)) {
+        match directory.remove(&name) {
+            Ok(()) => tracing::info!(name, "removed an unused CDI specification"),
+            Err(error) => tracing::warn!(%error, "cannot remove an unused CDI specification"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
 

@@ -16,7 +16,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{File, Metadata};
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,6 +23,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use kubelet_api::client::Held;
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
+use node::file::FileId;
 use prost::Message as _;
 use serde::Deserialize;
 
@@ -251,36 +251,11 @@ impl Owners {
     }
 }
 
-/// Which file the checkpoint is. The kubelet writes a new one at each allocation, after it has
-/// noted the allocation for PodResources (`pkg/kubelet/cm/devicemanager/manager.go`,
+/// The checkpoint's file as it is now; `None` where there is none. The kubelet writes a new one at each
+/// allocation, after it has noted the allocation for PodResources (`pkg/kubelet/cm/devicemanager/manager.go`,
 /// `allocateContainerResources`): while the file is the same, no pod was allocated anything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileId {
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    /// Seconds and nanoseconds.
-    modified: (i64, i64),
-    /// The same, of the inode: the rename is its last change.
-    changed: (i64, i64),
-}
-
-impl FileId {
-    fn of(meta: &Metadata) -> Self {
-        Self {
-            device: meta.dev(),
-            inode: meta.ino(),
-            bytes: meta.len(),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-            changed: (meta.ctime(), meta.ctime_nsec()),
-        }
-    }
-}
-
-/// The checkpoint's file as it is now; `None` where there is none.
 pub(crate) fn file_id(directory: &Path) -> Option<FileId> {
-    let meta = std::fs::metadata(directory.join(FILE)).ok()?;
-    Some(FileId::of(&meta))
+    FileId::of(&directory.join(FILE))
 }
 
 /// What the checkpoint has, and which file it was read from.
@@ -303,7 +278,7 @@ pub(crate) fn read(directory: &Path, known: Option<Kept>) -> Result<Option<Kept>
         Err(error) if error.is_missing() => return Ok(None),
         opened => opened?,
     };
-    let file = FileId::of(&opened.meta);
+    let file = FileId::of_metadata(&opened.meta);
     if let Some(known) = known.filter(|known| known.file == file) {
         return Ok(Some(known));
     }

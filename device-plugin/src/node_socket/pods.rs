@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kubelet_api::client;
+use node::file::FileId;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
@@ -71,7 +72,7 @@ pub(crate) struct Sources {
 #[derive(Debug)]
 struct Known {
     view: Arc<View>,
-    file: checkpoint::FileId,
+    file: FileId,
     /// When the kubelet was asked.
     asked: Instant,
 }
@@ -95,7 +96,7 @@ struct Checkpoint {
 }
 
 impl Checkpoint {
-    async fn file_id(&self) -> Option<checkpoint::FileId> {
+    async fn file_id(&self) -> Option<FileId> {
         let directory = self.directory.clone();
         let read = self.reader.run(move || {
             hca::host::show(&directory);
@@ -345,7 +346,10 @@ impl Kubelet {
         let allocated = AllocatedUnits::of_call(&pods, &kept, &self.node, asked_at);
         let owners = kept.and_then(|kept| match kept {
             Some(kept) => Ok(kept.owners),
-            None => Err("the kubelet has no checkpoint".to_owned()),
+            None => Err(format!(
+                "the kubelet's checkpoint {} does not exist",
+                self.checkpoint.directory.join(checkpoint::FILE).display()
+            )),
         });
         let view = pods.map(|pods| Arc::new(View { pods, owners }));
         let after = self.kept.as_ref().map(|kept| kept.file);

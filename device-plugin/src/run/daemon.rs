@@ -1,5 +1,19 @@
 //! The loop that owns what changes.
 //!
+//! ```text
+//!   start, timer, event, pods, port due, container, SIGHUP, other configuration
+//!                      │ want(reason)
+//!                      ▼
+//!   idle ───────▶ scanning ──────── ended ───────▶ take in: bindings, pools, linkUp,
+//!    ▲              │    ▲                         files of the node, CDI files, sessions
+//!    │              │    │ hangs at one object:                   │
+//!    │              │    └─ scan again without it                 │
+//!    │              └ late: who waits gets the reason             ▼
+//!    └──────────────── another scan if wanted ◀───── publish, answer who waits
+//!
+//!   SIGTERM, or a task that ended ──▶ who waits is answered, sessions end
+//! ```
+//!
 //! - `configuration`: the file, read again and put in force
 //! - `scans`: scans of the host, and what follows from one
 //! - `delivery`: how units are delivered, and what is written for it
@@ -14,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use hca::HcaId;
 use hca::host::Hung;
+use node::file::FileId;
 use notify::RecommendedWatcher;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -37,7 +52,7 @@ use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::state_files::StateFiles;
-use configuration::{FileId, log_configuration};
+use configuration::{DirectoryId, log_configuration};
 
 /// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
 const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
@@ -132,7 +147,7 @@ pub(super) struct Daemon {
     turned: watch::Sender<Instant>,
     /// The file that was read last.
     config_read: Option<FileId>,
-    config_watch: Option<(FileId, RecommendedWatcher)>,
+    config_watch: Option<(DirectoryId, RecommendedWatcher)>,
     /// Why the configuration's directory is not watched, as it was logged last.
     config_unwatched: Option<String>,
     /// When to scan again because a port will have been up or down for long enough.

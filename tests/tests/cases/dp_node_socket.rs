@@ -299,7 +299,7 @@ fn units_are_answered_unchecked_without_a_readable_checkpoint() -> Result<()> {
     };
     let whole = fs::read(&checkpoint)?;
     fs::remove_file(&checkpoint)?;
-    unchecked("No such file")?;
+    unchecked("does not exist")?;
     fs::write(&checkpoint, &whole[..whole.len() / 2])?;
     unchecked("EOF")?;
     fs::write(

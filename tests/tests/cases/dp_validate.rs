@@ -128,11 +128,13 @@ fn all_mistakes_are_in_one_json_document() -> Result<()> {
         Ok(serde_json::from_value(printed["errors"].clone())?)
     };
     // Both, not the first.
-    let two = "version: 1\nrescanInterval: soon\npools:\n- {resource: rdma/a, mode: shared, select: []}\n";
+    let two = "version: 1\npools:\n\
+               - {resource: rdma/a, mode: exclusive, slots: 2, select: {functions: [pf]}}\n\
+               - {resource: rdma/b, mode: shared, strict: true, select: {functions: [pf]}}\n";
     let said = errors(two)?;
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(
-        said.iter().any(|error| error.contains("line 2")),
+        said.iter().any(|error| error.contains("line 4")),
         "{said:?}"
     );
     let said = errors("{\"configList\": [")?;

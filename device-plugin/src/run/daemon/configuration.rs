@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use node::file::FileId;
 use tokio::time::timeout;
 
 use super::Daemon;
@@ -98,7 +99,7 @@ impl Daemon {
             let parent = file.parent();
             let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
             let directory = parent.unwrap_or(Path::new("."));
-            let now = FileId::of_directory(directory);
+            let now = DirectoryId::of(directory);
             let news = now.filter(|now| Some(*now) != known);
             let watch = news.map(|_| {
                 crate::watch::directory(directory, move || triggers.send(Trigger::Configuration))
@@ -155,29 +156,13 @@ pub(super) fn log_configuration(file: &Path, config: &Config) {
     }
 }
 
-/// A file or directory, distinguished from its successor.
+/// A directory, distinguished from its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileId {
-    device: u64,
-    inode: u64,
-    /// Size and time of change; zero for a directory, which changes with what is in it.
-    version: (u64, i64, i64),
-}
+pub(super) struct DirectoryId(u64, u64);
 
-impl FileId {
-    pub(super) fn of(path: &Path) -> Option<Self> {
+impl DirectoryId {
+    fn of(path: &Path) -> Option<Self> {
         let meta = std::fs::metadata(path).ok()?;
-        Some(Self {
-            device: meta.dev(),
-            inode: meta.ino(),
-            version: (meta.len(), meta.mtime(), meta.mtime_nsec()),
-        })
-    }
-
-    fn of_directory(path: &Path) -> Option<Self> {
-        Some(Self {
-            version: (0, 0, 0),
-            ..Self::of(path)?
-        })
+        Some(Self(meta.dev(), meta.ino()))
     }
 }
