@@ -1,7 +1,7 @@
 //! An address is released when its interface is gone, not before: wherever the pod put the interface,
 //! whatever the kernel refuses, and whoever was killed.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
