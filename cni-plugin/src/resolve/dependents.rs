@@ -121,8 +121,10 @@ struct Other {
 
 impl Stacks {
     fn read(node: &mut Node, pod: &Namespace) -> Result<Self, Error> {
+        let host = link::list(&mut node.netns.socket)?;
+        let has_infiniband = host.iter().any(Link::is_infiniband);
         let others = namespaces::all(node, pod).filter_map(|other| {
-            let links = links_of(node, &other).map_err(|e| e.to_string());
+            let links = links_of(node, &other, has_infiniband).map_err(|e| e.to_string());
             let path = other.path().to_owned();
             let has_any = links.as_ref().map_or(true, |(_, links)| !links.is_empty());
             has_any.then_some(Other { path, links })
@@ -130,7 +132,7 @@ impl Stacks {
         Ok(Stacks {
             others: others.collect(),
             records: node.records()?,
-            host: link::list(&mut node.netns.socket)?,
+            host,
         })
     }
 
@@ -153,10 +155,18 @@ impl Stacks {
     }
 }
 
-/// The links of a namespace that are on another namespace's, or of IPoIB, which does not say so.
-fn links_of(node: &Node, other: &Namespace) -> netlink::Result<(Option<i32>, Vec<Link>)> {
+/// The links of a namespace that are on another namespace's, or of IPoIB, which does not say so. None
+/// of one that has no number for the host's: it has no link that stands on one of it, but for IPoIB.
+fn links_of(
+    node: &Node,
+    other: &Namespace,
+    has_infiniband: bool,
+) -> netlink::Result<(Option<i32>, Vec<Link>)> {
     let mut socket = other.socket(&node.netns.namespace)?;
     let number = link::known_number(&mut socket, &node.netns.namespace)?;
+    if number.is_none() && !has_infiniband {
+        return Ok((None, Vec::new()));
+    }
     let mut links = link::list(&mut socket)?;
     links.retain(|link| link.parent_netns.is_some() || link.is_infiniband());
     Ok((number, links))
