@@ -22,6 +22,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(status_joins_what_daemon_and_kubelet_say, Root),
     case!(status_is_from_any_source_that_answers, Root),
     case!(status_notes_a_wrong_policy, Root),
+    case!(a_full_node_fits_a_screen, Root),
 ];
 
 /// NICs that are in a pool have to be in order; of others only a warning is given.
@@ -217,11 +218,15 @@ struct Answering {
 
 impl Answering {
     fn new() -> Result<Self> {
-        let machine = Machine::new()?;
+        Self::on(Machine::new()?, POOLS, 4)
+    }
+
+    /// With pools of this many units.
+    fn on(machine: Machine, pools: &str, units: usize) -> Result<Self> {
         let state = json!({"stateDir": machine.directory().join("state")});
         fs::write(machine.directory().join("policy.json"), state.to_string())?;
         let config = machine.directory().join("config.yaml");
-        fs::write(&config, POOLS)?;
+        fs::write(&config, pools)?;
         let kubelet = machine.kubelet()?;
         let root = machine.settings().root;
         let daemon = machine.daemon_on(
@@ -234,7 +239,7 @@ impl Answering {
             ],
         )?;
         kubelet
-            .wait_allocatable("rdma/hca", 4, Duration::from_secs(20))
+            .wait_allocatable("rdma/hca", units, Duration::from_secs(20))
             .with_context(|| daemon.log())?;
         kubelet.admit(Pod::with_limits("pod", &[("rdma/hca", 1)])?)?;
         Ok(Self {
@@ -330,5 +335,26 @@ fn status_notes_a_wrong_policy() -> Result<()> {
         !stderr.contains("stateDirr"),
         "a note, not a log line: {stderr}"
     );
+    Ok(())
+}
+
+/// Eight HCAs and twenty pods on a terminal of 120 columns and 50 lines.
+fn a_full_node_fits_a_screen() -> Result<()> {
+    let pools = POOLS.replace("slots: 2", "slots: 4");
+    let node = Answering::on(Machine::with_hcas(8)?, &pools, 32)?;
+    for number in 1..20 {
+        let pod = Pod::with_limits(&format!("worker-{number}"), &[("rdma/hca", 1)])?;
+        node.kubelet.admit(pod)?;
+    }
+    for command in ["status", "pods", "preflight"] {
+        let output = match command {
+            "preflight" => preflight(&node.machine, &[])?.output()?,
+            _ => node.ask(command, &[])?,
+        };
+        let text = String::from_utf8(output.stdout)?;
+        let lines = text.lines().map(|line| line.chars().count().max(1).div_ceil(120));
+        let lines: usize = lines.sum();
+        assert!(lines <= 50, "{command}: {lines} lines\n{text}");
+    }
     Ok(())
 }
