@@ -215,8 +215,8 @@ impl NodeState {
             .collect()
     }
 
-    /// What is missing and what is worth knowing, for a person.
-    pub(crate) fn notes(&self) -> Vec<String> {
+    /// What is missing of who has what, and pods that are misaligned.
+    pub(crate) fn gaps(&self) -> Vec<String> {
         let kubelet = self.kubelet.as_ref().err().map(|error| match self.daemon {
             Ok(_) => format!(
                 "the kubelet: {error}; who holds what is what it last reported to the daemon"
@@ -230,21 +230,17 @@ impl NodeState {
             missing("the journal", self.attachments.as_ref().err()),
             missing("the leases", self.leases.as_ref().err()),
         ];
-        let daemon = self.daemon.iter();
-        let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
-        let attachments = self.attachments.iter().flatten().filter_map(|one| {
-            let pod = one.pod.as_deref().unwrap_or(&one.container);
-            Some(format!(
-                "{pod} when it was attached: {}",
-                one.warning.as_ref()?
-            ))
-        });
         (missing.into_iter().flatten())
-            .chain(daemon.cloned())
-            .chain(attachments)
             .chain(self.notes.iter().cloned())
             .chain(self.misaligned.iter().map(Misaligned::sentence))
             .collect()
+    }
+
+    /// The same, with what the daemon knows of itself.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let daemon = self.daemon.iter();
+        let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
+        self.gaps().into_iter().chain(daemon.cloned()).collect()
     }
 }
 

@@ -79,7 +79,7 @@ impl Pods {
         let state = self.sources.read(global);
         let document = Document {
             pods: rows(&state),
-            notes: state.notes(),
+            notes: state.gaps(),
         };
         match global.json {
             true => say_json(json!(document)),
