@@ -115,7 +115,9 @@ fn default_routes(
     family: AddressFamily,
     table: u32,
 ) -> Result<Vec<RouteMessage>> {
-    let chosen = match table == MAIN && leads_to_main(rules, family) {
+    // A lookup has no source address, so it passes over IPv6 routes that are for a source alone.
+    let may_ask = table == MAIN && family == AddressFamily::Inet && leads_to_main(rules, family);
+    let chosen = match may_ask {
         true => chosen(socket, family),
         false => None,
     };
@@ -169,7 +171,7 @@ fn chosen(socket: &mut Socket, family: AddressFamily) -> Option<Vec<RouteMessage
             found.push(route);
         }
     }
-    is_whole.then_some(found)
+    (is_whole && !found.is_empty()).then_some(found)
 }
 
 /// Addresses of an eighth of the address space that hardly any network has. Pure.

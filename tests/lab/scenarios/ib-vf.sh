@@ -76,7 +76,7 @@ contains "its PF says so" "NODE_GUID $own, PORT_GUID $own" "$(ip link show ib0 |
 contains "and the pod's interface" "$own\$" "$(ip netns exec pod0 cat /sys/class/net/net1/address)"
 equal "and the RDMA device" 0200:0000:0000:000a "$(cat /sys/class/infiniband/mlx5_1/node_guid)"
 carries net1 ip netns exec pod0
-check "DEL" cni rdma-netdev DEL pod0 pod0 net1 "$(with_guid $own)"
+check "DEL, which the runtime repeats while the driver starts" wait_for 60 cni rdma-netdev DEL pod0 pod0 net1 "$(with_guid $own)"
 equal "the VF has its own GUIDs" "$guids" "$(ip link show ib0 | grep 'vf 0 ')"
 as_before "the host is as before" "$before" ib_state
 check "another pod gets a GUID" cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid $own)"

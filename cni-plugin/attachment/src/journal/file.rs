@@ -138,6 +138,16 @@ impl Lock {
         loop {
             match fcntl(&file, FcntlArg::F_OFD_SETLK(&range)) {
                 Ok(_) => {
+                    // Removed or replaced meanwhile: others lock the file that has the name now.
+                    let (own, named) = (file.metadata(), path.symlink_metadata());
+                    let same = |(a, b): (std::fs::Metadata, std::fs::Metadata)| {
+                        use std::os::unix::fs::MetadataExt as _;
+                        (a.dev(), a.ino()) == (b.dev(), b.ino())
+                    };
+                    if !own.ok().zip(named.ok()).is_some_and(same) {
+                        let left = timeout.saturating_sub(started.elapsed());
+                        return Self::take(path, name, sharing, left);
+                    }
                     if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_RETRY_INTERVAL)
                     {
                         observer(name, started.elapsed());
