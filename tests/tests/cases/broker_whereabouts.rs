@@ -69,10 +69,7 @@ fn blocks_give_no_address_that_whereabouts_leases() -> Result<()> {
         ..e2e::cluster::need(RANGE, 1)
     };
     let refused = node.ask_for(&wanted).err().context("granted")?.to_string();
-    ensure!(
-        refused.contains("whereabouts leases"),
-        "{refused}"
-    );
+    ensure!(refused.contains("whereabouts leases"), "{refused}");
     // Leases there end, and their addresses are given.
     for at in of_block.max(1)..of_block + 8 {
         remove_lease(&server, POOL, &at.to_string())?;

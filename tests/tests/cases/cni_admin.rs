@@ -143,7 +143,11 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     }
     let elsewhere = host.directory().join("elsewhere");
     host.policy(&json!({"node": "node-1", "stateDir": elsewhere}))?;
-    assert_eq!(listed(&host)?.len(), 3, "another state directory hides none");
+    assert_eq!(
+        listed(&host)?.len(),
+        3,
+        "another state directory hides none"
+    );
     assert_eq!(
         tool(&host, &host.netns, &["reclaim"])?.trim(),
         "0 undone, 0 failed, 3 kept"

@@ -87,10 +87,7 @@ fn debug_logs_requests_to_the_kernel_and_the_ipam() -> Result<()> {
     call.run("DEL", config.as_bytes())?.success()?;
     waiting.join().expect("held");
     let text = fs::read_to_string(&log)?;
-    assert!(
-        text.contains("µs for the lock of @c1@net1"),
-        "{text}"
-    );
+    assert!(text.contains("µs for the lock of @c1@net1"), "{text}");
     Ok(())
 }
 

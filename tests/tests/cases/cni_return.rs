@@ -75,7 +75,8 @@ fn unplugged() -> Result<()> {
         let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
         record["parts"][0]["moved"]["bus"] = "pci".into();
         let mac = record["parts"][0]["moved"]["identity"]["mac"].clone();
-        record["parts"][0]["moved"]["identity"] = json!({"busDevice": PCI, "mac": mac, "index": 4711});
+        record["parts"][0]["moved"]["identity"] =
+            json!({"busDevice": PCI, "mac": mac, "index": 4711});
         fs::write(&path, record.to_string())?;
     }
     let devices = scene.host_root().join("sys/bus/pci/devices");

@@ -30,9 +30,7 @@ pub(super) const POOLS: &str = "version: 1\npools:\n- {resource: rdma/hca, mode:
 
 fn plugin(arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(product("rdmactl")?);
-    command
-        .args(arguments)
-        .stdin(Stdio::null());
+    command.args(arguments).stdin(Stdio::null());
     Ok(command)
 }
 
@@ -192,7 +190,10 @@ fn status_fails_where_nothing_answers() -> Result<()> {
     let output = ask(&machine, "pods", &[])?;
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("no pod has a unit or an attachment"), "{text}");
+    assert!(
+        text.contains("no pod has a unit or an attachment"),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -310,7 +311,10 @@ fn status_is_from_any_source_that_answers() -> Result<()> {
         text.contains("the daemon: ") && text.contains("the kubelet: "),
         "{text}"
     );
-    assert!(text.contains("no pod has a unit or an attachment"), "{text}");
+    assert!(
+        text.contains("no pod has a unit or an attachment"),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -352,7 +356,9 @@ fn a_full_node_fits_a_screen() -> Result<()> {
             _ => node.ask(command, &[])?,
         };
         let text = String::from_utf8(output.stdout)?;
-        let lines = text.lines().map(|line| line.chars().count().max(1).div_ceil(120));
+        let lines = text
+            .lines()
+            .map(|line| line.chars().count().max(1).div_ceil(120));
         let lines: usize = lines.sum();
         assert!(lines <= 50, "{command}: {lines} lines\n{text}");
     }

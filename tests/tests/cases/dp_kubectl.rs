@@ -45,10 +45,7 @@ impl Cluster {
         let kubectl = directory.path().join("kubectl");
         fs::write(&kubectl, KUBECTL)?;
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755))?;
-        symlink(
-            product("rdmactl")?,
-            directory.path().join("kubectl-rdma"),
-        )?;
+        symlink(product("rdmactl")?, directory.path().join("kubectl-rdma"))?;
         let pod = |node: &&str| {
             json!({"metadata": {"name": format!("plugin-{node}")}, "spec": {"nodeName": node},
                 "status": {"phase": "Running"}})

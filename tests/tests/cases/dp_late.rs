@@ -253,10 +253,7 @@ impl Node {
     /// The slot of each HCA that is bound, by the files.
     fn bindings(&self) -> Result<BTreeMap<String, String>> {
         let mut bindings = BTreeMap::new();
-        for entry in fs::read_dir(self.machine.bindings())
-            .into_iter()
-            .flatten()
-        {
+        for entry in fs::read_dir(self.machine.bindings()).into_iter().flatten() {
             let path = entry?.path();
             let binding: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
             let text = |key: &str| binding[key].as_str().map(str::to_owned).context("text");
@@ -835,7 +832,11 @@ fn a_new_state_directory_leaves_bound_hcas_bound() -> Result<()> {
         hcas(&of_other).iter().all(|hca| !taken.contains(hca)),
         "{bound:?} {of_other:?}"
     );
-    assert_eq!(node.unbind("s1")?.len(), 0, "its record is in the directory before");
+    assert_eq!(
+        node.unbind("s1")?.len(),
+        0,
+        "its record is in the directory before"
+    );
     assert_eq!(node.bind(&attached, "s1")?, of_attached);
     node.start_container(&attached)
         .and_then(|_| node.start_container(&bare))?;

@@ -183,10 +183,7 @@ fn attachments_are_shown_with_the_state_of_their_namespace() -> Result<()> {
     );
     pods.dead.delete()?;
     let gone = pods.pods(&pods.policy())?;
-    assert!(
-        gone["pods"].to_string().contains("\"gone\""),
-        "{gone}"
-    );
+    assert!(gone["pods"].to_string().contains("\"gone\""), "{gone}");
     pods.end()
 }
 

@@ -197,7 +197,9 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     let (_, said, _) = on_host(["shared", "shared"], &["--json"])?;
     let read: serde_json::Value = serde_json::from_str(&said)?;
     assert_eq!(
-        read["files"][0]["pools"][1]["onHost"].as_array().map(Vec::len),
+        read["files"][0]["pools"][1]["onHost"]
+            .as_array()
+            .map(Vec::len),
         Some(1),
         "{said}"
     );

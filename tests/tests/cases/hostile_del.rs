@@ -504,7 +504,9 @@ fn without_index(scene: &Scene) -> Result<()> {
     for entry in records {
         let path = entry?.path();
         let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
-        let child = record["parts"][0]["child"].as_object_mut().context("a child")?;
+        let child = record["parts"][0]["child"]
+            .as_object_mut()
+            .context("a child")?;
         changed += usize::from(child.remove("podIndex").is_some());
         fs::write(&path, record.to_string())?;
     }

@@ -377,14 +377,24 @@ fn hidden_nic() -> Result<()> {
         scene.host.left_behind()
     );
     super::hostile_bytes::age(&scene)?;
-    ensure!(!scene.tool("rdmactl", &["attachments", "reclaim"])?.status.success());
+    ensure!(
+        !scene
+            .tool("rdmactl", &["attachments", "reclaim"])?
+            .status
+            .success()
+    );
     ensure!(
         scene.host.left_behind() == before,
         "reclaim had no evidence"
     );
     // The veth that stands for the NIC ends with its last namespace.
     drop(namespace);
-    eventually(|| Ok(scene.tool("rdmactl", &["attachments", "reclaim"])?.status.success()))?;
+    eventually(|| {
+        Ok(scene
+            .tool("rdmactl", &["attachments", "reclaim"])?
+            .status
+            .success())
+    })?;
     ensure!(
         scene.host.left_behind().is_empty(),
         "{:?}",

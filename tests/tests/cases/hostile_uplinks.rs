@@ -260,17 +260,17 @@ fn excluded(scene: &Scene, node_addresses: &[&str]) -> Result<Vec<String>> {
 fn large_table() -> Result<()> {
     const ROUTES: usize = 1000;
     let scene = Scene::with_nics(2)?;
-    scene.on_host(&["addr add 10.8.0.1/24 dev nic1", "route add default via 10.8.0.254"])?;
+    scene.on_host(&[
+        "addr add 10.8.0.1/24 dev nic1",
+        "route add default via 10.8.0.254",
+    ])?;
     let batch = scene.host.directory().join("routes");
-    let routes = (0..ROUTES)
-        .map(|n| format!("route add 20.{}.{}.0/24 via 10.8.0.254\n", n >> 8, n & 255));
+    let routes =
+        (0..ROUTES).map(|n| format!("route add 20.{}.{}.0/24 via 10.8.0.254\n", n >> 8, n & 255));
     fs::write(&batch, routes.collect::<String>())?;
     scene.on_host(&[&format!("-batch {}", batch.display())])?;
     let log = scene.host.directory().join("debug.log");
-    scene.policy(
-        &json!({}),
-        &json!({"log": {"file": log, "level": "debug"}}),
-    )?;
+    scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
     let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     let text = fs::read_to_string(&log)?;
