@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
     AddressFamily,
-    route::{RouteAttribute, RouteFlags, RouteMessage},
+    route::{RouteAttribute, RouteMessage},
 };
 
 use super::{Result, Socket, rule, socket};
@@ -88,33 +88,6 @@ pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
 /// # Errors
 /// The kernel's refusal.
 pub fn get(socket: &mut Socket, to: IpAddr) -> Result<Option<RouteMessage>> {
-    match look_up(socket, &query(to)) {
-        Err(e) if e.is(libc::ENETUNREACH) || e.is(libc::EHOSTUNREACH) => Ok(None),
-        // An IPv6 stack that is not there, and routes that refuse.
-        Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(None),
-        Err(e) if e.is(libc::EACCES) || e.is(libc::EINVAL) => Ok(None),
-        done => done,
-    }
-}
-
-/// The same as it stands in its table: with its prefix and all its next hops.
-///
-/// # Errors
-/// The kernel's refusal; also where the route itself refuses packets.
-pub fn entry(socket: &mut Socket, to: IpAddr) -> Result<Option<RouteMessage>> {
-    let mut query = query(to);
-    query.header.flags = match to {
-        IpAddr::V4(_) => RouteFlags::FibMatch | RouteFlags::LookupTable,
-        // It names the table in any case, and takes no other flag.
-        IpAddr::V6(_) => RouteFlags::FibMatch,
-    };
-    match look_up(socket, &query) {
-        Err(e) if e.is(libc::ENETUNREACH) => Ok(None),
-        done => done,
-    }
-}
-
-fn query(to: IpAddr) -> RouteMessage {
     let mut query = RouteMessage::default();
     (
         query.header.address_family,
@@ -126,19 +99,22 @@ fn query(to: IpAddr) -> RouteMessage {
     query
         .attributes
         .push(RouteAttribute::Destination(to.into()));
-    query
-}
-
-fn look_up(socket: &mut Socket, query: &RouteMessage) -> Result<Option<RouteMessage>> {
     let mut route = None;
-    socket.ask("look up a route", RTM_GETROUTE, 0, query, |payload| {
+    let asked = socket.ask("look up a route", RTM_GETROUTE, 0, &query, |payload| {
         route = Some(socket::parse_leniently::<RouteMessage>(
             payload,
             HEADER_BYTES,
         )?);
         Ok(())
-    })?;
-    Ok(route)
+    });
+    match asked {
+        Ok(()) => Ok(route),
+        Err(e) if e.is(libc::ENETUNREACH) || e.is(libc::EHOSTUNREACH) => Ok(None),
+        // An IPv6 stack that is not there, and routes that refuse.
+        Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(None),
+        Err(e) if e.is(libc::EACCES) || e.is(libc::EINVAL) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 fn dump(socket: &mut Socket, filter: &RouteMessage) -> Result<Vec<RouteMessage>> {

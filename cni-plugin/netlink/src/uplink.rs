@@ -10,7 +10,7 @@ use netlink_packet_route::{
     address::AddressAttribute,
     link::InfoKind,
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
-    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
+    rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
 use super::{
@@ -63,7 +63,7 @@ pub fn uplinks(
             continue;
         }
         for table in tables(&rules, family) {
-            for message in default_routes(socket, &rules, family, table)? {
+            for message in default_routes(socket, family, table)? {
                 let route = default_route(socket, &mut links, &message, table)?;
                 facts.defaults.push(route);
             }
@@ -89,11 +89,10 @@ pub fn uplinks(
 /// # Errors
 /// The kernel's refusal.
 pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
-    let rules = rule::list(socket, AddressFamily::Unspec)?;
     for family in route::FAMILIES {
         let mut links = Links::default();
         let mut routes = Vec::new();
-        for message in default_routes(socket, &rules, family, MAIN)? {
+        for message in default_routes(socket, family, MAIN)? {
             routes.push(default_route(socket, &mut links, &message, MAIN)?);
         }
         routes.retain(|route| route.destination.1 == 0);
@@ -107,80 +106,20 @@ pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
     Ok(None)
 }
 
-/// The default routes of a table that take packets: of the main table where possible those alone that
-/// the kernel would choose, since it may have any number of other routes.
+/// The default routes of a table that take packets. The whole table is read: a lookup of the kernel
+/// shows neither routes for a source alone, nor those of a second link with the same metric, nor one
+/// whose cable is out.
 fn default_routes(
     socket: &mut Socket,
-    rules: &[RuleMessage],
     family: AddressFamily,
     table: u32,
 ) -> Result<Vec<RouteMessage>> {
-    // A lookup has no source address, so it passes over IPv6 routes that are for a source alone.
-    let may_ask = table == MAIN && family == AddressFamily::Inet && leads_to_main(rules, family);
-    let chosen = match may_ask {
-        true => chosen(socket, family),
-        false => None,
-    };
-    let mut routes = match chosen {
-        Some(chosen) => chosen,
-        None => route::list_table(socket, family, table)?,
-    };
+    let mut routes = route::list_table(socket, family, table)?;
     routes.retain(|route| {
         uplink::is_default(route.header.destination_prefix_length)
             && route.header.kind == RouteType::Unicast
     });
     Ok(routes)
-}
-
-/// The default routes that the kernel would choose, by what it takes to an address in each eighth of
-/// the address space: a default route covers one of them whole. None where that may hide one: behind
-/// narrower routes to all addresses asked about, behind halves of the address space, behind a route
-/// that refuses packets, or, of advertised ones, behind another router's.
-fn chosen(socket: &mut Socket, family: AddressFamily) -> Option<Vec<RouteMessage>> {
-    let mut found: Vec<RouteMessage> = Vec::new();
-    let mut is_whole = false;
-    for eighth in 0..8 {
-        let mut entry = None;
-        for address in addresses_in(family, eighth) {
-            entry = route::entry(socket, address).ok()?;
-            let is_narrow =
-                |route: &RouteMessage| !uplink::is_default(route.header.destination_prefix_length);
-            if !entry.as_ref().is_some_and(is_narrow) {
-                break;
-            }
-        }
-        let Some(route) = entry else {
-            // Nothing is to everywhere.
-            is_whole = true;
-            continue;
-        };
-        let header = &route.header;
-        let is_known = uplink::is_default(header.destination_prefix_length)
-            && header.kind == RouteType::Unicast
-            && header.protocol != RouteProtocol::Ra
-            && route::table_of(&route) == MAIN;
-        if !is_known {
-            return None;
-        }
-        is_whole |= header.destination_prefix_length == 0;
-        // One that covers several eighths comes several times.
-        if found
-            .iter()
-            .all(|known| known.header != route.header || destination(known) != destination(&route))
-        {
-            found.push(route);
-        }
-    }
-    (is_whole && !found.is_empty()).then_some(found)
-}
-
-/// Addresses of an eighth of the address space that hardly any network has. Pure.
-fn addresses_in(family: AddressFamily, eighth: u8) -> [IpAddr; 2] {
-    let first = eighth << 5;
-    match family {
-        AddressFamily::Inet6 => [0x0f, 0x1e].map(|rest| Ipv6Addr::from([first | rest; 16]).into()),
-        _ => [0x16, 0x1e].map(|rest| Ipv4Addr::new(first | rest, 255, 255, 254).into()),
-    }
 }
 
 fn destination(route: &RouteMessage) -> Option<IpAddr> {
@@ -268,8 +207,7 @@ impl Links {
 /// `RT_TABLE_UNSPEC`, of rules that look up none or that of a VRF, and `RT_TABLE_LOCAL`.
 const NO_WAY_OUT: [u32; 2] = [0, 255];
 
-/// `RT_TABLE_DEFAULT` and `RT_TABLE_MAIN`
-const DEFAULT: u32 = 253;
+/// `RT_TABLE_MAIN`
 const MAIN: u32 = 254;
 
 /// The tables in which the node's own packets are looked up whatever their source: the main one, and
@@ -284,67 +222,12 @@ fn tables(rules: &[RuleMessage], family: AddressFamily) -> BTreeSet<u32> {
     tables
 }
 
-/// Whether a packet without source, mark and interface is looked up in the main table, after the
-/// local one: each rule names a table of the kernel's own, or does not match such a packet. Pure.
-fn leads_to_main(rules: &[RuleMessage], family: AddressFamily) -> bool {
-    let mut of_family = rules.iter().filter(|rule| rule.header.family == family);
-    let mains = of_family.clone();
-    of_family.all(|rule| is_for_all(rule) || is_for_others(rule))
-        && mains.into_iter().any(|rule| rule::table_of(rule) == MAIN)
-}
-
-/// Whether a rule looks up a table of the kernel's own for each packet, or that of a packet's VRF.
-fn is_for_all(rule: &RuleMessage) -> bool {
-    let header = &rule.header;
-    let is_kernels = [NO_WAY_OUT[1], MAIN, DEFAULT].contains(&rule::table_of(rule));
-    let of_vrf = |a: &RuleAttribute| *a == RuleAttribute::L3MDev(true);
-    header.action == RuleAction::ToTable
-        && !header.flags.contains(RuleFlags::Invert)
-        && (header.src_len, header.dst_len, header.tos) == (0, 0, 0)
-        && (is_kernels || rule.attributes.iter().any(of_vrf))
-        && rule.attributes.iter().all(|attribute| {
-            of_vrf(attribute)
-                || matches!(
-                    attribute,
-                    RuleAttribute::Table(_)
-                        | RuleAttribute::Priority(_)
-                        | RuleAttribute::Protocol(_)
-                        | RuleAttribute::SuppressPrefixLen(u32::MAX)
-                        | RuleAttribute::SuppressIfGroup(u32::MAX)
-                )
-        })
-}
-
-/// `FIB_RULE_FIND_SADDR`: the rule looks for the source of a packet without one.
-const FIND_SOURCE: u32 = 0x1_0000;
-
-/// Whether a rule is for packets alone that have a source, a mark or an interface. `lo` is that of the
-/// node's own packets.
-fn is_for_others(rule: &RuleMessage) -> bool {
-    let mut mask = u32::MAX;
-    for attribute in &rule.attributes {
-        if let RuleAttribute::FwMask(bits) = attribute {
-            mask = *bits;
-        }
-    }
-    let selects = |attribute: &RuleAttribute| match attribute {
-        RuleAttribute::Source(ip) => rule.header.src_len > 0 && !ip.is_unspecified(),
-        RuleAttribute::FwMark(mark) => mark & mask != 0,
+fn is_for_the_node(rule: &RuleMessage) -> bool {
+    let by_interface = |attribute: &RuleAttribute| match attribute {
+        // The interface of the node's own packets.
         RuleAttribute::Iifname(name) => name != "lo",
         RuleAttribute::Oifname(_) => true,
         _ => false,
-    };
-    !rule.header.flags.contains(RuleFlags::Invert)
-        && rule.header.flags.bits() & FIND_SOURCE == 0
-        && rule.attributes.iter().any(selects)
-}
-
-fn is_for_the_node(rule: &RuleMessage) -> bool {
-    let by_interface = |attribute: &RuleAttribute| {
-        matches!(
-            attribute,
-            RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_)
-        )
     };
     let selects = rule.header.src_len > 0
         || !uplink::is_default(rule.header.dst_len)
@@ -482,69 +365,12 @@ mod tests {
         assert!(!rule(&|r| r
             .attributes
             .push(RuleAttribute::Iifname("a".into()))));
+        assert!(rule(&|r| r
+            .attributes
+            .push(RuleAttribute::Iifname("lo".into()))));
         assert!(!rule(&|r| r
             .attributes
             .push(RuleAttribute::Oifname("a".into()))));
-    }
-
-    #[test]
-    fn a_lookup_stands_for_the_main_table_unless_a_rule_may_lead_elsewhere() {
-        let rule = |table: u8, attributes: Vec<RuleAttribute>| {
-            let mut rule = RuleMessage::default();
-            rule.header.family = AddressFamily::Inet;
-            rule.header.action = RuleAction::ToTable;
-            rule.header.table = table;
-            rule.attributes = attributes;
-            rule
-        };
-        let kernels = |more: Option<RuleMessage>| {
-            let unset = || vec![RuleAttribute::SuppressPrefixLen(u32::MAX)];
-            let mut rules = vec![rule(255, unset()), rule(254, unset()), rule(253, unset())];
-            rules.extend(more);
-            leads_to_main(&rules, AddressFamily::Inet)
-        };
-        assert!(kernels(None));
-        assert!(!leads_to_main(
-            &[rule(255, Vec::new())],
-            AddressFamily::Inet
-        ));
-        let mut of_rail = rule(100, vec![RuleAttribute::Source([10, 9, 0, 1].into())]);
-        of_rail.header.src_len = 32;
-        assert!(kernels(Some(of_rail.clone())));
-        of_rail.header.flags = RuleFlags::Invert;
-        assert!(!kernels(Some(of_rail)));
-        assert!(kernels(Some(rule(100, vec![RuleAttribute::FwMark(7)]))));
-        assert!(kernels(Some(rule(0, vec![RuleAttribute::L3MDev(true)]))));
-        let leaves = RuleAttribute::Oifname("nic0".into());
-        assert!(kernels(Some(rule(100, vec![leaves]))));
-        for attributes in [
-            vec![],
-            vec![RuleAttribute::Iifname("lo".into())],
-            vec![RuleAttribute::FwMark(1), RuleAttribute::FwMask(2)],
-        ] {
-            assert!(!kernels(Some(rule(100, attributes))));
-        }
-        let suppressed = vec![RuleAttribute::SuppressPrefixLen(0)];
-        assert!(!kernels(Some(rule(254, suppressed))));
-        let mut refusing = rule(254, Vec::new());
-        refusing.header.action = RuleAction::Unreachable;
-        assert!(!kernels(Some(refusing)));
-    }
-
-    #[test]
-    fn each_eighth_of_the_address_space_is_asked_about() {
-        for (family, of_family) in [(AddressFamily::Inet, 4), (AddressFamily::Inet6, 16)] {
-            for eighth in 0..8 {
-                for address in addresses_in(family, eighth) {
-                    let bytes = match address {
-                        IpAddr::V4(ip) => ip.octets().to_vec(),
-                        IpAddr::V6(ip) => ip.octets().to_vec(),
-                    };
-                    assert_eq!((bytes.len(), bytes[0] >> 5), (of_family, eighth));
-                    assert!(!address.is_loopback() && !address.is_multicast());
-                }
-            }
-        }
     }
 
     #[test]

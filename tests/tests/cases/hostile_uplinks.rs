@@ -27,6 +27,21 @@ cases! {
         &["nic0", "nic1"],
         &["nic2"],
     );
+    a_default_route_for_a_source_alone_is_an_uplink: Macvlan => uplinks(
+        &["-6 route add default from fd09::/64 via fd09::fe"],
+        &["nic0"],
+        &["nic1"],
+    );
+    default_routes_of_one_metric_are_all_uplinks: Macvlan => uplinks(
+        &["route add default via 10.9.0.254", "route append default via 10.8.0.254"],
+        &["nic0", "nic1"],
+        &["nic2"],
+    );
+    a_rule_for_the_nodes_own_packets_names_a_table_of_uplinks: Macvlan => uplinks(
+        &["rule add iif lo lookup 100", "route add default via 10.9.0.254 table 100"],
+        &["nic0"],
+        &["nic1"],
+    );
     halves_of_the_address_space_are_uplinks: Macvlan => uplinks(
         &["route add 0.0.0.0/1 via 10.9.0.254", "route add 128.0.0.0/1 via 10.8.0.254"],
         &["nic0", "nic1"],
@@ -171,7 +186,6 @@ cases! {
         &["nic0"],
         &["nic1"],
     );
-    a_large_routing_table_is_not_read: Macvlan => large_table();
     a_denied_uplink_names_the_narrow_remedy => remedy();
     routes_that_an_agent_writes_as_advertised_return => agents_routes();
 }
@@ -254,35 +268,6 @@ fn excluded(scene: &Scene, node_addresses: &[&str]) -> Result<Vec<String>> {
         .as_array()
         .context("no list of what is excluded")?;
     Ok(reasons.iter().map(ToString::to_string).collect())
-}
-
-/// What an ADD reads of the kernel does not grow with the routes of the host.
-fn large_table() -> Result<()> {
-    const ROUTES: usize = 1000;
-    let scene = Scene::with_nics(2)?;
-    scene.on_host(&[
-        "addr add 10.8.0.1/24 dev nic1",
-        "route add default via 10.8.0.254",
-    ])?;
-    let batch = scene.host.directory().join("routes");
-    let routes =
-        (0..ROUTES).map(|n| format!("route add 20.{}.{}.0/24 via 10.8.0.254\n", n >> 8, n & 255));
-    fs::write(&batch, routes.collect::<String>())?;
-    scene.on_host(&[&format!("-batch {}", batch.display())])?;
-    let log = scene.host.directory().join("debug.log");
-    scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
-    let network = scene.network(&json!({"attach": "macvlan", "master": "nic0"}));
-    answer_of(&scene.call(), "ADD", &network)?.success()?;
-    let text = fs::read_to_string(&log)?;
-    let counts = text.split(" objects, ").filter_map(|before| {
-        let number = before.rsplit([' ', '"']).next()?;
-        number.parse::<usize>().ok()
-    });
-    let most = counts.max().context("no request for a list is logged")?;
-    ensure!(most < ROUTES, "a list of {most} objects was read:\n{text}");
-    answer_of(&scene.call(), "DEL", &network)?.success()?;
-    let network = scene.network(&json!({"attach": "macvlan", "master": "nic1"}));
-    scene.refuses(&network, &[DENIED], &["nic1", "default route"])
 }
 
 fn remedy() -> Result<()> {
