@@ -71,6 +71,7 @@ impl Before {
         let came = leases.difference(&self.leases).filter(|_| !is_first);
         for address in came {
             self.settled.retain(|range| !range.has(*address));
+            self.waits.retain(|range, _| !range.has(*address));
             self.blocks.retain(|block| !block.contains(*address));
         }
         self.leases = leases;
@@ -81,6 +82,7 @@ impl Before {
     /// the range waits again.
     pub(super) fn unsettle(&mut self, block: IpNetwork) {
         self.settled.retain(|range| range.within(block) == 0);
+        self.waits.retain(|range, _| range.within(block) == 0);
         self.blocks.retain(|other| *other != block);
     }
 
