@@ -254,12 +254,12 @@ fn units_of(pool: &PoolStatus, held: Option<&[Held]>) -> Units {
             format!("not registered: {error}")
         }
     };
-    let held = match held {
+    let held: Option<usize> = match held {
         Some(all) => {
             let of_pool = all.iter().filter(|one| one.resource == pool.resource);
             Some(of_pool.map(|one| one.ids.len()).sum())
         }
-        None => pool.held.as_ref().map(Vec::len),
+        None => (pool.held.as_ref()).map(|held| held.iter().map(|one| one.units.len()).sum()),
     };
     Units {
         resource: pool.resource.clone(),
@@ -277,7 +277,7 @@ fn held_by_daemon(pool: &PoolStatus) -> Vec<Held> {
         pod: one.pod.clone(),
         container: one.container.clone(),
         resource: pool.resource.clone(),
-        ids: vec![one.unit.clone()],
+        ids: one.units.clone(),
     })
     .collect()
 }
@@ -321,7 +321,7 @@ fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
 
 #[cfg(test)]
 mod tests {
-    use node_wire::status::{HeldUnit, UnitCounts};
+    use node_wire::status::{HeldUnits, UnitCounts};
 
     use super::*;
 
@@ -377,8 +377,8 @@ mod tests {
 
     #[test]
     fn without_a_kubelet_the_daemon_reports_who_holds_what() {
-        let held = HeldUnit {
-            unit: "0000:3b:00.0".into(),
+        let held = HeldUnits {
+            units: vec!["0000:3b:00.0".into()],
             namespace: "n".into(),
             pod: "q".into(),
             container: "d".into(),

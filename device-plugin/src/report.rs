@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hca::NetnsMode;
 use node_wire::status::{
-    ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnit, PoolStatus, SocketStatus, UnitCounts,
+    ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, PoolStatus, SocketStatus, UnitCounts,
 };
 use tokio::sync::watch;
 
@@ -250,13 +250,18 @@ impl Report {
             },
         };
         let held = self.allocated.as_ref().map(|allocated| {
-            let held = allocated.of(&pool.resource).map(|(unit, holder)| HeldUnit {
-                unit: unit.to_owned(),
-                namespace: holder.namespace.clone(),
-                pod: holder.pod.clone(),
-                container: holder.container.clone(),
-            });
-            held.collect()
+            let mut held: BTreeMap<_, Vec<String>> = BTreeMap::new();
+            for (unit, holder) in allocated.of(&pool.resource) {
+                let container = (&holder.namespace, &holder.pod, &holder.container);
+                held.entry(container).or_default().push(unit.to_owned());
+            }
+            let units = |((namespace, pod, container), units): (_, _)| HeldUnits {
+                units,
+                namespace: String::clone(namespace),
+                pod: String::clone(pod),
+                container: String::clone(container),
+            };
+            held.into_iter().map(units).collect()
         });
         let delivery = pool.snapshot.as_ref();
         PoolStatus {

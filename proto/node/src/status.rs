@@ -75,8 +75,8 @@ pub struct PoolStatus {
     pub delivery: Option<String>,
     /// Its HCAs.
     pub hcas: Vec<HcaStatus>,
-    /// Units that containers hold, by the kubelet's last word; `None` before that.
-    pub held: Option<Vec<HeldUnit>>,
+    /// Units that containers hold, by the kubelet's last list; `None` before that.
+    pub held: Option<Vec<HeldUnits>>,
     /// Whether the kubelet accepted the registration.
     pub registered: bool,
     /// Whether the kubelet reads the list of units.
@@ -129,11 +129,11 @@ pub struct HcaStatus {
     pub reason: Option<String>,
 }
 
-/// A unit that a container holds.
+/// Units that a container holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldUnit {
-    /// Its ID.
-    pub unit: String,
+pub struct HeldUnits {
+    /// Their IDs.
+    pub units: Vec<String>,
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
