@@ -121,15 +121,16 @@ impl Cli {
         let Some((name, sub)) = matches.subcommand() else {
             bail!("no command");
         };
+        // Flags of this program alone, and how results are printed.
         let of_flags = Flags::augment_args(clap::Command::new(""));
-        let of_flags = Global::augment_args(of_flags);
-        let common: BTreeSet<_> = of_flags.get_arguments().map(clap::Arg::get_id).collect();
+        let of_flags = of_flags.get_arguments().map(|arg| arg.get_id().as_str());
+        let common: BTreeSet<&str> = of_flags.chain(["json", "output"]).collect();
         let mut argv = vec!["rdmactl".to_owned(), name.to_owned()];
         let mut nested = false;
         let (mut command, mut sub) = (command.find_subcommand(name), Some(sub));
         while let (Some(of), Some(given)) = (command, sub) {
             for arg in of.get_arguments() {
-                if !common.contains(arg.get_id()) {
+                if !common.contains(arg.get_id().as_str()) {
                     argv.extend(forwarded(arg, given));
                 }
             }
@@ -146,7 +147,11 @@ impl Cli {
         if self.global.is_wide() {
             argv.push("--output=wide".to_owned());
         }
-        self.print(view, &self.ask(&argv)?)
+        let mut answers = self.ask(&argv)?;
+        if self.global.json || view.is_some() {
+            answers.iter_mut().for_each(ask::Answer::expect_document);
+        }
+        self.print(view, &answers)
     }
 
     fn print(&self, view: Option<View>, answers: &[ask::Answer]) -> Ended {

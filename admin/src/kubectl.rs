@@ -53,7 +53,15 @@ impl Kubectl {
         resource: &str,
         name: &str,
     ) -> anyhow::Result<Option<T>> {
-        let arguments = ["get", resource, name, "--ignore-not-found", "--output=json"];
+        // A name comes from an object that nodes write, and is never a flag.
+        let arguments = [
+            "get",
+            resource,
+            "--ignore-not-found",
+            "--output=json",
+            "--",
+            name,
+        ];
         let output = self.call(&arguments, b"")?;
         match output.status.success() && output.stdout.is_empty() {
             true => Ok(None),
@@ -76,10 +84,11 @@ impl Kubectl {
         let arguments = [
             "patch",
             resource,
-            name,
             "--type=merge",
             &patch,
             "--output=json",
+            "--",
+            name,
         ];
         let output = self.call(&arguments, b"")?;
         let refused = String::from_utf8_lossy(&output.stderr);

@@ -32,7 +32,8 @@ pub(crate) fn ended(program: &str, ended: Ended) -> ExitCode {
         Err(error) => match error.downcast_ref() {
             Some(error) => usage(error),
             None => {
-                let _ = writeln!(io::stderr().lock(), "{program}: {}", chain(&error));
+                let text: Vec<String> = chain(&error).lines().map(printable).collect();
+                let _ = writeln!(io::stderr().lock(), "{program}: {}", text.join("\n"));
                 ExitCode::FAILURE
             }
         },

@@ -177,10 +177,6 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
     let is_alone = objects.len() == 1;
     for object in objects {
         let kind = object.get("kind").and_then(Value::as_str);
-        let own_text = || match is_alone {
-            true => text.to_owned(),
-            false => object.to_string(),
-        };
         match kind {
             Some("ConfigMap") => {
                 let data = object.get("data").and_then(Value::as_object);
@@ -196,8 +192,12 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
                 parts.push((place.to_owned(), Part::Network(object)))
             }
             Some(kind) => parts.push((place.to_owned(), Part::Other(kind.to_owned()))),
+            None if !is_alone => bail!(
+                "{place} has several documents, and one is not an object of Kubernetes: the programs read \
+                 one document of a file"
+            ),
             None => {
-                let part = plain(&object, own_text());
+                let part = plain(&object, text.to_owned());
                 let Some(part) = part else {
                     bail!(
                         "{place} is not a file of this project: pools (configList, resourceList or \
@@ -310,6 +310,8 @@ mod tests {
         ] {
             assert_eq!(kinds(text), expected, "{text}");
         }
+        let error = parts_of("f", "{\"stores\": {}}\n---\n{\"stores\": {}}\n").unwrap_err();
+        assert!(error.to_string().contains("several documents"), "{error}");
         let error = parts_of("f", "a: 1\n").unwrap_err();
         assert!(error.to_string().contains("is not a file of this project"));
     }

@@ -51,7 +51,8 @@ impl Release {
         let name = self.network_name.as_deref().filter(|name| !name.is_empty());
         let space = AddressSpace::new(&self.store, name);
         let name = space.block_name(self.block);
-        let mut is_confirmed = self.yes;
+        // Whose block it was, and how dangerous that is, when it was agreed to take it.
+        let mut agreed: Option<(String, Option<Danger>)> = None;
         for _ in 0..MOST_ATTEMPTS {
             let Some((block, node)) = read(kubectl, &name)? else {
                 complain(&format!(
@@ -77,15 +78,25 @@ impl Release {
                     self.block
                 );
             }
-            if !is_confirmed {
-                // Standard output is for the document alone.
-                if !global.json {
-                    say(&table(&HEADER, &[row(&block, Timestamp::now())]));
+            let now = (owner.clone(), danger);
+            match &agreed {
+                Some(before) if *before != now => bail!(
+                    "AddressBlock {name} or its node changed meanwhile: it is node {owner}'s now, which was not \
+                     agreed to; nothing was taken, look at it and try again"
+                ),
+                None if !self.yes => {
+                    // Standard output is for the document alone.
+                    if !global.json {
+                        say(&table(&HEADER, &[row(&block, Timestamp::now())]));
+                    }
+                    if !confirmed(false, &question(self.block, &owner, danger))? {
+                        return Ok(Outcome::Found);
+                    }
+                    // A person takes time, in which the node may have come back.
+                    agreed = Some(now);
+                    continue;
                 }
-                if !confirmed(false, &question(self.block, &owner, danger))? {
-                    return Ok(Outcome::Found);
-                }
-                is_confirmed = true;
+                _ => agreed = Some(now),
             }
             if let Some(taken) = take(kubectl, &block, &over)? {
                 self.done(&taken, global);

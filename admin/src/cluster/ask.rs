@@ -60,6 +60,13 @@ impl Answer {
         serde_json::from_str(&self.output.as_ref().ok()?.text).ok()
     }
 
+    /// An answer that is not a whole document is none.
+    pub(super) fn expect_document(&mut self) {
+        if self.output.is_ok() && self.json().is_none() {
+            self.output = Err("its answer is not a JSON document: it was cut off".to_owned());
+        }
+    }
+
     /// As one part of the document of all nodes.
     pub(super) fn document(&self) -> Value {
         json!({
