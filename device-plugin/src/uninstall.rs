@@ -19,6 +19,7 @@ use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use ipam::plugin::Plugin;
 use ipam::store::{Store, StoreError};
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use node::cni_program;
 use node::policy::{Policy, StoreKind};
 
@@ -28,11 +29,13 @@ use crate::config::last_good;
 use crate::node_files;
 use crate::reclaim;
 
+/// The file whose bytes are the journal's locks.
+const LOCK: &str = "lock";
 /// What of the state directory is ours; other entries stay, and with them the directory.
 const STATE_ENTRIES: [&str; 9] = [
     "attachments",
     "devices",
-    "lock",
+    LOCK,
     "blocks",
     ipam::reclaim::DIRECTORY,
     EXCLUSIVE_HCAS,
@@ -118,6 +121,14 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
         .iter()
         .map(|lease| format!("{} ({})", lease.address, lease.holder));
     let (pods, held): (Vec<String>, Vec<String>) = (pods.collect(), held.collect());
+    let state_dir = Policy::load_for_release(&places.policy).0.state_dir;
+    if let Err(error) = hold_calls(&state_dir) {
+        let lock = state_dir.join(LOCK);
+        return Err(Refusal::InUse(format!(
+            "a call of a CNI program may run: lock {}: {error} (fuser -v lists the calls)",
+            lock.display()
+        )));
+    }
     if !pods.is_empty() {
         return Err(Refusal::InUse(format!(
             "attachments are there: {}",
@@ -216,6 +227,8 @@ pub(crate) fn remove(
             one(path, None)?;
         }
     }
+    let _no_call =
+        hold_calls(&policy.state_dir).map_err(|error| (policy.state_dir.join(LOCK), error))?;
     let of_others = stores_to_keep(&policy, places);
     one(policy.state_dir.join(KNOWN_STORES), None)?;
     for (directory, kept) in of_others {
@@ -246,6 +259,32 @@ pub(crate) fn remove(
     directory
         .filter(empty)
         .map_or(Ok(()), |path| one(path, None))
+}
+
+/// Holds all locks of the journal, which are bytes of one file: no call is under way, none begins, and
+/// no record is about to come. The file may then be removed; a call that waits for it takes the new one.
+///
+/// # Errors
+/// A call holds one of them.
+fn hold_calls(state_dir: &Path) -> io::Result<Option<fs::File>> {
+    let opened = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(state_dir.join(LOCK));
+    let file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let convert = |number: i32| number.try_into().map_err(io::Error::other);
+    let all = nix::libc::flock {
+        l_type: convert(nix::libc::F_WRLCK)?,
+        l_whence: convert(nix::libc::SEEK_SET)?,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&all))?;
+    Ok(Some(file))
 }
 
 fn remove_path(path: &Path) -> io::Result<Removed> {
@@ -484,6 +523,27 @@ mod tests {
         store.create(&binding).unwrap();
         node.remove();
         assert!(store.read().unwrap().has(&hca));
+    }
+
+    #[test]
+    fn a_call_that_runs_keeps_everything() {
+        let node = NodeFiles::new(&json!({"type": "file"}));
+        let path = node.path("state/lock");
+        fs::write(&path, "").unwrap();
+        let call = fs::File::options().write(true).open(&path).unwrap();
+        let byte = nix::libc::flock {
+            l_type: nix::libc::F_WRLCK.try_into().unwrap(),
+            l_whence: 0,
+            l_start: 1 << 40,
+            l_len: 1,
+            l_pid: 0,
+        };
+        fcntl(&call, FcntlArg::F_OFD_SETLK(&byte)).unwrap();
+        let held = hold_calls(&node.path("state"));
+        assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(call);
+        node.remove();
+        assert!(!path.exists());
     }
 
     #[test]
