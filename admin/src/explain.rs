@@ -45,7 +45,7 @@ impl Explain {
                 known.join(", ")
             };
             format!(
-                "no HCA of this host goes by {:?}; there are: {known}",
+                "no HCA of this host has the name {:?}; there are: {known}",
                 self.name
             )
         })?;
@@ -90,7 +90,7 @@ fn title(candidate: &Candidate) -> String {
     format!("{} ({})", names(candidate).join(", "), candidate.id)
 }
 
-/// The HCA that goes by a name, whichever of its names that is.
+/// The HCA that has a name, whichever of its names that is.
 fn find<'c>(candidates: &'c [Candidate], name: &str) -> Option<&'c Candidate> {
     let plain = |text: &str| text.to_ascii_lowercase().replace(':', "");
     let of_unit = name

@@ -125,7 +125,7 @@ impl Kubectl {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("start {}", self.kubectl))?;
+            .with_context(|| format!("start {} (--kubectl names another program)", self.kubectl))?;
         let stdin = child.stdin.take();
         let output = std::thread::scope(|scope| {
             // One that ends without reading says why.

@@ -244,7 +244,7 @@ impl NodeState {
     }
 }
 
-/// A pool of the daemon's, with what the kubelet says is held if it says so: that is the newer list.
+/// A pool of the daemon's, with the kubelet's list of what is held, which is newer, where there is one.
 fn units_of(pool: &PoolStatus, held: Option<&[Held]>) -> Units {
     let kubelet = match (pool.registered, pool.streaming) {
         (true, true) => "listening".to_owned(),

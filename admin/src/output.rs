@@ -88,7 +88,7 @@ pub(crate) fn complain(text: &str) {
 /// Asks on the terminal, unless `yes` was said.
 ///
 /// # Errors
-/// There is no terminal to ask on.
+/// Standard input is not a terminal.
 pub(crate) fn confirmed(yes: bool, question: &str) -> anyhow::Result<bool> {
     Ok(yes || node::terminal::confirm("rdmactl", &printable(question))?)
 }

@@ -4,7 +4,7 @@
 
 mod nic_cluster_policy;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
@@ -130,7 +130,7 @@ impl Validate {
                 };
                 ("pools", checked)
             }
-            Part::Policy(text) => ("policy", policy(place, &text, global)),
+            Part::Policy(text) => ("policy", policy(place, &text)),
             Part::Network(object) => {
                 let policy = global.policy()?;
                 let on_host = self.on_host.then_some(self.cni_path.as_slice());
@@ -229,12 +229,12 @@ fn plain(object: &Value, text: String) -> Option<Part> {
     is_policy.then_some(Part::Policy(text))
 }
 
-fn policy(place: &str, text: &str, global: &Global) -> Checked {
+fn policy(place: &str, text: &str) -> Checked {
     let mut checked = Checked {
         document: json!({}),
         ..Checked::default()
     };
-    match Policy::parse(&global.policy, text.as_bytes()) {
+    match Policy::parse(Path::new(place), text.as_bytes()) {
         Ok(policy) => {
             let stores: Vec<&str> = policy.stores.keys().map(String::as_str).collect();
             checked.text = format!("{place}: a policy with the stores {}\n", stores.join(", "));

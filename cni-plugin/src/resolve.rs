@@ -210,11 +210,7 @@ fn parent_on_host(
         }
         .map(|link| Target::Name(link.name.to_string()))
         .ok_or_else(|| {
-            Error::new(
-                Code::InvalidConfig,
-                "nothing says which netdev the child stands on",
-            )
-            .with_details(
+            Error::new(Code::InvalidConfig, "no netdev is selected for the child").with_details(
                 "set master, or let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName)",
             )
         })?,

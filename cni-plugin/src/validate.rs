@@ -288,13 +288,13 @@ fn store_is_there(policy: &Policy, store: &str) -> Result<(), Error> {
 /// What the pod gets, in a few words.
 ///
 /// # Errors
-/// Code 7: nothing says which netdev is meant.
+/// Code 7: no netdev is selected.
 fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String, Error> {
     let named = config.device.is_some() || config.master.is_some() || config.link_in_container;
     if !by_unit && !named && requested != Requested::RdmaOnly {
         return Err(Error::new(
             cni_wire::Code::InvalidConfig,
-            "nothing says which netdev is meant",
+            "no netdev is selected",
         )
         .with_details(format!(
             "annotate the NetworkAttachmentDefinition with {RESOURCE_NAME}, or name the netdev: \

@@ -185,7 +185,10 @@ impl Cluster {
         command.stdin(Stdio::null()).kill_on_drop(true);
         match tokio::time::timeout(self.timeout, command.output()).await {
             Ok(Ok(output)) => Ok(output),
-            Ok(Err(error)) => Err(format!("start {}: {error}", self.kubectl)),
+            Ok(Err(error)) => Err(format!(
+                "start {} (--kubectl names another program): {error}",
+                self.kubectl
+            )),
             Err(_) => Err(format!("no answer within {} s", self.timeout.as_secs())),
         }
     }

@@ -19,7 +19,7 @@ pub fn move_target(config: &Config) -> Result<Target, Error> {
     match &config.allocation {
         Some(_) => allocated(config),
         None => Err(
-            Error::new(Code::InvalidConfig, "nothing says which netdev to move").with_details(
+            Error::new(Code::InvalidConfig, "no netdev is selected to be moved").with_details(
                 "set device, hwaddr, kernelpath, pciBusID or rdmaDevice, or let Multus pass a \
                  deviceID (k8s.v1.cni.cncf.io/resourceName)",
             ),

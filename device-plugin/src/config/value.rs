@@ -206,7 +206,7 @@ pub(super) fn flaps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D
     match u32::deserialize(deserializer)? {
         flaps @ 2.. => Ok(flaps),
         flaps => Err(D::Error::custom(format!(
-            "flaps is {flaps}; one loss is no flapping, give 2 or more"
+            "flaps is {flaps}; one loss is not flapping, give 2 or more"
         ))),
     }
 }

@@ -333,7 +333,7 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
     for (plugin, wrong) in [
         (
             json!({"devices": "all", "ipam": {"type": "static"}}),
-            &["which netdev is meant", "static gives addresses to one"][..],
+            &["no netdev is selected", "static gives addresses to one"][..],
         ),
         (
             json!({"devices": "all", "names": "a-name-too-long{rail}"}),

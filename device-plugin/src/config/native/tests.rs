@@ -252,7 +252,7 @@ fn mistakes_are_reported_with_line_and_remedy() {
         (format!("rescanInterval: 1\n{}", shared(select)), "rescanInterval \"1\": write a number and"),
         (
             format!("health: {{ flaps: 1 }}\n{}", shared(select)),
-            "flaps is 1; one loss is no flapping",
+            "flaps is 1; one loss is not flapping",
         ),
         (format!("health: {{ upDelay: soon }}\n{}", shared(select)), "time \"soon\""),
     ];
