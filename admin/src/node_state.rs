@@ -230,7 +230,15 @@ impl NodeState {
             missing("the journal", self.attachments.as_ref().err()),
             missing("the leases", self.leases.as_ref().err()),
         ];
+        let attachments = self.attachments.iter().flatten().filter_map(|one| {
+            let pod = one.pod.as_deref().unwrap_or(&one.container);
+            Some(format!(
+                "{pod} when it was attached: {}",
+                one.warning.as_ref()?
+            ))
+        });
         (missing.into_iter().flatten())
+            .chain(attachments)
             .chain(self.notes.iter().cloned())
             .chain(self.misaligned.iter().map(Misaligned::sentence))
             .collect()

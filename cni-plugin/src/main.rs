@@ -13,7 +13,7 @@ static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 const ABOUT: &str = concat!(
     "CNI plugin rdma-netdev ",
     env!("CARGO_PKG_VERSION"),
-    "; it is called by a container runtime. People ask rdmactl."
+    " is called by a container runtime. People ask rdmactl."
 );
 
 fn main() -> ExitCode {

@@ -13,7 +13,7 @@ static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 const ABOUT: &str = concat!(
     "CNI IPAM plugin rdma-ipam ",
     env!("CARGO_PKG_VERSION"),
-    "; it is called by a CNI plugin. People ask rdmactl addresses."
+    " is called by a CNI plugin. People ask rdmactl addresses."
 );
 
 fn main() -> ExitCode {

@@ -20,6 +20,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_full_disk_leaves_the_old_program, Strace),
     case!(killed_anywhere_it_leaves_the_old_or_the_new, Strace),
     case!(two_at_once_take_turns),
+    case!(versions_of_installed_programs_are_read),
 ];
 
 const PROGRAMS: [&str; 2] = ["rdma-netdev", "rdma-ipam"];
@@ -292,4 +293,24 @@ fn two_at_once_take_turns() -> Result<()> {
         ensure!(run.wait()?.success());
     }
     node.is_done()
+}
+
+fn versions_of_installed_programs_are_read() -> Result<()> {
+    let node = Node::new()?;
+    let with_rdmactl = ["--with-rdmactl".to_owned()];
+    node.install(&with_rdmactl)?;
+    for name in ["rdma-netdev", "rdma-ipam", "rdmactl"] {
+        let path = node.bin().join(name);
+        let mut changed = fs::read(&path)?;
+        changed.push(0);
+        fs::remove_file(&path)?;
+        fs::write(&path, changed)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    }
+    let output = node.install(&with_rdmactl)?;
+    let said = String::from_utf8(output.stdout)?;
+    let version = env!("CARGO_PKG_VERSION");
+    let replaced = format!("replaced version {version}, now version {version}\n");
+    assert_eq!(said.matches(&replaced).count(), 3, "{said}");
+    Ok(())
 }
