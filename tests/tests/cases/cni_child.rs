@@ -405,7 +405,7 @@ fn without_a_master_it_is_the_way_out() -> Result<()> {
     let (code, message) = refused(&call, "ADD", &config)?;
     assert_eq!(code, 7);
     assert!(
-        message.contains("which netdev"),
+        message.contains("no netdev is selected"),
         "uplinks are not given: {message}"
     );
     host.policy(&json!({"allow": {"nonRdma": true, "uplinks": true}}))?;

@@ -418,7 +418,7 @@ fn nothing_to_move_is_refused() -> Result<()> {
         .call(&pod, "c1", "net1")
         .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"));
     for (keys, word) in [
-        (json!({"attach": "move"}), "which netdev"),
+        (json!({"attach": "move"}), "no netdev is selected"),
         (json!({"attach": "move", "device": "nic9"}), "nic9"),
         (
             json!({"attach": "move", "pciBusID": "0000:99:00.0"}),
