@@ -14,7 +14,6 @@ pub(crate) use alignment::{Misaligned, alignment};
 pub(crate) use holders::Holders;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -260,6 +259,8 @@ fn leave_out_slices(machine: &mut Machine) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
     use clap::Parser;
     use hca_trees::{Tree, machine};
 

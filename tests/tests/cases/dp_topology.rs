@@ -10,9 +10,7 @@ use e2e::harness::Case;
 use hca_trees::{Tree, machine};
 use tempfile::TempDir;
 
-pub(crate) const CASES: &[Case] = &[
-    case!(the_matrix_and_the_choice_are_printed),
-];
+pub(crate) const CASES: &[Case] = &[case!(the_matrix_and_the_choice_are_printed)];
 
 struct Host {
     directory: TempDir,
