@@ -61,7 +61,8 @@ impl Links {
         let mut down: Vec<Down> = Vec::new();
         for snapshot in snapshots {
             for member in snapshot.members() {
-                let own = |netdev: &&Netdev| member.netdevs.contains(&netdev.name);
+                let own =
+                    |netdev: &&Netdev| member.hca.netdev_names().any(|name| name == netdev.name);
                 for netdev in netdevs.iter().filter(own) {
                     if netdev.up {
                         self.done.insert(netdev.ifindex);
@@ -73,7 +74,7 @@ impl Links {
                             resource: snapshot.resource().clone(),
                             name: netdev.name.clone(),
                             ifindex: netdev.ifindex,
-                            id: member.id.clone(),
+                            id: member.hca.id.clone(),
                         });
                     }
                 }

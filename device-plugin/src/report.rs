@@ -105,6 +105,10 @@ pub(crate) struct Pool {
     pub allocations: Arc<AllocationCounts>,
 }
 
+fn owned<'n>(names: impl IntoIterator<Item = &'n str>) -> Vec<String> {
+    names.into_iter().map(str::to_owned).collect()
+}
+
 impl Report {
     /// Before anything was scanned.
     pub(crate) fn new(
@@ -238,10 +242,10 @@ impl Report {
             .unwrap_or_default();
         let members = pool.snapshot.iter().flat_map(|snapshot| snapshot.members());
         let hca = |member: &Member| HcaStatus {
-            id: member.id.to_string(),
-            rdma_devices: member.rdma_devices.clone(),
-            netdevs: member.netdevs.clone(),
-            numa_node: member.numa_node,
+            id: member.hca.id.to_string(),
+            rdma_devices: owned(member.hca.rdma_names()),
+            netdevs: owned(member.hca.netdev_names()),
+            numa_node: member.hca.numa_node(),
             nodes: member.nodes.iter().map(|node| node.path.clone()).collect(),
             healthy: member.health == Health::Healthy,
             reason: match &member.health {

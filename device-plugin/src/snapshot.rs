@@ -5,12 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use hca::topology::Machine;
-use hca::topology::distance::{Distance, Place, distance};
+use hca::topology::distance::{Distance, distance};
 use hca::unit::{HcaId, PoolTag, UnitId};
 use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
 
+use crate::candidate::Candidate;
 use crate::config::{
     Delivery, Late, NodeClass, NodeRule, Policy, PoolConfig, ResourceName, Sharing, Variables,
 };
@@ -96,24 +97,27 @@ pub enum Shape {
 /// One HCA in a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Identity.
-    pub id: HcaId,
-    /// Names of its RDMA devices.
-    pub rdma_devices: Vec<String>,
-    /// Names of its netdevs on the host.
-    pub netdevs: Vec<String>,
+    /// The HCA, as it was seen last.
+    pub hca: Arc<Candidate>,
     /// Nodes that a container gets with it, in a fixed order.
     pub nodes: Vec<DeviceNode>,
-    /// NUMA node.
-    pub numa_node: Option<u32>,
-    /// Its place among PCI functions; `None` for what is not on PCI.
-    pub place: Option<Place>,
-    /// PCI address of the physical function that owns it, when that is another one.
-    pub pf_address: Option<String>,
     /// Units it is good for in a pool of slots.
     pub slots: u32,
     /// Whether it can be used.
     pub health: Health,
+}
+
+#[cfg(test)]
+impl Member {
+    /// A healthy member without nodes.
+    pub(crate) fn example(hca: Candidate) -> Self {
+        Self {
+            hca: Arc::new(hca),
+            nodes: Vec::new(),
+            slots: 1,
+            health: Health::Healthy,
+        }
+    }
 }
 
 /// A character device of the host.
@@ -260,11 +264,8 @@ impl Snapshot {
 
     /// How far two members are from each other in the machine.
     pub fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
-        Some(distance(
-            a.place.as_ref()?,
-            b.place.as_ref()?,
-            &self.machine.numa,
-        ))
+        let (a, b) = (a.hca.place()?, b.hca.place()?);
+        Some(distance(&a, &b, &self.machine.numa))
     }
 
     /// The resource.
@@ -330,7 +331,7 @@ impl Snapshot {
 
     /// The unit of this identity; `None` if the resource has none such.
     pub fn unit(&self, id: &str) -> Option<Unit<'_>> {
-        let member = |hca: &HcaId| self.members.iter().find(|member| member.id == *hca);
+        let member = |hca: &HcaId| self.members.iter().find(|member| member.hca.id == *hca);
         match (self.shape, id.parse::<UnitId>().ok()?) {
             (Shape::Pooled { units }, UnitId::Pool { pool, slot }) => {
                 (pool == self.tag && slot < units && !self.members.is_empty()).then_some(Unit::Pool)
@@ -369,7 +370,7 @@ impl Snapshot {
                         Health::Unhealthy(UnhealthyReason::Gone | UnhealthyReason::Excluded)
                     )
                 });
-                present.map(|member| member.id.clone()).collect()
+                present.map(|member| member.hca.id.clone()).collect()
             }
             _ => Vec::new(),
         }
@@ -407,7 +408,14 @@ impl Snapshot {
         let listed = |snapshot: &Self| {
             let members = snapshot.members.iter();
             members
-                .map(|m| (m.id.clone(), m.slots, m.health.is_healthy(), m.numa_node))
+                .map(|m| {
+                    (
+                        m.hca.id.clone(),
+                        m.slots,
+                        m.health.is_healthy(),
+                        m.hca.numa_node(),
+                    )
+                })
                 .collect::<Vec<_>>()
         };
         if self.shape != other.shape || self.terms.topology != other.terms.topology {
@@ -449,7 +457,7 @@ impl Snapshot {
             Shape::Pooled { .. } => {}
             Shape::Slots { .. } => {
                 for member in &self.members {
-                    let prefix = format!("{}_{}_", member.id, self.tag);
+                    let prefix = format!("{}_{}_", member.hca.id, self.tag);
                     devices.extend((0..member.slots).map(|slot| {
                         let id = format!("{prefix}{slot}");
                         device(id, member.health.is_healthy(), self.numa(member))
@@ -459,7 +467,7 @@ impl Snapshot {
             Shape::Exclusive { .. } => {
                 devices.extend(self.members.iter().map(|member| {
                     device(
-                        member.id.to_string(),
+                        member.hca.id.to_string(),
                         member.health.is_healthy(),
                         self.numa(member),
                     )
@@ -484,7 +492,7 @@ impl Snapshot {
     }
 
     fn numa(&self, member: &Member) -> Option<u32> {
-        member.numa_node.filter(|_| self.terms.topology)
+        member.hca.numa_node().filter(|_| self.terms.topology)
     }
 }
 
@@ -523,18 +531,13 @@ fn device(id: String, healthy: bool, numa_node: Option<u32>) -> Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::candidate::example::named;
 
     fn snapshot(shape: Shape, members: &[(&str, Health)]) -> Snapshot {
         let members = members.iter().map(|(id, health)| Member {
-            id: id.parse().unwrap(),
-            rdma_devices: Vec::new(),
-            netdevs: Vec::new(),
-            nodes: Vec::new(),
-            numa_node: None,
-            place: None,
-            pf_address: None,
             slots: 2,
             health: health.clone(),
+            ..Member::example(named(id, &[]))
         });
         let terms = Terms {
             resource: ResourceName::parse("rdma/a").unwrap(),

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
-
 /// A 64-bit InfiniBand GUID (EUI-64).
 ///
 /// Displayed as sysfs prints it: `5054:00ff:fe00:0001`.
@@ -65,11 +63,7 @@ impl FromStr for Guid {
     }
 }
 
-impl Serialize for Guid {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+crate::json::by_text!(Guid, MacAddress);
 
 /// A netdev's link-layer address: 6 bytes on Ethernet, 20 on IPoIB, none on some virtual links.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,12 +126,6 @@ impl FromStr for MacAddress {
             bytes.push(u8::from_str_radix(byte, 16).map_err(|_| error())?);
         }
         Ok(Self(bytes))
-    }
-}
-
-impl Serialize for MacAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
 use crate::address::ParseError;
 use crate::host::{self, Host, Result};
@@ -76,38 +76,29 @@ fn parse_address(text: &str) -> Option<PciAddress> {
     })
 }
 
-impl Serialize for PciAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for PciAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
-    }
-}
+json::by_text!(PciAddress);
 
 /// One PCI function as the kernel sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PciFunction {
     /// Its address.
     pub address: PciAddress,
     /// Vendor ID, for instance `0x15b3`.
-    #[serde(serialize_with = "json::hex16")]
+    #[serde(serialize_with = "json::hex16", deserialize_with = "json::hex")]
     pub vendor: u16,
     /// Device ID, for instance `0x1021`.
-    #[serde(serialize_with = "json::hex16")]
+    #[serde(serialize_with = "json::hex16", deserialize_with = "json::hex")]
     pub device: u16,
     /// Subsystem vendor and device IDs, where the function has them.
-    #[serde(serialize_with = "json::subsystem")]
+    #[serde(
+        serialize_with = "json::subsystem",
+        deserialize_with = "json::read_subsystem"
+    )]
     pub subsystem: Option<(u16, u16)>,
     /// Class code: base class, sub-class, programming interface (24 bits; `0x020000` Ethernet,
     /// `0x020700` InfiniBand).
-    #[serde(serialize_with = "json::hex24")]
+    #[serde(serialize_with = "json::hex24", deserialize_with = "json::hex")]
     pub class: u32,
     /// The bound driver, such as `mlx5_core` or `vfio-pci`; `None` if unbound.
     pub driver: Option<String>,
@@ -145,7 +136,7 @@ impl PciFunction {
 }
 
 /// A function's part in SR-IOV.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "camelCase")]
 pub enum Sriov {
     /// Neither a VF nor able to have any.
@@ -155,7 +146,10 @@ pub enum Sriov {
         /// VFs the hardware allows.
         total: u32,
         /// VFs in being now, by VF index. Shorter than the index range if a VF was detached.
-        #[serde(serialize_with = "json::functions")]
+        #[serde(
+            serialize_with = "json::functions",
+            deserialize_with = "json::read_functions"
+        )]
         functions: Vec<(u32, PciAddress)>,
     },
     /// A virtual function.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::address::Guid;
 use crate::association::{self, Claim};
@@ -14,7 +14,7 @@ use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
 
 /// One RDMA device with everything that hangs on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RdmaDevice {
     /// Name, such as `mlx5_0`. Unique on the host whatever the network namespace; may be changed
@@ -48,7 +48,8 @@ pub struct RdmaDevice {
     pub soft_parent: Option<String>,
     /// Ports, in order of number.
     pub ports: Vec<Port>,
-    /// Character devices.
+    /// Character devices. Not read back: their numbers are those of one moment.
+    #[serde(skip_deserializing)]
     pub char_devices: CharDevices,
 }
 
@@ -89,7 +90,7 @@ impl RdmaDevice {
 const SOFT_ROCE: &str = "rdma_rxe";
 
 /// Kind of node (sysfs `node_type`; `include/uapi/rdma/rdma_netlink.h`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NodeType {
     /// Channel adapter: InfiniBand or RoCE.
@@ -103,6 +104,7 @@ pub enum NodeType {
     /// Cisco usNIC.
     Usnic,
     /// Other, such as EFA.
+    #[default]
     Unspecified,
 }
 

@@ -21,7 +21,6 @@ use std::hash::Hasher as _;
 use std::str::FromStr;
 
 use fnv::FnvHasher;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::address::Guid;
 use crate::inventory::{Elsewhere, Unreadable};
@@ -341,32 +340,7 @@ fn canonical_number(digits: &str) -> Option<u32> {
     (value.to_string() == digits).then_some(value)
 }
 
-impl Serialize for HcaId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for HcaId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
-
-impl Serialize for UnitId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for UnitId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
-    }
-}
+crate::json::by_text!(HcaId, UnitId);
 
 #[cfg(test)]
 mod tests {

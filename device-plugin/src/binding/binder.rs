@@ -8,10 +8,10 @@
 //!    └─ unbind, a new sandbox, or evidence that it is over ◀──────┴────┘
 //! ```
 //!
-//! Questions are served one at a time. Two daemons at once, as in a rolling update, are kept apart by
-//! the files of [`super::store`], which only one process can create. A daemon that is killed leaves
-//! some of a pod's bindings; the same question again keeps them and adds the rest. What a client
-//! gave up on is done all the same, and freed as any other binding.
+//! Questions are served one at a time: those of one daemon by its gate, those of two daemons at once,
+//! as in a rolling update, by a lock of the kernel. A daemon that is killed leaves some of a pod's
+//! bindings; the same question again keeps them and adds the rest. What a client gave up on is done
+//! all the same, and freed as any other binding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,12 +30,13 @@ use crate::node_socket::pods::Pods;
 use crate::reader::{Reader, Readers};
 use crate::report::Report;
 use attachment::cdi_file::CdiDirectory;
+use attachment::journal::Lock;
 use hca::HcaId;
 use hca::topology::Machine;
 use node_wire::{
     BindQuestion, Bound, BoundSlot, Failure, FailureKind, Pod, PodUnits, UnbindQuestion, Unbound,
 };
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// How long an answer waits for the GPUs, whose drivers are asked.
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,7 +52,7 @@ pub(crate) struct Binder {
     pub(super) requests: Requests,
     pub(super) triggers: Triggers,
     /// Held while a question is served.
-    pub(super) gate: Mutex<()>,
+    gate: Mutex<()>,
     /// Bindings, the journal, CDI files and device nodes.
     files: Reader,
     gpus: Reader<Result<Arc<Gpus>, String>>,
@@ -90,13 +91,25 @@ impl Binder {
         self.reports.borrow().clone()
     }
 
+    /// Waits until this question alone is served on this node: no binding changes between its reading
+    /// and its writing.
+    ///
+    /// # Errors
+    /// Another daemon serves one for too long.
+    pub(super) async fn turn(&self) -> Result<(MutexGuard<'_, ()>, Lock), Failure> {
+        let gate = self.gate.lock().await;
+        let store = self.places.store();
+        let lock = self.blocking(move || store.lock()).await?;
+        Ok((gate, lock.map_err(unavailable)?))
+    }
+
     /// Binds all slots of a pod to a sandbox. The same question again has the same answer.
     ///
     /// # Errors
     /// The unit is not the pod's, or there are no HCAs as they must be; nothing is bound then that
     /// was not before.
     pub(crate) async fn bind(&self, question: BindQuestion) -> Result<Bound, Failure> {
-        let _one_at_a_time = self.gate.lock().await;
+        let _turn = self.turn().await?;
         let BindQuestion { pod, sandbox, unit } = question;
         let units = self.pods.units(&pod).await?;
         let needed = std::slice::from_ref(&unit);
@@ -260,7 +273,7 @@ impl Binder {
     /// # Errors
     /// Journal or bindings cannot be read.
     pub(crate) async fn unbind(&self, question: UnbindQuestion) -> Result<Unbound, Failure> {
-        let _one_at_a_time = self.gate.lock().await;
+        let _turn = self.turn().await?;
         let places = self.places.clone();
         let freed = self.blocking(move || {
             let bindings = places.store().read().map_err(unavailable)?;
@@ -305,7 +318,7 @@ impl Binder {
     /// # Errors
     /// Why the container must not start.
     pub(crate) async fn start(&self, resource: &str, ids: &[String]) -> Result<(), Failure> {
-        let _one_at_a_time = self.gate.lock().await;
+        let _turn = self.turn().await?;
         let pod = self.pods.holder(resource, ids).await?;
         let places = self.places.clone();
         let bindings = self.blocking(move || places.store().read()).await?;
@@ -376,7 +389,9 @@ impl Binder {
     /// Frees bindings that are over, if they are still as they were when that was found out. Returns
     /// those that were freed.
     pub(crate) async fn free_all(&self, over: Vec<Binding>) -> Vec<Binding> {
-        let _one_at_a_time = self.gate.lock().await;
+        let Ok(_turn) = self.turn().await else {
+            return Vec::new();
+        };
         let places = self.places.clone();
         let freed = self.blocking(move || {
             let Ok(bindings) = places.store().read() else {

@@ -37,7 +37,7 @@ impl Binder {
     /// # Errors
     /// A slot is not bound to this sandbox, or its HCA cannot be given.
     pub(crate) async fn commit(&self, question: CommitQuestion) -> Result<Committed, Failure> {
-        let _one_at_a_time = self.gate.lock().await;
+        let _turn = self.turn().await?;
         let CommitQuestion {
             pod,
             sandbox,
@@ -123,13 +123,13 @@ fn current(host: &Host, of_sandbox: &[Binding], report: &Report) -> Current {
     let members = of_sandbox.iter().filter_map(|binding| {
         let (snapshot, _) = late_pool(&binding.resource, report)?;
         let mut members = snapshot.members().iter();
-        let known = members.find(|member| member.id.to_string() == binding.hca)?;
-        let read = HcaDevices::read(host, &known.id, &known.rdma_devices);
+        let known = members.find(|member| member.hca.id.to_string() == binding.hca)?;
+        let read = HcaDevices::read(host, &known.hca);
         let member = match read {
             Ok(devices) => with_devices(known, &devices, &snapshot.terms().nodes),
             Err(error) => Err(error.to_string()),
         };
-        Some((known.id.clone(), member))
+        Some((known.hca.id.clone(), member))
     });
     members.collect()
 }
@@ -138,11 +138,11 @@ fn current(host: &Host, of_sandbox: &[Binding], report: &Report) -> Current {
 fn with_devices(known: &Member, devices: &HcaDevices, rule: &NodeRule) -> Result<Member, String> {
     let (nodes, lacking) = devices.nodes(rule);
     let names: Vec<&str> = devices.rdma_devices().collect();
-    if lacking.is_none() && names != known.rdma_devices {
+    if lacking.is_none() && names != known.hca.rdma_names() {
         return Err(format!(
             "its RDMA devices are [{}] by now, and the last scan found [{}]",
             names.join(", "),
-            known.rdma_devices.join(", ")
+            known.hca.rdma_names().join(", ")
         ));
     }
     let health = match (lacking, &known.health) {

@@ -148,13 +148,13 @@ pub(super) fn choose<'b>(
         nic.is_some_and(|nic| nic.elsewhere)
     };
     let is_usable = |member: &&Member| {
-        let hca = &member.id;
+        let hca = &member.hca.id;
         member.health.is_healthy() && !bindings.has(hca) && !taken.contains(hca) && !elsewhere(hca)
     };
     let members = asked.snapshot.members().iter();
     let usable: Vec<HcaId> = members
         .filter(is_usable)
-        .map(|one| one.id.clone())
+        .map(|one| one.hca.id.clone())
         .collect();
     let mut kept_hcas = BTreeMap::new();
     for slot in slots_of(asked) {

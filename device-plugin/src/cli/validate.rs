@@ -178,8 +178,8 @@ fn members(pool: &PoolConfig, here: &Pools) -> Vec<String> {
     let mut snapshot = snapshot.filter(|snapshot| *snapshot.resource() == pool.resource);
     let members = snapshot.next().map(|snapshot| snapshot.members());
     let named = members.unwrap_or_default().iter().map(|member| {
-        let names = member.rdma_devices.join(" ");
-        format!("{names} ({})", member.id)
+        let names = member.hca.rdma_names().join(" ");
+        format!("{names} ({})", member.hca.id)
     });
     named.collect()
 }

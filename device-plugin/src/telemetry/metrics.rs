@@ -191,8 +191,8 @@ fn of_hcas(report: &Report) -> Vec<Family> {
             let labels = || {
                 vec![
                     ("resource", pool.resource.to_string()),
-                    ("hca", member.id.to_string()),
-                    ("rdma_device", member.rdma_devices.join(",")),
+                    ("hca", member.hca.id.to_string()),
+                    ("rdma_device", member.hca.rdma_names().join(",")),
                 ]
             };
             healthy.push((labels(), if member.health.is_healthy() { 1.0 } else { 0.0 }));

@@ -227,7 +227,12 @@ impl Daemon {
             .snapshots()
             .iter()
             .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. } | Shape::Late))
-            .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
+            .flat_map(|snapshot| {
+                snapshot
+                    .members()
+                    .iter()
+                    .map(|member| member.hca.id.clone())
+            })
             .collect();
         let good = self.kept.path().zip(self.keep.as_deref());
         let known = self.pool_states.memory().text();
