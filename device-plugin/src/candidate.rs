@@ -210,16 +210,9 @@ pub mod example {
             address: address.parse().unwrap(),
             vendor: 0x15b3,
             device: 0x101e,
-            subsystem: Some((0x15b3, 0x0041)),
-            class: 0x02_0000,
             driver: Some("mlx5_core".into()),
             numa_node,
-            local_cpus: None,
-            iommu_group: None,
-            acpi_index: None,
-            sriov: Sriov::None,
-            root: None,
-            chain: Vec::new(),
+            ..PciFunction::default()
         }
     }
 

@@ -11,7 +11,7 @@ use hca::chardev::{self, CharDevice, CharDevices, Node};
 
 use crate::candidate::Candidate;
 use crate::config::{NodeClass, NodeRule};
-use crate::host_snapshot::HostSnapshot;
+use crate::host_snapshot::{HostSnapshot, obstacle};
 use crate::snapshot::DeviceNode;
 
 /// The character devices of one HCA at one moment.
@@ -127,19 +127,6 @@ impl HcaDevices {
             }
         }
         devices
-    }
-}
-
-/// What stands in the way of handing a node to a container, if anything does.
-pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> Option<String> {
-    let name = device.dev_name();
-    match states.get(&name) {
-        Some(Node::Ready) => None,
-        Some(Node::Stale { found }) => Some(format!(
-            "node /dev/{name} is device {found}, the kernel says {}; udev has not followed yet",
-            device.number
-        )),
-        Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
     }
 }
 

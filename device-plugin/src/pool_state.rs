@@ -17,8 +17,8 @@ use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
 use crate::pool::{self, Excluded, Reason};
-use crate::slots::{self, Slot};
-use crate::snapshot::{Health, Shape, Snapshot, UnhealthyReason};
+use crate::slots;
+use crate::snapshot::{Health, Shape, Slot, Snapshot, UnhealthyReason};
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]

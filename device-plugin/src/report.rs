@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hca::NetnsMode;
+use node_server::socket::{self, NodeSocket};
 use node_wire::status::{
     ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, PoolStatus, SocketStatus, UnitCounts,
 };
@@ -17,9 +18,8 @@ use crate::binding::store::{Binding, Bindings};
 use crate::config::{Format, ResourceName, TopologyConfig};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
-use crate::kubelet::service::AllocationCounts;
-use crate::kubelet::session::{NO_STREAM, State};
-use crate::node_socket::{self, NodeSocket};
+use crate::kubelet::service::{AllocationCounts, State};
+use crate::kubelet::session::NO_STREAM;
 use crate::pool_state::Transitions;
 use crate::reader::{Late, Readers};
 use crate::reclaim;
@@ -202,7 +202,7 @@ impl Report {
 
     fn node_socket_error(&self) -> Option<String> {
         match &*self.node_socket.state.borrow() {
-            node_socket::State::Failed(error) => Some(error.clone()),
+            socket::State::Failed(error) => Some(error.clone()),
             _ => None,
         }
     }

@@ -11,20 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::HcaId;
 
-use crate::snapshot::{Health, Member};
-
-/// A unit of a pool with late binding.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slot {
-    /// Its number, from 0.
-    pub number: u32,
-    /// The NUMA node that the daemon reports to the kubelet.
-    pub numa_node: Option<u32>,
-    /// Whether the kubelet may allocate it.
-    pub health: Health,
-    /// The HCA that it is bound to.
-    pub bound: Option<HcaId>,
-}
+use crate::snapshot::{Member, Slot};
 
 /// The slots of a pool with these members. `bound` are its bindings, the newest last where a slot
 /// has two; `held` are slots that pods hold; `before` are the slots as they were.
@@ -98,7 +85,7 @@ mod tests {
     use super::*;
     use crate::candidate::Candidate;
     use crate::candidate::example::{function, named};
-    use crate::snapshot::UnhealthyReason;
+    use crate::snapshot::{Health, UnhealthyReason};
 
     fn member(index: usize, numa_node: Option<u32>, healthy: bool) -> Member {
         let address = format!("0000:{index:02x}:00.0");

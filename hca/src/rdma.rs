@@ -9,9 +9,10 @@ use crate::association::{self, Claim};
 use crate::chardev::{self, CharDevices};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
-use crate::parent::{self, Parent};
+use crate::parent::Parent;
 use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
+use crate::unit;
 
 /// One RDMA device with everything that hangs on it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +61,12 @@ impl RdmaDevice {
         self.ports.iter().find(|port| port.number == number)
     }
 
+    /// True if messages of a port go by RoCE: an Ethernet port that is not iWARP.
+    #[must_use]
+    pub fn is_roce(&self, port: &Port) -> bool {
+        port.link_layer == LinkLayer::Ethernet && self.node_type == NodeType::ChannelAdapter
+    }
+
     /// Netdevs of its ports.
     pub fn netdevs(&self) -> impl Iterator<Item = &str> {
         self.ports.iter().filter_map(|port| port.netdev.as_deref())
@@ -76,7 +83,7 @@ impl RdmaDevice {
     pub fn subfunction_name(&self) -> Option<&str> {
         self.auxiliary
             .as_deref()
-            .filter(|name| parent::is_subfunction(name))
+            .filter(|name| unit::is_subfunction(name))
     }
 
     /// NUMA node of its PCI function.
@@ -155,7 +162,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
             None => None,
         },
         subfunction: match &parent {
-            Some(p) if auxiliary.as_deref().is_some_and(parent::is_subfunction) => {
+            Some(p) if auxiliary.as_deref().is_some_and(unit::is_subfunction) => {
                 host::parsed(&p.directory, "sfnum")?
             }
             _ => None,

@@ -11,14 +11,14 @@ use attachment::cdi_file::CdiDirectory;
 use hca::{HcaId, Host};
 use node_wire::{CommitQuestion, Committed, Failure, FailureKind, Pod};
 
-use super::binder::{Binder, failure, unavailable};
-use super::places::Places;
+use super::binder::{Binder, unavailable};
 use super::pod_slots::late_pool;
 use super::slot_specification;
 use super::store::{Binding, Stage};
 use crate::config::NodeRule;
 use crate::device_nodes::HcaDevices;
 use crate::events::Trigger;
+use crate::node_paths::NodePaths;
 use crate::report::Report;
 use crate::snapshot::{Health, Member, UnhealthyReason};
 
@@ -54,8 +54,8 @@ impl Binder {
         units: &[String],
         stage: Stage,
     ) -> Result<Committed, Failure> {
-        let places = self.places.clone();
-        let bindings = self.blocking(move || places.store().read()).await?;
+        let paths = self.paths.clone();
+        let bindings = self.blocking(move || paths.store().read()).await?;
         let bindings = bindings.map_err(unavailable)?;
         let of_sandbox: Vec<Binding> = bindings
             .all
@@ -64,7 +64,7 @@ impl Binder {
             .collect();
         for unit in units {
             if !of_sandbox.iter().any(|one| one.unit == *unit) {
-                return Err(failure(
+                return Err(Failure::new(
                     FailureKind::NotBound,
                     format!(
                         "{unit} is not bound for pod {pod} and sandbox {}: its binding was freed, or \
@@ -80,7 +80,7 @@ impl Binder {
                 let why = refused.message;
                 tracing::debug!(%pod, why, "the host is scanned before slots are refused");
                 self.requests.scan().await.map_err(|status| {
-                    failure(
+                    Failure::new(
                         FailureKind::CannotBind,
                         format!("scan the host after the move: {}", status.message()),
                     )
@@ -89,8 +89,8 @@ impl Binder {
             }
         };
         let has_news = files.iter().any(|file| !of_sandbox.contains(&file.binding));
-        let places = self.places.clone();
-        let written = self.blocking(move || write_all(&places, files)).await?;
+        let paths = self.paths.clone();
+        let written = self.blocking(move || write_all(&paths, files)).await?;
         if has_news {
             self.triggers.send(Trigger::Binding);
         }
@@ -105,7 +105,7 @@ impl Binder {
         stage: Stage,
     ) -> Result<Vec<SlotFile>, Failure> {
         let report = self.report();
-        let (host, bindings) = (self.places.host.clone(), of_sandbox.to_vec());
+        let (host, bindings) = (self.paths.host.clone(), of_sandbox.to_vec());
         let known = report.clone();
         let current = self
             .blocking(move || current(&host, &bindings, &known))
@@ -174,7 +174,7 @@ fn file_of(
         return Ok(None);
     };
     let cannot = |why: String| {
-        failure(
+        Failure::new(
             FailureKind::CannotBind,
             format!("give {} to a container as {unit}: {why}", binding.hca),
         )
@@ -219,9 +219,9 @@ fn file_of(
 
 /// Writes files and notes that they are there. The note comes first: a file without its note would
 /// outlive evidence that is looked for by it.
-fn write_all(places: &Places, files: Vec<SlotFile>) -> Result<Vec<String>, Failure> {
-    let store = places.store();
-    let directory = CdiDirectory::create(&places.cdi_dir).map_err(unavailable)?;
+fn write_all(paths: &NodePaths, files: Vec<SlotFile>) -> Result<Vec<String>, Failure> {
+    let store = paths.store();
+    let directory = CdiDirectory::create(&paths.cdi_dir).map_err(unavailable)?;
     let mut names = Vec::new();
     for SlotFile { binding, text } in files {
         store.replace(&binding).map_err(unavailable)?;

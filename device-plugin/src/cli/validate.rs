@@ -7,6 +7,7 @@ use anyhow::bail;
 use node::document::versioned;
 use serde_json::{Value, json};
 
+use super::flags::{Defaults, config_file};
 use crate::candidate::gather;
 use crate::config::{self, Config, PoolConfig, Sharing};
 use crate::host_snapshot::HostSnapshot;
@@ -30,7 +31,7 @@ pub(super) struct Validate {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    defaults: super::Defaults,
+    defaults: Defaults,
 }
 
 impl Validate {
@@ -39,7 +40,7 @@ impl Validate {
     /// # Errors
     /// Everything that is wrong with the file.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
+        let path = config_file(self.file.clone().or(self.config_file.clone()))?;
         let place = path.display().to_string();
         let checked = check(&place, &config::text(&path)?, &self.defaults.read(), None);
         match self.json {

@@ -330,7 +330,7 @@ fn wrap(note: &str, width: u32) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::holders::Holders;
+    use crate::topology::holders::example::holders;
     use hca::topology::{Machine, Request, Wanted, choose};
     use hca_trees::{Tree, machine};
     use proptest::prelude::*;
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn pods_and_chosen_pairs_are_drawn() {
         let mut view = view(machine::a4);
-        view.holders = Holders::collect([("ns/pod-0".to_owned(), "0000:91:00.0".to_owned())]);
+        view.holders = holders(&[], &[("ns/pod-0", "0000:91:00.0")]);
         let request = Request {
             gpus: [0, 7].into(),
             count: 2,
