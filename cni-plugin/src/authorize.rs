@@ -344,11 +344,11 @@ fn belongs(
         return Ok(());
     }
     let what = match hcas.is_empty() {
-        true => format!("no unit can stand for {}, which is no HCA", subject.name),
+        true => format!("{} is not an RDMA device, so it cannot be allocated", subject.name),
         false => format!("the kubelet did not allocate {} to it", list(hcas)),
     };
     let has = match allocated.hcas.is_empty() {
-        true => "it has no HCA as a whole".to_owned(),
+        true => "the pod has no exclusive HCA".to_owned(),
         false => format!("it has {}", list(&allocated.hcas)),
     };
     subject.denied(

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use hca::port::LinkLayer;
-use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PcieLink, Place};
+use hca::topology::{Choice, Class, Lanes, Nic, PcieLink, Place};
 use node::table::table;
 
 use super::view::View;
@@ -203,7 +203,7 @@ pub(super) fn rate(nic: &Nic) -> String {
 
 /// What the link runs at, and what it could where that is more. An idle GPU slows its link down
 /// to save power, so of a GPU the possible is shown.
-pub(super) fn link(link: PcieLink) -> String {
+fn link(link: PcieLink) -> String {
     let narrower = |current: Lanes, most: Lanes| current.width < most.width;
     match (link.current, link.most) {
         (Some(current), Some(most)) if narrower(current, most) => format!("{current} of {most}"),
@@ -211,11 +211,6 @@ pub(super) fn link(link: PcieLink) -> String {
         (Some(current), None) => current.to_string(),
         (None, None) => "-".to_owned(),
     }
-}
-
-/// What people call a GPU in a list.
-pub(super) fn gpu_name(gpu: &Gpu) -> String {
-    format!("GPU {}", gpu.ordinal)
 }
 
 #[cfg(test)]

@@ -397,8 +397,8 @@ pub(crate) async fn keep_asking(
             Err(error) if !failing => {
                 tracing::info!(
                     socket = %pods.socket().display(), error,
-                    "which pods hold what is not known; mount the kubelet's pod-resources directory \
-                     and name its parent with --kubelet-root-dir"
+                    "cannot read pod allocations; mount the kubelet's pod-resources directory and name \
+                     its parent with --kubelet-root-dir"
                 );
                 failing = true;
             }

@@ -186,8 +186,8 @@ impl Daemon {
         if let Some(error) = &error {
             tracing::error!(
                 error,
-                "THE CONFIGURATION IS REFUSED; the last good one, which is kept on this node, is in \
-                 force until the file is mended"
+                "configuration rejected, still running on the last good one; fix the file, no \
+                 restart is needed"
             );
         }
         let configuration = Configuration {
