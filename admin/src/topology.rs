@@ -11,7 +11,7 @@ mod matrix;
 mod view;
 
 pub(crate) use alignment::{Misaligned, alignment};
-pub(crate) use holders::Holders;
+pub(crate) use holders::{Held, Holders};
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use std::str::FromStr;
 use anyhow::{Context, anyhow, bail};
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
-use rdma_device_plugin::{nccl, scan::SCAN};
+use rdma_device_plugin::{Gpus, nccl, scan::SCAN};
 use serde_json::Value;
 
 use crate::global::{Global, within_limit};
@@ -155,7 +155,11 @@ impl Topology {
         match self.sources.kubelet() {
             Ok(devices) => held.extend(devices.held.into_iter().flat_map(|held| {
                 let pod = format!("{}/{}", held.namespace, held.pod);
-                held.ids.into_iter().map(move |id| (pod.clone(), id))
+                held.ids.into_iter().map(move |id| Held {
+                    pod: pod.clone(),
+                    resource: held.resource.clone(),
+                    id,
+                })
             })),
             // A node need not have a kubelet to have a topology.
             Err(kubelet_api::client::Error::NoSocket(_)) => {}
@@ -163,17 +167,22 @@ impl Topology {
                 .remarks
                 .push(format!("which pod has what is not known: {error}")),
         }
-        view.holders = Holders::collect(held);
+        let gpus = Gpus::on(host, view.machine.gpus.clone());
+        view.holders = Holders::collect(&gpus, held);
         Ok(view)
     }
 
     /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
-    fn bound(&self, remarks: &mut Vec<String>) -> Vec<(String, String)> {
+    fn bound(&self, remarks: &mut Vec<String>) -> Vec<Held> {
         match self.sources.daemon() {
             Ok(daemon) => {
                 let bindings = daemon.bindings.into_iter();
                 bindings
-                    .map(|one| (format!("{}/{}", one.pod.namespace, one.pod.name), one.hca))
+                    .map(|one| Held {
+                        pod: format!("{}/{}", one.pod.namespace, one.pod.name),
+                        resource: one.resource,
+                        id: one.hca,
+                    })
                     .collect()
             }
             // A node need not have a daemon to have a topology.

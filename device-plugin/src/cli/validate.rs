@@ -7,6 +7,7 @@ use anyhow::bail;
 use node::document::versioned;
 use serde_json::{Value, json};
 
+use super::flags::{Defaults, config_file};
 use crate::candidate::Candidate;
 use crate::config::{self, Config, PoolConfig, Sharing};
 use crate::host_snapshot::HostSnapshot;
@@ -30,7 +31,7 @@ pub(super) struct Validate {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    defaults: super::Defaults,
+    defaults: Defaults,
 }
 
 impl Validate {
@@ -39,7 +40,7 @@ impl Validate {
     /// # Errors
     /// Everything that is wrong with the file.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
+        let path = config_file(self.file.clone().or(self.config_file.clone()))?;
         let place = path.display().to_string();
         let checked = check(&place, &config::text(&path)?, &self.defaults.read(), None);
         match self.json {
@@ -175,8 +176,8 @@ fn members(pool: &PoolConfig, here: &Pools) -> Vec<String> {
     let mut snapshot = snapshot.filter(|snapshot| *snapshot.resource() == pool.resource);
     let members = snapshot.next().map(|snapshot| snapshot.members());
     let named = members.unwrap_or_default().iter().map(|member| {
-        let names = member.rdma_devices.join(" ");
-        format!("{names} ({})", member.id)
+        let names = member.hca.rdma_names().join(" ");
+        format!("{names} ({})", member.hca.id)
     });
     named.collect()
 }
