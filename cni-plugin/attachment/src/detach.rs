@@ -7,6 +7,7 @@
 //! the kernel's word.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     time::{Duration, Instant},
 };
@@ -205,7 +206,7 @@ fn find_living(node: &Node, record: &Record) -> Result<Option<Namespace>, Error>
     else {
         return Ok(None);
     };
-    for other in Namespace::of_threads(&node.roots.proc) {
+    for other in Namespace::of_threads(&node.roots.proc, BTreeSet::new()) {
         let id = other.id();
         // Another one has the number of one that ended.
         if (id.device, id.inode) == (record.netns.device, record.netns.inode)

@@ -296,7 +296,7 @@ impl Add<'_> {
         laid_out: &[InterfaceConfig],
     ) -> Result<bool, Error> {
         let is_led = laid_out.iter().any(|earlier| earlier.has_default(family));
-        let main = route::list_table(self.inside, family, replay::MAIN)?;
+        let main = route::list_table(self.inside, family, replay::MAIN, |length| length == 0)?;
         Ok(is_led || main.iter().any(replay::is_default))
     }
 
