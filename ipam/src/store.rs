@@ -1,124 +1,69 @@
 //! The file store: a directory of leases, on this machine or shared by many.
 //!
-//! # The promise
-//! An address has one holder in its space, whoever else uses the store and
-//! wherever any process dies; no lock is held, ever.
+//! An address has one holder in its space, whoever else uses the store and wherever any process is
+//! killed. No lock is held, ever. `tests/explore.rs` runs this code in every order of steps in which
+//! calls can meet, killed at each; change a step there first.
 //!
-//! # A lease entry
-//! Each address that was ever leased has a lease entry: a directory entry in its
-//! shard. Its name, the lease name, says how many times the address was leased, and
-//! whether it is held: `10.0.0.5@3` is held for the third time,
-//! `10.0.0.5~3.1763600000000` was freed after that. (`name` has the whole layout.)
-//! While it is held, the lease entry and the owner's record are one file (inode): one record
-//! has all addresses of an order, and is one file with all their lease entries.
-//! Freeing is one rename: the freed lease entry is the same file.
+//! # Lease entries and records
+//! Each address that was ever leased has a lease entry in its shard. Its name says how many times the
+//! address was leased, and whether it is leased now: `10.0.0.5@3` is held for the third time,
+//! `10.0.0.5~3.1763600000000` was freed after that (`name` has the whole layout). An owner's record
+//! (`owners/...:0`, `:1`, ...) names all addresses of an order with their numbers, and is written
+//! once. A held lease entry is a further name (hard link) of the record's file, so the record leads to
+//! its leases and each lease to its record. Freeing is one rename. A record may name leases that it
+//! does not hold: whoever frees or answers compares the files (`owner::is_entry_of`).
 //!
-//! # ADD ([`claim`])
-//! 1. Create the record under the owner's name (`owners/...`), exclusively, with each
-//!    address and the number it will be held by. *Killed here*: a record
-//!    without a lease entry; DEL removes it, a repeated ADD too.
-//! 2. On a shared file system: fsync it.
-//! 3. Link it to each lease name: this makes the lease entries. The file system lets
-//!    one contender have a name, whatever each has cached. *Killed here*, after any of
-//!    the links: leases that their owner's record leads to; DEL frees them, a repeated ADD
-//!    goes on with step 4 for those that were linked and leases the others anew.
-//! 4. Read the owner's name again and count the file's names: one that is gone or
-//!    another file, or fewer than one more than were linked, mean that a DEL overtook this
-//!    ADD and removed the owner's record; withdraw all. List each shard once more: if
-//!    an address has any other held entry, by whatever number, another ADD has
-//!    the address or is about to; withdraw this one. The same if it has a freed entry of
-//!    this number or a higher one: the listing that this ADD chose by was out of
-//!    date, and the address may have to cool down.
-//! 5. Remove the freed entries of the numbers before. Link the record under the
-//!    pod's names, mere hints.
-//! 6. What was lost in step 3 or 4 is chosen anew, for a further record of the same owner by
-//!    the same steps: others of the first one's addresses may be held. Step 4 then also looks
-//!    for the record below: where that is gone, a DEL did not see this one, nothing leads to
-//!    it, and it is withdrawn. A record is never written again, so what a DEL has read of it
-//!    stays true.
+//! # ADD (`allocate`, [`claim`])
+//! 1. Choose addresses by a listing, each by one number more than it shows. The listing may be old.
+//! 2. Create the record under the owner's name, exclusively.
+//! 3. Link the open file to each lease name. The file system lets one contender have a name.
+//! 4. Confirm. If the owner's name is not this file any longer, or a name of the file is missing, or
+//!    the record below is gone, a DEL overtook this ADD: withdraw all. List each shard again: if the
+//!    address has another held entry, or a freed one of this number or a higher one, withdraw it.
+//! 5. Remove the freed entries of lower numbers. Link the record under the pod's name, a mere hint.
+//! 6. Choose anew what was lost, for a further record of the owner.
 //!
-//! Why step 4 is enough. A listing is not made in one moment: of names that
-//! are made and removed meanwhile, as in the rename that frees an address, it may
-//! show the old one, the new one or neither. But a name that is there all the time
-//! is in it. Of two who claim one address, one links later, and lists later still.
-//! Either the other's held entry is there all that time, and the later one
-//! withdraws; or the other has begun to withdraw or to free it. So two never
-//! have it at one time, whatever they chose by, and the numbers need not even be
-//! right: they only keep names distinct. Both may withdraw; each then lists again.
-//! That holds of each address by itself: no step of one waits for another's, so an order
-//! holds nothing up, and orders that want each other's addresses cannot wait for each other.
+//! A listing shows each name that is there all the time. Of two that claim an address, one links and
+//! lists later, so it sees the other and withdraws, unless the other has begun to withdraw or to free
+//! the address. Both may withdraw; each then tries again. Withdrawing is freeing at time 0, so a
+//! number is not used twice. Only who chose by an old listing claims a lower number than another, and
+//! step 4 makes it withdraw.
 //!
-//! An ADD that finds its own record once more (it was repeated, or killed before
-//! step 4) lists again for the same reason, but waits a moment for a contender
-//! who is about to withdraw. Leases that the record names and does not hold were lost, or
-//! never linked; each says which part of the order it is, and of several the last record's
-//! counts, so that the answer is the same.
-//!
-//! A record of an earlier boot or of another network namespace is released first, by DEL's
-//! steps, and its addresses are leased anew, the same ones unless another ADD was faster: a
-//! runtime started the container again without DEL, and reclaim goes by the namespace that the
-//! record names.
-//!
-//! # What a record names and does not hold
-//! A record names what it lost for as long as it lives. That harms nobody: a
-//! lease entry is the record's only if it is the same file, and everything that frees or
-//! withdraws compares. Neither can the file system give the record's inode to a later file
-//! and that one the lost name, while a DEL sleeps that has read the record: a lease name that
-//! somebody had is nobody's again. Its holder frees it by renaming, which uses up its number,
-//! and so does who withdraws (freed at 0: it was never answered, and does not cool down). Should an ADD choose a used number by an old listing, step 4 shows it the freed
-//! entry.
+//! A repeated ADD answers what the records hold: it lists again, because the first one may have been
+//! killed before step 4. It removes no record, also not one that holds nothing: of two calls that
+//! meet, one may otherwise remove a name that the other has made anew. Leases of an earlier boot or
+//! of another network namespace are freed first, and their addresses preferred.
 //!
 //! # DEL ([`release`])
-//! For each record under the owner's name, last first, and for each lease of it: if the lease
-//! entry is this very file (inode), rename it to its freed lease name, on a shared file system
-//! durably; remove the pod's hint. Then remove the owner's record, unless there is a higher
-//! one. Then read each lease entry once more: if an ADD linked it meanwhile, rename it now;
-//! and if the ADD made a further record meanwhile, and no other ADD put a record in the place
-//! of this one, release that. If the further record was there before the removal, release it
-//! and then this one again. Killed anywhere, the record that is left leads
-//! the next DEL through the same steps. Renaming cannot hit another holder: its
-//! number is another, so its name is.
+//! 1. For each record of the owner, last first: rename each lease entry that is this file.
+//! 2. Remove the record, unless there is a further one above it.
+//! 3. Look at the lease entries once more, and for a further record: an ADD that confirmed before
+//!    step 2 linked them before it. Release those too.
 //!
-//! Why that is enough. Step 4 of ADD reads the record's name after all its links, DEL reads
-//! the lease entries a second time after it removed the record. If the ADD found the record,
-//! it had linked before it was removed, so DEL's second reading shows each link. If it did
-//! not find it, it withdraws what it linked itself. The same of a further record: if its
-//! step 4 found the record below, it was made before that was removed, and DEL sees it then.
-//! An ADD that was overtaken gives back nothing else: the owner's records are the other
-//! call's now.
+//! Step 4 of ADD reads the owner's name after its links, DEL reads the lease entries after it removed
+//! the name: one of the two sees the other. The file system may give the record's inode number to
+//! another record as soon as it is removed, and a lease name that was never linked to that record. So
+//! after step 2, and for a record without all its names, the content decides whose an entry is.
 //!
-//! The ADD may write its record after DEL has read it empty. Such a one is kept open and read
-//! once more after it was removed. An ADD links the file
-//! that it has open, never what its record's name leads to: that may be the record of the
-//! runtime's next ADD, which would answer with an address that this ADD takes back in step 4.
+//! Release by hand, the takeover from a pod's previous sandbox and fsck free by the same rename, and
+//! remove the record once it holds nothing. If an ADD linked or made a further record meanwhile, they
+//! give the name back.
 //!
-//! All this is for two calls that meet. Of three calls for one owner, one may remove a name
-//! that another has just removed and the third has made anew: the runtime makes one call for
-//! an attachment at a time, and at most one that it gave up waiting for still runs. Such calls
-//! may leave an address leased, by a lease entry without its owner's record; they lease none
-//! twice. Reclaim and fsck find what they leave.
+//! # What a kill leaves
+//! Killed anywhere, a call leaves a record that leads the owner's next ADD or DEL to what was begun.
+//! Only if the killed call had met another one of the same owner, or three of them met, a lease may be
+//! out of the owner's reach: reclaim or fsck finds it. Even then no address has two holders.
 //!
-//! Only a DEL that is killed between the removal and the second reading, while an ADD that it
-//! overtook goes on, leaves a lease out of the owner's reach: fsck gives it its record back,
-//! and a further record is found by reclaim and GC, which go by directories, not by numbers.
-//!
-//! # Others than the owner
-//! Releasing one address by hand, taking over that of a pod's previous sandbox, and fsck free
-//! by the same rename, and remove the record once no lease entry is it. An ADD that linked
-//! one meanwhile, having found the record, gets the record back: it is linked to its name
-//! from the lease entry. A further record that was made meanwhile takes the place of the one
-//! that was removed.
-//!
-//! # Crash of a machine
-//! On a shared file system steps 2 and 3 are durable before the answer. On one
-//! that only this machine has, a crash that loses a lease has ended its pod, so
-//! nothing is synced; a record that a crash left empty is kept for taken until
-//! [`crate::reclaim`] sees that it is older than this boot.
-//!
-//! # Hostile files
-//! Nothing is followed (`dir`); whatever has a held lease name keeps the
-//! address taken; whatever is not a record of the store's owner is passed over
-//! and shown by fsck.
+//! # What the explorer does not show
+//! - Loss of power. On a shared file system records and links are synced before the answer, and
+//!   releases before the next step. On a file system of this machine alone nothing is synced: what a
+//!   crash loses has ended with its pod; a record that it emptied is kept for taken until
+//!   [`crate::reclaim`] sees that it is older than this boot.
+//! - Old attributes on NFS. A node's own calls see each other's changes. Step 4 counts the file's names
+//!   as well, because the answer to a link brings that count from the server.
+//! - Clocks. Times only decide how long an address cools down.
+//! - Hostile files. Nothing is followed (`dir`); whatever has a held lease name keeps the address
+//!   taken; whatever is not a record of the store's owner is passed over and shown by fsck.
 
 mod allocate;
 mod claim;

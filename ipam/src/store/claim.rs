@@ -1,4 +1,4 @@
-//! Leasing addresses by one record: steps 1 to 5 of ADD, as the module above describes
+//! Leasing addresses by one record: steps 2 to 5 of ADD, as the module above describes
 //! them.
 
 use super::dir::{Dir, Fd, Meta, meta_of};
@@ -30,7 +30,7 @@ pub(super) struct Claim {
 }
 
 impl Store {
-    /// Step 1: creates the record that says what is going to be taken.
+    /// Step 2: creates the record that says what is going to be taken.
     pub(super) fn intend(&self, record: &Record, index: usize) -> Result<Intent, StoreError> {
         let Some(lease) = record.leases().first() else {
             return Err(self.root.failed("record", "")(Errno::EINVAL).into());
