@@ -18,7 +18,7 @@ pub use change::{
 };
 pub use child::{Child, NewChild, create};
 pub use number::{known_number, known_numbers, namespace_number, number_within};
-pub use vf::{set_vf, vf_properties, without_driver};
+pub use vf::{set_vf, vf_properties, vfs, without_driver};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 

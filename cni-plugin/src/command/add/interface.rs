@@ -217,7 +217,7 @@ impl Add<'_> {
             moved: plan.interface.snapshot().cloned(),
             hcas: hcas(&nic.resolved),
             slots: slots(&nic.config),
-            awaits_name: false,
+            returned: false,
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
             rules: rules_of(plan.interface_config.as_ref()),
