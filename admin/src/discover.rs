@@ -335,9 +335,8 @@ mod tests {
         std::fs::write(&policy, text).unwrap();
         let host = tree.host();
         let scanned = HostSnapshot::make(&host, &[]).unwrap();
-        let (mut candidates, mut unusable) = gather::list(&scanned.inventory, &scanned.functions);
         let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
-        memory.complete(&mut candidates, &mut unusable, &scanned.inventory);
+        memory.list(&scanned);
         std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
         take(&tree);
         let scanned = HostSnapshot::make(&host, &[]).unwrap();

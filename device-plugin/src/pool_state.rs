@@ -10,7 +10,7 @@ use hca::HcaId;
 
 use crate::binding::store::Bindings;
 use crate::candidate::Candidate;
-use crate::candidate::gather::{self, Unusable};
+use crate::candidate::gather::Unusable;
 use crate::candidate::memory::Memory;
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
@@ -70,9 +70,7 @@ impl PoolStates {
         seen: &HostSnapshot,
         now: Instant,
     ) -> Option<Instant> {
-        let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
-        self.memory
-            .complete(&mut candidates, &mut unusable, &seen.inventory);
+        let (candidates, unusable) = self.memory.list(seen);
         let held = self.allocated.as_ref().map(|held| held.hcas());
         let mut held = held.unwrap_or_default();
         for (hca, binding) in &self.bindings.all {

@@ -77,10 +77,18 @@ impl Memory {
         serde_json::to_string(&document).ok()
     }
 
+    /// The HCAs of a scan, with what was known of those that the host cannot see whole, and remembers
+    /// what is known now.
+    pub fn list(&mut self, seen: &HostSnapshot) -> (Vec<Candidate>, Vec<Unusable>) {
+        let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
+        self.complete(&mut candidates, &mut unusable, &seen.inventory);
+        (candidates, unusable)
+    }
+
     /// Fills what candidates lack from what was known of them, and remembers what is known now.
     /// RDMA devices on no bus have no identity while they are not visible: their names, which are
     /// unique over all network namespaces, lead to what is known, and they are usable then.
-    pub fn complete(
+    fn complete(
         &mut self,
         candidates: &mut Vec<Candidate>,
         unusable: &mut Vec<Unusable>,
@@ -129,11 +137,8 @@ pub fn list(
     policy: &Path,
     host: &hca::Host,
 ) -> (Vec<Candidate>, Vec<Unusable>) {
-    let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
     let state_dir = Policy::load_for_release(policy).0.state_dir;
-    let mut memory = Memory::load(&state_dir, boot_id(&host.proc));
-    memory.complete(&mut candidates, &mut unusable, &seen.inventory);
-    (candidates, unusable)
+    Memory::load(&state_dir, boot_id(&host.proc)).list(seen)
 }
 
 /// What is worth knowing of an HCA while it is not visible. States, GIDs and the like change with

@@ -8,7 +8,7 @@ use node::document::versioned;
 use serde_json::{Value, json};
 
 use super::flags::{Defaults, config_file};
-use crate::candidate::gather;
+use crate::candidate::Candidate;
 use crate::config::{self, Config, PoolConfig, Sharing};
 use crate::host_snapshot::HostSnapshot;
 use crate::pool::{self, Pools, Reason};
@@ -83,14 +83,14 @@ impl Checked {
     }
 }
 
-/// Checks the text of a configuration, and with a scan of a host what its pools have there: an HCA
-/// that two pools choose is then a mistake, unless both are shared.
+/// Checks the text of a configuration, and with a scan of a host and the HCAs of it what its pools have
+/// there: an HCA that two pools choose is then a mistake, unless both are shared.
 #[must_use]
 pub fn check(
     place: &str,
     text: &str,
     defaults: &config::Defaults,
-    host: Option<&HostSnapshot>,
+    host: Option<&(HostSnapshot, Vec<Candidate>)>,
 ) -> Checked {
     let config = match config::parse_with(text, defaults) {
         Ok(config) => config,
@@ -107,10 +107,7 @@ pub fn check(
             };
         }
     };
-    let here = host.map(|host| {
-        let (candidates, _) = gather::list(&host.inventory, &host.functions);
-        pool::assemble(&config, &candidates, host, &[])
-    });
+    let here = host.map(|(host, hcas)| pool::assemble(&config, hcas, host, &[]));
     let here = here.as_ref();
     let contested = here.into_iter().flat_map(|here| &here.excluded);
     let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));

@@ -35,6 +35,7 @@ use verify::verify;
 use super::{
     identity::{Ambiguous, Place},
     snapshot::Snapshot,
+    vf::Guids,
 };
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
@@ -85,8 +86,17 @@ pub struct Returned {
     pub notes: Vec<String>,
     /// Another netdev has its name now; it has this one until that is repaired.
     pub goes_by: Option<Name>,
+    /// The PF of a VF that may have an attachment's GUIDs: without the PF they cannot be restored.
+    pub pf_away: Option<String>,
     /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
+}
+
+impl Returned {
+    /// Whether nothing of it has to be repaired later.
+    pub fn is_whole(&self) -> bool {
+        self.goes_by.is_none() && self.pf_away.is_none()
+    }
 }
 
 /// Why a netdev did not return.
@@ -128,7 +138,7 @@ pub fn return_netdev(
     let pod = origin.map(|origin| origin.pod);
     let mut report = Returned::default();
     let (mut started, mut timeout) = (Instant::now(), timeout);
-    let mut renewed = false;
+    let mut guids = Guids::Unchanged;
     loop {
         let mut arrived = None;
         // The pod first: on the host another link may have got the index of a virtual one.
@@ -165,13 +175,19 @@ pub fn return_netdev(
                 report.warnings.extend(deleted.err().map(|e| e.to_string()));
             }
         }
-        if let (Some(vf), Some(device), false) = (&taken.vf, &taken.identity.bus_device, renewed)
+        let device = taken.identity.bus_device.as_deref().unwrap_or_default();
+        if let Some(vf) = &taken.vf
+            && guids != Guids::Renewed
             && (arrived.is_some() || vf.lacks_driver(host_context.sys, device))
         {
-            renewed = vf.restore_guid(host_context.sys, host_context.socket, device)?;
-            if renewed {
-                (started, timeout) = (Instant::now(), DRIVER_TIMEOUT);
-                continue;
+            guids = vf.restore_guid(host_context.sys, host_context.socket, device)?;
+            match guids {
+                Guids::Unchanged => {}
+                Guids::PfAway => report.pf_away = Some(vf.pf.clone()),
+                Guids::Renewed => {
+                    (started, timeout) = (Instant::now(), DRIVER_TIMEOUT);
+                    continue;
+                }
             }
         }
         if let Some(link) = arrived {
@@ -226,23 +242,12 @@ fn restore(
             Err(e) => report.warnings.push(e.to_string()),
         }
     }
+    let refused = sysctl::restore(host_context.proc, &link.name, &taken.sysctls);
+    let refused = refused.iter().map(ToString::to_string);
+    report.warnings.extend(refused);
     let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
-    for (key, value) in &taken.sysctls {
-        let Some((group, key)) = key.rsplit_once('/') else {
-            continue;
-        };
-        if sysctl::read(host_context.proc, group, &link.name, key).as_ref() != Some(value) {
-            attempt(sysctl::write(
-                host_context.proc,
-                group,
-                &link.name,
-                key,
-                value,
-            ));
-        }
-    }
     if let Some(token) = taken.token.filter(|token| link.token != Some(*token)) {
         let what = format!("restore the token {token} of {}", taken.name);
         attempt(link::set_token(host_context.socket, what, index, token));
