@@ -7,7 +7,7 @@
 //! - [`slot_specification`]: what a container gets for a slot;
 //! - [`evidence`]: when a binding is over, pure;
 //! - [`alignment`]: how well the HCAs of each pod fit its GPUs, pure;
-//! - [`places`]: where all that is;
+//! - [`places`]: what bindings and journal have, and whether CDI files can be written;
 //! - [`pod_slots`]: the slots that a pod has, and the decision for all of a pool;
 //! - [`binder`]: reads, decides and acts, for the CNI plugin and for the kubelet;
 //! - [`commit`]: writes what containers get once the devices are in place;

@@ -12,8 +12,8 @@
 //! - `slots`, `binding`: units that become HCAs when a pod's network is made;
 //! - `events`, `watch`: when to scan again; `scan`: one scan at a time; `reader`: what may hang;
 //! - `links`: netdevs that a pool sets up; `reclaim`: attachments and leases of dead pods;
-//! - `run`: the daemon; `report`: its state, for metrics, readiness and `/status`; `telemetry`: log,
-//!   metrics, HTTP;
+//! - `run`: the daemon; `node_paths`: where the node's things are; `report`: its state, for metrics,
+//!   readiness and `/status`; `telemetry`: log, metrics, HTTP;
 //! - `node_socket`: what programs of the node ask the daemon;
 //! - [`container_runtime`], [`port_counters`], [`nccl`], [`files`]: what else it reads of a node;
 //! - [`cli`]: the command line; people have `rdmactl`;
@@ -61,6 +61,6 @@ mod telemetry;
 mod uninstall;
 mod watch;
 
-// Reads the kubelet's checkpoint; for a fuzz target.
 pub use binding::gpus::Gpus;
+// Reads the kubelet's checkpoint; for a fuzz target.
 pub use kubelet::checkpoint::Owners;

@@ -92,11 +92,11 @@ impl Binder {
     ///
     /// # Errors
     /// Another daemon serves one for too long.
-    pub(super) async fn turn(&self) -> Result<(MutexGuard<'_, ()>, Lock), Failure> {
+    pub(super) async fn turn(&self) -> Result<(Lock, MutexGuard<'_, ()>), Failure> {
         let gate = self.gate.lock().await;
         let store = self.paths.store();
         let lock = self.blocking(move || store.lock()).await?;
-        Ok((gate, lock.map_err(unavailable)?))
+        Ok((lock.map_err(unavailable)?, gate))
     }
 
     /// Binds all slots of a pod to a sandbox. The same question again has the same answer.
