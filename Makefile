@@ -77,7 +77,7 @@ lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SC
 lab-more: lab-debian13 lab-arm64 ## what is too slow for every change: lab-debian13 and lab-arm64
 # Linux 6.12 and containerd 1.7.
 lab-debian13: build
-	RDMA_LAB_DEBIAN=13 tests/lab/run $(or $(SCENARIO),footing pods move exclusive hostile cdi)
+	RDMA_LAB_DEBIAN=13 tests/lab/run $(or $(SCENARIO),footing pods move exclusive hostile cdi ipoib ib-move ib-pods)
 # Emulated.
 lab-arm64:
 	$(MAKE) --no-print-directory build PROFILE=quick TARGET=$(TARGET_arm64) BIN_DIR=target/bin-quick/arm64

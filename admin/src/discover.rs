@@ -125,7 +125,7 @@ fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> 
     snapshots
         .filter(|snapshot| {
             let mut members = snapshot.members().iter();
-            members.any(|member| member.id == candidate.id)
+            members.any(|member| member.hca.id == candidate.id)
         })
         .map(|snapshot| snapshot.resource().as_str())
         .collect()
@@ -173,11 +173,11 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
             let device = scanned.inventory.rdma_device(&rdma.name);
             let driver = device.and_then(|device| device.driver.clone());
             let numa = candidate
-                .numa_node
+                .numa_node()
                 .map_or("-".into(), |node| node.to_string());
             let mut common = vec![
                 candidate.id.to_string(),
-                candidate.function.to_string(),
+                candidate.function().to_string(),
                 numa,
                 driver.unwrap_or("-".into()),
                 nodes(candidate, &rdma.name, scanned),
@@ -190,9 +190,8 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
             let away = away(candidate, scanned);
             let Some(device) = device else {
                 let known = rdma.ports.first();
-                let link = known.map(|port| port.link_type.word().to_owned());
-                let rate =
-                    known.and_then(|port| Some(format!("{} Gb/sec", port.rate_mbps? / 1000)));
+                let link = known.map(|port| port.link_layer.to_string());
+                let rate = known.and_then(|port| Some(port.rate.as_ref()?.to_string()));
                 let known = [link, rate, away].map(|known| known.unwrap_or("-".into()));
                 let place = [rdma.name.clone(), "-".into(), "in another netns".into()];
                 rows.push(place.into_iter().chain(known).chain(common).collect());
@@ -222,10 +221,8 @@ fn away(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
     let [device] = candidate.rdma_devices.as_slice() else {
         return None;
     };
-    let mut away = candidate.netdevs.iter().map(|netdev| &netdev.name);
-    let is_away =
-        |name: &&String| device.ports.len() == 1 && scanned.inventory.netdev(name).is_none();
-    away.find(is_away).cloned()
+    let is_away = |name: &&str| device.ports.len() == 1 && scanned.inventory.netdev(name).is_none();
+    candidate.netdev_names().find(is_away).map(str::to_owned)
 }
 
 /// The nodes of an RDMA device; what cannot be handed over is marked.
@@ -261,12 +258,8 @@ fn entry(
     scanned: &HostSnapshot,
     pools: Option<&Pools>,
 ) -> serde_json::Value {
-    let names: Vec<&str> = candidate
-        .rdma_devices
-        .iter()
-        .map(|d| d.name.as_str())
-        .collect();
-    let netdevs: Vec<&str> = candidate.netdevs.iter().map(|n| n.name.as_str()).collect();
+    let names = candidate.rdma_names();
+    let netdevs: Vec<&str> = candidate.netdev_names().collect();
     let devices = names
         .iter()
         .filter_map(|name| scanned.inventory.rdma_device(name));
@@ -284,11 +277,11 @@ fn entry(
         "id": candidate.id.to_string(),
         "rdmaDevices": names,
         "netdevs": netdevs,
-        "function": candidate.function.word(),
-        "functionNumber": candidate.function.index(),
+        "function": candidate.function().word(),
+        "functionNumber": candidate.function().index(),
         "pciAddress": candidate.pci.as_ref().map(|pci| &pci.address),
-        "pf": candidate.pf.as_ref().map(|pf| &pf.address),
-        "numaNode": candidate.numa_node,
+        "pf": candidate.pf(),
+        "numaNode": candidate.numa_node(),
         "inAnotherNetns": candidate.elsewhere,
         "nodes": nodes,
         "resources": pools.map(|_| offered(candidate, pools)),
@@ -342,9 +335,8 @@ mod tests {
         std::fs::write(&policy, text).unwrap();
         let host = tree.host();
         let scanned = HostSnapshot::make(&host, &[]).unwrap();
-        let (mut candidates, mut unusable) = gather::list(&scanned.inventory, &scanned.functions);
         let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
-        memory.complete(&mut candidates, &mut unusable, &scanned.inventory);
+        memory.list(&scanned);
         std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
         take(&tree);
         let scanned = HostSnapshot::make(&host, &[]).unwrap();
@@ -368,7 +360,7 @@ mod tests {
         });
         let row = exclusive.lines().find(|line| line.contains("mlx5_0"));
         let words: Vec<&str> = row.unwrap().split_whitespace().collect();
-        let wanted = "mlx5_0 - in another netns infiniband";
+        let wanted = "mlx5_0 - in another netns InfiniBand";
         assert_eq!(words[..6].join(" "), wanted, "{exclusive}");
         assert!(words.contains(&"ibs1"), "{exclusive}");
     }

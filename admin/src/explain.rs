@@ -58,7 +58,7 @@ impl Explain {
         if global.json {
             say_json(json!({
                 "hca": candidate.id.to_string(),
-                "rdmaDevices": names(candidate),
+                "rdmaDevices": candidate.rdma_names(),
                 "pools": verdicts.iter().map(Verdict::to_json).collect::<Vec<_>>(),
             }));
             return Ok(Outcome::Good);
@@ -78,16 +78,8 @@ impl Explain {
     }
 }
 
-fn names(candidate: &Candidate) -> Vec<&str> {
-    candidate
-        .rdma_devices
-        .iter()
-        .map(|device| device.name.as_str())
-        .collect()
-}
-
 fn title(candidate: &Candidate) -> String {
-    format!("{} ({})", names(candidate).join(", "), candidate.id)
+    format!("{} ({})", candidate.rdma_names().join(", "), candidate.id)
 }
 
 /// The HCA that has a name, whichever of its names that is.
@@ -102,9 +94,11 @@ fn find<'c>(candidates: &'c [Candidate], name: &str) -> Option<&'c Candidate> {
             || of_unit.as_ref() == Some(&candidate.id)
             || candidate.rdma_devices.iter().any(|device| {
                 device.name == name
-                    || (!device.node_guid.is_empty() && plain(name) == device.node_guid)
+                    || device
+                        .node_guid
+                        .is_some_and(|guid| plain(name) == plain(&guid.to_string()))
             })
-            || candidate.netdevs.iter().any(|netdev| netdev.name == name)
+            || candidate.netdev_names().any(|netdev| netdev == name)
     })
 }
 
@@ -145,7 +139,7 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
     let member = snapshot
         .into_iter()
         .flat_map(|snapshot| snapshot.members())
-        .find(|member| member.id == candidate.id);
+        .find(|member| member.hca.id == candidate.id);
     let mut reasons = Vec::new();
     let mut chosen = false;
     for (index, selector) in pool.selectors.iter().enumerate() {
@@ -201,15 +195,14 @@ mod tests {
         let scanned = HostSnapshot::make(&tree.host(), &[]).unwrap();
         let (all, _) = gather::list(&scanned.inventory, &scanned.functions);
         let first = &all[0];
-        let guid = &first.rdma_devices[0].node_guid;
-        let groups: Vec<&str> = (0..4).map(|n| &guid[4 * n..4 * n + 4]).collect();
+        let guid = first.rdma_devices[0].node_guid.unwrap().to_string();
         let unit = format!("{}_3e71787e_17", first.id);
         for name in [
             first.id.to_string().as_str(),
             first.rdma_devices[0].name.as_str(),
             first.netdevs[0].name.as_str(),
-            groups.join(":").to_uppercase().as_str(),
-            guid.as_str(),
+            guid.to_uppercase().as_str(),
+            guid.replace(':', "").as_str(),
             unit.as_str(),
         ] {
             let found = find(&all, name).map(|candidate| &candidate.id);

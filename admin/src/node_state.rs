@@ -12,12 +12,13 @@ use hca::{Host, UnitId};
 use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
 use node_wire::status::{DaemonStatus, PoolStatus, StatusQuestion};
+use rdma_device_plugin::Gpus;
 use rdma_device_plugin::node_files::{self, Files};
 use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
 use crate::global::{Global, KubeletRoot, within_limit};
-use crate::topology::{Holders, Misaligned, alignment};
+use crate::topology::{self, Holders, Misaligned, alignment};
 
 /// How long the daemon may take.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
@@ -76,6 +77,7 @@ impl Sources {
             attachments: files.attachments,
             leases: files.leases,
             machine: Machine::default(),
+            gpus: Gpus::default(),
             misaligned: Vec::new(),
             notes: files.notes,
             late,
@@ -98,6 +100,8 @@ pub(crate) struct NodeState {
     pub leases: Result<Vec<Lease>, String>,
     /// GPUs and NICs.
     pub machine: Machine,
+    /// What IDs of GPUs mean on it.
+    gpus: Gpus,
     /// Pods whose NICs are farther from their GPUs than they need be; empty where the kubelet does
     /// not answer.
     pub misaligned: Vec<Misaligned>,
@@ -135,6 +139,7 @@ impl NodeState {
             attachments: Ok(attachments),
             leases: Ok(Vec::new()),
             machine: Machine::default(),
+            gpus: Gpus::default(),
             misaligned: Vec::new(),
             notes: Vec::new(),
             late: Vec::new(),
@@ -145,10 +150,12 @@ impl NodeState {
     fn judge(&mut self, host: Host) {
         let read = within_limit(SCAN, move || {
             let inventory = hca::inventory(&host)?;
-            Machine::read(&host, &inventory, &Wanted::default())
+            let machine = Machine::read(&host, &inventory, &Wanted::default())?;
+            let gpus = Gpus::on(&host, machine.gpus.clone());
+            hca::Result::Ok((machine, gpus))
         });
         match read {
-            Ok(Ok(machine)) => self.machine = machine,
+            Ok(Ok((machine, gpus))) => (self.machine, self.gpus) = (machine, gpus),
             Ok(Err(error)) => self
                 .notes
                 .push(format!("which pods are misaligned is not known: {error}")),
@@ -162,9 +169,13 @@ impl NodeState {
         let held = self.kubelet.iter().flat_map(|devices| &devices.held);
         let held = held.flat_map(|held| {
             let pod = format!("{}/{}", held.namespace, held.pod);
-            held.ids.iter().map(move |id| (pod.clone(), id.clone()))
+            held.ids.iter().map(move |id| topology::Held {
+                pod: pod.clone(),
+                resource: held.resource.clone(),
+                id: id.clone(),
+            })
         });
-        Holders::collect(held)
+        Holders::collect(&self.gpus, held)
     }
 
     /// Why what is shown may be old or is not whole.
@@ -350,6 +361,7 @@ mod tests {
             attachments: Err("no permission".into()),
             leases: Err("stale handle".into()),
             machine: Machine::default(),
+            gpus: Gpus::default(),
             misaligned: Vec::new(),
             notes: Vec::new(),
             late: Vec::new(),

@@ -275,9 +275,9 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
             .optional
             .extend(pool.optional.then(|| resource.clone()));
         let hca = |member: &Member| PoolHca {
-            id: match member.rdma_devices.first() {
-                Some(device) => device.clone(),
-                None => member.id.to_string(),
+            id: match member.hca.rdma_names().first() {
+                Some(device) => (*device).to_owned(),
+                None => member.hca.id.to_string(),
             },
             fault: match &member.health {
                 Health::Healthy => None,
@@ -292,8 +292,8 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
                 Sharing::Slots { .. } => member.slots,
                 Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
             };
-            for device in &member.rdma_devices {
-                let of_device = pools.of_device.entry(device.clone()).or_default();
+            for device in member.hca.rdma_names() {
+                let of_device = pools.of_device.entry(device.to_owned()).or_default();
                 of_device.push(Membership {
                     resource: pool.resource.as_str().to_owned(),
                     shared: pool.sharing.is_shared(),

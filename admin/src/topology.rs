@@ -3,33 +3,30 @@
 //! - `alignment`: pods whose NICs are farther from their GPUs than they need be
 //! - `holders`: which pod has which device, from the kubelet's device IDs
 //! - `view`: the machine, its holders and the notes on it; also the JSON document
-//! - `matrix`, `picture`: the view as text and as SVG
+//! - `matrix`: the view as text
 
 mod alignment;
 mod holders;
 mod matrix;
-mod picture;
 mod view;
 
 pub(crate) use alignment::{Misaligned, alignment};
-pub(crate) use holders::Holders;
+pub(crate) use holders::{Held, Holders};
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
 use hca::topology::{Machine, Request, Wanted, choose};
 use hca::{Host, PciAddress};
-use rdma_device_plugin::{nccl, scan::SCAN};
+use rdma_device_plugin::{Gpus, nccl, scan::SCAN};
 use serde_json::Value;
 
 use crate::global::{Global, within_limit};
 use crate::node_state::Sources;
 use crate::output::{Ended, Outcome, say, say_json};
 use matrix::{text, text_with_matrix};
-use picture::svg;
 use view::View;
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
@@ -43,9 +40,6 @@ pub(crate) struct Topology {
     /// Also the matrix of all distances, as of "nvidia-smi topo -m"
     #[arg(long)]
     matrix: bool,
-    /// Also write a picture
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
     /// Also NICs without RDMA, and virtual functions beside their physical function
     #[arg(long)]
     all: bool,
@@ -105,7 +99,7 @@ impl Topology {
         Ok(Outcome::Good)
     }
 
-    /// The text and the document. The picture is written.
+    /// The text and the document.
     fn printed(&self, global: &Global) -> anyhow::Result<(String, Value)> {
         let host = global.host();
         let mut view = self.view(&host)?;
@@ -114,10 +108,6 @@ impl Topology {
             view.choice = Some(choose(&view.machine, &request).context("choose NICs")?);
         } else if !self.include.is_empty() || self.strict {
             bail!("--include and --strict belong to --gpus or --nics: there is nothing to choose");
-        }
-        if let Some(file) = &self.svg {
-            fs::write(file, svg(&view, &title(&host)))
-                .with_context(|| format!("write the picture to {}", file.display()))?;
         }
         let text = match self.matrix {
             true => text_with_matrix(&view),
@@ -165,7 +155,11 @@ impl Topology {
         match self.sources.kubelet() {
             Ok(devices) => held.extend(devices.held.into_iter().flat_map(|held| {
                 let pod = format!("{}/{}", held.namespace, held.pod);
-                held.ids.into_iter().map(move |id| (pod.clone(), id))
+                held.ids.into_iter().map(move |id| Held {
+                    pod: pod.clone(),
+                    resource: held.resource.clone(),
+                    id,
+                })
             })),
             // A node need not have a kubelet to have a topology.
             Err(kubelet_api::client::Error::NoSocket(_)) => {}
@@ -173,17 +167,22 @@ impl Topology {
                 .remarks
                 .push(format!("which pod has what is not known: {error}")),
         }
-        view.holders = Holders::collect(held);
+        let gpus = Gpus::on(host, view.machine.gpus.clone());
+        view.holders = Holders::collect(&gpus, held);
         Ok(view)
     }
 
     /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
-    fn bound(&self, remarks: &mut Vec<String>) -> Vec<(String, String)> {
+    fn bound(&self, remarks: &mut Vec<String>) -> Vec<Held> {
         match self.sources.daemon() {
             Ok(daemon) => {
                 let bindings = daemon.bindings.into_iter();
                 bindings
-                    .map(|one| (format!("{}/{}", one.pod.namespace, one.pod.name), one.hca))
+                    .map(|one| Held {
+                        pod: format!("{}/{}", one.pod.namespace, one.pod.name),
+                        resource: one.resource,
+                        id: one.hca,
+                    })
                     .collect()
             }
             // A node need not have a daemon to have a topology.
@@ -266,15 +265,11 @@ fn leave_out_slices(machine: &mut Machine) {
         .retain(|nic| !nic.is_slice() || !whole.contains(&nic.physical));
 }
 
-/// The node's name, from the proc mount that is read.
-fn title(host: &Host) -> String {
-    let name = fs::read_to_string(host.proc.join("sys/kernel/hostname"));
-    name.map_or_else(|_| "this node".to_owned(), |name| name.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
     use clap::Parser;
     use hca_trees::{Tree, machine};
 
@@ -375,19 +370,6 @@ mod tests {
         fs::write(&file, "<system/>").unwrap();
         let error = run(machine::nd_h100, &flags).unwrap_err();
         assert!(error.contains("topology.xml: no pci element"), "{error}");
-    }
-
-    #[test]
-    fn a_picture_is_written_beside_the_text() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("node.svg");
-        run(machine::a4, &["--svg", file.to_str().unwrap()]).unwrap();
-        assert!(fs::read_to_string(&file).unwrap().starts_with("<svg "));
-        let error = run(machine::a4, &["--svg", "/nonexistent/node.svg"]).unwrap_err();
-        assert!(
-            error.starts_with("write the picture to /nonexistent/node.svg: "),
-            "{error}"
-        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use node::policy::Policy;
+use rdma_device_plugin::candidate::{Candidate, memory};
 use rdma_device_plugin::cli::{Defaults, validate};
 use rdma_device_plugin::config;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
@@ -75,7 +76,11 @@ struct Checked {
 impl Validate {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let host = match self.on_host {
-            true => Some(global.scan(&self.addresses.node_addresses)?),
+            true => {
+                let scanned = global.scan(&self.addresses.node_addresses)?;
+                let (hcas, _) = memory::list(&scanned, &global.policy, &global.host());
+                Some((scanned, hcas))
+            }
             false => None,
         };
         let mut documents = Vec::new();
@@ -110,7 +115,7 @@ impl Validate {
         place: &str,
         part: Part,
         global: &Global,
-        host: Option<&HostSnapshot>,
+        host: Option<&(HostSnapshot, Vec<Candidate>)>,
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
             Part::Pools(text) => {

@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use attachment::netdev::identity;
-use hca::HcaId;
+use hca::{Guid, HcaId};
 use node::policy::{Allow, Candidate, partition};
 
 use crate::{
@@ -49,8 +49,8 @@ pub struct Asked {
     pub moves_rdma: bool,
     /// The partition of an IPoIB child.
     pub pkey: Option<u16>,
-    /// The VF is given a GUID.
-    pub guid: bool,
+    /// The GUID that the VF is given.
+    pub guid: Option<Guid>,
 }
 
 /// Allows or denies what a request resolves to.
@@ -98,15 +98,16 @@ pub fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<
             let subject = Subject::of(Attach::Move, nic);
             netdev(&subject, nic, rules)?;
             movable(&subject, nic, rules)?;
-            match asked.guid && !rules.allow.vf.iter().any(|key| key == "guid") {
-                true => subject.denied(
-                    "the network sets its guid",
+            match asked.guid.filter(|guid| !rules.allow.lists_guid(guid.0)) {
+                Some(guid) => subject.denied(
+                    format!("the policy does not list its guid {guid}"),
                     format!(
-                        "leave guid out; if networks may set it, add \"guid\" to allow.vf in {}",
+                        "choose another guid or leave it out; if networks may set it, add it to \
+                         allow.vf.guid in {}",
                         rules.path.display()
                     ),
                 ),
-                false => Ok(()),
+                None => Ok(()),
             }
         }
         // What is in the pod's namespace is the pod's.
@@ -351,11 +352,14 @@ fn belongs(
         return Ok(());
     }
     let what = match hcas.is_empty() {
-        true => format!("no unit can stand for {}, which is no HCA", subject.name),
+        true => format!(
+            "{} is not an RDMA device, so it cannot be allocated",
+            subject.name
+        ),
         false => format!("the kubelet did not allocate {} to it", list(hcas)),
     };
     let has = match allocated.hcas.is_empty() {
-        true => "it has no HCA as a whole".to_owned(),
+        true => "the pod has no exclusive HCA".to_owned(),
         false => format!("it has {}", list(&allocated.hcas)),
     };
     subject.denied(

@@ -20,7 +20,7 @@ use attachment::journal::record::Slot;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
-use node::policy::{MAX_RAIL, partition_key};
+use node::policy::{MAX_RAIL, partition_key, port_guid};
 
 use crate::{rails::Rails, rdma::RdmaRequirement};
 
@@ -369,7 +369,7 @@ fn guid(
     let mut given = None;
     for (section, key) in [(runtime, "infinibandGUID"), (&pod, "guid"), (root, "guid")] {
         if let (None, Some(text)) = (given, section.text(key)?) {
-            let guid = port_guid(text).ok_or_else(|| {
+            let guid = port_guid(text).map(Guid).ok_or_else(|| {
                 section
                     .wrong(key, format_args!("{text:?} is not the GUID of a port"))
                     .with_details(
@@ -390,20 +390,6 @@ fn guid(
         ));
     }
     Ok(given)
-}
-
-/// A GUID in groups of two or four digits, or without groups.
-fn port_guid(text: &str) -> Option<Guid> {
-    let width = match text.len() {
-        16 => 16,
-        19 => 4,
-        23 => 2,
-        _ => return None,
-    };
-    let fits = |group: &str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
-    let guid = u64::from_str_radix(&text.replace(':', ""), 16).ok()?;
-    let is_one = !matches!(guid, 0 | u64::MAX);
-    (is_one && text.split(':').all(fits)).then_some(Guid(guid))
 }
 
 fn unicast(text: &str) -> Result<MacAddress, String> {

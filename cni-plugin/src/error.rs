@@ -109,6 +109,7 @@ fn code(error: &attachment::Error) -> Code {
         | attachment::Error::Netdev(restore::Error::Nowhere { .. })
         | attachment::Error::RdmaNowhere { .. }
         | attachment::Error::ChildNowhere { .. }
+        | attachment::Error::PfAway { .. }
         | attachment::Error::Kept { .. } => Code::TryAgain,
         attachment::Error::Journal(_)
         | attachment::Error::State { .. }

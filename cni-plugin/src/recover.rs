@@ -78,7 +78,7 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
         let Some(moved) = &part.moved else {
             continue;
         };
-        if !part.awaits_name && living(&record)?.is_some() {
+        if !part.returned && living(&record)?.is_some() {
             return Err(in_use(&moved.name, &record));
         }
         let _lock = node.journal.lock(&moved.identity)?;
@@ -154,6 +154,9 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)
                 .map_err(attachment::Error::from)?;
             detach::report(node, moved, &returned);
+            if let Some(pf) = returned.pf_away {
+                return Err(attachment::Error::pf_away(&record, moved, pf).into());
+            }
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;
             end(node, &key, &record, position)?;

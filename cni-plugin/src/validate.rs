@@ -117,9 +117,9 @@ fn check_plugin(
             places.policy.display()
         ));
     }
-    if config.guid.is_some() && policy.allow.vf.is_empty() {
+    if let Some(guid) = config.guid.filter(|guid| !policy.allow.lists_guid(guid.0)) {
         found.errors.push(format!(
-            "guid is denied: add \"guid\" to allow.vf in {}, or leave it out",
+            "guid {guid} is denied: add it to allow.vf.guid in {}, or leave it out",
             places.policy.display()
         ));
     }

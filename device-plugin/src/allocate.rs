@@ -68,7 +68,7 @@ pub(crate) fn allocate(
             }
         };
         for member in usable {
-            if !members.iter().any(|known| known.id == member.id) {
+            if !members.iter().any(|known| known.hca.id == member.hca.id) {
                 members.push(member);
             }
         }
@@ -94,7 +94,7 @@ fn usable<'s>(
         .filter_map(|member| match &member.health {
             Health::Healthy => None,
             Health::Unhealthy(unhealthy_reason) => {
-                Some(format!("{}: {unhealthy_reason}", member.id))
+                Some(format!("{}: {unhealthy_reason}", member.hca.id))
             }
         })
         .collect();

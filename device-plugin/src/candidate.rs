@@ -7,7 +7,7 @@ pub mod gather;
 pub mod memory;
 
 use hca::topology::Place;
-use hca::unit::HcaId;
+use hca::{HcaId, LinkLayer, Netdev, PciAddress, PciFunction, Port, RdmaDevice, pci::Sriov};
 use serde::{Deserialize, Serialize};
 
 /// One HCA as pools see it.
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub struct Candidate {
     /// Identity that its units carry.
     pub id: HcaId,
-    /// RDMA devices on it, in name order; never empty.
+    /// RDMA devices on it, in name order; never empty. Of one that is not visible, the name alone.
     pub rdma_devices: Vec<RdmaDevice>,
     /// Whether it is in another network namespace, as an HCA that a pod holds in exclusive mode.
     pub elsewhere: bool,
@@ -26,92 +26,13 @@ pub struct Candidate {
     /// The bond on its netdevs, and that bond's other members without an HCA of their own.
     pub bond_names: Vec<String>,
     /// The PCI function it is, or (scalable functions) hangs below.
-    pub pci: Option<Pci>,
-    /// Physical, virtual or scalable function, or not on a bus at all.
-    pub function: Function,
-    /// The physical function that owns a VF or SF; the function itself for a PF.
-    pub pf: Option<Pf>,
-    /// Drivers of its function and of what its RDMA devices stand on (`mlx5_core`,
-    /// `mlx5_core.sf`, `rdma_rxe`).
-    pub drivers: Vec<String>,
-    /// NUMA node, where the firmware says one.
-    pub numa_node: Option<u32>,
-    /// Its place among PCI functions.
-    #[serde(skip)]
-    pub place: Option<Place>,
-}
-
-/// One RDMA device of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RdmaDevice {
-    /// Name, as `mlx5_0`.
-    pub name: String,
-    /// Node GUID, sixteen lower-case hex digits; empty where the device has none.
-    pub node_guid: String,
-    /// Firmware version; empty where the driver has none.
-    pub firmware: String,
-    /// Board or PSID; empty where the driver has none.
-    pub board_id: String,
-    /// Its ports, in number order.
-    pub ports: Vec<Port>,
-}
-
-/// One port of an [`RdmaDevice`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Port {
-    /// Number, from 1.
-    pub number: u32,
-    /// `ether` or `infiniband`.
-    pub link_type: LinkType,
-    /// Whether it can carry traffic.
-    #[serde(skip)]
-    pub active: bool,
-    /// Rate in Mb/s, where known. That of a port that is down says nothing about its link.
-    pub rate_mbps: Option<u32>,
-    /// Partition keys with the membership bit masked out; InfiniBand only.
-    pub pkeys: Vec<u16>,
-    /// Port GUID, sixteen lower-case hex digits, from GID 0.
-    pub guid: Option<String>,
-    /// Pods with an interface of their own whose addresses find room in the GID table; none where
-    /// pods take no entry (InfiniBand) or its size is not known.
-    pub room: Option<u32>,
-}
-
-/// A netdev of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Netdev {
-    /// Name on the host.
-    pub name: String,
-    /// Encapsulation.
-    pub link_type: LinkType,
-}
-
-/// PCI facts of a [`Candidate`].
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Pci {
-    /// `0000:3b:00.0`.
-    pub address: String,
-    /// Vendor, four lower-case hex digits.
-    pub vendor: String,
-    /// Device, four lower-case hex digits.
-    pub device: String,
-    /// Content of `acpi_index`, where the firmware gives one.
-    pub acpi_index: Option<String>,
-}
-
-/// The physical function above a VF or SF.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Pf {
-    /// PCI address.
-    pub address: String,
-    /// Netdevs of it.
-    pub netdevs: Vec<String>,
-    /// VFs configured on it.
-    pub vf_count: u32,
+    pub pci: Option<PciFunction>,
+    /// Netdevs of the physical function that owns a VF or SF; of the function itself for a PF.
+    pub pf_netdevs: Vec<String>,
 }
 
 /// What kind of function a [`Candidate`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
     /// A PCI function that is not virtual.
     Physical,
@@ -134,9 +55,84 @@ impl Candidate {
 
     /// Whether all its netdevs are in sight, as far as is known: an Ethernet port has one.
     pub fn shows_netdevs(&self) -> bool {
-        let mut ports = self.rdma_devices.iter().flat_map(|device| &device.ports);
         !self.netdevs.is_empty()
-            || self.is_read() && !ports.any(|port| port.link_type == LinkType::Ether)
+            || self.is_read()
+                && !self
+                    .ports()
+                    .any(|port| port.link_layer == LinkLayer::Ethernet)
+    }
+
+    /// Names of its RDMA devices.
+    pub fn rdma_names(&self) -> Vec<&str> {
+        let devices = self.rdma_devices.iter();
+        devices.map(|device| device.name.as_str()).collect()
+    }
+
+    /// Names of its netdevs on the host.
+    pub fn netdev_names(&self) -> impl Iterator<Item = &str> {
+        self.netdevs.iter().map(|netdev| netdev.name.as_str())
+    }
+
+    /// The ports of its RDMA devices.
+    pub fn ports(&self) -> impl Iterator<Item = &Port> {
+        self.rdma_devices.iter().flat_map(|device| &device.ports)
+    }
+
+    /// Physical, virtual or scalable function, or not on a bus at all.
+    pub fn function(&self) -> Function {
+        match (&self.id, &self.pci) {
+            (HcaId::Auxiliary(name), _) => {
+                let mut devices = self.rdma_devices.iter();
+                let number = devices.find_map(|device| device.subfunction);
+                let by_name = || name.as_str().rsplit('.').next()?.parse().ok();
+                Function::Scalable(number.or_else(by_name).unwrap_or_default())
+            }
+            (_, Some(pci)) => match pci.sriov {
+                Sriov::Virtual { index, .. } => Function::Virtual(index.unwrap_or(u32::MAX)),
+                Sriov::None | Sriov::Physical { .. } => Function::Physical,
+            },
+            (_, None) => Function::Software,
+        }
+    }
+
+    /// VFs of a physical function.
+    pub fn virtual_functions(&self) -> usize {
+        match (self.function(), self.pci.as_ref().map(|pci| &pci.sriov)) {
+            (Function::Physical, Some(Sriov::Physical { functions, .. })) => functions.len(),
+            _ => 0,
+        }
+    }
+
+    /// Drivers of its function and of what its RDMA devices stand on (`mlx5_core`,
+    /// `mlx5_core.sf`, `rdma_rxe`).
+    pub fn drivers(&self) -> Vec<String> {
+        let function = self.pci.iter().filter_map(|pci| pci.driver.clone());
+        let devices = self.rdma_devices.iter();
+        let mut drivers: Vec<String> = function
+            .chain(devices.filter_map(|device| device.driver.clone()))
+            .collect();
+        drivers.dedup();
+        drivers
+    }
+
+    /// NUMA node, where the firmware says one.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.pci.as_ref()?.numa_node
+    }
+
+    /// Its place among PCI functions.
+    pub fn place(&self) -> Option<Place> {
+        self.pci.as_ref().map(Place::of)
+    }
+
+    /// The physical function that owns a VF or SF; the function itself for a PF.
+    pub fn pf(&self) -> Option<PciAddress> {
+        self.pci.as_ref().map(PciFunction::physical)
+    }
+
+    /// The physical function that owns it, when that is another one.
+    pub fn owner(&self) -> Option<PciAddress> {
+        self.pf().filter(|pf| self.id != HcaId::Pci(*pf))
     }
 }
 
@@ -160,31 +156,6 @@ impl Function {
     }
 }
 
-/// Link encapsulation, in the words both peers use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LinkType {
-    /// RoCE, iWARP.
-    Ether,
-    /// InfiniBand, IPoIB.
-    Infiniband,
-    /// Anything else, which no configuration can name.
-    Other,
-}
-
-impl LinkType {
-    /// The words that a configuration may use.
-    pub const WORDS: [&str; 2] = ["ether", "infiniband"];
-
-    /// The word for it in configuration files.
-    pub fn word(self) -> &'static str {
-        match self {
-            LinkType::Ether => "ether",
-            LinkType::Infiniband => "infiniband",
-            LinkType::Other => "other",
-        }
-    }
-}
-
 impl std::fmt::Display for Function {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.index() {
@@ -194,92 +165,136 @@ impl std::fmt::Display for Function {
     }
 }
 
+/// The word of configuration files, in both peers as well, for what a port or netdev speaks. No
+/// configuration can name the third one.
+pub fn link_type(layer: LinkLayer) -> &'static str {
+    match layer {
+        LinkLayer::Ethernet => "ether",
+        LinkLayer::InfiniBand => "infiniband",
+        LinkLayer::Unknown => "other",
+    }
+}
+
 #[cfg(test)]
 pub mod example {
     //! HCAs for tests, as sysfs would describe them.
 
+    use hca::gid::GidTable;
+    use hca::netdev::link_type;
+    use hca::port::PhysState;
+    use hca::{GidEntry, Guid, PortState};
+
     use super::*;
+
+    /// An HCA that is nothing but its identity and RDMA devices of these names.
+    pub fn named(id: &str, rdma_devices: &[&str]) -> Candidate {
+        let device = |name: &&str| RdmaDevice {
+            name: (*name).into(),
+            ..RdmaDevice::default()
+        };
+        Candidate {
+            id: id.parse().unwrap(),
+            rdma_devices: rdma_devices.iter().map(device).collect(),
+            elsewhere: false,
+            fault: None,
+            netdevs: Vec::new(),
+            bond_names: Vec::new(),
+            pci: None,
+            pf_netdevs: Vec::new(),
+        }
+    }
+
+    /// A PCI function of NVIDIA's.
+    pub fn function(address: &str, numa_node: Option<u32>) -> PciFunction {
+        PciFunction {
+            address: address.parse().unwrap(),
+            vendor: 0x15b3,
+            device: 0x101e,
+            driver: Some("mlx5_core".into()),
+            numa_node,
+            ..PciFunction::default()
+        }
+    }
+
+    fn port(number: u32, link_layer: LinkLayer, rate: &str, pkey: u16) -> Port {
+        Port {
+            number,
+            state: PortState::Active,
+            phys_state: PhysState::LinkUp,
+            rate: Some(rate.parse().unwrap()),
+            link_layer,
+            lid: 0,
+            sm_lid: 0,
+            active_mtu: None,
+            gids: GidTable::default(),
+            pkeys: vec![(0, pkey)],
+            netdev: None,
+        }
+    }
 
     /// VF 3 of `ens1f0np0`, with a netdev and one active RoCE port at 100 Gb/s.
     pub fn virtual_function() -> Candidate {
+        let gids = GidTable {
+            slots: 256,
+            entries: vec![GidEntry {
+                index: 0,
+                gid: "fe80::5054:00ff:fe00:00a5".parse().unwrap(),
+                kind: None,
+                netdev: Some("ens1f0v3".into()),
+            }],
+        };
         Candidate {
-            id: "0000:3b:00.5".parse().unwrap(),
             rdma_devices: vec![RdmaDevice {
                 name: "mlx5_5".into(),
-                node_guid: "505400fffe000005".into(),
-                firmware: "28.39.1002".into(),
-                board_id: "MT_0000000838".into(),
+                node_guid: Some(Guid(0x5054_00ff_fe00_0005)),
+                firmware: Some("28.39.1002".into()),
+                board_id: Some("MT_0000000838".into()),
+                driver: Some("mlx5_core".into()),
                 ports: vec![Port {
-                    number: 1,
-                    link_type: LinkType::Ether,
-                    active: true,
-                    rate_mbps: Some(100_000),
-                    pkeys: vec![0x7fff],
-                    guid: Some("505400fffe0000a5".into()),
-                    room: Some(63),
+                    gids,
+                    ..port(1, LinkLayer::Ethernet, "100 Gb/sec (4X EDR)", 0xffff)
                 }],
+                ..RdmaDevice::default()
             }],
-            elsewhere: false,
-            fault: None,
             netdevs: vec![Netdev {
                 name: "ens1f0v3".into(),
-                link_type: LinkType::Ether,
+                link_type: link_type::ETHERNET,
+                ..Netdev::default()
             }],
-            bond_names: Vec::new(),
-            pci: Some(Pci {
-                address: "0000:3b:00.5".into(),
-                vendor: "15b3".into(),
-                device: "101e".into(),
-                acpi_index: Some("7".into()),
+            pci: Some(PciFunction {
+                acpi_index: Some(7),
+                sriov: Sriov::Virtual {
+                    physical: "0000:3b:00.0".parse().unwrap(),
+                    index: Some(3),
+                },
+                ..function("0000:3b:00.5", Some(1))
             }),
-            function: Function::Virtual(3),
-            pf: Some(Pf {
-                address: "0000:3b:00.0".into(),
-                netdevs: vec!["ens1f0np0".into()],
-                vf_count: 8,
-            }),
-            drivers: vec!["mlx5_core".into()],
-            numa_node: Some(1),
-            place: None,
+            pf_netdevs: vec!["ens1f0np0".into()],
+            ..named("0000:3b:00.5", &[])
         }
     }
 
     /// A dual-port InfiniBand HCA without netdevs; port 2 is slower and has another partition.
     pub fn infiniband() -> Candidate {
-        let port = |number, rate_mbps, pkey| Port {
-            number,
-            link_type: LinkType::Infiniband,
-            active: true,
-            rate_mbps: Some(rate_mbps),
-            pkeys: vec![pkey],
-            guid: None,
-            room: None,
-        };
         Candidate {
-            id: "0000:5e:00.0".parse().unwrap(),
             rdma_devices: vec![RdmaDevice {
                 name: "mlx4_0".into(),
-                node_guid: "506b4b0300aa0001".into(),
-                firmware: "2.42.5000".into(),
-                board_id: "MT_1090111019".into(),
-                ports: vec![port(1, 56_000, 0x7fff), port(2, 40_000, 0x0003)],
+                node_guid: Some(Guid(0x506b_4b03_00aa_0001)),
+                firmware: Some("2.42.5000".into()),
+                board_id: Some("MT_1090111019".into()),
+                driver: Some("mlx4_core".into()),
+                ports: vec![
+                    port(1, LinkLayer::InfiniBand, "56 Gb/sec (4X FDR)", 0xffff),
+                    port(2, LinkLayer::InfiniBand, "40 Gb/sec (4X QDR)", 0x8003),
+                ],
+                ..RdmaDevice::default()
             }],
-            netdevs: Vec::new(),
-            pci: Some(Pci {
-                address: "0000:5e:00.0".into(),
-                vendor: "15b3".into(),
-                device: "1007".into(),
-                acpi_index: None,
+            pci: Some(PciFunction {
+                device: 0x1007,
+                driver: Some("mlx4_core".into()),
+                ..function("0000:5e:00.0", None)
             }),
-            function: Function::Physical,
-            pf: Some(Pf {
-                address: "0000:5e:00.0".into(),
-                netdevs: Vec::new(),
-                vf_count: 0,
-            }),
-            drivers: vec!["mlx4_core".into()],
-            numa_node: None,
-            ..virtual_function()
+            ..named("0000:5e:00.0", &[])
         }
     }
 }

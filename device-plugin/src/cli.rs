@@ -10,11 +10,17 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
+
+pub use flags::{Defaults, config_file};
+use flags::{NodePolicy, RUN_DIR};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{config, reclaim, run};
+use crate::node_paths::NodePaths;
+use crate::run;
+use attachment::node::Places;
 use node_server::http::Details;
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -71,49 +77,6 @@ impl HostRoot {
     }
 }
 
-/// What the command line says about configurations of the two peers.
-#[derive(Debug, Args)]
-pub struct Defaults {
-    /// Prefix of resources of a resourceList that name none
-    #[arg(
-        long,
-        value_name = "PREFIX",
-        env = "RDMA_RESOURCE_PREFIX",
-        default_value = config::sriov::DEFAULT_PREFIX
-    )]
-    resource_prefix: String,
-    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
-    #[arg(
-        long,
-        env = "RDMA_USE_CDI",
-        num_args = 0..=1,
-        require_equals = true,
-        default_value = "false",
-        default_missing_value = "true"
-    )]
-    use_cdi: bool,
-    /// Offer no unit before this is there, a file or a kernel module (`file:/PATH`, `module:NAME`);
-    /// for the two peers' formats, ours says it for each pool
-    #[arg(
-        long,
-        value_name = "WHAT,…",
-        env = "RDMA_WAIT_FOR",
-        value_delimiter = ','
-    )]
-    wait_for: Vec<config::Gate>,
-}
-
-impl Defaults {
-    /// The same for the readers.
-    pub fn read(&self) -> config::Defaults {
-        config::Defaults {
-            resource_prefix: self.resource_prefix.clone(),
-            use_cdi: self.use_cdi,
-            wait_for: self.wait_for.clone(),
-        }
-    }
-}
-
 /// Where the kubelet keeps things.
 #[derive(Debug, Args)]
 struct KubeletRoot {
@@ -125,29 +88,6 @@ struct KubeletRoot {
         default_value = "/var/lib/kubelet"
     )]
     kubelet_root_dir: PathBuf,
-}
-
-/// Where attachments and leases of this node are found.
-#[derive(Debug, Args)]
-struct NodePolicy {
-    /// The node's policy, which says where attachments and leases are kept
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "RDMA_NETDEV_POLICY",
-        default_value = node::policy::DEFAULT_PATH
-    )]
-    policy: PathBuf,
-    /// The node's name in the cluster, unless the policy has one
-    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
-    node: Option<String>,
-}
-
-impl NodePolicy {
-    /// The name that was given, if it is one.
-    fn name(&self) -> Option<String> {
-        self.node.clone().filter(|name| !name.is_empty())
-    }
 }
 
 #[derive(Debug, Args)]
@@ -248,8 +188,6 @@ struct Run {
     log_format: LogFormat,
 }
 
-/// The directory of the node's sockets.
-const RUN_DIR: &str = "/run/rdma-netdev";
 /// Where `rdma-netdev` asks.
 const NODE_SOCKET: &str = "/run/rdma-netdev/node.sock";
 
@@ -366,17 +304,26 @@ fn serve(args: Run) -> anyhow::Result<()> {
              kubelet.sock works with every kubelet"
         );
     }
-    run::run(run::Settings {
-        config_file: config_file(args.config_file)?,
-        defaults: args.defaults.read(),
-        device_plugin_dir: args.device_plugin_dir,
-        kubelet_root_dir: args.kubelet.kubelet_root_dir,
-        cdi_dir: args.cdi_dir,
-        device_info_dir: args.device_info_dir,
+    let paths = NodePaths {
+        host: args.host.host(),
+        node: Places {
+            root: args.host.host_root,
+            node: args.node.name(),
+            policy: args.node.policy,
+        },
         run_dir: match args.node_socket.as_os_str().is_empty() {
             true => PathBuf::from(RUN_DIR),
             false => node::trust::parent(&args.node_socket).to_owned(),
         },
+        cdi_dir: args.cdi_dir,
+        device_info_dir: args.device_info_dir,
+        device_plugin_dir: args.device_plugin_dir,
+        kubelet_root_dir: args.kubelet.kubelet_root_dir,
+    };
+    run::run(run::Settings {
+        config_file: config_file(args.config_file)?,
+        defaults: args.defaults.read(),
+        paths: Arc::new(paths),
         node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
         state_dir: args.state_dir,
         metrics_addrs: args.metrics_addr,
@@ -386,15 +333,8 @@ fn serve(args: Run) -> anyhow::Result<()> {
             Details::Loopback
         },
         node_addresses: args.host.node_addresses.clone(),
-        host: args.host.host(),
-        reclaim: reclaim::Settings {
-            host: args.host.host(),
-            root: args.host.host_root,
-            node: args.node.name(),
-            policy: args.node.policy,
-            interval: (args.reclaim_interval > 0)
-                .then(|| Duration::from_secs(args.reclaim_interval)),
-        },
+        reclaim_interval: (args.reclaim_interval > 0)
+            .then(|| Duration::from_secs(args.reclaim_interval)),
     })
 }
 
@@ -409,28 +349,4 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         .ok()
         .or_else(plain)
         .ok_or_else(|| "expected an IP address and a port, as 127.0.0.1:9834".to_owned())
-}
-
-/// The configuration files that are tried when none is named: ours, then the peers'.
-const CONFIG_FILES: [&str; 4] = [
-    "/etc/rdma-device-plugin/config.yaml",
-    "/etc/rdma-device-plugin/config.json",
-    "/k8s-rdma-shared-dev-plugin/config.json",
-    "/etc/pcidp/config.json",
-];
-
-/// The file that is named, else the first that exists of the usual ones.
-pub fn config_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
-    let usual = || {
-        CONFIG_FILES
-            .iter()
-            .map(PathBuf::from)
-            .find(|path| path.exists())
-    };
-    named.or_else(usual).ok_or_else(|| {
-        anyhow::anyhow!(
-            "no configuration: --config-file is not given, and none of {} exists",
-            CONFIG_FILES.join(", ")
-        )
-    })
 }

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use hca::Host;
 use hca::chardev::{self, CharDevice, CharDevices, Node};
-use hca::{HcaId, Host};
 
+use crate::candidate::Candidate;
 use crate::config::{NodeClass, NodeRule};
-use crate::host_snapshot::HostSnapshot;
+use crate::host_snapshot::{HostSnapshot, obstacle};
 use crate::snapshot::DeviceNode;
 
 /// The character devices of one HCA at one moment.
@@ -24,12 +25,9 @@ pub(crate) struct HcaDevices {
 }
 
 impl HcaDevices {
-    /// Those of an HCA with these RDMA devices, as a scan found them.
-    pub(crate) fn scanned<'n>(
-        rdma_devices: impl Iterator<Item = &'n str>,
-        seen: &HostSnapshot,
-    ) -> Self {
-        let of_devices = rdma_devices.filter_map(|name| {
+    /// Those of an HCA as a scan found them.
+    pub(crate) fn scanned(hca: &Candidate, seen: &HostSnapshot) -> Self {
+        let of_devices = hca.rdma_names().into_iter().filter_map(|name| {
             let here = seen.inventory.rdma_device(name);
             let elsewhere = || {
                 let mut all = seen.inventory.elsewhere.iter();
@@ -49,12 +47,13 @@ impl HcaDevices {
         }
     }
 
-    /// Reads those of an HCA as they are now. `rdma_devices` are the names that a scan found.
+    /// Reads those of an HCA as they are now, by the names that a scan found.
     ///
     /// # Errors
     /// [`hca::Error`]: the HCA is not on this host, or sysfs cannot be read.
-    pub(crate) fn read(host: &Host, hca: &HcaId, rdma_devices: &[String]) -> hca::Result<Self> {
-        let mut found = chardev::of_hca(host, hca, rdma_devices)?;
+    pub(crate) fn read(host: &Host, hca: &Candidate) -> hca::Result<Self> {
+        let rdma_devices = hca.rdma_names();
+        let mut found = chardev::of_hca(host, &hca.id, &rdma_devices)?;
         let mut of_devices = Vec::new();
         for name in rdma_devices {
             of_devices.extend(found.remove_entry(name));
@@ -131,24 +130,12 @@ impl HcaDevices {
     }
 }
 
-/// What stands in the way of handing a node to a container, if anything does.
-pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> Option<String> {
-    let name = device.dev_name();
-    match states.get(&name) {
-        Some(Node::Ready) => None,
-        Some(Node::Stale { found }) => Some(format!(
-            "node /dev/{name} is device {found}, the kernel says {}; udev has not followed yet",
-            device.number
-        )),
-        Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use hca_trees::{On, RdmaSpec, Tree, machine};
 
     use super::*;
+    use crate::candidate::gather;
 
     /// A machine with eight HCAs whose nodes are in order, and its scan.
     fn scan(tree: &Tree) -> HostSnapshot {
@@ -171,18 +158,16 @@ mod tests {
         });
         let seen = scan(&tree);
         assert_eq!(seen.inventory.rdma_devices.len(), 9);
-        for device in &seen.inventory.rdma_devices {
-            let names = [device.name.clone()];
-            let hca = HcaId::of(device).unwrap();
-            let mut read = HcaDevices::read(&tree.host(), &hca, &names).unwrap();
+        for hca in gather::list(&seen.inventory, &seen.functions).0 {
+            let mut read = HcaDevices::read(&tree.host(), &hca).unwrap();
             read.states
                 .values_mut()
                 .for_each(|node| *node = Node::Ready);
-            let scanned = HcaDevices::scanned(names.iter().map(String::as_str), &seen);
+            let scanned = HcaDevices::scanned(&hca, &seen);
             for rule in [NodeRule::verbs(), NodeRule::everything()] {
                 let nodes = read.nodes(&rule);
                 assert!(!nodes.0.is_empty() && nodes.1.is_none(), "{nodes:?}");
-                assert_eq!(nodes, scanned.nodes(&rule), "{}", device.name);
+                assert_eq!(nodes, scanned.nodes(&rule), "{}", hca.id);
             }
         }
     }
@@ -194,21 +179,22 @@ mod tests {
         tree.rdma_core(false);
         machine::a4(&tree);
         let seen = scan(&tree);
-        let device = seen.inventory.rdma_device("mlx5_3").unwrap();
-        let (hca, names) = (HcaId::of(device).unwrap(), [device.name.clone()]);
-        let function = tree.path(format!("/sys/bus/pci/devices/{hca}"));
+        let (hcas, _) = gather::list(&seen.inventory, &seen.functions);
+        let mut hcas = hcas.into_iter();
+        let hca = hcas.find(|hca| hca.rdma_names() == ["mlx5_3"]).unwrap();
+        let function = tree.path(format!("/sys/bus/pci/devices/{}", hca.id));
         let verbs = function.join("infiniband_verbs");
         // The kernel makes them anew in the pod's namespace, with the lowest free number.
         std::fs::rename(verbs.join("uverbs3"), verbs.join("uverbs11")).unwrap();
         std::fs::write(verbs.join("uverbs11/dev"), "231:203").unwrap();
         tree.hide_rdma("mlx5_3");
-        let read = HcaDevices::read(&tree.host(), &hca, &names).unwrap();
+        let read = HcaDevices::read(&tree.host(), &hca).unwrap();
         assert_eq!(read.rdma_devices().collect::<Vec<_>>(), ["mlx5_3"]);
         // udev has not made it yet.
         let (nodes, lacking) = read.nodes(&NodeRule::verbs());
         assert!(nodes.is_empty());
         assert!(lacking.unwrap().contains("uverbs11 does not exist"));
-        let scanned = HcaDevices::scanned(names.iter().map(String::as_str), &seen);
+        let scanned = HcaDevices::scanned(&hca, &seen);
         let (nodes, _) = scanned.nodes(&NodeRule::verbs());
         assert!(
             nodes
@@ -217,7 +203,7 @@ mod tests {
         );
         // Unplugged.
         std::fs::remove_dir_all(&verbs).unwrap();
-        let gone = HcaDevices::read(&tree.host(), &hca, &names).unwrap();
+        let gone = HcaDevices::read(&tree.host(), &hca).unwrap();
         let lacking = gone.nodes(&NodeRule::verbs()).1.unwrap();
         assert!(lacking.contains("no uverbs device"), "{lacking}");
     }

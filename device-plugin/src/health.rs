@@ -53,7 +53,7 @@ impl Damper {
             };
             let track = self
                 .tracks
-                .entry((resource.clone(), member.id.clone()))
+                .entry((resource.clone(), member.hca.id.clone()))
                 .or_insert_with(|| Track::begin(up, now));
             track.see(up, now, damping);
             if let Health::Unhealthy(UnhealthyReason::Port(trouble)) = &member.health {

@@ -13,7 +13,6 @@ use hca::{Host, PciAddress, PciFunction, pci};
 use netlink::{Socket, uplink};
 
 use crate::config::Gate;
-use crate::device_nodes;
 
 /// One scan of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +112,20 @@ impl HostSnapshot {
 
     /// What stands in the way of handing a node to a container, if anything does.
     pub fn obstacle(&self, device: &CharDevice) -> Option<String> {
-        device_nodes::obstacle(&self.nodes, device)
+        obstacle(&self.nodes, device)
+    }
+}
+
+/// What stands in the way of handing a node to a container, if anything does.
+pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> Option<String> {
+    let name = device.dev_name();
+    match states.get(&name) {
+        Some(Node::Ready) => None,
+        Some(Node::Stale { found }) => Some(format!(
+            "node /dev/{name} is device {found}, the kernel says {}; udev has not followed yet",
+            device.number
+        )),
+        Some(Node::Missing) | None => Some(format!("node /dev/{name} does not exist")),
     }
 }
 

@@ -42,6 +42,7 @@ mod links;
 mod measurements;
 pub mod nccl;
 pub mod node_files;
+mod node_paths;
 mod node_socket;
 pub mod pool;
 mod pool_state;
@@ -61,4 +62,5 @@ mod uninstall;
 mod watch;
 
 // Reads the kubelet's checkpoint; for a fuzz target.
+pub use binding::gpus::Gpus;
 pub use kubelet::checkpoint::Owners;

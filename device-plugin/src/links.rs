@@ -15,7 +15,8 @@ use netlink::{Socket, link};
 
 use crate::{
     config::{Config, ResourceName},
-    reclaim::{self, taken},
+    node_paths::NodePaths,
+    reclaim::taken,
     snapshot::Snapshot,
 };
 
@@ -61,7 +62,8 @@ impl Links {
         let mut down: Vec<Down> = Vec::new();
         for snapshot in snapshots {
             for member in snapshot.members() {
-                let own = |netdev: &&Netdev| member.netdevs.contains(&netdev.name);
+                let own =
+                    |netdev: &&Netdev| member.hca.netdev_names().any(|name| name == netdev.name);
                 for netdev in netdevs.iter().filter(own) {
                     if netdev.up {
                         self.done.insert(netdev.ifindex);
@@ -73,7 +75,7 @@ impl Links {
                             resource: snapshot.resource().clone(),
                             name: netdev.name.clone(),
                             ifindex: netdev.ifindex,
-                            id: member.id.clone(),
+                            id: member.hca.id.clone(),
                         });
                     }
                 }
@@ -109,12 +111,9 @@ impl Links {
 }
 
 /// Sets netdevs up that no attachment of the journal is about.
-pub(crate) fn set_up(
-    settings: &reclaim::Settings,
-    all: Vec<Down>,
-) -> Vec<(Down, Result<(), String>)> {
-    let ours = unattached(all, &taken(settings));
-    let mut socket = in_host_namespace(&settings.host)
+pub(crate) fn set_up(paths: &NodePaths, all: Vec<Down>) -> Vec<(Down, Result<(), String>)> {
+    let ours = unattached(all, &taken(paths));
+    let mut socket = in_host_namespace(&paths.host)
         .map_err(|why| format!("{why}; set hostNetwork: true"))
         .and_then(|()| Socket::open().map_err(|error| error.to_string()));
     ours.into_iter()

@@ -1,7 +1,7 @@
 //! What takes time to read, and is served as metrics: counters of ports and of CNI calls, and how
 //! full address pools are. Its age is a metric, so that an old value is not taken for a new one.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +10,10 @@ use hca::Host;
 use ipam::plugin::Plugin;
 use ipam::pool_usage::usage;
 use node::calls::{self, Calls};
-use node::policy::{Policy, StoreKind};
+use node::policy::StoreKind;
 use tokio_util::sync::CancellationToken;
 
+use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers, Reading};
 
 /// Time between two readings of what is on this node.
@@ -23,21 +24,6 @@ const SHARED_STORE_ROUNDS: u32 = 30;
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The programs that count their calls.
 const PROGRAMS: [&str; 2] = ["rdma-netdev", "rdma-ipam"];
-
-/// Where things are.
-#[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    /// Roots of the host's kernel file systems.
-    pub host: Host,
-    /// The directory that they are below.
-    pub root: PathBuf,
-    /// The node's policy.
-    pub policy: PathBuf,
-    /// The node's name, if it was given.
-    pub node: Option<String>,
-    /// The directory of the CNI programs' counters.
-    pub calls: PathBuf,
-}
 
 /// Reads what is served.
 #[derive(Debug)]
@@ -100,20 +86,23 @@ impl Measurements {
     }
 
     /// Reads every now and then until `stop`. What has not ended is not started again.
-    pub(crate) async fn keep_reading(self: Arc<Self>, settings: Settings, stop: CancellationToken) {
-        let settings = Arc::new(settings);
+    pub(crate) async fn keep_reading(
+        self: Arc<Self>,
+        paths: Arc<NodePaths>,
+        stop: CancellationToken,
+    ) {
         let mut ticks = tokio::time::interval(INTERVAL);
         for round in 0_u32.. {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            let [all, own, calls] = [(); 3].map(|()| settings.clone());
+            let [all, own, calls] = [(); 3].map(|()| paths.clone());
             self.ports.start(move || ports(&all.host));
-            self.calls.start(move || calls_of(&calls.calls));
+            self.calls.start(move || calls_of(&calls.run_dir));
             self.own_pools.start(move || pools(&own, Sharing::OneNode));
             if round % SHARED_STORE_ROUNDS == 0 {
-                let shared = settings.clone();
+                let shared = paths.clone();
                 self.shared_pools
                     .start(move || pools(&shared, Sharing::Nodes));
             }
@@ -151,12 +140,12 @@ enum Sharing {
 }
 
 /// The pools of file stores. Of blocks from the cluster the broker says how full they are.
-fn pools(settings: &Settings, sharing: Sharing) -> Vec<PoolFill> {
-    let (policy, _) = Policy::load_for_release(&settings.policy);
+fn pools(paths: &NodePaths, sharing: Sharing) -> Vec<PoolFill> {
+    let policy = paths.policy();
     let of_kind = policy.stores.iter();
     let of_kind = of_kind.filter(|(_, store)| matches!(store.kind, StoreKind::File { .. }));
     let names: Vec<String> = of_kind.map(|(name, _)| name.clone()).collect();
-    let plugin = Plugin::new(policy.clone(), &settings.root, settings.node.as_deref());
+    let plugin = Plugin::new(policy.clone(), &paths.node.root, paths.node.node.as_deref());
     let mut fills = Vec::new();
     for name in names {
         match fill(&plugin, &name, sharing) {
@@ -216,14 +205,8 @@ mod tests {
         let values = json!({"stateDir": place.path().join("state"), "stores": {
             "default": store("default"), "nfs": nfs}});
         std::fs::write(&policy, values.to_string()).unwrap();
-        let settings = Settings {
-            host: Host::at("/"),
-            root: "/".into(),
-            policy,
-            node: Some("n1".into()),
-            calls: place.path().to_owned(),
-        };
-        assert_eq!(pools(&settings, Sharing::OneNode), [], "never used");
+        let paths = NodePaths::all_in(place.path());
+        assert_eq!(pools(&paths, Sharing::OneNode), [], "never used");
         assert!(calls_of(place.path()).is_empty());
     }
 }

@@ -89,7 +89,11 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
             }
         }
         allocation.hcas = Some(hcas);
-        let mut pool: Vec<&HcaId> = snapshot.members().iter().map(|member| &member.id).collect();
+        let mut pool: Vec<&HcaId> = snapshot
+            .members()
+            .iter()
+            .map(|member| &member.hca.id)
+            .collect();
         pool.sort();
         allocation.pool = Some(pool.into_iter().map(ToString::to_string).collect());
     }

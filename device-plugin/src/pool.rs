@@ -53,7 +53,7 @@ pub enum Reason {
     /// Another pool has it, and at least one of the two is exclusive.
     Claimed(ResourceName),
     /// It has virtual functions.
-    HasVfs(u32),
+    HasVfs(usize),
     /// The node itself needs its netdev, and why.
     Uplink(String, Why),
     /// Whether the node itself needs its netdev is not known.
@@ -128,19 +128,20 @@ pub fn assemble_on(
     previous: &[Arc<Snapshot>],
     node: &Node,
 ) -> Pools {
+    let candidates: Vec<_> = candidates.iter().cloned().map(Arc::new).collect();
     let mut remarks = Vec::new();
     let mut excluded = Vec::new();
     let mut claims: Vec<(&HcaId, &PoolConfig)> = Vec::new();
     let mut snapshots = Vec::new();
     let machine = Arc::new(seen.machine.clone());
     for pool in &config.pools {
-        let withheld = withheld(pool, config, candidates, node);
+        let withheld = withheld(pool, config, &candidates, node);
         let mut members = Vec::new();
         let before = previous
             .iter()
             .find(|before| *before.resource() == pool.resource);
         let before = before.map(|before| before.members()).unwrap_or_default();
-        for candidate in candidates {
+        for candidate in &candidates {
             let held = node.held.get(&candidate.id).into_iter().flatten();
             let is_held = held.clone().any(|holding| is_of(holding, pool));
             let (chosen, hidden) = choice(pool, candidate);
@@ -164,7 +165,7 @@ pub fn assemble_on(
                 None => {}
             }
             // A container of its pod that starts again gets its nodes. Nobody else does.
-            if is_held || before.iter().any(|old| old.id == candidate.id) {
+            if is_held || before.iter().any(|old| old.hca.id == candidate.id) {
                 members.push(Member {
                     health: Health::Unhealthy(UnhealthyReason::Excluded),
                     ..member(pool, candidate, seen)
@@ -172,7 +173,10 @@ pub fn assemble_on(
             }
         }
         for old in before {
-            if !candidates.iter().any(|candidate| candidate.id == old.id) {
+            if !candidates
+                .iter()
+                .any(|candidate| candidate.id == old.hca.id)
+            {
                 members.push(Member {
                     nodes: Vec::new(),
                     health: Health::Unhealthy(UnhealthyReason::Gone),
@@ -180,14 +184,14 @@ pub fn assemble_on(
                 });
             }
         }
-        members.sort_by(|a, b| a.id.cmp(&b.id));
+        members.sort_by(|a, b| a.hca.id.cmp(&b.hca.id));
         if let Some(reason) = withheld {
             remarks.push(format!("{} is withheld: {reason}", pool.resource));
             for member in &mut members {
                 member.health = Health::Unhealthy(reason.clone());
             }
         }
-        let shape = shape(pool, candidates, &mut members, &mut remarks);
+        let shape = shape(pool, &mut members, &mut remarks);
         let mut terms = Terms::of(pool);
         if !seen.vhost_net && !terms.extra_nodes.is_empty() {
             terms.extra_nodes.clear();
@@ -216,7 +220,7 @@ pub fn assemble_on(
 fn withheld(
     pool: &PoolConfig,
     config: &Config,
-    candidates: &[Candidate],
+    candidates: &[Arc<Candidate>],
     node: &Node,
 ) -> Option<UnhealthyReason> {
     let Sharing::Late(_) = pool.sharing else {
@@ -289,8 +293,8 @@ fn obstacle(
     if let Some((_, by)) = claimed {
         return Some(Reason::Claimed(by.resource.clone()));
     }
-    let vfs = candidate.pf.as_ref().map_or(0, |pf| pf.vf_count);
-    if pool.exclude.pfs_with_vfs && candidate.function == Function::Physical && vfs > 0 {
+    let vfs = candidate.virtual_functions();
+    if pool.exclude.pfs_with_vfs && vfs > 0 {
         return Some(Reason::HasVfs(vfs));
     }
     if !pool.exclude.uplinks || candidate.elsewhere {
@@ -298,14 +302,12 @@ fn obstacle(
     }
     // One that a pod has is none of the node's, whatever has its name now.
     let mut netdevs = candidate
-        .netdevs
-        .iter()
-        .map(|netdev| &netdev.name)
+        .netdev_names()
         .filter(|name| seen.inventory.netdev(name).is_some());
     match &seen.uplinks {
         Uplinks::Known(uplinks) => netdevs.find_map(|name| {
             let why = uplinks.get(name)?;
-            Some(Reason::Uplink(name.clone(), why.clone()))
+            Some(Reason::Uplink(name.to_owned(), why.clone()))
         }),
         Uplinks::Unknown(reason) => netdevs
             .next()
@@ -313,32 +315,13 @@ fn obstacle(
     }
 }
 
-fn member(pool: &PoolConfig, candidate: &Candidate, seen: &HostSnapshot) -> Member {
-    let names = candidate.rdma_devices.iter();
-    let devices = HcaDevices::scanned(names.map(|device| device.name.as_str()), seen);
-    let (nodes, lacking) = devices.nodes(&pool.nodes);
+fn member(pool: &PoolConfig, hca: &Arc<Candidate>, seen: &HostSnapshot) -> Member {
+    let (nodes, lacking) = HcaDevices::scanned(hca, seen).nodes(&pool.nodes);
     Member {
-        id: candidate.id.clone(),
-        rdma_devices: candidate
-            .rdma_devices
-            .iter()
-            .map(|device| device.name.clone())
-            .collect(),
-        netdevs: candidate
-            .netdevs
-            .iter()
-            .map(|netdev| netdev.name.clone())
-            .collect(),
+        hca: hca.clone(),
         nodes,
-        numa_node: candidate.numa_node,
-        place: candidate.place.clone(),
-        pf_address: {
-            let pf = candidate.pf.as_ref().map(|pf| &pf.address);
-            pf.filter(|address| **address != candidate.id.to_string())
-                .cloned()
-        },
         slots: 0,
-        health: health(pool, candidate, seen, lacking),
+        health: health(pool, hca, seen, lacking),
     }
 }
 
@@ -380,7 +363,6 @@ fn health(
     }
     let devices = candidate.rdma_devices.iter();
     let ports: Vec<_> = devices
-        .filter_map(|device| seen.inventory.rdma_device(&device.name))
         .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
         .collect();
     if ports.iter().any(|(_, port)| port.is_active()) {
@@ -422,27 +404,19 @@ fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -
     match port.link_layer {
         LinkLayer::Ethernet => is_down,
         LinkLayer::InfiniBand | LinkLayer::Unknown => {
-            is_down && matches!(candidate.function, Function::Virtual(_))
+            is_down && matches!(candidate.function(), Function::Virtual(_))
         }
     }
 }
 
 /// The number of units, within what a GID table and one message can hold.
-fn shape(
-    pool: &PoolConfig,
-    candidates: &[Candidate],
-    members: &mut [Member],
-    remarks: &mut Vec<String>,
-) -> Shape {
+fn shape(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -> Shape {
     let room = |member: &Member| {
-        let candidate = candidates
-            .iter()
-            .find(|candidate| candidate.id == member.id);
-        let ports = candidate
-            .iter()
-            .flat_map(|c| &c.rdma_devices)
-            .flat_map(|d| &d.ports);
-        ports.filter_map(|port| port.room).min()
+        let roce = member
+            .hca
+            .ports()
+            .filter(|port| port.link_layer == LinkLayer::Ethernet);
+        roce.filter_map(|port| port.gids.pods()).min()
     };
     match pool.sharing {
         Sharing::Exclusive { policy } => {
@@ -499,7 +473,7 @@ fn too_many(pool: &PoolConfig, units: u32, room: u32) -> String {
 fn fit_one_message(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) {
     let bytes = |members: &[Member], most: u32| -> usize {
         let unit = |member: &Member| {
-            let identity = member.id.to_string().len() + "_01234567_".len() + 5;
+            let identity = member.hca.id.to_string().len() + "_01234567_".len() + 5;
             let slots = usize::try_from(member.slots.min(most)).unwrap_or(usize::MAX);
             slots.saturating_mul(identity + UNIT_BYTES)
         };

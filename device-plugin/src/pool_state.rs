@@ -10,15 +10,15 @@ use hca::HcaId;
 
 use crate::binding::store::Bindings;
 use crate::candidate::Candidate;
-use crate::candidate::gather::{self, Unusable};
+use crate::candidate::gather::Unusable;
 use crate::candidate::memory::Memory;
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
 use crate::pool::{self, Excluded, Reason};
-use crate::slots::{self, Slot};
-use crate::snapshot::{Health, Shape, Snapshot, UnhealthyReason};
+use crate::slots;
+use crate::snapshot::{Health, Shape, Slot, Snapshot, UnhealthyReason};
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
@@ -70,9 +70,7 @@ impl PoolStates {
         seen: &HostSnapshot,
         now: Instant,
     ) -> Option<Instant> {
-        let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
-        self.memory
-            .complete(&mut candidates, &mut unusable, &seen.inventory);
+        let (candidates, unusable) = self.memory.list(seen);
         let held = self.allocated.as_ref().map(|held| held.hcas());
         let mut held = held.unwrap_or_default();
         for (hca, binding) in &self.bindings.all {
@@ -152,7 +150,7 @@ impl PoolStates {
         candidates: &[Candidate],
         now: Instant,
     ) {
-        let is_here = |id: &str| candidates.iter().any(|one| one.id.to_string() == id);
+        let is_here = |pf| candidates.iter().any(|one| one.id == HcaId::Pci(pf));
         self.gone
             .retain(|id, _| !candidates.iter().any(|one| one.id == *id));
         for snapshot in snapshots {
@@ -162,8 +160,8 @@ impl PoolStates {
                 .members()
                 .iter()
                 .filter(|member| member.health == Health::Unhealthy(UnhealthyReason::Gone))
-                .filter(|member| member.pf_address.as_deref().is_some_and(is_here))
-                .map(|member| member.id.clone())
+                .filter(|member| member.hca.owner().is_some_and(is_here))
+                .map(|member| member.hca.id.clone())
                 .filter(|id| {
                     let since = *gone.entry(id.clone()).or_insert(now);
                     now.saturating_duration_since(since) >= FORGET_GRACE_PERIOD
@@ -174,11 +172,11 @@ impl PoolStates {
             };
             let held = allocated.hcas();
             snapshot.forget(|member| {
-                let is_held = held.contains_key(&member.id) || self.bindings.has(&member.id);
-                let forgotten = over.contains(&member.id) && !is_held;
+                let is_held = held.contains_key(&member.hca.id) || self.bindings.has(&member.hca.id);
+                let forgotten = over.contains(&member.hca.id) && !is_held;
                 if forgotten {
                     tracing::info!(
-                        %resource, hca = %member.id, "not listed any more: the function was removed"
+                        %resource, hca = %member.hca.id, "not listed any more: the function was removed"
                     );
                 }
                 forgotten
@@ -279,21 +277,21 @@ fn note_changes(before: Option<&Snapshot>, after: &Snapshot, transitions: &mut T
         tracing::warn!(%resource, "no HCA of this host is in the pool yet");
     }
     for member in after.members() {
-        let old = before.and_then(|old| old.members().iter().find(|m| m.id == member.id));
-        let devices = member.rdma_devices.join(",");
+        let old = before.and_then(|old| old.members().iter().find(|m| m.hca.id == member.hca.id));
+        let devices = member.hca.rdma_names().join(",");
         let word = match (&member.health, old.map(|old| &old.health)) {
             (now, Some(before)) if now == before => continue,
             (Health::Healthy, None) => {
-                tracing::info!(%resource, hca = %member.id, devices, "HCA in the pool");
+                tracing::info!(%resource, hca = %member.hca.id, devices, "HCA in the pool");
                 continue;
             }
             (Health::Healthy, Some(_)) => {
-                tracing::info!(%resource, hca = %member.id, devices, "HCA is healthy again");
+                tracing::info!(%resource, hca = %member.hca.id, devices, "HCA is healthy again");
                 "healthy"
             }
             (Health::Unhealthy(unhealthy_reason), was) => {
                 tracing::warn!(
-                    %resource, hca = %member.id, devices, reason = %unhealthy_reason, "HCA is unhealthy"
+                    %resource, hca = %member.hca.id, devices, reason = %unhealthy_reason, "HCA is unhealthy"
                 );
                 if was.is_some_and(|was| !was.is_healthy()) {
                     continue;

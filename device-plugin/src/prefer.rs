@@ -82,10 +82,10 @@ impl<'s> Groups<'s> {
     fn of(snapshot: &'s Snapshot, available: &'s [String], required: &[String]) -> Self {
         let carrier = |member: &Member| match snapshot.shape() {
             Shape::Exclusive { .. } => member
-                .pf_address
-                .clone()
-                .unwrap_or_else(|| member.id.to_string()),
-            Shape::Slots { .. } | Shape::Pooled { .. } | Shape::Late => member.id.to_string(),
+                .hca
+                .owner()
+                .map_or_else(|| member.hca.id.to_string(), |pf| pf.to_string()),
+            Shape::Slots { .. } | Shape::Pooled { .. } | Shape::Late => member.hca.id.to_string(),
         };
         let mut places: BTreeMap<String, usize> = BTreeMap::new();
         let mut groups: Vec<Group<'s>> = Vec::new();
@@ -132,12 +132,12 @@ impl<'s> Groups<'s> {
     /// The NUMA node that can serve most of a request, with different HCAs if it can.
     fn roomiest_node(&self, size: usize) -> Option<u32> {
         let mine = self.groups.iter().find(|group| group.mine > 0);
-        if let Some(node) = mine.and_then(|group| group.member.numa_node) {
+        if let Some(node) = mine.and_then(|group| group.member.hca.numa_node()) {
             return Some(node);
         }
         let mut nodes: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
         for group in self.groups.iter().filter(|group| !group.free.is_empty()) {
-            if let Some(node) = group.member.numa_node {
+            if let Some(node) = group.member.hca.numa_node() {
                 let (carriers, units) = nodes.entry(node).or_default();
                 *carriers += 1;
                 *units += group.free.len();
@@ -158,7 +158,11 @@ impl<'s> Groups<'s> {
     fn best(&self, policy: Policy, left: usize, node: Option<u32>) -> Option<usize> {
         let anchor = self.groups.iter().filter(|group| group.mine > 0);
         let anchors: Vec<&Group<'_>> = anchor.collect();
-        let node = node.or_else(|| anchors.first().and_then(|group| group.member.numa_node));
+        let node = node.or_else(|| {
+            anchors
+                .first()
+                .and_then(|group| group.member.hca.numa_node())
+        });
         let mut candidates: Vec<usize> = (0..self.groups.len()).collect();
         candidates.retain(|at| {
             self.groups
@@ -169,7 +173,7 @@ impl<'s> Groups<'s> {
             let Some(group) = self.groups.get(*at) else {
                 return Cost::MAX;
             };
-            let away = node.is_some() && group.member.numa_node != node;
+            let away = node.is_some() && group.member.hca.numa_node() != node;
             let used = group.all.saturating_sub(group.free.len());
             let distance: usize = anchors
                 .iter()
@@ -224,7 +228,7 @@ fn as_a_set(
     let of_pool: BTreeSet<usize> = snapshot
         .members()
         .iter()
-        .filter_map(|m| position(&m.id.to_string()))
+        .filter_map(|m| position(&m.hca.id.to_string()))
         .collect();
     let taken = |at: &usize| of_pool.contains(at) && !free.contains(at) && !include.contains(at);
     let request = Request {

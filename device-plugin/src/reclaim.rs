@@ -12,22 +12,23 @@
 //! leases waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::{
     journal::{Key, Record, Store},
-    node::{Node, Places, now},
+    node::{Node, now},
     reclaim::{in_host_namespace, over},
 };
-use hca::{HcaId, Host};
+use hca::HcaId;
 use ipam::{plugin::Plugin, reclaim::Report};
 use node::identity::boot_id;
 use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
 
 /// Time between two reads of the journal where nothing is reclaimed.
@@ -36,22 +37,6 @@ const READ_INTERVAL: Duration = Duration::from_secs(30);
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one part of a round may take before it is called late.
 const PART_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Where things are.
-#[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    /// Roots of the host's kernel file systems.
-    pub host: Host,
-    /// The directory that they are below.
-    pub root: PathBuf,
-    /// The node's policy.
-    pub policy: PathBuf,
-    /// The node's name, if it was given.
-    pub node: Option<String>,
-    /// Time between rounds; evidence has to last from one to the next. `None`: nothing is
-    /// cleaned up.
-    pub interval: Option<Duration>,
-}
 
 /// What was cleaned up since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,9 +54,11 @@ pub(crate) struct Counts {
     pub idle: Option<String>,
 }
 
-/// Cleans up every now and then until `stop`.
+/// Cleans up every `interval` until `stop`; evidence has to last from one round to the next. Without
+/// an interval nothing is cleaned up.
 pub(crate) async fn keep_reclaiming(
-    settings: Settings,
+    paths: Arc<NodePaths>,
+    interval: Option<Duration>,
     readers: Readers,
     published: watch::Sender<Counts>,
     stop: CancellationToken,
@@ -86,8 +73,8 @@ pub(crate) async fn keep_reclaiming(
     // The attachments that were seen dead in the round before.
     let mut sightings = BTreeSet::new();
     loop {
-        let (task, before) = (settings.clone(), sightings.clone());
-        let read = journal.run(move || Round::read(&task, &before));
+        let (task, before) = (paths.clone(), sightings.clone());
+        let read = journal.run(move || Round::read(&task, interval, &before));
         let read = tokio::select! {
             () = stop.cancelled() => return,
             read = read => read,
@@ -115,15 +102,15 @@ pub(crate) async fn keep_reclaiming(
                     if reader.late().is_some() {
                         note(&published, &failure);
                     }
-                    let (settings, published) = (settings.clone(), published.clone());
-                    reader.start(move || note(&published, &clean_up(&settings, store, dead)));
+                    let (paths, published) = (paths.clone(), published.clone());
+                    reader.start(move || note(&published, &clean_up(&paths, store, dead)));
                 }
             }
             Err(_) => note(&published, &failure),
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(settings.interval.unwrap_or(READ_INTERVAL)) => {}
+            () = tokio::time::sleep(interval.unwrap_or(READ_INTERVAL)) => {}
         }
     }
 }
@@ -140,10 +127,8 @@ fn note(published: &watch::Sender<Counts>, more: &Counts) {
 }
 
 /// The HCAs of which pods have a netdev, by the journal. What cannot be read is none.
-pub(crate) fn taken(settings: &Settings) -> BTreeSet<HcaId> {
-    hca::host::show(&settings.policy);
-    let (policy, _) = Policy::load_for_release(&settings.policy);
-    let records = Store::records_of_node(&settings.policy, &policy.state_dir);
+pub(crate) fn taken(paths: &NodePaths) -> BTreeSet<HcaId> {
+    let records = Store::records_of_node(&paths.node.policy, &paths.state_dir());
     let (records, _) = records.unwrap_or_default();
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
@@ -165,20 +150,20 @@ struct Round {
 
 impl Round {
     /// `before` are the attachments that were seen dead in the round before.
-    fn read(settings: &Settings, before: &BTreeSet<String>) -> Self {
+    fn read(paths: &NodePaths, interval: Option<Duration>, before: &BTreeSet<String>) -> Self {
         let mut round = Self {
-            idle: idle(settings),
+            idle: idle(paths, interval),
             ..Self::default()
         };
         if round.idle.is_some() {
             return round;
         }
         round.counts.rounds = 1;
-        let (policy, fault) = Policy::load_for_release(&settings.policy);
+        let (policy, fault) = Policy::load_for_release(&paths.node.policy);
         if let Some(fault) = fault {
             tracing::warn!("{}", fault.with_remedy());
         }
-        round.find_dead(settings, &policy, before);
+        round.find_dead(paths, &policy, before);
         for store in policy.stores.keys() {
             round.work.entry(Some(store.clone())).or_default();
         }
@@ -187,11 +172,11 @@ impl Round {
 }
 
 /// Why nothing is cleaned up, if so.
-fn idle(settings: &Settings) -> Option<String> {
-    if settings.interval.is_none() {
+fn idle(paths: &NodePaths, interval: Option<Duration>) -> Option<String> {
+    if interval.is_none() {
         return Some("turned off by --reclaim-interval 0".to_owned());
     }
-    let reason = in_host_namespace(&settings.host).err()?;
+    let reason = in_host_namespace(&paths.host).err()?;
     Some(format!("{reason}; set hostNetwork: true"))
 }
 
@@ -200,8 +185,8 @@ type Dead = (Key, Record, &'static str);
 
 impl Round {
     /// The attachments that are over and were so in the round before, by the store of their leases.
-    fn find_dead(&mut self, settings: &Settings, policy: &Policy, before: &BTreeSet<String>) {
-        let records = Store::records_of_node(&settings.policy, &policy.state_dir);
+    fn find_dead(&mut self, paths: &NodePaths, policy: &Policy, before: &BTreeSet<String>) {
+        let records = Store::records_of_node(&paths.node.policy, &policy.state_dir);
         let (records, unreadable) = match records {
             Ok(records) => records,
             Err(error) => {
@@ -212,7 +197,7 @@ impl Round {
         for one in unreadable {
             tracing::debug!(error = %one, "cannot read an attachment's record");
         }
-        let proc = &settings.host.proc;
+        let proc = &paths.host.proc;
         let boot = boot_id(proc);
         for (key, record) in records {
             let Some(why) = over(&record, proc, &boot, now()) else {
@@ -235,14 +220,9 @@ fn store_of(record: &Record) -> Option<String> {
 
 /// One part of a round: undoes its attachments, then frees leases that are over and that no
 /// attachment named.
-fn clean_up(settings: &Settings, store: Option<String>, dead: Vec<Dead>) -> Counts {
+fn clean_up(paths: &NodePaths, store: Option<String>, dead: Vec<Dead>) -> Counts {
     let mut counts = Counts::default();
-    let places = Places {
-        root: settings.root.clone(),
-        policy: settings.policy.clone(),
-        node: settings.node.clone(),
-    };
-    let mut node = match Node::open_for_release(&places, "daemon".into()) {
+    let mut node = match Node::open_for_release(&paths.node, "daemon".into()) {
         Ok(node) => node,
         Err(error) => {
             counts.failures += 1;
@@ -254,7 +234,7 @@ fn clean_up(settings: &Settings, store: Option<String>, dead: Vec<Dead>) -> Coun
         undo(&mut node, &key, &record, why, &mut counts);
     }
     if let Some(store) = store {
-        leases(settings, &node, &store, &mut counts);
+        leases(paths, &node, &store, &mut counts);
     }
     counts
 }
@@ -282,8 +262,12 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
 }
 
 /// Frees leases of a store that are over and that no attachment named.
-fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
-    let plugin = Plugin::load(&settings.policy, &settings.root, settings.node.as_deref());
+fn leases(paths: &NodePaths, node: &Node, name: &str, counts: &mut Counts) {
+    let plugin = Plugin::load(
+        &paths.node.policy,
+        &paths.node.root,
+        paths.node.node.as_deref(),
+    );
     if let Some(store) = plugin.policy().stores.get(name) {
         hca::host::show(&store.directory);
     }
@@ -295,7 +279,7 @@ fn leases(settings: &Settings, node: &Node, name: &str, counts: &mut Counts) {
             return;
         }
     };
-    match free_leases(&plugin, &store, name, &settings.policy, &node.roots.proc) {
+    match free_leases(&plugin, &store, name, &paths.node.policy, &node.roots.proc) {
         Ok(report) => {
             counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
             for (lease, why) in &report.freed {

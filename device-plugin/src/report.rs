@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hca::NetnsMode;
+use node_server::socket::{self, NodeSocket};
 use node_wire::status::{
     ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, PoolStatus, SocketStatus, UnitCounts,
 };
@@ -17,9 +18,8 @@ use crate::binding::store::{Binding, Bindings};
 use crate::config::{Format, ResourceName, TopologyConfig};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
-use crate::kubelet::service::AllocationCounts;
-use crate::kubelet::session::{NO_STREAM, State};
-use crate::node_socket::{self, NodeSocket};
+use crate::kubelet::service::{AllocationCounts, State};
+use crate::kubelet::session::NO_STREAM;
 use crate::pool_state::Transitions;
 use crate::reader::{Late, Readers};
 use crate::reclaim;
@@ -103,6 +103,10 @@ pub(crate) struct Pool {
     pub session: watch::Receiver<State>,
     /// Its Allocate calls.
     pub allocations: Arc<AllocationCounts>,
+}
+
+fn owned<'n>(names: impl IntoIterator<Item = &'n str>) -> Vec<String> {
+    names.into_iter().map(str::to_owned).collect()
 }
 
 impl Report {
@@ -198,7 +202,7 @@ impl Report {
 
     fn node_socket_error(&self) -> Option<String> {
         match &*self.node_socket.state.borrow() {
-            node_socket::State::Failed(error) => Some(error.clone()),
+            socket::State::Failed(error) => Some(error.clone()),
             _ => None,
         }
     }
@@ -238,10 +242,10 @@ impl Report {
             .unwrap_or_default();
         let members = pool.snapshot.iter().flat_map(|snapshot| snapshot.members());
         let hca = |member: &Member| HcaStatus {
-            id: member.id.to_string(),
-            rdma_devices: member.rdma_devices.clone(),
-            netdevs: member.netdevs.clone(),
-            numa_node: member.numa_node,
+            id: member.hca.id.to_string(),
+            rdma_devices: owned(member.hca.rdma_names()),
+            netdevs: owned(member.hca.netdev_names()),
+            numa_node: member.hca.numa_node(),
             nodes: member.nodes.iter().map(|node| node.path.clone()).collect(),
             healthy: member.health == Health::Healthy,
             reason: match &member.health {

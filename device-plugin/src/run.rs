@@ -7,45 +7,40 @@
 
 mod daemon;
 mod node_files;
+mod settings;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hca::Host;
 use node::identity::boot_id;
-use node::policy::Policy;
 use node_server::http;
 use node_wire::FailureKind;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::binding::binder::Binder;
-use crate::binding::places::Places;
 use crate::binding::{release, store};
 use crate::candidate::memory::Memory;
-use crate::config;
 use crate::config::last_good::Kept;
 use crate::deliver::device_info;
 use crate::events::netlink::{Source, listen};
 use crate::events::{Triggers, Watched};
-use crate::kubelet::allocated;
 use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::service::{Requests, Start};
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
-use crate::measurements::{self, Measurements};
+use crate::measurements::Measurements;
 use crate::node_socket::{self, NodeSocket, pods};
 use crate::reader::{Reader, Readers};
 use crate::reclaim;
 use crate::sessions::{Common, Sessions};
 use crate::state_files::state_files;
 use crate::telemetry::http::ReportPages;
-use daemon::{Daemon, Known};
+use daemon::{Daemon, Known, Signals};
+pub(crate) use settings::Settings;
 
 /// How long the kubelet may take at the start to say who holds what.
 const FIRST_HOLDINGS_TIMEOUT: Duration = Duration::from_millis(500);
@@ -57,61 +52,6 @@ const DEVICE_INFO_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_DEVICE_INFO_WAITING: usize = 1024;
 /// How long tasks may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What the daemon is started with.
-#[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    /// Configuration file.
-    pub config_file: PathBuf,
-    /// What the command line says about configurations of the peers.
-    pub defaults: config::Defaults,
-    /// The kubelet's device-plugins directory.
-    pub device_plugin_dir: PathBuf,
-    /// The kubelet's root directory.
-    pub kubelet_root_dir: PathBuf,
-    /// Where CDI specifications go.
-    pub cdi_dir: PathBuf,
-    /// Where device information goes.
-    pub device_info_dir: PathBuf,
-    /// The socket on which programs of the node ask; none if there is to be none.
-    pub node_socket: Option<PathBuf>,
-    /// The directory of the node's sockets, which has the bindings of slots and the counts of CNI calls.
-    pub run_dir: PathBuf,
-    /// Where the last good configuration is kept, if it is.
-    pub state_dir: Option<PathBuf>,
-    /// Where metrics and probes are served, if they are.
-    pub metrics_addrs: Vec<SocketAddr>,
-    /// Who gets `/status` and the names of pods.
-    pub details: http::Details,
-    /// Addresses that the cluster knows the node by; none if they are not configured.
-    pub node_addresses: Vec<IpAddr>,
-    /// Roots of the host's kernel file systems.
-    pub host: Host,
-    /// Cleaning up behind pods.
-    pub reclaim: reclaim::Settings,
-}
-
-impl Settings {
-    /// Where bindings of slots are.
-    fn binding_places(&self) -> Places {
-        Places {
-            host: self.host.clone(),
-            policy: self.reclaim.policy.clone(),
-            run_dir: self.run_dir.clone(),
-            cdi_dir: self.cdi_dir.clone(),
-            device_plugin_dir: self.device_plugin_dir.clone(),
-        }
-    }
-
-    /// Where the kubelet says who holds what.
-    fn sources(&self, policy: &Policy) -> pods::Sources {
-        pods::Sources {
-            socket: kubelet_api::client::socket(&self.kubelet_root_dir),
-            device_plugin_dir: self.device_plugin_dir.clone(),
-            node: policy.node_name(self.reclaim.node.as_deref()),
-        }
-    }
-}
 
 /// Runs until a signal.
 ///
@@ -132,7 +72,8 @@ pub(crate) fn run(settings: Settings) -> anyhow::Result<()> {
 }
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
-    directory::check(&settings.device_plugin_dir)?;
+    let paths = settings.paths.clone();
+    directory::check(&paths.device_plugin_dir)?;
     let kept = Kept::in_directory(settings.state_dir.as_deref());
     let start = kept.start(&settings.config_file, &settings.defaults)?;
     let stop = CancellationToken::new();
@@ -145,14 +86,14 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
     let contents = watch::Sender::new(Contents::default());
     let sessions = Sessions::new(Common {
-        directory: settings.device_plugin_dir.clone(),
+        directory: paths.device_plugin_dir.clone(),
         contents: contents.subscribe(),
         nonce: nonce.clone(),
         timing: Timing::default(),
         requests: requests.clone(),
     });
     services.spawn(directory::keep_watch(
-        settings.device_plugin_dir.clone(),
+        paths.device_plugin_dir.clone(),
         SOCKET_PREFIX,
         contents,
         stop.clone(),
@@ -168,14 +109,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         path: settings.node_socket.clone(),
         nonce,
     };
-    let places = settings.binding_places();
     // Who holds what is known before anything is offered, where the kubelet says so.
     let node_files: Reader = readers.reader("node", "the node's files", FIRST_FILES_TIMEOUT);
-    let policy = settings.reclaim.policy.clone();
-    let policy = node_files.run(move || {
-        hca::host::show(&policy);
-        Policy::load_for_release(&policy).0
-    });
+    let known = paths.clone();
+    let policy = node_files.run(move || known.policy());
     let sources = settings.sources(&policy.await.unwrap_or_default());
     let (pods, caller) = pods::pods(&readers, sources, asked.allocated);
     let pods = Arc::new(pods);
@@ -185,50 +122,40 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let first = tokio::time::timeout(2 * FIRST_HOLDINGS_TIMEOUT, first).await;
     let held = watch::Sender::new(first.ok().and_then(Result::ok).map(Arc::new));
     let known = held.subscribe();
-    services.spawn(allocated::keep_asking(pods.clone(), held, stop.clone()));
+    services.spawn(pods::keep_asking(pods.clone(), held, stop.clone()));
     services.spawn(write_files(
         readers.reader(
             "devinfo",
             "the writing of device information",
             FIRST_FILES_TIMEOUT,
         ),
-        settings.device_info_dir.clone(),
+        paths.device_info_dir.clone(),
         asked.files,
         stop.clone(),
     ));
 
     // What pods have is known before the first scan, so that none of it seems to be gone.
-    let (policy, proc) = (settings.reclaim.policy.clone(), settings.host.proc.clone());
-    let memory = node_files.run(move || {
-        hca::host::show(&policy);
-        let state_dir = Policy::load_for_release(&policy).0.state_dir;
-        hca::host::show(&state_dir);
-        Memory::load(&state_dir, boot_id(&proc))
-    });
+    let known_hcas = paths.clone();
+    let memory = node_files
+        .run(move || Memory::load(&known_hcas.state_dir(), boot_id(&known_hcas.host.proc)));
     let memory = memory.await.unwrap_or_default();
     let reclaimed = watch::Sender::new(reclaim::Counts::default());
     let found = reclaimed.subscribe();
     services.spawn(reclaim::keep_reclaiming(
-        settings.reclaim.clone(),
+        paths.clone(),
+        settings.reclaim_interval,
         readers.clone(),
         reclaimed,
         stop.clone(),
     ));
 
     remove_leftovers(&settings, &node_files);
-    let (files, writer) = state_files(settings.reclaim.policy.clone(), &readers);
+    let (files, writer) = state_files(paths.clone(), &readers);
     services.spawn(writer.run(stop.clone()));
     let (node_socket, state) =
         NodeSocket::new(settings.node_socket.clone(), &FailureKind::OF_DAEMON);
     let counts = node_socket.counts.clone();
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
-    let measurements = measurements::Settings {
-        host: settings.host.clone(),
-        root: settings.reclaim.root.clone(),
-        policy: settings.reclaim.policy.clone(),
-        node: settings.reclaim.node.clone(),
-        calls: settings.run_dir.clone(),
-    };
     let daemon = Daemon::new(
         settings,
         start,
@@ -246,7 +173,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     );
     let binder = Arc::new(Binder::new(
         &readers,
-        places,
+        paths.clone(),
         pods.clone(),
         daemon.report(),
         requests,
@@ -274,7 +201,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ));
     let measured = Arc::new(Measurements::new(&readers));
     if !addresses.is_empty() {
-        services.spawn(measured.clone().keep_reading(measurements, stop.clone()));
+        services.spawn(measured.clone().keep_reading(paths.clone(), stop.clone()));
     }
     for address in addresses {
         let pages = ReportPages {
@@ -320,15 +247,15 @@ async fn start_containers(
 /// Removes what killed writers left in the directories that the daemon writes to. No task waits for
 /// it.
 fn remove_leftovers(settings: &Settings, reader: &Reader) {
-    let policy = settings.reclaim.policy.clone();
+    let paths = settings.paths.clone();
     let own = [
-        Some(settings.cdi_dir.clone()),
-        Some(settings.device_info_dir.clone()),
-        Some(settings.run_dir.join(store::DIRECTORY)),
+        Some(paths.cdi_dir.clone()),
+        Some(paths.device_info_dir.clone()),
+        Some(paths.run_dir.join(store::DIRECTORY)),
         settings.state_dir.clone(),
     ];
     reader.start(move || {
-        let state_dir = Policy::load_for_release(&policy).0.state_dir;
+        let state_dir = paths.state_dir();
         let of_node = [state_dir.join("stores"), state_dir];
         for directory in own.into_iter().flatten().chain(of_node) {
             hca::host::show(&directory);
@@ -389,38 +316,6 @@ async fn write_files(
         waiting = failed;
         while waiting.len() > MAX_DEVICE_INFO_WAITING {
             waiting.pop_first();
-        }
-    }
-}
-
-/// Signals that the daemon acts on.
-#[derive(Debug)]
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    quit: Signal,
-    hang_up: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let wait = |kind| signal(kind).context("wait for signals");
-        Ok(Self {
-            terminate: wait(SignalKind::terminate())?,
-            interrupt: wait(SignalKind::interrupt())?,
-            quit: wait(SignalKind::quit())?,
-            hang_up: wait(SignalKind::hangup())?,
-        })
-    }
-
-    /// The name of a signal that ends the daemon, or `None` for the one that makes it read its
-    /// configuration again.
-    async fn next(&mut self) -> Option<&'static str> {
-        tokio::select! {
-            _ = self.terminate.recv() => Some("SIGTERM"),
-            _ = self.interrupt.recv() => Some("SIGINT"),
-            _ = self.quit.recv() => Some("SIGQUIT"),
-            _ = self.hang_up.recv() => None,
         }
     }
 }

@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ResourceName};
 use crate::kubelet::directory::Contents;
-use crate::kubelet::service::{AllocationCounts, Requests};
-use crate::kubelet::session::{Session, SocketName, State, Timing};
+use crate::kubelet::service::{AllocationCounts, Requests, State};
+use crate::kubelet::session::{Session, SocketName, Timing};
 use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// What all sessions of a process have in common.

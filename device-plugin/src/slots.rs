@@ -11,20 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::HcaId;
 
-use crate::snapshot::{Health, Member};
-
-/// A unit of a pool with late binding.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slot {
-    /// Its number, from 0.
-    pub number: u32,
-    /// The NUMA node that the daemon reports to the kubelet.
-    pub numa_node: Option<u32>,
-    /// Whether the kubelet may allocate it.
-    pub health: Health,
-    /// The HCA that it is bound to.
-    pub bound: Option<HcaId>,
-}
+use crate::snapshot::{Member, Slot};
 
 /// The slots of a pool with these members. `bound` are its bindings, the newest last where a slot
 /// has two; `held` are slots that pods hold; `before` are the slots as they were.
@@ -34,7 +21,7 @@ pub(crate) fn assign(
     held: &BTreeSet<u32>,
     before: &[Slot],
 ) -> Vec<Slot> {
-    let member = |hca: &HcaId| members.iter().find(|member| member.id == *hca);
+    let member = |hca: &HcaId| members.iter().find(|member| member.hca.id == *hca);
     let mut slots: BTreeMap<u32, Slot> = BTreeMap::new();
     for (number, hca) in bound {
         let Some(member) = member(hca) else { continue };
@@ -42,7 +29,7 @@ pub(crate) fn assign(
     }
     let mut free: Vec<&Member> = members
         .iter()
-        .filter(|member| !bound.iter().any(|(_, hca)| *hca == member.id))
+        .filter(|member| !bound.iter().any(|(_, hca)| *hca == member.hca.id))
         .collect();
     // Healthy ones first, so that what is broken makes the last slots unhealthy.
     free.sort_by_key(|member| !member.health.is_healthy());
@@ -66,7 +53,7 @@ pub(crate) fn assign(
         for number in group {
             let same = known(number).and_then(|known| {
                 free.iter().position(|member| {
-                    member.health.is_healthy() && member.numa_node == known.numa_node
+                    member.health.is_healthy() && member.hca.numa_node() == known.numa_node
                 })
             });
             match same {
@@ -85,7 +72,7 @@ pub(crate) fn assign(
 fn of_member(number: u32, member: &Member, bound: Option<HcaId>) -> Slot {
     Slot {
         number,
-        numa_node: member.numa_node,
+        numa_node: member.hca.numa_node(),
         health: member.health.clone(),
         bound,
     }
@@ -96,22 +83,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::snapshot::UnhealthyReason;
+    use crate::candidate::Candidate;
+    use crate::candidate::example::{function, named};
+    use crate::snapshot::{Health, UnhealthyReason};
 
     fn member(index: usize, numa_node: Option<u32>, healthy: bool) -> Member {
+        let address = format!("0000:{index:02x}:00.0");
         Member {
-            id: format!("0000:{index:02x}:00.0").parse().unwrap(),
-            rdma_devices: Vec::new(),
-            netdevs: Vec::new(),
-            nodes: Vec::new(),
-            numa_node,
-            place: None,
-            pf_address: None,
-            slots: 1,
             health: match healthy {
                 true => Health::Healthy,
                 false => Health::Unhealthy(UnhealthyReason::Gone),
             },
+            ..Member::example(Candidate {
+                pci: Some(function(&address, numa_node)),
+                ..named(&address, &[])
+            })
         }
     }
 
@@ -148,7 +134,7 @@ mod tests {
         ];
         let before = assign(&members, &[], &BTreeSet::new(), &[]);
         // Slot 0 was listed on node 0, and its pod's GPU is on node 1.
-        let bound = [(0, members[2].id.clone())];
+        let bound = [(0, members[2].hca.id.clone())];
         let held = BTreeSet::from([0, 1]);
         let slots = assign(&members, &bound, &held, &before);
         let nodes: Vec<_> = slots.iter().map(|s| s.numa_node).collect();
@@ -166,7 +152,7 @@ mod tests {
             |slots: &[Slot]| -> Vec<bool> { slots.iter().map(|s| s.health.is_healthy()).collect() };
         let free = assign(&members, &[], &held, &before);
         assert_eq!(healthy(&free), [true, false]);
-        let bound = [(0, members[0].id.clone())];
+        let bound = [(0, members[0].hca.id.clone())];
         let own = assign(&members, &bound, &held, &before);
         assert_eq!(healthy(&own), [false, true]);
     }
@@ -189,7 +175,7 @@ mod tests {
                 .zip(&hcas)
                 .filter(|(_, (_, _, bound))| *bound)
                 .zip(&numbers)
-                .map(|((member, _), number)| (*number, member.id.clone()))
+                .map(|((member, _), number)| (*number, member.hca.id.clone()))
                 .collect();
             let before: Vec<Slot> = (0_u32..)
                 .zip(&nodes_before)

@@ -5,16 +5,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use hca::topology::Machine;
-use hca::topology::distance::{Distance, Place, distance};
+use hca::topology::distance::{Distance, distance};
 use hca::unit::{HcaId, PoolTag, UnitId};
 use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
 
+use crate::candidate::Candidate;
 use crate::config::{
     Delivery, Late, NodeClass, NodeRule, Policy, PoolConfig, ResourceName, Sharing, Variables,
 };
-use crate::slots::Slot;
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,24 +96,40 @@ pub enum Shape {
 /// One HCA in a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Identity.
-    pub id: HcaId,
-    /// Names of its RDMA devices.
-    pub rdma_devices: Vec<String>,
-    /// Names of its netdevs on the host.
-    pub netdevs: Vec<String>,
+    /// The HCA, as it was seen last.
+    pub hca: Arc<Candidate>,
     /// Nodes that a container gets with it, in a fixed order.
     pub nodes: Vec<DeviceNode>,
-    /// NUMA node.
-    pub numa_node: Option<u32>,
-    /// Its place among PCI functions; `None` for what is not on PCI.
-    pub place: Option<Place>,
-    /// PCI address of the physical function that owns it, when that is another one.
-    pub pf_address: Option<String>,
     /// Units it is good for in a pool of slots.
     pub slots: u32,
     /// Whether it can be used.
     pub health: Health,
+}
+
+#[cfg(test)]
+impl Member {
+    /// A healthy member without nodes.
+    pub(crate) fn example(hca: Candidate) -> Self {
+        Self {
+            hca: Arc::new(hca),
+            nodes: Vec::new(),
+            slots: 1,
+            health: Health::Healthy,
+        }
+    }
+}
+
+/// A unit of a pool with late binding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// Its number, from 0.
+    pub number: u32,
+    /// The NUMA node that the daemon reports to the kubelet.
+    pub numa_node: Option<u32>,
+    /// Whether the kubelet may allocate it.
+    pub health: Health,
+    /// The HCA that it is bound to.
+    pub bound: Option<HcaId>,
 }
 
 /// A character device of the host.
@@ -260,11 +276,8 @@ impl Snapshot {
 
     /// How far two members are from each other in the machine.
     pub fn distance(&self, a: &Member, b: &Member) -> Option<Distance> {
-        Some(distance(
-            a.place.as_ref()?,
-            b.place.as_ref()?,
-            &self.machine.numa,
-        ))
+        let (a, b) = (a.hca.place()?, b.hca.place()?);
+        Some(distance(&a, &b, &self.machine.numa))
     }
 
     /// The resource.
@@ -330,7 +343,7 @@ impl Snapshot {
 
     /// The unit of this identity; `None` if the resource has none such.
     pub fn unit(&self, id: &str) -> Option<Unit<'_>> {
-        let member = |hca: &HcaId| self.members.iter().find(|member| member.id == *hca);
+        let member = |hca: &HcaId| self.members.iter().find(|member| member.hca.id == *hca);
         match (self.shape, id.parse::<UnitId>().ok()?) {
             (Shape::Pooled { units }, UnitId::Pool { pool, slot }) => {
                 (pool == self.tag && slot < units && !self.members.is_empty()).then_some(Unit::Pool)
@@ -369,122 +382,107 @@ impl Snapshot {
                         Health::Unhealthy(UnhealthyReason::Gone | UnhealthyReason::Excluded)
                     )
                 });
-                present.map(|member| member.id.clone()).collect()
+                present.map(|member| member.hca.id.clone()).collect()
             }
             _ => Vec::new(),
+        }
+    }
+
+    /// The units as the kubelet is to see them, healthy and not.
+    fn groups(&self) -> Vec<Group> {
+        let of_member = |member: &Member, prefix: String, shares: Option<u32>| Group {
+            prefix,
+            shares,
+            healthy: member.health.is_healthy(),
+            numa_node: member.hca.numa_node().filter(|_| self.terms.topology),
+        };
+        let members = self.members.iter();
+        match self.shape {
+            Shape::Pooled { .. } if self.members.is_empty() => Vec::new(),
+            Shape::Pooled { units } => vec![Group {
+                prefix: format!("pool_{}_", self.tag),
+                shares: Some(units),
+                // Its units stand for all members: it is usable while one is.
+                healthy: members.clone().any(|member| member.health.is_healthy()),
+                numa_node: None,
+            }],
+            Shape::Slots { .. } => members
+                .map(|member| {
+                    let prefix = format!("{}_{}_", member.hca.id, self.tag);
+                    of_member(member, prefix, Some(member.slots))
+                })
+                .collect(),
+            Shape::Exclusive { .. } => members
+                .map(|member| of_member(member, member.hca.id.to_string(), None))
+                .collect(),
+            Shape::Late => {
+                let group = |slot: &Slot| Group {
+                    prefix: self.slot_name(slot.number),
+                    shares: None,
+                    healthy: slot.health.is_healthy(),
+                    numa_node: slot.numa_node.filter(|_| self.terms.topology),
+                };
+                self.slots.iter().map(group).collect()
+            }
         }
     }
 
     /// Units, healthy and not.
     pub fn count(&self) -> Counts {
         let mut counts = Counts::default();
-        match self.shape {
-            Shape::Pooled { units } if !self.members.is_empty() => {
-                counts.add(units, self.pool_is_healthy());
-            }
-            Shape::Pooled { .. } => {}
-            Shape::Slots { .. } => {
-                self.members
-                    .iter()
-                    .for_each(|m| counts.add(m.slots, m.health.is_healthy()));
-            }
-            Shape::Exclusive { .. } => {
-                self.members
-                    .iter()
-                    .for_each(|m| counts.add(1, m.health.is_healthy()));
-            }
-            Shape::Late => {
-                self.slots
-                    .iter()
-                    .for_each(|slot| counts.add(1, slot.health.is_healthy()));
-            }
+        for group in self.groups() {
+            let count = match group.healthy {
+                true => &mut counts.healthy,
+                false => &mut counts.unhealthy,
+            };
+            *count += u64::from(group.shares.unwrap_or(1));
         }
         counts
     }
 
     /// Whether both snapshots give the kubelet the same list.
     pub fn lists_the_same(&self, other: &Self) -> bool {
-        let listed = |snapshot: &Self| {
-            let members = snapshot.members.iter();
-            members
-                .map(|m| (m.id.clone(), m.slots, m.health.is_healthy(), m.numa_node))
-                .collect::<Vec<_>>()
-        };
-        if self.shape != other.shape || self.terms.topology != other.terms.topology {
-            return false;
-        }
-        match self.shape {
-            Shape::Pooled { .. } => self.count() == other.count(),
-            Shape::Slots { .. } | Shape::Exclusive { .. } => listed(self) == listed(other),
-            Shape::Late => {
-                let slots = |snapshot: &Self| {
-                    let slots = snapshot.slots.iter();
-                    slots
-                        .map(|slot| (slot.number, slot.health.is_healthy(), slot.numa_node))
-                        .collect::<Vec<_>>()
-                };
-                slots(self) == slots(other)
-            }
-        }
+        self.groups() == other.groups()
     }
 
     /// The list for the kubelet.
     pub fn listing(&self) -> ListAndWatchResponse {
-        let mut devices = Vec::new();
-        match self.shape {
-            Shape::Pooled { units } if !self.members.is_empty() => {
-                let healthy = self.pool_is_healthy();
-                devices.extend((0..units).map(|slot| {
-                    device(
-                        UnitId::Pool {
-                            pool: self.tag,
-                            slot,
-                        }
-                        .to_string(),
-                        healthy,
-                        None,
-                    )
-                }));
-            }
-            Shape::Pooled { .. } => {}
-            Shape::Slots { .. } => {
-                for member in &self.members {
-                    let prefix = format!("{}_{}_", member.id, self.tag);
-                    devices.extend((0..member.slots).map(|slot| {
-                        let id = format!("{prefix}{slot}");
-                        device(id, member.health.is_healthy(), self.numa(member))
-                    }));
-                }
-            }
-            Shape::Exclusive { .. } => {
-                devices.extend(self.members.iter().map(|member| {
-                    device(
-                        member.id.to_string(),
-                        member.health.is_healthy(),
-                        self.numa(member),
-                    )
-                }));
-            }
-            Shape::Late => {
-                devices.extend(self.slots.iter().map(|slot| {
-                    device(
-                        self.slot_name(slot.number),
-                        slot.health.is_healthy(),
-                        slot.numa_node.filter(|_| self.terms.topology),
-                    )
-                }));
-            }
+        let groups = self.groups();
+        let devices = groups.iter().flat_map(|group| {
+            let shares = group.shares.into_iter().flat_map(|shares| 0..shares);
+            let ids = shares.map(|share| format!("{}{share}", group.prefix));
+            let whole = group.shares.is_none().then(|| group.prefix.clone());
+            ids.chain(whole).map(|id| group.device(id))
+        });
+        ListAndWatchResponse {
+            devices: devices.collect(),
         }
-        ListAndWatchResponse { devices }
     }
+}
 
-    /// A pool whose units stand for all members is usable while one member is.
-    fn pool_is_healthy(&self) -> bool {
-        self.members.iter().any(|member| member.health.is_healthy())
-    }
+/// Units that are alike but for their numbers.
+#[derive(PartialEq)]
+struct Group {
+    /// What their IDs begin with.
+    prefix: String,
+    /// How many there are, numbered from 0; one without a number if none.
+    shares: Option<u32>,
+    healthy: bool,
+    numa_node: Option<u32>,
+}
 
-    fn numa(&self, member: &Member) -> Option<u32> {
-        member.numa_node.filter(|_| self.terms.topology)
+impl Group {
+    fn device(&self, id: String) -> Device {
+        let node = |node| NumaNode {
+            id: i64::from(node),
+        };
+        Device {
+            id,
+            health: if self.healthy { HEALTHY } else { UNHEALTHY }.into(),
+            topology: self.numa_node.map(|numa| TopologyInfo {
+                nodes: vec![node(numa)],
+            }),
+        }
     }
 }
 
@@ -497,44 +495,16 @@ pub struct Counts {
     pub unhealthy: u64,
 }
 
-impl Counts {
-    fn add(&mut self, units: u32, healthy: bool) {
-        let count = if healthy {
-            &mut self.healthy
-        } else {
-            &mut self.unhealthy
-        };
-        *count += u64::from(units);
-    }
-}
-
-fn device(id: String, healthy: bool, numa_node: Option<u32>) -> Device {
-    Device {
-        id,
-        health: if healthy { HEALTHY } else { UNHEALTHY }.into(),
-        topology: numa_node.map(|node| TopologyInfo {
-            nodes: vec![NumaNode {
-                id: i64::from(node),
-            }],
-        }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::candidate::example::named;
 
     fn snapshot(shape: Shape, members: &[(&str, Health)]) -> Snapshot {
         let members = members.iter().map(|(id, health)| Member {
-            id: id.parse().unwrap(),
-            rdma_devices: Vec::new(),
-            netdevs: Vec::new(),
-            nodes: Vec::new(),
-            numa_node: None,
-            place: None,
-            pf_address: None,
             slots: 2,
             health: health.clone(),
+            ..Member::example(named(id, &[]))
         });
         let terms = Terms {
             resource: ResourceName::parse("rdma/a").unwrap(),

@@ -8,13 +8,14 @@
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use node::file;
-use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
 
 /// Time between two comparisons that no scan asked for.
@@ -62,14 +63,14 @@ pub(crate) struct StateFiles {
 /// The task that writes them.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    policy: PathBuf,
+    paths: Arc<NodePaths>,
     wanted: watch::Receiver<Wanted>,
     outcome: watch::Sender<Outcome>,
     reader: Reader,
 }
 
-/// No file yet. `policy` is the node's.
-pub(crate) fn state_files(policy: PathBuf, readers: &Readers) -> (StateFiles, Writer) {
+/// No file yet.
+pub(crate) fn state_files(paths: Arc<NodePaths>, readers: &Readers) -> (StateFiles, Writer) {
     let wanted = watch::Sender::new(Wanted::default());
     let outcome = watch::Sender::new(Outcome::default());
     let files = StateFiles {
@@ -77,7 +78,7 @@ pub(crate) fn state_files(policy: PathBuf, readers: &Readers) -> (StateFiles, Wr
         wanted,
     };
     let writer = Writer {
-        policy,
+        paths,
         wanted: files.wanted.subscribe(),
         outcome,
         reader: readers.reader("state", "the writing of the node's files", SETTLE_TIMEOUT),
@@ -132,8 +133,8 @@ impl Writer {
                 let wanted = self.wanted.borrow_and_update();
                 (wanted.generation, wanted.files.clone())
             };
-            let policy = self.policy.clone();
-            let written = self.reader.run(move || write_all(&policy, &files));
+            let paths = self.paths.clone();
+            let written = self.reader.run(move || write_all(&paths, &files));
             let Ok(faults) = written.await else {
                 continue;
             };
@@ -152,10 +153,9 @@ impl Writer {
     }
 }
 
-fn write_all(policy: &Path, files: &[File]) -> Vec<String> {
+fn write_all(paths: &NodePaths, files: &[File]) -> Vec<String> {
     let mut faults = Vec::new();
-    hca::host::show(policy);
-    let state_dir = Policy::load_for_release(policy).0.state_dir;
+    let state_dir = paths.state_dir();
     for file in files {
         let path = match &file.place {
             Place::Node(name) => state_dir.join(name),
@@ -209,7 +209,8 @@ mod tests {
         let path = dir.path().join("state/a");
         // In the place of its directory there is a file.
         std::fs::write(dir.path().join("state"), "").unwrap();
-        let (mut files, writer) = state_files(dir.path().join("policy.json"), &Readers::default());
+        let (mut files, writer) =
+            state_files(Arc::new(NodePaths::all_in(dir.path())), &Readers::default());
         let stop = CancellationToken::new();
         let task = tokio::spawn(writer.run(stop.clone()));
         files.want(vec![file(path.clone())]);

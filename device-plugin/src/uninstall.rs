@@ -247,7 +247,7 @@ pub(crate) fn remove(
         places.run.join(bindings::DIRECTORY),
         bindings_to_keep(places),
     )?;
-    for suffix in [".sock", ".calls"] {
+    for suffix in [".sock", ".calls", ".lock"] {
         for path in with_suffix(&places.run, suffix) {
             one(path, None)?;
         }

@@ -1,6 +1,7 @@
 //! Watching directories by inotify.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -8,7 +9,7 @@ use notify::{ErrorKind, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
 /// Why a directory cannot be watched.
 #[derive(Debug)]
-pub(crate) struct Error(notify::Error);
+struct Error(notify::Error);
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,19 +32,47 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+/// A directory that is watched (not what is below it). One that was itself replaced sends no event
+/// any more, so it is looked for every now and then.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    watched: Option<((u64, u64), RecommendedWatcher)>,
+    unwatched: Option<String>,
+}
 
-/// Calls `wake` for every change in a directory (not below it), until the watcher is dropped.
-///
-/// Many changes may come as one call and one change as many: what they are is for the caller to
-/// find out.
-///
-/// # Errors
-/// The directory does not exist, or the kernel has no inotify instance left for this user.
-pub(crate) fn directory(
-    path: &Path,
-    wake: impl Fn() + Send + 'static,
-) -> Result<RecommendedWatcher, Error> {
+impl Watch {
+    /// Watches the directory that has this path now, if there is one. `wake` is called for every
+    /// change. Many changes may come as one call and one change as many: what they are is for the
+    /// caller to find out.
+    ///
+    /// Returns why it cannot be watched, where that is another reason than before.
+    pub(crate) fn renew(
+        &mut self,
+        path: &Path,
+        wake: impl Fn() + Send + 'static,
+    ) -> Option<String> {
+        let now = std::fs::metadata(path).ok();
+        let now = now.map(|meta| (meta.dev(), meta.ino()));
+        if self.watched.as_ref().map(|(id, _)| *id) == now {
+            return None;
+        }
+        self.watched = None;
+        match (now?, directory(path, wake)) {
+            (id, Ok(watcher)) => {
+                self.watched = Some((id, watcher));
+                self.unwatched = None;
+                None
+            }
+            (_, Err(error)) => {
+                let error = Some(error.to_string());
+                let before = std::mem::replace(&mut self.unwatched, error.clone());
+                (before != error).then_some(error)?
+            }
+        }
+    }
+}
+
+fn directory(path: &Path, wake: impl Fn() + Send + 'static) -> Result<RecommendedWatcher, Error> {
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         let only_read = matches!(&event, Ok(event) if matches!(event.kind, EventKind::Access(_)));
         if !only_read {

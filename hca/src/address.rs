@@ -1,9 +1,7 @@
-//! GUIDs and link-layer addresses: the hardware's own names.
+//! GUIDs, link-layer and PCI addresses: the hardware's own names.
 
 use std::fmt;
 use std::str::FromStr;
-
-use serde::{Serialize, Serializer};
 
 /// A 64-bit InfiniBand GUID (EUI-64).
 ///
@@ -65,10 +63,69 @@ impl FromStr for Guid {
     }
 }
 
-impl Serialize for Guid {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+crate::json::by_text!(Guid, MacAddress, PciAddress);
+
+/// A PCI function's address, `domain:bus:device.function`.
+///
+/// Displayed as the kernel does (`%04x:%02x:%02x.%d`); domains above `ffff` exist (Intel VMD) and
+/// simply have more digits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// PCI domain (segment).
+    pub domain: u32,
+    /// Bus number.
+    pub bus: u8,
+    /// Device (slot) number, 0 to 31.
+    pub device: u8,
+    /// Function number, 0 to 7.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:04x}:{:02x}:{:02x}.{}",
+            self.domain, self.bus, self.device, self.function
+        )
     }
+}
+
+impl FromStr for PciAddress {
+    type Err = ParseError;
+
+    /// Reads the full form only: an address without its domain names a different function on
+    /// another machine.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        parse_address(text).ok_or_else(|| ParseError {
+            text: text.to_owned(),
+            expected: "a PCI address such as 0000:3b:00.0",
+        })
+    }
+}
+
+fn parse_address(text: &str) -> Option<PciAddress> {
+    let hex = |digits: &str, widths: std::ops::RangeInclusive<usize>| {
+        (widths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit()))
+            .then(|| u32::from_str_radix(digits, 16).ok())
+            .flatten()
+    };
+    let (domain, rest) = text.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    let domain_value = hex(domain, 4..=8)?;
+    // `00000:` would be a second spelling of `0000:`.
+    if domain.len() > 4 && domain.starts_with('0') {
+        return None;
+    }
+    Some(PciAddress {
+        domain: domain_value,
+        bus: u8::try_from(hex(bus, 2..=2)?).ok()?,
+        device: u8::try_from(hex(device, 2..=2)?).ok().filter(|&d| d < 32)?,
+        function: u8::try_from(hex(function, 1..=1)?)
+            .ok()
+            .filter(|&f| f < 8)?,
+    })
 }
 
 /// A netdev's link-layer address: 6 bytes on Ethernet, 20 on IPoIB, none on some virtual links.
@@ -132,12 +189,6 @@ impl FromStr for MacAddress {
             bytes.push(u8::from_str_radix(byte, 16).map_err(|_| error())?);
         }
         Ok(Self(bytes))
-    }
-}
-
-impl Serialize for MacAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

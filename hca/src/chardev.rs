@@ -167,14 +167,14 @@ impl CharDevices {
 pub fn of_hca(
     host: &Host,
     hca: &HcaId,
-    rdma_devices: &[String],
+    rdma_devices: &[&str],
 ) -> Result<BTreeMap<String, CharDevices>> {
     let directory = match hca {
         HcaId::Pci(address) => host.bus_entry("PCI device", "pci", &address.to_string())?,
         HcaId::Auxiliary(name) => host.bus_entry("auxiliary device", "auxiliary", name.as_str())?,
         HcaId::NodeGuid(guid) => {
             let mut found = at(host, &[host.sys.join("class")])?;
-            found.retain(|name, _| rdma_devices.contains(name));
+            found.retain(|name, _| rdma_devices.contains(&name.as_str()));
             for name in found.keys() {
                 // One that cannot be seen from here has no GUID to compare.
                 let known = host::parsed(&host.class("infiniband").join(name), "node_guid")?;

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::address::ParseError;
 use crate::host::{self, Host, Result};
@@ -76,14 +76,10 @@ impl FromStr for Gid {
     }
 }
 
-impl Serialize for Gid {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+crate::json::by_text!(Gid);
 
 /// What a GID can be used for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GidType {
     /// InfiniBand, or RoCE v1 on Ethernet: sysfs says `IB/RoCE v1` for both.
     #[serde(rename = "IB/RoCE v1")]
@@ -117,7 +113,7 @@ impl fmt::Display for GidType {
 }
 
 /// One filled slot of a GID table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidEntry {
     /// Slot number: the GID index that verbs programs ask for.
     pub index: u32,
@@ -132,7 +128,7 @@ pub struct GidEntry {
 }
 
 /// A port's GID table.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidTable {
     /// Slots the table has, filled or not: what the addresses of all pods on the port share.
     pub slots: usize,

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::pci::PciAddress;
+use crate::address::PciAddress;
 
 /// Where this host's kernel file systems are.
 ///

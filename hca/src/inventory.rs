@@ -16,12 +16,12 @@ use crate::chardev::{self, CharDevice};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::netns_mode::{NetnsMode, netns_mode};
-use crate::parent::{self, Parent};
+use crate::parent::Parent;
 use crate::pci::PciAddress;
 use crate::port::Port;
 use crate::port_id::PortId;
 use crate::rdma::{self, RdmaDevice};
-use crate::unit::HcaId;
+use crate::unit::{self, HcaId};
 
 /// What RDMA hardware a host has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -74,6 +74,47 @@ pub struct Elsewhere {
     pub pci: Option<PciAddress>,
     /// Auxiliary device it stands on.
     pub auxiliary: Option<String>,
+}
+
+impl HcaId {
+    /// The identity of an RDMA device: its sub-function, else its PCI function, else its GUID.
+    ///
+    /// Two RDMA devices can have the same: they then stand on one piece of hardware and can only
+    /// be allocated together.
+    ///
+    /// # Errors
+    /// [`unit::Error::NoIdentity`] for a soft device without a GUID; [`unit::Error::Form`] for an auxiliary
+    /// name that is not of the kernel's form.
+    pub fn of(device: &RdmaDevice) -> std::result::Result<Self, unit::Error> {
+        let pci = device.pci.as_ref().map(|pci| pci.address);
+        match Self::of_place(pci, device.auxiliary.as_deref())? {
+            Some(id) => Ok(id),
+            None => device
+                .node_guid
+                .map(Self::NodeGuid)
+                .ok_or_else(|| unit::Error::NoIdentity {
+                    device: device.name.clone(),
+                }),
+        }
+    }
+
+    /// The identity of an RDMA device that is in another network namespace; `None` for a soft
+    /// device, whose GUID cannot be read from here.
+    ///
+    /// # Errors
+    /// [`unit::Error::Form`] for an auxiliary name that is not of the kernel's form.
+    pub fn of_elsewhere(device: &Elsewhere) -> std::result::Result<Option<Self>, unit::Error> {
+        Self::of_place(device.pci, device.auxiliary.as_deref())
+    }
+
+    /// The identity of an RDMA device that cannot be read; `None` for one on no bus, whose identity
+    /// is an attribute.
+    ///
+    /// # Errors
+    /// [`unit::Error::Form`] for an auxiliary name that is not of the kernel's form.
+    pub fn of_unreadable(device: &Unreadable) -> std::result::Result<Option<Self>, unit::Error> {
+        Self::of_place(device.pci, device.auxiliary.as_deref())
+    }
 }
 
 /// Scans the whole host.
@@ -257,7 +298,7 @@ impl Inventory {
                 && !netdev
                     .auxiliary
                     .as_deref()
-                    .is_some_and(parent::is_subfunction)
+                    .is_some_and(unit::is_subfunction)
         })
     }
 
@@ -398,7 +439,7 @@ fn shares_hardware(device: &RdmaDevice, netdev: &Netdev) -> bool {
     let subfunction = netdev
         .auxiliary
         .as_deref()
-        .filter(|name| parent::is_subfunction(name));
+        .filter(|name| unit::is_subfunction(name));
     match (device.subfunction_name(), subfunction) {
         (None, None) => {
             netdev.pci.is_some() && device.pci.as_ref().map(|pci| pci.address) == netdev.pci

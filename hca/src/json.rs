@@ -5,7 +5,26 @@
 
 use std::fmt::Display;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Reads and writes types by their text form.
+macro_rules! by_text {
+    ($($name:ty),+) => {$(
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+                to.collect_str(self)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+                let text = <String as serde::Deserialize>::deserialize(from)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )+};
+}
+pub(crate) use by_text;
 
 type Result<S> = std::result::Result<<S as Serializer>::Ok, <S as Serializer>::Error>;
 
@@ -17,6 +36,20 @@ pub(crate) fn text<T: Display, S: Serializer>(value: &T, serializer: S) -> Resul
 /// `0x15b3`.
 pub(crate) fn hex16<S: Serializer>(value: &u16, serializer: S) -> Result<S> {
     serializer.collect_str(&format_args!("{value:#06x}"))
+}
+
+/// Reads the number that [`hex16`] or [`hex24`] wrote.
+pub(crate) fn hex<'de, D: Deserializer<'de>, T: TryFrom<u32>>(
+    deserializer: D,
+) -> std::result::Result<T, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    number(&text)
+        .ok_or_else(|| de::Error::custom(format!("{text:?} is not a number such as 0x15b3")))
+}
+
+fn number<T: TryFrom<u32>>(text: &str) -> Option<T> {
+    let number = u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()?;
+    T::try_from(number).ok()
 }
 
 /// `0x020000`.
@@ -31,6 +64,13 @@ pub(crate) fn optional_hex16<S: Serializer>(value: &Option<u16>, serializer: S) 
         .serialize(serializer)
 }
 
+pub(crate) fn read_optional_hex16<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<u16>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    Ok(text.as_deref().and_then(number))
+}
+
 /// `"0x15b3:0x0041"` or null.
 pub(crate) fn subsystem<S: Serializer>(value: &Option<(u16, u16)>, serializer: S) -> Result<S> {
     value
@@ -38,15 +78,31 @@ pub(crate) fn subsystem<S: Serializer>(value: &Option<(u16, u16)>, serializer: S
         .serialize(serializer)
 }
 
+pub(crate) fn read_subsystem<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<(u16, u16)>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    let both = text.as_deref().and_then(|text| text.split_once(':'));
+    Ok(both.and_then(|(vendor, device)| Some((number(vendor)?, number(device)?))))
+}
+
+#[derive(Serialize, Deserialize)]
+struct Pkey {
+    index: u32,
+    #[serde(serialize_with = "hex16", deserialize_with = "hex")]
+    key: u16,
+}
+
 /// `[{"index": 0, "key": "0xffff"}]`.
 pub(crate) fn pkeys<S: Serializer>(pkeys: &[(u32, u16)], serializer: S) -> Result<S> {
-    #[derive(Serialize)]
-    struct Pkey {
-        index: u32,
-        #[serde(serialize_with = "hex16")]
-        key: u16,
-    }
     serializer.collect_seq(pkeys.iter().map(|&(index, key)| Pkey { index, key }))
+}
+
+pub(crate) fn read_pkeys<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Vec<(u32, u16)>, D::Error> {
+    let pkeys = Vec::<Pkey>::deserialize(deserializer)?.into_iter();
+    Ok(pkeys.map(|pkey| (pkey.index, pkey.key)).collect())
 }
 
 /// `[{"port": 1, "name": "umad0", ...}]`.
@@ -66,18 +122,26 @@ pub(crate) fn nodes_of_ports<T: Serialize, S: Serializer>(
     }))
 }
 
+#[derive(Serialize, Deserialize)]
+struct Function<T> {
+    index: u32,
+    address: T,
+}
+
 /// `[{"index": 0, "address": "0000:3b:08.2"}]`.
 pub(crate) fn functions<T: Serialize, S: Serializer>(
     functions: &[(u32, T)],
     serializer: S,
 ) -> Result<S> {
-    #[derive(Serialize)]
-    struct Function<'a, T> {
-        index: u32,
-        address: &'a T,
-    }
     serializer.collect_seq(functions.iter().map(|(index, address)| Function {
         index: *index,
         address,
     }))
+}
+
+pub(crate) fn read_functions<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Vec<(u32, T)>, D::Error> {
+    let functions = Vec::<Function<T>>::deserialize(deserializer)?.into_iter();
+    Ok(functions.map(|one| (one.index, one.address)).collect())
 }

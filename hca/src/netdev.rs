@@ -5,13 +5,14 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::address::MacAddress;
 use crate::host::{self, Host, Result};
 use crate::json;
 use crate::parent::Parent;
 use crate::pci::PciAddress;
+use crate::port::LinkLayer;
 
 /// ARPHRD numbers (`include/uapi/linux/if_arp.h`) that this crate distinguishes.
 pub mod link_type {
@@ -22,7 +23,7 @@ pub mod link_type {
 }
 
 /// One netdev.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Netdev {
     /// Name in this network namespace.
@@ -68,11 +69,24 @@ pub struct Netdev {
     /// Netdevs above it: its master, VLANs and macvlans made on it.
     pub uppers: Vec<String>,
     /// Partition key of an IPoIB netdev.
-    #[serde(serialize_with = "json::optional_hex16")]
+    #[serde(
+        serialize_with = "json::optional_hex16",
+        deserialize_with = "json::read_optional_hex16"
+    )]
     pub pkey: Option<u16>,
 }
 
 impl Netdev {
+    /// What kind of network it speaks.
+    #[must_use]
+    pub fn link_layer(&self) -> LinkLayer {
+        match self.link_type {
+            link_type::ETHERNET => LinkLayer::Ethernet,
+            link_type::INFINIBAND => LinkLayer::InfiniBand,
+            _ => LinkLayer::Unknown,
+        }
+    }
+
     /// True for IP over InfiniBand.
     #[must_use]
     pub fn is_ipoib(&self) -> bool {

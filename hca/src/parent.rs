@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::host::{self, Host, Result};
 use crate::pci::PciAddress;
-use crate::unit::HcaId;
+use crate::unit::{HcaId, is_number, is_subfunction};
 
 /// A class device's parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,16 +132,6 @@ fn is_facet(name: &str) -> bool {
     let mut parts = name.rsplit('.');
     let auxiliary = parts.next().is_some_and(is_number) && parts.count() == 2;
     (auxiliary && !is_subfunction(name)) || name.strip_prefix("virtio").is_some_and(is_number)
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
-}
-
-/// True for the auxiliary name of a sub-function, `<driver>.sf.<number>`.
-pub(crate) fn is_subfunction(auxiliary: &str) -> bool {
-    let mut parts = auxiliary.rsplit('.');
-    parts.next().is_some_and(is_number) && parts.next() == Some("sf")
 }
 
 /// The bus or class a sysfs device directory belongs to.

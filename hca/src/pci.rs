@@ -3,111 +3,35 @@
 //! Facts come from sysfs alone: no pci.ids, no configuration space. The chain of bridges above a
 //! function is the real path of its directory, so it costs no further reads.
 
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
-use crate::address::ParseError;
+pub use crate::address::PciAddress;
 use crate::host::{self, Host, Result};
 use crate::json;
 
-/// A PCI function's address, `domain:bus:device.function`.
-///
-/// Displayed as the kernel does (`%04x:%02x:%02x.%d`); domains above `ffff` exist (Intel VMD) and
-/// simply have more digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PciAddress {
-    /// PCI domain (segment).
-    pub domain: u32,
-    /// Bus number.
-    pub bus: u8,
-    /// Device (slot) number, 0 to 31.
-    pub device: u8,
-    /// Function number, 0 to 7.
-    pub function: u8,
-}
-
-impl fmt::Display for PciAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:04x}:{:02x}:{:02x}.{}",
-            self.domain, self.bus, self.device, self.function
-        )
-    }
-}
-
-impl FromStr for PciAddress {
-    type Err = ParseError;
-
-    /// Reads the full form only: an address without its domain names a different function on
-    /// another machine.
-    fn from_str(text: &str) -> std::result::Result<Self, ParseError> {
-        parse_address(text).ok_or_else(|| ParseError {
-            text: text.to_owned(),
-            expected: "a PCI address such as 0000:3b:00.0",
-        })
-    }
-}
-
-fn parse_address(text: &str) -> Option<PciAddress> {
-    let hex = |digits: &str, widths: std::ops::RangeInclusive<usize>| {
-        (widths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit()))
-            .then(|| u32::from_str_radix(digits, 16).ok())
-            .flatten()
-    };
-    let (domain, rest) = text.split_once(':')?;
-    let (bus, rest) = rest.split_once(':')?;
-    let (device, function) = rest.split_once('.')?;
-    let domain_value = hex(domain, 4..=8)?;
-    // `00000:` would be a second spelling of `0000:`.
-    if domain.len() > 4 && domain.starts_with('0') {
-        return None;
-    }
-    Some(PciAddress {
-        domain: domain_value,
-        bus: u8::try_from(hex(bus, 2..=2)?).ok()?,
-        device: u8::try_from(hex(device, 2..=2)?).ok().filter(|&d| d < 32)?,
-        function: u8::try_from(hex(function, 1..=1)?)
-            .ok()
-            .filter(|&f| f < 8)?,
-    })
-}
-
-impl Serialize for PciAddress {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for PciAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
-    }
-}
-
 /// One PCI function as the kernel sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PciFunction {
     /// Its address.
     pub address: PciAddress,
     /// Vendor ID, for instance `0x15b3`.
-    #[serde(serialize_with = "json::hex16")]
+    #[serde(serialize_with = "json::hex16", deserialize_with = "json::hex")]
     pub vendor: u16,
     /// Device ID, for instance `0x1021`.
-    #[serde(serialize_with = "json::hex16")]
+    #[serde(serialize_with = "json::hex16", deserialize_with = "json::hex")]
     pub device: u16,
     /// Subsystem vendor and device IDs, where the function has them.
-    #[serde(serialize_with = "json::subsystem")]
+    #[serde(
+        serialize_with = "json::subsystem",
+        deserialize_with = "json::read_subsystem"
+    )]
     pub subsystem: Option<(u16, u16)>,
     /// Class code: base class, sub-class, programming interface (24 bits; `0x020000` Ethernet,
     /// `0x020700` InfiniBand).
-    #[serde(serialize_with = "json::hex24")]
+    #[serde(serialize_with = "json::hex24", deserialize_with = "json::hex")]
     pub class: u32,
     /// The bound driver, such as `mlx5_core` or `vfio-pci`; `None` if unbound.
     pub driver: Option<String>,
@@ -145,17 +69,21 @@ impl PciFunction {
 }
 
 /// A function's part in SR-IOV.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "camelCase")]
 pub enum Sriov {
     /// Neither a VF nor able to have any.
+    #[default]
     None,
     /// A physical function that can have VFs.
     Physical {
         /// VFs the hardware allows.
         total: u32,
         /// VFs in being now, by VF index. Shorter than the index range if a VF was detached.
-        #[serde(serialize_with = "json::functions")]
+        #[serde(
+            serialize_with = "json::functions",
+            deserialize_with = "json::read_functions"
+        )]
         functions: Vec<(u32, PciAddress)>,
     },
     /// A virtual function.

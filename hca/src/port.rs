@@ -4,16 +4,16 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
-use crate::address::ParseError;
+use crate::address::{Guid, ParseError};
 use crate::gid::{self, GidTable};
 use crate::host::{self, Host, Result};
 use crate::json;
 use crate::port_id::PortId;
 
 /// One port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
     /// Port number as verbs counts, from 1.
@@ -37,7 +37,7 @@ pub struct Port {
     /// The GID table.
     pub gids: GidTable,
     /// Filled slots of the partition table: index and key. The key's high bit is full membership.
-    #[serde(serialize_with = "json::pkeys")]
+    #[serde(serialize_with = "json::pkeys", deserialize_with = "json::read_pkeys")]
     pub pkeys: Vec<(u32, u16)>,
     /// The netdev of this port: the Ethernet netdev for RoCE and iWARP, the parent IPoIB netdev
     /// for InfiniBand. `None` if there is none, or if it is in another network namespace.
@@ -50,10 +50,18 @@ impl Port {
     pub fn is_active(&self) -> bool {
         self.state == PortState::Active
     }
+
+    /// The port's GUID: the second half of its first GID.
+    #[must_use]
+    pub fn guid(&self) -> Option<Guid> {
+        let first = self.gids.entries.iter().find(|entry| entry.index == 0)?;
+        let [.., a, b, c, d, e, f, g, h] = first.gid.0;
+        Some(Guid(u64::from_be_bytes([a, b, c, d, e, f, g, h])))
+    }
 }
 
 /// Logical state of a port (IBA 14.2.5.6; sysfs `state`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PortState {
     /// No link.
@@ -97,7 +105,7 @@ impl fmt::Display for PortState {
 }
 
 /// Physical state of a port (sysfs `phys_state`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PhysState {
     /// Asleep.
@@ -156,7 +164,7 @@ fn leading_number(text: &str) -> Option<u8> {
 }
 
 /// What kind of network a port speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LinkLayer {
     /// RoCE or iWARP.
     Ethernet,
@@ -230,11 +238,7 @@ fn parse_rate(text: &str) -> Option<Rate> {
     Some(Rate { mbps, signalling })
 }
 
-impl Serialize for Rate {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+json::by_text!(Rate);
 
 /// Reads port `number` in `directory`, all but its netdev and what follows from that.
 pub(crate) fn read(directory: &Path, number: u32) -> Result<Port> {

@@ -2,19 +2,20 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::address::Guid;
 use crate::association::{self, Claim};
 use crate::chardev::{self, CharDevices};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
-use crate::parent::{self, Parent};
+use crate::parent::Parent;
 use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
+use crate::unit;
 
 /// One RDMA device with everything that hangs on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RdmaDevice {
     /// Name, such as `mlx5_0`. Unique on the host whatever the network namespace; may be changed
@@ -48,7 +49,8 @@ pub struct RdmaDevice {
     pub soft_parent: Option<String>,
     /// Ports, in order of number.
     pub ports: Vec<Port>,
-    /// Character devices.
+    /// Character devices. Not read back: their numbers are those of one moment.
+    #[serde(skip_deserializing)]
     pub char_devices: CharDevices,
 }
 
@@ -57,6 +59,12 @@ impl RdmaDevice {
     #[must_use]
     pub fn port(&self, number: u32) -> Option<&Port> {
         self.ports.iter().find(|port| port.number == number)
+    }
+
+    /// True if messages of a port go by RoCE: an Ethernet port that is not iWARP.
+    #[must_use]
+    pub fn is_roce(&self, port: &Port) -> bool {
+        port.link_layer == LinkLayer::Ethernet && self.node_type == NodeType::ChannelAdapter
     }
 
     /// Netdevs of its ports.
@@ -75,7 +83,7 @@ impl RdmaDevice {
     pub fn subfunction_name(&self) -> Option<&str> {
         self.auxiliary
             .as_deref()
-            .filter(|name| parent::is_subfunction(name))
+            .filter(|name| unit::is_subfunction(name))
     }
 
     /// NUMA node of its PCI function.
@@ -89,7 +97,7 @@ impl RdmaDevice {
 const SOFT_ROCE: &str = "rdma_rxe";
 
 /// Kind of node (sysfs `node_type`; `include/uapi/rdma/rdma_netlink.h`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NodeType {
     /// Channel adapter: InfiniBand or RoCE.
@@ -103,6 +111,7 @@ pub enum NodeType {
     /// Cisco usNIC.
     Usnic,
     /// Other, such as EFA.
+    #[default]
     Unspecified,
 }
 
@@ -153,7 +162,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
             None => None,
         },
         subfunction: match &parent {
-            Some(p) if auxiliary.as_deref().is_some_and(parent::is_subfunction) => {
+            Some(p) if auxiliary.as_deref().is_some_and(unit::is_subfunction) => {
                 host::parsed(&p.directory, "sfnum")?
             }
             _ => None,

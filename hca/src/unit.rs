@@ -21,13 +21,9 @@ use std::hash::Hasher as _;
 use std::str::FromStr;
 
 use fnv::FnvHasher;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::address::Guid;
-use crate::inventory::{Elsewhere, Unreadable};
-use crate::parent::is_subfunction;
 use crate::pci::PciAddress;
-use crate::rdma::RdmaDevice;
 
 /// The longest name of a unit, in bytes.
 pub const MAX_LENGTH: usize = 63;
@@ -181,45 +177,6 @@ pub enum Error {
 }
 
 impl HcaId {
-    /// The identity of an RDMA device: its sub-function, else its PCI function, else its GUID.
-    ///
-    /// Two RDMA devices can have the same: they then stand on one piece of hardware and can only
-    /// be allocated together.
-    ///
-    /// # Errors
-    /// [`Error::NoIdentity`] for a soft device without a GUID; [`Error::Form`] for an auxiliary
-    /// name that is not of the kernel's form.
-    pub fn of(device: &RdmaDevice) -> Result<Self, Error> {
-        let pci = device.pci.as_ref().map(|pci| pci.address);
-        match Self::of_place(pci, device.auxiliary.as_deref())? {
-            Some(id) => Ok(id),
-            None => device
-                .node_guid
-                .map(Self::NodeGuid)
-                .ok_or_else(|| Error::NoIdentity {
-                    device: device.name.clone(),
-                }),
-        }
-    }
-
-    /// The identity of an RDMA device that is in another network namespace; `None` for a soft
-    /// device, whose GUID cannot be read from here.
-    ///
-    /// # Errors
-    /// [`Error::Form`] for an auxiliary name that is not of the kernel's form.
-    pub fn of_elsewhere(device: &Elsewhere) -> Result<Option<Self>, Error> {
-        Self::of_place(device.pci, device.auxiliary.as_deref())
-    }
-
-    /// The identity of an RDMA device that cannot be read; `None` for one on no bus, whose identity
-    /// is an attribute.
-    ///
-    /// # Errors
-    /// [`Error::Form`] for an auxiliary name that is not of the kernel's form.
-    pub fn of_unreadable(device: &Unreadable) -> Result<Option<Self>, Error> {
-        Self::of_place(device.pci, device.auxiliary.as_deref())
-    }
-
     pub(crate) fn of_place(
         pci: Option<PciAddress>,
         auxiliary: Option<&str>,
@@ -335,42 +292,28 @@ fn lower_hex(digits: &str, width: usize) -> Option<u64> {
     fits.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
 }
 
+pub(crate) fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// True for the auxiliary name of a sub-function, `<driver>.sf.<number>`.
+pub(crate) fn is_subfunction(auxiliary: &str) -> bool {
+    let mut parts = auxiliary.rsplit('.');
+    parts.next().is_some_and(is_number) && parts.next() == Some("sf")
+}
+
 /// A decimal number without sign or leading zeros.
 fn canonical_number(digits: &str) -> Option<u32> {
     let value: u32 = digits.parse().ok()?;
     (value.to_string() == digits).then_some(value)
 }
 
-impl Serialize for HcaId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for HcaId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
-
-impl Serialize for UnitId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for UnitId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
-    }
-}
+crate::json::by_text!(HcaId, UnitId);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inventory::Elsewhere;
     use proptest::prelude::*;
 
     fn hca() -> impl Strategy<Value = HcaId> {

@@ -22,6 +22,7 @@ pub use rails::{MAX_RAIL, RailCandidate, RailConflict, Rails};
 pub use selector::{Candidate, Selector};
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -205,12 +206,25 @@ pub struct Allow {
     /// `inactivePartitions`: IPoIB children without a carrier, also in a partition that their port
     /// is not a member of.
     pub inactive_partitions: bool,
-    /// `vf`: the keys of [`VF_KEYS`] that a network may have.
-    pub vf: Vec<String>,
+    /// `vf.guid`: the GUIDs that a network may give a VF.
+    pub guids: Vec<RangeInclusive<u64>>,
 }
 
-/// The keys of a network that set what a PF holds of its VF.
-pub const VF_KEYS: [&str; 1] = ["guid"];
+/// A port's GUID as people write it, in groups of two or four digits or without groups; not all zeros
+/// or ones.
+#[must_use]
+pub fn port_guid(text: &str) -> Option<u64> {
+    let width = match text.len() {
+        16 => 16,
+        19 => 4,
+        23 => 2,
+        _ => return None,
+    };
+    let fits = |group: &str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
+    let guid = u64::from_str_radix(&text.replace(':', ""), 16).ok()?;
+    let is_one = !matches!(guid, 0 | u64::MAX);
+    (is_one && text.split(':').all(fits)).then_some(guid)
+}
 
 /// A partition key as people write it, a number or a text such as `0x8001`; none for anything else,
 /// and for partition 0, which is none (InfiniBand Architecture 10.9.1.1).
@@ -257,7 +271,7 @@ impl Default for Allow {
             request_excluded: false,
             pkeys: None,
             inactive_partitions: false,
-            vf: Vec::new(),
+            guids: Vec::new(),
         }
     }
 }
@@ -310,6 +324,12 @@ impl Allow {
         self.netdevs
             .as_ref()
             .is_none_or(|list| list.iter().any(|s| s.matches(candidate)))
+    }
+
+    /// Whether a network may give a VF this GUID.
+    #[must_use]
+    pub fn lists_guid(&self, guid: u64) -> bool {
+        self.guids.iter().any(|range| range.contains(&guid))
     }
 }
 

@@ -45,8 +45,6 @@ pub enum Need {
     Fuse,
     /// `strace` is there and may trace (fault injection).
     Strace,
-    /// `rsvg-convert` draws SVG files.
-    Renderer,
     /// Debian's reference CNI plugins are installed in [`REFERENCE_PLUGINS`].
     ReferencePlugins,
     /// containerd answers on its usual socket.
@@ -69,7 +67,6 @@ impl Need {
                 | Self::UserNamespace
                 | Self::Macvlan
                 | Self::Strace
-                | Self::Renderer
                 | Self::ReferencePlugins
         )
     }
@@ -123,7 +120,6 @@ impl Need {
                 .map(drop)
                 .map_err(|error| format!("/dev/fuse: {error}")),
             Self::Strace => output("strace", &["-f", "-o", "/dev/null", "true"]),
-            Self::Renderer => output("rsvg-convert", &["--version"]),
             Self::ReferencePlugins => {
                 let missing: Vec<_> = ["bridge", "macvlan", "host-device", "host-local", "static"]
                     .into_iter()

@@ -106,7 +106,7 @@ fn print(report: &Report, dry_run: bool) {
         say(&table(&["ADDRESS", "STATE", "BECAUSE", "HOLDER"], &rows));
     }
     say(&format!(
-        "{} {done}, {} to be seen once more, {} kept\n",
+        "{} {done}, {} pending a second check, {} kept\n",
         report.freed.len(),
         report.waiting.len(),
         report.kept.len()

@@ -4,9 +4,8 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hca::GidType;
 use hca::gid::{GidEntry, GidTable};
-use hca::rdma::NodeType;
-use hca::{GidType, LinkLayer};
 
 use super::check::Check;
 use super::context::Context;
@@ -83,16 +82,15 @@ pub(super) fn read(context: &Context) -> Facts {
 
 fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
     let network = context.network();
-    // iWARP runs over Ethernet as well, but has no GIDs to speak of.
-    let roce = |device: &&hca::RdmaDevice| device.node_type == NodeType::ChannelAdapter;
-    let ports = inventory.rdma_devices.iter().filter(roce);
+    let ports = inventory.rdma_devices.iter();
     let ports = ports.filter(|device| context.offered(&device.name));
     let ports = ports.flat_map(|device| {
         let network = &network;
         let roce = device
             .ports
             .iter()
-            .filter(|port| port.link_layer == LinkLayer::Ethernet);
+            // iWARP runs over Ethernet as well, but has no GIDs to speak of.
+            .filter(|port| device.is_roce(port));
         roce.map(move |port| {
             let netdevs = port
                 .gids

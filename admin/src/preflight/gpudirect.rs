@@ -255,7 +255,7 @@ fn d03_dmabuf(facts: &Facts) -> Vec<Finding> {
             Finding::pass("they cannot, a peer memory module serves instead")
         }
         Some(false) => Finding::warn(
-            "neither they can, nor is a peer memory module loaded",
+            "no dma-buf support and no peer-memory module loaded",
             remedy,
         ),
     };

@@ -152,9 +152,7 @@ fn switches(context: &Context) -> BTreeMap<String, Vec<String>> {
 
 fn h01_any(facts: &Facts) -> Vec<Finding> {
     if facts.in_pod {
-        return vec![Finding::not_applicable(
-            "a container's HCAs are its own affair",
-        )];
+        return vec![Finding::not_applicable("not checked with --pod")];
     }
     let ids: Vec<&str> = facts.hcas.iter().map(|hca| hca.id.as_str()).collect();
     vec![if ids.is_empty() {

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use hca::pci::Sriov;
-use hca::rdma::NodeType;
-use hca::{Guid, LinkLayer, Port, PortState, RdmaDevice};
+use hca::{LinkLayer, Port, PortState, RdmaDevice};
 use node::policy::membership;
 
 use super::check::Check;
@@ -27,20 +26,10 @@ pub(super) struct Facts {
 /// One port with its netdev.
 #[derive(Debug, Clone)]
 pub(super) struct PortFacts {
-    /// The RDMA device.
-    pub device: String,
+    /// Its RDMA device.
+    pub device: RdmaDevice,
     /// The port as the inventory has it.
     pub port: Port,
-    /// Soft RoCE or soft iWARP.
-    pub soft: bool,
-    /// Messages go by RoCE: an Ethernet port that is not iWARP.
-    pub roce: bool,
-    /// Board, to compare like with like.
-    pub board: Option<String>,
-    /// Its function's part in SR-IOV.
-    pub sriov: Sriov,
-    /// The device's GUID; `None` where that is zero.
-    pub node_guid: Option<Guid>,
     /// Its netdev, if it is in this namespace.
     pub netdev: Option<NetdevFacts>,
     /// Pools that have it.
@@ -82,7 +71,13 @@ impl PortFacts {
     /// `mlx5_0/1`.
     #[must_use]
     pub(super) fn id(&self) -> String {
-        format!("{}/{}", self.device, self.port.number)
+        format!("{}/{}", self.device.name, self.port.number)
+    }
+
+    /// Its function's part in SR-IOV.
+    fn sriov(&self) -> &Sriov {
+        let pci = self.device.pci.as_ref();
+        pci.map_or(&Sriov::None, |pci| &pci.sriov)
     }
 }
 
@@ -164,17 +159,8 @@ pub(super) fn read(context: &Context) -> Facts {
     let ports = inventory.rdma_devices.iter().flat_map(|device| {
         let uplinks = &uplinks;
         device.ports.iter().map(move |port| PortFacts {
-            device: device.name.clone(),
+            device: device.clone(),
             port: port.clone(),
-            soft: device.is_soft(),
-            roce: port.link_layer == LinkLayer::Ethernet
-                && device.node_type == NodeType::ChannelAdapter,
-            board: device.board_id.clone(),
-            sriov: device
-                .pci
-                .as_ref()
-                .map_or(Sriov::None, |pci| pci.sriov.clone()),
-            node_guid: device.node_guid,
             netdev: port
                 .netdev
                 .as_deref()
@@ -346,13 +332,16 @@ fn l04_subnet(facts: &Facts) -> Vec<Finding> {
 
 fn l05_rate(facts: &Facts) -> Vec<Finding> {
     let fastest = |port: &PortFacts| {
-        let alike = facts.ports.iter().filter(|other| other.board == port.board);
+        let alike = facts
+            .ports
+            .iter()
+            .filter(|other| other.device.board_id == port.device.board_id);
         alike
             .filter_map(|other| Some(other.port.rate.as_ref()?.mbps))
             .max()
     };
     each(facts, |port| {
-        if port.soft || !port.port.is_active() {
+        if port.device.is_soft() || !port.port.is_active() {
             return Some(Finding::not_applicable("a soft device, or not active"));
         }
         let Some(rate) = &port.port.rate else {
@@ -368,7 +357,7 @@ fn l05_rate(facts: &Facts) -> Vec<Finding> {
             (_, Some(speed), _) if speed > 0 && speed.abs_diff(rate.mbps) > rate.mbps / 10 => {
                 Finding::warn("netdev and port report different speeds", remedy)
             }
-            (None, _, Some(fastest)) if port.board.is_some() && rate.mbps < fastest => {
+            (None, _, Some(fastest)) if port.device.board_id.is_some() && rate.mbps < fastest => {
                 Finding::warn(
                     format!("others of its kind run at {} Gb/s", fastest / 1000),
                     remedy,
@@ -437,7 +426,10 @@ fn are_mates(port: &PortFacts, other: &PortFacts) -> bool {
         others.any(|o| o.resource == membership.resource)
     };
     let alike = match (port.pools.as_slice(), other.pools.as_slice()) {
-        ([], []) => port.board.is_some() && port.board == other.board,
+        ([], []) => {
+            let (own, others) = (&port.device.board_id, &other.device.board_id);
+            own.is_some() && own == others
+        }
         (pools, _) => pools.iter().any(of_one_pool),
     };
     alike && other.offered && port.port.link_layer == other.port.link_layer
@@ -445,7 +437,7 @@ fn are_mates(port: &PortFacts, other: &PortFacts) -> bool {
 
 fn l07_roce_mtu(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| {
-        if !port.roce {
+        if !port.device.is_roce(&port.port) {
             return Some(Finding::not_applicable("not RoCE"));
         }
         let netdev = port.netdev.as_ref()?;
@@ -545,7 +537,7 @@ fn l10_sriov(facts: &Facts) -> Vec<Finding> {
             ));
         }
         let whole = port.pools.iter().find(|pool| !pool.shared);
-        Some(match (&port.sriov, whole) {
+        Some(match (port.sriov(), whole) {
             (Sriov::None, _) => Finding::not_applicable("without SR-IOV"),
             (Sriov::Virtual { physical, .. }, _) => Finding::pass(format!("a VF of {physical}")),
             (Sriov::Physical { functions, .. }, Some(pool)) if !functions.is_empty() => {
@@ -581,7 +573,7 @@ fn l11_names(facts: &Facts) -> Vec<Finding> {
                 ),
                 "ip link set it to the name that the node's configuration expects, and find the netdev that has that name now",
             )
-        } else if netdev.counted_name && !port.soft {
+        } else if netdev.counted_name && !port.device.is_soft() {
             Finding::warn(
                 format!(
                     "{} was numbered by the kernel: another boot may number otherwise",
@@ -623,10 +615,10 @@ fn l13_partitions(facts: &Facts) -> Vec<Finding> {
 
 fn l14_node_guid(facts: &Facts) -> Vec<Finding> {
     each(facts, |port| {
-        let Sriov::Virtual { physical, index } = &port.sriov else {
+        let Sriov::Virtual { physical, index } = port.sriov() else {
             return Some(Finding::not_applicable("not a VF"));
         };
-        let Some(guid) = port.node_guid else {
+        let Some(guid) = port.device.node_guid else {
             let number = index.map_or("N".to_owned(), |index| index.to_string());
             return Some(Finding::fail(
                 "its node GUID is zero: verbs work, programs that use rdma_cm crash",

@@ -112,7 +112,7 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
     },
     Check {
         id: "M08",
-        title: "the kernel can do what is used",
+        title: "kernel version and features",
         judge: m08_kernel,
     },
 ];

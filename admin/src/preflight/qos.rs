@@ -5,9 +5,6 @@
 
 pub(super) mod dcb;
 
-use hca::LinkLayer;
-use hca::rdma::NodeType;
-
 use self::dcb::Dcb;
 use super::check::Check;
 use super::context::Context;
@@ -67,16 +64,12 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
 #[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let inventory = &context.snapshot.inventory;
-    let roce = inventory.rdma_devices.iter().filter(|device| {
-        device.node_type == NodeType::ChannelAdapter
-            && !device.is_soft()
-            && context.offered(&device.name)
-    });
+    let roce = inventory
+        .rdma_devices
+        .iter()
+        .filter(|device| !device.is_soft() && context.offered(&device.name));
     let ports = roce.flat_map(|device| {
-        let ethernet = device
-            .ports
-            .iter()
-            .filter(|port| port.link_layer == LinkLayer::Ethernet);
+        let ethernet = device.ports.iter().filter(|port| device.is_roce(port));
         ethernet.map(|port| read_port(context, &device.name, port.number, port.netdev.as_deref()))
     });
     Facts {

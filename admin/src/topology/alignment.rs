@@ -104,6 +104,7 @@ fn judge(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::holders::example::holders;
     use hca::topology::Wanted;
     use hca_trees::{Tree, machine};
 
@@ -116,10 +117,8 @@ mod tests {
     }
 
     fn judged(held: &[(&str, &str)]) -> Alignment {
-        let held = held
-            .iter()
-            .map(|(pod, id)| ((*pod).to_owned(), (*id).to_owned()));
-        alignment(&a4(), &Holders::collect(held))
+        let machine = a4();
+        alignment(&machine, &holders(&machine.gpus, held))
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use hca::port::LinkLayer;
-use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PcieLink, Place};
+use hca::topology::{Choice, Class, Lanes, Nic, PcieLink, Place};
 use node::table::table;
 
 use super::view::View;
@@ -203,7 +203,7 @@ pub(super) fn rate(nic: &Nic) -> String {
 
 /// What the link runs at, and what it could where that is more. An idle GPU slows its link down
 /// to save power, so of a GPU the possible is shown.
-pub(super) fn link(link: PcieLink) -> String {
+fn link(link: PcieLink) -> String {
     let narrower = |current: Lanes, most: Lanes| current.width < most.width;
     match (link.current, link.most) {
         (Some(current), Some(most)) if narrower(current, most) => format!("{current} of {most}"),
@@ -213,15 +213,10 @@ pub(super) fn link(link: PcieLink) -> String {
     }
 }
 
-/// What people call a GPU in a list.
-pub(super) fn gpu_name(gpu: &Gpu) -> String {
-    format!("GPU {}", gpu.ordinal)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::holders::Holders;
+    use crate::topology::holders::example::holders;
     use hca::topology::{Machine, Request, Wanted, choose};
     use hca_trees::{Tree, machine};
 
@@ -284,10 +279,11 @@ mod tests {
     #[test]
     fn each_gpu_and_nic_is_listed_with_its_pod() {
         let mut view = view(machine::a4);
-        view.holders = Holders::collect([
-            ("team/train-0".to_owned(), "GPU-0000-8f-00-0".to_owned()),
-            ("team/train-0".to_owned(), "0000:91:00.0".to_owned()),
-        ]);
+        let held = [
+            ("team/train-0", "GPU-0000-8f-00-0"),
+            ("team/train-0", "0000:91:00.0"),
+        ];
+        view.holders = holders(&view.machine.gpus, &held);
         let lines = lines(&text(&view));
         assert!(lines.contains(
             &"GPU0 0000:8f:00.0 NVIDIA GPU Gen5 x16 PIX mlx5_0 mlx5_1 team/train-0".to_owned()
@@ -301,7 +297,7 @@ mod tests {
     fn the_lists_fit_a_terminal_of_80_columns() {
         for lay in [machine::a4, machine::egx, machine::p4d] {
             let mut view = view(lay);
-            view.holders = Holders::collect([("t/a-0".to_owned(), "0000:91:00.0".to_owned())]);
+            view.holders = holders(&[], &[("t/a-0", "0000:91:00.0")]);
             let text = text(&view);
             assert!(!text.contains("GPU0  X"), "no matrix: {text}");
             let lists = text.split("\nX    itself").next().unwrap();

@@ -7,6 +7,7 @@
 //! the kernel's word.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     time::{Duration, Instant},
 };
@@ -38,7 +39,8 @@ use crate::{
 /// All failures, the first one first.
 pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) -> Result<(), Error> {
     let mut failures = Vec::new();
-    let mut awaiting_names = Vec::new();
+    let mut unfinished = Vec::new();
+    let mut pf_away = None;
     // First: no container starts with device nodes that are another pod's a moment later.
     failures.extend(remove_cdi_files(node, record).err());
     let mut is_over = true;
@@ -59,8 +61,12 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         continue;
                     };
                     match return_netdev(node, key, taken, origin.as_ref(), limit.left()) {
-                        Ok(true) => awaiting_names.push(part),
-                        Ok(false) => {}
+                        Ok(returned) if returned.is_whole() => {}
+                        Ok(returned) => {
+                            unfinished.push(part);
+                            let away = returned.pf_away;
+                            pf_away = away.map(|pf| Error::pf_away(record, taken, pf)).or(pf_away);
+                        }
                         Err(e) => failures.push(e),
                     }
                 }
@@ -109,13 +115,13 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
             false => failed,
         });
     }
-    if awaiting_names.is_empty() {
+    if unfinished.is_empty() {
         return Ok(node.journal.forget(key)?);
     }
-    // Their names are somebody else's for now: the record stays for the repair, and holds
-    // nothing else.
+    // Their names are somebody else's for now, or a PF is away: the record stays for the repair, and
+    // holds nothing else.
     let rest = |part: &Part| Part {
-        awaits_name: true,
+        returned: true,
         child: None,
         rdma: Vec::new(),
         slots: Vec::new(),
@@ -123,11 +129,12 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
         ..part.clone()
     };
     let rest = Record {
-        parts: awaiting_names.into_iter().map(rest).collect(),
+        parts: unfinished.into_iter().map(rest).collect(),
         ipam: None,
         ..record.clone()
     };
-    Ok(node.journal.replace(key, &rest)?)
+    node.journal.replace(key, &rest)?;
+    pf_away.map_or(Ok(()), Err)
 }
 
 /// A limit of time for several waits together.
@@ -199,7 +206,7 @@ fn find_living(node: &Node, record: &Record) -> Result<Option<Namespace>, Error>
     else {
         return Ok(None);
     };
-    for other in Namespace::of_threads(&node.roots.proc) {
+    for other in Namespace::of_threads(&node.roots.proc, BTreeSet::new()) {
         let id = other.id();
         // Another one has the number of one that ended.
         if (id.device, id.inode) == (record.netns.device, record.netns.inode)
@@ -227,32 +234,30 @@ fn note_strayed(node: &Node, key: &Key, record: &Record, failures: &[Error]) -> 
     }
 }
 
-/// Returns a moved netdev to the host, unless it belongs to another attachment by now. True when
-/// its name has to be repaired later.
+/// Returns a moved netdev to the host, unless it belongs to another attachment by now.
 fn return_netdev(
     node: &mut Node,
     key: &Key,
     taken: &Snapshot,
     origin: Option<&Origin<'_>>,
     timeout: Duration,
-) -> Result<bool, Error> {
+) -> Result<Returned, Error> {
     let _lock = node.journal.lock(&taken.identity)?;
     match node.journal.claim(&taken.identity)? {
         Some(claim) if claim.owner == key.as_str() => {}
-        Some(_) => return Ok(false),
+        Some(_) => return Ok(Returned::default()),
         // Not claimed, or the claim was cut off: it was never moved.
         None => {
             node.journal.release(&taken.identity)?;
-            return Ok(false);
+            return Ok(Returned::default());
         }
     }
     let returned = return_from_anywhere(node, taken, origin, timeout)?;
     report(node, taken, &returned);
-    if returned.goes_by.is_some() {
-        return Ok(true);
+    if returned.is_whole() {
+        node.journal.release(&taken.identity)?;
     }
-    node.journal.release(&taken.identity)?;
-    Ok(false)
+    Ok(returned)
 }
 
 /// Returns RDMA devices out of `pod`, or out of a namespace that they were moved to.

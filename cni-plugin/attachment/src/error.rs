@@ -3,8 +3,13 @@
 use std::{path::PathBuf, time::Duration};
 
 use ::node::policy::PolicyError;
+use netlink::Name;
 
-use crate::{cdi_file::CdiError, journal, netdev::restore};
+use crate::{
+    cdi_file::CdiError,
+    journal::{self, Record},
+    netdev::{restore, snapshot::Snapshot},
+};
 
 /// A failure. What the specification's code for it is, the CNI plugin says.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +68,16 @@ pub enum Error {
         /// What is not found.
         missing: Box<Error>,
     },
+    /// The GUIDs of a VF cannot be restored.
+    #[error("{netdev} may have the GUID of {owner}: its PF {pf} has no netdev on the host")]
+    PfAway {
+        /// The VF's netdev.
+        netdev: Name,
+        /// Whose attachment it was.
+        owner: String,
+        /// PCI address of the PF.
+        pf: String,
+    },
     /// An RDMA device does not change its namespace.
     #[error(transparent)]
     RdmaMove(netlink::Error),
@@ -83,6 +98,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The GUIDs of the VF that returns from an attachment stay: `pf` is away.
+    pub fn pf_away(record: &Record, vf: &Snapshot, pf: String) -> Self {
+        Error::PfAway {
+            netdev: vf.name.clone(),
+            owner: record.owner(),
+            pf,
+        }
+    }
+
     /// Whether something of an attachment was not found, and nothing else is wrong.
     pub(crate) fn is_nowhere(&self) -> bool {
         matches!(
@@ -141,6 +165,10 @@ impl Error {
                  attachment; if the interface is known to be gone, remove the record of the \
                  attachment from stateDir/attachments and release its addresses with rdma-ipam \
                  release"
+            }
+            Error::PfAway { .. } => {
+                "no pod gets the VF until its GUIDs are restored: return the PF's netdev to the host, \
+                 then run rdmactl attachments reclaim, or let the next ADD do it"
             }
             Error::Netdev(restore::Error::Ambiguous { .. }) => {
                 "delete those of them that are not it, or end the pod's namespace, then try again"

@@ -1,6 +1,6 @@
 //! Network namespaces of this node, where the kernel has no list of them.
 
-use std::{collections::BTreeSet, fs, iter, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use netlink::{Namespace, Socket, link};
 
@@ -9,27 +9,31 @@ use crate::node::Node;
 /// Where runtimes keep network namespaces, beside the directory of the pod's own.
 const NETNS_DIRECTORY: &str = "/run/netns";
 
-/// The namespaces that lie where the pod's does or in `/run/netns`, then those of processes, each
+/// Visits the namespaces that lie where the pod's does or in `/run/netns`, then those of processes, each
 /// once, without the host's. One that cannot be opened is passed over: it may be gone by now.
-pub fn all<'a>(node: &'a Node, pod: &'a Namespace) -> impl Iterator<Item = Namespace> + use<'a> {
-    let host = node.netns.namespace.id();
-    let mut seen = BTreeSet::from([(host.device, host.inode)]);
-    // Read only when it is come to: nodes have thousands of processes.
-    let of_processes = iter::once(()).flat_map(|()| Namespace::of_processes(&node.roots.proc));
-    named(pod).chain(of_processes).filter(move |namespace| {
-        let id = namespace.id();
-        seen.insert((id.device, id.inode))
-    })
+pub fn visit(node: &Node, pod: &Namespace, mut each: impl FnMut(Namespace)) {
+    let mut seen = BTreeSet::from([node.netns.namespace.id().inode]);
+    // One by one: a node may have more of them than a process may have open files.
+    for namespace in named(pod) {
+        if seen.insert(namespace.id().inode) {
+            each(namespace);
+        }
+    }
+    let of_processes = Namespace::of_processes(&node.roots.proc, seen);
+    of_processes.into_iter().for_each(each);
 }
 
 /// The namespaces that lie where the pod's does or in `/run/netns`.
 fn named(pod: &Namespace) -> impl Iterator<Item = Namespace> {
+    let known = Path::new(NETNS_DIRECTORY).to_path_buf();
     let beside = pod
         .path()
         .parent()
-        .filter(|directory| !directory.starts_with("/proc"));
-    let directories = beside.into_iter().chain([Path::new(NETNS_DIRECTORY)]);
-    directories
+        .and_then(|beside| beside.canonicalize().ok());
+    let beside = beside.filter(|beside| !beside.starts_with("/proc") && *beside != known);
+    beside
+        .into_iter()
+        .chain([known])
         .flat_map(|directory| fs::read_dir(directory).into_iter().flatten().flatten())
         .filter_map(|entry| Namespace::open(&entry.path()).ok().flatten())
 }
@@ -62,9 +66,12 @@ pub fn search_reached<E: From<netlink::Error>>(
     inside: &mut Socket,
     mut is_in: impl FnMut(&Namespace, &mut Socket) -> Result<bool, E>,
 ) -> Result<Search, E> {
-    let mut rest: Vec<_> = named(pod).collect();
-    rest.extend(Namespace::of_threads(proc));
-    let is_pods = |other: &mut Namespace| other.id() != pod.id() && other.is_owned_with(pod, host);
+    let mut seen = BTreeSet::from([pod.id().inode]);
+    let mut rest: Vec<_> = named(pod)
+        .filter(|other| seen.insert(other.id().inode))
+        .collect();
+    rest.extend(Namespace::of_threads(proc, seen));
+    let is_pods = |other: &mut Namespace| other.is_owned_with(pod, host);
     let mut reached: Vec<Namespace> = rest.extract_if(.., is_pods).collect();
     let mut result = Search::Nowhere;
     let mut searched = 0;
@@ -116,8 +123,8 @@ pub fn search_outside<E: From<netlink::Error>>(
         let mut inside = pod.socket(host)?;
         return search_reached(host, proc, pod, &mut inside, |other, _| is_in(other));
     }
-    for other in Namespace::of_threads(proc) {
-        if other.id() != host.id() && is_in(&other)? {
+    for other in Namespace::of_threads(proc, BTreeSet::from([host.id().inode])) {
+        if is_in(&other)? {
             return Ok(Search::Found);
         }
     }

@@ -17,8 +17,8 @@ pub use change::{
     set_info, set_number, set_oper_state, set_token,
 };
 pub use child::{Child, NewChild, create};
-pub use number::{known_number, known_numbers, namespace_number};
-pub use vf::{set_vf, vf_properties, without_driver};
+pub use number::{known_number, known_numbers, namespace_number, number_within};
+pub use vf::{set_vf, vf_properties, vfs, without_driver};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 
@@ -48,6 +48,7 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INET6_TOKEN: u16 = 7;
 const AF_INET6: u16 = 10;
+const ARPHRD_LOOPBACK: u16 = 772;
 
 /// A setting of a link that is one number, of 1 or 4 bytes, and that a change of namespaces keeps.
 #[derive(Debug)]
@@ -363,7 +364,32 @@ pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
 /// # Errors
 /// The kernel's refusal.
 pub fn list(socket: &mut Socket) -> Result<Vec<Link>> {
-    list_of(socket, None)
+    list_of(socket, None, |_| true)
+}
+
+/// All links but loopback and those that are one of a pair: these stand on no other link, and a node
+/// has one for each pod. They are not parsed.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn list_unpaired(socket: &mut Socket) -> Result<Vec<Link>> {
+    list_of(socket, None, |payload| !is_paired_or_loopback(payload))
+}
+
+/// Pure.
+fn is_paired_or_loopback(payload: &[u8]) -> bool {
+    let (header, attributes) = payload.split_at_checked(HEADER_BYTES).unwrap_or_default();
+    let hardware = header.get(2..4).and_then(<[u8]>::first_chunk);
+    let mut found = hardware.is_some_and(|bytes| u16::from_ne_bytes(*bytes) == ARPHRD_LOOPBACK);
+    attribute::each(attributes, |kind, value| {
+        if kind == IFLA_LINKINFO {
+            attribute::each(value, |kind, info| {
+                let is = |pair: &&str| info.strip_suffix(&[0]) == Some(pair.as_bytes());
+                found |= kind == IFLA_INFO_KIND && PAIRED_KINDS.iter().any(is);
+            });
+        }
+    });
+    found
 }
 
 /// The ports of a bond, bridge or VRF, by its index.
@@ -371,14 +397,51 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Link>> {
 /// # Errors
 /// The kernel's refusal.
 pub fn ports(socket: &mut Socket, controller: u32) -> Result<Vec<Link>> {
-    list_of(socket, Some(LinkAttribute::Controller(controller)))
+    let ports = LinkAttribute::Controller(controller);
+    list_of(socket, Some(ports), |_| true)
 }
 
-fn list_of(socket: &mut Socket, filter: Option<LinkAttribute>) -> Result<Vec<Link>> {
+fn list_of(
+    socket: &mut Socket,
+    filter: Option<LinkAttribute>,
+    wanted: impl Fn(&[u8]) -> bool,
+) -> Result<Vec<Link>> {
     let mut message = LinkMessage::default();
     message.attributes.push(without_counters());
     message.attributes.extend(filter);
-    socket.dump("list netdevs", RTM_GETLINK, &message, |payload| {
-        Link::parse(payload).map(Some)
-    })
+    socket.dump(
+        "list netdevs",
+        RTM_GETLINK,
+        &message,
+        |payload| match wanted(payload) {
+            true => Link::parse(payload).map(Some),
+            false => Ok(None),
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_stand_on_no_other_are_not_parsed() {
+        let left_out = |hardware: u16, kind: Option<&str>| {
+            let mut header = [0; HEADER_BYTES];
+            header[2..4].copy_from_slice(&hardware.to_ne_bytes());
+            let mut message = attribute::Raw::new(&header).with(IFLA_IFNAME, b"veth\0");
+            if let Some(kind) = kind {
+                let kind = format!("{kind}\0");
+                let info = attribute::Raw::default().with(IFLA_INFO_KIND, kind.as_bytes());
+                message = message.nest(IFLA_LINKINFO, &info);
+            }
+            is_paired_or_loopback(message.as_bytes())
+        };
+        assert!(left_out(ARPHRD_LOOPBACK, None));
+        assert!(PAIRED_KINDS.iter().all(|kind| left_out(1, Some(kind))));
+        assert!(!left_out(1, None), "hardware");
+        assert!(!left_out(1, Some("vethx")));
+        assert!(!left_out(1, Some("macvlan")));
+        assert!(!left_out(32, Some("ipoib")));
+    }
 }

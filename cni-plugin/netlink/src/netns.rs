@@ -80,27 +80,45 @@ fn tasks(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
         .map(|entry| entry.path())
 }
 
+/// The directories of a process' threads. A directory has a link more than two for each in it
+/// (`proc_task_getattr()`), so that of a process with one thread its own is enough.
+fn threads(process: PathBuf) -> Vec<PathBuf> {
+    let all = process.join("task");
+    match fs::metadata(&all) {
+        Ok(metadata) if metadata.nlink() == 3 => vec![process],
+        _ => tasks(&all).collect(),
+    }
+}
+
+/// The inode in the target of a namespace link, `net:[4026531840]`.
+fn inode_in(link: &Path) -> Option<u64> {
+    let number = link.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?;
+    number.parse().ok()
+}
+
 impl Namespace {
-    /// The namespaces in which processes are, by their first thread, each once. What of a process
-    /// cannot be read is passed over: it may have ended.
-    pub fn of_processes(proc: &Path) -> Vec<Self> {
-        Self::of_tasks(tasks(proc))
+    /// The namespaces in which processes are, by their first thread, each once, without those whose
+    /// inodes were `seen`. What of a process cannot be read is passed over: it may have ended.
+    pub fn of_processes(proc: &Path, seen: BTreeSet<u64>) -> Vec<Self> {
+        Self::of_tasks(tasks(proc), seen)
     }
 
-    /// The namespaces in which any thread is, each once. Takes as long as the node has threads.
-    pub fn of_threads(proc: &Path) -> Vec<Self> {
-        Self::of_tasks(tasks(proc).flat_map(|process| tasks(&process.join("task"))))
+    /// The namespaces in which any thread is, likewise. Takes as long as the node has threads.
+    pub fn of_threads(proc: &Path, seen: BTreeSet<u64>) -> Vec<Self> {
+        Self::of_tasks(tasks(proc).flat_map(threads), seen)
     }
 
-    fn of_tasks(tasks: impl Iterator<Item = PathBuf>) -> Vec<Self> {
-        let mut seen = BTreeSet::new();
+    fn of_tasks(tasks: impl Iterator<Item = PathBuf>, mut seen: BTreeSet<u64>) -> Vec<Self> {
         let mut found = Vec::new();
         for task in tasks {
             let path = task.join("ns/net");
-            // `net:[4026531840]`: most processes share theirs with others.
-            if let Ok(number) = fs::read_link(&path)
-                && seen.insert(number)
+            // Most processes share theirs with others. The files of all namespaces are in one file
+            // system, so that inodes are enough.
+            let is_new = fs::read_link(&path)
+                .is_ok_and(|link| inode_in(&link).is_none_or(|inode| !seen.contains(&inode)));
+            if is_new
                 && let Ok(Some(namespace)) = Self::open(&path)
+                && seen.insert(namespace.id.inode)
             {
                 found.push(namespace);
             }
@@ -273,5 +291,44 @@ impl Namespace {
     /// The namespace cannot be entered, or the socket not opened.
     pub fn socket(&self, own: &Namespace) -> Result<Socket> {
         self.enter(own, Socket::open)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_threads_of_a_process_are_read_where_it_has_several() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = proc.path().join("7");
+        fs::create_dir_all(process.join("task/7")).unwrap();
+        assert_eq!(threads(process.clone()), std::slice::from_ref(&process));
+        fs::create_dir(process.join("task/8")).unwrap();
+        let mut found = threads(process.clone());
+        found.sort();
+        assert_eq!(found, [process.join("task/7"), process.join("task/8")]);
+        assert!(threads(proc.path().join("8")).is_empty(), "it ended");
+        // This process has more than one thread while tests run.
+        let seen = thread::spawn(|| threads("/proc/self".into()))
+            .join()
+            .unwrap();
+        assert!(seen.len() > 1, "{seen:?}");
+    }
+
+    #[test]
+    fn a_namespace_that_was_seen_is_not_opened() {
+        let proc = Path::new("/proc");
+        let link = fs::read_link("/proc/self/ns/net").unwrap();
+        let own = inode_in(&link).unwrap();
+        assert_eq!(inode_in(Path::new("net:[7]")), Some(7));
+        assert_eq!(inode_in(Path::new("pid:[7]")), None);
+        let has_own = |found: Vec<Namespace>| found.iter().any(|found| found.id.inode == own);
+        assert!(has_own(Namespace::of_processes(proc, BTreeSet::new())));
+        assert!(!has_own(Namespace::of_processes(
+            proc,
+            BTreeSet::from([own])
+        )));
+        assert!(!has_own(Namespace::of_threads(proc, BTreeSet::from([own]))));
     }
 }

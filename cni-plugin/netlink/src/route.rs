@@ -23,10 +23,7 @@ pub const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::In
 /// # Errors
 /// The kernel's refusal.
 pub fn list(socket: &mut Socket, family: AddressFamily, link: u32) -> Result<Vec<RouteMessage>> {
-    let mut filter = RouteMessage::default();
-    filter.header.address_family = family;
-    filter.attributes.push(RouteAttribute::Oif(link));
-    dump(socket, &filter)
+    dump(socket, family, Some(RouteAttribute::Oif(link)), |_| true)
 }
 
 /// All routes of a family, in every table.
@@ -34,12 +31,11 @@ pub fn list(socket: &mut Socket, family: AddressFamily, link: u32) -> Result<Vec
 /// # Errors
 /// The kernel's refusal.
 pub fn list_all(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RouteMessage>> {
-    let mut filter = RouteMessage::default();
-    filter.header.address_family = family;
-    dump(socket, &filter)
+    dump(socket, family, None, |_| true)
 }
 
-/// All routes of a family in one table.
+/// The routes of a family in one table whose destination has a prefix length that is `wanted`. The
+/// others, of which there may be very many, are not parsed.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -47,11 +43,9 @@ pub fn list_table(
     socket: &mut Socket,
     family: AddressFamily,
     table: u32,
+    wanted: impl Fn(u8) -> bool,
 ) -> Result<Vec<RouteMessage>> {
-    let mut filter = RouteMessage::default();
-    filter.header.address_family = family;
-    filter.attributes.push(RouteAttribute::Table(table));
-    match dump(socket, &filter) {
+    match dump(socket, family, Some(RouteAttribute::Table(table)), wanted) {
         // A table that nothing was ever put into does not exist.
         Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
         done => done,
@@ -117,9 +111,21 @@ pub fn get(socket: &mut Socket, to: IpAddr) -> Result<Option<RouteMessage>> {
     }
 }
 
-fn dump(socket: &mut Socket, filter: &RouteMessage) -> Result<Vec<RouteMessage>> {
-    socket.dump("list routes", RTM_GETROUTE, filter, |payload| {
-        socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES).map(Some)
+fn dump(
+    socket: &mut Socket,
+    family: AddressFamily,
+    filter: Option<RouteAttribute>,
+    wanted: impl Fn(u8) -> bool,
+) -> Result<Vec<RouteMessage>> {
+    let mut query = RouteMessage::default();
+    query.header.address_family = family;
+    query.attributes.extend(filter);
+    socket.dump("list routes", RTM_GETROUTE, &query, |payload| {
+        // `rtm_dst_len`, the second byte of `struct rtmsg`.
+        match payload.get(1).is_some_and(|length| wanted(*length)) {
+            true => socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES).map(Some),
+            false => Ok(None),
+        }
     })
 }
 

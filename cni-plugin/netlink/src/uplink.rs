@@ -114,11 +114,8 @@ fn default_routes(
     family: AddressFamily,
     table: u32,
 ) -> Result<Vec<RouteMessage>> {
-    let mut routes = route::list_table(socket, family, table)?;
-    routes.retain(|route| {
-        uplink::is_default(route.header.destination_prefix_length)
-            && route.header.kind == RouteType::Unicast
-    });
+    let mut routes = route::list_table(socket, family, table, uplink::is_default)?;
+    routes.retain(|route| route.header.kind == RouteType::Unicast);
     Ok(routes)
 }
 

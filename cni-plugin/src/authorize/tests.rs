@@ -1,4 +1,4 @@
-use hca::PortId;
+use hca::{Guid, PortId};
 use hca_trees::{RdmaSpec, Tree};
 use netlink::link::Link;
 use netlink_packet_route::link::InfoKind;
@@ -332,18 +332,21 @@ fn passthru_needs_its_key_and_the_hca() {
 }
 
 #[test]
-fn a_guid_is_set_where_the_policy_lists_it() {
+fn a_guid_is_set_if_the_policy_lists_it() {
     let nic = Resolved::Move(hardware());
     let asked = Asked {
-        guid: true,
+        guid: Some(Guid(0x0200_0000_0000_0008)),
         ..Asked::default()
     };
     let denied = by_policy(&nic, asked, rules(&Allow::default())).unwrap_err();
-    assert!(denied.remedy.contains("allow.vf"), "{denied}");
-    let allow = Allow {
-        vf: vec!["guid".to_owned()],
+    assert!(denied.remedy.contains("allow.vf.guid"), "{denied}");
+    let mut allow = Allow {
+        guids: vec![1..=1, 0x0200_0000_0000_0000..=0x0200_0000_0000_0007],
         ..Allow::default()
     };
+    let denied = by_policy(&nic, asked, rules(&allow)).unwrap_err();
+    assert!(denied.why.contains("0200:0000:0000:0008"), "{denied}");
+    allow.guids = vec![1..=1, 0x0200_0000_0000_0000..=0x0200_0000_0000_0008];
     by_policy(&nic, asked, rules(&allow)).unwrap();
 }
 
@@ -419,7 +422,7 @@ fn only_rdma_devices_that_leave_need_an_allocation() {
     ask(&device(Some("0000:3b:00.2")), &["0000:3b:00.2"]).unwrap();
     assert!(ask(&device(Some("0000:3b:00.2")), &[]).is_err());
     let denied = ask(&device(None), &["0000:3b:00.2"]).unwrap_err();
-    assert!(denied.why.contains("no HCA"), "{denied}");
+    assert!(denied.why.contains("is not an RDMA device"), "{denied}");
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl Add<'_> {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
             pkey: plan::partition(resolved, config),
-            guid: config.guid.is_some(),
+            guid: config.guid,
         };
         authorize(resolved, asked, rules, || match allocated {
             Some(allocated) => Ok(allocated.clone()),

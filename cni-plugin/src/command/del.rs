@@ -66,12 +66,15 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
 }
 
 /// Undoes an attachment by its record. After its namespace the runtime must get on: what is not found
-/// then is the daemon's to undo.
+/// then is the daemon's to undo. So it must after a first DEL while a PF is away.
 fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
         Err(kept @ attachment::Error::Kept { .. }) => {
             node.log.warn(kept.with_remedy());
             return Ok(());
+        }
+        Err(away @ attachment::Error::PfAway { .. }) if record.is_returned() => {
+            node.log.warn(away.with_remedy());
         }
         done => done?,
     }

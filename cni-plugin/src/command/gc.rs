@@ -60,6 +60,10 @@ fn collect(node: &mut Node, key: &Key) -> Result<bool, Error> {
                 node.log.warn(kept.with_remedy());
                 Ok(false)
             }
+            Err(away @ attachment::Error::PfAway { .. }) => {
+                node.log.warn(away.with_remedy());
+                Ok(true)
+            }
             done => Ok(done.map(|()| true)?),
         },
         None => Ok(node.journal.forget(key).map(|()| true)?),

@@ -121,16 +121,18 @@ struct Other {
 
 impl Stacks {
     fn read(node: &mut Node, pod: &Namespace) -> Result<Self, Error> {
-        let host = link::list(&mut node.netns.socket)?;
+        let host = link::list_unpaired(&mut node.netns.socket)?;
         let has_infiniband = host.iter().any(Link::is_infiniband);
-        let others = namespaces::all(node, pod).filter_map(|other| {
+        let mut others = Vec::new();
+        namespaces::visit(node, pod, |other| {
             let links = links_of(node, &other, has_infiniband).map_err(|e| e.to_string());
             let path = other.path().to_owned();
-            let has_any = links.as_ref().map_or(true, |(_, links)| !links.is_empty());
-            has_any.then_some(Other { path, links })
+            if links.as_ref().map_or(true, |(_, links)| !links.is_empty()) {
+                others.push(Other { path, links });
+            }
         });
         Ok(Stacks {
-            others: others.collect(),
+            others,
             records: node.records()?,
             host,
         })
@@ -155,20 +157,21 @@ impl Stacks {
     }
 }
 
-/// The links of a namespace that are on another namespace's, or of IPoIB, which does not say so. None
-/// of one that has no number for the host's: it has no link that stands on one of it, but for IPoIB.
+/// The links of a namespace that stand on another namespace's, or of IPoIB, which does not say so, and
+/// the number by which it knows the host's. Most namespaces have none: beside `lo` a link that is one
+/// of a pair.
 fn links_of(
     node: &Node,
     other: &Namespace,
     has_infiniband: bool,
 ) -> netlink::Result<(Option<i32>, Vec<Link>)> {
     let mut socket = other.socket(&node.netns.namespace)?;
-    let number = link::known_number(&mut socket, &node.netns.namespace)?;
-    if number.is_none() && !has_infiniband {
-        return Ok((None, Vec::new()));
-    }
-    let mut links = link::list(&mut socket)?;
-    links.retain(|link| link.parent_netns.is_some() || link.is_infiniband());
+    let mut links = link::list_unpaired(&mut socket)?;
+    links.retain(|link| link.parent_netns.is_some() || has_infiniband && link.is_infiniband());
+    let number = match links.is_empty() {
+        true => None,
+        false => link::known_number(&mut socket, &node.netns.namespace)?,
+    };
     Ok((number, links))
 }
 

@@ -8,10 +8,10 @@
 //!    └─ unbind, a new sandbox, or evidence that it is over ◀──────┴────┘
 //! ```
 //!
-//! Questions are served one at a time. Two daemons at once, as in a rolling update, are kept apart by
-//! the files of [`super::store`], which only one process can create. A daemon that is killed leaves
-//! some of a pod's bindings; the same question again keeps them and adds the rest. What a client
-//! gave up on is done all the same, and freed as any other binding.
+//! Questions are served one at a time: those of one daemon by its gate, those of two daemons at once,
+//! as in a rolling update, by a lock of the kernel. A daemon that is killed leaves some of a pod's
+//! bindings; the same question again keeps them and adds the rest. What a client gave up on is done
+//! all the same, and freed as any other binding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,23 +19,24 @@ use std::time::Duration;
 
 use super::evidence::was_detached;
 use super::gpus::{self, Gpus, PodGpus};
-use super::places::Places;
 use super::pod_slots::{belongs, binding, choose, placed, pools_of, slots_of};
 use super::slot_specification;
 use super::store::{Binding, Bindings, ServedGpu, Stage, Store};
 use crate::events::{Trigger, Triggers};
 use crate::kubelet::checkpoint;
 use crate::kubelet::service::Requests;
+use crate::node_paths::NodePaths;
 use crate::node_socket::pods::Pods;
 use crate::reader::{Reader, Readers};
 use crate::report::Report;
 use attachment::cdi_file::CdiDirectory;
+use attachment::journal::Lock;
 use hca::HcaId;
 use hca::topology::Machine;
 use node_wire::{
     BindQuestion, Bound, BoundSlot, Failure, FailureKind, Pod, PodUnits, UnbindQuestion, Unbound,
 };
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// How long an answer waits for the GPUs, whose drivers are asked.
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -45,37 +46,33 @@ const FILES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Answers questions about bindings.
 #[derive(Debug)]
 pub(crate) struct Binder {
-    pub(super) places: Places,
+    pub(super) paths: Arc<NodePaths>,
     pods: Arc<Pods>,
     reports: watch::Receiver<Arc<Report>>,
     pub(super) requests: Requests,
     pub(super) triggers: Triggers,
     /// Held while a question is served.
-    pub(super) gate: Mutex<()>,
+    gate: Mutex<()>,
     /// Bindings, the journal, CDI files and device nodes.
     files: Reader,
     gpus: Reader<Result<Arc<Gpus>, String>>,
 }
 
-pub(super) fn failure(kind: FailureKind, why: impl Into<String>) -> Failure {
-    Failure::new(kind, why)
-}
-
 pub(super) fn unavailable(why: impl std::fmt::Display) -> Failure {
-    failure(FailureKind::BindingsUnavailable, why.to_string())
+    Failure::new(FailureKind::BindingsUnavailable, why.to_string())
 }
 
 impl Binder {
     pub(crate) fn new(
         readers: &Readers,
-        places: Places,
+        paths: Arc<NodePaths>,
         pods: Arc<Pods>,
         reports: watch::Receiver<Arc<Report>>,
         requests: Requests,
         triggers: Triggers,
     ) -> Self {
         Self {
-            places,
+            paths,
             pods,
             reports,
             requests,
@@ -90,13 +87,25 @@ impl Binder {
         self.reports.borrow().clone()
     }
 
+    /// Waits until this question alone is served on this node: no binding changes between its reading
+    /// and its writing.
+    ///
+    /// # Errors
+    /// Another daemon serves one for too long.
+    pub(super) async fn turn(&self) -> Result<(MutexGuard<'_, ()>, Lock), Failure> {
+        let gate = self.gate.lock().await;
+        let store = self.paths.store();
+        let lock = self.blocking(move || store.lock()).await?;
+        Ok((gate, lock.map_err(unavailable)?))
+    }
+
     /// Binds all slots of a pod to a sandbox. The same question again has the same answer.
     ///
     /// # Errors
     /// The unit is not the pod's, or there are no HCAs as they must be; nothing is bound then that
     /// was not before.
     pub(crate) async fn bind(&self, question: BindQuestion) -> Result<Bound, Failure> {
-        let _one_at_a_time = self.gate.lock().await;
+        let _turn = self.turn().await?;
         let BindQuestion { pod, sandbox, unit } = question;
         let units = self.pods.units(&pod).await?;
         let needed = std::slice::from_ref(&unit);
@@ -120,10 +129,10 @@ impl Binder {
             belongs(pod, unit, units, &report)?;
         }
         let slots = pools_of(units, &report);
-        let (places, owner, of_sandbox) = (self.places.clone(), pod.clone(), sandbox.clone());
+        let (paths, owner, of_sandbox) = (self.paths.clone(), pod.clone(), sandbox.clone());
         let wanted: BTreeSet<String> = slots.iter().flat_map(slots_of).collect();
         let held_elsewhere = report.allocated.as_ref().map(|held| held.hcas());
-        let read = move || kept_and_taken(&places, &owner, of_sandbox.as_deref(), &wanted);
+        let read = move || kept_and_taken(&paths, &owner, of_sandbox.as_deref(), &wanted);
         let (bindings, mut taken) = self.blocking(read).await??;
         // Units of a time before this pool had slots name HCAs.
         taken.extend(held_elsewhere.unwrap_or_default().into_keys());
@@ -169,7 +178,7 @@ impl Binder {
                 );
             }
         }
-        let store = self.places.store();
+        let store = self.paths.store();
         let created = fresh.clone();
         self.blocking(move || create_all(&store, &created))
             .await??;
@@ -209,7 +218,7 @@ impl Binder {
             .collect();
         let resolve = |gpus: Arc<Gpus>| {
             let (units, more) = (units.clone(), more.clone());
-            let directory = self.places.device_plugin_dir.clone();
+            let directory = self.paths.device_plugin_dir.clone();
             self.blocking(move || {
                 let nodes = |resource: &str, id: &str| {
                     let kept = checkpoint::allocated_nodes(&directory, resource, &[id.to_owned()]);
@@ -224,13 +233,13 @@ impl Binder {
                 return Ok((found, known));
             }
         }
-        let host = self.places.host.clone();
+        let host = self.paths.host.clone();
         let read = move || match gpus::read(&host) {
             Ok(gpus) => Ok(Arc::new(gpus)),
             Err(error) => Err(error.to_string()),
         };
         let cannot = |why: String| {
-            failure(
+            Failure::new(
                 FailureKind::CannotBind,
                 format!("read the GPUs of this node for pod {pod}: {why}"),
             )
@@ -252,7 +261,7 @@ impl Binder {
         let machine = gpus.in_machine(&read.unwrap_or_default());
         let topology = report.topology.clone();
         let placed = self.blocking(move || placed(machine, &topology)).await?;
-        placed.map_err(|why| failure(FailureKind::CannotBind, why))
+        placed.map_err(|why| Failure::new(FailureKind::CannotBind, why))
     }
 
     /// Frees slots of a sandbox that the CNI plugin's journal does not have any more.
@@ -260,11 +269,11 @@ impl Binder {
     /// # Errors
     /// Journal or bindings cannot be read.
     pub(crate) async fn unbind(&self, question: UnbindQuestion) -> Result<Unbound, Failure> {
-        let _one_at_a_time = self.gate.lock().await;
-        let places = self.places.clone();
+        let _turn = self.turn().await?;
+        let paths = self.paths.clone();
         let freed = self.blocking(move || {
-            let bindings = places.store().read().map_err(unavailable)?;
-            let attached = places.attached().map_err(unavailable)?;
+            let bindings = paths.store().read().map_err(unavailable)?;
+            let attached = paths.attached().map_err(unavailable)?;
             let UnbindQuestion { sandbox, units } = question;
             let over = bindings.all.into_values().filter(|one| {
                 one.sandbox.as_deref() == Some(sandbox.as_str())
@@ -276,7 +285,7 @@ impl Binder {
             });
             let over: Vec<Binding> = over.collect();
             for one in &over {
-                free(&places, one).map_err(unavailable)?;
+                free(&paths, one).map_err(unavailable)?;
             }
             Ok(over)
         });
@@ -294,8 +303,8 @@ impl Binder {
 
     /// The bindings as they are on disk; `None` if they cannot be read now.
     pub(crate) async fn bindings(&self) -> Option<Bindings> {
-        let places = self.places.clone();
-        let read = self.blocking(move || places.store().read()).await;
+        let paths = self.paths.clone();
+        let read = self.blocking(move || paths.store().read()).await;
         read.ok()?.ok()
     }
 
@@ -305,10 +314,10 @@ impl Binder {
     /// # Errors
     /// Why the container must not start.
     pub(crate) async fn start(&self, resource: &str, ids: &[String]) -> Result<(), Failure> {
-        let _one_at_a_time = self.gate.lock().await;
+        let _turn = self.turn().await?;
         let pod = self.pods.holder(resource, ids).await?;
-        let places = self.places.clone();
-        let bindings = self.blocking(move || places.store().read()).await?;
+        let paths = self.paths.clone();
+        let bindings = self.blocking(move || paths.store().read()).await?;
         let bindings = bindings.map_err(unavailable)?;
         let of_slot = |id: &String| {
             let of_pod = bindings.all.values();
@@ -342,7 +351,7 @@ impl Binder {
             }
         }
         if !unbound.is_empty() && !may_bind {
-            return Err(failure(
+            return Err(Failure::new(
                 FailureKind::NotBound,
                 format!(
                     "{} of {resource} is bound to no HCA, so pod {pod} has no network attachment for \
@@ -376,17 +385,19 @@ impl Binder {
     /// Frees bindings that are over, if they are still as they were when that was found out. Returns
     /// those that were freed.
     pub(crate) async fn free_all(&self, over: Vec<Binding>) -> Vec<Binding> {
-        let _one_at_a_time = self.gate.lock().await;
-        let places = self.places.clone();
+        let Ok(_turn) = self.turn().await else {
+            return Vec::new();
+        };
+        let paths = self.paths.clone();
         let freed = self.blocking(move || {
-            let Ok(bindings) = places.store().read() else {
+            let Ok(bindings) = paths.store().read() else {
                 return Vec::new();
             };
             let unchanged = over
                 .into_iter()
                 .filter(|one| bindings.all.values().any(|known| known == one));
             unchanged
-                .filter(|one| match free(&places, one) {
+                .filter(|one| match free(&paths, one) {
                     Ok(()) => true,
                     Err(error) => {
                         tracing::warn!(hca = one.hca, %error, "cannot free a binding");
@@ -411,24 +422,24 @@ impl Binder {
     }
 
     /// Where things are.
-    pub(crate) fn places(&self) -> &Places {
-        &self.places
+    pub(crate) fn paths(&self) -> &Arc<NodePaths> {
+        &self.paths
     }
 }
 
 /// The bindings as they are, after those of earlier sandboxes of the pod are freed, and HCAs that are
 /// in use by the CNI plugin's journal.
 fn kept_and_taken(
-    places: &Places,
+    paths: &NodePaths,
     pod: &Pod,
     sandbox: Option<&str>,
     slots: &BTreeSet<String>,
 ) -> Result<(Bindings, BTreeSet<HcaId>), Failure> {
-    let store = places.store();
+    let store = paths.store();
     let mut bindings = store.read().map_err(unavailable)?;
-    let attached = places.attached().map_err(unavailable)?;
+    let attached = paths.attached().map_err(unavailable)?;
     if let Some(sandbox) = sandbox {
-        adopt(places, pod, sandbox, slots, &mut bindings)?;
+        adopt(paths, pod, sandbox, slots, &mut bindings)?;
     }
     // A pod has one sandbox at a time. What the journal has is still in the old one's namespace. What
     // it has no more, of whichever pod, was returned while no daemon was told.
@@ -446,7 +457,7 @@ fn kept_and_taken(
         .map(|(hca, one)| (hca.clone(), one.clone()))
         .collect();
     for (hca, one) in earlier {
-        free(places, &one).map_err(unavailable)?;
+        free(paths, &one).map_err(unavailable)?;
         tracing::info!(
             pod = %one.pod, unit = one.unit, hca = one.hca,
             "slot unbound: its attachment was undone, or the pod has a new sandbox"
@@ -464,7 +475,7 @@ fn kept_and_taken(
 /// Gives the sandbox of a pod what its containers started with before it was known: a network that is
 /// attached to a running pod takes the HCA that the pod has.
 fn adopt(
-    places: &Places,
+    paths: &NodePaths,
     pod: &Pod,
     sandbox: &str,
     slots: &BTreeSet<String>,
@@ -479,9 +490,9 @@ fn adopt(
     for binding in started {
         // The file's name has the sandbox in it, and no two files name one device: the commit, or the
         // next start of a container, writes the new one.
-        remove_file(places, binding).map_err(unavailable)?;
+        remove_file(paths, binding).map_err(unavailable)?;
         binding.sandbox = Some(sandbox.to_owned());
-        let replaced = places.store().replace(binding);
+        let replaced = paths.store().replace(binding);
         replaced.map_err(|error| unavailable(format_args!("bind {}: {error}", binding.hca)))?;
     }
     Ok(())
@@ -497,7 +508,7 @@ fn create_all(store: &Store, bindings: &[Binding]) -> Result<(), Failure> {
             store.remove(made).map_err(unavailable)?;
         }
         return Err(match error.kind() {
-            std::io::ErrorKind::AlreadyExists => failure(
+            std::io::ErrorKind::AlreadyExists => Failure::new(
                 FailureKind::CannotBind,
                 format!(
                     "{} was bound by another process in this moment; try again",
@@ -511,17 +522,17 @@ fn create_all(store: &Store, bindings: &[Binding]) -> Result<(), Failure> {
 }
 
 /// Frees an HCA: its CDI file first, so that none names an HCA that is free.
-fn free(places: &Places, binding: &Binding) -> Result<(), String> {
-    remove_file(places, binding)?;
-    places
+fn free(paths: &NodePaths, binding: &Binding) -> Result<(), String> {
+    remove_file(paths, binding)?;
+    paths
         .store()
         .remove(binding)
         .map_err(|error| format!("free {}: {error}", binding.hca))
 }
 
 /// Removes the CDI file of a binding.
-fn remove_file(places: &Places, binding: &Binding) -> Result<(), String> {
-    match CdiDirectory::open(&places.cdi_dir) {
+fn remove_file(paths: &NodePaths, binding: &Binding) -> Result<(), String> {
+    match CdiDirectory::open(&paths.cdi_dir) {
         Ok(directory) => {
             let name = slot_specification::file_name(&binding.unit, binding.sandbox.as_deref());
             directory.remove(&name).map_err(|error| error.to_string())

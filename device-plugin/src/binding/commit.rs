@@ -11,14 +11,14 @@ use attachment::cdi_file::CdiDirectory;
 use hca::{HcaId, Host};
 use node_wire::{CommitQuestion, Committed, Failure, FailureKind, Pod};
 
-use super::binder::{Binder, failure, unavailable};
-use super::places::Places;
+use super::binder::{Binder, unavailable};
 use super::pod_slots::late_pool;
 use super::slot_specification;
 use super::store::{Binding, Stage};
 use crate::config::NodeRule;
 use crate::device_nodes::HcaDevices;
 use crate::events::Trigger;
+use crate::node_paths::NodePaths;
 use crate::report::Report;
 use crate::snapshot::{Health, Member, UnhealthyReason};
 
@@ -37,7 +37,7 @@ impl Binder {
     /// # Errors
     /// A slot is not bound to this sandbox, or its HCA cannot be given.
     pub(crate) async fn commit(&self, question: CommitQuestion) -> Result<Committed, Failure> {
-        let _one_at_a_time = self.gate.lock().await;
+        let _turn = self.turn().await?;
         let CommitQuestion {
             pod,
             sandbox,
@@ -54,8 +54,8 @@ impl Binder {
         units: &[String],
         stage: Stage,
     ) -> Result<Committed, Failure> {
-        let places = self.places.clone();
-        let bindings = self.blocking(move || places.store().read()).await?;
+        let paths = self.paths.clone();
+        let bindings = self.blocking(move || paths.store().read()).await?;
         let bindings = bindings.map_err(unavailable)?;
         let of_sandbox: Vec<Binding> = bindings
             .all
@@ -64,7 +64,7 @@ impl Binder {
             .collect();
         for unit in units {
             if !of_sandbox.iter().any(|one| one.unit == *unit) {
-                return Err(failure(
+                return Err(Failure::new(
                     FailureKind::NotBound,
                     format!(
                         "{unit} is not bound for pod {pod} and sandbox {}: its binding was freed, or \
@@ -80,7 +80,7 @@ impl Binder {
                 let why = refused.message;
                 tracing::debug!(%pod, why, "the host is scanned before slots are refused");
                 self.requests.scan().await.map_err(|status| {
-                    failure(
+                    Failure::new(
                         FailureKind::CannotBind,
                         format!("scan the host after the move: {}", status.message()),
                     )
@@ -89,8 +89,8 @@ impl Binder {
             }
         };
         let has_news = files.iter().any(|file| !of_sandbox.contains(&file.binding));
-        let places = self.places.clone();
-        let written = self.blocking(move || write_all(&places, files)).await?;
+        let paths = self.paths.clone();
+        let written = self.blocking(move || write_all(&paths, files)).await?;
         if has_news {
             self.triggers.send(Trigger::Binding);
         }
@@ -105,7 +105,7 @@ impl Binder {
         stage: Stage,
     ) -> Result<Vec<SlotFile>, Failure> {
         let report = self.report();
-        let (host, bindings) = (self.places.host.clone(), of_sandbox.to_vec());
+        let (host, bindings) = (self.paths.host.clone(), of_sandbox.to_vec());
         let known = report.clone();
         let current = self
             .blocking(move || current(&host, &bindings, &known))
@@ -123,13 +123,13 @@ fn current(host: &Host, of_sandbox: &[Binding], report: &Report) -> Current {
     let members = of_sandbox.iter().filter_map(|binding| {
         let (snapshot, _) = late_pool(&binding.resource, report)?;
         let mut members = snapshot.members().iter();
-        let known = members.find(|member| member.id.to_string() == binding.hca)?;
-        let read = HcaDevices::read(host, &known.id, &known.rdma_devices);
+        let known = members.find(|member| member.hca.id.to_string() == binding.hca)?;
+        let read = HcaDevices::read(host, &known.hca);
         let member = match read {
             Ok(devices) => with_devices(known, &devices, &snapshot.terms().nodes),
             Err(error) => Err(error.to_string()),
         };
-        Some((known.id.clone(), member))
+        Some((known.hca.id.clone(), member))
     });
     members.collect()
 }
@@ -138,11 +138,11 @@ fn current(host: &Host, of_sandbox: &[Binding], report: &Report) -> Current {
 fn with_devices(known: &Member, devices: &HcaDevices, rule: &NodeRule) -> Result<Member, String> {
     let (nodes, lacking) = devices.nodes(rule);
     let names: Vec<&str> = devices.rdma_devices().collect();
-    if lacking.is_none() && names != known.rdma_devices {
+    if lacking.is_none() && names != known.hca.rdma_names() {
         return Err(format!(
             "its RDMA devices are [{}] by now, and the last scan found [{}]",
             names.join(", "),
-            known.rdma_devices.join(", ")
+            known.hca.rdma_names().join(", ")
         ));
     }
     let health = match (lacking, &known.health) {
@@ -174,7 +174,7 @@ fn file_of(
         return Ok(None);
     };
     let cannot = |why: String| {
-        failure(
+        Failure::new(
             FailureKind::CannotBind,
             format!("give {} to a container as {unit}: {why}", binding.hca),
         )
@@ -219,9 +219,9 @@ fn file_of(
 
 /// Writes files and notes that they are there. The note comes first: a file without its note would
 /// outlive evidence that is looked for by it.
-fn write_all(places: &Places, files: Vec<SlotFile>) -> Result<Vec<String>, Failure> {
-    let store = places.store();
-    let directory = CdiDirectory::create(&places.cdi_dir).map_err(unavailable)?;
+fn write_all(paths: &NodePaths, files: Vec<SlotFile>) -> Result<Vec<String>, Failure> {
+    let store = paths.store();
+    let directory = CdiDirectory::create(&paths.cdi_dir).map_err(unavailable)?;
     let mut names = Vec::new();
     for SlotFile { binding, text } in files {
         store.replace(&binding).map_err(unavailable)?;

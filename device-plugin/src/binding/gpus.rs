@@ -14,7 +14,7 @@ use node_wire::{Claim, PodUnits};
 
 /// What device IDs can mean on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Gpus {
+pub struct Gpus {
     /// GPUs in order of PCI address.
     pub all: Vec<Gpu>,
     /// PCI functions by their names below `/sys/class/drm`, such as `card0` and `renderD128`.
@@ -26,7 +26,11 @@ pub(crate) struct Gpus {
 /// # Errors
 /// sysfs cannot be read.
 pub(crate) fn read(host: &Host) -> hca::Result<Gpus> {
-    let all = gpu::read(host)?;
+    Ok(Gpus::on(host, gpu::read(host)?))
+}
+
+/// PCI functions by their names below `/sys/class/drm`.
+fn drm_names(host: &Host) -> BTreeMap<String, PciAddress> {
     let mut drm = BTreeMap::new();
     let entries = std::fs::read_dir(host.sys.join("class/drm"));
     for entry in entries.into_iter().flatten().flatten() {
@@ -41,7 +45,7 @@ pub(crate) fn read(host: &Host) -> hca::Result<Gpus> {
             drm.insert(name, address);
         }
     }
-    Ok(Gpus { all, drm })
+    drm
 }
 
 /// The GPUs of a pod.
@@ -114,25 +118,9 @@ pub(crate) fn of_pod(
     for one in &units.allocations {
         let of_resource = |id: &str| nodes(&one.resource, id);
         for id in &one.units {
-            let device = Device {
-                gpus,
-                resource: &one.resource,
-                // Time slicing: GPU-…::3 is the third share.
-                id: id.split("::").next().unwrap_or(id),
-                is_gpu: is_of_gpus(&one.resource, more),
-                nodes: &of_resource,
-                whole: id,
-            };
-            let meaning = FORMS.iter().find_map(|form| form(&device));
-            found.note(
-                &one.container,
-                &one.resource,
-                id,
-                meaning.unwrap_or_else(|| match device.is_gpu {
-                    true => Meaning::Unknown("this form of a device ID is not known".into()),
-                    false => Meaning::Other,
-                }),
-            );
+            let is_gpu = is_of_gpus(&one.resource, more);
+            let meaning = gpus.meaning(&one.resource, id, is_gpu, &of_resource);
+            found.note(&one.container, &one.resource, id, meaning);
         }
     }
     for claim in &units.claims {
@@ -311,6 +299,44 @@ impl Device<'_> {
 }
 
 impl Gpus {
+    /// These GPUs of a host.
+    pub fn on(host: &Host, all: Vec<Gpu>) -> Self {
+        let drm = drm_names(host);
+        Self { all, drm }
+    }
+
+    /// The GPU that an ID of a resource means, as far as the ID itself says it.
+    pub fn named(&self, resource: &str, id: &str) -> Option<&Gpu> {
+        let is_gpu = is_of_gpus(resource, &[]);
+        match self.meaning(resource, id, is_gpu, &|_| BTreeSet::new()) {
+            Meaning::Gpu(at) | Meaning::Ordinal(at) => self.all.get(at),
+            Meaning::Unknown(_) | Meaning::Other => None,
+        }
+    }
+
+    fn meaning(
+        &self,
+        resource: &str,
+        whole: &str,
+        is_gpu: bool,
+        nodes: &dyn Fn(&str) -> BTreeSet<String>,
+    ) -> Meaning {
+        let device = Device {
+            gpus: self,
+            resource,
+            // Time slicing: GPU-…::3 is the third share.
+            id: whole.split("::").next().unwrap_or(whole),
+            is_gpu,
+            nodes,
+            whole,
+        };
+        let meaning = FORMS.iter().find_map(|form| form(&device));
+        meaning.unwrap_or_else(|| match is_gpu {
+            true => Meaning::Unknown("this form of a device ID is not known".into()),
+            false => Meaning::Other,
+        })
+    }
+
     fn by_address(&self, address: PciAddress) -> Option<usize> {
         self.all.iter().position(|gpu| gpu.place.address == address)
     }

@@ -1,31 +1,15 @@
-//! Where bindings, CDI files, the CNI plugin's journal and the kubelet's checkpoint are.
+//! The bindings of this node, what the CNI plugin's journal has, and whether CDI files can be written.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use attachment::cdi_file::CdiDirectory;
 use attachment::journal;
-use hca::Host;
-use node::policy::Policy;
 
 use super::evidence::Attached;
 use super::store::Store;
+use crate::node_paths::NodePaths;
 
-/// Where things are.
-#[derive(Debug, Clone)]
-pub(crate) struct Places {
-    /// Roots of the host's kernel file systems.
-    pub host: Host,
-    /// The node's policy, which names the state directory.
-    pub policy: PathBuf,
-    /// The directory of the node's sockets, which ends with the boot.
-    pub run_dir: PathBuf,
-    /// Where CDI files go.
-    pub cdi_dir: PathBuf,
-    /// The kubelet's device-plugins directory, which has its checkpoint.
-    pub device_plugin_dir: PathBuf,
-}
-
-impl Places {
+impl NodePaths {
     /// The bindings.
     pub(crate) fn store(&self) -> Store {
         Store::at(&self.run_dir)
@@ -36,9 +20,8 @@ impl Places {
     /// # Errors
     /// The journal cannot be listed.
     pub(crate) fn attached(&self) -> Result<Attached, String> {
-        hca::host::show(&self.policy);
-        let state_dir = Policy::load_for_release(&self.policy).0.state_dir;
-        let (records, unreadable) = journal::Store::records_of_node(&self.policy, &state_dir)
+        let (policy, state_dir) = (&self.node.policy, self.state_dir());
+        let (records, unreadable) = journal::Store::records_of_node(policy, &state_dir)
             .map_err(|error| error.to_string())?;
         let unreadable = unreadable
             .into_iter()

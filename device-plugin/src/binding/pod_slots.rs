@@ -10,7 +10,6 @@ use hca::topology::Machine;
 use hca::topology::rail::{Rail, Source};
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
 
-use super::binder::failure;
 use super::decide::{self, Assigned, Container};
 use super::gpus::PodGpus;
 use super::store::{Binding, Bindings, ServedGpu};
@@ -38,18 +37,18 @@ pub(super) fn belongs(
         .iter()
         .find(|one| one.units.iter().any(|id| id == unit));
     let Some(held) = held else {
-        return Err(failure(
+        return Err(Failure::new(
             FailureKind::NotAllocated,
             format!("the kubelet did not allocate {unit} to pod {pod}"),
         ));
     };
     match late_pool(&held.resource, report) {
         Some((snapshot, _)) if snapshot.slot_number(unit).is_some() => Ok(()),
-        Some(_) => Err(failure(
+        Some(_) => Err(Failure::new(
             FailureKind::NotAllocated,
             format!("{unit} is no slot of {}", held.resource),
         )),
-        None => Err(failure(
+        None => Err(Failure::new(
             FailureKind::CannotBind,
             format!(
                 "{} is no pool with binding late of this node now, or its HCAs have not been \
@@ -130,7 +129,8 @@ pub(super) fn choose<'b>(
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Assigned>, Failure> {
     let resource = asked.snapshot.resource();
-    let cannot = |why: String| failure(FailureKind::CannotBind, format!("bind {resource}: {why}"));
+    let cannot =
+        |why: String| Failure::new(FailureKind::CannotBind, format!("bind {resource}: {why}"));
     if !of_pod.unknown.is_empty() {
         let why = format!(
             "GPUs of the pod are not known: {}",
@@ -148,13 +148,13 @@ pub(super) fn choose<'b>(
         nic.is_some_and(|nic| nic.elsewhere)
     };
     let is_usable = |member: &&Member| {
-        let hca = &member.id;
+        let hca = &member.hca.id;
         member.health.is_healthy() && !bindings.has(hca) && !taken.contains(hca) && !elsewhere(hca)
     };
     let members = asked.snapshot.members().iter();
     let usable: Vec<HcaId> = members
         .filter(is_usable)
-        .map(|one| one.id.clone())
+        .map(|one| one.hca.id.clone())
         .collect();
     let mut kept_hcas = BTreeMap::new();
     for slot in slots_of(asked) {

@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::binder::Binder;
 use super::evidence::{Facts, Over, over};
-use super::places::Places;
 use super::slot_specification;
 use super::store::{Binding, Bindings};
 use crate::kubelet::allocated::AllocatedUnits;
+use crate::node_paths::NodePaths;
 use crate::reader::Reader;
 
 /// Time between two rounds.
@@ -36,8 +36,8 @@ pub(crate) async fn keep_releasing(
             () = stop.cancelled() => return,
             () = tokio::time::sleep(INTERVAL) => {}
         }
-        let (places, held) = (binder.places().clone(), held.borrow().clone());
-        let round = reader.run(move || round(&places, held.as_deref()));
+        let (paths, held) = (binder.paths().clone(), held.borrow().clone());
+        let round = reader.run(move || round(&paths, held.as_deref()));
         let seen = match round.await {
             Ok(Ok(seen)) => seen,
             Ok(Err(error)) => {
@@ -64,10 +64,10 @@ pub(crate) async fn keep_releasing(
 }
 
 /// Bindings that are over as far as this round sees, and why.
-fn round(places: &Places, held: Option<&AllocatedUnits>) -> Result<Vec<(Binding, Over)>, String> {
+fn round(paths: &NodePaths, held: Option<&AllocatedUnits>) -> Result<Vec<(Binding, Over)>, String> {
     // Files before bindings, bindings before the journal: each is made after the next one here.
-    let files = files_of_slots(places)?;
-    let bindings = places.store().read().map_err(|error| error.to_string())?;
+    let files = files_of_slots(paths)?;
+    let bindings = paths.store().read().map_err(|error| error.to_string())?;
     for why in bindings.unreadable.values() {
         tracing::warn!(
             why,
@@ -80,7 +80,7 @@ fn round(places: &Places, held: Option<&AllocatedUnits>) -> Result<Vec<(Binding,
     if bindings.all.is_empty() {
         return Ok(Vec::new());
     }
-    let attached = places.attached()?;
+    let attached = paths.attached()?;
     let now = attachment::node::now();
     let over = bindings.all.into_values().filter_map(|one| {
         let listed = held.map(|held| {
@@ -103,8 +103,8 @@ fn round(places: &Places, held: Option<&AllocatedUnits>) -> Result<Vec<(Binding,
 }
 
 /// The CDI directory and the files of slots in it; none where it does not exist.
-fn files_of_slots(places: &Places) -> Result<Option<(CdiDirectory, Vec<String>)>, String> {
-    let directory = match CdiDirectory::open(&places.cdi_dir) {
+fn files_of_slots(paths: &NodePaths) -> Result<Option<(CdiDirectory, Vec<String>)>, String> {
+    let directory = match CdiDirectory::open(&paths.cdi_dir) {
         Ok(directory) => directory,
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.to_string()),

@@ -65,7 +65,7 @@ fn variables(terms: &Terms, members: &[&Member]) -> Vec<String> {
     if terms.late.is_some_and(|late| late.environment) {
         let ports: Vec<String> = members
             .iter()
-            .flat_map(|member| &member.rdma_devices)
+            .flat_map(|member| member.hca.rdma_names())
             .map(|device| format!("{device}:1"))
             .collect();
         // `=` asks NCCL for exactly these: mlx5_1 alone would also mean mlx5_10.
@@ -130,24 +130,21 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::candidate::example::named;
     use crate::config::{Delivery, Late, ResourceName, Variables};
     use crate::snapshot::{DeviceNode, UnhealthyReason};
 
     fn member(index: u32) -> Member {
         let node = |class, path: String| DeviceNode { class, path };
         Member {
-            id: format!("0000:3b:00.{index}").parse().unwrap(),
-            rdma_devices: vec![format!("mlx5_{index}")],
-            netdevs: Vec::new(),
             nodes: vec![
                 node(NodeClass::Uverbs, format!("/dev/infiniband/uverbs{index}")),
                 node(NodeClass::RdmaCm, "/dev/infiniband/rdma_cm".into()),
             ],
-            numa_node: None,
-            place: None,
-            pf_address: None,
-            slots: 1,
-            health: Health::Healthy,
+            ..Member::example(named(
+                &format!("0000:3b:00.{index}"),
+                &[&format!("mlx5_{index}")],
+            ))
         }
     }
 

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use attachment::journal::Lock;
 use hca::HcaId;
 use node_wire::Pod;
 use node_wire::status::BindingStatus;
@@ -18,6 +20,8 @@ use serde::{Deserialize, Serialize};
 
 /// The directory below that of the node's sockets.
 pub(crate) const DIRECTORY: &str = "bindings";
+/// How long a question waits for another daemon.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The version of the files.
 const VERSION: u32 = 1;
 /// A binding has some hundred bytes, and some more for each GPU.
@@ -145,6 +149,16 @@ impl Store {
         Self {
             directory: run_dir.join(DIRECTORY),
         }
+    }
+
+    /// Keeps other daemons of this node from the bindings, as in a rolling update.
+    ///
+    /// # Errors
+    /// Another one has them for longer than [`LOCK_TIMEOUT`].
+    pub(crate) fn lock(&self) -> Result<Lock, String> {
+        let path = self.directory.with_extension("lock");
+        Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT)
+            .map_err(|error| format!("another daemon of this node changes bindings: {error}"))
     }
 
     /// All bindings.

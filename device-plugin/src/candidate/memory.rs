@@ -9,22 +9,24 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use hca::chardev::CharDevices;
 use hca::inventory::Inventory;
-use hca::unit::HcaId;
+use hca::port::PhysState;
+use hca::{HcaId, Netdev, PortState, RdmaDevice};
 use node::identity::boot_id;
 use node::policy::Policy;
 use node::trust;
 use serde::{Deserialize, Serialize};
 
+use super::Candidate;
 use super::gather::{self, Unusable};
-use super::{Candidate, RdmaDevice};
 use crate::host_snapshot::HostSnapshot;
 
 /// The file in the state directory.
 pub const FILE: &str = "known-hcas";
 /// The version of the file.
 const VERSION: u32 = 1;
-/// An HCA has about 600 bytes.
+/// An HCA has about 2 kB.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
 /// HCAs as they were last known, all of them whole. The default one is for a file that could not be
@@ -75,10 +77,18 @@ impl Memory {
         serde_json::to_string(&document).ok()
     }
 
+    /// The HCAs of a scan, with what was known of those that the host cannot see whole, and remembers
+    /// what is known now.
+    pub fn list(&mut self, seen: &HostSnapshot) -> (Vec<Candidate>, Vec<Unusable>) {
+        let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
+        self.complete(&mut candidates, &mut unusable, &seen.inventory);
+        (candidates, unusable)
+    }
+
     /// Fills what candidates lack from what was known of them, and remembers what is known now.
     /// RDMA devices on no bus have no identity while they are not visible: their names, which are
     /// unique over all network namespaces, lead to what is known, and they are usable then.
-    pub fn complete(
+    fn complete(
         &mut self,
         candidates: &mut Vec<Candidate>,
         unusable: &mut Vec<Unusable>,
@@ -91,12 +101,7 @@ impl Memory {
                 fill(seen, known, in_sight);
             }
             if seen.is_read() {
-                let known = Candidate {
-                    elsewhere: false,
-                    fault: None,
-                    ..seen.clone()
-                };
-                self.known.insert(seen.id.clone(), known);
+                self.known.insert(seen.id.clone(), lasting(seen));
             }
         }
         let elsewhere = inventory.elsewhere.iter();
@@ -132,26 +137,49 @@ pub fn list(
     policy: &Path,
     host: &hca::Host,
 ) -> (Vec<Candidate>, Vec<Unusable>) {
-    let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
     let state_dir = Policy::load_for_release(policy).0.state_dir;
-    let mut memory = Memory::load(&state_dir, boot_id(&host.proc));
-    memory.complete(&mut candidates, &mut unusable, &seen.inventory);
-    (candidates, unusable)
+    Memory::load(&state_dir, boot_id(&host.proc)).list(seen)
+}
+
+/// What is worth knowing of an HCA while it is not visible. States, GIDs and the like change with
+/// each pod: the file would be written each time.
+fn lasting(seen: &Candidate) -> Candidate {
+    let mut known = Candidate {
+        elsewhere: false,
+        fault: None,
+        ..seen.clone()
+    };
+    for device in &mut known.rdma_devices {
+        device.char_devices = CharDevices::default();
+        for port in &mut device.ports {
+            port.gids.entries.retain(|entry| entry.index == 0);
+            port.netdev = None;
+            port.active_mtu = None;
+            (port.state, port.phys_state) = (PortState::Unknown, PhysState::Unknown);
+            (port.lid, port.sm_lid) = (0, 0);
+        }
+    }
+    for netdev in &mut known.netdevs {
+        *netdev = Netdev {
+            name: std::mem::take(&mut netdev.name),
+            link_type: netdev.link_type,
+            ..Netdev::default()
+        };
+    }
+    known
 }
 
 /// Whether it may be the same HCA: one that was plugged in its place has its identity, and nothing of
 /// its attributes.
 fn is_same_model(seen: &Candidate, known: &Candidate) -> bool {
     let both = seen.pci.as_ref().zip(known.pci.as_ref());
-    both.is_none_or(|(seen, known)| (&seen.vendor, &seen.device) == (&known.vendor, &known.device))
+    both.is_none_or(|(seen, known)| (seen.vendor, seen.device) == (known.vendor, known.device))
 }
 
 /// Fills what is not visible. `in_sight` says that the host has a netdev of this name: it is not one
 /// of this HCA, or it would have been seen.
 fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool) {
     if !seen.is_read() {
-        seen.function = known.function;
-        seen.drivers.clone_from(&known.drivers);
         seen.bond_names.clone_from(&known.bond_names);
     }
     let alone = seen.rdma_devices.len() == 1 && known.rdma_devices.len() == 1;
@@ -172,11 +200,13 @@ fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool
             let Some(same) = all.find(|one| one.number == port.number) else {
                 continue;
             };
-            if !port.active {
-                port.rate_mbps = same.rate_mbps.or(port.rate_mbps);
+            if !port.is_active() {
+                port.rate = same.rate.clone().or(port.rate.take());
             }
             // Its first GID goes with the netdev and comes back a moment later.
-            port.guid = port.guid.take().or_else(|| same.guid.clone());
+            if port.guid().is_none() {
+                port.gids.entries.extend(same.gids.entries.iter().cloned());
+            }
         }
     }
     let is_away = |name: &str| !in_sight(name);
@@ -186,12 +216,10 @@ fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool
             seen.netdevs.push(netdev.clone());
         }
     }
-    if let (Some(seen), Some(known)) = (&mut seen.pf, &known.pf)
-        && seen.address == known.address
-    {
-        for name in known.netdevs.iter().filter(|name| is_away(name)) {
-            if seen.netdevs.len() < known.netdevs.len() {
-                seen.netdevs.push(name.clone());
+    if seen.pf() == known.pf() {
+        for name in known.pf_netdevs.iter().filter(|name| is_away(name)) {
+            if seen.pf_netdevs.len() < known.pf_netdevs.len() {
+                seen.pf_netdevs.push(name.clone());
             }
         }
     }

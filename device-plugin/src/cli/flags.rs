@@ -1,6 +1,12 @@
-//! Go-style flags: the peers' manifests say `-config-file=...` with one dash.
+//! What several commands are told by flags, and Go-style flags: the peers' manifests say
+//! `-config-file=...` with one dash.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::config;
 
 /// Long flags that are known with a single dash.
 const LONG: [&str; 14] = [
@@ -42,6 +48,98 @@ pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Ve
             }
         })
         .collect()
+}
+
+/// What the command line says about configurations of the two peers.
+#[derive(Debug, Args)]
+pub struct Defaults {
+    /// Prefix of resources of a resourceList that name none
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        env = "RDMA_RESOURCE_PREFIX",
+        default_value = config::sriov::DEFAULT_PREFIX
+    )]
+    resource_prefix: String,
+    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
+    #[arg(
+        long,
+        env = "RDMA_USE_CDI",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true"
+    )]
+    use_cdi: bool,
+    /// Offer no unit before this is there, a file or a kernel module (`file:/PATH`, `module:NAME`);
+    /// for the two peers' formats, ours says it for each pool
+    #[arg(
+        long,
+        value_name = "WHAT,…",
+        env = "RDMA_WAIT_FOR",
+        value_delimiter = ','
+    )]
+    wait_for: Vec<config::Gate>,
+}
+
+impl Defaults {
+    /// The same for the readers.
+    pub fn read(&self) -> config::Defaults {
+        config::Defaults {
+            resource_prefix: self.resource_prefix.clone(),
+            use_cdi: self.use_cdi,
+            wait_for: self.wait_for.clone(),
+        }
+    }
+}
+
+/// Where attachments and leases of this node are found.
+#[derive(Debug, Args)]
+pub(super) struct NodePolicy {
+    /// The node's policy, which says where attachments and leases are kept
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NETDEV_POLICY",
+        default_value = node::policy::DEFAULT_PATH
+    )]
+    pub(super) policy: PathBuf,
+    /// The node's name in the cluster, unless the policy has one
+    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    pub(super) node: Option<String>,
+}
+
+impl NodePolicy {
+    /// The name that was given, if it is one.
+    pub(super) fn name(&self) -> Option<String> {
+        self.node.clone().filter(|name| !name.is_empty())
+    }
+}
+
+/// The directory of the node's sockets.
+pub(super) const RUN_DIR: &str = "/run/rdma-netdev";
+/// The configuration files that are tried when none is named: ours, then the peers'.
+const CONFIG_FILES: [&str; 4] = [
+    "/etc/rdma-device-plugin/config.yaml",
+    "/etc/rdma-device-plugin/config.json",
+    "/k8s-rdma-shared-dev-plugin/config.json",
+    "/etc/pcidp/config.json",
+];
+
+/// The file that is named, else the first that exists of the usual ones.
+pub fn config_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let usual = || {
+        CONFIG_FILES
+            .iter()
+            .map(PathBuf::from)
+            .find(|path| path.exists())
+    };
+    named.or_else(usual).ok_or_else(|| {
+        anyhow::anyhow!(
+            "no configuration: --config-file is not given, and none of {} exists",
+            CONFIG_FILES.join(", ")
+        )
+    })
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use node::policy::Policy;
 
+use super::flags::{NodePolicy, RUN_DIR};
 use crate::uninstall::{self, Places, Refusal, Removed};
 
 /// Removes what was put on this node: CNI programs, journal, leases of this node, policy. Refuses
@@ -34,10 +35,10 @@ pub(super) struct Uninstall {
     )]
     cdi_dir: PathBuf,
     /// Directory of the node's sockets
-    #[arg(long, value_name = "DIR", default_value = super::RUN_DIR)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
     #[command(flatten)]
-    node: super::NodePolicy,
+    node: NodePolicy,
     /// Remove it: leases and journal do not come back
     #[arg(long, required_unless_present = "dry_run", conflicts_with = "dry_run")]
     yes: bool,

@@ -7,7 +7,8 @@ use anyhow::bail;
 use node::document::versioned;
 use serde_json::{Value, json};
 
-use crate::candidate::gather;
+use super::flags::{Defaults, config_file};
+use crate::candidate::Candidate;
 use crate::config::{self, Config, PoolConfig, Sharing};
 use crate::host_snapshot::HostSnapshot;
 use crate::pool::{self, Pools, Reason};
@@ -30,7 +31,7 @@ pub(super) struct Validate {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    defaults: super::Defaults,
+    defaults: Defaults,
 }
 
 impl Validate {
@@ -39,7 +40,7 @@ impl Validate {
     /// # Errors
     /// Everything that is wrong with the file.
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let path = super::config_file(self.file.clone().or(self.config_file.clone()))?;
+        let path = config_file(self.file.clone().or(self.config_file.clone()))?;
         let place = path.display().to_string();
         let checked = check(&place, &config::text(&path)?, &self.defaults.read(), None);
         match self.json {
@@ -82,14 +83,14 @@ impl Checked {
     }
 }
 
-/// Checks the text of a configuration, and with a scan of a host what its pools have there: an HCA
-/// that two pools choose is then a mistake, unless both are shared.
+/// Checks the text of a configuration, and with a scan of a host and the HCAs of it what its pools have
+/// there: an HCA that two pools choose is then a mistake, unless both are shared.
 #[must_use]
 pub fn check(
     place: &str,
     text: &str,
     defaults: &config::Defaults,
-    host: Option<&HostSnapshot>,
+    host: Option<&(HostSnapshot, Vec<Candidate>)>,
 ) -> Checked {
     let config = match config::parse_with(text, defaults) {
         Ok(config) => config,
@@ -106,10 +107,7 @@ pub fn check(
             };
         }
     };
-    let here = host.map(|host| {
-        let (candidates, _) = gather::list(&host.inventory, &host.functions);
-        pool::assemble(&config, &candidates, host, &[])
-    });
+    let here = host.map(|(host, hcas)| pool::assemble(&config, hcas, host, &[]));
     let here = here.as_ref();
     let contested = here.into_iter().flat_map(|here| &here.excluded);
     let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));
@@ -178,8 +176,8 @@ fn members(pool: &PoolConfig, here: &Pools) -> Vec<String> {
     let mut snapshot = snapshot.filter(|snapshot| *snapshot.resource() == pool.resource);
     let members = snapshot.next().map(|snapshot| snapshot.members());
     let named = members.unwrap_or_default().iter().map(|member| {
-        let names = member.rdma_devices.join(" ");
-        format!("{names} ({})", member.id)
+        let names = member.hca.rdma_names().join(" ");
+        format!("{names} ({})", member.hca.id)
     });
     named.collect()
 }

@@ -7,6 +7,7 @@
 pub(crate) mod last_good;
 pub(crate) mod model;
 pub(crate) mod native;
+mod problems;
 pub(crate) mod range;
 pub(crate) mod resource;
 pub(crate) mod rsdp;
@@ -15,17 +16,16 @@ mod spelling;
 pub(crate) mod sriov;
 mod value;
 
-use std::fmt;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use hca::unit::PoolTag;
 use node::gojson;
 
 pub use model::{
     Config, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_POOLED_UNITS, MAX_UNITS,
     NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig, Variables,
 };
+pub use problems::Problems;
 pub use resource::ResourceName;
 
 /// Largest configuration file that is read; a ConfigMap holds at most 1 MiB.
@@ -58,93 +58,6 @@ pub enum Error {
         /// What is wrong with it.
         problems: Problems,
     },
-}
-
-/// Everything wrong with one configuration; never empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problems {
-    problems: Vec<String>,
-    warnings: Vec<String>,
-}
-
-impl Problems {
-    /// One problem.
-    pub fn one(problem: impl ToString) -> Self {
-        Self {
-            problems: vec![problem.to_string()],
-            warnings: Vec::new(),
-        }
-    }
-
-    /// The problems, one message each.
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.problems.iter().map(String::as_str)
-    }
-
-    /// What would be warned of if there were no problem.
-    pub fn warnings(&self) -> impl Iterator<Item = &str> {
-        self.warnings.iter().map(String::as_str)
-    }
-}
-
-impl fmt::Display for Problems {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.problems.join("; "))
-    }
-}
-
-/// Collects problems, so that a person sees all of them at once.
-#[derive(Debug, Default)]
-struct Findings {
-    problems: Vec<String>,
-    /// Problems of one resource that do not concern the others.
-    refused: Vec<String>,
-    warnings: Vec<String>,
-}
-
-impl Findings {
-    fn problem(&mut self, message: impl ToString) {
-        self.problems.push(message.to_string());
-    }
-
-    fn warn(&mut self, message: impl ToString) {
-        self.warnings.push(message.to_string());
-    }
-
-    /// Keeps a good value; notes a problem and keeps nothing of a bad one.
-    fn keep<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.problem(error)).ok()
-    }
-
-    /// Reads one resource of several: what is wrong with it refuses this resource alone.
-    fn resource<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
-        let before = self.problems.len();
-        let resource = read(self);
-        let wrong = self.problems.split_off(before);
-        let good = wrong.is_empty();
-        self.refused.extend(wrong);
-        resource.filter(|_| good)
-    }
-
-    /// The configuration if nothing was wrong with the file as a whole and something is left of it.
-    fn conclude(mut self, config: Config) -> Result<Config, Problems> {
-        self.problems.extend(name_clashes(&config.pools));
-        if config.pools.is_empty() || !self.problems.is_empty() {
-            self.problems.append(&mut self.refused);
-        }
-        if self.problems.is_empty() {
-            Ok(Config {
-                warnings: self.warnings,
-                refused: self.refused,
-                ..config
-            })
-        } else {
-            Err(Problems {
-                problems: self.problems,
-                warnings: self.warnings,
-            })
-        }
-    }
 }
 
 /// Reads and checks a configuration file.
@@ -275,25 +188,4 @@ fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
              our own begins with version: 1",
         )),
     }
-}
-
-/// One resource name belongs to one pool, and so does the tag that units carry for it.
-fn name_clashes(pools: &[PoolConfig]) -> Vec<String> {
-    let mut seen = std::collections::HashSet::new();
-    let mut tags = std::collections::HashMap::new();
-    let mut problems = Vec::new();
-    for resource in pools.iter().map(|pool| &pool.resource) {
-        if !seen.insert(resource) {
-            problems.push(format!(
-                "resource {resource} is configured twice; names are unique"
-            ));
-        } else if let Some(other) = tags.insert(PoolTag::of(resource.as_str()), resource) {
-            problems.push(format!(
-                "units of {resource} and of {other} would have the same IDs: both names have the \
-                 tag {}; give one of them another name",
-                PoolTag::of(resource.as_str())
-            ));
-        }
-    }
-    problems
 }

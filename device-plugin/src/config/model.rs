@@ -301,7 +301,7 @@ pub enum Sharing {
 /// How units of a pool with late binding become HCAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Late {
-    /// Refuse a pod rather than give a GPU of it an HCA that is farther than it need be.
+    /// Reject a pod if a closer HCA exists but is not free.
     pub strict: bool,
     /// Bind pods that have no network attachment when their first container starts.
     pub bind_at_start: bool,

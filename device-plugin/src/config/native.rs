@@ -36,9 +36,10 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, NodeRule,
     Policy, PoolConfig, PortHealth, Sharing, TopologyConfig, Variables,
 };
+use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
 use super::selector::Selector;
-use super::{Findings, Problems, value};
+use super::value;
 
 /// The version this program reads.
 const VERSION: u32 = 1;

@@ -25,9 +25,10 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, MAX_POOLED_UNITS,
     MAX_TIME, NodeRule, PoolConfig, PortHealth, Sharing, Variables,
 };
+use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Selector};
-use super::{Findings, Problems, spelling};
+use super::spelling;
 
 const DEFAULT_PREFIX: &str = "rdma";
 
@@ -75,7 +76,7 @@ pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
         format: Format::Rsdp,
         rescan,
         damping: Damping::default(),
-        topology: crate::config::TopologyConfig::default(),
+        topology: super::model::TopologyConfig::default(),
         pools,
         warnings: Vec::new(),
         refused: Vec::new(),

@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use hca::{Guid, Netdev, PciFunction, Port, RdmaDevice};
 use node::pattern::Pattern;
 use serde::Deserialize;
 
@@ -14,7 +15,7 @@ use super::range::RangeSet;
 use super::value::{
     GuidPattern, HexId, PartitionKey, link_types, list, numbers, one_or_many, ranges,
 };
-use crate::candidate::{Candidate, Function, Port, RdmaDevice};
+use crate::candidate::{Candidate, Function, link_type};
 
 /// A conjunction of criteria; an empty list imposes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -217,7 +218,7 @@ impl About {
             About::Place => true,
             About::Devices => hca.is_read(),
             About::Netdevs => hca.shows_netdevs(),
-            About::Owner => hca.function != Function::Physical || hca.shows_netdevs(),
+            About::Owner => hca.function() != Function::Physical || hca.shows_netdevs(),
             About::Links => hca.is_read() || !hca.netdevs.is_empty(),
         }
     }
@@ -252,7 +253,7 @@ const CRITERIA: &[Criterion] = &[
         about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.rdma_devices,
-            values: |hca| of_devices(hca, |device| device.name.clone()),
+            values: |hca| of_devices(hca, |device| Some(device.name.clone())),
         },
     },
     Criterion {
@@ -261,8 +262,8 @@ const CRITERIA: &[Criterion] = &[
         test: Test::Words {
             patterns: |selector| &selector.if_names,
             values: |hca| {
-                let netdevs = hca.netdevs.iter().map(|netdev| &netdev.name);
-                netdevs.chain(&hca.bond_names).cloned().collect()
+                let bonds = hca.bond_names.iter().map(String::as_str);
+                hca.netdev_names().chain(bonds).map(str::to_owned).collect()
             },
         },
     },
@@ -271,7 +272,7 @@ const CRITERIA: &[Criterion] = &[
         about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.pci_addresses,
-            values: |hca| hca.pci.iter().map(|pci| pci.address.clone()).collect(),
+            values: |hca| of_pci(hca, |pci| pci.address.to_string()),
         },
     },
     Criterion {
@@ -279,7 +280,7 @@ const CRITERIA: &[Criterion] = &[
         about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.vendors,
-            values: |hca| hca.pci.iter().map(|pci| pci.vendor.clone()).collect(),
+            values: |hca| of_pci(hca, |pci| format!("{:04x}", pci.vendor)),
         },
     },
     Criterion {
@@ -287,7 +288,7 @@ const CRITERIA: &[Criterion] = &[
         about: About::Place,
         test: Test::Words {
             patterns: |selector| &selector.device_ids,
-            values: |hca| hca.pci.iter().map(|pci| pci.device.clone()).collect(),
+            values: |hca| of_pci(hca, |pci| format!("{:04x}", pci.device)),
         },
     },
     Criterion {
@@ -295,7 +296,7 @@ const CRITERIA: &[Criterion] = &[
         about: About::Devices,
         test: Test::Words {
             patterns: |selector| &selector.drivers,
-            values: |hca| hca.drivers.clone(),
+            values: Candidate::drivers,
         },
     },
     Criterion {
@@ -320,10 +321,13 @@ const CRITERIA: &[Criterion] = &[
         test: Test::Words {
             patterns: |selector| &selector.guids,
             values: |hca| {
-                let ports = ports(hca).filter_map(|port| port.guid.clone());
-                let mut guids = of_devices(hca, |device| device.node_guid.clone());
-                guids.extend(ports);
-                guids
+                let nodes = hca
+                    .rdma_devices
+                    .iter()
+                    .filter_map(|device| device.node_guid);
+                let ports = hca.ports().filter_map(Port::guid);
+                let digits = |Guid(guid): Guid| format!("{guid:016x}");
+                nodes.chain(ports).map(digits).collect()
             },
         },
     },
@@ -348,8 +352,8 @@ const CRITERIA: &[Criterion] = &[
         about: About::Place,
         test: Test::Hca {
             wanted: |selector| alternatives(selector.functions.iter().map(|kind| kind.word())),
-            holds: |selector, hca| selector.functions.iter().any(|k| k.covers(hca.function)),
-            values: |hca| vec![hca.function.word().to_owned()],
+            holds: |selector, hca| selector.functions.iter().any(|k| k.covers(hca.function())),
+            values: |hca| vec![hca.function().word().to_owned()],
         },
     },
     Criterion {
@@ -383,10 +387,10 @@ const CRITERIA: &[Criterion] = &[
         test: Test::Hca {
             wanted: |selector| range(&selector.numa_nodes),
             holds: |selector, hca| {
-                hca.numa_node
+                hca.numa_node()
                     .is_some_and(|n| selector.numa_nodes.contains(n))
             },
-            values: |hca| hca.numa_node.iter().map(ToString::to_string).collect(),
+            values: |hca| hca.numa_node().iter().map(ToString::to_string).collect(),
         },
     },
     Criterion {
@@ -396,12 +400,12 @@ const CRITERIA: &[Criterion] = &[
             patterns: |selector| &selector.link_types,
             // Netdevs decide where there are any.
             values: |hca| {
-                if hca.netdevs.is_empty() {
-                    ports(hca).map(|p| p.link_type.word().into()).collect()
-                } else {
-                    let netdevs = hca.netdevs.iter();
-                    netdevs.map(|n| n.link_type.word().into()).collect()
+                let mut layers: Vec<_> = hca.netdevs.iter().map(Netdev::link_layer).collect();
+                if layers.is_empty() {
+                    layers.extend(hca.ports().map(|port| port.link_layer));
                 }
+                let words = layers.into_iter().map(|layer| link_type(layer).to_owned());
+                words.collect()
             },
         },
     },
@@ -420,19 +424,19 @@ const CRITERIA: &[Criterion] = &[
         test: Test::Port {
             wanted: |selector| alternatives(selector.link_speed.iter()),
             holds: |selector, port| {
-                port.rate_mbps
+                rate_mbps(port)
                     .is_some_and(|rate| selector.link_speed.iter().any(|r| r.contains(rate)))
             },
-            values: |port| vec![rate(port.rate_mbps)],
+            values: |port| vec![rate(rate_mbps(port))],
         },
     },
     Criterion {
         key: "pKeys",
         about: About::Devices,
         test: Test::Port {
-            wanted: |selector| alternatives(pkeys(&selector.pkeys)),
-            holds: |selector, port| port.pkeys.iter().any(|key| selector.pkeys.contains(key)),
-            values: |port| pkeys(&port.pkeys).collect(),
+            wanted: |selector| alternatives(pkeys(selector.pkeys.iter().copied())),
+            holds: |selector, port| partitions(port).any(|key| selector.pkeys.contains(&key)),
+            values: |port| pkeys(partitions(port)).collect(),
         },
     },
 ];
@@ -522,9 +526,9 @@ impl Selector {
     /// criterion of the port as well.
     fn ports_of_link_type<'c>(&self, candidate: &'c Candidate) -> Vec<&'c Port> {
         let any = self.link_types.is_empty() || !candidate.netdevs.is_empty();
-        ports(candidate)
-            .filter(|port| any || any_matches(&self.link_types, port.link_type.word()))
-            .collect()
+        let has_type = |port: &&Port| any_matches(&self.link_types, link_type(port.link_layer));
+        let ports = candidate.ports();
+        ports.filter(|port| any || has_type(port)).collect()
     }
 }
 
@@ -532,38 +536,46 @@ fn any_matches(patterns: &[Pattern], word: &str) -> bool {
     patterns.iter().any(|pattern| pattern.matches(word))
 }
 
-fn of_devices(hca: &Candidate, value: fn(&RdmaDevice) -> String) -> Vec<String> {
-    hca.rdma_devices.iter().map(value).collect()
+fn of_devices(hca: &Candidate, value: fn(&RdmaDevice) -> Option<String>) -> Vec<String> {
+    hca.rdma_devices.iter().filter_map(value).collect()
 }
 
-fn ports(hca: &Candidate) -> impl Iterator<Item = &Port> {
-    hca.rdma_devices.iter().flat_map(|device| &device.ports)
+fn of_pci(hca: &Candidate, value: fn(&PciFunction) -> String) -> Vec<String> {
+    hca.pci.iter().map(value).collect()
+}
+
+fn rate_mbps(port: &Port) -> Option<u32> {
+    Some(port.rate.as_ref()?.mbps)
+}
+
+/// Partition keys without the membership bit.
+fn partitions(port: &Port) -> impl Iterator<Item = u16> {
+    port.pkeys.iter().map(|(_, key)| key & 0x7fff)
 }
 
 fn acpi_index(hca: &Candidate) -> Option<String> {
-    hca.pci.as_ref()?.acpi_index.clone()
+    Some(hca.pci.as_ref()?.acpi_index?.to_string())
 }
 
-fn pf_names(hca: &Candidate) -> Vec<&str> {
-    let of_pf = hca.pf.iter().flat_map(|pf| &pf.netdevs);
-    let bonded = hca.function == Function::Physical;
+fn pf_names(hca: &Candidate) -> Vec<String> {
+    let bonded = hca.function() == Function::Physical;
     let bond_names = hca.bond_names.iter().filter(|_| bonded);
-    of_pf.chain(bond_names).map(String::as_str).collect()
+    hca.pf_netdevs.iter().chain(bond_names).cloned().collect()
 }
 
-fn pf_address(hca: &Candidate) -> Vec<&str> {
-    hca.pf.iter().map(|pf| pf.address.as_str()).collect()
+fn pf_address(hca: &Candidate) -> Vec<String> {
+    hca.pf().iter().map(ToString::to_string).collect()
 }
 
 /// Names of a PF with the number of the VF or SF.
-fn numbered(hca: &Candidate, names: &[&str]) -> Vec<String> {
-    let index = hca.function.index();
+fn numbered(hca: &Candidate, names: &[String]) -> Vec<String> {
+    let index = hca.function().index();
     let number = index.map(|index| format!("#{index}")).unwrap_or_default();
     names.iter().map(|name| format!("{name}{number}")).collect()
 }
 
-fn pkeys(keys: &[u16]) -> impl Iterator<Item = String> {
-    keys.iter().map(|key| format!("{key:#06x}"))
+fn pkeys(keys: impl Iterator<Item = u16>) -> impl Iterator<Item = String> {
+    keys.map(|key| format!("{key:#06x}"))
 }
 
 impl FunctionKind {
@@ -576,8 +588,8 @@ impl FunctionKind {
 }
 
 /// Whether an entry names the PF (by one of `names`) and the number of this VF or SF.
-fn owned(entries: &[Owner], rule: OwnerRule, hca: &Candidate, names: &[&str]) -> bool {
-    let index = hca.function.index();
+fn owned(entries: &[Owner], rule: OwnerRule, hca: &Candidate, names: &[String]) -> bool {
+    let index = hca.function().index();
     let in_range = |entry: &Owner| match &entry.indexes {
         None => true,
         Some(range) => index.is_some_and(|index| range.contains(index)),

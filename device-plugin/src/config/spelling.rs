@@ -1,9 +1,9 @@
 //! Values that can never match, with the spelling that can: both peers compare text, so `0x15b3`
 //! or `IB` selects nothing there, without a message.
 
-use hca::PciAddress;
+use hca::{LinkLayer, PciAddress};
 
-use crate::candidate::LinkType;
+use crate::candidate;
 
 /// What is wrong with a PCI vendor or device ID, if anything is.
 pub(super) fn pci_id(word: &str) -> Option<String> {
@@ -27,22 +27,23 @@ pub(super) fn pci_id(word: &str) -> Option<String> {
 
 /// What is wrong with a link type, if anything is.
 pub(super) fn link_type(word: &str) -> Option<String> {
-    if LinkType::WORDS.contains(&word) {
+    let words = [LinkLayer::Ethernet, LinkLayer::InfiniBand].map(candidate::link_type);
+    if words.contains(&word) {
         return None;
     }
     let meant = match word.trim().to_ascii_lowercase().as_str() {
-        "ib" | "infiniband" | "ipoib" => Some(LinkType::Infiniband),
-        "eth" | "ether" | "ethernet" | "roce" | "rocev2" => Some(LinkType::Ether),
+        "ib" | "infiniband" | "ipoib" => Some(LinkLayer::InfiniBand),
+        "eth" | "ether" | "ethernet" | "roce" | "rocev2" => Some(LinkLayer::Ethernet),
         _ => None,
     };
     Some(match meant {
         Some(meant) => format!(
             "link type {word:?} matches no HCA; write {:?}",
-            meant.word()
+            candidate::link_type(meant)
         ),
         None => format!(
             "link type {word:?} matches no HCA; the words are {}",
-            LinkType::WORDS.join(" and ")
+            words.join(" and ")
         ),
     })
 }

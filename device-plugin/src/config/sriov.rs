@@ -21,10 +21,11 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, NodeRule, Policy,
     PoolConfig, PortHealth, Sharing, TUN, VHOST_NET, Variables,
 };
+use super::problems::{Findings, Problems};
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{FunctionKind, Owner, OwnerRule, Selector};
-use super::{Findings, Problems, spelling};
+use super::spelling;
 
 /// Prefix of a resource that names none.
 pub(crate) const DEFAULT_PREFIX: &str = "intel.com";
@@ -60,7 +61,7 @@ pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
         format: Format::Sriov,
         rescan,
         damping: Damping::default(),
-        topology: crate::config::TopologyConfig::default(),
+        topology: super::model::TopologyConfig::default(),
         pools,
         warnings: Vec::new(),
         refused: Vec::new(),

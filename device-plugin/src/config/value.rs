@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hca::PciAddress;
+use hca::{LinkLayer, PciAddress};
 use node::duration;
 use node::pattern::Pattern;
 use serde::Deserialize;
@@ -16,7 +16,7 @@ use super::model::{
 };
 use super::range::RangeSet;
 use super::selector::Selector;
-use crate::candidate::LinkType;
+use crate::candidate::link_type;
 
 /// A list whose values are written as `W`.
 pub(super) fn list<'de, D: Deserializer<'de>, W: Deserialize<'de> + Into<T>, T>(
@@ -112,8 +112,8 @@ pub(super) fn link_types<'de, D: Deserializer<'de>>(
     }
     let words = Vec::<Word>::deserialize(deserializer)?.into_iter();
     let words = words.map(|word| match word {
-        Word::Ether => LinkType::Ether.word(),
-        Word::Infiniband => LinkType::Infiniband.word(),
+        Word::Ether => link_type(LinkLayer::Ethernet),
+        Word::Infiniband => link_type(LinkLayer::InfiniBand),
     });
     Ok(words.map(|word| Pattern::Exact(word.into())).collect())
 }

@@ -30,7 +30,7 @@ pub(crate) fn names(resource: &ResourceName, members: &[&Member]) -> Vec<CdiDevi
     members
         .iter()
         .map(|member| CdiDevice {
-            name: format!("{kind}={}", member.id),
+            name: format!("{kind}={}", member.hca.id),
         })
         .collect()
 }
@@ -69,7 +69,7 @@ fn specification(snapshot: &Snapshot) -> Value {
                 .into_iter()
                 .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
                 .collect();
-            json!({"name": member.id.to_string(), "containerEdits": {"deviceNodes": nodes}})
+            json!({"name": member.hca.id.to_string(), "containerEdits": {"deviceNodes": nodes}})
         })
         .collect();
     json!({"cdiVersion": VERSION, "kind": kind(snapshot.resource()), "devices": devices})
@@ -129,8 +129,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::candidate::example::named;
     use crate::config::{Delivery, NodeClass, Policy};
-    use crate::snapshot::{DeviceNode, Health, Shape, Terms};
+    use crate::snapshot::{DeviceNode, Shape, Terms};
 
     fn snapshot(resource: &str, uverbs: &[&str]) -> Snapshot {
         let members = uverbs.iter().enumerate().map(|(index, uverbs)| {
@@ -139,18 +140,11 @@ mod tests {
                 path: path.into(),
             };
             Member {
-                id: format!("0000:3b:00.{index}").parse().unwrap(),
                 nodes: vec![
                     node(NodeClass::Uverbs, uverbs),
                     node(NodeClass::RdmaCm, "/dev/infiniband/rdma_cm"),
                 ],
-                health: Health::Healthy,
-                rdma_devices: Vec::new(),
-                netdevs: Vec::new(),
-                numa_node: None,
-                place: None,
-                pf_address: None,
-                slots: 1,
+                ..Member::example(named(&format!("0000:3b:00.{index}"), &[]))
             }
         });
         let terms = Terms {

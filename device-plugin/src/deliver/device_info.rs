@@ -53,15 +53,16 @@ fn file_name(resource: &ResourceName, id: &str) -> String {
 }
 
 fn describe(member: &Member) -> Option<Value> {
-    let address = match (&member.id, &member.place) {
+    let address = match (&member.hca.id, &member.hca.pci) {
         (HcaId::Pci(address), _) => address.to_string(),
         // A scalable function is part of a PCI function.
-        (HcaId::Auxiliary(_), Some(place)) => place.address.to_string(),
+        (HcaId::Auxiliary(_), Some(pci)) => pci.address.to_string(),
         _ => return None,
     };
-    let mut pci = json!({"pci-address": address, "rdma-device": member.rdma_devices.join(",")});
-    if let (Some(pci), Some(pf)) = (pci.as_object_mut(), &member.pf_address) {
-        pci.insert("pf-pci-address".into(), pf.as_str().into());
+    let devices = member.hca.rdma_names().join(",");
+    let mut pci = json!({"pci-address": address, "rdma-device": devices});
+    if let (Some(pci), Some(pf)) = (pci.as_object_mut(), member.hca.owner()) {
+        pci.insert("pf-pci-address".into(), pf.to_string().into());
     }
     Some(json!({"type": "pci", "version": VERSION, "pci": pci}))
 }
@@ -118,31 +119,23 @@ fn is_unallocated(name: &str, held: &[(ResourceName, BTreeSet<String>)]) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn member(id: &str, pf: Option<&str>) -> Member {
-        Member {
-            id: id.parse().unwrap(),
-            rdma_devices: vec!["mlx5_0".into(), "mlx5_1".into()],
-            netdevs: Vec::new(),
-            nodes: Vec::new(),
-            numa_node: None,
-            place: None,
-            pf_address: pf.map(Into::into),
-            slots: 1,
-            health: crate::snapshot::Health::Healthy,
-        }
-    }
+    use crate::candidate::example::{named, virtual_function};
 
     #[test]
     fn a_function_is_described_with_its_owner() {
+        let mut function = virtual_function();
+        function
+            .rdma_devices
+            .extend(named("0000:3b:00.5", &["mlx5_6"]).rdma_devices);
         assert_eq!(
-            describe(&member("0000:3b:00.2", Some("0000:3b:00.0"))).unwrap(),
+            describe(&Member::example(function)).unwrap(),
             json!({"type": "pci", "version": "1.1.0", "pci": {
-                "pci-address": "0000:3b:00.2", "rdma-device": "mlx5_0,mlx5_1",
+                "pci-address": "0000:3b:00.5", "rdma-device": "mlx5_5,mlx5_6",
                 "pf-pci-address": "0000:3b:00.0"
             }})
         );
-        assert_eq!(describe(&member("guid-505400fffe000001", None)), None);
+        let software = named("guid-505400fffe000001", &["rxe0"]);
+        assert_eq!(describe(&Member::example(software)), None);
     }
 
     #[test]

@@ -19,12 +19,15 @@ pub(crate) fn variables(terms: &Terms, members: &[&Member]) -> HashMap<String, S
     let suffix = suffix(&terms.resource);
     let devices: Vec<&str> = members
         .iter()
-        .flat_map(|m| m.rdma_devices.iter().map(String::as_str))
+        .flat_map(|member| member.hca.rdma_names())
         .collect();
-    let identities: Vec<String> = members.iter().map(|member| member.id.to_string()).collect();
+    let identities: Vec<String> = members
+        .iter()
+        .map(|member| member.hca.id.to_string())
+        .collect();
     let info: Map<String, Value> = members
         .iter()
-        .map(|member| (member.id.to_string(), describe(terms, member)))
+        .map(|member| (member.hca.id.to_string(), describe(terms, member)))
         .collect();
     let (identities, info) = (identities.join(","), Value::Object(info).to_string());
     let mut variables = HashMap::from([(format!("RDMA_DEVICES_{suffix}"), devices.join(","))]);
@@ -74,8 +77,8 @@ fn describe(terms: &Terms, member: &Member) -> Value {
             rdma.insert(word.into(), paths.join(",").into());
         }
     }
-    rdma.insert("rdma_dev".into(), member.rdma_devices.join(",").into());
-    let id = member.id.to_string();
+    rdma.insert("rdma_dev".into(), member.hca.rdma_names().join(",").into());
+    let id = member.hca.id.to_string();
     let mut info = json!({"generic": {"deviceID": id}, "rdma": rdma});
     if let (Some(info), false) = (info.as_object_mut(), terms.extra_nodes.is_empty()) {
         let vhost = json!({"net-mount": VHOST_NET, "tun-mount": TUN});

@@ -10,24 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use hca::{HcaId, UnitId};
 use kubelet_api::client::{Held, PodDevices};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use super::checkpoint::Kept;
 use crate::config::ResourceName;
-use crate::node_socket::pods::Pods;
-
-/// How often it is asked; it allows a hundred questions a second.
-const ASK_INTERVAL: Duration = Duration::from_secs(15);
-/// Longest wait for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// After this long what is known has been asked for since.
-pub(crate) const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Units that pods hold.
 #[derive(Debug, Clone)]
@@ -211,50 +200,9 @@ fn is_complete(pods: &[PodDevices], node: &str) -> bool {
     !pods.iter().all(is_static)
 }
 
-/// Asks every now and then until `stop`.
-pub(crate) async fn keep_asking(
-    pods: Arc<Pods>,
-    allocated: watch::Sender<Option<Arc<AllocatedUnits>>>,
-    stop: CancellationToken,
-) {
-    let mut failing = false;
-    loop {
-        match pods.allocated(ANSWER_TIMEOUT).await {
-            Ok(held) => {
-                failing = false;
-                allocated.send_if_modified(|known| {
-                    let held = held.with_names_of(known.as_deref());
-                    let same = known
-                        .as_ref()
-                        .is_some_and(|known| known.says_the_same(&held));
-                    // Also when it is no news: it is the newer word.
-                    *known = Some(Arc::new(held));
-                    !same
-                });
-            }
-            Err(error) if !failing => {
-                tracing::info!(
-                    socket = %pods.socket().display(), error,
-                    "which pods hold what is not known; mount the kubelet's pod-resources directory \
-                     and name its parent with --kubelet-root-dir"
-                );
-                failing = true;
-            }
-            Err(_) => {}
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(ASK_INTERVAL) => {}
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::checkpoint;
-    use crate::node_socket::pods;
-    use crate::reader::Readers;
 
     #[test]
     fn units_are_found_with_their_holders() {
@@ -329,33 +277,5 @@ mod tests {
             holder(vec![held("train-1", &["x"]), held("uid", &["x", "z"])]),
             "train-1"
         );
-    }
-
-    #[tokio::test]
-    async fn the_checkpoint_answers_while_the_kubelet_does_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let sources = pods::Sources {
-            socket: dir.path().join("kubelet.sock"),
-            device_plugin_dir: dir.path().to_owned(),
-            node: "n1".into(),
-        };
-        let (pods, caller) = pods::pods(&Readers::default(), sources, Arc::default());
-        tokio::spawn(caller.run());
-        let ask = || pods.allocated(Duration::from_secs(1));
-        // Neither answers: what is held is not known, which is not the same as nothing.
-        ask().await.unwrap_err();
-        let text = |uid: &str| {
-            format!(
-                r#"{{"Data": {{"PodDeviceEntries": [{{"PodUID": "{uid}", "ContainerName": "c",
-                    "ResourceName": "rdma/a", "DeviceIDs": ["x"]}}]}}, "Checksum": 1}}"#
-            )
-        };
-        let resource = ResourceName::parse("rdma/a").unwrap();
-        for uid in ["u1", "u2"] {
-            std::fs::write(dir.path().join(checkpoint::FILE), text(uid)).unwrap();
-            let held = ask().await.unwrap();
-            let (unit, holder) = held.of(&resource).next().unwrap();
-            assert_eq!((unit, holder.pod.as_str()), ("x", uid));
-        }
     }
 }

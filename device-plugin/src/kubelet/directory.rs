@@ -7,7 +7,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +14,8 @@ use kubelet_api::deviceplugin::KUBELET_SOCKET;
 pub(crate) use node_server::socket::SocketId;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+
+use crate::watch::Watch;
 
 /// How often the directory is read without an event.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
@@ -76,8 +77,7 @@ pub(crate) async fn keep_watch(
     stop: CancellationToken,
 ) {
     let (wake, mut woken) = mpsc::channel::<()>(1);
-    let mut armed: Option<(u64, u64, notify::RecommendedWatcher)> = None;
-    let mut logged = false;
+    let mut watched = Watch::default();
     let mut ticks = tokio::time::interval(READ_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -86,26 +86,16 @@ pub(crate) async fn keep_watch(
             _ = ticks.tick() => false,
             _ = woken.recv() => true,
         };
-        let now = fs::metadata(&path)
-            .ok()
-            .map(|meta| (meta.dev(), meta.ino()));
-        let current = armed.as_ref().map(|(device, inode, _)| (*device, *inode));
-        if now != current {
-            armed = now.and_then(|(device, inode)| match arm(&path, wake.clone()) {
-                Ok(watcher) => {
-                    logged = false;
-                    Some((device, inode, watcher))
-                }
-                Err(_) if logged => None,
-                Err(error) => {
-                    logged = true;
-                    tracing::warn!(
-                        directory = %path.display(), %error,
-                        "cannot watch the device-plugins directory; reading it every {} s", READ_INTERVAL.as_secs()
-                    );
-                    None
-                }
-            });
+        let wake = wake.clone();
+        // A full channel already holds a wake-up that has not been taken.
+        let unwatched = watched.renew(&path, move || {
+            let _ = wake.try_send(());
+        });
+        if let Some(error) = unwatched {
+            tracing::warn!(
+                directory = %path.display(), error,
+                "cannot watch the device-plugins directory; reading it every {} s", READ_INTERVAL.as_secs()
+            );
         }
         contents.send_if_modified(|seen| read(&path, socket_prefix, changed, seen));
     }
@@ -126,16 +116,6 @@ fn read(path: &Path, socket_prefix: &str, asked: bool, seen: &mut Contents) -> b
     seen.ours = ours;
     seen.reads += u64::from(differs);
     differs
-}
-
-fn arm(
-    path: &Path,
-    wake: mpsc::Sender<()>,
-) -> Result<notify::RecommendedWatcher, crate::watch::Error> {
-    crate::watch::directory(path, move || {
-        // A full channel already holds a wake-up that has not been taken.
-        let _ = wake.try_send(());
-    })
 }
 
 #[cfg(test)]

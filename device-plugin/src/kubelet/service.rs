@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use kubelet_api::deviceplugin::{
@@ -24,7 +25,6 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 
 use super::checkpoint;
-use super::session::State;
 use crate::allocate;
 use crate::config::{NodeClass, ResourceName};
 use crate::deliver::device_info;
@@ -32,6 +32,25 @@ use crate::snapshot::{Health, Shape, Snapshot, Unit};
 
 /// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
+
+/// Where a session stands, for metrics and `/readyz`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct State {
+    /// The kubelet has accepted the registration and nothing has spoilt it since.
+    pub registered: bool,
+    /// Since when the kubelet has had a stream open.
+    pub streaming_since: Option<Instant>,
+    /// The kubelet has been sent the list of units on a stream of this registration.
+    pub listed: bool,
+    /// Successful registrations since the start.
+    pub registrations: u64,
+    /// Failed attempts since the start.
+    pub failures: u64,
+    /// Why the last attempt failed; cleared by success.
+    pub last_error: Option<String>,
+    /// Registrations in a row after which no stream came: the kubelet cannot use what it accepted.
+    pub registrations_without_stream: u32,
+}
 
 /// What sessions ask of the daemon, in whose hands the host is.
 #[derive(Debug, Clone)]

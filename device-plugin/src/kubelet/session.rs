@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
 use super::directory::{Contents, SocketId};
-use super::service::{AllocationCounts, Feed, Requests, Service};
+use super::service::{AllocationCounts, Feed, Requests, Service, State};
 use crate::config::ResourceName;
 
 /// What the names of all our sockets begin with.
@@ -79,25 +79,6 @@ impl Default for Timing {
 /// before any code of ours is called; kubernetes/kubernetes#112597 ended that.
 pub(crate) const NO_STREAM: &str = "the kubelet took the registration, but asks for no units: kubelets \
     before 1.26 cannot, update the node; a newer one says why in its own log";
-
-/// Where a session stands, for metrics and `/readyz`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct State {
-    /// The kubelet has accepted the registration and nothing has spoilt it since.
-    pub registered: bool,
-    /// Since when the kubelet has had a stream open.
-    pub streaming_since: Option<Instant>,
-    /// The kubelet has been sent the list of units on a stream of this registration.
-    pub listed: bool,
-    /// Successful registrations since the start.
-    pub registrations: u64,
-    /// Failed attempts since the start.
-    pub failures: u64,
-    /// Why the last attempt failed; cleared by success.
-    pub last_error: Option<String>,
-    /// Registrations in a row after which no stream came: the kubelet cannot use what it accepted.
-    pub registrations_without_stream: u32,
-}
 
 /// What a session is about; all of it lives as long as the resource is configured.
 #[derive(Debug)]

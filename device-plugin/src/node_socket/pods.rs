@@ -20,8 +20,9 @@ use std::time::{Duration, SystemTime};
 use kubelet_api::client;
 use node::file::FileId;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::answer::{self, View};
 use crate::kubelet::allocated::AllocatedUnits;
@@ -41,6 +42,13 @@ const ADMISSION_GRACE_PERIOD: Duration = Duration::from_millis(30);
 /// How long what the kubelet said is answered from: a pod that ended meanwhile has no units any
 /// more.
 const VIEW_LIFETIME: Duration = Duration::from_secs(2);
+
+/// How often who holds what is asked; it allows a hundred questions a second.
+const ASK_INTERVAL: Duration = Duration::from_secs(15);
+/// Longest wait for that answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// After this long what is known has been asked for since.
+pub(crate) const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// A question to the kubelet.
 #[derive(Debug)]
@@ -362,5 +370,77 @@ impl Kubelet {
                 asked,
             });
         Found { view, allocated }
+    }
+}
+
+/// Asks every now and then until `stop`.
+pub(crate) async fn keep_asking(
+    pods: Arc<Pods>,
+    allocated: watch::Sender<Option<Arc<AllocatedUnits>>>,
+    stop: CancellationToken,
+) {
+    let mut failing = false;
+    loop {
+        match pods.allocated(ANSWER_TIMEOUT).await {
+            Ok(held) => {
+                failing = false;
+                allocated.send_if_modified(|known| {
+                    let held = held.with_names_of(known.as_deref());
+                    let same = known
+                        .as_ref()
+                        .is_some_and(|known| known.says_the_same(&held));
+                    // Also when it is no news: it is the newer word.
+                    *known = Some(Arc::new(held));
+                    !same
+                });
+            }
+            Err(error) if !failing => {
+                tracing::info!(
+                    socket = %pods.socket().display(), error,
+                    "cannot read pod allocations; mount the kubelet's pod-resources directory and name \
+                     its parent with --kubelet-root-dir"
+                );
+                failing = true;
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(ASK_INTERVAL) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ResourceName;
+
+    #[tokio::test]
+    async fn the_checkpoint_answers_while_the_kubelet_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = Sources {
+            socket: dir.path().join("kubelet.sock"),
+            device_plugin_dir: dir.path().to_owned(),
+            node: "n1".into(),
+        };
+        let (pods, caller) = super::pods(&Readers::default(), sources, Arc::default());
+        tokio::spawn(caller.run());
+        let ask = || pods.allocated(Duration::from_secs(1));
+        // Neither answers: what is held is not known, which is not the same as nothing.
+        ask().await.unwrap_err();
+        let text = |uid: &str| {
+            format!(
+                r#"{{"Data": {{"PodDeviceEntries": [{{"PodUID": "{uid}", "ContainerName": "c",
+                    "ResourceName": "rdma/a", "DeviceIDs": ["x"]}}]}}, "Checksum": 1}}"#
+            )
+        };
+        let resource = ResourceName::parse("rdma/a").unwrap();
+        for uid in ["u1", "u2"] {
+            std::fs::write(dir.path().join(checkpoint::FILE), text(uid)).unwrap();
+            let held = ask().await.unwrap();
+            let (unit, holder) = held.of(&resource).next().unwrap();
+            assert_eq!((unit, holder.pod.as_str()), ("x", uid));
+        }
     }
 }

@@ -13,6 +13,7 @@ use prost::Message;
 
 use super::*;
 use crate::allocate::{self, allocate};
+use crate::candidate::example::{function, named};
 use crate::candidate::gather;
 use crate::config::{self, MAX_POOLED_UNITS, MAX_UNITS};
 use crate::snapshot::Counts;

@@ -362,7 +362,12 @@ fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     seen.uplinks = hca::network::Uplinks::Known([("ens1".to_owned(), why)].into());
     pool_states.update(&config, &seen, now);
     assert_eq!(counts(&pool_states).healthy, 1);
-    assert!(pool_states.snapshots()[0].members()[0].netdevs.is_empty());
+    assert!(
+        pool_states.snapshots()[0].members()[0]
+            .hca
+            .netdevs
+            .is_empty()
+    );
 }
 
 #[test]

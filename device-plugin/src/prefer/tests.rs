@@ -54,7 +54,7 @@ fn hcas(snapshot: &Snapshot, chosen: &[String]) -> Vec<usize> {
         snapshot
             .members()
             .iter()
-            .position(|member| member.id.to_string() == hca)
+            .position(|member| member.hca.id.to_string() == hca)
             .unwrap()
     };
     chosen.iter().map(place).collect()

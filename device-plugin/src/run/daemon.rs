@@ -26,25 +26,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use hca::HcaId;
 use hca::host::Hung;
 use node::file::FileId;
-use notify::RecommendedWatcher;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Interval;
 
-use super::{Settings, Signals};
+use super::settings::Settings;
 use crate::candidate::memory::Memory;
 use crate::config::Config;
 use crate::config::last_good::{Kept, Start};
 use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers, Watched};
-use crate::kubelet::allocated::{self, AllocatedUnits};
+use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::Waiting;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
-use crate::node_socket::pods::Pods;
+use crate::node_socket::pods::{self, Pods};
 use crate::pool_state::PoolStates;
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
@@ -52,7 +53,7 @@ use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::state_files::StateFiles;
-use configuration::{DirectoryId, log_configuration};
+use crate::watch::Watch;
 
 /// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
 const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
@@ -103,7 +104,7 @@ impl LoopReaders {
             bindings: file("bindings", "the list of bindings"),
             cdi: file(
                 "cdi",
-                &format!("the work in {}", settings.cdi_dir.display()),
+                &format!("the work in {}", settings.paths.cdi_dir.display()),
             ),
             leftovers: file("tidy", "the removal of files that no pod uses"),
             links: file("links", "linkUp"),
@@ -147,12 +148,10 @@ pub(super) struct Daemon {
     turned: watch::Sender<Instant>,
     /// The file that was read last.
     config_read: Option<FileId>,
-    config_watch: Option<(DirectoryId, RecommendedWatcher)>,
-    /// Why the configuration's directory is not watched, as it was logged last.
-    config_unwatched: Option<String>,
+    config_watch: Watch,
     /// When to scan again because a port will have been up or down for long enough.
     due: Option<Instant>,
-    nodes: Option<RecommendedWatcher>,
+    node_watch: Watch,
     /// The HCAs of exclusive pools, as they were to be written for the CNI plugin last.
     exclusive: Option<BTreeSet<HcaId>>,
     /// Why containers of pools with binding late may go without their nodes.
@@ -177,7 +176,8 @@ impl Daemon {
     ) -> Self {
         let readers = known.readers.clone();
         let started = Instant::now();
-        let booted_now = uptime(&settings.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
+        let booted_now =
+            uptime(&settings.paths.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
         let Start {
             config,
             keep,
@@ -186,8 +186,8 @@ impl Daemon {
         if let Some(error) = &error {
             tracing::error!(
                 error,
-                "THE CONFIGURATION IS REFUSED; the last good one, which is kept on this node, is in \
-                 force until the file is mended"
+                "configuration rejected, still running on the last good one; fix the file, no \
+                 restart is needed"
             );
         }
         let configuration = Configuration {
@@ -200,12 +200,11 @@ impl Daemon {
         let kept = Kept::in_directory(settings.state_dir.as_deref());
         let config_read = FileId::of(&settings.config_file);
         let allocated = known.held.borrow().clone();
-        log_configuration(&settings.config_file, &config);
         sessions.follow(&config);
         let node_socket = known.node_socket.clone();
         let report = Report::new(started, configuration.clone(), node_socket, readers.clone());
         let report = watch::Sender::new(Arc::new(report));
-        Self {
+        let daemon = Self {
             readers: LoopReaders::new(readers, &settings),
             hung: Vec::new(),
             late: Vec::new(),
@@ -231,17 +230,18 @@ impl Daemon {
             keep,
             files,
             config_read,
-            config_watch: None,
-            config_unwatched: None,
+            config_watch: Watch::default(),
             due: None,
-            nodes: None,
+            node_watch: Watch::default(),
             exclusive: None,
             cdi_doubt: Vec::new(),
             runtime_obstacle: None,
             links: Links::default(),
             faults: Vec::new(),
             report,
-        }
+        };
+        daemon.log_configuration();
+        daemon
     }
 
     pub(super) fn report(&self) -> watch::Receiver<Arc<Report>> {
@@ -321,7 +321,7 @@ impl Daemon {
                     self.allocated = self.known.held.borrow_and_update().clone();
                     self.tidy();
                     // What was too new to be removed is not any more by then.
-                    let later = device_info::ALLOCATION_GRACE_PERIOD + allocated::UP_TO_DATE_INTERVAL;
+                    let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
                     tidy = Some(tokio::time::Instant::now() + later);
                     Trigger::Pods
                 }
@@ -343,7 +343,7 @@ impl Daemon {
             if (asked_for || changed) && self.reload().await {
                 rescan = interval(self.config.rescan);
                 // Once it is known what pods held when it changed.
-                tidy = Some(tokio::time::Instant::now() + allocated::UP_TO_DATE_INTERVAL);
+                tidy = Some(tokio::time::Instant::now() + pods::UP_TO_DATE_INTERVAL);
             }
             // The node may have another runtime by now.
             let again = matches!(reason, Trigger::Timer) && self.runtime_obstacle.is_some();
@@ -405,6 +405,38 @@ impl Daemon {
             topology: self.config.topology.clone(),
             bindings: self.pool_states.bindings(),
         }));
+    }
+}
+
+/// Signals that the daemon acts on.
+#[derive(Debug)]
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    quit: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let wait = |kind| signal(kind).context("wait for signals");
+        Ok(Self {
+            terminate: wait(SignalKind::terminate())?,
+            interrupt: wait(SignalKind::interrupt())?,
+            quit: wait(SignalKind::quit())?,
+            hang_up: wait(SignalKind::hangup())?,
+        })
+    }
+
+    /// The name of a signal that ends the daemon, or `None` for the one that makes it read its
+    /// configuration again.
+    async fn next(&mut self) -> Option<&'static str> {
+        tokio::select! {
+            _ = self.terminate.recv() => Some("SIGTERM"),
+            _ = self.interrupt.recv() => Some("SIGINT"),
+            _ = self.quit.recv() => Some("SIGQUIT"),
+            _ = self.hang_up.recv() => None,
+        }
     }
 }
 

@@ -3,14 +3,18 @@
 //! All four are made from the report at the moment of the question. `/status` and the names of pods
 //! are for those who ask on the loopback address, unless the administrator opens them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use node::document::versioned;
 use node_server::http::{Answer, Pages};
+use prometheus_client::encoding::text;
+use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::sync::watch;
 
+use super::measured::OfMeasurements;
 use super::metrics;
 use crate::measurements::Measurements;
 use crate::report::Report;
@@ -48,7 +52,7 @@ impl Pages for ReportPages {
                 _ => Answer::text(200, "ok\n"),
             },
             "/readyz" => ready(&report, in_full),
-            "/metrics" => match metrics::render(&report, &self.measured, in_full) {
+            "/metrics" => match render(&report, &self.measured, in_full) {
                 Ok(body) => Answer {
                     status: 200,
                     kind: metrics::CONTENT_TYPE,
@@ -68,6 +72,19 @@ impl Pages for ReportPages {
             ),
         }
     }
+}
+
+/// The metrics of a report as text, with the names of pods or without them.
+///
+/// # Errors
+/// Formatting into memory does not fail.
+fn render(report: &Arc<Report>, measured: &Measurements, pods: bool) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("rdma_device_plugin");
+    registry.register_collector(Box::new(metrics::OfReport(report.clone(), pods)));
+    registry.register_collector(Box::new(OfMeasurements(measured.read())));
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
 }
 
 /// The reasons name HCAs and files of the node; an untrusted client learns whether, and not why.

@@ -8,15 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
 
-use super::measured::OfMeasurements;
 use crate::binding::alignment;
-use crate::measurements::Measurements;
 use crate::node_socket;
 use crate::report::Report;
 use crate::scan::SCAN;
@@ -25,25 +22,9 @@ use crate::snapshot::Health;
 /// Content type of the text format of `OpenMetrics`.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The metrics of a report as text, with the names of pods or without them.
-///
-/// # Errors
-/// Formatting into memory does not fail.
-pub(crate) fn render(
-    report: &Arc<Report>,
-    measured: &Measurements,
-    pods: bool,
-) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("rdma_device_plugin");
-    registry.register_collector(Box::new(OfReport(report.clone(), pods)));
-    registry.register_collector(Box::new(OfMeasurements(measured.read())));
-    let mut text = String::new();
-    text::encode(&mut text, &registry)?;
-    Ok(text)
-}
-
+/// The metrics of a report, with the names of pods or without them.
 #[derive(Debug)]
-struct OfReport(Arc<Report>, bool);
+pub(super) struct OfReport(pub Arc<Report>, pub bool);
 
 /// One value with its labels.
 pub(super) type Sample = (Vec<(&'static str, String)>, f64);
@@ -191,8 +172,8 @@ fn of_hcas(report: &Report) -> Vec<Family> {
             let labels = || {
                 vec![
                     ("resource", pool.resource.to_string()),
-                    ("hca", member.id.to_string()),
-                    ("rdma_device", member.rdma_devices.join(",")),
+                    ("hca", member.hca.id.to_string()),
+                    ("rdma_device", member.hca.rdma_names().join(",")),
                 ]
             };
             healthy.push((labels(), if member.health.is_healthy() { 1.0 } else { 0.0 }));

@@ -11,11 +11,10 @@ use super::link::PcieLink;
 use super::rail::{self, Clues, Rail};
 use crate::host::{self, Host, Result};
 use crate::inventory::Inventory;
-use crate::parent;
 use crate::pci::{self, PciAddress, PciFunction, Sriov};
 use crate::port::LinkLayer;
 use crate::rdma::RdmaDevice;
-use crate::unit::HcaId;
+use crate::unit::{self, HcaId};
 
 /// A NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -193,7 +192,7 @@ fn places<'a>(
 /// A NIC's identity by what an RDMA device stands on. Soft RoCE on a NIC is that NIC, though as a
 /// unit it goes by its GUID.
 fn identity(auxiliary: Option<&str>, function: &PciFunction) -> HcaId {
-    let subfunction = auxiliary.filter(|name| parent::is_subfunction(name));
+    let subfunction = auxiliary.filter(|name| unit::is_subfunction(name));
     match subfunction.and_then(|name| name.parse().ok()) {
         Some(name) => HcaId::Auxiliary(name),
         None => HcaId::Pci(function.address),

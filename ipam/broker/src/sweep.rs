@@ -176,7 +176,7 @@ async fn sweep_blocks(
         }
     }
     if marked + removed > 0 {
-        tracing::info!(%space, marked, removed, "blocks of nodes that are gone rest, and go");
+        tracing::info!(%space, marked, deleted = removed, "orphaned blocks");
     }
     Ok(())
 }

@@ -2,14 +2,15 @@
 
 use super::{
     Allow, BlockLength, DEFAULT_STORE_DIRECTORY, FabricAddresses, Ipam, Log, LogLevel, MAX_RAIL,
-    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, VF_KEYS,
-    partition_key,
+    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, partition_key,
+    port_guid,
     rails::{Entry, Nic},
 };
 use crate::{duration, pattern::Pattern, spelling};
 use ipnetwork::IpNetwork;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -356,7 +357,7 @@ impl Reader<'_> {
             request_excluded: flag("requestExcluded")?,
             pkeys: self.allowed_pkeys(object.get("pkeys"), pkeys)?,
             inactive_partitions: flag("inactivePartitions")?,
-            vf: self.vf_keys(object.get("vf"))?,
+            guids: self.guids(object.get("vf"))?,
         })
     }
 
@@ -395,21 +396,24 @@ impl Reader<'_> {
         list.iter().map(pkey).collect::<Result<_, _>>().map(Some)
     }
 
-    fn vf_keys(&self, value: Option<&Value>) -> Result<Vec<String>, PolicyError> {
+    fn guids(&self, value: Option<&Value>) -> Result<Vec<RangeInclusive<u64>>, PolicyError> {
         let Some(value) = value else {
             return Ok(Vec::new());
         };
-        let key = |key: &Value| Some(key.as_str().filter(|key| VF_KEYS.contains(key))?.to_owned());
-        let keys = value
-            .as_array()
-            .and_then(|list| list.iter().map(key).collect());
-        keys.ok_or_else(|| {
-            self.wrong(
-                "allow.vf",
-                value,
-                "must be a list that has \"guid\" or nothing",
-            )
-        })
+        let object = self.map("allow.vf", value)?;
+        self.known("allow.vf", object, &["guid"])?;
+        let range = |range: &Value| {
+            let text = range.as_str()?;
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
+            let range = port_guid(first)?..=port_guid(last)?;
+            (!range.is_empty()).then_some(range)
+        };
+        let value = object.get("guid").unwrap_or(&Value::Null);
+        let list = value.as_array();
+        let guids = list.and_then(|list| list.iter().map(range).collect());
+        let rule = "must be a list of GUIDs and ranges such as \
+                    \"02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff\"";
+        guids.ok_or_else(|| self.wrong("allow.vf.guid", value, rule))
     }
 
     fn rails(&self, value: &Value) -> Result<Rails, PolicyError> {
@@ -593,7 +597,8 @@ mod tests {
               "ipam": {"profile": "compatible", "cooldown": "2m"},
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
                         "unallocated": true, "requestExcluded": true,
-                        "inactivePartitions": true, "vf": ["guid"], "ipam": ["rdma-ipam", "host-local"],
+                        "inactivePartitions": true, "ipam": ["rdma-ipam", "host-local"],
+                        "vf": {"guid": ["0200000000000000-02:00:00:00:00:00:00:ff", "00:11:22:33:44:55:66:77"]},
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "rails": {"0000:3b:00.0": 0, "ens2*": 7},
               "fabricAddresses": "static",
@@ -622,7 +627,13 @@ mod tests {
         assert!(policy.allow.non_rdma && policy.allow.uplinks);
         assert!(policy.allow.passthru && policy.allow.virtual_links && policy.allow.unallocated);
         assert!(policy.allow.request_excluded && policy.allow.inactive_partitions);
-        assert_eq!(policy.allow.vf, ["guid"]);
+        assert_eq!(
+            policy.allow.guids,
+            [
+                0x0200_0000_0000_0000..=0x0200_0000_0000_00ff,
+                0x0011_2233_4455_6677..=0x0011_2233_4455_6677
+            ]
+        );
         assert_eq!(policy.allow.ipam, ["rdma-ipam", "host-local"]);
         let nic = super::super::Candidate {
             if_name: "ens1",
@@ -741,7 +752,20 @@ mod tests {
                 r#"{"allow": {"unallocated": 1}}"#,
                 "allow.unallocated: must be true or false",
             ),
-            (r#"{"allow": {"vf": ["vlan"]}}"#, "allow.vf: must be a list"),
+            (
+                r#"{"allow": {"vf": ["guid"]}}"#,
+                "allow.vf: must be an object",
+            ),
+            (r#"{"allow": {"vf": {"vlan": []}}}"#, "vlan"),
+            (r#"{"allow": {"vf": {}}}"#, "allow.vf.guid: must be a list"),
+            (
+                r#"{"allow": {"vf": {"guid": ["0200000000000009-0200000000000008"]}}}"#,
+                "allow.vf.guid: must be a list",
+            ),
+            (
+                r#"{"allow": {"vf": {"guid": ["0000000000000000-0200000000000008"]}}}"#,
+                "allow.vf.guid: must be a list",
+            ),
             (
                 r#"{"allow": {"ipam": "static"}}"#,
                 "must be a list of names",

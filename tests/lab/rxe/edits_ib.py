@@ -116,6 +116,11 @@ EDITS = {
             "opcode, 0, 0, pad, IB_DEFAULT_PKEY_FULL,\n",
             "opcode, 0, 0, pad, rxe->ib ? rxe_ib_pkey(qp, 0) : IB_DEFAULT_PKEY_FULL,\n",
         ),
+        # Sent by rxe_ib_last_wqe() instead.
+        (
+            "?\t\tif (notify && qp->ibqp.event_handler) {\n",
+            "\t\tif (notify && qp->ibqp.event_handler && !to_rdev(qp->ibqp.device)->ib) {\n",
+        ),
         # Completions name LID, service level and the key's index.
         (
             "\t\t\tuwc->port_num\t\t= qp->attr.port_num;\n",
@@ -131,6 +136,13 @@ EDITS = {
         (
             "?\tqp->comp.state = QP_STATE_ERROR;\n\tqp->attr.qp_state = IB_QPS_ERR;\n",
             "\tqp->comp.state = QP_STATE_ERROR;\n\tqp->attr.qp_state = IB_QPS_ERR;\n"
+            "\tif (to_rdev(qp->ibqp.device)->ib)\n\t\trxe_ib_last_wqe(qp);\n",
+        ),
+        (
+            "?\trxe_sched_task(&qp->recv_task);\n\trxe_sched_task(&qp->send_task);\n"
+            "\tspin_unlock_irqrestore(&qp->state_lock, flags);\n",
+            "\trxe_sched_task(&qp->recv_task);\n\trxe_sched_task(&qp->send_task);\n"
+            "\tspin_unlock_irqrestore(&qp->state_lock, flags);\n"
             "\tif (to_rdev(qp->ibqp.device)->ib)\n\t\trxe_ib_last_wqe(qp);\n",
         ),
         # Queue pair 0, of subnet management, can be made, and made again.

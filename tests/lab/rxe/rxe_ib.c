@@ -528,7 +528,12 @@ static int ib_process_mad(struct ib_device *dev, int flags, u32 port_num, const 
 	return IB_MAD_RESULT_SUCCESS;
 }
 
-/* Linux 6.1's engine sends no such event; IPoIB's connected mode waits five seconds for it. */
+/*
+ * IPoIB's connected mode waits five seconds for this event. Linux 6.1's engine
+ * does not send it. That of 6.12 sends it with the queue pair's state_lock held,
+ * and IPoIB's handler posts to that queue pair, which takes the lock again: the
+ * processor stops.
+ */
 void rxe_ib_last_wqe(struct rxe_qp *qp)
 {
 	struct ib_event event = { .device = qp->ibqp.device, .element.qp = &qp->ibqp, .event = IB_EVENT_QP_LAST_WQE_REACHED };

@@ -12,6 +12,7 @@ wait_for 30 test -e /sys/bus/pci/devices/0000:01:00.0/virtfn1/net
 for number in 0 1; do
 	ip link set ib0 vf $number node_guid 00:11:22:33:44:55:66:${number}0
 	ip link set ib0 vf $number port_guid 00:11:22:33:44:55:66:${number}1
+	ip link set ib0 vf $number state auto
 done
 vf=()
 for number in 0 1; do
@@ -65,9 +66,12 @@ before=$(ib_state)
 guids=$(ip link show ib0 | grep 'vf 0 ')
 own=02:00:00:00:00:00:00:0a
 with_guid() { jq -c --arg guid "$1" '. + {args: {cni: {guid: $guid}}}' <<<"$(network 0)"; }
+by_runtime() { jq -c --arg guid "$1" '. + {runtimeConfig: {infinibandGUID: $guid}}' <<<"$(network 0)"; }
 ip netns add pod0
-refuses "the policy does not allow one" 'allow.vf' cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid $own)"
-node_policy '{"allow": {"unallocated": true, "vf": ["guid"]}}'
+refuses "the policy does not allow one" 'allow.vf.guid' cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid $own)"
+node_policy '{"allow": {"unallocated": true, "vf": {"guid": ["02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff", "00:11:22:33:44:55:66:11"]}}}'
+refuses "nor one that it does not list" 'allow.vf.guid' cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid 00:11:22:33:44:55:66:12)"
+refuses "the GUID of another VF is refused" '0011:2233:4455:6611' cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid 00:11:22:33:44:55:66:11)"
 refuses "a GUID of zeros is refused" 'not the GUID of a port' cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid 00:00:00:00:00:00:00:00)"
 drive &
 driver=$!
@@ -79,10 +83,29 @@ carries net1 ip netns exec pod0
 check "DEL, which the runtime repeats while the driver starts" wait_for 60 cni rdma-netdev DEL pod0 pod0 net1 "$(with_guid $own)"
 equal "the VF has its own GUIDs" "$guids" "$(ip link show ib0 | grep 'vf 0 ')"
 as_before "the host is as before" "$before" ib_state
-check "another pod gets a GUID" cni rdma-netdev ADD pod0 pod0 net1 "$(with_guid $own)"
+check "another pod gets a GUID by the runtime" cni rdma-netdev ADD pod0 pod0 net1 "$(by_runtime $own)"
+contains "its interface has it" "$own\$" "$(ip netns exec pod0 cat /sys/class/net/net1/address)"
 ip netns delete pod0
-check "DEL after the end of its namespace" cni rdma-netdev DEL pod0 pod0 net1 "$(with_guid $own)"
+check "DEL after the end of its namespace" cni rdma-netdev DEL pod0 pod0 net1 "$(by_runtime $own)"
 equal "the VF has its own GUIDs" "$guids" "$(ip link show ib0 | grep 'vf 0 ')"
 as_before "the host is as before" "$before" ib_state
+
+step "its PF is away when the pod ends"
+ip netns add pod1
+check "a pod gets a GUID" cni rdma-netdev ADD pod1 pod1 net1 "$(with_guid $own)"
+ip netns add away
+ip link set ib0 netns away
+refuses "DEL says which PF" '0000:01:00.0' cni rdma-netdev DEL pod1 pod1 net1 "$(with_guid $own)"
+check "the pod ends all the same" cni rdma-netdev DEL pod1 pod1 net1 "$(with_guid $own)"
+ip netns delete pod1
+ip netns add pod0
+refuses "no other pod gets the VF" '0000:01:00.0' cni rdma-netdev ADD pod0 pod0 net1 "$(network 0)"
+ip -n away link set ib0 netns 1
+ip link set ib0 up
+carries ib0
+check "the PF is back: another pod gets the VF" cni rdma-netdev ADD pod0 pod0 net1 "$(network 0)"
+contains "with the VF's own GUID" "00:11:22:33:44:55:66:01\$" "$(ip netns exec pod0 cat /sys/class/net/net1/address)"
+check "DEL" wait_for 60 cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
+equal "the VF has its own GUIDs" "$guids" "$(ip link show ib0 | grep 'vf 0 ')"
 kill $driver
 equal "no attachment is left" "" "$(find /var/lib/rdma-netdev/attachments -type f)"

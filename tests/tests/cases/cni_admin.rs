@@ -211,10 +211,10 @@ fn reclaim_gives_a_nic_its_name_as_soon_as_that_is_free() -> Result<()> {
     let mut records = fs::read_dir(host.state().join("attachments"))?;
     let path = records.next().context("no record of the repair")??.path();
     let record: Value = serde_json::from_slice(&fs::read(path)?)?;
-    assert_eq!(record["parts"][0]["awaitsName"], json!(true), "{record}");
+    assert_eq!(record["parts"][0]["returned"], json!(true), "{record}");
     assert_eq!(record["ipam"], Value::Null, "{record}");
     let would = tool(&host, &host.netns, &["reclaim", "--dry-run"])?;
-    assert!(would.contains("waits for its name"), "{would}");
+    assert!(would.contains("without its name"), "{would}");
 
     host.netns.ip("link del nic0")?;
     let done = tool(&host, &host.netns, &["reclaim"])?;

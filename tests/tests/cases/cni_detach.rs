@@ -1,5 +1,5 @@
 //! Records and claims of moved NICs that outlived what they say: those of an earlier boot, of a NIC
-//! that another pod has by now, of one that waits for its name.
+//! that another pod has by now, of one that waits for its name, of a VF whose PF is away.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
-use e2e::scene::{Scene, answer_of};
+use e2e::scene::{Scene, TRY_AGAIN, answer_of, refusal};
+use hca_trees::{NetdevSpec, On, PciSpec};
 use serde_json::{Value, json};
 
 cases! {
@@ -17,6 +18,7 @@ cases! {
     a_nic_returns_though_the_boot_cannot_be_read => unknown_boot();
     a_late_del_leaves_a_nic_that_another_pod_claims => late("");
     a_record_that_waits_for_a_name_holds_nothing_else => waits();
+    a_vf_with_a_pods_guid_is_no_other_pods_until_its_pf_is_back => pf_away();
 }
 
 /// The only record of the journal.
@@ -115,7 +117,7 @@ fn waits() -> Result<()> {
         scene.on_host(&["link add nic0 type veth peer name other"])?;
         answer_of(&scene.call(), "DEL", &network)?.success()?;
         let rest = record(&scene)?;
-        ensure!(rest["parts"][0]["awaitsName"] == true, "{rest}");
+        ensure!(rest["parts"][0]["returned"] == true, "{rest}");
         for key in ["ipam", "rules", "rdma", "child"] {
             let has_none = rest.get(key).is_none() && rest["parts"][0].get(key).is_none();
             ensure!(has_none, "it has {key}: {rest}");
@@ -124,5 +126,57 @@ fn waits() -> Result<()> {
         answer_of(&scene.call(), "DEL", &network)?.success()?;
         unchanged(&before, || scene.host_state(), "after the repair")?;
     }
+    Ok(())
+}
+
+/// The first DEL says it, and the pod ends all the same.
+fn pf_away() -> Result<()> {
+    const PF: &str = "0000:99:00.0";
+    let scene = Scene::with_hardware()?;
+    let before = state(&scene.host.netns)?;
+    let mut leased = scene.moving();
+    leased["ipam"] = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+    answer_of(&scene.call(), "ADD", &leased)?.success()?;
+    let mut journalled = record(&scene)?;
+    // As ADD writes it of a VF that it sets a GUID of.
+    journalled["parts"][0]["moved"]["vf"] =
+        json!({"pf": PF, "number": 0, "properties": [], "driver": "mlx5_core"});
+    fs::write(record_file(&scene)?, journalled.to_string())?;
+
+    let said = answer_of(&scene.call(), "DEL", &leased)?;
+    refusal(&said, &[TRY_AGAIN], &["nic0", PF, "reclaim"])?;
+    for _ in 0..2 {
+        let rest = record(&scene)?;
+        ensure!(rest["parts"][0]["returned"] == true, "{rest}");
+        ensure!(rest.get("ipam").is_none(), "it has its lease: {rest}");
+        answer_of(&scene.call(), "DEL", &leased)?.success()?;
+    }
+    let other = scene.host.pod()?;
+    let next = scene.call_of(&other, "c2", "net1");
+    refusal(
+        &answer_of(&next, "ADD", &scene.moving())?,
+        &[TRY_AGAIN],
+        &["nic0", PF, "c1"],
+    )?;
+    let host = || state(&scene.host.netns);
+    unchanged(&before, host, "while the PF is away")?;
+
+    let tree = scene.tree()?;
+    tree.pci(&PciSpec {
+        address: PF,
+        ..PciSpec::MLX5
+    });
+    tree.netdev(&NetdevSpec {
+        name: "peer0",
+        on: On::Pci(PF),
+        ..NetdevSpec::default()
+    });
+    // The VF stands on no function here, and has its driver.
+    fs::create_dir(scene.host_root().join("sys/bus/pci/devices/driver"))?;
+    answer_of(&next, "ADD", &scene.moving())?.success()?;
+    answer_of(&next, "DEL", &scene.moving())?.success()?;
+    unchanged(&before, host, "after both")?;
+    let left = scene.host.left_behind();
+    ensure!(left.is_empty(), "{left:?}");
     Ok(())
 }

@@ -33,7 +33,7 @@ fn at_the_start_the_last_good_file_replaces_a_wrong_one() -> Result<()> {
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     ensure!(
-        daemon.log().contains("CONFIGURATION IS REFUSED"),
+        daemon.log().contains("configuration rejected"),
         "{}",
         daemon.log()
     );

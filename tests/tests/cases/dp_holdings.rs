@@ -2,9 +2,11 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::daemon::{Daemon, HCAS};
 use e2e::harness::Case;
@@ -13,6 +15,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
+use super::dp_admin::document;
 use super::dp_hostile::{EXCLUSIVE, Scene, WAIT_TIMEOUT, admit, shared};
 
 pub(crate) const CASES: &[Case] = &[
@@ -289,6 +292,15 @@ fn a_held_hca_stays_in_its_pool_over_a_restart_of_the_daemon() -> Result<()> {
         let daemon = scene.daemon()?;
         let waited = scene.wait(&kubelet, &daemon, "rdma/nic", 2);
         waited.with_context(|| selector.to_owned())?;
+        // So does a command that reads the host.
+        let mut validate = Command::new(product("rdmactl")?);
+        validate.args(["validate", "--on-host", "--json", "--host-root"]);
+        validate.arg(scene.machine.tree.path("/"));
+        validate.arg("--policy").arg(scene.machine.policy()?);
+        let validated = document(&validate.arg(&scene.file).output()?)?;
+        let on_host = &validated["files"][0]["pools"][0]["onHost"];
+        let on_host = on_host.as_array().map_or(0, Vec::len);
+        ensure!(on_host == 2, "{selector}: {validated}");
         // Its container crashed, and starts again with what it was allocated.
         kubelet.run_options("default/pod", "main")?;
         admit(&kubelet, "second", "rdma/nic", 1)?;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
@@ -17,6 +17,7 @@ use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
 use e2e::unanswered::Unanswered;
 use hca_trees::machine;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -39,6 +40,7 @@ pub(crate) const CASES: &[Case] = &[
         a_daemon_killed_between_bind_and_commit_changes_nothing,
         Root
     ),
+    case!(bindings_change_by_one_daemon_at_a_time, Root),
     case!(
         a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing,
         Root
@@ -502,6 +504,56 @@ fn a_daemon_killed_between_bind_and_commit_changes_nothing() -> Result<()> {
     expected.sort();
     assert_eq!(files, expected);
     node.start_container(&pod)?;
+    Ok(())
+}
+
+/// The old daemon of an upgrade, which is in the middle of a question, is this test.
+fn bindings_change_by_one_daemon_at_a_time() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[1], 1)?;
+    let path = node.machine.bindings().with_file_name("bindings.lock");
+    let lock = || -> Result<fs::File> {
+        let file = fs::File::options()
+            .create(true)
+            .write(true)
+            .mode(0o600)
+            .open(&path)?;
+        let whole = nix::libc::flock {
+            l_type: nix::libc::F_WRLCK.try_into()?,
+            l_whence: nix::libc::SEEK_SET.try_into()?,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&whole))?;
+        Ok(file)
+    };
+    let refused = |answer: Result<(), ClientError>| -> Result<()> {
+        let Err(ClientError::Failed { failure, .. }) = answer else {
+            bail!("{answer:?}");
+        };
+        assert_eq!(failure.kind, FailureKind::BindingsUnavailable);
+        ensure!(failure.message.contains("bindings.lock"), "{failure:?}");
+        Ok(())
+    };
+    let held = lock()?;
+    refused(node.bind(&pod, "s1").map(drop))?;
+    assert_eq!(node.bindings()?, BTreeMap::new());
+    drop(held);
+    let bound = node.bind(&pod, "s1")?;
+    let held = lock()?;
+    refused(node.commit(&pod, "s1").map(drop))?;
+    refused(node.unbind("s1").map(drop))?;
+    assert_eq!(node.bindings()?.len(), 1);
+    assert_eq!(node.cdi_devices()?, BTreeMap::new());
+    // It waits for one that ends soon.
+    let release = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(300));
+        drop(held);
+    });
+    node.commit(&pod, "s1")?;
+    ensure!(release.is_finished());
+    assert_eq!(hcas(&bound).len(), node.cdi_devices()?.len());
     Ok(())
 }
 

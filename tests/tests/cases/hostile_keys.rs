@@ -102,8 +102,12 @@ fn guid() -> Result<()> {
     let scene = Scene::new()?;
     let keys = json!({"attach": "move", "device": "nic0", "args": {"cni": {"guid": "02:00:00:00:00:00:00:01"}}});
     let network = scene.network(&keys);
-    both_refuse(&scene, &network, DENIED, &["guid", "allow.vf"])?;
-    scene.allow(&json!({"vf": ["guid"]}))?;
+    let denied = ["guid 0200:0000:0000:0001", "allow.vf.guid"];
+    both_refuse(&scene, &network, DENIED, &denied)?;
+    let range = |range: &str| scene.allow(&json!({"vf": {"guid": [range]}}));
+    range("02:00:00:00:00:00:00:02-02:ff:ff:ff:ff:ff:ff:ff")?;
+    both_refuse(&scene, &network, DENIED, &denied)?;
+    range("02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff")?;
     scene.refuses(&network, &[INVALID_NETWORK], &["guid", "not an InfiniBand"])
 }
 

@@ -186,6 +186,7 @@ cases! {
         &["nic0"],
         &["nic1"],
     );
+    default_routes_among_many_others_are_uplinks: Macvlan => among_many();
     a_denied_uplink_names_the_narrow_remedy => remedy();
     routes_that_an_agent_writes_as_advertised_return => agents_routes();
 }
@@ -245,6 +246,17 @@ fn uplinks_of(
         answer_of(&scene.call(), "DEL", &network)?.success()?;
     }
     Ok(())
+}
+
+/// The answer of the kernel has many parts, and the default routes are in the first and in a late one.
+fn among_many() -> Result<()> {
+    let others =
+        (0..300).map(|n| format!("route add 20.{}.{}.0/24 via 10.9.0.254", n / 250, n % 250));
+    let mut host: Vec<String> = others.collect();
+    host.push("route add 0.0.0.0/1 via 10.9.0.254".into());
+    host.push("route add 128.0.0.0/1 via 10.8.0.254".into());
+    let host: Vec<&str> = host.iter().map(String::as_str).collect();
+    uplinks(&host, &["nic0", "nic1"], &["nic2"])
 }
 
 /// Why the daemon leaves HCAs out of an exclusive pool of all.

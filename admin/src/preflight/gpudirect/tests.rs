@@ -106,7 +106,7 @@ fn d03() -> Vec<Case<Facts>> {
         ("D03", good(), Pass, ""),
         ("D03", amd(), Pass, ""),
         ("D03", peermem(), Pass, "a peer memory module serves"),
-        ("D03", neither(), Warn, "neither they can"),
+        ("D03", neither(), Warn, "no dma-buf support"),
         (
             "D03",
             Facts {
@@ -114,7 +114,7 @@ fn d03() -> Vec<Case<Facts>> {
                 ..good()
             },
             Warn,
-            "neither they can",
+            "no dma-buf support",
         ),
         (
             "D03",

@@ -1,6 +1,7 @@
-use hca::PciAddress;
 use hca::gid::GidTable;
 use hca::port::{PhysState, Rate};
+use hca::rdma::NodeType;
+use hca::{Guid, PciAddress, PciFunction};
 
 use super::super::check::{Case, prove};
 use super::*;
@@ -20,7 +21,13 @@ fn netdev(name: &str) -> NetdevFacts {
 
 fn port(device: &str, name: &str) -> PortFacts {
     PortFacts {
-        device: device.to_owned(),
+        device: RdmaDevice {
+            name: device.to_owned(),
+            node_type: NodeType::ChannelAdapter,
+            board_id: Some("MT_0000000838".to_owned()),
+            pci: Some(PciFunction::default()),
+            ..RdmaDevice::default()
+        },
         port: Port {
             number: 1,
             state: PortState::Active,
@@ -37,11 +44,6 @@ fn port(device: &str, name: &str) -> PortFacts {
             pkeys: Vec::new(),
             netdev: Some(name.to_owned()),
         },
-        soft: false,
-        roce: true,
-        board: Some("MT_0000000838".to_owned()),
-        sriov: Sriov::None,
-        node_guid: None,
         netdev: Some(netdev(name)),
         pools: Vec::new(),
         offered: true,
@@ -367,7 +369,7 @@ fn l10() -> Vec<Case<Facts>> {
         (
             "L10",
             with(|port| {
-                port.sriov = Sriov::Virtual {
+                port.device.pci.as_mut().unwrap().sriov = Sriov::Virtual {
                     physical,
                     index: Some(0),
                 }
@@ -378,7 +380,7 @@ fn l10() -> Vec<Case<Facts>> {
         (
             "L10",
             pooled(|port| {
-                port.sriov = Sriov::Physical {
+                port.device.pci.as_mut().unwrap().sriov = Sriov::Physical {
                     total: 8,
                     functions: vec![(0, physical)],
                 };
@@ -398,7 +400,7 @@ fn l10() -> Vec<Case<Facts>> {
 fn l13() -> Vec<Case<Facts>> {
     let mut narrow = infiniband(1, 1);
     narrow.ports[1].port.rate = "2.5 Gb/sec (1X SDR)".parse().ok();
-    narrow.ports[1].board = None;
+    narrow.ports[1].device.board_id = None;
     narrow.ports[1].netdev = None;
     let member = |keys: &[u16]| {
         let mut facts = infiniband(1, 1);
@@ -418,11 +420,11 @@ fn l13() -> Vec<Case<Facts>> {
 fn l14() -> Vec<Case<Facts>> {
     let vf = |node_guid| {
         pooled(|port| {
-            port.sriov = Sriov::Virtual {
+            port.device.pci.as_mut().unwrap().sriov = Sriov::Virtual {
                 physical: "0000:3b:00.0".parse().unwrap(),
                 index: Some(3),
             };
-            port.node_guid = node_guid;
+            port.device.node_guid = node_guid;
         })
     };
     vec![

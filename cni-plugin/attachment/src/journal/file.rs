@@ -97,6 +97,14 @@ impl Lock {
         shared.map(drop).map_err(failed)
     }
 
+    /// The lock of this name in the file at `path`, for one alone.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] where another has it for longer than `timeout`.
+    pub fn exclusive(path: &Path, name: &str, timeout: Duration) -> Result<Self, Error> {
+        Self::take(path, name, Sharing::Exclusive, timeout)
+    }
+
     /// Locks one byte of the file at `path`, which is made and stays. The byte is the one that `name`
     /// hashes to, of 2^62. A byte is locked for an open file (`F_OFD_SETLK`), so threads exclude each
     /// other as processes do.

@@ -50,9 +50,10 @@ pub struct Part {
     /// The HCAs of the moved netdev, as units name them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hcas: Vec<String>,
-    /// The netdev is back on the host, all of it undone but its name, which another netdev has.
+    /// The netdev is back on the host, all of it undone but its name, which another netdev has, or its
+    /// GUIDs, whose PF is not on the host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub awaits_name: bool,
+    pub returned: bool,
     /// The child that was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child: Option<Child>,
@@ -207,9 +208,9 @@ impl Part {
 }
 
 impl Record {
-    /// Whether nothing is left of it but netdevs that wait for their names.
-    pub fn awaits_name(&self) -> bool {
-        self.parts.iter().any(|part| part.awaits_name)
+    /// Whether nothing is left of it but netdevs that returned without their name or GUIDs.
+    pub fn is_returned(&self) -> bool {
+        self.parts.iter().any(|part| part.returned)
     }
 
     /// All slots that the runtime passed for it.

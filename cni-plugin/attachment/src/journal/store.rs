@@ -239,14 +239,18 @@ impl Store {
         struct Head {
             version: u32,
         }
+        let read = serde_json::from_slice::<Record>(&text);
+        if let Ok(record) = &read
+            && record.version <= VERSION
+        {
+            return Ok(read.ok());
+        }
         match serde_json::from_slice::<Head>(&text) {
             Ok(head) if head.version > VERSION => Err(Error::Newer {
                 path,
                 version: head.version,
             }),
-            Ok(_) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(|e| unreadable(path, e)),
+            Ok(_) => read.map(Some).map_err(|e| unreadable(path, e)),
             Err(e) => Err(unreadable(path, e)),
         }
     }

@@ -29,6 +29,7 @@ use super::{
     identity::{Ambiguous, Place},
     snapshot::Snapshot,
     state::Restoration,
+    vf::Guids,
 };
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
@@ -79,8 +80,17 @@ pub struct Returned {
     pub notes: Vec<String>,
     /// Another netdev has its name now; it has this one until that is repaired.
     pub goes_by: Option<Name>,
+    /// The PF of a VF that may have an attachment's GUIDs: without the PF they cannot be restored.
+    pub pf_away: Option<String>,
     /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
+}
+
+impl Returned {
+    /// Whether nothing of it has to be repaired later.
+    pub fn is_whole(&self) -> bool {
+        self.goes_by.is_none() && self.pf_away.is_none()
+    }
 }
 
 /// Why a netdev did not return.
@@ -122,7 +132,7 @@ pub fn return_netdev(
     let pod = origin.map(|origin| origin.pod);
     let mut report = Returned::default();
     let (mut started, mut timeout) = (Instant::now(), timeout);
-    let mut renewed = false;
+    let mut guids = Guids::Unchanged;
     loop {
         let mut arrived = None;
         // The pod first: on the host another link may have got the index of a virtual one.
@@ -157,13 +167,19 @@ pub fn return_netdev(
                 report.warnings.extend(deleted.err().map(|e| e.to_string()));
             }
         }
-        if let (Some(vf), Some(device), false) = (&taken.vf, &taken.identity.bus_device, renewed)
+        let device = taken.identity.bus_device.as_deref().unwrap_or_default();
+        if let Some(vf) = &taken.vf
+            && guids != Guids::Renewed
             && (arrived.is_some() || vf.lacks_driver(host_context.sys, device))
         {
-            renewed = vf.restore_guid(host_context.sys, host_context.socket, device)?;
-            if renewed {
-                (started, timeout) = (Instant::now(), DRIVER_TIMEOUT);
-                continue;
+            guids = vf.restore_guid(host_context.sys, host_context.socket, device)?;
+            match guids {
+                Guids::Unchanged => {}
+                Guids::PfAway => report.pf_away = Some(vf.pf.clone()),
+                Guids::Renewed => {
+                    (started, timeout) = (Instant::now(), DRIVER_TIMEOUT);
+                    continue;
+                }
             }
         }
         if let Some(mut link) = arrived {

@@ -36,6 +36,17 @@ pub struct Vf {
     pub driver: Option<String>,
 }
 
+/// What became of the GUIDs of a VF that returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guids {
+    /// It has its own.
+    Unchanged,
+    /// Its driver has read its own again: it has another netdev now.
+    Renewed,
+    /// It may have an attachment's: the PF has no netdev on the host.
+    PfAway,
+}
+
 impl Vf {
     /// The properties of the VF with this PCI address; none for what is no VF, or whose PF has no
     /// netdev on the host.
@@ -93,8 +104,7 @@ impl Vf {
         self.driver.is_some() && function.exists() && !function.join("driver").exists()
     }
 
-    /// Restores the GUIDs where an attachment has changed them. True when the driver has read them:
-    /// the VF has another netdev then.
+    /// Restores the GUIDs if an attachment has changed them.
     ///
     /// # Errors
     /// The refusal of kernel or driver.
@@ -103,20 +113,48 @@ impl Vf {
         sys: &Path,
         socket: &mut Socket,
         address: &str,
-    ) -> netlink::Result<bool> {
+    ) -> netlink::Result<Guids> {
         if self.driver.is_none() {
-            return Ok(false);
+            return Ok(Guids::Unchanged);
         }
-        // Without the PF's netdev `restore` says so.
         let Some((pf, now)) = self.now(sys, socket)? else {
-            return Ok(false);
+            return Ok(Guids::PfAway);
         };
         let guids = || self.properties.iter().filter(|p| is_guid(p));
         if guids().all(|guid| now.contains(guid)) && !self.lacks_driver(sys, address) {
-            return Ok(false);
+            return Ok(Guids::Unchanged);
         }
         self.renew(sys, socket, &pf, address, guids())?;
-        Ok(true)
+        Ok(Guids::Renewed)
+    }
+
+    /// The VF of this host, other than this one, that has a GUID by what its PF says; as text.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn other_with(
+        &self,
+        host: &Host,
+        socket: &mut Socket,
+        guid: Guid,
+    ) -> netlink::Result<Option<String>> {
+        let pf: Option<PciAddress> = self.pf.parse().ok();
+        let pf = pf.and_then(|pf| netdev_of(host, pf));
+        for link in link::list(socket)?
+            .iter()
+            .filter(|link| link.is_infiniband())
+        {
+            let is_pf = pf.as_ref().is_some_and(|pf| link.name == *pf);
+            for property in link::vfs(socket, link.index)?.iter().flatten() {
+                if let VfInfo::IbNodeGuid(p) | VfInfo::IbPortGuid(p) = property
+                    && p.guid == guid.0
+                    && !(is_pf && p.vf_id == self.number)
+                {
+                    return Ok(Some(format!("VF {} of {}", p.vf_id, link.name)));
+                }
+            }
+        }
+        Ok(None)
     }
 
     fn renew<'a>(

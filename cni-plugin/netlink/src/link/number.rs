@@ -18,6 +18,24 @@ pub fn known_number(socket: &mut Socket, other: &Namespace) -> Result<Option<i32
     ask_number(socket, &number_of(other)?, other)
 }
 
+/// The number by which `other` knows `wanted`, without entering it; none where the socket's namespace
+/// has no number for `other` and so cannot ask about it.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn number_within(
+    socket: &mut Socket,
+    other: &Namespace,
+    wanted: &Namespace,
+) -> Result<Option<Option<i32>>> {
+    let Some(target) = known_number(socket, other)? else {
+        return Ok(None);
+    };
+    let mut message = number_of(wanted)?;
+    message.attributes.push(NsidAttribute::TargetNsid(target));
+    ask_number(socket, &message, wanted).map(Some)
+}
+
 /// The number by which the socket's namespace knows another one; made when there is none.
 ///
 /// # Errors

@@ -13,6 +13,17 @@ use crate::{Error, Result, Socket};
 /// # Errors
 /// The kernel's refusal.
 pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Vec<VfInfo>> {
+    // Each names the VF it is of; its MAC address is always there.
+    let is_it = |p: &VfInfo| matches!(p, VfInfo::Mac(mac) if mac.vf_id == number);
+    let of_vf = vfs(socket, pf)?.into_iter().find(|vf| vf.iter().any(is_it));
+    Ok(of_vf.unwrap_or_default())
+}
+
+/// What a PF says of all its VFs.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn vfs(socket: &mut Socket, pf: u32) -> Result<Vec<Vec<VfInfo>>> {
     /// `RTEXT_FILTER_VF` and `RTEXT_FILTER_SKIP_STATS`
     const FILTER: [LinkExtentMask; 2] = [LinkExtentMask::Vf, LinkExtentMask::SkipStats];
     let mut message = LinkMessage::default();
@@ -20,23 +31,17 @@ pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Vec<Vf
     message
         .attributes
         .push(LinkAttribute::ExtMask(FILTER.to_vec()));
-    let mut properties = Vec::new();
-    let what = format_args!("read VF {number} of netdev {pf}").to_string();
+    let mut vfs = Vec::new();
+    let what = format_args!("read the VFs of netdev {pf}").to_string();
     socket.ask(what, RTM_GETLINK, 0, &message, |payload| {
         for attribute in LinkMessage::parse(payload)?.attributes {
-            let LinkAttribute::VfInfoList(list) = attribute else {
-                continue;
-            };
-            // Each names the VF it is of; its MAC address is always there.
-            let of_vf = list.into_iter().find(|vf| {
-                vf.0.iter()
-                    .any(|p| matches!(p, VfInfo::Mac(mac) if mac.vf_id == number))
-            });
-            properties = of_vf.map(|vf| vf.0).unwrap_or_default();
+            if let LinkAttribute::VfInfoList(list) = attribute {
+                vfs.extend(list.into_iter().map(|vf| vf.0));
+            }
         }
         Ok(())
     })?;
-    Ok(properties)
+    Ok(vfs)
 }
 
 /// Sets properties of a VF through its PF.

@@ -17,7 +17,7 @@ use attachment::{
     rdma::{parents, verbs},
 };
 use cni_wire::Code;
-use hca::Guid;
+use hca::{GidEntry, Guid, Host, LinkLayer, Port};
 use netlink::link::{self, Change};
 
 use super::Add;
@@ -33,7 +33,8 @@ impl Add<'_> {
     ///
     /// # Errors
     /// Code 7 for what is not a VF of a PF that is on the host; code 11 where the VF would not keep its
-    /// character device, or its netdev does not come; the refusal of kernel or driver.
+    /// character device, its netdev does not come, or another port of this host has the GUID; the
+    /// refusal of kernel or driver.
     pub(super) fn set_guid(
         &mut self,
         nic: &HostLink,
@@ -64,6 +65,17 @@ impl Add<'_> {
         vf.driver = function.and_then(|function| function.driver);
         let names = rdma::of_netdev(&self.node.roots, &nic.link, &nic.rdma)?;
         rdma::describe(self.node, &names, numbers)?;
+        let _lock = self.node.journal.lock_rdma()?;
+        let holder = match device_with(&self.node.roots, &address, guid)? {
+            Some(device) => Some(device),
+            None => vf.other_with(&self.node.roots, &mut self.node.netns.socket, guid)?,
+        };
+        if let Some(holder) = holder {
+            let msg = format!("guid: {holder} of this node has {guid}");
+            let remedy = "a fabric has each GUID once: choose another; if a pod that ends has it, the \
+                          next ADD sets it";
+            return Err(Error::new(Code::TryAgain, msg).with_details(remedy));
+        }
         let part = Part {
             moved: Some(taken.clone()),
             ..Part::named(self.id.ifname.as_str())
@@ -73,7 +85,6 @@ impl Add<'_> {
         self.node
             .journal
             .take(&taken.identity, self.key, &self.node.boot)?;
-        let _lock = self.node.journal.lock_rdma()?;
         let before = verbs_nodes(self.node, &address)?;
         if let Some(vf) = &taken.vf {
             vf.set_guid(
@@ -120,10 +131,62 @@ impl Add<'_> {
     }
 }
 
+/// The RDMA device that the host sees with a GUID, its own or a port's, beside those at `address`.
+fn device_with(host: &Host, address: &str, guid: Guid) -> Result<Option<String>, Error> {
+    let parents = parents(host)?;
+    for (name, _) in parents.into_iter().filter(|(_, on)| on != address) {
+        let device = match hca::rdma::read(host, &name) {
+            Err(e) if e.is_missing() => continue,
+            device => device.map_err(attachment::Error::from)?,
+        };
+        let is_infiniband = |port: &&Port| port.link_layer == LinkLayer::InfiniBand;
+        let ports = device.ports.iter().filter(is_infiniband);
+        let mut gids = ports.flat_map(|port| &port.gids.entries);
+        let ends_so = |entry: &GidEntry| entry.gid.0.ends_with(&guid.0.to_be_bytes());
+        if device.node_guid == Some(guid) || gids.any(ends_so) {
+            return Ok(Some(format!("RDMA device {name}")));
+        }
+    }
+    Ok(None)
+}
+
 /// The verbs nodes of the RDMA devices on a PCI function.
 fn verbs_nodes(node: &Node, address: &str) -> Result<BTreeSet<String>, Error> {
     let parents = parents(&node.roots)?;
     let nodes = verbs(&node.roots)?.into_iter();
     let of_function = nodes.filter(|(owner, _)| parents.get(owner).is_some_and(|on| on == address));
     Ok(of_function.map(|(_, node)| node.name).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_trees::{On, PciSpec, PortSpec, RdmaSpec, Tree};
+
+    use super::*;
+
+    #[test]
+    fn a_guid_of_another_device_or_port_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        tree.pci(&PciSpec::MLX5);
+        tree.rdma(&RdmaSpec {
+            on: On::Pci("0000:3b:00.0"),
+            node_guid: "b859:9f03:0000:0000",
+            ports: &[PortSpec::INFINIBAND],
+            ..RdmaSpec::default()
+        });
+        let host = tree.host();
+        let device = hca::rdma::read(&host, "mlx5_0").unwrap();
+        let node = device.node_guid.unwrap();
+        let gid = device.ports[0].gids.entries[0].gid.0;
+        let port = Guid(u64::from_be_bytes(gid[8..].try_into().unwrap()));
+        assert_ne!(node, port);
+        for guid in [node, port] {
+            let found = |address| device_with(&host, address, guid).unwrap();
+            assert_eq!(found("0000:3b:00.2").as_deref(), Some("RDMA device mlx5_0"));
+            assert_eq!(found("0000:3b:00.0"), None, "its own");
+        }
+        let free = device_with(&host, "0000:3b:00.2", Guid(node.0 ^ 1 << 40)).unwrap();
+        assert_eq!(free, None);
+    }
 }

@@ -217,7 +217,7 @@ impl Add<'_> {
             moved: plan.interface.snapshot().cloned(),
             hcas: hcas(&nic.resolved),
             slots: slots(&nic.config),
-            awaits_name: false,
+            returned: false,
             child: plan.interface.recorded_child(),
             rdma: plan.rdma.clone(),
             rules: rules_of(plan.interface_config.as_ref()),
@@ -296,7 +296,7 @@ impl Add<'_> {
         laid_out: &[InterfaceConfig],
     ) -> Result<bool, Error> {
         let is_led = laid_out.iter().any(|earlier| earlier.has_default(family));
-        let main = route::list_table(self.inside, family, replay::MAIN)?;
+        let main = route::list_table(self.inside, family, replay::MAIN, |length| length == 0)?;
         Ok(is_led || main.iter().any(replay::is_default))
     }
 

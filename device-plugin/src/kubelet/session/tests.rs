@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use hca::unit::HcaId;
 use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
 use kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest, Empty};
@@ -13,6 +12,8 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::*;
+use crate::candidate::Candidate;
+use crate::candidate::example::{function, named};
 use crate::config::{Delivery, NodeClass, Policy};
 use crate::kubelet::directory;
 use crate::snapshot::{DeviceNode, Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
@@ -178,18 +179,15 @@ impl Scene {
 
 fn snapshot(health: Health) -> Snapshot {
     let member = Member {
-        id: "0000:3b:00.0".parse::<HcaId>().unwrap(),
-        rdma_devices: vec!["mlx5_0".into()],
-        netdevs: Vec::new(),
         nodes: vec![DeviceNode {
             class: NodeClass::Uverbs,
             path: "/dev/infiniband/uverbs0".into(),
         }],
-        numa_node: Some(1),
-        place: None,
-        pf_address: None,
-        slots: 1,
         health,
+        ..Member::example(Candidate {
+            pci: Some(function("0000:3b:00.0", Some(1))),
+            ..named("0000:3b:00.0", &["mlx5_0"])
+        })
     };
     let shape = Shape::Exclusive {
         policy: Policy::Spread,

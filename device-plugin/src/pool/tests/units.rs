@@ -187,17 +187,12 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
 #[test]
 fn one_message_holds_the_list_whatever_is_asked_for() {
     let member = |index: u32| Member {
-        id: format!("{}.sf.{}", "a".repeat(30), u32::MAX - index)
-            .parse()
-            .unwrap(),
-        rdma_devices: Vec::new(),
-        netdevs: Vec::new(),
-        nodes: Vec::new(),
-        numa_node: Some(255),
-        place: None,
-        pf_address: None,
         slots: MAX_UNITS,
         health: Health::Unhealthy(UnhealthyReason::Gone),
+        ..Member::example(Candidate {
+            pci: Some(function("0000:3b:00.0", Some(255))),
+            ..named(&format!("{}.sf.{}", "a".repeat(30), u32::MAX - index), &[])
+        })
     };
     let config = native(&[&format!(
         "resource: rdma/a, mode: shared, slots: {MAX_UNITS}, select: {{ functions: [pf] }}"
@@ -205,7 +200,7 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
     for hcas in [1, 2, 100] {
         let mut members: Vec<Member> = (0..hcas).map(member).collect();
         let mut remarks = Vec::new();
-        let shape = shape(&config.pools[0], &[], &mut members, &mut remarks);
+        let shape = shape(&config.pools[0], &mut members, &mut remarks);
         let terms = Arc::new(Terms::of(&config.pools[0]));
         let snapshot = Snapshot::new(terms, shape, members, Arc::default());
         let bytes = snapshot.listing().encoded_len();

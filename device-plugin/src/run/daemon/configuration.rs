@@ -1,7 +1,5 @@
 //! The configuration file: read again, watched, put in force.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,87 +80,60 @@ impl Daemon {
         self.sessions.follow(&self.config);
         self.configuration.format = self.config.format;
         self.configuration.generation += 1;
-        log_configuration(&self.settings.config_file, &self.config);
+        self.log_configuration();
     }
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link
-    /// beside it. A directory that was itself replaced is watched anew.
+    /// beside it.
     ///
     /// Returns whether the file is another one than was read: a directory that was replaced sends no
     /// event.
     pub(super) async fn watch_configuration(&mut self, triggers: &Triggers) -> bool {
         let file = self.settings.config_file.clone();
-        let known = self.config_watch.as_ref().map(|(id, _)| *id);
+        let mut watch = std::mem::take(&mut self.config_watch);
         let triggers = triggers.clone();
         let watched = self.readers.configuration.run(move || {
             hca::host::show(&file);
-            let parent = file.parent();
-            let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
-            let directory = parent.unwrap_or(Path::new("."));
-            let now = DirectoryId::of(directory);
-            let news = now.filter(|now| Some(*now) != known);
-            let watch = news.map(|_| {
-                crate::watch::directory(directory, move || triggers.send(Trigger::Configuration))
-            });
-            (FileId::of(&file), now, watch)
+            let wake = move || triggers.send(Trigger::Configuration);
+            let unwatched = watch.renew(node::trust::parent(&file), wake);
+            (FileId::of(&file), watch, unwatched)
         });
-        let Ok((file_id, now, watch)) = watched.await else {
+        let Ok((file_id, watch, unwatched)) = watched.await else {
             return false;
         };
-        if now != known {
-            self.config_watch = None;
-        }
-        match now.zip(watch) {
-            Some((id, Ok(watcher))) => {
-                self.config_watch = Some((id, watcher));
-                self.config_unwatched = None;
-            }
-            Some((_, Err(error))) => {
-                let error = error.to_string();
-                if self.config_unwatched.as_ref() != Some(&error) {
-                    tracing::warn!(
-                        file = %self.settings.config_file.display(), error,
-                        "cannot watch the configuration; it is read before each scan"
-                    );
-                    self.config_unwatched = Some(error);
-                }
-            }
-            None => {}
+        self.config_watch = watch;
+        if let Some(error) = unwatched {
+            tracing::warn!(
+                file = %self.settings.config_file.display(), error,
+                "cannot watch the configuration; it is read before each scan"
+            );
         }
         file_id != self.config_read
     }
-}
 
-pub(super) fn log_configuration(file: &Path, config: &Config) {
-    tracing::info!(
-        file = %file.display(), format = %config.format, pools = config.pools.len(),
-        "configuration in force"
-    );
-    for name in ["config.yaml", "config.json"] {
-        let beside = file.with_file_name(name);
-        if beside != file && beside.is_file() {
-            tracing::warn!(
-                "configuration: {} is there and is not read, {} is; in a ConfigMap that is the key",
-                beside.display(),
-                file.display()
+    pub(super) fn log_configuration(&self) {
+        let (file, config) = (&self.settings.config_file, &self.config);
+        tracing::info!(
+            file = %file.display(), format = %config.format, pools = config.pools.len(),
+            "configuration in force"
+        );
+        for name in ["config.yaml", "config.json"] {
+            let beside = file.with_file_name(name);
+            if beside != *file && beside.is_file() {
+                tracing::warn!(
+                    "configuration: {} is there and is not read, {} is; in a ConfigMap that is the key",
+                    beside.display(),
+                    file.display()
+                );
+            }
+        }
+        for warning in &config.warnings {
+            tracing::warn!("configuration: {warning}");
+        }
+        for refused in &config.refused {
+            tracing::error!(
+                "configuration: {refused}; this resource is not served, the others are"
             );
         }
-    }
-    for warning in &config.warnings {
-        tracing::warn!("configuration: {warning}");
-    }
-    for refused in &config.refused {
-        tracing::error!("configuration: {refused}; this resource is not served, the others are");
-    }
-}
-
-/// A directory, distinguished from its successor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DirectoryId(u64, u64);
-
-impl DirectoryId {
-    fn of(path: &Path) -> Option<Self> {
-        let meta = std::fs::metadata(path).ok()?;
-        Some(Self(meta.dev(), meta.ino()))
     }
 }

@@ -51,7 +51,7 @@ impl Daemon {
             self.runtime_obstacle = None;
             return;
         }
-        let host = self.settings.host.clone();
+        let host = self.settings.paths.host.clone();
         let read = move || {
             let root = host.sys.parent().unwrap_or(Path::new("/"));
             container_runtime::of_running_runtime(root, &host.proc)
@@ -88,14 +88,16 @@ impl Daemon {
     /// The bindings of slots, and whether their CDI files can be written, before each scan is taken
     /// in.
     pub(super) async fn read_bindings(&mut self) {
-        let places = self.settings.binding_places();
-        let directory = self.has_late_pool().then(|| self.settings.cdi_dir.clone());
+        let paths = self.settings.paths.clone();
+        let directory = self
+            .has_late_pool()
+            .then(|| self.settings.paths.cdi_dir.clone());
         let read = self.readers.bindings.run(move || {
             let obstacle = directory.and_then(|directory| {
                 hca::host::show(&directory);
                 directory_obstacle(&directory)
             });
-            (obstacle, places.store().read())
+            (obstacle, paths.store().read())
         });
         let Ok((obstacle, bindings)) = read.await else {
             return;
@@ -114,7 +116,7 @@ impl Daemon {
     /// whose specification cannot be written has nothing to give.
     pub(super) async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
         let snapshots = self.pool_states.snapshots().to_vec();
-        let directory = self.settings.cdi_dir.clone();
+        let directory = self.settings.paths.cdi_dir.clone();
         let passed_over = self.runtime_obstacle.clone();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             hca::host::show(&directory);
@@ -175,8 +177,8 @@ impl Daemon {
             .map(|pool| (pool.resource.clone(), allocated.units(&pool.resource)))
             .collect();
         let (cdi_dir, info_dir) = (
-            self.settings.cdi_dir.clone(),
-            self.settings.device_info_dir.clone(),
+            self.settings.paths.cdi_dir.clone(),
+            self.settings.paths.device_info_dir.clone(),
         );
         self.readers.leftovers.start(move || {
             hca::host::show(&cdi_dir);

@@ -67,7 +67,7 @@ impl Daemon {
             .collect();
         gates.sort();
         gates.dedup();
-        let (host, addresses) = (&self.settings.host, &self.settings.node_addresses);
+        let (host, addresses) = (&self.settings.paths.host, &self.settings.node_addresses);
         let readers = &self.readers.all;
         self.hung = readers.hung();
         self.scan = Scan::start(reason, readers, host.clone(), addresses.clone(), gates);
@@ -209,11 +209,8 @@ impl Daemon {
         if down.is_empty() {
             return;
         }
-        let settings = self.settings.reclaim.clone();
-        let outcomes = self
-            .readers
-            .links
-            .run(move || links::set_up(&settings, down));
+        let paths = self.settings.paths.clone();
+        let outcomes = self.readers.links.run(move || links::set_up(&paths, down));
         if let Ok(outcomes) = outcomes.await {
             self.links.tried(outcomes);
         }
@@ -227,7 +224,12 @@ impl Daemon {
             .snapshots()
             .iter()
             .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. } | Shape::Late))
-            .flat_map(|snapshot| snapshot.members().iter().map(|member| member.id.clone()))
+            .flat_map(|snapshot| {
+                snapshot
+                    .members()
+                    .iter()
+                    .map(|member| member.hca.id.clone())
+            })
             .collect();
         let good = self.kept.path().zip(self.keep.as_deref());
         let known = self.pool_states.memory().text();
@@ -241,13 +243,11 @@ impl Daemon {
 
     /// Watches the device nodes from the moment on that their directory exists.
     fn watch_nodes(&mut self, triggers: &Triggers) {
-        let directory = self.settings.host.dev.join("infiniband");
-        if !directory.is_dir() {
-            self.nodes = None;
-        } else if self.nodes.is_none() {
-            let triggers = triggers.clone();
-            self.nodes =
-                crate::watch::directory(&directory, move || triggers.send(Trigger::Node)).ok();
-        }
+        let directory = self.settings.paths.host.dev.join("infiniband");
+        let triggers = triggers.clone();
+        // What is not reported by an event, the next scan finds.
+        let _ = self
+            .node_watch
+            .renew(&directory, move || triggers.send(Trigger::Node));
     }
 }

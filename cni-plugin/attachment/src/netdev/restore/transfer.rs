@@ -1,6 +1,6 @@
 //! The way from the pod to the host, and what stands on the netdev in the pod.
 
-use std::{fs, slice};
+use std::{collections::BTreeSet, fs, slice};
 
 use netlink::{
     Name, Namespace, Socket,
@@ -112,7 +112,7 @@ pub(super) fn remove_children(
 /// Deletes what the pod built upon a netdev and put into namespaces of its own, which are found by the
 /// threads in them. Returns what could not be, as text.
 pub(super) fn remove_children_elsewhere(
-    host_context: &HostContext<'_>,
+    host_context: &mut HostContext<'_>,
     inside: &mut Socket,
     origin: &Origin<'_>,
     below: &Link,
@@ -120,12 +120,16 @@ pub(super) fn remove_children_elsewhere(
     let mut warnings = Vec::new();
     let pod = origin.pod;
     let others = origin.others.get_or_init(|| {
-        let mut others = Namespace::of_threads(host_context.proc);
-        others.retain(|other| ![pod.id(), host_context.namespace.id()].contains(&other.id()));
+        let known = [pod, host_context.namespace].map(|known| known.id().inode);
+        let others = Namespace::of_threads(host_context.proc, BTreeSet::from(known));
         let numbered = others.into_iter().map(|other| {
+            let number = match link::number_within(host_context.socket, &other, pod) {
+                Ok(Some(number)) => Ok(number),
+                _ => other
+                    .socket(host_context.namespace)
+                    .and_then(|mut socket| link::known_number(&mut socket, pod)),
+            };
             // It may have ended meanwhile.
-            let socket = other.socket(host_context.namespace);
-            let number = socket.and_then(|mut socket| link::known_number(&mut socket, pod));
             (other, number.unwrap_or_default())
         });
         numbered.collect()

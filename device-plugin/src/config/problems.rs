@@ -1,0 +1,115 @@
+//! What is wrong with a configuration.
+
+use std::fmt;
+
+use hca::unit::PoolTag;
+
+use super::model::{Config, PoolConfig};
+
+/// Everything wrong with one configuration; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems {
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Problems {
+    /// One problem.
+    pub fn one(problem: impl ToString) -> Self {
+        Self {
+            problems: vec![problem.to_string()],
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The problems, one message each.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.problems.iter().map(String::as_str)
+    }
+
+    /// What would be warned of if there were no problem.
+    pub fn warnings(&self) -> impl Iterator<Item = &str> {
+        self.warnings.iter().map(String::as_str)
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.problems.join("; "))
+    }
+}
+
+/// Collects problems, so that a person sees all of them at once.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    pub(super) problems: Vec<String>,
+    /// Problems of one resource that do not concern the others.
+    pub(super) refused: Vec<String>,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Findings {
+    pub(super) fn problem(&mut self, message: impl ToString) {
+        self.problems.push(message.to_string());
+    }
+
+    pub(super) fn warn(&mut self, message: impl ToString) {
+        self.warnings.push(message.to_string());
+    }
+
+    /// Keeps a good value; notes a problem and keeps nothing of a bad one.
+    pub(super) fn keep<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.problem(error)).ok()
+    }
+
+    /// Reads one resource of several: what is wrong with it refuses this resource alone.
+    pub(super) fn resource<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+        let before = self.problems.len();
+        let resource = read(self);
+        let wrong = self.problems.split_off(before);
+        let good = wrong.is_empty();
+        self.refused.extend(wrong);
+        resource.filter(|_| good)
+    }
+
+    /// The configuration if nothing was wrong with the file as a whole and something is left of it.
+    pub(super) fn conclude(mut self, config: Config) -> Result<Config, Problems> {
+        self.problems.extend(name_clashes(&config.pools));
+        if config.pools.is_empty() || !self.problems.is_empty() {
+            self.problems.append(&mut self.refused);
+        }
+        if self.problems.is_empty() {
+            Ok(Config {
+                warnings: self.warnings,
+                refused: self.refused,
+                ..config
+            })
+        } else {
+            Err(Problems {
+                problems: self.problems,
+                warnings: self.warnings,
+            })
+        }
+    }
+}
+
+/// One resource name belongs to one pool, and so does the tag that units carry for it.
+fn name_clashes(pools: &[PoolConfig]) -> Vec<String> {
+    let mut seen = std::collections::HashSet::new();
+    let mut tags = std::collections::HashMap::new();
+    let mut problems = Vec::new();
+    for resource in pools.iter().map(|pool| &pool.resource) {
+        if !seen.insert(resource) {
+            problems.push(format!(
+                "resource {resource} is configured twice; names are unique"
+            ));
+        } else if let Some(other) = tags.insert(PoolTag::of(resource.as_str()), resource) {
+            problems.push(format!(
+                "units of {resource} and of {other} would have the same IDs: both names have the \
+                 tag {}; give one of them another name",
+                PoolTag::of(resource.as_str())
+            ));
+        }
+    }
+    problems
+}

@@ -1,0 +1,47 @@
+//! What the daemon is started with.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use node::policy::Policy;
+use node_server::http;
+
+use crate::config;
+use crate::node_paths::NodePaths;
+use crate::node_socket::pods;
+
+/// What the daemon is started with.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// Configuration file.
+    pub config_file: PathBuf,
+    /// What the command line says about configurations of the peers.
+    pub defaults: config::Defaults,
+    /// Where the things of this node are.
+    pub paths: Arc<NodePaths>,
+    /// The socket on which programs of the node ask; none if there is to be none.
+    pub node_socket: Option<PathBuf>,
+    /// Where the last good configuration is kept, if it is.
+    pub state_dir: Option<PathBuf>,
+    /// Where metrics and probes are served, if they are.
+    pub metrics_addrs: Vec<SocketAddr>,
+    /// Who gets `/status` and the names of pods.
+    pub details: http::Details,
+    /// Addresses that the cluster knows the node by; none if they are not configured.
+    pub node_addresses: Vec<IpAddr>,
+    /// Time between two rounds of cleaning up behind pods; `None`: nothing is cleaned up.
+    pub reclaim_interval: Option<Duration>,
+}
+
+impl Settings {
+    /// Where the kubelet says who holds what.
+    pub(super) fn sources(&self, policy: &Policy) -> pods::Sources {
+        pods::Sources {
+            socket: kubelet_api::client::socket(&self.paths.kubelet_root_dir),
+            device_plugin_dir: self.paths.device_plugin_dir.clone(),
+            node: policy.node_name(self.paths.node.node.as_deref()),
+        }
+    }
+}
