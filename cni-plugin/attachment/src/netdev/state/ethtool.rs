@@ -11,7 +11,7 @@ use netlink::ethtool::{Ethtool, GROUPS, Settings};
 use super::{Entries, Entry, Netdev, Restoration, Written};
 use crate::netdev::snapshot::{hexadecimal, of_hexadecimal};
 
-fn open<'a>(ethtool: &'a mut Option<Option<Ethtool>>) -> netlink::Result<Option<&'a mut Ethtool>> {
+fn open(ethtool: &mut Option<Option<Ethtool>>) -> netlink::Result<Option<&mut Ethtool>> {
     if ethtool.is_none() {
         *ethtool = Some(Ethtool::open()?);
     }
