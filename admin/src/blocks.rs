@@ -4,6 +4,7 @@
 //! Only `release` writes, and that is one change of one object: killed before or after it, nothing is
 //! half done.
 
+mod agreement;
 mod fsck;
 mod release;
 
@@ -93,7 +94,7 @@ impl Blocks {
 
     fn means(&self, block: &BlockObject) -> bool {
         let network_name = block.spec.network_name.as_deref().unwrap_or_default();
-        (self.node.is_none() || self.node == block.spec.node)
+        (self.node.as_ref()).is_none_or(|node| *node == block.spec.node)
             && (self.store.as_ref()).is_none_or(|store| *store == block.spec.store)
             && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
     }
@@ -120,7 +121,7 @@ fn row(block: &BlockObject, now: Timestamp) -> Vec<String> {
         spec.block.to_string(),
         cell(&spec.store),
         cell(spec.network_name.as_deref().unwrap_or_default()),
-        cell(spec.node.as_deref().unwrap_or_default()),
+        cell(&spec.node),
         noted(block.status.map(|status| status.used)),
         noted(block.status.map(|status| status.free)),
         spec.since.map_or_else(|| "-".to_owned(), ago),
@@ -136,7 +137,6 @@ fn state(block: &BlockObject, ago: impl Fn(Timestamp) -> String) -> String {
     match (&spec.over, &spec.wanted_by) {
         (Some(over), _) => format!("rests for {}: {}", ago(over.since), cell(&over.why)),
         (None, Some(node)) => format!("wanted by {}", cell(node)),
-        (None, None) if spec.split => "split into single addresses".to_owned(),
         (None, None) => "-".to_owned(),
     }
 }
@@ -153,7 +153,6 @@ fn as_json(block: &BlockObject) -> Value {
         "nodeUID": spec.node_uid,
         "epoch": spec.epoch,
         "since": spec.since,
-        "split": spec.split,
         "used": block.status.map(|status| status.used),
         "free": block.status.map(|status| status.free),
         "wantedBy": spec.wanted_by,

@@ -15,7 +15,7 @@ use crate::output::complain;
 
 /// Resources, as `kubectl get` names them.
 pub(crate) const BLOCKS: &str = "addressblocks.rdma-netdev.io";
-pub(crate) const SPACES: &str = "addressspaces.rdma-netdev.io";
+pub(crate) const RANGES: &str = "addressranges.rdma-netdev.io";
 pub(crate) const NODES: &str = "nodes";
 
 /// kubectl gives up by itself after this.

@@ -1,14 +1,11 @@
 //! Blocks: the aligned networks that an address space is cut into, each some node's or nobody's.
 //!
 //! Pure. Where Kubernetes says which node has which block, a block is one object, and its name
-//! follows from its space and its place in a fixed grid. So two nodes that want one address want
-//! one name, which the API gives to one of them.
-//!
-//! The grid of a space has cells of one length. A range that has few cells is cut into single
-//! addresses instead, or a few nodes would have all of it; a cell of single addresses is *split*,
-//! and its object says so. A cell is a block or split, never both, because it has one name.
+//! follows from its space and its addresses. All blocks of a range have one length, which an object
+//! of the range fixes. So two nodes that want one address want one name, which the API gives to one
+//! of them. A range of few blocks is cut into single addresses, or a few nodes would have all of it.
 
-use crate::range::{Range, Span, bits, from_bits, spans_without};
+use crate::range::{Span, from_bits, spans_without};
 use crate::store::space_directory;
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
@@ -17,8 +14,8 @@ use std::fmt;
 use std::hash::Hasher;
 use std::net::IpAddr;
 
-/// A range with fewer cells than this is cut into single addresses.
-const MIN_CELLS: u128 = 16;
+/// A range of which fewer blocks could be cut is cut into single addresses.
+pub const MIN_BLOCKS: u128 = 16;
 /// The longest sanitized part of an object's name that stands for a name of ours.
 const MAX_READABLE: usize = 40;
 
@@ -40,7 +37,7 @@ impl AddressSpace {
         }
     }
 
-    /// Name of its object: a DNS subdomain (RFC 1123), distinct for distinct spaces.
+    /// What names of objects begin with: a DNS subdomain (RFC 1123), distinct for distinct spaces.
     #[must_use]
     pub fn object_name(&self) -> String {
         let space = match &self.network_name {
@@ -50,7 +47,7 @@ impl AddressSpace {
         format!("{}.{space}", label(&self.store))
     }
 
-    /// Name of the object of one of its blocks, or of a cell that is split.
+    /// Name of the object of one of its blocks, or of one of its ranges.
     #[must_use]
     pub fn block_name(&self, block: IpNetwork) -> String {
         let first = match block.network() {
@@ -135,28 +132,22 @@ pub fn size(block: IpNetwork) -> u64 {
     u64::try_from(Span::of(block).size()).unwrap_or(u64::MAX)
 }
 
-/// All addresses of a block of at most 2^16, each once, from a drawn place on.
-pub fn addresses_from(block: IpNetwork, drawn: u64) -> impl Iterator<Item = IpAddr> {
-    let (first, last) = (bits(block.network()), bits(block.broadcast()));
-    let count = (last - first).min(u128::from(u16::MAX)) + 1;
-    let start = u128::from(drawn) % count;
-    let v4 = block.is_ipv4();
-    (0..count).map(move |number| from_bits(v4, first + (start + number) % count))
-}
-
-/// The cell of the grid that an address lies in.
+/// The network of a prefix length around an address.
 #[must_use]
-pub fn cell_of(address: IpAddr, length: BlockLength) -> Option<IpNetwork> {
-    let prefix = cell_prefix(address.is_ipv4(), length);
+pub fn network_around(address: IpAddr, prefix: u8) -> Option<IpNetwork> {
     let network = IpNetwork::new(address, prefix).ok()?.network();
     IpNetwork::new(network, prefix).ok()
 }
 
-fn cell_prefix(v4: bool, length: BlockLength) -> u8 {
-    if v4 { length.ipv4 } else { length.ipv6 }
+/// Whether two networks have an address in common.
+#[must_use]
+pub fn overlap(one: IpNetwork, other: IpNetwork) -> bool {
+    one.is_ipv4() == other.is_ipv4() && Span::of(one).intersection(Span::of(other)).is_some()
 }
 
-const fn longest(v4: bool) -> u8 {
+/// Prefix length of a single address.
+#[must_use]
+pub const fn longest(v4: bool) -> u8 {
     if v4 { 32 } else { 128 }
 }
 
@@ -170,37 +161,30 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Those of a range in a grid: cells, or single addresses where it has few. No cell with an
-    /// address of `static_networks`, which must not be in a block with others.
+    /// Those of the parts of a range that may be given, ascending and disjoint. None has an address
+    /// of `static_networks`, which must not be in a block with others.
     #[must_use]
-    pub fn of(range: &Range, length: BlockLength, static_networks: &[IpNetwork]) -> Self {
-        let v4 = range.subnet().is_ipv4();
-        Self::of_spans(v4, range.spans(), length, static_networks)
+    pub fn cut(v4: bool, spans: &[Span], prefix: u8, static_networks: &[IpNetwork]) -> Self {
+        let whole = |network: &IpNetwork| match network.prefix() > prefix {
+            true => network_around(network.network(), prefix),
+            false => Some(*network),
+        };
+        let whole: Vec<IpNetwork> = static_networks.iter().filter_map(whole).collect();
+        Self::with_prefix(v4, &spans_without(v4, spans, &whole), prefix)
     }
 
-    /// The same of the parts of a range that may be given, ascending and disjoint.
+    /// The prefix length of blocks for these parts of a range, by the policy's length.
     #[must_use]
-    pub fn of_spans(
+    pub fn prefix(
         v4: bool,
         spans: &[Span],
         length: BlockLength,
         static_networks: &[IpNetwork],
-    ) -> Self {
-        let prefix = cell_prefix(v4, length);
-        let around = |network: &IpNetwork| -> Option<IpNetwork> {
-            match network.prefix() > prefix {
-                true => cell_of(network.network(), length),
-                false => Some(*network),
-            }
-        };
-        let whole: Vec<IpNetwork> = static_networks.iter().filter_map(around).collect();
-        let cells = Self::with_prefix(v4, &spans_without(v4, spans, &whole), prefix);
-        match cells.count() < MIN_CELLS {
-            true => {
-                let spans = spans_without(v4, spans, static_networks);
-                Self::with_prefix(v4, &spans, longest(v4))
-            }
-            false => cells,
+    ) -> u8 {
+        let prefix = if v4 { length.ipv4 } else { length.ipv6 };
+        match Self::cut(v4, spans, prefix, static_networks).count() < MIN_BLOCKS {
+            true => longest(v4),
+            false => prefix,
         }
     }
 
@@ -217,12 +201,6 @@ impl Blocks {
             }
         }
         Self { v4, prefix, runs }
-    }
-
-    /// Whether they are single addresses below split cells, in a grid of this length.
-    #[must_use]
-    pub fn are_below(&self, length: BlockLength) -> bool {
-        self.prefix != cell_prefix(self.v4, length)
     }
 
     /// How many there are; `u128::MAX` stands for that or more.
@@ -249,28 +227,12 @@ impl Blocks {
         }
         None
     }
-
-    /// The block that an address lies in, if it is one of these.
-    #[must_use]
-    pub fn around(&self, address: IpAddr) -> Option<IpNetwork> {
-        if address.is_ipv4() != self.v4 {
-            return None;
-        }
-        let host_bits = u32::from(longest(self.v4) - self.prefix);
-        let number = bits(address).checked_shr(host_bits).unwrap_or(0);
-        let known = self
-            .runs
-            .iter()
-            .any(|(first, last)| (*first..=*last).contains(&number));
-        let first = number.checked_shl(host_bits).unwrap_or(0);
-        known.then(|| IpNetwork::new(from_bits(self.v4, first), self.prefix).ok())?
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::range::Spec;
+    use crate::range::{Range, Spec};
     use node::policy::Profile;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
@@ -284,26 +246,37 @@ mod tests {
         Range::new(&spec, Profile::Strict).unwrap()
     }
 
+    /// As at the first use of a range.
+    fn cut(range: &Range, length: BlockLength, static_networks: &[IpNetwork]) -> Blocks {
+        let (v4, spans) = (range.subnet().is_ipv4(), range.spans());
+        let prefix = Blocks::prefix(v4, spans, length, static_networks);
+        Blocks::cut(v4, spans, prefix, static_networks)
+    }
+
     fn all(blocks: &Blocks) -> Vec<String> {
         (0..blocks.count())
             .map(|number| blocks.nth(number).unwrap().to_string())
             .collect()
     }
 
+    fn around(blocks: &Blocks, address: IpAddr) -> Option<IpNetwork> {
+        let mut all = (0..blocks.count()).filter_map(|number| blocks.nth(number));
+        all.find(|block| block.contains(address))
+    }
+
     #[test]
-    fn a_range_of_sixteen_cells_is_cut_into_cells() {
-        let blocks = Blocks::of(&range("10.0.0.0/24", &[]), BlockLength::default(), &[]);
+    fn a_range_of_sixteen_blocks_is_cut_into_blocks() {
+        let blocks = cut(&range("10.0.0.0/24", &[]), BlockLength::default(), &[]);
         let all = all(&blocks);
         assert_eq!(
             (all.len(), &*all[0], &*all[15]),
             (16, "10.0.0.0/28", "10.0.0.240/28")
         );
-        assert!(!blocks.are_below(BlockLength::default()));
     }
 
     #[test]
-    fn a_range_of_fewer_cells_is_cut_into_its_single_addresses() {
-        let blocks = Blocks::of(
+    fn a_range_of_fewer_blocks_is_cut_into_its_single_addresses() {
+        let blocks = cut(
             &range("10.0.0.0/29", &["10.0.0.3"]),
             BlockLength::default(),
             &[],
@@ -316,9 +289,8 @@ mod tests {
             "10.0.0.6/32",
         ];
         assert_eq!(all(&blocks), singles);
-        assert!(blocks.are_below(BlockLength::default()));
         // By what it gives, not by its prefix length.
-        let few = Blocks::of(
+        let few = cut(
             &range("10.0.0.10-10.0.0.30/24", &[]),
             BlockLength::default(),
             &[],
@@ -327,30 +299,29 @@ mod tests {
     }
 
     #[test]
-    fn cells_without_an_address_to_give_are_left_out() {
-        let blocks = Blocks::of(
+    fn blocks_without_an_address_to_give_are_left_out() {
+        let blocks = cut(
             &range("10.0.0.0/16", &["10.0.1.0/24", "10.0.2.8/29"]),
             BlockLength::default(),
             &[],
         );
         assert_eq!(blocks.count(), 4096 - 16);
         assert_eq!(blocks.nth(16).unwrap().to_string(), "10.0.2.0/28");
-        assert_eq!(blocks.around("10.0.1.5".parse().unwrap()), None);
-        let around = blocks.around("10.0.2.9".parse().unwrap()).unwrap();
-        assert_eq!(around.to_string(), "10.0.2.0/28");
-        assert_eq!(blocks.around("fd00::1".parse().unwrap()), None);
+        assert_eq!(around(&blocks, "10.0.1.5".parse().unwrap()), None);
+        let there = around(&blocks, "10.0.2.9".parse().unwrap()).unwrap();
+        assert_eq!(there.to_string(), "10.0.2.0/28");
     }
 
     #[test]
-    fn a_cell_with_a_static_address_is_no_block() {
+    fn a_block_has_no_static_address() {
         let fixed: [IpNetwork; 2] =
             ["10.0.1.0/24", "10.0.2.5/32"].map(|text| text.parse().unwrap());
         let length = BlockLength::default();
-        let blocks = Blocks::of(&range("10.0.0.0/16", &[]), length, &fixed);
+        let blocks = cut(&range("10.0.0.0/16", &[]), length, &fixed);
         assert_eq!(blocks.count(), 4096 - 17);
-        assert_eq!(blocks.around("10.0.2.9".parse().unwrap()), None);
+        assert_eq!(around(&blocks, "10.0.2.9".parse().unwrap()), None);
         // Of a range that is cut into single addresses, only the static ones are left out.
-        let few = Blocks::of(&range("10.0.2.0/29", &[]), length, &fixed);
+        let few = cut(&range("10.0.2.0/29", &[]), length, &fixed);
         assert_eq!(few.count(), 5);
     }
 
@@ -365,10 +336,10 @@ mod tests {
                 ipv4: 28,
                 ipv6: length,
             };
-            let blocks = Blocks::of(&range(text, &[]), length, &[]);
+            let blocks = cut(&range(text, &[]), length, &[]);
             assert_eq!(blocks.count(), count, "{text}");
             let last = blocks.nth(count - 1).unwrap();
-            assert_eq!(blocks.around(last.network()), Some(last));
+            assert!(last.network() > blocks.nth(0).unwrap().network());
             assert_eq!(blocks.nth(count), None);
         }
     }
@@ -377,7 +348,7 @@ mod tests {
     fn ranges_that_overlap_have_their_common_blocks_under_one_name() {
         let space = AddressSpace::new("default", None);
         let names = |text: &str| -> BTreeSet<String> {
-            let blocks = Blocks::of(&range(text, &[]), BlockLength::default(), &[]);
+            let blocks = cut(&range(text, &[]), BlockLength::default(), &[]);
             (0..blocks.count())
                 .map(|n| space.block_name(blocks.nth(n).unwrap()))
                 .collect()
@@ -431,9 +402,9 @@ mod tests {
             let exclude: &[&str] = if inside { &[&exclude] } else { &[] };
             let range = range(spec.range, exclude);
             let grid = BlockLength { ipv4: prefix, ipv6: 122 };
-            let blocks = Blocks::of(&range, grid, &[]);
+            let blocks = cut(&range, grid, &[]);
             let address = IpAddr::from([10, second, address[0], address[1]]);
-            match blocks.around(address) {
+            match around(&blocks, address) {
                 Some(block) => {
                     prop_assert!(block.contains(address));
                     let all: Vec<IpNetwork> = (0..blocks.count()).filter_map(|n| blocks.nth(n)).collect();

@@ -15,14 +15,14 @@ use ipam::store::Store;
 use node::identity::NodeIdentity;
 use node::policy::Policy;
 use rdma_ipam_broker::api::document::{
-    BlockObject, NODE_LABEL, NodeObject, SpaceObject, label_hash,
+    BlockObject, NODE_LABEL, NodeObject, RangeObject, label_hash,
 };
-use rdma_ipam_broker::decide::agreement::{self, Finding};
 use rdma_ipam_broker::decide::standing::NodeState;
 use serde_json::{Value, json};
 
+use super::agreement::{self, Finding};
 use crate::global::{Global, Kubectl};
-use crate::kubectl::{BLOCKS, NODES, SPACES};
+use crate::kubectl::{BLOCKS, NODES, RANGES};
 use crate::output::{Ended, Outcome, say, say_json};
 
 /// Longer than a broker takes from a change in the API to the one on disk, or the other way round.
@@ -80,17 +80,13 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
 /// whose node comes meanwhile is not one of a node that is gone.
 fn cluster(kubectl: &Kubectl) -> anyhow::Result<(usize, Vec<Finding>)> {
     let blocks: Vec<BlockObject> = kubectl.list(BLOCKS)?;
-    let spaces: Vec<SpaceObject> = kubectl.list(SPACES)?;
+    let ranges: Vec<RangeObject> = kubectl.list(RANGES)?;
     let nodes: Vec<NodeObject> = kubectl.list(NODES)?;
-    let spaces: BTreeMap<String, SpaceObject> = spaces
-        .into_iter()
-        .map(|space| (space.metadata.name.clone(), space))
-        .collect();
     let states: BTreeMap<String, NodeState> = nodes
         .iter()
         .map(|node| (node.metadata.name.clone(), NodeState::of(Some(node))))
         .collect();
-    let findings = agreement::of_cluster(&blocks, &spaces, &states);
+    let findings = agreement::of_cluster(&blocks, &ranges, &states);
     Ok((blocks.len(), findings))
 }
 

@@ -1,5 +1,7 @@
 //! `rdmactl blocks release`: take a block from its node.
 
+mod decide;
+
 use anyhow::bail;
 use clap::Args;
 use cni_wire::text::printable;
@@ -8,9 +10,9 @@ use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use node::table::table;
 use rdma_ipam_broker::api::document::{BlockObject, NodeObject, Over};
-use rdma_ipam_broker::decide::release::{self, Danger};
 use serde_json::json;
 
+use self::decide::Danger;
 use super::{HEADER, as_json, row};
 use crate::global::{Global, Kubectl};
 use crate::kubectl::{BLOCKS, NODES};
@@ -61,15 +63,15 @@ impl Release {
                 ));
                 return Ok(Outcome::Found);
             };
-            let (over, danger) = match release::release(&block, node.as_ref(), Timestamp::now()) {
-                release::Release::Refused(why) => bail!("{why}"),
-                release::Release::Taken(_) => {
+            let (over, danger) = match decide::release(&block, node.as_ref(), Timestamp::now()) {
+                decide::Release::Refused(why) => bail!("{why}"),
+                decide::Release::Taken(_) => {
                     self.done(&block, global);
                     return Ok(Outcome::Good);
                 }
-                release::Release::Take { over, danger } => (over, danger),
+                decide::Release::Take { over, danger } => (over, danger),
             };
-            let owner = block.spec.node.clone().unwrap_or_default();
+            let owner = block.spec.node.clone();
             if danger == Some(Danger::Ready) && !self.force {
                 bail!(
                     "node {owner} is there and Ready, and its pods may use addresses of {}: other nodes would give \
@@ -116,7 +118,7 @@ impl Release {
             "{} is taken from node {}. It rests since {}; after the cool-down of the nodes' policy, and five minutes at \
              least, another node may have it.\n",
             block.spec.block,
-            printable(block.spec.node.as_deref().unwrap_or_default()),
+            printable(&block.spec.node),
             since.unwrap_or_default(),
         ));
     }
@@ -144,10 +146,7 @@ fn read(
     let Some(block) = kubectl.get::<BlockObject>(BLOCKS, name)? else {
         return Ok(None);
     };
-    let node = match &block.spec.node {
-        Some(node) => kubectl.get(NODES, node)?,
-        None => None,
-    };
+    let node = kubectl.get(NODES, &block.spec.node)?;
     Ok(Some((block, node)))
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use nix::{
-    fcntl::{AT_FDCWD, OFlag, openat},
+    fcntl::{OFlag, openat},
     sys::stat::Mode,
 };
 
@@ -86,12 +86,6 @@ pub fn write_if_there(
     }
 }
 
-/// Reads a setting; none when the kernel does not have it or does not show it.
-pub fn read(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) -> Option<String> {
-    let directory = directory(proc, group, interface).ok()?;
-    read_at(AT_FDCWD, &directory.join(key)).ok()
-}
-
 /// All settings of an interface that can be read, as `group/key` and value.
 ///
 /// # Errors
@@ -155,7 +149,6 @@ mod tests {
         for name in OF_NO_INTERFACE {
             write(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
             write_if_there(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
-            assert_eq!(read(proc, "ipv4/conf", name, "forwarding"), None);
             assert!(read_all(proc, &Name::from(name)).unwrap().is_empty());
         }
         write(proc, "ipv4/conf", "eth1", "forwarding", "1").unwrap();
@@ -167,10 +160,6 @@ mod tests {
                 ("ipv4/conf/forwarding".to_owned(), "1".to_owned()),
                 ("ipv4/conf/long".to_owned(), value.trim().to_owned()),
             ])
-        );
-        assert_eq!(
-            read(proc, "ipv4/conf", "eth1", "forwarding"),
-            Some("1".into())
         );
         let forwarding =
             |name| fs::read_to_string(proc.join("sys/net/ipv4/conf").join(name).join("forwarding"));

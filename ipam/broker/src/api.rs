@@ -17,6 +17,6 @@ pub mod watch;
 pub mod whereabouts;
 
 pub use client::{Changed, Client, Created};
-pub use document::{BlockObject, NodeId, NodeObject, SpaceObject};
+pub use document::{BlockObject, NodeId, NodeObject, RangeObject};
 pub use endpoint::{Endpoint, EndpointError};
 pub use transport::{ApiError, Processor, Transport};

@@ -4,7 +4,7 @@
 //! - [`api`]: the Kubernetes API;
 //! - [`decide`]: what to claim, take over and give back, decided on plain data;
 //! - [`space`]: one address space: its grants, its questions, its care;
-//! - `sweep`: blocks of nodes that are gone, split cells and spaces without addresses;
+//! - `sweep`: blocks of nodes that are gone, and ranges without blocks;
 //! - [`broker`]: the program, from the lock to the last answer;
 //! - [`metrics`], [`cli`]: its faces.
 //!

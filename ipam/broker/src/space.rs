@@ -11,8 +11,10 @@
 //! A request without an answer may have been done. Until the object was read again its block is in
 //! doubt: it is not granted anew, and nothing is given back.
 //!
+//! - [`grid`]: how a range is cut into blocks;
 //! - [`before`]: leases of whereabouts, which its networks used before;
 //! - [`claim`]: getting a block;
+//! - [`others`]: getting one that another node has;
 //! - [`give`]: giving one back, losing one;
 //! - [`usage`]: what of the blocks is leased;
 //! - [`adopt`]: leases from before the store was the cluster's.
@@ -21,6 +23,8 @@ mod adopt;
 mod before;
 mod claim;
 mod give;
+mod grid;
+mod others;
 mod usage;
 
 use std::cell::RefCell;
@@ -30,7 +34,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ipam::block::{AddressSpace, size};
+use ipam::block::{AddressSpace, overlap, size};
 use ipam::grants::{Grant, Grants};
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
@@ -38,7 +42,6 @@ use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy};
 use node::random::random64;
 use node_wire::{Answer, BlockNeed, Failure, FailureKind};
-use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -46,7 +49,7 @@ use before::Before;
 
 use crate::api::document::{BlockObject, Metadata, NodeId};
 use crate::api::whereabouts::Objects;
-use crate::api::{ApiError, Changed, Client, Created, NodeObject, SpaceObject};
+use crate::api::{ApiError, Client, NodeObject, RangeObject};
 use crate::decide::standing::{self, Claim, NodeState};
 use crate::metrics::Metrics;
 
@@ -77,8 +80,8 @@ pub struct Timing {
     pub question: Duration,
     /// The longest wait before the API is tried again.
     pub retry: Duration,
-    /// How long the length of a space's blocks is believed: an administrator may begin a space anew
-    /// with another one.
+    /// How long it is believed how ranges are cut: an administrator may begin one anew with another
+    /// length.
     pub agreed: Duration,
     /// How long a block of a node that is gone rests by this broker's own clock, from when it first
     /// saw the mark, whatever the cool-down is.
@@ -266,9 +269,6 @@ pub enum Message {
 enum Doubt {
     /// Whether it is this node's. Its object has to be read.
     Whose,
-    /// Whether the cell of a single address is split and open. The cell has to be read after the
-    /// address's object was there ([`crate::decide::split`]).
-    Cell,
     /// Whether it was removed. It is no longer granted, and the removal is asked for until there is an
     /// answer: the first request may still be on its way, so a block that is there may go.
     Removed,
@@ -330,7 +330,7 @@ impl Own {
 /// A store of blocks, as the node's policy has it.
 #[derive(Debug)]
 pub struct BlockStore {
-    /// How long a block is.
+    /// How long the blocks of a new range are.
     pub length: BlockLength,
     /// Networks that are not cut into blocks: each of their addresses is one.
     pub static_networks: Vec<IpNetwork>,
@@ -365,10 +365,8 @@ pub struct Worker {
     listed: bool,
     /// When leases that are in no block of this node get theirs; `None` once all have.
     adopt_at: Option<Instant>,
-    /// When the space's object was found to agree with the policy.
-    agreed: Option<Instant>,
-    /// Cells that were found to be split.
-    split: std::collections::BTreeSet<IpNetwork>,
+    /// The space's ranges, as read last.
+    grids: Option<(Instant, Rc<Vec<RangeObject>>)>,
     leftover: Option<claim::Leftover>,
     ranges: usage::Ranges,
     failures: u32,
@@ -410,8 +408,7 @@ impl Worker {
             asked: VecDeque::new(),
             listed: false,
             adopt_at: Some(Instant::now()),
-            agreed: None,
-            split: std::collections::BTreeSet::new(),
+            grids: None,
             leftover: None,
             ranges: usage::Ranges::default(),
             failures: 0,
@@ -647,14 +644,25 @@ impl Worker {
                 return self.unread.push(block);
             }
         };
-        match standing::own(&block, &me, &self.grants.blocks) {
-            standing::Own::Grant if !self.is_of_grid(network) && !self.is_granted(network) => {
-                tracing::warn!(
-                    object = block.metadata.name, block = %network,
-                    "an AddressBlock has another length than the blocks of its space, and may overlap \
-                     those of other nodes: it is not believed; remove it"
-                );
+        let standing = standing::own(&block, &me, &self.grants.blocks);
+        if standing == standing::Own::Grant && !self.is_granted(network) {
+            match self.contradiction(network).await {
+                Ok(None) => {}
+                Ok(Some(range)) => {
+                    tracing::warn!(
+                        object = block.metadata.name, block = %network, range,
+                        "an AddressBlock is not one of the blocks of its AddressRange, and may overlap those of \
+                         other nodes: it is not believed; remove it"
+                    );
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(space = %self.space, %error, "cannot read how ranges are cut into blocks");
+                    return self.unread.push(block);
+                }
             }
+        }
+        match standing {
             standing::Own::Grant if block.spec.over.is_some() => self.deny_end(block).await,
             standing::Own::Grant => self.keep(block),
             standing::Own::Renew => self.renew(block, &me).await,
@@ -681,19 +689,6 @@ impl Worker {
         }
     }
 
-    /// A block that came to this node. A grant on disk was given when the cell was known to be split,
-    /// which it stays while the object is there.
-    fn own_of(&self, object: BlockObject) -> Own {
-        let (block, uid) = (object.spec.block, &object.metadata.uid);
-        let mut grants = self.grants.blocks.iter();
-        let is_granted = grants.any(|grant| grant.block == block && grant.uid == *uid);
-        let doubt = (!is_granted && !self.is_cell(block)).then_some(Doubt::Cell);
-        Own {
-            doubt,
-            ..Own::new(object)
-        }
-    }
-
     fn is_granted(&self, network: IpNetwork) -> bool {
         let mut grants = self.grants.blocks.iter();
         grants.any(|grant| grant.block == network)
@@ -711,10 +706,7 @@ impl Worker {
                     own.object = block;
                 }
             }
-            _ => {
-                let own = self.own_of(block);
-                self.own.insert(network, own);
-            }
+            _ => drop(self.own.insert(network, Own::new(block))),
         }
         if let Err(error) = self.grant(network) {
             tracing::error!(space = %self.space, block = %network, %error, "cannot note that the node has a block");
@@ -739,7 +731,7 @@ impl Worker {
         grants.blocks.retain(|other| other.block != network);
         grants.blocks.push(grant);
         self.write(grants)?;
-        self.lost.remove(&network);
+        self.lost.retain(|lost, _| !overlap(*lost, network));
         if is_new {
             tracing::info!(space = %self.space, block = %network, "this node has the block");
         }
@@ -782,61 +774,6 @@ impl Worker {
         self.grants = grants;
         self.written = true;
         Ok(())
-    }
-
-    /// Makes the space's object, or checks that it agrees with the policy.
-    async fn agree(&mut self) -> Result<(), Failure> {
-        if self
-            .agreed
-            .is_some_and(|at| at.elapsed() < self.shared.timing.agreed)
-        {
-            return Ok(());
-        }
-        let wanted = SpaceObject::new(&self.space, self.length);
-        let object = self.read_space(&wanted).await?;
-        let name = &wanted.metadata.name;
-        let (theirs, ours) = (&object.spec, &wanted.spec);
-        if theirs.block_prefix != ours.block_prefix {
-            let why = format!(
-                "{} is cut into blocks of {} in the cluster (AddressSpace {name}), and this node's policy says {}: \
-                 give all nodes one policy",
-                self.space, theirs.block_prefix, ours.block_prefix
-            );
-            return Err(Failure::new(FailureKind::Mismatch, why));
-        }
-        if (&theirs.store, &theirs.network_name) != (&ours.store, &ours.network_name) {
-            let why = format!("AddressSpace {name} is of another store or network_name; remove it");
-            return Err(Failure::new(FailureKind::Mismatch, why));
-        }
-        self.agreed = Some(Instant::now());
-        Ok(())
-    }
-
-    /// The space's object, made if there is none. A note that it has no block is taken off: a sweep that
-    /// goes by the note removes the space only if that was not changed.
-    async fn read_space(&self, wanted: &SpaceObject) -> Result<SpaceObject, Failure> {
-        let client = &self.shared.client;
-        let name = &wanted.metadata.name;
-        for _ in 0..MOST_READ {
-            let Some(object) = client.space(name).await.map_err(|e| failure(&e))? else {
-                let made = client.create_space(wanted).await;
-                match made.map_err(|e| failure(&e))? {
-                    Created::New(object) => return Ok(object),
-                    Created::Taken => continue,
-                }
-            };
-            let status = object.status.as_ref();
-            if status.is_none_or(|status| status.empty_since.is_none()) {
-                return Ok(object);
-            }
-            let note = json!({"emptySince": null});
-            let noted = client.note_in_space(&object.metadata, note).await;
-            if let Changed::Done(object) = noted.map_err(|e| failure(&e))? {
-                return Ok(object);
-            }
-        }
-        let why = format!("AddressSpace {name} comes and goes");
-        Err(Failure::new(FailureKind::ClusterUnavailable, why))
     }
 }
 

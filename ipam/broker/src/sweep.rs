@@ -2,13 +2,13 @@
 //!
 //! - Blocks of nodes that are gone are marked, and removed once they have rested
 //!   ([`crate::decide::standing`]), by the same broker.
-//! - Split cells without single addresses become free ([`split`]).
-//! - A space that had no block for an hour is removed: any author of a network can name a new one. A
+//! - A range that had no block for an hour is removed: any author of a network can name a new one. A
 //!   claim takes the note of emptiness off before it makes a block, and believes what it read of the
-//!   space for [`Timing::agreed`], which is far less than an hour.
+//!   range for [`Timing::agreed`], which is far less than an hour.
 //!
-//! The hour of a space begins anew with the note of who sweeps it, on the condition that nobody else
-//! noted that. Killed on its way, a sweep leaves the rest to the next one.
+//! The hour of a range begins anew with the note of who sweeps it, on the condition that nobody else
+//! noted that; with it the blocks of its whole space are swept. Killed on its way, a sweep leaves the
+//! rest to the next one.
 //!
 //! [`Timing::agreed`]: crate::space::Timing::agreed
 
@@ -16,14 +16,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ipam::block::AddressSpace;
+use ipam::block::{AddressSpace, overlap};
+use ipnetwork::IpNetwork;
 use jiff::{SignedDuration, Timestamp};
 use node::random::random64;
 use serde_json::json;
 
 use crate::api::document::{BlockObject, NodeId, Over};
-use crate::api::{ApiError, Changed, SpaceObject};
-use crate::decide::split::{CellStep, SplitCells};
+use crate::api::{ApiError, Changed, RangeObject};
 use crate::decide::standing::{Claim, NodeState};
 use crate::space::Shared;
 
@@ -52,46 +52,44 @@ fn part_of(duration: Duration) -> Duration {
     Duration::from_millis(random64() % millis.max(1))
 }
 
-/// Sweeps the spaces that nobody swept for long.
+/// Sweeps the spaces with a range that nobody swept for long.
 async fn round(shared: &Shared) -> Result<(), ApiError> {
     let client = &shared.client;
     let interval = SignedDuration::try_from(shared.timing.sweep).unwrap_or(SignedDuration::MAX);
     let now = Timestamp::now();
     let is_recent = |at: Timestamp| now.duration_since(at).abs() < interval;
-    let mut due: Vec<SpaceObject> = Vec::new();
-    let each = |object: SpaceObject| {
-        let is_ours = object.metadata.name == object.space().object_name();
+    let mut due: Vec<RangeObject> = Vec::new();
+    let each = |object: RangeObject| {
         let swept = object.status.as_ref().and_then(|status| status.swept);
-        if is_ours && !swept.is_some_and(is_recent) {
+        if object.is_well_named() && !swept.is_some_and(is_recent) {
             due.push(object);
         }
     };
-    client.spaces(each).await?;
-    let mut nodes: Option<Nodes> = None;
-    let mut resting: Vec<SpaceObject> = Vec::new();
+    client.ranges(each).await?;
+    let mut noted: BTreeMap<AddressSpace, Vec<RangeObject>> = BTreeMap::new();
     for object in due {
-        let noted = client
-            .note_in_space(&object.metadata, json!({"swept": now}))
-            .await?;
-        let Changed::Done(object) = noted else {
-            // Another broker is at it.
-            continue;
-        };
-        if nodes.is_none() {
-            nodes = Some(list_nodes(shared).await?);
+        let note = client.note_in_range(&object.metadata, json!({"swept": now}));
+        // Unless another broker is at it.
+        if let Changed::Done(object) = note.await? {
+            noted.entry(object.spec.space()).or_default().push(object);
         }
-        if let Some(nodes) = &nodes
-            && try_sweep(shared, &object, nodes).await
-        {
-            resting.push(object);
+    }
+    if noted.is_empty() {
+        return Ok(());
+    }
+    let nodes = list_nodes(shared).await?;
+    let mut resting: Vec<AddressSpace> = Vec::new();
+    for (space, ranges) in noted {
+        if try_sweep(shared, &space, &ranges, &nodes).await {
+            resting.push(space);
         }
     }
     if !resting.is_empty() {
         // Only who has known a mark for so long removes its block; the next sweep may be another's.
         tokio::time::sleep(shared.timing.rest).await;
         let nodes = list_nodes(shared).await?;
-        for object in resting {
-            try_sweep(shared, &object, &nodes).await;
+        for space in resting {
+            try_sweep(shared, &space, &[], &nodes).await;
         }
     }
     Ok(())
@@ -99,9 +97,15 @@ async fn round(shared: &Shared) -> Result<(), ApiError> {
 
 /// Whether blocks of a space rest. One space with an object that cannot be changed does not keep the
 /// others from being swept.
-async fn try_sweep(shared: &Shared, object: &SpaceObject, nodes: &Nodes) -> bool {
-    sweep(shared, object, nodes).await.unwrap_or_else(|error| {
-        tracing::warn!(space = %object.space(), %error, "cannot sweep an address space");
+async fn try_sweep(
+    shared: &Shared,
+    space: &AddressSpace,
+    ranges: &[RangeObject],
+    nodes: &Nodes,
+) -> bool {
+    let swept = sweep(shared, space, ranges, nodes).await;
+    swept.unwrap_or_else(|error| {
+        tracing::warn!(%space, %error, "cannot sweep an address space");
         false
     })
 }
@@ -116,18 +120,21 @@ async fn list_nodes(shared: &Shared) -> Result<Nodes, ApiError> {
     Ok(nodes)
 }
 
-async fn sweep(shared: &Shared, object: &SpaceObject, nodes: &Nodes) -> Result<bool, ApiError> {
-    let space = object.space();
+async fn sweep(
+    shared: &Shared,
+    space: &AddressSpace,
+    ranges: &[RangeObject],
+    nodes: &Nodes,
+) -> Result<bool, ApiError> {
     let mut due: Vec<(BlockObject, NodeId)> = Vec::new();
     let mut rests = false;
-    let mut cells = SplitCells::default();
-    let mut is_empty = true;
+    let mut blocks: Vec<IpNetwork> = Vec::new();
     let each = |block: BlockObject| {
-        is_empty = false;
-        cells.note(&block);
-        let Some(node) = block.node().filter(|_| block.is_well_named()) else {
+        blocks.push(block.spec.block);
+        if !block.is_well_named() {
             return;
-        };
+        }
+        let node = block.node();
         let state = nodes.get(&node.name).unwrap_or(&NodeState::Gone);
         let claim = shared.judge(&block, &node, state);
         rests |= matches!(claim, Claim::Mark(_) | Claim::Rests(_));
@@ -136,12 +143,12 @@ async fn sweep(shared: &Shared, object: &SpaceObject, nodes: &Nodes) -> Result<b
             due.push((block, node));
         }
     };
-    shared.client.blocks_of_space(&space, each).await?;
-    sweep_blocks(shared, &space, due).await?;
-    for (cell, step) in cells.steps().take(MOST_CHANGED) {
-        shared.step_cell(cell, step).await?;
+    shared.client.blocks_of_space(space, each).await?;
+    sweep_blocks(shared, space, due).await?;
+    for range in ranges {
+        let is_empty = !blocks.iter().any(|block| overlap(*block, range.spec.range));
+        sweep_range(shared, range, is_empty, Timestamp::now()).await?;
     }
-    sweep_space(shared, object, is_empty, Timestamp::now()).await?;
     Ok(rests)
 }
 
@@ -181,39 +188,32 @@ async fn sweep_blocks(
     Ok(())
 }
 
-/// Notes that a space has no block, or has one again; removes it when it had none for an interval.
-async fn sweep_space(
+/// Notes that a range has no block, or has one again; removes it when it had none for an interval.
+async fn sweep_range(
     shared: &Shared,
-    object: &SpaceObject,
+    object: &RangeObject,
     is_empty: bool,
     now: Timestamp,
 ) -> Result<(), ApiError> {
     let client = &shared.client;
     let metadata = &object.metadata;
-    let since = object.status.as_ref().and_then(|status| status.empty_since);
     let interval = SignedDuration::try_from(shared.timing.sweep).unwrap_or(SignedDuration::MAX);
-    match (is_empty, since) {
+    let note = match (is_empty, object.empty_since()) {
         (true, Some(since)) if now.duration_since(since) >= interval => {
-            if let Changed::Done(()) = client.delete_space(metadata).await? {
-                tracing::info!(space = %object.space(), "removed an address space without blocks");
+            if let Changed::Done(()) = client.delete_range(metadata).await? {
+                tracing::info!(
+                    range = metadata.name,
+                    "removed an AddressRange without blocks"
+                );
             }
+            return Ok(());
         }
-        (true, None) => {
-            let note = json!({"emptySince": now});
-            client.note_in_space(metadata, note).await?;
-        }
-        // A clock that was ahead.
-        (true, Some(since)) if since > now => {
-            let note = json!({"emptySince": now});
-            client.note_in_space(metadata, note).await?;
-        }
-        (false, Some(_)) => {
-            let note = json!({"emptySince": null});
-            client.note_in_space(metadata, note).await?;
-        }
-        (true, Some(_)) | (false, None) => {}
-    }
-    Ok(())
+        // Also where a clock was ahead.
+        (true, since) if since.is_none_or(|since| since > now) => json!({"emptySince": now}),
+        (false, Some(_)) => json!({"emptySince": null}),
+        _ => return Ok(()),
+    };
+    client.note_in_range(metadata, note).await.map(drop)
 }
 
 impl Shared {
@@ -246,30 +246,5 @@ impl Shared {
             .change_block(block, json!({}), json!({"over": null}))
             .await
             .map(drop)
-    }
-
-    /// Takes a split cell one step towards being a block, or back.
-    pub(crate) async fn step_cell(
-        &self,
-        cell: &BlockObject,
-        step: CellStep,
-    ) -> Result<(), ApiError> {
-        match step {
-            CellStep::Close => {
-                self.mark_over(cell, "no single address of the cell is in use")
-                    .await
-            }
-            CellStep::Open => self.unmark(&cell.metadata).await,
-            CellStep::Remove => {
-                let removed = self.client.delete_block(&cell.metadata).await?;
-                if removed == Changed::Done(()) {
-                    tracing::info!(
-                        space = %cell.space(), cell = %cell.spec.block,
-                        "a cell is no longer split into single addresses"
-                    );
-                }
-                Ok(())
-            }
-        }
     }
 }

@@ -88,7 +88,7 @@ fn refused(error: &ClientError, need: &Need) -> Error {
         ),
         (_, Some(FailureKind::Mismatch)) => (
             Code::Policy,
-            "give all nodes one policy: stores in /etc/rdma-netdev/policy.json",
+            "correct the network's range, or stores in /etc/rdma-netdev/policy.json, the same on all nodes",
         ),
         (ClientError::QuestionTooLarge { .. }, _) => {
             (Code::InvalidConfig, "shorten the list in exclude")

@@ -191,7 +191,7 @@ pub enum FailureKind {
     HeldByAnotherNode,
     /// The Kubernetes API did not answer.
     ClusterUnavailable,
-    /// The cluster and the node's policy do not agree on the store.
+    /// The cluster's objects and the network's range or the node's policy contradict each other.
     Mismatch,
     /// A kind that this version of the crate does not know.
     #[serde(other)]

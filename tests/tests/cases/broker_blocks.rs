@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::api_server::Patch;
 use e2e::case;
 use e2e::cluster::{BrokerNode, NAMESPACE, api_server, blocks, blocks_of, eventually, need};
 use e2e::harness::Case;
@@ -30,10 +31,11 @@ pub(crate) const CASES: &[Case] = &[
         MountNamespace
     ),
     case!(
-        another_length_of_blocks_is_refused_by_both_lengths,
+        the_first_use_of_a_range_fixes_the_length_of_its_blocks,
         ApiServer
     ),
     case!(a_small_range_is_shared_by_single_addresses, ApiServer),
+    case!(the_api_refuses_to_cut_a_range_otherwise, ApiServer),
     case!(
         an_address_of_another_nodes_block_is_refused_by_its_node,
         ApiServer
@@ -234,15 +236,41 @@ fn a_node_that_was_replaced_does_not_keep_a_block_of_another() -> Result<()> {
     })
 }
 
-fn another_length_of_blocks_is_refused_by_both_lengths() -> Result<()> {
+fn the_first_use_of_a_range_fixes_the_length_of_its_blocks() -> Result<()> {
     let server = api_server()?;
     let one = started(&server, "n1")?;
     one.ask(RANGE, 1)?;
     let mut other = BrokerNode::new(&server, "n2", &json!({"blocks": {"ipv4": 32}}))?;
     other.start()?;
-    let error = other.ask(RANGE, 1).err().context("granted")?.to_string();
+    let given = other.ask(RANGE, 1)?;
+    ensure!(given.iter().all(|block| block.ends_with("/28")), "{given:?}");
+    // Cut by its own policy, another range is, and one that overlaps the first is refused.
+    let given = other.ask("10.10.0.0/20", 1)?;
+    ensure!(given.iter().all(|block| block.ends_with("/27")), "{given:?}");
+    let error = other.ask("10.9.0.0/16", 1).err().context("granted")?.to_string();
     ensure!(error.contains("/28") && error.contains("/27"), "{error}");
-    ensure!(kind(other.ask(RANGE, 1))? == FailureKind::Mismatch);
+    ensure!(kind(other.ask("10.9.0.0/16", 1))? == FailureKind::Mismatch);
+    Ok(())
+}
+
+fn the_api_refuses_to_cut_a_range_otherwise() -> Result<()> {
+    let server = api_server()?;
+    let node = started(&server, "n1")?;
+    node.ask(RANGE, 1)?;
+    let path = format!("/apis/rdma-netdev.io/v1alpha1/namespaces/{NAMESPACE}/addressranges/");
+    let path = path + "default.default.10.9.0.0-24";
+    let range = server.client().get(&path)?.expect_success()?;
+    ensure!(range["spec"]["confirmed"] == true, "{range}");
+    for spec in [
+        json!({"blockPrefix": 27}),
+        json!({"range": "10.9.0.0/16"}),
+        json!({"networkName": "blue"}),
+        json!({"static": ["10.9.0.5/32"]}),
+        json!({"confirmed": false}),
+    ] {
+        let answer = server.client().patch(&path, Patch::Merge, &json!({"spec": spec}))?;
+        ensure!(answer.expect_success().is_err(), "{spec}");
+    }
     Ok(())
 }
 
@@ -259,19 +287,21 @@ fn a_small_range_is_shared_by_single_addresses() -> Result<()> {
         "{given:?}"
     );
     ensure!(kind(one.ask(small, 1))? == FailureKind::Exhausted);
-    // The cell around them is split: a longer range has its addresses one by one, too.
-    let of_cell = |last: u8| node_wire::BlockNeed {
-        address: Some([10, 9, 1, last].into()),
-        ..need("10.9.1.0/24", 1)
-    };
-    ensure!(one.ask_for(&of_cell(9))? == ["10.9.1.9/32"]);
-    ensure!(kind(other.ask_for(&of_cell(9)))? == FailureKind::HeldByAnotherNode);
+    // A longer range around it would be cut otherwise.
+    let error = one.ask("10.9.1.0/24", 1).err().context("granted")?;
+    let error = error.to_string();
+    ensure!(error.contains("overlaps range 10.9.1.0/29"), "{error}");
+    ensure!(error.contains("delete its AddressBlocks and AddressRange"), "{error}");
     Ok(())
 }
 
 fn an_address_of_another_nodes_block_is_refused_by_its_node() -> Result<()> {
     let server = api_server()?;
-    let (one, other) = (started(&server, "n1")?, started(&server, "n2")?);
+    let fixed = json!({"static": ["10.9.2.5/32"]});
+    let mut one = BrokerNode::new(&server, "n1", &fixed)?;
+    let mut other = BrokerNode::new(&server, "n2", &fixed)?;
+    one.start()?;
+    other.start()?;
     let wanted = node_wire::BlockNeed {
         address: Some([10, 9, 0, 77].into()),
         ..need(RANGE, 1)
@@ -284,7 +314,7 @@ fn an_address_of_another_nodes_block_is_refused_by_its_node() -> Result<()> {
     let single = node_wire::BlockNeed {
         address: Some([10, 9, 2, 5].into()),
         single: true,
-        ..need("10.9.2.0/24", 1)
+        ..need("10.9.2.0/23", 1)
     };
     ensure!(one.ask_for(&single)? == ["10.9.2.5/32"]);
     eventually("the address goes to the other node", LATE, || {

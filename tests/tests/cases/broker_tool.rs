@@ -294,7 +294,7 @@ fn fsck_finds_what_api_nodes_and_grants_do_not_agree_on() -> Result<()> {
             "node n2 is gone; brokers find that within the hour, and rdmactl blocks release --block {gone}"
         ),
         "overlaps 10.9.0.0/24".to_owned(),
-        "10.9.0.0/24 is no block of its space, which is cut into /28".to_owned(),
+        "10.9.0.0/24 is not a block of range 10.9.0.0/24, which is cut into /28".to_owned(),
     ] {
         ensure!(
             found.iter().any(|what| what.contains(&said)),

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::document::{
-    BlockObject, GROUP, Metadata, NODE_LABEL, NamedObject, NodeObject, SPACE_LABEL, SpaceObject,
+    BlockObject, GROUP, Metadata, NODE_LABEL, NamedObject, NodeObject, RangeObject, SPACE_LABEL,
     VERSION, label_hash,
 };
 use super::items::{Items, ItemsError};
@@ -78,8 +78,8 @@ impl Client {
         self.path("addressblocks")
     }
 
-    fn spaces_path(&self) -> Request {
-        self.path("addressspaces")
+    fn ranges_path(&self) -> Request {
+        self.path("addressranges")
     }
 
     pub(super) async fn send(
@@ -139,53 +139,56 @@ impl Client {
         }
     }
 
-    /// The object of a space.
-    pub async fn space(&self, name: &str) -> Result<Option<SpaceObject>, ApiError> {
-        let what = format!("AddressSpace {name}");
-        self.get(&what, &self.spaces_path(), name).await
-    }
-
-    /// Makes the object of a space, if there is none.
-    pub async fn create_space(
+    /// Makes the object of a range, if there is none.
+    pub async fn create_range(
         &self,
-        space: &SpaceObject,
-    ) -> Result<Created<SpaceObject>, ApiError> {
-        let what = format!("AddressSpace {}", space.metadata.name);
-        self.create(&what, &self.spaces_path(), space).await
+        range: &RangeObject,
+    ) -> Result<Created<RangeObject>, ApiError> {
+        let what = format!("AddressRange {}", range.metadata.name);
+        self.create(&what, &self.ranges_path(), range).await
     }
 
-    /// Each space of the namespace.
-    pub async fn spaces(&self, each: impl FnMut(SpaceObject)) -> Result<(), ApiError> {
-        let request = self.spaces_path().list(&ListParams::default().match_any());
-        self.list("the AddressSpaces", request, each)
+    /// Each range of the namespace, of one moment that is not before the call.
+    pub async fn ranges(&self, each: impl FnMut(RangeObject)) -> Result<(), ApiError> {
+        let request = self.ranges_path().list(&ListParams::default());
+        self.list("the AddressRanges", request, each)
             .await
             .map(drop)
+    }
+
+    /// Marks the object that was read as confirmed.
+    pub async fn confirm_range(&self, range: &Metadata) -> Result<Changed<RangeObject>, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": same(range), "spec": {"confirmed": true}}));
+        let path = self.ranges_path();
+        let request = path.patch(&range.name, &PatchParams::default(), &patch);
+        self.change(&format!("AddressRange {}", range.name), request)
+            .await
     }
 
     /// Removes the object that was read.
     ///
     /// # Errors
     /// [`ApiError`]; it may have been removed all the same ([`ApiError::is_uncertain`]).
-    pub async fn delete_space(&self, space: &Metadata) -> Result<Changed<()>, ApiError> {
-        let what = format!("AddressSpace {}", space.name);
-        self.delete(&what, &self.spaces_path(), space).await
+    pub async fn delete_range(&self, range: &Metadata) -> Result<Changed<()>, ApiError> {
+        let what = format!("AddressRange {}", range.name);
+        self.delete(&what, &self.ranges_path(), range).await
     }
 
-    /// Changes what brokers note of a space.
-    pub async fn note_in_space(
+    /// Changes what brokers note of a range.
+    pub async fn note_in_range(
         &self,
-        space: &Metadata,
+        range: &Metadata,
         status: Value,
-    ) -> Result<Changed<SpaceObject>, ApiError> {
-        let patch = Patch::Merge(json!({"metadata": same(space), "status": status}));
-        let path = self.spaces_path();
+    ) -> Result<Changed<RangeObject>, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": same(range), "status": status}));
+        let path = self.ranges_path();
         let request =
-            path.patch_subresource("status", &space.name, &PatchParams::default(), &patch);
-        self.change(&format!("AddressSpace {}", space.name), request)
+            path.patch_subresource("status", &range.name, &PatchParams::default(), &patch);
+        self.change(&format!("AddressRange {}", range.name), request)
             .await
     }
 
-    /// The object of a block or split cell.
+    /// The object of a block.
     pub async fn block(&self, name: &str) -> Result<Option<BlockObject>, ApiError> {
         let what = format!("AddressBlock {name}");
         self.get(&what, &self.blocks_path(), name).await
@@ -266,7 +269,7 @@ impl Client {
         }
     }
 
-    /// The names of all blocks and split cells of a space.
+    /// The names of all blocks of a space.
     pub async fn block_names(&self, space: &AddressSpace) -> Result<BTreeSet<String>, ApiError> {
         let parameters = of_space(space).match_any();
         let request = self.blocks_path().list_metadata(&parameters);
@@ -282,7 +285,7 @@ impl Client {
         Ok(names)
     }
 
-    /// Each block and split cell of a space.
+    /// Each block of a space.
     pub async fn blocks_of_space(
         &self,
         space: &AddressSpace,

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use ipam::block::{AddressSpace, hash};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
-use node::policy::BlockLength;
 use serde::{Deserialize, Serialize};
 
 /// API group of the two kinds.
@@ -52,53 +51,40 @@ pub struct NamedObject {
     pub metadata: Metadata,
 }
 
-/// Addresses that are unique in the cluster, and how they are cut into blocks.
+/// A range of an address space, and how it is cut into blocks ([`crate::decide::grid`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SpaceObject {
+pub struct RangeObject {
     api_version: String,
     kind: String,
     pub metadata: Metadata,
-    pub spec: SpaceSpec,
+    pub spec: RangeSpec,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<SpaceStatus>,
+    pub status: Option<RangeStatus>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SpaceSpec {
+pub struct RangeSpec {
     /// Name of the store in the nodes' policies.
     pub store: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
-    pub block_prefix: BlockPrefix,
+    pub range: IpNetwork,
+    /// Prefix length of a block.
+    pub block_prefix: u8,
+    /// Networks of it whose addresses are blocks of their own, ascending.
+    #[serde(default, rename = "static")]
+    pub static_networks: Vec<IpNetwork>,
+    /// No other range contradicts it, so blocks of it may be claimed.
+    #[serde(default)]
+    pub confirmed: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockPrefix {
-    pub ipv4: u8,
-    pub ipv6: u8,
-}
-
-impl From<BlockLength> for BlockPrefix {
-    fn from(length: BlockLength) -> Self {
-        Self {
-            ipv4: length.ipv4,
-            ipv6: length.ipv6,
-        }
-    }
-}
-
-impl std::fmt::Display for BlockPrefix {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "/{} of IPv4 and /{} of IPv6", self.ipv4, self.ipv6)
-    }
-}
-
-/// What brokers note of a space.
+/// What brokers note of a range.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SpaceStatus {
+pub struct RangeStatus {
     /// When a broker last went through all of its blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swept: Option<Timestamp>,
@@ -107,34 +93,47 @@ pub struct SpaceStatus {
     pub empty_since: Option<Timestamp>,
 }
 
-impl SpaceObject {
-    /// The space that it describes.
+impl RangeObject {
     #[must_use]
-    pub fn space(&self) -> AddressSpace {
-        AddressSpace::new(&self.spec.store, self.spec.network_name.as_deref())
-    }
-
-    /// The object of a space whose cells have this length.
-    #[must_use]
-    pub fn new(space: &AddressSpace, length: BlockLength) -> Self {
+    pub fn new(spec: RangeSpec) -> Self {
+        let space = spec.space();
+        let label = label_hash(&space.object_name());
         Self {
             api_version: format!("{GROUP}/{VERSION}"),
-            kind: "AddressSpace".to_owned(),
+            kind: "AddressRange".to_owned(),
             metadata: Metadata {
-                name: space.object_name(),
+                name: space.block_name(spec.range),
+                labels: [(SPACE_LABEL.to_owned(), label)].into(),
                 ..Metadata::default()
             },
-            spec: SpaceSpec {
-                store: space.store.clone(),
-                network_name: space.network_name.clone(),
-                block_prefix: length.into(),
-            },
+            spec,
             status: None,
         }
     }
+
+    /// As [`BlockObject::is_well_named`].
+    #[must_use]
+    pub fn is_well_named(&self) -> bool {
+        let range = self.spec.range;
+        self.metadata.name == self.spec.space().block_name(range) && range.ip() == range.network()
+    }
+
+    /// Since when it has no block, if that is noted.
+    #[must_use]
+    pub fn empty_since(&self) -> Option<Timestamp> {
+        self.status.as_ref()?.empty_since
+    }
 }
 
-/// A block of addresses that a node has, or a cell that is split into single addresses.
+impl RangeSpec {
+    /// The space that the range is of.
+    #[must_use]
+    pub fn space(&self) -> AddressSpace {
+        AddressSpace::new(&self.store, self.network_name.as_deref())
+    }
+}
+
+/// A block of addresses that a node has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockObject {
@@ -154,26 +153,21 @@ pub struct BlockSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
     pub block: IpNetwork,
-    /// Name of the node that has it; absent for a cell that is split.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<String>,
+    /// Name of the node that has it.
+    pub node: String,
     /// UID of that node's object: another machine of its name has another one.
-    #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
-    pub node_uid: Option<String>,
+    #[serde(rename = "nodeUID")]
+    pub node_uid: String,
     /// One more each time that it changes hands.
     #[serde(default)]
     pub epoch: u64,
     /// When it came to the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// The cell's addresses are blocks of their own.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub split: bool,
     /// A node that asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_by: Option<String>,
-    /// Its node is gone, and the block rests; of a split cell, that it is closed
-    /// ([`crate::decide::split`]).
+    /// Its node is gone, and the block rests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<Over>,
 }
@@ -208,26 +202,6 @@ pub struct NodeId {
 }
 
 impl BlockObject {
-    fn of(space: &AddressSpace, block: IpNetwork, spec: BlockSpec) -> Self {
-        let labels = [(SPACE_LABEL, space.object_name())];
-        let node = spec.node.clone().map(|node| (NODE_LABEL, node));
-        Self {
-            api_version: format!("{GROUP}/{VERSION}"),
-            kind: "AddressBlock".to_owned(),
-            metadata: Metadata {
-                name: space.block_name(block),
-                labels: labels
-                    .into_iter()
-                    .chain(node)
-                    .map(|(label, text)| (label.to_owned(), label_hash(&text)))
-                    .collect(),
-                ..Metadata::default()
-            },
-            spec,
-            status: None,
-        }
-    }
-
     /// A block that comes to a node.
     #[must_use]
     pub fn new(
@@ -237,37 +211,32 @@ impl BlockObject {
         epoch: u64,
         now: Timestamp,
     ) -> Self {
-        let spec = BlockSpec {
-            store: space.store.clone(),
-            network_name: space.network_name.clone(),
-            block,
-            node: Some(node.name.clone()),
-            node_uid: Some(node.uid.clone()),
-            epoch,
-            since: Some(now),
-            split: false,
-            wanted_by: None,
-            over: None,
-        };
-        Self::of(space, block, spec)
-    }
-
-    /// A cell whose single addresses are blocks.
-    #[must_use]
-    pub fn split(space: &AddressSpace, cell: IpNetwork, now: Timestamp) -> Self {
-        let spec = BlockSpec {
-            store: space.store.clone(),
-            network_name: space.network_name.clone(),
-            block: cell,
-            node: None,
-            node_uid: None,
-            epoch: 1,
-            since: Some(now),
-            split: true,
-            wanted_by: None,
-            over: None,
-        };
-        Self::of(space, cell, spec)
+        let labels = [
+            (SPACE_LABEL, &space.object_name()),
+            (NODE_LABEL, &node.name),
+        ];
+        let labels = labels.map(|(label, text)| (label.to_owned(), label_hash(text)));
+        Self {
+            api_version: format!("{GROUP}/{VERSION}"),
+            kind: "AddressBlock".to_owned(),
+            metadata: Metadata {
+                name: space.block_name(block),
+                labels: labels.into(),
+                ..Metadata::default()
+            },
+            spec: BlockSpec {
+                store: space.store.clone(),
+                network_name: space.network_name.clone(),
+                block,
+                node: node.name.clone(),
+                node_uid: node.uid.clone(),
+                epoch,
+                since: Some(now),
+                wanted_by: None,
+                over: None,
+            },
+            status: None,
+        }
     }
 
     /// The space that it is in.
@@ -276,13 +245,13 @@ impl BlockObject {
         AddressSpace::new(&self.spec.store, self.spec.network_name.as_deref())
     }
 
-    /// The node that has it, unless it is a split cell.
+    /// The node that has it.
     #[must_use]
-    pub fn node(&self) -> Option<NodeId> {
-        Some(NodeId {
-            name: self.spec.node.clone()?,
-            uid: self.spec.node_uid.clone().unwrap_or_default(),
-        })
+    pub fn node(&self) -> NodeId {
+        NodeId {
+            name: self.spec.node.clone(),
+            uid: self.spec.node_uid.clone(),
+        }
     }
 
     /// Whether its name is the one that its spec demands. Only then the name's uniqueness means
@@ -397,13 +366,20 @@ mod tests {
             })
         );
         assert!(block.is_well_named());
-        assert_eq!((block.space(), block.node()), (space.clone(), Some(node)));
-        let cell = BlockObject::split(&space, "10.0.0.16/28".parse().unwrap(), now);
-        assert_eq!(cell.metadata.name, block.metadata.name);
-        assert_eq!((cell.node(), cell.spec.split), (None, true));
+        assert_eq!((block.space(), block.node()), (space.clone(), node));
+        let fixed = ["10.0.0.5/32".parse().unwrap()];
+        let range = RangeSpec::new(&space, "10.0.0.0/24".parse().unwrap(), 28, &fixed);
+        let range = RangeObject::new(range);
+        assert!(range.is_well_named());
         assert_eq!(
-            serde_json::to_value(SpaceObject::new(&space, BlockLength::default())).unwrap()["spec"],
-            json!({"store": "default", "networkName": "blue", "blockPrefix": {"ipv4": 28, "ipv6": 122}})
+            serde_json::to_value(range).unwrap(),
+            json!({
+                "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressRange",
+                "metadata": {"name": "default.net-blue.10.0.0.0-24", "labels": {
+                    SPACE_LABEL: label_hash("default.net-blue")}},
+                "spec": {"store": "default", "networkName": "blue", "range": "10.0.0.0/24",
+                    "blockPrefix": 28, "static": ["10.0.0.5/32"], "confirmed": false}
+            })
         );
     }
 
@@ -427,10 +403,9 @@ mod tests {
         let text = json!({
             "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
             "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "x"}]},
-            "spec": {"store": "default", "block": "10.0.0.16/28", "split": true, "newer": 1}
+            "spec": {"store": "default", "block": "10.0.0.16/28", "node": "n", "nodeUID": "u", "newer": 1}
         });
         let block: BlockObject = serde_json::from_value(text).unwrap();
-        assert!(block.spec.split);
         assert_eq!(block.metadata.resource_version, "7");
         let node: NodeObject = serde_json::from_value(json!({
             "metadata": {"name": "n", "uid": "u"},

@@ -262,7 +262,7 @@ mod tests {
     fn bookmarks_errors_and_objects_are_told_apart() {
         let block = json!({"apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
             "metadata": {"name": "a", "uid": "u", "resourceVersion": "8"},
-            "spec": {"store": "default", "block": "10.0.0.0/28", "node": "n"}});
+            "spec": {"store": "default", "block": "10.0.0.0/28", "node": "n", "nodeUID": "u"}});
         for (kind, there) in [("ADDED", true), ("MODIFIED", true), ("DELETED", false)] {
             match news(&json!({"type": kind, "object": block})) {
                 News::Of(Event::Changed(_)) => assert!(there),

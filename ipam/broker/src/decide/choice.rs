@@ -59,7 +59,6 @@ pub fn draw(
 mod tests {
     use super::*;
     use ipam::range::Span;
-    use node::policy::BlockLength;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -69,7 +68,7 @@ mod tests {
             first,
             last: first + addresses - 1,
         };
-        Blocks::of_spans(true, &[span], BlockLength::default(), &[])
+        Blocks::cut(true, &[span], 28, &[])
     }
 
     #[test]
@@ -92,7 +91,7 @@ mod tests {
             first: 0xfd00 << 112,
             last: (0xfd00 << 112) + (1 << 64) - 1,
         };
-        let blocks = Blocks::of_spans(false, &[span], BlockLength::default(), &[]);
+        let blocks = Blocks::cut(false, &[span], 122, &[]);
         let mut state = 1u64;
         let random = || {
             state = state

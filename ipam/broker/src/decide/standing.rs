@@ -128,21 +128,20 @@ pub enum Own {
 /// machine that has the grant is the one that the block was given to.
 #[must_use]
 pub fn own(block: &BlockObject, me: &NodeId, grants: &[Grant]) -> Own {
-    match block.node() {
-        Some(node) if block.is_well_named() && node.name == me.name => {
-            let granted = grants
-                .iter()
-                .any(|grant| grant.block == block.spec.block && grant.uid == block.metadata.uid);
-            let taken = block.spec.over.as_ref();
-            let taken = taken.is_some_and(|over| over.administrator);
-            match (node.uid == me.uid, granted) {
-                (true, _) | (false, true) if taken => Own::Taken,
-                (true, _) => Own::Grant,
-                (false, true) => Own::Renew,
-                (false, false) => Own::Foreign,
-            }
-        }
-        _ => Own::Not,
+    let node = block.node();
+    if !block.is_well_named() || node.name != me.name {
+        return Own::Not;
+    }
+    let granted = grants
+        .iter()
+        .any(|grant| grant.block == block.spec.block && grant.uid == block.metadata.uid);
+    let taken = block.spec.over.as_ref();
+    let taken = taken.is_some_and(|over| over.administrator);
+    match (node.uid == me.uid, granted) {
+        (true, _) | (false, true) if taken => Own::Taken,
+        (true, _) => Own::Grant,
+        (false, true) => Own::Renew,
+        (false, false) => Own::Foreign,
     }
 }
 

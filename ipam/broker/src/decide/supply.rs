@@ -29,15 +29,17 @@ pub struct RangeUse {
     pub used: u128,
     /// How many were leased ten seconds ago.
     pub used_before: u128,
-    /// Addresses of one block of the range.
+    /// Addresses of the longest of these blocks; 1 of a small range, of which nothing is claimed ahead.
     pub block_size: u128,
-    /// The range is cut into single addresses: it is small, and nothing of it is claimed ahead.
-    pub single: bool,
 }
 
 impl RangeUse {
     fn total(&self) -> u128 {
         self.blocks.iter().map(|(_, size)| size).sum()
+    }
+
+    fn is_single(&self) -> bool {
+        self.block_size <= 1
     }
 
     fn is_full(used: u128, total: u128) -> bool {
@@ -49,11 +51,11 @@ impl RangeUse {
     pub fn ahead(&self) -> u128 {
         let total = self.total();
         // A range that no ADD has asked of is not begun here.
-        if self.single || total == 0 || !Self::is_full(self.used, total) {
+        if self.is_single() || total == 0 || !Self::is_full(self.used, total) {
             return 0;
         }
         let growth = self.used.saturating_sub(self.used_before);
-        growth.div_ceil(self.block_size.max(1)).clamp(1, MOST_AHEAD)
+        growth.div_ceil(self.block_size).clamp(1, MOST_AHEAD)
     }
 
     /// Whether the node can do without a block and would not claim another one at once.
@@ -61,8 +63,8 @@ impl RangeUse {
         let Some((_, size)) = self.blocks.iter().find(|(own, _)| *own == block) else {
             return true;
         };
-        // Of a small range nobody keeps an address for later, nor its cell split.
-        if self.single {
+        // Of a small range nobody keeps an address for later.
+        if self.is_single() {
             return true;
         }
         let rest = self.total() - size;
@@ -143,7 +145,6 @@ mod tests {
             used,
             used_before,
             block_size: 16,
-            single: false,
         }
     }
 
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!(range(100, 1600, 0).ahead(), 16);
         assert_eq!(range(0, 0, 0).ahead(), 0);
         let single = RangeUse {
-            single: true,
+            block_size: 1,
             ..range(1, 16, 0)
         };
         assert_eq!(single.ahead(), 0);

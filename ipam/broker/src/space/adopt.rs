@@ -14,8 +14,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use ipam::block::cell_of;
-use ipam::range::Span;
+use ipam::block::{network_around, single};
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
 use node_wire::FailureKind;
@@ -23,6 +22,7 @@ use tokio::time::Instant;
 
 use super::Worker;
 use super::claim::RangeKey;
+use crate::api::RangeObject;
 
 impl Worker {
     /// Claims the blocks of leases that are in none of this node's.
@@ -33,7 +33,14 @@ impl Worker {
         let mut conflicts: BTreeMap<IpNetwork, usize> = BTreeMap::new();
         let mut failed = false;
         let outside = match store {
-            Some(store) => self.outside(store).map_err(|error| error.to_string())?,
+            Some(store) => {
+                let known = self
+                    .known_ranges()
+                    .await
+                    .map_err(|error| error.to_string())?;
+                let outside = self.outside(store, &known);
+                outside.map_err(|error| error.to_string())?
+            }
             None => Vec::new(),
         };
         for (address, range) in outside {
@@ -48,15 +55,21 @@ impl Worker {
                     space = %self.space, %address, %block,
                     "a lease was in no block of this node; the node has the block now"
                 ),
-                Err(failure) if failure.kind == FailureKind::HeldByAnotherNode => {
+                Err(failure)
+                    if matches!(
+                        failure.kind,
+                        FailureKind::HeldByAnotherNode | FailureKind::Mismatch
+                    ) =>
+                {
                     tracing::error!(
                         space = %self.space, %address, error = failure.message,
                         "a lease from before is in a block that this node cannot have: a pod of another node may \
                          have the address, too; let the pod that has it here end"
                     );
                     failed = true;
-                    if let Some(cell) = cell_of(address, self.length) {
-                        *conflicts.entry(cell).or_default() += 1;
+                    let around = network_around(address, self.policy_prefix(address));
+                    if let Some(around) = around {
+                        *conflicts.entry(around).or_default() += 1;
                     }
                 }
                 Err(failure) => return Err(failure.message),
@@ -69,37 +82,23 @@ impl Worker {
     }
 
     /// The addresses, ascending, each with the range that it is of.
-    fn outside(&self, store: &Store) -> Result<Vec<(IpAddr, RangeKey)>, StoreError> {
-        let name = &self.space.network_name;
-        let pools: Vec<RangeKey> = store
-            .pools()?
-            .iter()
-            .filter(|pool| pool.network_name == *name)
-            .filter_map(super::usage::range_of)
-            .collect();
+    fn outside(
+        &self,
+        store: &Store,
+        known: &[RangeObject],
+    ) -> Result<Vec<(IpAddr, RangeKey)>, StoreError> {
+        let noted = self.noted_ranges(Some(store))?;
         let outside = store.outside_blocks()?.into_iter();
+        let outside = outside.filter(|lease| lease.network_name == self.space.network_name);
         let mut outside: Vec<(IpAddr, RangeKey)> = outside
-            .filter(|lease| lease.network_name == *name)
             .map(|lease| {
-                let address = lease.address;
-                let range = pools.iter().find(|range| range.has(address)).cloned();
                 (
-                    address,
-                    range.unwrap_or_else(|| everything(address.is_ipv4())),
+                    lease.address,
+                    self.range_around(known, &noted, single(lease.address)),
                 )
             })
             .collect();
         outside.sort_by_key(|(address, _)| *address);
         Ok(outside)
-    }
-}
-
-/// Every address of a family: the range of a lease whose pool is not known, so that its block is a
-/// whole cell.
-fn everything(v4: bool) -> RangeKey {
-    let last = if v4 { u128::from(u32::MAX) } else { u128::MAX };
-    RangeKey {
-        v4,
-        spans: vec![Span { first: 0, last }],
     }
 }

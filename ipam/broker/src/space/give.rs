@@ -10,7 +10,6 @@ use ipnetwork::IpNetwork;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::claim::metadata_of;
 use super::{Doubt, Own, Removed, Worker};
 use crate::api::document::{BlockObject, NodeId};
 use crate::api::{ApiError, Changed};
@@ -128,11 +127,6 @@ impl Worker {
         for (network, doubt) in doubts {
             let settled = match doubt {
                 Doubt::Whose => self.settle_one(network).await.map_err(GiveError::from),
-                Doubt::Cell => match self.confirm_cell(network).await {
-                    Ok(true) => Ok(()),
-                    Ok(false) => Box::pin(self.remove(network)).await,
-                    Err(error) => Err(error.into()),
-                },
                 Doubt::Removed => Box::pin(self.remove(network)).await,
             };
             match settled {
@@ -295,8 +289,7 @@ impl Worker {
         match client.change_block(&block.metadata, json!({}), spec).await {
             Ok(Changed::Done(renewed)) => {
                 tracing::info!(space = %self.space, block = %network, "the node has a new UID, and its block, too");
-                let own = self.own_of(renewed.clone());
-                self.own.insert(network, own);
+                self.own.insert(network, Own::new(renewed.clone()));
                 self.keep(renewed);
             }
             Ok(Changed::Conflict | Changed::Gone) | Err(_) => {
@@ -320,9 +313,7 @@ impl Worker {
         };
         let own = self.own.values().filter(|own| own.doubt.is_none());
         let objects = own.map(|own| own.object.clone());
-        let before: Vec<BlockObject> = objects
-            .filter(|object| object.node().is_some_and(|node| node != me))
-            .collect();
+        let before: Vec<BlockObject> = objects.filter(|object| object.node() != me).collect();
         for block in before {
             Box::pin(self.changed(block)).await;
         }
@@ -337,7 +328,7 @@ impl Worker {
                 return self.keep(block);
             }
         };
-        let Some(node) = block.node() else { return };
+        let node = block.node();
         if state.is_anew(&node) {
             self.keep(block.clone());
             return match self.shared.read_me().await {
@@ -423,13 +414,13 @@ impl Worker {
         let blocks: Vec<BlockObject> = self.foreign.values().cloned().collect();
         for block in blocks {
             let network = block.spec.block;
-            let Some(node) = block.node() else { continue };
+            let node = block.node();
             let replaced = state.is_anew(&node).then_some(NodeState::Replaced);
             let state = replaced.as_ref().unwrap_or(&state);
             match self.shared.judge(&block, &node, state) {
                 Claim::Mark(why) => self.shared.mark_over(&block, &why).await?,
                 Claim::Take => {
-                    self.shared.client.delete_block(metadata_of(&block)).await?;
+                    self.shared.client.delete_block(&block.metadata).await?;
                     self.foreign.remove(&network);
                 }
                 Claim::Held | Claim::Rests(_) | Claim::Unmark => {}
@@ -459,7 +450,8 @@ mod tests {
     use node_wire::FailureKind;
 
     use super::*;
-    use crate::api::{Client, Endpoint, Transport};
+    use crate::api::document::RangeSpec;
+    use crate::api::{Client, Endpoint, RangeObject, Transport};
     use crate::metrics::Metrics;
     use crate::space::claim::RangeKey;
     use crate::space::{BlockStore, Shared, Timing};
@@ -517,6 +509,14 @@ mod tests {
         object.metadata.uid = "o1".into();
         worker.keep(object);
         worker
+    }
+
+    /// As after reading that a range is cut into blocks of 16.
+    fn agree(worker: &mut Worker, range: &str) {
+        let mut spec = RangeSpec::new(&worker.space, range.parse().unwrap(), 28, &[]);
+        spec.confirmed = true;
+        let ranges = vec![RangeObject::new(spec)];
+        worker.grids = Some((Instant::now(), Rc::new(ranges)));
     }
 
     fn block() -> IpNetwork {
@@ -622,10 +622,10 @@ mod tests {
     async fn a_block_in_doubt_is_not_answered_as_granted() {
         let place = tempfile::tempdir().unwrap();
         let mut worker = worker(place.path());
-        worker.agreed = Some(Instant::now());
+        agree(&mut worker, "10.0.0.0/24");
         let address: IpAddr = "10.0.0.5".parse().unwrap();
         let range = RangeKey {
-            v4: true,
+            subnet: "10.0.0.0/24".parse().unwrap(),
             spans: vec![ipam::range::Span {
                 first: 0x0a00_0001,
                 last: 0x0a00_00fe,
@@ -666,27 +666,11 @@ mod tests {
         worker.changed(object.clone()).await;
         assert_eq!(granted(&worker), []);
         // The same block under another object was claimed anew.
+        agree(&mut worker, "10.0.0.0/24");
         let mut anew = object;
         anew.metadata.uid = "o2".into();
         worker.changed(anew).await;
         assert_eq!(granted(&worker).len(), 1);
-    }
-
-    #[tokio::test]
-    async fn an_address_that_was_in_doubt_is_granted_only_after_its_cell_was_read() {
-        let place = tempfile::tempdir().unwrap();
-        let mut worker = worker(place.path());
-        let me = worker.shared.me.borrow().clone().unwrap();
-        let single: IpNetwork = "10.0.1.5/32".parse().unwrap();
-        let now = jiff::Timestamp::now();
-        let mut object = BlockObject::new(&worker.space, single, &me, 1, now);
-        let doubt = Some(Doubt::Whose);
-        let own = Own::new(object.clone());
-        worker.own.insert(single, Own { doubt, ..own });
-        object.metadata.uid = "o2".into();
-        worker.decide(object, &me).await;
-        assert_eq!(worker.own[&single].doubt, Some(Doubt::Cell));
-        assert!(granted(&worker).iter().all(|grant| grant.block != single));
     }
 
     #[tokio::test]
@@ -730,7 +714,7 @@ mod tests {
             .values()
             .map(|own| own.grant(Vec::new()))
             .collect();
-        worker.agreed = Some(Instant::now());
+        agree(&mut worker, "10.9.0.0/24");
         let need = node_wire::BlockNeed {
             store: "default".into(),
             network_name: None,

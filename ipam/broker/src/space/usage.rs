@@ -45,20 +45,20 @@ pub(super) struct Ranges {
     in_use: Vec<RangeKey>,
     history: BTreeMap<RangeKey, VecDeque<(Instant, u128)>>,
     none_free_until: BTreeMap<RangeKey, Instant>,
-    exhausted: BTreeMap<RangeKey, (Instant, Failure)>,
+    refused: BTreeMap<RangeKey, (Instant, Failure)>,
 }
 
 impl Ranges {
-    pub(super) fn exhausted(&self, range: &RangeKey) -> Option<(Instant, &Failure)> {
-        let (at, failure) = self.exhausted.get(range)?;
+    pub(super) fn refused(&self, range: &RangeKey) -> Option<(Instant, &Failure)> {
+        let (at, failure) = self.refused.get(range)?;
         Some((*at, failure))
     }
 
-    pub(super) fn note_exhausted(&mut self, range: &RangeKey, failure: Failure) {
+    pub(super) fn note_refused(&mut self, range: &RangeKey, failure: Failure) {
         let now = Instant::now();
-        self.exhausted
+        self.refused
             .retain(|_, (at, _)| now.duration_since(*at) < GROWTH_TIME);
-        self.exhausted.insert(range.clone(), (now, failure));
+        self.refused.insert(range.clone(), (now, failure));
     }
 
     /// How many ranges have no free block, of which the node would claim one before it is needed.
@@ -81,18 +81,15 @@ impl Ranges {
 }
 
 /// The range that a pool notes.
-pub(super) fn range_of(pool: &Pool) -> Option<RangeKey> {
-    Some(RangeKey {
-        v4: pool.range.is_ipv4(),
-        spans: pool
-            .spans
-            .iter()
-            .map(|(first, last)| Span {
-                first: bits(*first),
-                last: bits(*last),
-            })
-            .collect(),
-    })
+fn range_of(pool: &Pool) -> RangeKey {
+    let span = |(first, last): &(IpAddr, IpAddr)| Span {
+        first: bits(*first),
+        last: bits(*last),
+    };
+    RangeKey {
+        subnet: pool.range,
+        spans: pool.spans.iter().map(span).collect(),
+    }
 }
 
 impl Worker {
@@ -142,7 +139,7 @@ impl Worker {
                 .iter()
                 .filter(|pool| pool.network_name == self.space.network_name)
                 .filter(|pool| now.saturating_sub(pool.used) < in_use)
-                .filter_map(range_of)
+                .map(range_of)
                 .collect();
             self.ranges.read = Some(Instant::now());
         }
@@ -160,12 +157,18 @@ impl Worker {
         Ok(())
     }
 
+    /// The ranges of the space that ADDs of this node noted.
+    pub(super) fn noted_ranges(&self, store: Option<&Store>) -> Result<Vec<RangeKey>, StoreError> {
+        let mut pools = store.map_or(Ok(Vec::new()), Store::pools)?;
+        pools.retain(|pool| pool.network_name == self.space.network_name);
+        Ok(pools.iter().map(range_of).collect())
+    }
+
     /// What the node has of each range in use.
     pub(super) fn range_uses(&mut self) -> Vec<(RangeKey, RangeUse)> {
         let ranges = self.ranges.in_use.clone();
         let mut uses = Vec::new();
         for range in ranges {
-            let blocks = self.blocks_of(&range);
             let granted = self.grants.networks();
             let own = granted
                 .iter()
@@ -177,7 +180,8 @@ impl Worker {
                 .flat_map(|known| &known.held)
                 .filter(|address| range.has(**address))
                 .count() as u128;
-            let block_size = blocks.nth(0).map_or(1, |block| u128::from(size(block)));
+            let block_size = own.iter().map(|(network, _)| size(*network)).max();
+            let block_size = block_size.map_or(1, u128::from);
             uses.push((
                 range.clone(),
                 RangeUse {
@@ -185,7 +189,6 @@ impl Worker {
                     used: held,
                     used_before: self.ranges.used_before(&range, held),
                     block_size,
-                    single: blocks.are_below(self.length),
                 },
             ));
         }

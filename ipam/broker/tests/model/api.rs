@@ -113,6 +113,18 @@ impl Api {
         objects.map(|(_, name)| name.clone()).collect()
     }
 
+    /// The ranges that are confirmed.
+    pub(crate) fn confirmed(&self) -> Vec<String> {
+        let state = self.state.lock().unwrap();
+        let objects = state.objects.iter();
+        objects
+            .filter(|((of, _), object)| {
+                of == "addressranges" && object["spec"]["confirmed"] == true
+            })
+            .map(|(_, object)| object["spec"]["range"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
     /// Removes an object without an event.
     pub(crate) fn forget(&self, kind: &str, name: &str) {
         let mut state = self.state.lock().unwrap();

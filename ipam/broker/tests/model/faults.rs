@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ipam::block::{AddressSpace, hash};
 use ipnetwork::IpNetwork;
+use node::policy::StoreKind;
 use node_wire::FailureKind;
 use rdma_ipam_broker::api::document::{NODE_LABEL, label_hash};
 use serde_json::json;
@@ -263,59 +264,247 @@ fn the_mark_of_a_node_that_was_out_of_service_is_taken_off() {
     });
 }
 
+const OBJECT: &str = "default.default.10.7.0.0-26";
+
+/// The object of a range, as somebody may write it by hand.
+fn by_hand(range: &str, block_prefix: u8) -> serde_json::Value {
+    json!({
+        "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressRange",
+        "spec": {"store": "default", "range": range, "blockPrefix": block_prefix, "static": [],
+            "confirmed": true},
+    })
+}
+
 #[test]
-fn a_space_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
+fn a_range_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
     on_one_thread(async {
         let api = Api::start().await;
         let mut one = started(&api, 1).await;
         add(&mut one, 1).await;
         one.del(0);
+        let before = one.granted();
         api.delete_blocks();
-        api.forget("addressspaces", "default.default");
-        let anew = json!({
-            "apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressSpace",
-            "spec": {"store": "default", "blockPrefix": {"ipv4": 28, "ipv6": 122}},
-        });
-        api.write("addressspaces", "default.default", &anew);
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let refused = one.ask(&super::range("10.7.1.0/24")).await.unwrap_err();
-        assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
+        eventually("the block is not granted", || one.granted() != before).await;
+        api.forget("addressranges", OBJECT);
+        api.write("addressranges", OBJECT, &by_hand("10.7.0.0/26", 28));
+        tokio::time::sleep(2 * one.timing.agreed).await;
+        add(&mut one, 1).await;
+        let granted = one.granted();
+        assert!(
+            granted.iter().all(|block| block.prefix() == 28),
+            "{granted:?}"
+        );
         one.kill().await;
     });
 }
 
 #[test]
-fn cells_of_a_small_range_that_ended_are_blocks_again() {
+fn the_first_use_of_a_range_fixes_how_it_is_cut_whatever_other_policies_say() {
     on_one_thread(async {
         let api = Api::start().await;
         let mut one = started(&api, 1).await;
-        for range in ["10.7.0.0/29", "10.7.0.32/29"] {
-            one.add_of(range).await.unwrap();
+        add(&mut one, 1).await;
+        let mut two = Machine::new(2);
+        let store = two.policy.stores.get_mut("default").unwrap();
+        if let StoreKind::Kubernetes { blocks, .. } = &mut store.kind {
+            blocks.ipv4 = 32;
         }
-        assert!(
-            api.blocks().values().any(Option::is_none),
-            "cells are split"
-        );
-        one.del(0);
-        one.del(0);
-        // Two nodes, so that neither has the single addresses by itself.
-        let mut two = started(&api, 2).await;
-        let deadline = tokio::time::Instant::now() + LATE;
-        while two.pods.len() < 62 {
-            let _ = two.add().await;
-            assert!(
-                tokio::time::Instant::now() < deadline,
-                "{} of 62 addresses, blocks {:?}",
-                two.pods.len(),
-                api.blocks()
-            );
-        }
+        api.add_node("n2");
+        two.start(&api);
+        add(&mut two, 1).await;
+        assert_eq!(two.granted()[0].prefix(), 30);
+        // Blocks that are there say it, though the object is gone.
+        api.forget("addressranges", OBJECT);
+        tokio::time::sleep(2 * two.timing.agreed).await;
+        add(&mut two, 8).await;
+        assert!(two.granted().iter().all(|block| block.prefix() == 30));
         check(&[one, two]);
     });
 }
 
 #[test]
-fn a_space_without_blocks_leaves_nothing() {
+fn a_range_that_is_shortened_or_extended_keeps_its_blocks_or_is_refused_with_a_remedy() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        // Cut alike: both have the blocks that they have in common.
+        one.add_of("10.7.0.0/25").await.unwrap();
+        // Of less than 16 blocks.
+        let refused = one.ask(&super::range("10.7.0.0/27")).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
+        for says in [
+            "/30",
+            "/32",
+            "AddressRange default.default.10.7.0.0-2",
+            "end the pods",
+        ] {
+            assert!(refused.message.contains(says), "{}", refused.message);
+        }
+        // Other bounds of the same network are the same range.
+        let bounds = ipam::range::Spec {
+            range: "10.7.0.0/26",
+            start: Some("10.7.0.4"),
+            end: Some("10.7.0.9"),
+            ..Default::default()
+        };
+        let bounds = ipam::range::Range::new(&bounds, node::policy::Profile::Strict).unwrap();
+        for _ in 0..2 {
+            one.ask(&bounds).await.unwrap();
+        }
+        let full = one.ask(&bounds).await.unwrap_err();
+        assert!(
+            full.message.contains("was cut when it was longer"),
+            "{}",
+            full.message
+        );
+        one.kill().await;
+    });
+}
+
+#[test]
+fn of_two_ranges_that_contradict_each_other_one_at_most_is_confirmed() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut machines = Vec::new();
+        for number in 1..5 {
+            machines.push(started(&api, number).await);
+        }
+        let ranges = [super::RANGE, super::OTHER_RANGE].map(super::range);
+        for round in 0..40 {
+            for name in api.names("addressranges") {
+                api.forget("addressranges", &name);
+            }
+            api.fail([
+                None,
+                [None, Some(Fault::Lost), Some(Fault::Unanswered)][round % 3],
+            ]);
+            // As long as what they read is not believed any longer.
+            tokio::time::sleep(2 * machines[0].timing.agreed).await;
+            let asked = machines.iter().enumerate().map(async |(number, machine)| {
+                tokio::time::sleep(Duration::from_micros(300 * (round * number % 7) as u64)).await;
+                machine.ask(&ranges[number % 2]).await
+            });
+            let watched = async {
+                for _ in 0..100 {
+                    assert!(api.confirmed().len() < 2, "{:?}", api.confirmed());
+                    tokio::time::sleep(Duration::from_micros(200)).await;
+                }
+            };
+            let _ =
+                futures_util::future::join(futures_util::future::join_all(asked), watched).await;
+            let confirmed = api.confirmed();
+            assert!(confirmed.len() < 2, "{confirmed:?}");
+            let expected = match confirmed.first().map(String::as_str) {
+                Some(super::OTHER_RANGE) => 32,
+                _ => 30,
+            };
+            let blocks = api.blocks();
+            let fits = |block: &String| block.ends_with(&format!("/{expected}"));
+            assert!(blocks.keys().all(fits), "{confirmed:?} {blocks:?}");
+            api.delete_blocks();
+            eventually("no node has a block", || {
+                machines.iter().all(|machine| machine.granted().is_empty())
+            })
+            .await;
+            eventually("no block is there", || api.blocks().is_empty()).await;
+        }
+    });
+}
+
+#[test]
+fn a_range_that_a_killed_broker_left_unconfirmed_is_in_nobodys_way() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut left = by_hand(super::OTHER_RANGE, 32);
+        left["spec"]["confirmed"] = false.into();
+        let name = "default.default.10.7.0.16-29";
+        api.write("addressranges", name, &left);
+        let mut one = started(&api, 1).await;
+        add(&mut one, 1).await;
+        assert_eq!(api.confirmed(), [super::RANGE]);
+        // The next one is confirmed by whoever needs it.
+        let mut left = by_hand("10.8.0.0/26", 30);
+        left["spec"]["confirmed"] = false.into();
+        api.write("addressranges", "default.default.10.8.0.0-26", &left);
+        one.add_of("10.8.0.0/26").await.unwrap();
+        assert_eq!(api.confirmed().len(), 2);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn ranges_by_hand_that_contradict_each_other_give_no_block() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        api.write("addressranges", OBJECT, &by_hand("10.7.0.0/26", 30));
+        let name = "default.default.10.7.0.16-29";
+        api.write("addressranges", name, &by_hand(super::OTHER_RANGE, 32));
+        // Under another range's name it is not believed.
+        api.write("addressranges", "by-hand", &by_hand("10.7.0.0/24", 27));
+        let one = started(&api, 1).await;
+        for range in [super::RANGE, super::OTHER_RANGE] {
+            let refused = one.ask(&super::range(range)).await.unwrap_err();
+            assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
+        }
+        assert!(api.blocks().is_empty());
+        api.forget("addressranges", name);
+        // A refusal is remembered for a moment.
+        tokio::time::sleep(one.timing.ask).await;
+        one.ask(&super::range(super::RANGE)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_static_address_is_given_by_itself_as_its_range_was_cut() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let single = |address: &str, single: bool| node_wire::BlockNeed {
+            address: Some(address.parse().unwrap()),
+            single,
+            ..super::need(&super::range("10.7.0.0/25"))
+        };
+        let with_static = |number: usize, fixed: &str| {
+            let mut machine = Machine::new(number);
+            let store = machine.policy.stores.get_mut("default").unwrap();
+            if let StoreKind::Kubernetes {
+                static_networks, ..
+            } = &mut store.kind
+            {
+                *static_networks = vec![fixed.parse().unwrap()];
+            }
+            api.add_node(&machine.name);
+            machine.start(&api);
+            machine
+        };
+        let one = with_static(1, "10.7.0.4/32");
+        let asker = one.running.as_ref().unwrap().0.clone();
+        asker.ask(single("10.7.0.4", true)).await.unwrap();
+        assert_eq!(one.granted(), ["10.7.0.4/32".parse().unwrap()]);
+        // Its neighbours are nobody's.
+        let refused = asker.ask(single("10.7.0.5", false)).await.unwrap_err();
+        assert!(
+            refused.message.contains("with static addresses"),
+            "{}",
+            refused.message
+        );
+        // A policy that says otherwise later changes nothing for other addresses.
+        let two = with_static(2, "10.7.0.8/32");
+        let asker = two.running.as_ref().unwrap().0.clone();
+        let refused = asker.ask(single("10.7.0.8", true)).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Mismatch);
+        assert!(
+            refused.message.contains("end the pods"),
+            "{}",
+            refused.message
+        );
+        two.ask(&super::range("10.7.0.0/25")).await.unwrap();
+        assert!(two.granted().iter().all(|block| block.prefix() == 30));
+    });
+}
+
+#[test]
+fn a_range_without_blocks_leaves_nothing() {
     on_one_thread(async {
         let api = Api::start().await;
         let mut one = started(&api, 1).await;
@@ -324,23 +513,23 @@ fn a_space_without_blocks_leaves_nothing() {
         one.timing.late_events = Duration::from_millis(100);
         one.timing.in_use = Duration::ZERO;
         one.start(&api);
-        assert_eq!(api.names("addressspaces"), ["default.default"]);
+        assert_eq!(api.names("addressranges"), [OBJECT]);
         one.del(0);
         let file = ipam::grants::directory(&one.policy.state_dir, "default").join("default");
-        eventually("the space is removed", || {
-            api.names("addressspaces").is_empty() && !file.exists()
+        eventually("the range is removed", || {
+            api.names("addressranges").is_empty() && !file.exists()
         })
         .await;
         // And comes again with the next ADD.
         add(&mut one, 1).await;
         assert!(has_its_addresses(&api, &one));
-        assert_eq!(api.names("addressspaces"), ["default.default"]);
+        assert_eq!(api.names("addressranges"), [OBJECT]);
         one.kill().await;
     });
 }
 
 #[test]
-fn a_space_that_no_broker_uses_any_longer_is_swept_by_another_spaces_broker() {
+fn a_range_that_no_broker_uses_any_longer_is_swept_by_another_ones_broker() {
     on_one_thread(async {
         let api = Api::start().await;
         let mut one = started(&api, 1).await;
@@ -349,8 +538,8 @@ fn a_space_that_no_broker_uses_any_longer_is_swept_by_another_spaces_broker() {
         api.remove_node("n1");
         let _two = started(&api, 2).await;
         eventually(
-            "blocks and space of the node that is gone are removed",
-            || api.blocks().is_empty() && api.names("addressspaces").is_empty(),
+            "blocks and range of the node that is gone are removed",
+            || api.blocks().is_empty() && api.names("addressranges").is_empty(),
         )
         .await;
     });
@@ -454,34 +643,6 @@ fn a_block_marked_by_a_clock_that_is_behind_rests_by_the_takers_own() {
         add(&mut two, 1).await;
         assert!(began.elapsed() >= two.timing.rest, "{:?}", began.elapsed());
         two.kill().await;
-    });
-}
-
-#[test]
-fn an_address_claimed_without_an_answer_is_not_given_below_another_nodes_block() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        let small = "10.7.0.16/30";
-        one.add_of(small).await.unwrap();
-        one.del(0);
-        // The cell can be a block again, which the first node does not know.
-        eventually("the cell is removed", || api.blocks().is_empty()).await;
-        let mut two = started(&api, 2).await;
-        let deadline = tokio::time::Instant::now() + LATE;
-        while two.pods.len() < 62 {
-            let _ = two.add().await;
-            assert!(tokio::time::Instant::now() < deadline, "{:?}", api.blocks());
-        }
-        for _ in 0..5 {
-            api.fail([Some(Fault::Unanswered)]);
-            for _ in 0..4 {
-                let _ = one.add_of(small).await;
-                assert_eq!(one.granted(), []);
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        }
-        check(&[one, two]);
     });
 }
 

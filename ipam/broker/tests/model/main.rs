@@ -36,8 +36,10 @@ use tokio::task::{JoinHandle, LocalSet};
 use tokio_util::sync::CancellationToken;
 
 const RANGE: &str = "10.7.0.0/26";
-/// A part of it that is cut into single addresses.
-const SMALL_RANGE: &str = "10.7.0.16/29";
+/// One that is cut into single addresses.
+const SMALL_RANGE: &str = "10.7.1.16/29";
+/// Part of the first one, and cut otherwise: one of the two is refused.
+const OTHER_RANGE: &str = "10.7.0.16/29";
 const NODES: usize = 3;
 const LATE: Duration = Duration::from_secs(20);
 
@@ -239,8 +241,10 @@ impl Machine {
 #[derive(Debug, Clone)]
 enum Step {
     Add(usize),
-    /// Of the part of the range that is cut into single addresses.
+    /// Of the range that is cut into single addresses.
     AddSmall(usize),
+    /// Of the range that contradicts the first one.
+    AddOther(usize),
     /// On all nodes at one time, so many on each.
     AddAll(usize),
     Del(usize, usize),
@@ -263,7 +267,8 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     prop_oneof![
         12 => (0..NODES).prop_map(Step::Add),
-        5 => (0..NODES).prop_map(Step::AddSmall),
+        4 => (0..NODES).prop_map(Step::AddSmall),
+        4 => (0..NODES).prop_map(Step::AddOther),
         6 => (1usize..12).prop_map(Step::AddAll),
         8 => (0..NODES, any::<usize>()).prop_map(|(node, which)| Step::Del(node, which)),
         2 => (0..NODES).prop_map(Step::Kill),
@@ -298,7 +303,14 @@ fn range(text: &str) -> Range {
     Range::new(&spec, Profile::Strict).unwrap()
 }
 
-/// No address twice, and each in a block that its node may use.
+/// No address twice, and no two ranges in force that cut an address differently.
+fn check_all(api: &Api, machines: &[Machine]) {
+    let confirmed = api.confirmed();
+    let both = [RANGE, OTHER_RANGE].map(|range| confirmed.iter().any(|other| other == range));
+    assert_ne!(both, [true; 2], "{confirmed:?}");
+    check(machines);
+}
+
 fn check(machines: &[Machine]) {
     let mut all = BTreeSet::new();
     for machine in machines {
@@ -319,6 +331,7 @@ async fn run(steps: Vec<Step>) {
         match step {
             Step::Add(node) => drop(machines[node].add().await),
             Step::AddSmall(node) => drop(machines[node].add_of(SMALL_RANGE).await),
+            Step::AddOther(node) => drop(machines[node].add_of(OTHER_RANGE).await),
             Step::AddAll(count) => {
                 let adds = machines.iter_mut().map(async |machine| {
                     for _ in 0..count {
@@ -350,7 +363,7 @@ async fn run(steps: Vec<Step>) {
             }
             Step::Wait(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
         }
-        check(&machines);
+        check_all(&api, &machines);
     }
     // In the end all is well again, and every address can be had: none was lost.
     api.set_down(false);
@@ -362,9 +375,14 @@ async fn run(steps: Vec<Step>) {
         }
     }
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    // The range is refused until the one that contradicts it has had no block for a while.
+    while api.confirmed().iter().any(|range| range == OTHER_RANGE) {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", api.blocks());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     while machines[0].pods.len() < 62 {
         let _ = machines[0].add().await;
-        check(&machines);
+        check_all(&api, &machines);
         assert!(
             tokio::time::Instant::now() < deadline,
             "{} of 62 addresses, blocks {:?}",

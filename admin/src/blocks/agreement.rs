@@ -3,20 +3,20 @@
 
 use std::collections::BTreeMap;
 
-use ipam::block::AddressSpace;
+use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
 use ipnetwork::IpNetwork;
 
-use super::standing::NodeState;
-use crate::api::document::{BlockObject, NodeId, SpaceObject};
+use rdma_ipam_broker::api::document::{BlockObject, NodeId, RangeObject, RangeSpec};
+use rdma_ipam_broker::decide::standing::NodeState;
 
 /// Something that does not agree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
+pub(super) struct Finding {
     /// `AddressBlock NAME`, or the block of a grant.
-    pub object: String,
+    pub(super) object: String,
     /// What is wrong, and what to do.
-    pub what: String,
+    pub(super) what: String,
 }
 
 impl Finding {
@@ -26,15 +26,35 @@ impl Finding {
     }
 }
 
-/// What is wrong with the objects of the cluster. `spaces` by the names of their objects, as far as
-/// there are any; a node without state is gone.
-#[must_use]
-pub fn of_cluster(
+/// What is wrong with the objects of the cluster. A node without state is gone.
+pub(super) fn of_cluster(
     blocks: &[BlockObject],
-    spaces: &BTreeMap<String, SpaceObject>,
+    ranges: &[RangeObject],
     states: &BTreeMap<String, NodeState>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let mut confirmed: Vec<&RangeSpec> = Vec::new();
+    for range in ranges.iter().filter(|range| range.spec.confirmed) {
+        let spec = &range.spec;
+        let mut others = confirmed.iter().filter(|one| one.space() == spec.space());
+        let what = match others.find(|other| spec.disagrees(other)) {
+            _ if !range.is_well_named() => {
+                "it has not the name of its range, so no broker believes it; kubectl delete it"
+                    .into()
+            }
+            Some(other) => format!(
+                "{} and range {} overlap and are cut differently, so no node gets a block of them: end the pods \
+                 of one of them, and kubectl delete its AddressBlocks and its AddressRange",
+                spec.range, other.range
+            ),
+            None => {
+                confirmed.push(spec);
+                continue;
+            }
+        };
+        let object = format!("AddressRange {}", range.metadata.name);
+        findings.push(Finding { object, what });
+    }
     let mut by_space: BTreeMap<String, Vec<&BlockObject>> = BTreeMap::new();
     for block in blocks {
         if block.is_well_named() {
@@ -48,8 +68,9 @@ pub fn of_cluster(
             findings.push(Finding::of(block, what));
         }
     }
-    for (name, mut blocks) in by_space {
-        findings.extend(of_grid(&name, &blocks, spaces.get(&name)));
+    for mut blocks in by_space.into_values() {
+        let misfits = blocks.iter().filter_map(|block| misfit(block, &confirmed));
+        findings.extend(misfits);
         blocks.sort_by_key(|block| (block.spec.block.network(), block.spec.block.prefix()));
         findings.extend(overlaps(&blocks));
         let ends = blocks.iter().filter_map(|block| end(block, states));
@@ -58,51 +79,28 @@ pub fn of_cluster(
     findings
 }
 
-/// Blocks that are no cell of their space, or single addresses whose cell is not split.
-fn of_grid(name: &str, blocks: &[&BlockObject], space: Option<&SpaceObject>) -> Vec<Finding> {
-    let Some(space) = space else {
-        let first = blocks.first().map(|block| {
-            let what = format!(
-                "its AddressSpace {name} is not there, so nothing fixes the length of blocks; the next broker \
-                 that needs a block makes it"
-            );
-            Finding::of(block, what)
-        });
-        return first.into_iter().collect();
-    };
-    let prefix = space.spec.block_prefix;
-    let cell_prefix = |block: &BlockObject| match block.spec.block {
-        IpNetwork::V4(_) => prefix.ipv4,
-        IpNetwork::V6(_) => prefix.ipv6,
-    };
-    let split: Vec<IpNetwork> = blocks
+/// That a block is in no range, or is not one of the blocks of its range.
+fn misfit(block: &BlockObject, ranges: &[&RangeSpec]) -> Option<Finding> {
+    let (network, space) = (block.spec.block, block.space());
+    let mut around = ranges
         .iter()
-        .filter(|block| block.spec.split)
-        .map(|block| block.spec.block)
-        .collect();
-    let fault = |block: &&BlockObject| {
-        let (network, cell) = (block.spec.block, cell_prefix(block));
-        let single = ipam::block::single(network.network()) == network;
-        if network.prefix() == cell {
-            return None;
+        .filter(|range| range.space() == space && overlap(range.range, network));
+    let what = match (
+        around.clone().next(),
+        around.find(|range| range.contradicts(network)),
+    ) {
+        (_, Some(range)) => format!(
+            "{network} is not a block of range {}, which is cut into /{}: drain its node, and kubectl delete it",
+            range.range, range.block_prefix
+        ),
+        (None, _) => {
+            "its AddressRange is not there, so nothing fixes the length of blocks; the next broker \
+             that needs a block makes it"
+                .to_owned()
         }
-        if block.spec.split || !single {
-            let what = format!(
-                "{network} is no block of its space, which is cut into /{cell}: drain its node, and kubectl \
-                 delete it"
-            );
-            return Some(Finding::of(block, what));
-        }
-        let around = split.iter().any(|cell| cell.contains(network.network()));
-        (!around).then(|| {
-            let what = format!(
-                "{network} is a single address, and its cell of /{cell} is not split: another node may claim \
-                 the whole cell; release it, or let its pod end"
-            );
-            Finding::of(block, what)
-        })
+        (Some(_), None) => return None,
     };
-    blocks.iter().filter_map(fault).collect()
+    Some(Finding::of(block, what))
 }
 
 /// Objects that have an address in common, of one space, sorted by first address and length.
@@ -113,17 +111,11 @@ fn overlaps(blocks: &[&BlockObject]) -> Vec<Finding> {
     for block in blocks {
         let network = block.spec.block;
         around.retain(|other| other.spec.block.contains(network.network()));
-        // A split cell is around its single addresses.
-        if let Some(other) = around.iter().find(|other| !other.spec.split) {
-            let node =
-                |block: &BlockObject| block.node().map_or_else(String::new, |node| node.name);
+        if let Some(other) = around.first() {
             let what = format!(
                 "{network} of node {:?} overlaps {} of node {:?} (AddressBlock {}): both nodes give the same \
                  addresses; drain one of them, and kubectl delete its object",
-                node(block),
-                other.spec.block,
-                node(other),
-                other.metadata.name
+                block.spec.node, other.spec.block, other.spec.node, other.metadata.name
             );
             findings.push(Finding::of(block, what));
         }
@@ -146,7 +138,7 @@ fn flags(space: &AddressSpace) -> String {
 
 /// That a block's node is gone, or is marked so and is not.
 fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Finding> {
-    let node = block.node()?;
+    let node = block.node();
     let state = states.get(&node.name).unwrap_or(&NodeState::Gone);
     let what = match (state.end_of(&node), &block.spec.over) {
         (None, over) if state.is_anew(&node) && !over.as_ref().is_some_and(|o| o.administrator) => {
@@ -182,8 +174,7 @@ fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Find
 
 /// What is wrong with the grants of this node. `blocks` are all objects with its label, `grants` those
 /// on disk.
-#[must_use]
-pub fn of_node(
+pub(super) fn of_node(
     me: &NodeId,
     blocks: &[BlockObject],
     grants: &[(AddressSpace, Grant)],
@@ -191,9 +182,7 @@ pub fn of_node(
     let mut findings = Vec::new();
     let named = |space: &AddressSpace, network: IpNetwork| {
         let name = space.block_name(network);
-        let mut own = blocks
-            .iter()
-            .filter(|block| block.spec.node.as_ref() == Some(&me.name));
+        let mut own = blocks.iter().filter(|block| block.spec.node == me.name);
         own.find(|block| block.metadata.name == name)
     };
     for (space, grant) in grants {
@@ -223,7 +212,7 @@ pub fn of_node(
         });
     }
     for block in blocks {
-        let of_me = block.node().is_some_and(|node| node == *me) && block.is_well_named();
+        let of_me = block.node() == *me && block.is_well_named();
         let granted = grants
             .iter()
             .any(|(space, grant)| *space == block.space() && grant.block == block.spec.block);
@@ -242,9 +231,8 @@ pub fn of_node(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::document::Over;
     use jiff::Timestamp;
-    use node::policy::BlockLength;
+    use rdma_ipam_broker::api::document::Over;
 
     fn me() -> NodeId {
         NodeId {
@@ -264,8 +252,11 @@ mod tests {
         block
     }
 
-    fn cell(network: &str) -> BlockObject {
-        BlockObject::split(&space(), network.parse().unwrap(), Timestamp::UNIX_EPOCH)
+    fn range(network: &str, prefix: u8, fixed: &[&str]) -> RangeObject {
+        let fixed: Vec<IpNetwork> = fixed.iter().map(|text| text.parse().unwrap()).collect();
+        let mut spec = RangeSpec::new(&space(), network.parse().unwrap(), prefix, &fixed);
+        spec.confirmed = true;
+        RangeObject::new(spec)
     }
 
     fn grant(network: &str, uid: &str) -> (AddressSpace, Grant) {
@@ -289,10 +280,12 @@ mod tests {
     }
 
     fn found(blocks: &[BlockObject], node: &NodeState) -> Vec<String> {
-        let spaces = SpaceObject::new(&space(), BlockLength::default());
-        let spaces = [(space().object_name(), spaces)].into();
+        let ranges = [
+            range("10.0.0.0/24", 28, &["10.0.0.32/30"]),
+            range("fd00::/64", 122, &[]),
+        ];
         let states = [("n1".to_owned(), node.clone())].into();
-        let findings = of_cluster(blocks, &spaces, &states);
+        let findings = of_cluster(blocks, &ranges, &states);
         findings.into_iter().map(|finding| finding.what).collect()
     }
 
@@ -304,11 +297,10 @@ mod tests {
     }
 
     #[test]
-    fn blocks_beside_each_other_and_single_addresses_in_a_split_cell_are_in_order() {
+    fn blocks_beside_each_other_and_static_addresses_are_in_order() {
         let blocks = [
             block("10.0.0.0/28"),
             block("10.0.0.16/28"),
-            cell("10.0.0.32/28"),
             block("10.0.0.33/32"),
             block("10.0.0.34/32"),
             block("fd00::40/122"),
@@ -327,8 +319,32 @@ mod tests {
         let found = found(&blocks, &there());
         let overlaps = found.iter().filter(|what| what.contains("overlaps"));
         assert_eq!(overlaps.count(), 3, "{found:?}");
-        assert!(found.iter().any(|what| what.contains("is not split")));
-        assert!(found.iter().any(|what| what.contains("cut into /28")));
+        let misfits = found.iter().filter(|what| what.contains("cut into /28"));
+        assert_eq!(misfits.count(), 2, "{found:?}");
+    }
+
+    #[test]
+    fn ranges_that_disagree_and_blocks_without_a_range_are_found() {
+        let mut renamed = range("10.7.0.0/24", 28, &[]);
+        renamed.metadata.name = "x".into();
+        let mut unconfirmed = range("10.0.0.0/25", 32, &[]);
+        unconfirmed.spec.confirmed = false;
+        let ranges = [
+            range("10.0.0.0/24", 28, &[]),
+            range("10.0.0.0/29", 32, &[]),
+            renamed,
+            unconfirmed,
+        ];
+        let states = [("n1".to_owned(), there())].into();
+        let findings = of_cluster(&[block("10.9.0.0/28")], &ranges, &states);
+        let found: Vec<&str> = findings.iter().map(|finding| &*finding.what).collect();
+        assert_eq!(found.len(), 3, "{found:?}");
+        for (what, says) in found
+            .iter()
+            .zip(["cut differently", "believes", "is not there"])
+        {
+            assert!(what.contains(says), "{what}");
+        }
     }
 
     #[test]

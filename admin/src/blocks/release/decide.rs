@@ -1,16 +1,15 @@
 //! Whether an administrator may take a block from its node.
 //!
-//! The word that is written is [`Over::administrator`](crate::api::document::Over): the node's broker
-//! obeys it, every other one lets the block rest for the cool-down first, as one of a node that is gone.
+//! The word that is written is [`Over::administrator`]: the node's broker obeys it, every other one lets the block rest for the cool-down first, as one of a node that is gone.
 
 use jiff::Timestamp;
 
-use super::standing::NodeState;
-use crate::api::document::{BlockObject, NodeObject, Over};
+use rdma_ipam_broker::api::document::{BlockObject, NodeObject, Over};
+use rdma_ipam_broker::decide::standing::NodeState;
 
 /// What to do about a block that an administrator wants to take from its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Release {
+pub(super) enum Release {
     /// Write this. The node's pods, if any of them runs, lose the block under their feet.
     Take {
         over: Over,
@@ -25,7 +24,7 @@ pub enum Release {
 
 /// What is known against it that a node is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Danger {
+pub(super) enum Danger {
     /// Its Node object is there, but its kubelet does not report.
     NotReady,
     /// Its kubelet reports that it is ready.
@@ -33,8 +32,7 @@ pub enum Danger {
 }
 
 /// What may be done. `node` is the Node object of the block's node by name, as it is now.
-#[must_use]
-pub fn release(block: &BlockObject, node: Option<&NodeObject>, now: Timestamp) -> Release {
+pub(super) fn release(block: &BlockObject, node: Option<&NodeObject>, now: Timestamp) -> Release {
     let name = &block.metadata.name;
     if !block.is_well_named() {
         return Release::Refused(format!(
@@ -43,18 +41,11 @@ pub fn release(block: &BlockObject, node: Option<&NodeObject>, now: Timestamp) -
             block.spec.block
         ));
     }
-    let Some(owner) = block.node() else {
-        return Release::Refused(format!(
-            "AddressBlock {name} is a cell that is split into single addresses, which no node has: release \
-             those, as --block {}",
-            ipam::block::single(block.spec.block.network())
-        ));
-    };
     if let Some(over) = block.spec.over.as_ref().filter(|over| over.administrator) {
         return Release::Taken(over.clone());
     }
     let state = NodeState::of(node);
-    let (why, danger) = match state.end_of(&owner) {
+    let (why, danger) = match state.end_of(&block.node()) {
         Some(why) => (why, None),
         None => {
             let ready = node.is_some_and(NodeObject::is_ready);
@@ -63,7 +54,7 @@ pub fn release(block: &BlockObject, node: Option<&NodeObject>, now: Timestamp) -
             } else {
                 Danger::NotReady
             };
-            let why = format!("an administrator took it from node {}", owner.name);
+            let why = format!("an administrator took it from node {}", block.spec.node);
             (why, Some(danger))
         }
     };
@@ -81,8 +72,8 @@ pub fn release(block: &BlockObject, node: Option<&NodeObject>, now: Timestamp) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::document::NodeId;
     use ipam::block::AddressSpace;
+    use rdma_ipam_broker::api::document::NodeId;
     use serde_json::json;
 
     fn at(second: i64) -> Timestamp {
@@ -153,16 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn a_split_cell_and_an_object_of_another_name_are_refused() {
-        let space = AddressSpace::new("default", None);
-        let cell = BlockObject::split(&space, "10.0.0.16/28".parse().unwrap(), at(0));
+    fn an_object_of_another_name_is_refused() {
         let mut renamed = block(None);
         renamed.metadata.name = "x".into();
-        for (block, said) in [(cell, "--block 10.0.0.16/32"), (renamed, "kubectl delete")] {
-            match release(&block, None, at(0)) {
-                Release::Refused(why) => assert!(why.contains(said), "{why}"),
-                other => panic!("{other:?}"),
-            }
+        match release(&renamed, None, at(0)) {
+            Release::Refused(why) => assert!(why.contains("kubectl delete"), "{why}"),
+            other => panic!("{other:?}"),
         }
     }
 }

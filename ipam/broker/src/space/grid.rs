@@ -1,0 +1,180 @@
+//! How a range is cut into blocks: its object in the API says it, which the first use of the range makes.
+//!
+//! # Why two ranges that disagree are never both confirmed
+//! Blocks are claimed in confirmed ranges only. A range is confirmed after a list of all ranges that has
+//! it, unconfirmed, and none that disagrees with it, on the condition that it was not changed since (UID
+//! and `resourceVersion`). A list is of one moment, not before its request. Let R and S disagree, and let
+//! R's list be the earlier one. R was there from that list until it was confirmed, and from then until it
+//! was removed: S's list has R, and S is not confirmed, or R is gone. Who does which step, how late, and
+//! who is killed does not matter. Both may lose: whoever finds an unconfirmed range in the way removes it
+//! with its own, and the next ADDs try again. A confirmed range goes when it had no block for an hour
+//! ([`crate::sweep`]), or by an administrator.
+
+use std::rc::Rc;
+
+use ipam::block::{Blocks, overlap};
+use ipnetwork::IpNetwork;
+use node_wire::{Failure, FailureKind};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::claim::RangeKey;
+use super::{MOST_READ, Worker, failure};
+use crate::api::document::RangeSpec;
+use crate::api::{ApiError, BlockObject, RangeObject};
+
+impl Worker {
+    /// How a range is cut. Its object is made and confirmed if need be; a note that it has no block is
+    /// taken off, because a sweep that goes by the note removes the object only if that was not changed.
+    pub(super) async fn grid(&mut self, range: &RangeKey) -> Result<RangeSpec, Failure> {
+        if let Some((read, ranges)) = &self.grids
+            && read.elapsed() < self.shared.timing.agreed
+            && let Some(spec) = in_force(ranges, range.subnet)
+        {
+            return Ok(spec.clone());
+        }
+        let api = |error: ApiError| failure(&error);
+        let client = self.shared.client.clone();
+        for _ in 0..MOST_READ {
+            let ranges = self.read_ranges().await.map_err(api)?;
+            if let Some(spec) = in_force(&ranges, range.subnet) {
+                return Ok(spec.clone());
+            }
+            let own = ranges.iter().find(|one| one.spec.range == range.subnet);
+            let spec = match own {
+                Some(own) => own.spec.clone(),
+                None => self.new_range(range, &ranges).await?,
+            };
+            let mut others = ranges.iter().filter(|one| one.spec.disagrees(&spec));
+            if let Some(other) = others.find(|one| one.spec.confirmed || !spec.confirmed) {
+                let both = [own, Some(other)].into_iter().flatten();
+                for unconfirmed in both.filter(|one| !one.spec.confirmed) {
+                    let removed = client.delete_range(&unconfirmed.metadata).await;
+                    removed.map_err(api)?;
+                }
+                return Err(refusal(&spec, other));
+            }
+            match own {
+                None => drop(
+                    client
+                        .create_range(&RangeObject::new(spec))
+                        .await
+                        .map_err(api)?,
+                ),
+                Some(own) if !spec.confirmed => {
+                    drop(client.confirm_range(&own.metadata).await.map_err(api)?);
+                }
+                Some(own) => {
+                    let note = json!({"emptySince": null});
+                    let noted = client.note_in_range(&own.metadata, note).await;
+                    drop(noted.map_err(api)?);
+                }
+            }
+        }
+        let name = self.space.block_name(range.subnet);
+        let why = format!("AddressRange {name} comes and goes");
+        Err(Failure::new(FailureKind::ClusterUnavailable, why))
+    }
+
+    /// The confirmed range that a block contradicts.
+    pub(super) async fn contradiction(
+        &mut self,
+        block: IpNetwork,
+    ) -> Result<Option<String>, ApiError> {
+        let ranges = self.known_ranges().await?;
+        let mut ranges = ranges.iter().filter(|range| range.spec.confirmed);
+        let range = ranges.find(|range| range.spec.contradicts(block));
+        Ok(range.map(|range| range.metadata.name.clone()))
+    }
+
+    /// The ranges of the space, as read some seconds ago.
+    pub(super) async fn known_ranges(&mut self) -> Result<Rc<Vec<RangeObject>>, ApiError> {
+        match &self.grids {
+            Some((read, ranges)) if read.elapsed() < self.shared.timing.agreed => {
+                Ok(ranges.clone())
+            }
+            _ => self.read_ranges().await,
+        }
+    }
+
+    /// The ranges of the space, now. One of another name than its own is not believed.
+    async fn read_ranges(&mut self) -> Result<Rc<Vec<RangeObject>>, ApiError> {
+        let mut ranges = Vec::new();
+        let each = |range: RangeObject| {
+            if range.is_well_named() && range.spec.space() == self.space {
+                ranges.push(range);
+            }
+        };
+        self.shared.client.ranges(each).await?;
+        let ranges = Rc::new(ranges);
+        self.grids = Some((Instant::now(), ranges.clone()));
+        Ok(ranges)
+    }
+
+    /// How a range without an object is to be cut: as blocks that are there already and in no other
+    /// range, because the object was removed or lost; else by the node's policy.
+    async fn new_range(
+        &self,
+        range: &RangeKey,
+        ranges: &[RangeObject],
+    ) -> Result<RangeSpec, Failure> {
+        let mut blocks = self.grants.networks();
+        let each = |block: BlockObject| blocks.push(block.spec.block);
+        let listed = self.shared.client.blocks_of_space(&self.space, each).await;
+        listed.map_err(|error| failure(&error))?;
+        let is_of = |range: &RangeObject, block| overlap(range.spec.range, block);
+        blocks.retain(|block| {
+            overlap(*block, range.subnet) && !ranges.iter().any(|other| is_of(other, *block))
+        });
+        let there = blocks.iter().find(|block| !self.is_static(**block));
+        let fixed = &self.static_networks;
+        let prefix = there.map_or_else(
+            || Blocks::prefix(range.is_ipv4(), &range.spans, self.length, fixed),
+            |block| block.prefix(),
+        );
+        let spec = RangeSpec::new(&self.space, range.subnet, prefix, fixed);
+        match blocks.into_iter().find(|block| spec.contradicts(*block)) {
+            None => Ok(spec),
+            Some(block) => {
+                let why = format!(
+                    "range {} cannot be cut into blocks of /{prefix}: AddressBlock {} is there; end the pods that \
+                     have its addresses, and delete it",
+                    range.subnet,
+                    self.space.block_name(block)
+                );
+                Err(Failure::new(FailureKind::Mismatch, why))
+            }
+        }
+    }
+}
+
+/// How a range is cut, if its object is confirmed, without a note that it has no block, and no other
+/// one, written by hand, disagrees.
+fn in_force(ranges: &[RangeObject], subnet: IpNetwork) -> Option<&RangeSpec> {
+    let mut confirmed = ranges.iter().filter(|range| range.spec.confirmed);
+    let own = confirmed.clone().find(|range| range.spec.range == subnet)?;
+    let is_alone = !confirmed.any(|other| other.spec.disagrees(&own.spec));
+    (is_alone && own.empty_since().is_none()).then_some(&own.spec)
+}
+
+fn refusal(spec: &RangeSpec, other: &RangeObject) -> Failure {
+    let (range, theirs) = (spec.range, other.spec.range);
+    let name = &other.metadata.name;
+    if !other.spec.confirmed {
+        let why = format!(
+            "ranges {range} and {theirs} overlap and are both used for the first time: one of them is refused"
+        );
+        return Failure::new(FailureKind::ClusterUnavailable, why);
+    }
+    let static_networks = match spec.block_prefix == other.spec.block_prefix {
+        true => " and other static networks",
+        false => "",
+    };
+    let why = format!(
+        "range {range} overlaps range {theirs}, which is cut into blocks of /{}{static_networks}, this one of /{} \
+         (AddressRange {name}): give both networks one range; or end the pods of {theirs}, and delete its \
+         AddressBlocks and AddressRange {name}",
+        other.spec.block_prefix, spec.block_prefix
+    );
+    Failure::new(FailureKind::Mismatch, why)
+}

@@ -1,0 +1,377 @@
+//! Getting a block that another node has: its node is gone and the block has rested, or its node gives
+//! it back when asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ipam::block::{Blocks, MIN_BLOCKS};
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+use node::random::random64;
+use node_wire::{Failure, FailureKind};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::claim::{Attempt, MOST_DRAWN, RangeKey};
+use super::{Doubt, Own, Worker, failure};
+use crate::api::document::{BlockObject, NODE_LABEL, NodeId, RangeSpec, label_hash};
+use crate::api::{ApiError, Changed};
+use crate::decide::choice;
+use crate::decide::standing::{Claim, NodeState};
+
+/// How many other nodes are asked for a block at one time.
+const MOST_ASKED: usize = 4;
+/// When it is tried whether one of them gave it back, in tenths of the time that they have.
+const ASK_TENTHS: [u32; 4] = [1, 2, 2, 5];
+/// How long a list of nodes is good for.
+const NODES_AGE: Duration = Duration::from_secs(30);
+
+/// What became of a search among the blocks of other nodes.
+#[derive(Debug, Default)]
+struct Search {
+    /// When the first block of a node that is gone has rested.
+    rests: Option<Timestamp>,
+    /// Blocks found to be of nodes that are gone.
+    marked: usize,
+    /// Blocks that other nodes were asked for.
+    asked: Vec<IpNetwork>,
+    asked_nodes: BTreeSet<String>,
+}
+
+impl Worker {
+    /// A block of a node that is gone, or that its node gives back when asked.
+    pub(super) async fn claim_of_others(
+        &mut self,
+        range: &RangeKey,
+        grid: &RangeSpec,
+        blocks: &Blocks,
+        deadline: Instant,
+    ) -> Result<IpNetwork, Failure> {
+        let others = self.blocks_of_others(range, grid).await;
+        let others = others.map_err(|error| failure(&error))?;
+        let mut search = Search::default();
+        if let Some(block) = self.take_over_rested(&others, &mut search).await? {
+            return Ok(block);
+        }
+        let asked = self.ask_nodes(&others, deadline, &mut search).await;
+        asked.map_err(|error| failure(&error))?;
+        if !search.asked.is_empty() {
+            let returned = self
+                .await_return(range, &search.asked, blocks, deadline)
+                .await?;
+            if let Some(block) = returned {
+                return Ok(block);
+            }
+        }
+        let why = self.explain(range, grid, blocks, &others, &search);
+        Err(Failure::new(FailureKind::Exhausted, why))
+    }
+
+    /// The blocks of a range that other nodes have. What is not well named is not believed.
+    async fn blocks_of_others(
+        &self,
+        range: &RangeKey,
+        grid: &RangeSpec,
+    ) -> Result<Vec<BlockObject>, ApiError> {
+        let mut others: Vec<BlockObject> = Vec::new();
+        let each = |object: BlockObject| {
+            let block = object.spec.block;
+            let is_block = object.is_well_named() && !grid.contradicts(block);
+            if is_block && !self.own.contains_key(&block) && self.room(range, block) > 0 {
+                others.push(object);
+            }
+        };
+        self.shared
+            .client
+            .blocks_of_space(&self.space, each)
+            .await?;
+        Ok(others)
+    }
+
+    /// A block whose node is gone and that has rested: of those the one that rested longest.
+    async fn take_over_rested(
+        &mut self,
+        others: &[BlockObject],
+        search: &mut Search,
+    ) -> Result<Option<IpNetwork>, Failure> {
+        let over = others
+            .iter()
+            .filter_map(|one| Some((one.spec.over.as_ref()?.since, one)));
+        let mut over: Vec<(Timestamp, &BlockObject)> = over.collect();
+        over.sort_by_key(|(since, _)| *since);
+        for (_, object) in over.into_iter().take(MOST_DRAWN) {
+            let claim = self.judge(object).await.map_err(|error| failure(&error))?;
+            match claim {
+                Claim::Take => {
+                    if let Attempt::Got = self.take_over(object).await? {
+                        return Ok(Some(object.spec.block));
+                    }
+                }
+                Claim::Rests(until) => {
+                    search.rests = Some(search.rests.map_or(until, |first| first.min(until)));
+                }
+                Claim::Unmark => {
+                    let unmarked = self.shared.unmark(&object.metadata).await;
+                    unmarked.map_err(|error| failure(&error))?;
+                }
+                Claim::Held | Claim::Mark(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Marks blocks of nodes that are gone, and asks some of the other nodes for one of theirs.
+    async fn ask_nodes(
+        &self,
+        others: &[BlockObject],
+        deadline: Instant,
+        search: &mut Search,
+    ) -> Result<(), ApiError> {
+        let nodes = self.nodes().await?;
+        let mut states: BTreeMap<String, NodeState> = BTreeMap::new();
+        let held = others.iter().filter(|one| one.spec.over.is_none());
+        let mut held: Vec<&BlockObject> = held.collect();
+        // Nodes that seem gone first, and then those that have least in a block; of equals any.
+        held.sort_by_cached_key(|one| {
+            let used = one.status.map_or(0, |status| status.used);
+            (nodes.contains(&one.node()), used, random64())
+        });
+        for one in held {
+            let node = one.node();
+            let seems_gone = !nodes.contains(&node);
+            let enough = search.asked_nodes.len() >= MOST_ASKED || deadline <= Instant::now();
+            let is_asked = search.asked_nodes.contains(&node.name);
+            if enough || (!seems_gone && is_asked) || search.marked >= MOST_DRAWN {
+                continue;
+            }
+            let state = match states.get(&node.name) {
+                Some(state) => state.clone(),
+                None => {
+                    let state = self.shared.node_state(&node.name).await?;
+                    states.insert(node.name.clone(), state.clone());
+                    state
+                }
+            };
+            match self.shared.judge(one, &node, &state) {
+                Claim::Mark(why) => {
+                    self.shared.mark_over(one, &why).await?;
+                    search.marked += 1;
+                }
+                Claim::Held => {
+                    self.want(one).await?;
+                    search.asked.push(one.spec.block);
+                    search.asked_nodes.insert(node.name);
+                }
+                Claim::Rests(_) | Claim::Take | Claim::Unmark => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Why no block could be had, for people.
+    fn explain(
+        &self,
+        range: &RangeKey,
+        grid: &RangeSpec,
+        blocks: &Blocks,
+        others: &[BlockObject],
+        search: &Search,
+    ) -> String {
+        let own = self.own.keys().filter(|block| range.within(**block) > 0);
+        let nodes: BTreeSet<&str> = others.iter().map(|one| one.spec.node.as_str()).collect();
+        let mut why = format!(
+            "none of the {} blocks of the range is free: this node has {}, {} other nodes have {}",
+            blocks.count(),
+            own.count(),
+            nodes.len(),
+            others.len(),
+        );
+        if blocks.count() < MIN_BLOCKS && !grid.is_of_single_addresses() {
+            why += &format!(
+                ", each with the addresses of a /{}, as AddressRange {} was cut when it was longer or for another \
+                 network: to cut it anew, end the pods of {}, and delete its AddressBlocks and AddressRange",
+                grid.block_prefix,
+                self.space.block_name(grid.range),
+                grid.range
+            );
+        }
+        why += &self.explain_before(range);
+        if let Some(until) = search.rests {
+            why += &format!(", the first one of a node that is gone rests until {until}");
+        } else if search.marked > 0 {
+            let marked = search.marked;
+            why += &format!(", {marked} of nodes that are gone rest from now on for the cool-down");
+        }
+        if !search.asked_nodes.is_empty() {
+            let names: Vec<&str> = search.asked_nodes.iter().map(String::as_str).collect();
+            why += &format!("; no block came back yet from {}", names.join(", "));
+        }
+        why
+    }
+
+    /// The block of one address that is another node's.
+    pub(super) async fn claim_of_other(
+        &mut self,
+        address: IpAddr,
+        block: IpNetwork,
+        single: bool,
+        deadline: Instant,
+    ) -> Result<IpNetwork, Failure> {
+        let api = |error: ApiError| failure(&error);
+        let name = self.space.block_name(block);
+        let unsettled = |why: &str| {
+            let why = format!("AddressBlock {name} {why}");
+            Failure::new(FailureKind::ClusterUnavailable, why)
+        };
+        let object = self.shared.client.block(&name).await.map_err(api)?;
+        let object = object.ok_or_else(|| unsettled("comes and goes"))?;
+        let node = &object.spec.node;
+        let mut rests = String::new();
+        match self.judge(&object).await.map_err(api)? {
+            Claim::Take => {
+                return match self.take_over(&object).await? {
+                    Attempt::Got => Ok(block),
+                    // Another node takes it, or a sweep removes it: whose it is now is not known.
+                    Attempt::Taken => Err(unsettled(&format!(
+                        "of node {node} was changed by another node at the same time"
+                    ))),
+                };
+            }
+            Claim::Mark(why) => {
+                self.shared.mark_over(&object, &why).await.map_err(api)?;
+                rests = format!("; {why}, so it can be had after the cool-down");
+            }
+            Claim::Rests(until) => {
+                rests = format!("; that node is gone, and it rests until {until}")
+            }
+            // Of a pod that came to this node and takes its address along.
+            Claim::Held if single => {
+                self.want(&object).await.map_err(api)?;
+                if self.await_this(block, deadline).await? {
+                    return Ok(block);
+                }
+                rests = "; it gives it back once the address is free and cooled down".to_owned();
+            }
+            Claim::Unmark => self.shared.unmark(&object.metadata).await.map_err(api)?,
+            Claim::Held => {}
+        }
+        let why =
+            format!("{address} is in block {block} of node {node} (AddressBlock {name}){rests}");
+        Err(Failure::new(FailureKind::HeldByAnotherNode, why))
+    }
+
+    /// Notes in another node's block that this node asks for it.
+    async fn want(&self, block: &BlockObject) -> Result<(), ApiError> {
+        let spec = json!({"wantedBy": self.shared.name});
+        let client = &self.shared.client;
+        let changed = client.change_block(&block.metadata, json!({}), spec).await;
+        changed.map(drop)
+    }
+
+    /// What may be done with another node's block, asked of the cluster now.
+    async fn judge(&self, block: &BlockObject) -> Result<Claim, ApiError> {
+        let state = self.shared.node_state(&block.spec.node).await?;
+        Ok(self.shared.judge(block, &block.node(), &state))
+    }
+
+    /// Takes a block whose node is gone and that has rested.
+    async fn take_over(&mut self, object: &BlockObject) -> Result<Attempt, Failure> {
+        let me = self.shared.me().await?;
+        let block = object.spec.block;
+        let spec = json!({
+            "node": me.name,
+            "nodeUID": me.uid,
+            "epoch": object.spec.epoch.saturating_add(1),
+            "since": Timestamp::now(),
+            "over": null,
+            "wantedBy": null,
+        });
+        let labels = json!({NODE_LABEL: label_hash(&me.name)});
+        let client = &self.shared.client;
+        match client.change_block(&object.metadata, labels, spec).await {
+            Ok(Changed::Done(taken)) => {
+                tracing::info!(
+                    space = %self.space, %block, node = object.spec.node,
+                    "took over a block of a node that is gone"
+                );
+                self.accept(taken)
+            }
+            Ok(Changed::Conflict | Changed::Gone) => Ok(Attempt::Taken),
+            Err(error) => {
+                if error.is_uncertain() {
+                    let doubt = Some(Doubt::Whose);
+                    let own = Own::new(object.clone());
+                    self.own.insert(block, Own { doubt, ..own });
+                }
+                Err(failure(&error))
+            }
+        }
+    }
+
+    /// Waits until one of the blocks, or another one, was given back. Not while other questions wait:
+    /// they may be of ranges with room. The mark stays, and the runtime asks again.
+    async fn await_return(
+        &mut self,
+        range: &RangeKey,
+        asked: &[IpNetwork],
+        blocks: &Blocks,
+        deadline: Instant,
+    ) -> Result<Option<IpNetwork>, Failure> {
+        for tenths in ASK_TENTHS {
+            let at = Instant::now() + self.shared.timing.ask * tenths / 10;
+            if at > deadline || !self.asked.is_empty() {
+                break;
+            }
+            tokio::time::sleep_until(at).await;
+            let names = self.shared.client.block_names(&self.space).await;
+            let names = names.map_err(|e| failure(&e))?;
+            let taken = |block: IpNetwork| {
+                self.own.contains_key(&block)
+                    || self.room(range, block) == 0
+                    || names.contains(&self.space.block_name(block))
+            };
+            let free = asked.iter().copied().find(|block| !taken(*block));
+            let Some(block) = free.or_else(|| choice::draw(blocks, taken, random64)) else {
+                continue;
+            };
+            if let Attempt::Got = self.attempt(block).await? {
+                return Ok(Some(block));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until one block was given back, as [`Self::await_return`].
+    async fn await_this(&mut self, block: IpNetwork, deadline: Instant) -> Result<bool, Failure> {
+        for tenths in ASK_TENTHS {
+            let at = Instant::now() + self.shared.timing.ask * tenths / 10;
+            if at > deadline || !self.asked.is_empty() {
+                break;
+            }
+            tokio::time::sleep_until(at).await;
+            if let Attempt::Got = self.attempt(block).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The nodes of the cluster, some seconds old.
+    async fn nodes(&self) -> Result<Rc<BTreeSet<NodeId>>, ApiError> {
+        if let Some((at, nodes)) = &*self.shared.nodes.borrow()
+            && at.elapsed() < NODES_AGE
+        {
+            return Ok(nodes.clone());
+        }
+        let mut nodes = BTreeSet::new();
+        let listed = self.shared.client.node_names(|node| {
+            nodes.insert(node.id());
+        });
+        listed.await?;
+        let nodes = Rc::new(nodes);
+        *self.shared.nodes.borrow_mut() = Some((Instant::now(), nodes.clone()));
+        Ok(nodes)
+    }
+}
