@@ -327,11 +327,7 @@ fn take_anew(
     let (Source::Netdev { mtu, .. } | Source::Child { mtu, .. }) = &plan.interface;
     let started = Instant::now();
     loop {
-        let place = Place::Pod {
-            index: None,
-            mac: None,
-            host: None,
-        };
+        let place = Place::Pod { host: None };
         if let Ok(Some(link)) = identity.find(&link::list(inside)?, place) {
             let change = Change {
                 name: Some(name.as_bytes()),
@@ -344,8 +340,7 @@ fn take_anew(
             link::change(inside, what, link.index, &change)?;
             return link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name));
         }
-        let place = Place::Host { name: None };
-        if let Ok(Some(link)) = identity.find(&link::list(&mut host.socket)?, place) {
+        if let Ok(Some(link)) = identity.find(&link::list(&mut host.socket)?, Place::Host) {
             let moved = move_in(host, pod, inside, link, name)?;
             if mtu.is_some() {
                 let change = Change {

@@ -7,6 +7,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use attachment::netdev::identity;
 use hca::{Guid, HcaId};
 use node::policy::{Allow, Candidate, partition};
 
@@ -265,13 +266,19 @@ fn in_partition(parent: &str, pkey: u16, rules: Rules<'_>) -> Result<(), Denied>
 /// The rules for a netdev that leaves the host.
 fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
     let policy = rules.path.display();
-    // Hardware identifies a netdev, also after the pod changed everything about it.
+    let kind = nic.link.kind.as_ref().map(ToString::to_string);
+    let what = match kind {
+        Some(kind) => format!("it is a {kind}, without hardware of its own"),
+        None => "the kernel names no hardware below it".to_owned(),
+    };
+    // What the pod cannot change must identify a netdev.
+    if !identity::is_certain(&nic.link) {
+        return subject.denied(
+            format!("{what}, and in a pod it cannot be told from other links"),
+            "move a NIC, a virtual function, or a VLAN or veth whose parent or peer is on the host",
+        );
+    }
     if !rules.allow.virtual_links && !nic.link.is_hardware() {
-        let kind = nic.link.kind.as_ref().map(ToString::to_string);
-        let what = match kind {
-            Some(kind) => format!("it is a {kind}, without hardware of its own"),
-            None => "the kernel names no hardware below it (Linux before 5.14 names none)".into(),
-        };
         return subject.denied(
             what,
             format!(
@@ -345,7 +352,10 @@ fn belongs(
         return Ok(());
     }
     let what = match hcas.is_empty() {
-        true => format!("{} is not an RDMA device, so it cannot be allocated", subject.name),
+        true => format!(
+            "{} is not an RDMA device, so it cannot be allocated",
+            subject.name
+        ),
         false => format!("the kubelet did not allocate {} to it", list(hcas)),
     };
     let has = match allocated.hcas.is_empty() {

@@ -114,11 +114,11 @@ impl Target {
         let stands_on = |device: &str| moved.identity.bus_device.as_deref() == Some(device);
         match self {
             Target::Name(name) => {
-                moved.name == *name || moved.altnames.iter().any(|known| *known == *name)
+                moved.name == *name || moved.has_altname(&Name::from(name.as_str()))
             }
             Target::Mac(mac) => {
                 let mac = mac.to_string();
-                moved.identity.mac == mac || moved.identity.permanent_mac.as_ref() == Some(&mac)
+                moved.mac() == mac || moved.identity.permanent_mac.as_ref() == Some(&mac)
             }
             Target::Hca(HcaId::NodeGuid(guid)) => {
                 let guid = guid.to_string();

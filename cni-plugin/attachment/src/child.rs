@@ -127,7 +127,7 @@ fn others(node: &Node, record: &Record, part: &Part) -> Result<Vec<Interface>, E
     };
     let interface = |(_, part): (&Record, &Part)| match (&part.child, &part.moved) {
         (Some(child), _) => (child.pod_index, child.mac.clone()),
-        (None, Some(moved)) => (moved.pod_index, Some(moved.identity.mac.clone())),
+        (None, Some(moved)) => (None, Some(moved.mac().to_owned())),
         (None, None) => (None, None),
     };
     Ok(parts.filter(is_another).map(interface).collect())

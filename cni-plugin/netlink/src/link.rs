@@ -13,8 +13,8 @@ mod vf;
 
 pub use below::PAIRED_KINDS;
 pub use change::{
-    Change, InetSettings, add_altname, change, delete, detach_xdp, number_names, remove_altname,
-    set_inet, set_info, set_number, set_oper_state, set_proto_down, set_token,
+    Change, InetSettings, add_altname, change, delete, detach_xdp, remove_altname, set_inet,
+    set_info, set_number, set_oper_state, set_token,
 };
 pub use child::{Child, NewChild, create};
 pub use number::{known_number, known_numbers, namespace_number, number_within};
@@ -41,14 +41,11 @@ const IFLA_OPERSTATE: u16 = 16;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_PHYS_PORT_NAME: u16 = 38;
-const IFLA_PROTO_DOWN: u16 = 39;
 const IFLA_XDP: u16 = 43;
 const IFLA_PROP_LIST: u16 = 52;
 const IFLA_ALT_IFNAME: u16 = 53;
-const IFLA_PROTO_DOWN_REASON: u16 = 55;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
-const IFLA_PROTO_DOWN_REASON_VALUE: u16 = 2;
 const IFLA_INET6_TOKEN: u16 = 7;
 const AF_INET6: u16 = 10;
 const ARPHRD_LOOPBACK: u16 = 772;
@@ -62,8 +59,9 @@ struct Number {
     bytes: usize,
 }
 
-/// Each before those that follow from it: `netif_set_gso_max_size()` sets the limit for IPv4, too.
-const NUMBERS: [Number; 7] = [
+const NUMBERS: [Number; 9] = [
+    Number::new("mtu", 4, 4),
+    Number::new("txqueuelen", 13, 4),
     Number::new("mode", 17, 1),
     Number::new("group", 27, 4),
     Number::new("gso_max_segs", 40, 4),
@@ -149,8 +147,6 @@ pub struct Link {
     pub mtu: u32,
     /// The largest MTU the driver takes; 0 when it names none.
     pub max_mtu: u32,
-    /// Length of the transmit queue in packets.
-    pub tx_queue_length: u32,
     /// `IFF_*`.
     pub flags: LinkFlags,
     /// Whether it can carry traffic: `IF_OPER_UP`, or unknown for drivers that never say.
@@ -179,10 +175,6 @@ pub struct Link {
     pub numbers: BTreeMap<&'static str, u32>,
     /// RFC 2863's state (`IF_OPER_*`).
     pub oper_state: u8,
-    /// Whether the link is held down, where it can be.
-    pub proto_down: bool,
-    /// Who holds it down: a bit for each.
-    pub proto_down_reasons: u32,
     /// The interface part of its IPv6 addresses, where an administrator set one.
     pub token: Option<Ipv6Addr>,
     /// How many users want it to receive everything.
@@ -227,7 +219,6 @@ impl Link {
                 LinkAttribute::PermAddress(mac) => link.permanent_mac = mac,
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
                 LinkAttribute::MaxMtu(mtu) => link.max_mtu = mtu,
-                LinkAttribute::TxQueueLen(length) => link.tx_queue_length = length,
                 LinkAttribute::Link(index) => link.parent = Some(index),
                 LinkAttribute::LinkNetNsId(id) => link.parent_netns = Some(id),
                 LinkAttribute::Controller(index) => link.controller = Some(index),
@@ -280,12 +271,6 @@ impl Link {
             IFLA_PHYS_PORT_NAME => {
                 self.port = Some(Name::of_attribute(value).to_string());
             }
-            IFLA_PROTO_DOWN => self.proto_down = attribute::number(value) != Some(0),
-            IFLA_PROTO_DOWN_REASON => attribute::each(value, |kind, reason| {
-                if kind == IFLA_PROTO_DOWN_REASON_VALUE {
-                    self.proto_down_reasons = attribute::number(reason).unwrap_or(0);
-                }
-            }),
             IFLA_XDP => attribute::each(value, |kind, xdp| {
                 let mode = XdpMode::of_attribute(kind);
                 self.xdp.extend(mode.zip(attribute::number(xdp)));

@@ -274,22 +274,40 @@ fn the_ipoib_netdev_of_a_port_is_hardware_and_its_children_are_not() {
 #[test]
 fn virtual_links_are_moved_by_a_key_of_their_own() {
     let mut vlan = hardware();
-    vlan.link.kind = Some(InfoKind::Vlan);
-    let mut bare = hardware();
-    bare.link.bus_device = None;
-    for (nic, word) in [(vlan, "vlan"), (bare, "5.14")] {
-        let allow = Allow {
-            unallocated: true,
-            ..Allow::default()
-        };
-        let denied = move_it(nic.clone(), &allow, &[]).unwrap_err();
+    (vlan.link.kind, vlan.link.bus_device) = (Some(InfoKind::Vlan), None);
+    vlan.link.parent = Some(3);
+    let allow = Allow {
+        unallocated: true,
+        ..Allow::default()
+    };
+    let denied = move_it(vlan.clone(), &allow, &[]).unwrap_err();
+    assert!(denied.why.contains("vlan"), "{denied}");
+    assert!(denied.remedy.contains("allow.virtual"), "{denied}");
+    let allow = Allow {
+        virtual_links: true,
+        ..allow
+    };
+    move_it(vlan, &allow, &[]).unwrap();
+}
+
+#[test]
+fn a_link_that_a_pod_could_imitate_is_not_moved() {
+    let allow = Allow {
+        unallocated: true,
+        virtual_links: true,
+        ..Allow::default()
+    };
+    for (kind, parent, word) in [
+        (Some(InfoKind::MacVlan), Some(3), "macvlan"),
+        (Some(InfoKind::Dummy), None, "dummy"),
+        (Some(InfoKind::Vlan), None, "vlan"),
+        (None, None, "names no hardware"),
+    ] {
+        let mut nic = hardware();
+        (nic.link.kind, nic.link.bus_device, nic.link.parent) = (kind, None, parent);
+        let denied = move_it(nic, &allow, &[]).unwrap_err();
         assert!(denied.why.contains(word), "{denied}");
-        assert!(denied.remedy.contains("allow.virtual"), "{denied}");
-        let allow = Allow {
-            virtual_links: true,
-            ..allow
-        };
-        move_it(nic, &allow, &[]).unwrap();
+        assert!(denied.why.contains("cannot be told from"), "{denied}");
     }
 }
 

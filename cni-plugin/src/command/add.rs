@@ -225,8 +225,7 @@ impl Add<'_> {
             plan::check(&resolved, &config, &self.node.policy.values.allow)?;
             let mut taken = None;
             if let (Some(guid), Resolved::Move(host)) = (config.guid, &resolved) {
-                let snapshot =
-                    interface::snapshot(self.node, self.ipam, &config, host, &recovered)?;
+                let snapshot = interface::snapshot(self.node, self.ipam, host, &recovered)?;
                 taken = Some(self.set_guid(host, snapshot, guid)?);
                 network = NodeNetwork::default();
                 resolved = resolve(

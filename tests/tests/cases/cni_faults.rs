@@ -66,10 +66,9 @@ pub(crate) const CASES: &[Case] = &[
         Strace
     ),
     case!(
-        a_macvlan_is_found_when_del_was_killed_after_its_move,
+        a_veth_is_found_when_del_was_killed_after_its_move,
         Root,
         Netns,
-        Macvlan,
         Strace
     ),
     case!(
@@ -568,12 +567,11 @@ fn request(host: &CniHost, call: &Call, config: &str, wanted: fn(&str) -> bool) 
     })
 }
 
-/// The pod changed its address, and a link of the host has its index meanwhile: its name and the
-/// address that it has on the host are all that says which one it is.
-fn a_macvlan_is_found_when_del_was_killed_after_its_move() -> Result<()> {
+/// The pod changed its address, and a link of the host has its index meanwhile: its peer says which one
+/// it is.
+fn a_veth_is_found_when_del_was_killed_after_its_move() -> Result<()> {
     let host = CniHost::new()?;
-    host.netns
-        .ip("link add mv0 link nic0 type macvlan mode bridge")?;
+    host.netns.ip("link add mv0 type veth peer name near")?;
     let config = host
         .config(&json!({"attach": "move", "device": "mv0"}))
         .to_string();

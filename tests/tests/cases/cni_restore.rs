@@ -11,14 +11,11 @@ use serde_json::{Value, json};
 
 cases! {
     veths_of_one_address_return_each_as_itself => twins("veth");
-    macvlans_of_one_address_return_each_as_itself: Macvlan => twins("macvlan");
     vlans_of_one_nic_return_each_as_itself: Vlan => twins("vlan");
-    vxlans_return_each_as_itself => twins("vxlan");
-    a_macvlan_is_not_taken_for_one_of_the_pod: Macvlan => decoy();
-    a_macvlan_with_an_address_of_the_network_returns_with_its_own: Macvlan => other_address();
-    two_links_that_could_be_it_are_named_and_none_is_taken: Macvlan => ambiguous();
+    a_veth_is_not_taken_for_one_of_the_pod => decoy();
+    a_veth_with_an_address_of_the_network_returns_with_its_own => other_address();
     a_veth_hidden_in_a_namespace_of_the_pod_returns => hidden();
-    a_link_that_the_pod_deleted_is_gone: Macvlan => deleted();
+    a_link_that_the_pod_deleted_is_gone => deleted();
     an_interface_named_like_the_nic_returns => same_name();
     a_nic_whose_name_is_its_altname_in_the_pod_returns_at_once => own_altname();
     addresses_with_a_lifetime_stay_with_the_host => leased();
@@ -48,16 +45,6 @@ fn moved(
     Ok(())
 }
 
-/// The record of an attachment, to be changed.
-fn with_record(scene: &Scene, change: impl FnOnce(&mut Value)) -> Result<()> {
-    let mut entries = std::fs::read_dir(scene.host.state().join("attachments"))?;
-    let path = entries.next().context("a record")??.path();
-    let mut record: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
-    change(&mut record);
-    std::fs::write(&path, record.to_string())?;
-    Ok(())
-}
-
 /// Two links that only their kind's own numbers distinguish, in one pod, which exchanges whatever
 /// it can: names, addresses, and the order in which they return.
 fn twins(kind: &str) -> Result<()> {
@@ -65,17 +52,11 @@ fn twins(kind: &str) -> Result<()> {
     for (number, name) in [(1, "a0"), (2, "b0")] {
         let make = match kind {
             "veth" => format!("link add {name} type veth peer name peer{name}"),
-            "macvlan" => format!("link add {name} link nic0 type macvlan mode bridge"),
-            "vlan" => format!("link add {name} link nic0 type vlan id {number}"),
-            _ => format!(
-                "link add {name} type vxlan id {number} dstport 4789 local 10.9.0.1 remote 10.9.0.{number}"
-            ),
+            _ => format!("link add {name} link nic0 type vlan id {number}"),
         };
-        // The kernel lets no two macvlans of one NIC be up with one address.
-        let last = if kind == "macvlan" { 70 + number } else { 77 };
         scene.on_host(&[
             make.as_str(),
-            &format!("link set {name} address 02:00:00:00:00:{last}"),
+            &format!("link set {name} address 02:00:00:00:00:77"),
             &format!("addr add 10.8.{number}.1/24 dev {name}"),
         ])?;
     }
@@ -104,23 +85,31 @@ fn twins(kind: &str) -> Result<()> {
     unchanged(&before, || scene.host_state(), "after both")
 }
 
-/// A macvlan of the pod's own has the address and the name of the host's.
-fn decoy() -> Result<()> {
+/// A host with another pair of links.
+fn with_veth() -> Result<Scene> {
     let scene = Scene::new()?;
     scene.on_host(&[
-        "link add mv0 link nic0 type macvlan mode bridge",
-        "link set mv0 up",
+        "link add v0 type veth peer name far0",
+        "sysctl ipv6/conf/v0/accept_dad 0",
+        "sysctl ipv6/conf/far0/accept_dad 0",
+        "link set far0 up",
+        "link set v0 up",
     ])?;
-    let mac = mac_of(&scene.host.netns, "mv0")?;
+    Ok(scene)
+}
+
+/// A veth of the pod's own has the address and the name of the host's.
+fn decoy() -> Result<()> {
+    let scene = with_veth()?;
+    let mac = mac_of(&scene.host.netns, "v0")?;
     scene.returns(
-        &moving(&scene, "rail0", "mv0"),
+        &moving(&scene, "rail0", "v0"),
         &[
             "link set net1 down",
             "link set net1 name hidden",
             "link set hidden address 02:00:00:00:00:01",
-            "link add own type veth peer name own2",
+            "link add net2 type veth peer name own2",
             "link set own2 up",
-            "link add net2 link own type macvlan mode bridge",
             &format!("link set net2 address {mac}"),
             "link set net2 up",
         ],
@@ -128,58 +117,12 @@ fn decoy() -> Result<()> {
 }
 
 fn other_address() -> Result<()> {
-    let scene = Scene::new()?;
-    scene.on_host(&[
-        "link add mv0 link nic0 type macvlan mode bridge",
-        "link set mv0 up",
-    ])?;
+    let scene = with_veth()?;
     let before = scene.host_state()?;
-    let mut network = moving(&scene, "rail0", "mv0");
+    let mut network = moving(&scene, "rail0", "v0");
     network["mac"] = "02:00:00:00:00:99".into();
     moved(&scene, "c1", "net1", &network, "ADD")?;
     ensure!(mac_of(&scene.pod, "net1")? == "02:00:00:00:00:99");
-    // As if the process had died before it noted the index.
-    with_record(&scene, |record| {
-        record["parts"][0]["moved"]
-            .as_object_mut()
-            .map(|moved| moved.remove("podIndex"));
-    })?;
-    scene.del_returns(&network, &before)
-}
-
-fn ambiguous() -> Result<()> {
-    let scene = Scene::new()?;
-    for name in ["mv0", "mv1"] {
-        scene.on_host(&[&format!(
-            "link add {name} link nic0 type macvlan mode bridge"
-        )])?;
-    }
-    let mac = mac_of(&scene.host.netns, "mv0")?;
-    let before = scene.host_state()?;
-    let network = moving(&scene, "rail0", "mv0");
-    moved(&scene, "c1", "net1", &network, "ADD")?;
-    with_record(&scene, |record| {
-        record["parts"][0]["moved"]
-            .as_object_mut()
-            .map(|moved| moved.remove("podIndex"));
-    })?;
-    let own = mac_of(&scene.host.netns, "mv1")?;
-    let pod = scene.pod.name().to_owned();
-    scene.on_host(&[&format!("link set mv1 netns {pod}")])?;
-    scene.in_pod(&["link set net1 down", &format!("link set mv1 address {mac}")])?;
-    let answer = answer_of(&scene.call(), "DEL", &network)?;
-    let (_, message) = answer.refusal()?;
-    for word in ["mv0", "mv1", "net1"] {
-        ensure!(message.contains(word), "no {word}: {message}");
-    }
-    ensure!(
-        scene.pod.ip("link show dev net1").is_ok() && scene.pod.ip("link show dev mv1").is_ok()
-    );
-    // Once the administrator has taken the other one back, it returns.
-    scene.in_pod(&[
-        &format!("link set mv1 address {own}"),
-        &format!("link set mv1 netns {}", scene.host.netns.name()),
-    ])?;
     scene.del_returns(&network, &before)
 }
 
@@ -195,8 +138,8 @@ fn hidden() -> Result<()> {
 fn deleted() -> Result<()> {
     let scene = Scene::new()?;
     let before = scene.host_state()?;
-    scene.on_host(&["link add mv0 link nic0 type macvlan mode bridge"])?;
-    let network = moving(&scene, "rail0", "mv0");
+    scene.on_host(&["link add v0 type veth peer name far0"])?;
+    let network = moving(&scene, "rail0", "v0");
     moved(&scene, "c1", "net1", &network, "ADD")?;
     scene.in_pod(&["link del net1"])?;
     scene.del_returns(&network, &before)

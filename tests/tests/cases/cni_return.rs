@@ -74,9 +74,7 @@ fn unplugged() -> Result<()> {
         }
         let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
         record["parts"][0]["moved"]["bus"] = "pci".into();
-        let mac = record["parts"][0]["moved"]["identity"]["mac"].clone();
-        record["parts"][0]["moved"]["identity"] =
-            json!({"busDevice": PCI, "mac": mac, "index": 4711});
+        record["parts"][0]["moved"]["identity"] = json!({"busDevice": PCI, "index": 4711});
         fs::write(&path, record.to_string())?;
     }
     let devices = scene.host_root().join("sys/bus/pci/devices");
@@ -197,7 +195,7 @@ fn refused_route() -> Result<()> {
     sleep(Duration::from_millis(3100));
     let answer = del(&scene)?;
     for words in [
-        "restore 10.45.0.0/16 via 10.44.0.254",
+        "restore route 10.45.0.0/16 via 10.44.0.254",
         "route 10.45.0.0/16 via 10.44.0.254",
         "did not come back",
     ] {

@@ -6,7 +6,7 @@ use e2e::cases;
 use e2e::cni::Answer;
 use e2e::host_state::{State, state, unchanged};
 use e2e::netns::Netns;
-use e2e::scene::{Scene, answer_of, index_of, mac_of};
+use e2e::scene::{DENIED, Scene, answer_of, index_of, mac_of};
 use serde_json::{Value, json};
 
 cases! {
@@ -14,11 +14,15 @@ cases! {
     of_two_veths_with_one_mac_the_right_one_comes_back_from_a_dead_namespace =>
         twins(Made::Veth, How::Died);
     of_two_veths_with_one_mac_both_in_pods_each_comes_back => both(Made::Veth);
-    of_two_vxlans_of_one_nic_with_one_mac_the_right_one_comes_back => twins(Made::Vxlan, How::Del);
-    of_two_vxlans_of_one_nic_with_one_mac_both_in_pods_each_comes_back => both(Made::Vxlan);
+    a_vxlan_that_a_pod_could_imitate_is_refused => imitable(Made::Vxlan, "vxlan");
     of_two_vlans_of_one_nic_with_one_mac_the_right_one_comes_back: Vlan => twins(Made::Vlan, How::Del);
     of_two_vlans_of_one_nic_with_one_mac_both_in_pods_each_comes_back: Vlan => both(Made::Vlan);
-    of_two_dummies_with_one_mac_the_right_one_comes_back: Dummy => twins(Made::Dummy, How::Del);
+    a_dummy_that_a_pod_could_imitate_is_refused: Dummy => imitable(Made::Dummy, "dummy");
+    a_macvlan_that_a_pod_could_imitate_is_refused: Macvlan => imitable(Made::Macvlan, "macvlan");
+    an_ipvlan_that_a_pod_could_imitate_is_refused: Ipvlan => imitable(Made::Ipvlan, "ipvlan");
+    a_veth_whose_peer_is_in_a_pod_is_refused => peer_elsewhere();
+    veths_whose_pod_exchanged_them_return_each_as_itself => exchanged(Made::Veth);
+    vlans_whose_pod_exchanged_them_return_each_as_itself: Vlan => exchanged(Made::Vlan);
     a_mac_that_two_netdevs_have_is_refused => ambiguous_mac();
     a_decoy_with_the_nics_name_is_left_in_the_pod => decoy(&[
         "link set net1 name real",
@@ -67,6 +71,8 @@ enum Made {
     Vxlan,
     Vlan,
     Dummy,
+    Macvlan,
+    Ipvlan,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -88,6 +94,8 @@ fn with_twins(made: Made) -> Result<Scene> {
             ),
             Made::Vlan => format!("link add {name} link nic0 address {MAC} type vlan id {number}"),
             Made::Dummy => format!("link add {name} address {MAC} type dummy"),
+            Made::Macvlan => format!("link add {name} link nic0 type macvlan mode private"),
+            Made::Ipvlan => format!("link add {name} link nic0 type ipvlan mode l2"),
         };
         scene.on_host(&[
             &make,
@@ -160,6 +168,66 @@ fn both(made: Made) -> Result<()> {
             .success()
             .context(device)?;
     }
+    unchanged(&before, || scene.host_state(), "after both")
+}
+
+/// Of these a pod can make others, or the kernel allows several on one link.
+fn imitable(made: Made, kind: &str) -> Result<()> {
+    let scene = with_twins(made)?;
+    let words = ["one", kind, "cannot be told"];
+    scene.refuses(&taking(&scene, "one"), &[DENIED], &words)
+}
+
+/// The index of its peer is one of another namespace's.
+fn peer_elsewhere() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let other = scene.another_pod()?;
+    scene.on_host(&[
+        "link add one type veth peer name far",
+        &format!("link set far netns {}", other.name()),
+    ])?;
+    let words = ["one", "veth", "cannot be told"];
+    scene.refuses(&taking(&scene, "one"), &[DENIED], &words)
+}
+
+/// In one pod, which gives each the name of the other, another index, and a decoy the index that it
+/// had.
+fn exchanged(made: Made) -> Result<()> {
+    let scene = with_twins(made)?;
+    let before = scene.host_state()?;
+    let calls = [
+        scene.call_of(&scene.pod, "c1", "net1"),
+        scene.call_of(&scene.pod, "c1", "net2"),
+    ];
+    for (call, device) in calls.iter().zip(["one", "two"]) {
+        answer_of(call, "ADD", &taking(&scene, device))?
+            .success()
+            .context(device)?;
+    }
+    let (first, second) = (
+        index_of(&scene.pod, "net1")?,
+        index_of(&scene.pod, "net2")?,
+    );
+    let inner = scene.another_pod()?;
+    for name in ["net1", "net2"] {
+        scene.in_pod(&[&format!("link set {name} netns {}", inner.name())])?;
+    }
+    scene.in_pod(&[&format!(
+        "link add decoy index {first} address {MAC} type veth peer name far index {second}"
+    )])?;
+    let pod = scene.pod.name();
+    inner.ip(&format!("link set net1 netns {pod} name net2"))?;
+    inner.ip(&format!("link set net2 netns {pod} name net1"))?;
+    ensure!(
+        ![first, second].contains(&index_of(&scene.pod, "net1")?),
+        "it has its index again"
+    );
+    for (call, device) in calls.iter().zip(["one", "two"]) {
+        answer_of(call, "DEL", &taking(&scene, device))?
+            .success()
+            .context(device)?;
+    }
+    ensure!(scene.pod.ip("link show decoy").is_ok(), "the decoy is gone");
     unchanged(&before, || scene.host_state(), "after both")
 }
 

@@ -2,8 +2,8 @@
 //! changes namespaces, everything the pod may change, and how the netdev returns.
 //!
 //! - [`identity`]: what identifies a netdev;
-//! - [`snapshot`]: the state of a netdev, as the journal keeps it;
-//! - [`tuning`]: the part of it that ethtool sets;
+//! - [`snapshot`]: a netdev as the journal keeps it;
+//! - [`state`]: the table of its attributes: how each is read, written and compared;
 //! - [`obstacle`]: what of the host's would be lost, so that a netdev is not moved;
 //! - [`restore`]: returning a netdev to the host and restoring its state;
 //! - [`vf`]: what a PF holds of a VF;
@@ -16,5 +16,5 @@ pub mod obstacle;
 pub mod replay;
 pub mod restore;
 pub mod snapshot;
-pub mod tuning;
+pub mod state;
 pub mod vf;

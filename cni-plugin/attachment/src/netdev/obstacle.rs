@@ -4,10 +4,12 @@
 use std::{fmt, path::Path};
 
 use hca::MacAddress;
-use netlink::{Socket, bpf, ioctl, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
-use netlink_packet_route::link::InfoKind;
+use netlink::{Socket, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
 
-use super::snapshot::Snapshot;
+use super::{
+    snapshot::Snapshot,
+    state::{self, ADDRESS},
+};
 
 /// Something of the host's on a netdev, and what an administrator can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,17 +62,18 @@ pub fn obstacles(
             remedy: format!("remove it: tc qdisc del dev {name} {kind}"),
         });
     }
-    for (mode, id) in &link.xdp {
+    for (program, _) in snapshot.state.entries(state::XDP_PROGRAM) {
         found.push(Obstacle {
             what: format!(
-                "{name} has the XDP program {id} ({mode} mode), which would act in the pod"
+                "{name} has the XDP program {}, which would act in the pod",
+                program
             ),
             remedy: format!("end what attached it, or detach it: ip link set dev {name} xdp off"),
         });
     }
-    for program in bpf::tcx(link.index)? {
+    for (program, _) in snapshot.state.entries(state::TCX_PROGRAM) {
         found.push(Obstacle {
-            what: format!("{name} has the {program}, which would act in the pod"),
+            what: format!("{name} has the {}, which would act in the pod", program),
             remedy: format!(
                 "end what attached it (bpftool net show dev {name}), or take {name} out of its \
                  configuration"
@@ -97,15 +100,14 @@ pub fn obstacles(
             remedy: format!("remove it: ip maddr del {address} dev {name}"),
         });
     }
-    if let Some(location) = ioctl::flow_rules(name)?.first() {
+    if let Some((location, _)) = snapshot.state.entries(state::STEERING_RULE).first() {
         found.push(Obstacle {
             what: format!("{name} has the steering rule {location}, which the pod could change"),
             remedy: format!("remove it: ethtool -N {name} delete {location}"),
         });
     }
-    // IPoIB has its own, and the entries of a VXLAN are where it sends to (vxlan_fdb_dump()).
+    // IPoIB has its own.
     if !link.is_infiniband()
-        && link.kind != Some(InfoKind::Vxlan)
         && let Some(address) = neighbour::list_unicast(socket, link.index)?.first()
     {
         let address = MacAddress::new(address.as_slice());
@@ -128,7 +130,7 @@ pub fn obstacles(
 /// A pod would be without an address although the netdev has some. Pure.
 fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Obstacle> {
     let leased = snapshot.leased_addresses();
-    let lasting = snapshot.addresses.len() - leased.len();
+    let lasting = snapshot.state.entries(ADDRESS).len() - leased.len();
     let goes = addresses == Addresses::OfIpam || snapshot.static_addresses;
     if goes || leased.is_empty() || lasting > 0 {
         return None;
@@ -152,7 +154,7 @@ mod tests {
     use super::*;
     use crate::netdev::{display, snapshot::Message};
 
-    fn address(text: &str, valid: u32) -> Message {
+    fn address(text: &str, valid: u32) -> (String, String) {
         let mut message = AddressMessage::default();
         message.header.family = netlink_packet_route::AddressFamily::Inet;
         message.header.prefix_len = 24;
@@ -162,16 +164,20 @@ mod tests {
             AddressAttribute::Local(text.parse().unwrap()),
             AddressAttribute::CacheInfo(lifetime),
         ];
-        Message::of(&message, display::address(&message))
+        let message = Message::of(&message, display::address(&message));
+        (message.text, message.message)
     }
 
     #[test]
     fn a_leased_address_alone_is_refused_without_an_ipam() {
         let mut snapshot = Snapshot {
             name: "ens1".into(),
-            addresses: vec![address("10.0.0.1", 600)],
             ..Snapshot::default()
         };
+        let set = |snapshot: &mut Snapshot, addresses: &[(String, String)]| {
+            snapshot.state.set(ADDRESS, addresses.to_vec());
+        };
+        set(&mut snapshot, &[address("10.0.0.1", 600)]);
         let found = leased(&snapshot, Addresses::OfHost).unwrap();
         assert!(
             found.what.contains("ens1") && found.what.contains("10.0.0.1/24"),
@@ -182,9 +188,10 @@ mod tests {
         snapshot.static_addresses = true;
         assert_eq!(leased(&snapshot, Addresses::OfHost), None);
         snapshot.static_addresses = false;
-        snapshot.addresses.push(address("10.0.1.1", u32::MAX));
+        let both = [address("10.0.0.1", 600), address("10.0.1.1", u32::MAX)];
+        set(&mut snapshot, &both);
         assert_eq!(leased(&snapshot, Addresses::OfHost), None);
-        snapshot.addresses.clear();
+        set(&mut snapshot, &[]);
         assert_eq!(
             leased(&snapshot, Addresses::OfHost),
             None,

@@ -276,14 +276,6 @@ pub fn metric(route: &RouteMessage) -> u32 {
         .unwrap_or(0)
 }
 
-/// Index of the interface a route leaves through; none for one of several next hops.
-pub fn leaves_through(route: &RouteMessage) -> Option<u32> {
-    route.attributes.iter().find_map(|a| match a {
-        RouteAttribute::Oif(index) => Some(*index),
-        _ => None,
-    })
-}
-
 /// Whether a route is to everywhere.
 pub fn is_default(route: &RouteMessage) -> bool {
     route.header.destination_prefix_length == 0

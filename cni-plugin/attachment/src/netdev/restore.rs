@@ -5,10 +5,7 @@
 //! restored after that (an address that somebody else has now, a route whose gateway is gone) is a
 //! warning, never a reason to leave it behind.
 
-mod attributes;
-mod network;
 mod transfer;
-mod verify;
 
 use std::{
     cell::OnceCell,
@@ -19,22 +16,19 @@ use std::{
 
 pub use transfer::ANY_TEMPORARY;
 
-use attributes::{leave_dormant, remove_programs, rename, restore_settings, set_mac};
 use netlink::{
     Name, Namespace, Socket,
-    link::{self, Change, Link},
-    sysctl,
+    link::{self, Link},
 };
-use network::restore_network;
 use transfer::{
     confirmed, find, find_on_host, is_gone, move_to_host, remove_children,
-    remove_children_elsewhere,
+    remove_children_elsewhere, rename,
 };
-use verify::verify;
 
 use super::{
     identity::{Ambiguous, Place},
     snapshot::Snapshot,
+    state::Restoration,
     vf::Guids,
 };
 
@@ -146,8 +140,6 @@ pub fn return_netdev(
             let mut inside = pod.socket(host_context.namespace)?;
             let links = link::list(&mut inside)?;
             let place = Place::Pod {
-                index: taken.pod_index,
-                mac: taken.pod_mac.as_deref(),
                 host: link::known_number(&mut inside, host_context.namespace)?,
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {
@@ -163,7 +155,7 @@ pub fn return_netdev(
         }
         if arrived.is_none() {
             let links = link::list(host_context.socket)?;
-            arrived = find_on_host(host_context, taken, &links, &taken.name)?.cloned();
+            arrived = find_on_host(host_context, taken, &links)?.cloned();
             // The partitions that the pod made on it: the kernel gives them to the host, too, when the
             // pod's namespace ends. It had none when it was taken, and is down when it returns so.
             let returned = arrived
@@ -190,8 +182,11 @@ pub fn return_netdev(
                 }
             }
         }
-        if let Some(link) = arrived {
-            restore(host_context, taken, link, &mut report)?;
+        if let Some(mut link) = arrived {
+            if link.name != taken.name {
+                rename(host_context, &mut link, taken, &mut report)?;
+            }
+            Restoration::new(host_context, taken, link, &mut report).run()?;
             return Ok(report);
         }
         if is_gone(host_context, taken)? {
@@ -206,67 +201,4 @@ pub fn return_netdev(
         }
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn restore(
-    host_context: &mut HostContext<'_>,
-    taken: &Snapshot,
-    mut link: Link,
-    report: &mut Returned,
-) -> Result<(), Error> {
-    let index = link.index;
-    if link.name != taken.name {
-        rename(host_context, &mut link, taken, report)?;
-    }
-    remove_programs(host_context, taken, &link, report);
-    let mut attempt = |done: netlink::Result<()>| {
-        report.warnings.extend(done.err().map(|e| e.to_string()));
-    };
-    for altname in &link.altnames {
-        if !taken.altnames.contains(altname) {
-            attempt(link::remove_altname(host_context.socket, &link, altname));
-        }
-    }
-    for altname in &taken.altnames {
-        attempt(link::add_altname(host_context.socket, &link, altname));
-    }
-    if let Some(vf) = &taken.vf {
-        // What is refused is tried again, and reported, at the end.
-        let _ = vf.restore_rights(host_context.sys, host_context.socket)?;
-    }
-    set_mac(host_context.socket, taken, &link, report);
-    restore_settings(host_context, taken, &link, report);
-    if let Some(ethtool) = &taken.ethtool {
-        match ethtool.restore(&link, &taken.name) {
-            Ok(warnings) => report.warnings.extend(warnings),
-            Err(e) => report.warnings.push(e.to_string()),
-        }
-    }
-    let refused = sysctl::restore(host_context.proc, &link.name, &taken.sysctls);
-    let refused = refused.iter().map(ToString::to_string);
-    report.warnings.extend(refused);
-    let mut attempt = |done: netlink::Result<()>| {
-        report.warnings.extend(done.err().map(|e| e.to_string()));
-    };
-    if let Some(token) = taken.token.filter(|token| link.token != Some(*token)) {
-        let what = format!("restore the token {token} of {}", taken.name);
-        attempt(link::set_token(host_context.socket, what, index, token));
-    }
-    if taken.up {
-        let what = format!("set {} up", taken.name);
-        attempt(link::change(
-            host_context.socket,
-            what,
-            index,
-            &Change::up(),
-        ));
-        attempt(leave_dormant(host_context, taken, index));
-    }
-    if let Some(vf) = &taken.vf {
-        let warnings = vf.restore(host_context.sys, host_context.socket)?;
-        report.warnings.extend(warnings);
-    }
-    restore_network(host_context, taken, &link, report)?;
-    report.warnings.extend(verify(host_context, taken, index)?);
-    Ok(())
 }

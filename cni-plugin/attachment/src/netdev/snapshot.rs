@@ -1,27 +1,31 @@
-//! The state of a netdev, as the journal keeps it.
+//! A netdev of the host as the journal keeps it.
 //!
 //! A change of namespaces keeps MTU, queue length, MAC address, alias, alternative names, link
 //! settings, ethtool settings and BPF programs, all of which the pod may change. It loses being up,
-//! addresses, routes, neighbours and the interface's sysctls. All of it is recorded. Addresses, routes, rules and neighbours are kept as the kernel's
-//! own messages in hexadecimal, so that nothing is lost in translation, each beside the same as
-//! text for the person who reads the journal.
+//! addresses, routes, neighbours and the interface's sysctls. All of it is recorded
+//! ([`super::state`]). Addresses, routes, rules and neighbours are kept as the kernel's own messages
+//! in hexadecimal, so that nothing is lost in translation, each beside the same as text for the
+//! person who reads the journal.
 //!
-//! What a change of namespaces destroys and this program does not restore (queueing disciplines
-//! with their filters, nexthop objects, static multicast addresses) and what would act in the pod (BPF programs of the host) keeps a netdev from
-//! being moved: [`super::obstacle`].
+//! What a change of namespaces destroys and this program does not restore (queueing disciplines with
+//! their filters, nexthop objects, static multicast addresses) and what would act in the pod (BPF
+//! programs of the host) keeps a netdev from being moved: [`super::obstacle`].
 
-use std::{collections::BTreeMap, net::Ipv6Addr, path::Path};
+use std::path::Path;
 
 use netlink_packet_core::{DecodeError, Emitable, Parseable};
 use netlink_packet_route::{
-    address::AddressMessage, link::LinkFlags, neighbour::NeighbourMessage, route::RouteMessage,
-    rule::RuleMessage,
+    address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage, rule::RuleMessage,
 };
 use serde::{Deserialize, Serialize};
 
 pub use super::identity::Identity;
-use super::{display, replay, tuning::Tuning, vf::Vf};
-use netlink::{Name, Socket, address, clock, link::Link, neighbour, route, rule, sysctl};
+use super::{
+    display, replay,
+    state::{self, State},
+    vf::Vf,
+};
+use netlink::{Name, Socket, clock, link::Link};
 
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     use std::fmt::Write;
@@ -70,100 +74,35 @@ impl Message {
     /// # Errors
     /// It is not what this program wrote.
     pub fn parse<T: Parseable<[u8]>>(&self) -> Result<T, DecodeError> {
-        let bytes = of_hexadecimal(&self.message);
-        let bytes = bytes.ok_or_else(|| DecodeError::from("message is not hexadecimal"))?;
-        T::parse(&bytes)
+        parse_hex(&self.message)
     }
 }
 
-/// The flags that an administrator sets; the rest are the kernel's (`__dev_change_flags()`).
-pub const KEPT_FLAGS: LinkFlags = LinkFlags::Promisc
-    .union(LinkFlags::Allmulti)
-    .union(LinkFlags::Multicast)
-    .union(LinkFlags::Noarp)
-    .union(LinkFlags::Debug)
-    .union(LinkFlags::Notrailers)
-    .union(LinkFlags::Dynamic)
-    .union(LinkFlags::Portsel)
-    .union(LinkFlags::Automedia);
+pub(super) fn parse_hex<T: Parseable<[u8]>>(message: &str) -> Result<T, DecodeError> {
+    let bytes = of_hexadecimal(message);
+    let bytes = bytes.ok_or_else(|| DecodeError::from("message is not hexadecimal"))?;
+    T::parse(&bytes)
+}
 
 /// A netdev with all its state in the host's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Snapshot {
-    /// How it is found again.
     pub identity: Identity,
     /// The bus of its device (`pci`, `auxiliary`, `virtio`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus: Option<String>,
-    /// Name.
     pub name: Name,
-    /// Alternative names.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub altnames: Vec<Name>,
-    /// `ifalias`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alias: Option<Name>,
-    /// MTU in bytes.
-    pub mtu: u32,
-    /// Length of the transmit queue in packets.
-    pub tx_queue_length: u32,
-    /// Whether it was up.
-    pub up: bool,
-    /// `IFF_*` of [`KEPT_FLAGS`].
-    pub flags: u32,
-    /// Addresses, but for autoconfigured ones.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub addresses: Vec<Message>,
-    /// Routes in every table, but for those the kernel makes; those without a gateway first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub routes: Vec<Message>,
-    /// Rules about it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rules: Vec<Message>,
-    /// Permanent neighbours.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub neighbours: Vec<Message>,
+    pub state: State,
     /// What its PF holds of it, for a VF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<Vf>,
-    /// Per-interface sysctls, `group/key` and value.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub sysctls: BTreeMap<String, String>,
     /// When it was taken, in seconds of the boot's clock.
     pub taken_at: u64,
     /// Its addresses with a lifetime are the node's for as long as it lives: they go into the pod
     /// without a lifetime, and return with the lifetime that they had.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub static_addresses: bool,
-    /// Its index in the pod; none while it was not moved, and for hardware.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_index: Option<u32>,
-    /// Hardware address of all others on the link, in hexadecimal; none for InfiniBand, where it is
-    /// the port's own affair.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub broadcast: Option<String>,
-    /// The hardware address that the pod's interface is given, where it is not the netdev's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_mac: Option<String>,
-    /// Settings of the link that are one number each, by the names that `ip link` has for them.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub settings: BTreeMap<String, u32>,
-    /// How many users wanted it to receive everything.
-    pub promiscuity: u32,
-    /// What its kind says of itself and can change, attribute by attribute in hexadecimal: mode and
-    /// flags of a macvlan, macvtap, ipvlan or IPoIB netdev.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub mode: BTreeMap<u16, String>,
-    /// The interface part of its IPv6 addresses, where an administrator set one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub token: Option<Ipv6Addr>,
-    /// Addresses it answers for on behalf of others.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub proxies: Vec<Message>,
-    /// What ethtool sets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ethtool: Option<Tuning>,
 }
 
 /// What a pod without an IPAM is given of a netdev's state.
@@ -180,96 +119,35 @@ pub struct Given {
 }
 
 impl Snapshot {
-    /// Records the state of a netdev in the namespace the thread and the socket are in.
+    /// Records the state of a netdev of the namespace that the thread and the socket are in.
     ///
     /// # Errors
     /// The kernel's refusal, or settings that cannot be listed.
     pub fn take(socket: &mut Socket, proc: &Path, link: &Link) -> netlink::Result<Self> {
         Ok(Snapshot {
-            ethtool: Tuning::take(link)?,
-            ..Snapshot::take_without_ethtool(socket, proc, link)?
-        })
-    }
-
-    pub(super) fn take_without_ethtool(
-        socket: &mut Socket,
-        proc: &Path,
-        link: &Link,
-    ) -> netlink::Result<Self> {
-        let taken_at = clock::since_boot()?;
-        let addresses = address::list(socket, link.index)?;
-        let name = String::from_utf8_lossy(link.name.as_bytes());
-        let mut routes = Vec::new();
-        let mut rules = Vec::new();
-        for family in route::FAMILIES {
-            let mut of_family = route::list(socket, family, link.index)?;
-            of_family.retain(|route| !replay::is_kernel_made(route));
-            let tables: Vec<u32> = of_family.iter().map(route::table_of).collect();
-            rules.extend(
-                rule::list(socket, family)?
-                    .into_iter()
-                    .filter(|rule| replay::rule_concerns(rule, &name, &tables)),
-            );
-            routes.extend(of_family);
-        }
-        routes.sort_by_key(replay::has_gateway);
-        let neighbours = neighbour::list_permanent(socket, link.index)?;
-        let proxies = neighbour::list_proxies(socket, link.index)?;
-        Ok(Snapshot {
             identity: Identity::of(link),
             bus: link.bus.clone(),
             name: link.name.clone(),
-            altnames: link.altnames.clone(),
-            alias: link.alias.clone(),
-            mtu: link.mtu,
-            tx_queue_length: link.tx_queue_length,
-            up: link.is_up(),
-            flags: (link.flags & KEPT_FLAGS).bits(),
-            addresses: addresses
-                .iter()
-                .filter(|address| !replay::is_autoconfigured(address))
-                .map(|address| Message::of(address, display::address(address)))
-                .collect(),
-            routes: routes
-                .iter()
-                .map(|r| Message::of(r, display::route(r)))
-                .collect(),
-            rules: rules
-                .iter()
-                .map(|r| Message::of(r, display::rule(r)))
-                .collect(),
-            neighbours: neighbours
-                .iter()
-                .map(|n| Message::of(n, display::neighbour(n)))
-                .collect(),
-            vf: None,
-            sysctls: sysctl::read_all(proc, &link.name)?,
-            taken_at: taken_at.as_secs(),
-            static_addresses: false,
-            pod_index: None,
-            broadcast: (!link.is_infiniband()).then(|| hexadecimal(&link.broadcast)),
-            pod_mac: None,
-            settings: settings(link),
-            promiscuity: link.promiscuity,
-            mode: mode(link),
-            token: link.token,
-            proxies: proxies
-                .iter()
-                .map(|n| Message::of(n, display::neighbour(n)))
-                .collect(),
-            ethtool: None,
+            taken_at: clock::since_boot()?.as_secs(),
+            state: State::read(socket, proc, link)?,
+            ..Snapshot::default()
         })
     }
 
-    /// Notes the netdev's index in the pod, which distinguishes a link without a bus device from
-    /// those that the pod makes. To be written to the journal after the move and before the pod
-    /// runs. False when there is nothing to note.
-    pub fn moved_as(&mut self, in_pod: &Link) -> bool {
-        let noted = self.identity.needs_index();
-        if noted {
-            self.pod_index = Some(in_pod.index);
-        }
-        noted
+    pub fn has_altname(&self, name: &Name) -> bool {
+        let text = name.to_string();
+        let mut altnames = self.state.entries(state::ALTNAME).iter();
+        altnames.any(|(altname, _)| *altname == text)
+    }
+
+    /// The MAC address that it had on the host.
+    pub fn mac(&self) -> &str {
+        self.state.value(state::MAC).unwrap_or_default()
+    }
+
+    fn parsed<T: Parseable<[u8]>>(&self, key: &str) -> Result<Vec<T>, DecodeError> {
+        let entries = self.state.entries(key).iter();
+        entries.map(|(_, message)| parse_hex(message)).collect()
     }
 
     /// What a pod without an IPAM is given. Addresses with a lifetime stay with the host, unless
@@ -280,7 +158,7 @@ impl Snapshot {
     /// # Errors
     /// The journal is damaged.
     pub fn given_to_pod(&self) -> Result<Given, DecodeError> {
-        let mut all = self.parsed_addresses()?;
+        let mut all: Vec<AddressMessage> = self.parsed(state::ADDRESS)?;
         if self.static_addresses {
             all.iter_mut().for_each(replay::without_lifetime);
         }
@@ -289,22 +167,14 @@ impl Snapshot {
             .partition(|address| replay::lifetime(address).is_none());
         let mut routes = self.parsed_routes()?;
         routes.retain(|route| !replay::needs_one_of(route, &stay, &addresses));
-        let mut rules = self.parsed_rules()?;
+        let mut rules: Vec<RuleMessage> = self.parsed(state::RULE)?;
         rules.retain(|rule| !replay::is_from_one_of(rule, &stay));
         Ok(Given {
             addresses,
             routes,
             rules,
-            neighbours: self.parsed_neighbours()?,
+            neighbours: self.parsed(state::NEIGHBOUR)?,
         })
-    }
-
-    /// The addresses as messages.
-    ///
-    /// # Errors
-    /// The journal is damaged.
-    pub fn parsed_addresses(&self) -> Result<Vec<AddressMessage>, DecodeError> {
-        self.addresses.iter().map(Message::parse).collect()
     }
 
     /// The routes as messages.
@@ -312,87 +182,44 @@ impl Snapshot {
     /// # Errors
     /// The journal is damaged.
     pub fn parsed_routes(&self) -> Result<Vec<RouteMessage>, DecodeError> {
-        self.routes.iter().map(Message::parse).collect()
-    }
-
-    /// The rules as messages.
-    ///
-    /// # Errors
-    /// The journal is damaged.
-    pub fn parsed_rules(&self) -> Result<Vec<RuleMessage>, DecodeError> {
-        self.rules.iter().map(Message::parse).collect()
+        self.parsed(state::ROUTE)
     }
 
     /// The addresses that have a lifetime, as text.
     pub fn leased_addresses(&self) -> Vec<&str> {
-        let leased = |message: &&Message| {
-            let address = message.parse::<AddressMessage>();
+        let is_leased = |(_, message): &&(String, String)| {
+            let address = parse_hex::<AddressMessage>(message);
             address.is_ok_and(|address| replay::lifetime(&address).is_some())
         };
-        let leased = self.addresses.iter().filter(leased);
-        leased.map(|message| message.text.as_str()).collect()
-    }
-
-    /// The permanent neighbours as messages.
-    ///
-    /// # Errors
-    /// The journal is damaged.
-    pub fn parsed_neighbours(&self) -> Result<Vec<NeighbourMessage>, DecodeError> {
-        self.neighbours.iter().map(Message::parse).collect()
+        let addresses = self.state.entries(state::ADDRESS).iter();
+        let leased = addresses.filter(is_leased);
+        leased.map(|(text, _)| text.as_str()).collect()
     }
 }
-
-/// [`Link::numbers`], and whether the link is held down.
-pub(super) fn settings(link: &Link) -> BTreeMap<String, u32> {
-    let numbers = link.numbers.iter();
-    let mut settings: BTreeMap<_, _> = numbers
-        .map(|(name, value)| ((*name).to_owned(), *value))
-        .collect();
-    settings.insert(PROTO_DOWN.to_owned(), link.proto_down.into());
-    settings.insert(PROTO_DOWN_REASONS.to_owned(), link.proto_down_reasons);
-    settings
-}
-
-/// Mode and flags of a kind that has them (`IFLA_MACVLAN_MODE`, `IFLA_IPVLAN_MODE`, `…_FLAGS`;
-/// `IFLA_IPOIB_MODE`, `IFLA_IPOIB_UMCAST`).
-pub(super) fn mode(link: &Link) -> BTreeMap<u16, String> {
-    let kind = link.kind.as_ref().map(ToString::to_string);
-    let of_kind = match kind.as_deref() {
-        Some("macvlan" | "macvtap" | "ipvlan" | "ipvtap") => 1..=2,
-        Some("ipoib") => 2..=3,
-        _ => return BTreeMap::new(),
-    };
-    let of_kind = link
-        .info
-        .iter()
-        .filter(|(attribute, _)| of_kind.contains(*attribute));
-    of_kind
-        .map(|(attribute, value)| (*attribute, hexadecimal(value)))
-        .collect()
-}
-
-/// Among [`Snapshot::settings`], 1 for a link that is held down.
-pub(super) const PROTO_DOWN: &str = "protodown";
-/// Among [`Snapshot::settings`], a bit for each reason.
-pub(super) const PROTO_DOWN_REASONS: &str = "protodown_reason";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn entry(message: Message) -> (String, String) {
+        (message.text, message.message)
+    }
 
     #[test]
     fn a_snapshot_is_read_as_it_was_written() {
         let mut route = RouteMessage::default();
         route.header.table = 254;
         route.attributes = vec![netlink_packet_route::route::RouteAttribute::Oif(5)];
+        let mut state = State::default();
+        let written = Message::of(&route, display::route(&route));
+        state.set(state::ROUTE, vec![entry(written)]);
         let snapshot = Snapshot {
             identity: Identity {
                 index: 5,
                 ..Identity::default()
             },
             name: "eth1".into(),
-            mtu: 9000,
-            routes: vec![Message::of(&route, display::route(&route))],
+            state,
             ..Snapshot::default()
         };
         let text = serde_json::to_string(&snapshot).unwrap();
@@ -447,16 +274,16 @@ mod tests {
                 [10, 1, 0, 1].into(),
             ))),
         ];
+        let mut state = State::default();
+        let of_addresses = addresses
+            .iter()
+            .map(|a| Message::of(a, display::address(a)));
+        state.set(state::ADDRESS, of_addresses.map(entry).collect());
+        let of_routes = routes.iter().map(|r| Message::of(r, display::route(r)));
+        state.set(state::ROUTE, of_routes.map(entry).collect());
+        state.set(state::RULE, vec![entry(Message::rule(&rule))]);
         let snapshot = Snapshot {
-            addresses: addresses
-                .iter()
-                .map(|a| Message::of(a, display::address(a)))
-                .collect(),
-            routes: routes
-                .iter()
-                .map(|r| Message::of(r, display::route(r)))
-                .collect(),
-            rules: vec![Message::rule(&rule)],
+            state,
             ..Snapshot::default()
         };
         let given = snapshot.given_to_pod().unwrap();

@@ -7,16 +7,14 @@ use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
 
 use super::{
     AF_INET6, IFLA_AF_SPEC, IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INET6_TOKEN,
-    IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_OPERSTATE, IFLA_PROTO_DOWN_REASON,
-    IFLA_PROTO_DOWN_REASON_VALUE, IFLA_XDP, Link, NUMBERS, RTM_NEWLINK, RTM_SETLINK, XdpMode,
-    named,
+    IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_OPERSTATE, IFLA_XDP, Link, NUMBERS,
+    RTM_NEWLINK, RTM_SETLINK, XdpMode, named,
 };
 use crate::{Name, Namespace, Result, Socket, attribute::Raw};
 
 const RTM_DELLINK: u16 = 17;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
-const IFLA_PROTO_DOWN_REASON_MASK: u16 = 1;
 const AF_INET: u16 = 2;
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
@@ -39,8 +37,6 @@ pub struct Change<'a> {
     pub mac: Option<&'a [u8]>,
     /// Hardware address of all others on the link.
     pub broadcast: Option<&'a [u8]>,
-    /// Length of the transmit queue in packets.
-    pub tx_queue_length: Option<u32>,
     /// `ifalias`; an empty one removes it.
     pub alias: Option<&'a [u8]>,
     /// The flags named in the second, set as in the first.
@@ -88,7 +84,6 @@ pub fn change(
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
     let broadcast = change.broadcast.map(<[u8]>::to_vec);
     attributes.extend(broadcast.map(LinkAttribute::Broadcast));
-    attributes.extend(change.tx_queue_length.map(LinkAttribute::TxQueueLen));
     attributes.extend(
         change
             .alias
@@ -131,11 +126,6 @@ pub fn set_number(
     set(socket, what, index, vec![attribute])
 }
 
-/// The names of [`Link::numbers`] in the order in which they are to be set.
-pub fn number_names() -> impl Iterator<Item = &'static str> {
-    NUMBERS.iter().map(|known| known.name)
-}
-
 /// Sets numbers that the kind of a link says of itself.
 ///
 /// # Errors
@@ -159,26 +149,6 @@ pub fn set_info(
     message.attributes = vec![nested(IFLA_LINKINFO, &info)];
     // Without a flag that allows creation it changes the link that is there.
     socket.request(what, RTM_NEWLINK, 0, &message)
-}
-
-/// Sets whether a link is held down, and by whom, in one request: the kernel refuses to let go of a
-/// link that still has a reason (`do_set_proto_down()`).
-///
-/// # Errors
-/// The kernel's refusal.
-pub fn set_proto_down(
-    socket: &mut Socket,
-    what: impl fmt::Display,
-    index: u32,
-    down: bool,
-    reasons: u32,
-) -> Result<()> {
-    let reason = Raw::default()
-        .with(IFLA_PROTO_DOWN_REASON_MASK, &u32::MAX.to_ne_bytes())
-        .with(IFLA_PROTO_DOWN_REASON_VALUE, &reasons.to_ne_bytes());
-    let reason = nested(IFLA_PROTO_DOWN_REASON, &reason);
-    let down = LinkAttribute::ProtoDown(down.into());
-    set(socket, what, index, vec![reason, down])
 }
 
 /// Sets RFC 2863's state of a link that waits for it (`set_operstate()`).

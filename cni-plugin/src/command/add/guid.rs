@@ -97,15 +97,13 @@ impl Add<'_> {
         let started = Instant::now();
         loop {
             let links = link::list(&mut self.node.netns.socket)?;
-            let place = Place::Host {
-                name: Some(&taken.name),
-            };
             let after = verbs_nodes(self.node, &address)?;
             let has_nodes = match numbers {
                 Numbers::Promised => after == before,
                 Numbers::ReadAfterwards => after.len() == before.len(),
             };
-            if let (Ok(Some(renewed)), true) = (taken.identity.find(&links, place), has_nodes) {
+            if let (Ok(Some(renewed)), true) = (taken.identity.find(&links, Place::Host), has_nodes)
+            {
                 if renewed.name != taken.name {
                     let what = format!("rename {} to {}", renewed.name, taken.name);
                     let change = Change {

@@ -162,7 +162,7 @@ impl Add<'_> {
             Resolved::Move(host) => {
                 let snapshot = match &nic.taken {
                     Some(taken) => taken.clone(),
-                    None => snapshot(self.node, self.ipam, &nic.config, host, &nic.recovered)?,
+                    None => snapshot(self.node, self.ipam, host, &nic.recovered)?,
                 };
                 Ok(plan::netdev(&nic.config, host, snapshot))
             }
@@ -348,10 +348,6 @@ impl Add<'_> {
         // Written before the pod runs, which could make links like them.
         let mut noted = false;
         for (part, link) in record.parts.iter_mut().zip(&links) {
-            noted |= part
-                .moved
-                .as_mut()
-                .is_some_and(|moved| moved.moved_as(link));
             if let Some(child) = &mut part.child {
                 child.pod_index = Some(link.index);
                 if child.kind == IPOIB {
@@ -594,7 +590,6 @@ impl Add<'_> {
 pub(super) fn snapshot(
     node: &mut Node,
     ipam: &Ipam,
-    config: &Config,
     nic: &HostLink,
     recovered: &Recovered,
 ) -> Result<Snapshot, Error> {
@@ -628,7 +623,6 @@ pub(super) fn snapshot(
             node.policy.path.display()
         ));
     }
-    taken.pod_mac = config.mac.as_ref().map(ToString::to_string);
     if let Some(name) = &recovered.true_name {
         taken.name.clone_from(name);
     }

@@ -8,7 +8,9 @@ use netlink::{
     neighbour,
 };
 
-use super::{Error, HostContext, Origin, Returned, attributes::restore_mac};
+use netlink_packet_route::link::LinkFlags;
+
+use super::{Error, HostContext, Origin, Returned};
 use crate::netdev::{identity::Place, snapshot::Snapshot};
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
@@ -22,7 +24,7 @@ pub const ANY_TEMPORARY: &[u8] = b"rdma-dev%d";
 pub(super) fn find<'a>(
     taken: &Snapshot,
     links: &'a [Link],
-    place: Place<'_>,
+    place: Place,
     location: &'static str,
 ) -> Result<Option<&'a Link>, Error> {
     let found = taken.identity.find(links, place);
@@ -34,19 +36,13 @@ pub(super) fn find<'a>(
 }
 
 /// Of the host's links the one that is the netdev, by what the kernel says of it in the host's namespace
-/// and, of hardware, by the device that sysfs has below it. `name` is what it is called there.
+/// and, of hardware, by the device that sysfs has below it.
 pub(super) fn find_on_host<'a>(
     host_context: &HostContext<'_>,
     taken: &Snapshot,
     links: &'a [Link],
-    name: &Name,
 ) -> Result<Option<&'a Link>, Error> {
-    let found = find(
-        taken,
-        links,
-        Place::Host { name: Some(name) },
-        "on the host",
-    )?;
+    let found = find(taken, links, Place::Host, "on the host")?;
     let stands_on = |link: &&Link, device: &str| {
         let netdev = host_context.sys.join("class/net").join(&link.name);
         fs::read_link(netdev.join("device")).is_ok_and(|below| below.ends_with(device))
@@ -66,7 +62,7 @@ pub(super) fn confirmed(
     let Some(arrived) = link::get(host_context.socket, By::Name(name.as_bytes()))? else {
         return Ok(None);
     };
-    if find_on_host(host_context, taken, slice::from_ref(&arrived), name)?.is_some() {
+    if find_on_host(host_context, taken, slice::from_ref(&arrived))?.is_some() {
         return Ok(Some(arrived));
     }
     let change = Change {
@@ -94,7 +90,7 @@ pub(super) fn is_gone(
         let kind = peer.and_then(|peer| peer.kind);
         return Ok(kind.map(|kind| kind.to_string()) != taken.identity.kind);
     }
-    Ok(taken.identity.kind.is_some())
+    Ok(taken.identity.is_virtual())
 }
 
 /// Deletes what the pod built upon a netdev: a change of namespaces does not take the netdev away from
@@ -181,11 +177,10 @@ pub(super) fn move_to_host(
     mut link: Link,
     report: &mut Returned,
 ) -> netlink::Result<Name> {
-    restore_mac(inside, taken, &link, report);
     let mut attempt = 0;
     loop {
         for altname in &link.altnames {
-            let of_host = taken.altnames.contains(altname) && *altname != taken.name;
+            let of_host = taken.has_altname(altname) && *altname != taken.name;
             let clashes = of_host && is_taken(host_context, altname)?;
             if of_host && !clashes {
                 continue;
@@ -238,4 +233,63 @@ pub(super) fn temporary_name(
         }
         number = number.wrapping_add(1);
     }
+}
+
+/// Gives a netdev its name; where another netdev has that, one that says nothing. A name that the pod
+/// chose does not stay: a network may mean another netdev by it, which is away.
+pub(super) fn rename(
+    host_context: &mut HostContext<'_>,
+    link: &mut Link,
+    taken: &Snapshot,
+    report: &mut Returned,
+) -> netlink::Result<()> {
+    let holder = link::get(host_context.socket, By::Name(taken.name.as_bytes()))?;
+    if holder.is_none_or(|holder| holder.index == link.index)
+        && set_name(host_context, link, taken.name.clone())?
+    {
+        return Ok(());
+    }
+    let mut attempt = 0;
+    while !link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) && attempt < ATTEMPTS {
+        let name = temporary_name(host_context, link, attempt)?;
+        set_name(host_context, link, name)?;
+        attempt += 1;
+    }
+    report.warnings.push(format!(
+        "{} is the name of another netdev now; it has the name {} until that is gone",
+        taken.name, link.name
+    ));
+    report.goes_by = Some(link.name.clone());
+    Ok(())
+}
+
+/// Renames a netdev. False when another one has the name by now.
+pub(super) fn set_name(
+    host_context: &mut HostContext<'_>,
+    link: &mut Link,
+    name: Name,
+) -> netlink::Result<bool> {
+    // Its own alternative name may be the one it is to have.
+    if link.altnames.contains(&name) {
+        link::remove_altname(host_context.socket, link, &name)?;
+        link.altnames.retain(|altname| *altname != name);
+    }
+    // Two requests: the kernel renames before it changes flags (`do_setlink()`), and before 6.2 it
+    // renames no link that is up.
+    if link.is_up() {
+        let what = format!("set {} down", link.name);
+        link::change(host_context.socket, what, link.index, &Change::down())?;
+        link.flags -= LinkFlags::Up;
+    }
+    let what = format!("rename {} to {name}", link.name);
+    let change = Change {
+        name: Some(name.as_bytes()),
+        ..Change::default()
+    };
+    match link::change(host_context.socket, what, link.index, &change) {
+        Ok(()) => link.name = name,
+        Err(e) if e.is(libc::EEXIST) => return Ok(false),
+        Err(e) => return Err(e),
+    }
+    Ok(true)
 }
