@@ -19,6 +19,8 @@
 
 use crate::block::AddressSpace;
 use crate::store::network_name_of;
+#[cfg(test)]
+use crate::store::simulated;
 use ipnetwork::IpNetwork;
 use node::trust;
 use serde::{Deserialize, Serialize};
@@ -182,19 +184,41 @@ pub(crate) struct Reading {
     /// Held open: another file cannot have its inode meanwhile.
     file: Option<File>,
     pub(crate) grants: Grants,
+    /// Which file it was, if it was simulated.
+    #[cfg(test)]
+    simulated: Option<u32>,
 }
 
 impl Reading {
     pub(crate) fn new(directory: &Path, space: &AddressSpace) -> Result<Self, GrantsError> {
         let path = directory.join(space.directory_name());
+        #[cfg(test)]
+        if let Some((file, text)) = simulated::grants() {
+            return Ok(Self {
+                path,
+                file: None,
+                grants: serde_json::from_slice(&text).unwrap(),
+                simulated: Some(file),
+            });
+        }
         match read(&path, space) {
-            Ok((file, grants)) => Ok(Self { path, file, grants }),
+            Ok((file, grants)) => Ok(Self {
+                path,
+                file,
+                grants,
+                #[cfg(test)]
+                simulated: None,
+            }),
             Err(why) => Err(GrantsError { path, why }),
         }
     }
 
     /// Whether the file is the one that was read. The broker replaces it, and never writes into it.
     pub(crate) fn is_current(&self) -> bool {
+        #[cfg(test)]
+        if self.simulated.is_some() {
+            return self.simulated == simulated::grants().map(|(file, _)| file);
+        }
         let there = std::fs::symlink_metadata(&self.path);
         match (&self.file, there) {
             (None, Err(error)) => error.kind() == io::ErrorKind::NotFound,

@@ -14,7 +14,7 @@ use std::{
 };
 
 use nix::{
-    fcntl::{AT_FDCWD, OFlag, openat},
+    fcntl::{OFlag, openat},
     sys::stat::Mode,
 };
 
@@ -86,10 +86,31 @@ pub fn write_if_there(
     }
 }
 
-/// Reads a setting; none when the kernel does not have it or does not show it.
-pub fn read(proc: &Path, group: &str, interface: impl AsRef<Path>, key: &str) -> Option<String> {
-    let directory = directory(proc, group, interface).ok()?;
-    read_at(AT_FDCWD, &directory.join(key)).ok()
+/// Writes those settings of an interface that are not as `wanted` says, as `group/key` and value.
+/// Answers what was refused.
+///
+/// The directories are looked up once: the kernel keeps those of all namespaces that have one name in
+/// one row, so that each look-up takes longer with each pod (`proc_sys_compare()`).
+pub fn restore(proc: &Path, interface: &Name, wanted: &BTreeMap<String, String>) -> Vec<Error> {
+    let mut refused = Vec::new();
+    for group in GROUPS {
+        let opened = directory(proc, group, interface).and_then(File::open).ok();
+        for (setting, value) in wanted {
+            let key = setting
+                .strip_prefix(group)
+                .and_then(|key| key.strip_prefix('/'));
+            let Some(key) = key else {
+                continue;
+            };
+            let now = opened
+                .as_ref()
+                .and_then(|from| read_at(from, Path::new(key)).ok());
+            if now.as_ref() != Some(value) {
+                refused.extend(write(proc, group, interface, key, value).err());
+            }
+        }
+    }
+    refused
 }
 
 /// All settings of an interface that can be read, as `group/key` and value.
@@ -152,10 +173,11 @@ mod tests {
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join("forwarding"), "0\n").unwrap();
         }
+        let wanted = BTreeMap::from([("ipv4/conf/forwarding".to_owned(), "1".to_owned())]);
         for name in OF_NO_INTERFACE {
             write(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
             write_if_there(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
-            assert_eq!(read(proc, "ipv4/conf", name, "forwarding"), None);
+            assert_eq!(restore(proc, &Name::from(name), &wanted).len(), 1);
             assert!(read_all(proc, &Name::from(name)).unwrap().is_empty());
         }
         write(proc, "ipv4/conf", "eth1", "forwarding", "1").unwrap();
@@ -168,14 +190,29 @@ mod tests {
                 ("ipv4/conf/long".to_owned(), value.trim().to_owned()),
             ])
         );
-        assert_eq!(
-            read(proc, "ipv4/conf", "eth1", "forwarding"),
-            Some("1".into())
-        );
         let forwarding =
             |name| fs::read_to_string(proc.join("sys/net/ipv4/conf").join(name).join("forwarding"));
         assert_eq!(forwarding("eth1").unwrap(), "1\n");
         assert_eq!(forwarding("all").unwrap(), "0\n");
         assert_eq!(forwarding("default").unwrap(), "0\n");
+    }
+    #[test]
+    fn what_is_as_it_was_is_not_written() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("sys/net/ipv6/conf/eth1");
+        fs::create_dir_all(&directory).unwrap();
+        for (key, value) in [("accept_ra", "1\n"), ("mtu", "1500\n")] {
+            fs::write(directory.join(key), value).unwrap();
+        }
+        let wanted = [("accept_ra", "2"), ("gone", "0"), ("mtu", "1500")];
+        let wanted = wanted.map(|(key, value)| (format!("ipv6/conf/{key}"), value.to_owned()));
+        let refused = restore(root.path(), &Name::from("eth1"), &BTreeMap::from(wanted));
+        assert_eq!(refused.len(), 1);
+        assert!(refused[0].to_string().contains("ipv6/conf/eth1/gone"));
+        let value = |key| fs::read_to_string(directory.join(key)).unwrap();
+        assert_eq!(
+            (value("accept_ra"), value("mtu")),
+            ("2\n".into(), "1500\n".into())
+        );
     }
 }

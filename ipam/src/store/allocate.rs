@@ -6,7 +6,7 @@
 //! loses is proposed anew, for another record of the same owner.
 
 use super::claim::{Claim, Intent};
-use super::dir::{Dir, Meta};
+use super::dir::{Dir, Meta, system};
 use super::fsck::server_time;
 use super::hint::Hints;
 use super::name::{self, Class};
@@ -16,7 +16,6 @@ use super::shard::{Candidate, Choice, Shard};
 use super::{Store, StoreError};
 use crate::lease::{Holder, Lease, Record};
 use crate::range::{Range, Span, bits, from_bits};
-use node::random::random64;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -621,7 +620,7 @@ impl<'a> Search<'a> {
             if contended.peek().is_none() {
                 return Err(self.exhausted());
             }
-            std::thread::sleep(Duration::from_millis(*wait));
+            system::sleep(Duration::from_millis(*wait));
             swept = self.sweep(&mut hints, contended, proposed)?;
         }
     }
@@ -804,7 +803,7 @@ impl<'a> Search<'a> {
             return free.first().copied();
         }
         let count = u64::try_from(free.len()).ok()?;
-        let index = usize::try_from(random64() % count).ok()?;
+        let index = usize::try_from(system::random64() % count).ok()?;
         free.get(index).copied()
     }
 

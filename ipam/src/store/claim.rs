@@ -1,7 +1,7 @@
 //! Leasing addresses by one record: steps 1 to 5 of ADD, as the module above describes
 //! them.
 
-use super::dir::{Dir, Meta, meta_of};
+use super::dir::{Dir, Fd, Meta, meta_of};
 use super::name::{self, Class, LeaseName};
 use super::owner::{Content, read};
 use super::shard::Standing;
@@ -9,7 +9,6 @@ use super::{Store, StoreError};
 use crate::lease::{self, Lease, Record};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::rc::Rc;
 
 /// A record under its owner's name that has no lease entry yet.
@@ -19,7 +18,7 @@ pub(super) struct Intent {
     name: String,
     /// The owner's record that its number follows.
     below: Option<String>,
-    file: File,
+    file: Fd,
     pub(super) meta: Meta,
 }
 
@@ -49,10 +48,10 @@ impl Store {
         let Some(file) = dir.create(&name, &text, self.durable())? else {
             return Err(overtaken(lease));
         };
-        if let Some(by) = dir
-            .foreign_owner(&file)
-            .map_err(dir.failed("read the owner of", &name))?
-        {
+        let (meta, foreign) = dir
+            .identity(&file)
+            .map_err(dir.failed("read the owner of", &name))?;
+        if let Some(by) = foreign {
             dir.unlink(&name)?;
             return Err(StoreError::Squashed {
                 directory: self.root.path().to_owned(),
@@ -60,7 +59,6 @@ impl Store {
                 by,
             });
         }
-        let meta = meta_of(&file).map_err(dir.failed("read", &name))?;
         Ok(Intent {
             dir,
             name,
@@ -88,7 +86,9 @@ impl Store {
         match linked.contains(&true) {
             true => self.confirm(intent, claims, linked),
             // Also a record that has nothing must be one that the next above it can follow.
-            false if self.is_out_of_reach(intent)? => Err(self.overtaken(intent, claims)?),
+            false if self.is_out_of_reach(intent)? || self.is_overtaken(intent, &[])? => {
+                Err(self.overtaken(intent, claims)?)
+            }
             false => Ok(linked),
         }
     }

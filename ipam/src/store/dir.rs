@@ -5,21 +5,36 @@
 //! link, a FIFO or a directory where a record is expected. What does not belong
 //! to the store's owner is not believed.
 
+#[cfg(test)]
+pub(super) use super::tests::simulated as system;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::RawDir;
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+pub(super) use system::Fd;
+
+/// The system calls of the store, and the clock and the random numbers by which two of its runs
+/// differ. A test build has a directory in memory besides (`tests/simulated.rs`), on which
+/// `tests/explore.rs` runs calls in every order.
+#[cfg(not(test))]
+pub(super) mod system {
+    pub(crate) use jiff::Timestamp;
+    pub(crate) use nix::fcntl::{open, openat, renameat};
+    pub(crate) use nix::sys::stat::{fstat, fstatat, mkdirat, utimensat};
+    pub(crate) use nix::unistd::{fsync, linkat, read, unlinkat, write};
+    pub(crate) use node::random::random64;
+    pub(crate) use std::os::fd::OwnedFd as Fd;
+    pub(crate) use std::thread::sleep;
+}
 
 /// A directory of the store that is open.
 #[derive(Debug)]
 pub(crate) struct Dir {
-    fd: OwnedFd,
+    fd: Fd,
     path: PathBuf,
     owner: u32,
     modified: i64,
@@ -35,6 +50,9 @@ pub(crate) struct Meta {
     pub(crate) modified: i64,
     /// When its content or its names changed, likewise.
     pub(crate) changed: i64,
+    /// Of a record: whether it had as many names as it needs. Another file cannot get one of them
+    /// then, also if it gets the inode number.
+    pub(crate) has_all_names: bool,
 }
 
 /// What a name of the store turned out to be.
@@ -62,6 +80,15 @@ impl Meta {
     pub(crate) fn same_file(&self, other: &Self) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
+
+    /// The same of a record whose names may all be another's by now.
+    pub(crate) fn in_doubt(self) -> Self {
+        let has_all_names = false;
+        Self {
+            has_all_names,
+            ..self
+        }
+    }
 }
 
 impl From<&FileStat> for Meta {
@@ -74,6 +101,7 @@ impl From<&FileStat> for Meta {
             links: stat.st_nlink.into(),
             modified: stat.st_mtime.into(),
             changed: stat.st_ctime.into(),
+            has_all_names: false,
         }
     }
 }
@@ -93,8 +121,8 @@ impl Dir {
             path: path.to_owned(),
             source,
         };
-        let fd = nix::fcntl::open(path, DIRECTORY, Mode::empty()).map_err(failed)?;
-        let stat = nix::sys::stat::fstat(&fd).map_err(failed)?;
+        let fd = system::open(path, DIRECTORY, Mode::empty()).map_err(failed)?;
+        let stat = system::fstat(&fd).map_err(failed)?;
         Ok(Self {
             fd,
             path: path.to_owned(),
@@ -103,15 +131,27 @@ impl Dir {
         })
     }
 
+    /// The directory of a simulated store.
+    #[cfg(test)]
+    pub(crate) fn simulated() -> Self {
+        Self {
+            fd: Fd::root(),
+            path: PathBuf::new(),
+            owner: 0,
+            modified: 0,
+        }
+    }
+
     /// The user whose files are believed: the one that the store's directory belongs to.
     pub(crate) fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// The user that a file belongs to, when it is another one.
-    pub(crate) fn foreign_owner(&self, file: &File) -> Result<Option<u32>, Errno> {
-        let uid = nix::sys::stat::fstat(file)?.st_uid;
-        Ok((uid != self.owner).then_some(uid))
+    /// A file's identity, and the user that it belongs to, when it is another one.
+    pub(crate) fn identity(&self, file: &Fd) -> Result<(Meta, Option<u32>), Errno> {
+        let stat = system::fstat(file)?;
+        let foreign = (stat.st_uid != self.owner).then_some(stat.st_uid);
+        Ok((Meta::from(&stat), foreign))
     }
 
     /// When its names had changed last, as it was opened, in Unix seconds of the file server.
@@ -124,7 +164,7 @@ impl Dir {
     }
 
     pub(crate) fn stat_self(&self) -> Result<FileStat, DirError> {
-        nix::sys::stat::fstat(&self.fd).map_err(self.failed("read the attributes of", ""))
+        system::fstat(&self.fd).map_err(self.failed("read the attributes of", ""))
     }
 
     pub(crate) fn file_system(&self) -> Result<nix::sys::statfs::Statfs, DirError> {
@@ -135,13 +175,12 @@ impl Dir {
     /// a link, no directory, or somebody else's is an error.
     pub(crate) fn open(&self, name: &str) -> Result<Option<Self>, DirError> {
         let flags = DIRECTORY | OFlag::O_NOFOLLOW;
-        let fd = match nix::fcntl::openat(&self.fd, name, flags, Mode::empty()) {
+        let fd = match system::openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::ENOENT) => return Ok(None),
             Err(source) => return Err(self.failed("open directory", name)(source)),
         };
-        let stat =
-            nix::sys::stat::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
+        let stat = system::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
         if stat.st_uid != self.owner {
             return Err(self.failed("trust the owner of directory", name)(
                 Errno::EPERM,
@@ -162,7 +201,7 @@ impl Dir {
             if let Some(dir) = self.open(name)? {
                 return Ok(dir);
             }
-            match nix::sys::stat::mkdirat(&self.fd, name, Mode::S_IRWXU) {
+            match system::mkdirat(&self.fd, name, Mode::S_IRWXU) {
                 // Also one that another node has made just now, and may not have synced.
                 Ok(()) | Err(Errno::EEXIST) if durable => self.sync()?,
                 Ok(()) | Err(Errno::EEXIST) => {}
@@ -188,7 +227,7 @@ impl Dir {
 
     fn read_of(&self, name: &str, limit: u64, own_only: bool) -> Result<Option<Found>, DirError> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let fd = match nix::fcntl::openat(&self.fd, name, flags, Mode::empty()) {
+        let fd = match system::openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::ENOENT) => return Ok(None),
             // O_NOFOLLOW on a link; a socket or a device without driver.
@@ -196,8 +235,7 @@ impl Dir {
             Err(Errno::ENXIO) => return Ok(Some(Found::Foreign("a socket or device"))),
             Err(source) => return Err(self.failed("open", name)(source)),
         };
-        let stat =
-            nix::sys::stat::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
+        let stat = system::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
         match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
             SFlag::S_IFREG => {}
             SFlag::S_IFDIR => return Ok(Some(Found::Foreign("a directory"))),
@@ -217,43 +255,28 @@ impl Dir {
         if length as u64 > limit {
             return Ok(Some(Found::TooLarge(meta)));
         }
-        // As long as it is known to be, so one call is enough: records are written whole.
-        let mut content = vec![0; length];
-        let mut filled = 0;
-        let file = File::from(fd);
-        while let Some(rest) = content.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match (&file).read(rest) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.failed("read", name)(errno(&error))),
-            }
-        }
-        content.truncate(filled);
+        let content = read_first(&fd, length).map_err(self.failed("read", name))?;
         Ok(Some(Found::File(content, meta)))
     }
 
     /// A regular file, open so that its content can be read after its name was removed.
-    pub(crate) fn keep_open(&self, name: &str) -> Result<Option<File>, DirError> {
+    pub(crate) fn keep_open(&self, name: &str) -> Result<Option<Fd>, DirError> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        match nix::fcntl::openat(&self.fd, name, flags, Mode::empty()) {
-            Ok(fd) => Ok(Some(File::from(fd))),
+        match system::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(fd)),
             Err(Errno::ENOENT | Errno::ELOOP | Errno::ENXIO) => Ok(None),
             Err(source) => Err(self.failed("open", name)(source)),
         }
     }
 
     /// The content of a record that is open; nothing, where it is larger than any.
-    pub(crate) fn content_of(&self, name: &str, file: &File) -> Result<Vec<u8>, DirError> {
-        let failed = |e: std::io::Error| self.failed("read", name)(errno(&e));
-        let length = file.metadata().map_err(failed)?.len();
-        let mut content = Vec::new();
-        if length <= crate::lease::MAX_BYTES {
-            let mut most = file.take(crate::lease::MAX_BYTES);
-            most.read_to_end(&mut content)
-                .map_err(|e| self.failed("read", name)(errno(&e)))?;
+    pub(crate) fn content_of(&self, name: &str, file: &Fd) -> Result<Vec<u8>, DirError> {
+        let stat = system::fstat(file).map_err(self.failed("read the attributes of", name))?;
+        let length = usize::try_from(stat.st_size).unwrap_or(usize::MAX);
+        match length as u64 > crate::lease::MAX_BYTES {
+            true => Ok(Vec::new()),
+            false => read_first(file, length).map_err(self.failed("read", name)),
         }
-        Ok(content)
     }
 
     /// A new file with content, open for its identity; `None` when the name is
@@ -263,17 +286,15 @@ impl Dir {
         name: &str,
         content: &[u8],
         durable: bool,
-    ) -> Result<Option<File>, DirError> {
+    ) -> Result<Option<Fd>, DirError> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP | Mode::S_IROTH;
-        let file = match nix::fcntl::openat(&self.fd, name, flags, mode) {
-            Ok(fd) => File::from(fd),
+        let file = match system::openat(&self.fd, name, flags, mode) {
+            Ok(fd) => fd,
             Err(Errno::EEXIST) => return Ok(None),
             Err(source) => return Err(self.failed("create", name)(source)),
         };
-        let written = file
-            .write_all_at(content, 0)
-            .map_err(|e| self.failed("write", name)(errno(&e)));
+        let written = write_all(&file, content).map_err(self.failed("write", name));
         let written = written.and_then(|()| {
             if durable {
                 self.sync_file(name, &file)
@@ -288,12 +309,12 @@ impl Dir {
         written.map(|()| Some(file))
     }
 
-    fn sync_file(&self, name: &str, file: &File) -> Result<(), DirError> {
-        nix::unistd::fsync(file).map_err(self.failed("sync", name))
+    fn sync_file(&self, name: &str, file: &Fd) -> Result<(), DirError> {
+        system::fsync(file).map_err(self.failed("sync", name))
     }
 
     pub(crate) fn meta(&self, name: &str) -> Result<Option<Meta>, DirError> {
-        match nix::sys::stat::fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        match system::fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(Meta::from(&stat))),
             Err(Errno::ENOENT) => Ok(None),
             Err(source) => Err(self.failed("read the attributes of", name)(source)),
@@ -303,7 +324,7 @@ impl Dir {
     /// Gives a file of this directory a second name in `to`; false when that
     /// name is taken. Whether it was taken is the server's word, whatever is cached.
     pub(crate) fn link(&self, name: &str, to: &Self, new: &str) -> Result<bool, DirError> {
-        match nix::unistd::linkat(&self.fd, name, &to.fd, new, AtFlags::empty()) {
+        match system::linkat(&self.fd, name, &to.fd, new, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::EEXIST) => Ok(false),
             Err(source) => Err(to.failed("link", new)(source)),
@@ -314,11 +335,11 @@ impl Dir {
     /// is taken. Unlike [`Self::link`] it cannot hit another file that has got the name by
     /// which it was opened. One that has no name any more cannot get one (`ENOENT`, or
     /// `ESTALE` where another client removed it).
-    pub(crate) fn link_file(&self, file: &File, new: &str) -> Result<bool, DirError> {
+    pub(crate) fn link_file(&self, file: &Fd, new: &str) -> Result<bool, DirError> {
         // linkat(2): the way that needs no CAP_DAC_READ_SEARCH, unlike AT_EMPTY_PATH.
         let open = format!("/proc/self/fd/{}", file.as_raw_fd());
         let follow = AtFlags::AT_SYMLINK_FOLLOW;
-        match nix::unistd::linkat(AT_FDCWD, open.as_str(), &self.fd, new, follow) {
+        match system::linkat(AT_FDCWD, open.as_str(), &self.fd, new, follow) {
             Ok(()) => Ok(true),
             Err(Errno::EEXIST) => Ok(false),
             Err(source) => Err(self.failed("link", new)(source)),
@@ -327,7 +348,7 @@ impl Dir {
 
     /// Renames within this directory; false when `name` is gone already.
     pub(crate) fn rename(&self, name: &str, new: &str) -> Result<bool, DirError> {
-        match nix::fcntl::renameat(&self.fd, name, &self.fd, new) {
+        match system::renameat(&self.fd, name, &self.fd, new) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(source) => Err(self.failed("rename", name)(source)),
@@ -336,12 +357,12 @@ impl Dir {
 
     /// Moves whatever has a name, unseen, to another directory.
     pub(crate) fn move_to(&self, name: &str, to: &Self, new: &str) -> Result<(), DirError> {
-        nix::fcntl::renameat(&self.fd, name, &to.fd, new).map_err(self.failed("move", name))
+        system::renameat(&self.fd, name, &to.fd, new).map_err(self.failed("move", name))
     }
 
     /// Removes a name; gone already is no error.
     pub(crate) fn unlink(&self, name: &str) -> Result<bool, DirError> {
-        match nix::unistd::unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+        match system::unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(source) => Err(self.failed("remove", name)(source)),
@@ -359,16 +380,16 @@ impl Dir {
 
     /// Says that a file was written now, by the file server's clock.
     pub(crate) fn touch(&self, name: &str) -> Result<(), DirError> {
-        use nix::sys::stat::{UtimensatFlags, utimensat};
+        use nix::sys::stat::UtimensatFlags;
         use nix::sys::time::TimeSpec;
         let now = TimeSpec::UTIME_NOW;
-        utimensat(&self.fd, name, &now, &now, UtimensatFlags::NoFollowSymlink)
+        system::utimensat(&self.fd, name, &now, &now, UtimensatFlags::NoFollowSymlink)
             .map_err(self.failed("set the time of", name))
     }
 
     /// Removes an empty directory; gone already or not empty is no error.
     pub(crate) fn remove_dir(&self, name: &str) -> Result<bool, DirError> {
-        match nix::unistd::unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
+        match system::unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),
             Err(source) => Err(self.failed("remove directory", name)(source)),
@@ -386,7 +407,7 @@ impl Dir {
         wanted: impl Fn(&str) -> bool,
     ) -> Result<Vec<String>, DirError> {
         // Opened anew: an NFS client may answer from its cache what an open file lists.
-        let fd = nix::fcntl::openat(&self.fd, ".", DIRECTORY, Mode::empty());
+        let fd = system::openat(&self.fd, ".", DIRECTORY, Mode::empty());
         self.list(&fd.map_err(self.failed("list", ""))?, wanted)
     }
 
@@ -395,7 +416,12 @@ impl Dir {
         self.list(&self.fd, |_| true)
     }
 
-    fn list(&self, fd: &OwnedFd, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, DirError> {
+    fn list(&self, fd: &Fd, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, DirError> {
+        #[cfg(test)]
+        if let Some(names) = system::names(fd) {
+            let names = names.map_err(self.failed("list", ""))?;
+            return Ok(names.into_iter().filter(|name| wanted(name)).collect());
+        }
         let mut buffer = Vec::with_capacity(LISTING_BYTES);
         let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
         let mut names = Vec::new();
@@ -414,7 +440,7 @@ impl Dir {
 
     /// Makes names durable on file systems that keep them for other machines.
     pub(crate) fn sync(&self) -> Result<(), DirError> {
-        nix::unistd::fsync(self.fd.as_fd()).map_err(self.failed("sync", ""))
+        system::fsync(&self.fd).map_err(self.failed("sync", ""))
     }
 
     /// A file to read and write in place: a hint, never a record.
@@ -423,13 +449,12 @@ impl Dir {
         if create {
             flags |= OFlag::O_CREAT;
         }
-        let fd = match nix::fcntl::openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+        let fd = match system::openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
             Ok(fd) => fd,
             Err(Errno::ENOENT) => return Ok(None),
             Err(source) => return Err(self.failed("open", name)(source)),
         };
-        let stat =
-            nix::sys::stat::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
+        let stat = system::fstat(&fd).map_err(self.failed("read the attributes of", name))?;
         let regular = stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits();
         if !regular || stat.st_uid != self.owner {
             return Err(self.failed("trust", name)(Errno::EPERM));
@@ -455,13 +480,37 @@ impl Dir {
     }
 }
 
-fn errno(error: &std::io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+/// The content of a file of so many bytes: records are written whole, so one call is enough.
+fn read_first(file: &Fd, length: usize) -> Result<Vec<u8>, Errno> {
+    let mut content = vec![0; length];
+    let mut filled = 0;
+    while let Some(rest) = content.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match system::read(file, rest) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    content.truncate(filled);
+    Ok(content)
+}
+
+fn write_all(file: &Fd, mut content: &[u8]) -> Result<(), Errno> {
+    while !content.is_empty() {
+        match system::write(file, content) {
+            Ok(0) => return Err(Errno::EIO),
+            Ok(count) => content = content.get(count..).unwrap_or_default(),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// A file's identity by its descriptor.
-pub(crate) fn meta_of(file: &File) -> Result<Meta, Errno> {
-    nix::sys::stat::fstat(file).map(|stat| Meta::from(&stat))
+pub(crate) fn meta_of(file: &Fd) -> Result<Meta, Errno> {
+    system::fstat(file).map(|stat| Meta::from(&stat))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //! leases of each bucket of owners are counted, and a bucket that has as many names is in
 //! order.
 
-use super::dir::{Dir, Found, Meta, meta_of};
+use super::dir::{Dir, Found, Meta, meta_of, system};
 use super::name;
 use super::owner::{Content, Owned};
 use super::release::now;
@@ -19,7 +19,6 @@ use super::scan::{Entry, Finding, ShardListing};
 use super::shard::Standing;
 use super::{Store, StoreError, probe};
 use crate::lease::{self, Lease, Record};
-use node::random::random64;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -161,7 +160,7 @@ impl Store {
 /// # Errors
 /// When no file can be made in the store.
 pub(super) fn server_time(root: &Dir) -> Result<i64, StoreError> {
-    let name = format!("{}{:016x}", probe::PREFIX, random64());
+    let name = format!("{}{:016x}", probe::PREFIX, system::random64());
     let Some(file) = root.create(&name, b"", false)? else {
         return Err(root.failed("create", &name)(nix::errno::Errno::EEXIST).into());
     };

@@ -6,11 +6,11 @@
 
 use super::Store;
 use super::StoreError;
-use super::dir::{Dir, DirError, Found, Meta};
+use super::dir::{Dir, DirError, Found, Meta, system};
 use super::name::{self, LeaseName};
 use super::shard::Standing;
 use crate::lease::{self, Holder, Lease, Record};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -63,6 +63,12 @@ impl Owned {
         self.dir.path() == other.dir.path()
     }
 
+    /// Whether it is in the directory of a node's owners.
+    pub(super) fn is_of_node(&self, node: &str) -> bool {
+        let directory = self.dir.path().parent().and_then(Path::file_name);
+        directory.is_some_and(|directory| directory == node)
+    }
+
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.dir.path().join(&self.name)
@@ -88,12 +94,6 @@ impl Store {
             found.extend(self.owned_at(directory, container, interface)?);
         }
         Ok(found)
-    }
-
-    /// The records of an attachment under this node's name: their count is the number
-    /// of the next one.
-    pub fn owned_here(&self, container: &str, interface: &str) -> Result<Vec<Owned>, StoreError> {
-        self.owned_at(&self.node.name, container, interface)
     }
 
     /// The records of an attachment under the name of the node that it names, which may be
@@ -151,35 +151,32 @@ impl Store {
             return Ok(false);
         };
         let lease_name = LeaseName::of(lease);
-        if !shard
-            .meta(&lease_name.name())?
-            .is_some_and(|there| there.same_file(meta))
-        {
+        if !is_entry_of(&shard, lease, meta)? {
             return Ok(false);
         }
-        // A contender who chose by an old listing withdraws at once; one that
-        // stays has the address. That others had it since matters no more.
+        // A contender may be about to withdraw; one that stays has the address. That others had
+        // it since matters no more.
         let address = lease.address.to_string();
         for _ in 0..MAX_LISTINGS {
-            let listing = shard.names_that(|name| name::is_lease_name_of(&address, name))?;
+            // Who claims it by a lower number chose by an old listing, and withdraws, or was killed.
+            let listing = shard.names_that(|name| {
+                name::is_lease_name_of(&address, name)
+                    && LeaseName::parse(name).is_some_and(|other| {
+                        other.class != lease_name.class || other.generation >= lease_name.generation
+                    })
+            })?;
             let standing = Standing::of(&lease_name, listing.iter().map(String::as_str));
             if standing != Standing::Contested
                 && !self.taken_by_other_class(&listing, &lease_name, lease, &shard)?
             {
                 return Ok(true);
             }
-            std::thread::sleep(LISTING_INTERVAL);
+            system::sleep(LISTING_INTERVAL);
         }
-        let there = shard.meta(&lease_name.name())?;
-        if there.is_some_and(|there| there.same_file(meta)) {
+        if is_entry_of(&shard, lease, meta)? {
             self.withdraw(&shard, lease_name)?;
         }
         Ok(false)
-    }
-
-    /// Whether a record is still where it was found.
-    pub fn still_there(&self, owned: &Owned) -> Result<bool, StoreError> {
-        Ok(owned.dir.meta(&owned.name)?.is_some())
     }
 
     pub(super) fn owned_at(
@@ -223,8 +220,7 @@ impl Store {
         let Some(shard) = self.shard_of(lease)? else {
             return Ok(false);
         };
-        let entry = shard.meta(&LeaseName::of(lease).name())?;
-        Ok(entry.is_some_and(|entry| entry.same_file(meta)))
+        is_entry_of(&shard, lease, meta)
     }
 
     /// The shard of a lease, if it is there.
@@ -287,6 +283,23 @@ impl Store {
     }
 }
 
+/// Whether the lease entry is the record's file. If that had not been linked to all its lease names
+/// when it was read, another record may have got its inode number and the name since, and is read.
+pub(super) fn is_entry_of(shard: &Dir, lease: &Lease, meta: &Meta) -> Result<bool, StoreError> {
+    let lease_name = LeaseName::of(lease);
+    let there = shard.meta(&lease_name.name())?;
+    if !there.is_some_and(|there| there.same_file(meta)) {
+        return Ok(false);
+    }
+    if meta.has_all_names {
+        return Ok(true);
+    }
+    Ok(match read(shard, &lease_name.name())? {
+        Some(Content::Record(record, _)) => record.leases().contains(lease),
+        Some(Content::Broken(..) | Content::Foreign(_)) | None => false,
+    })
+}
+
 /// A record; `None` when there is no such name.
 pub(super) fn read(dir: &Dir, name: &str) -> Result<Option<Content>, StoreError> {
     Ok(match dir.read(name, lease::MAX_BYTES)? {
@@ -296,7 +309,14 @@ pub(super) fn read(dir: &Dir, name: &str) -> Result<Option<Content>, StoreError>
             Some(Content::Broken("larger than any record".to_owned(), meta))
         }
         Some(Found::File(bytes, meta)) => Some(match Record::decode(&bytes) {
-            Ok(record) => Content::Record(record, meta),
+            Ok(record) => {
+                let has_all_names = meta.links > record.leases().len() as u64;
+                let meta = Meta {
+                    has_all_names,
+                    ..meta
+                };
+                Content::Record(record, meta)
+            }
             Err(error) => Content::Broken(error.to_string(), meta),
         }),
     })

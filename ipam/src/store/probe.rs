@@ -236,15 +236,13 @@ fn promises(dir: &Dir) -> Result<Option<&'static str>, DirError> {
     let Some(file) = dir.create("a", b"probe\n", false)? else {
         return Ok(Some("a new directory has files"));
     };
-    let meta = meta_of(&file).map_err(dir.failed("read the attributes of", "a"))?;
-    match dir.stat_self() {
-        Ok(stat) if Some(stat.st_uid) != owner_of(&file) => {
-            return Ok(Some(
-                "files made here do not belong to the directory's owner: the file server squashes this node's root; export with no_root_squash",
-            ));
-        }
-        Ok(_) => {}
-        Err(error) => return Err(error),
+    let (meta, foreign) = dir
+        .identity(&file)
+        .map_err(dir.failed("read the owner of", "a"))?;
+    if foreign.is_some() {
+        return Ok(Some(
+            "files made here do not belong to the directory's owner: the file server squashes this node's root; export with no_root_squash",
+        ));
     }
     if dir.create("a", b"again\n", false)?.is_some() {
         return Ok(Some("a name can be created twice"));
@@ -282,11 +280,6 @@ fn is_without_links(errno: Errno) -> bool {
         errno,
         Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EMLINK
     )
-}
-
-fn owner_of(file: &std::fs::File) -> Option<u32> {
-    use std::os::unix::fs::MetadataExt;
-    file.metadata().ok().map(|meta| meta.uid())
 }
 
 #[cfg(test)]

@@ -2,13 +2,14 @@
 //! (`release_address`), a record is removed (`remove_record`), or both (`release`,
 //! `release_entry`).
 
-use super::dir::{Dir, Meta, meta_of};
+use super::dir::{Dir, Meta, meta_of, system};
 use super::name::{self, LeaseName};
-use super::owner::{Content, Owned, read};
+use super::owner::{Content, Owned, is_entry_of, read};
 use super::scan::Entry;
 use super::{Store, StoreError, hint};
 use crate::lease::{Lease, Record};
 use crate::range::bits;
+use nix::errno::Errno;
 use std::rc::Rc;
 
 /// Whether a record was made for another network. After a refused ADD the runtime calls DEL, which
@@ -148,6 +149,8 @@ impl Store {
         meta: &Meta,
     ) -> Result<Vec<Lease>, StoreError> {
         self.remove_record(owned, meta)?;
+        // Its inode number may be another record's now.
+        let meta = &meta.in_doubt();
         let mut freed = Vec::new();
         for lease in record.leases() {
             if self.holds(lease, meta)? && self.release_address(lease, meta, CoolDown::FromNow)? {
@@ -195,9 +198,14 @@ impl Store {
         };
         match &entry.record {
             Ok(lease) => self.release_lease(lease, meta),
-            Err(_) => self
-                .rename_released(&entry.dir, entry.lease_name, meta, CoolDown::FromNow)
-                .map(drop),
+            Err(_) => {
+                let name = entry.lease_name.name();
+                let there = entry.dir.meta(&name)?;
+                if there.is_some_and(|there| there.same_file(meta)) {
+                    self.rename_released(&entry.dir, entry.lease_name, CoolDown::FromNow)?;
+                }
+                Ok(())
+            }
         }
     }
 
@@ -235,16 +243,17 @@ impl Store {
         if let Some(next) = name::next_owned(&owned.name)
             && owned.dir.meta(&next)?.is_some()
             && owned.dir.meta(&owned.name)?.is_none()
-            && owned.dir.link(&next, &owned.dir, &owned.name)?
+            && link_if_there(&owned.dir, &next, owned)?
         {
             owned.dir.unlink(&next)?;
             return Ok(true);
         }
+        let meta = &meta.in_doubt();
         for lease in record.leases() {
             if self.holds(lease, meta)?
                 && let Some(shard) = self.shard_of(lease)?
+                && link_if_there(&shard, &LeaseName::of(lease).name(), owned)?
             {
-                shard.link(&LeaseName::of(lease).name(), &owned.dir, &owned.name)?;
                 return Ok(false);
             }
         }
@@ -282,8 +291,10 @@ impl Store {
         cool_down: CoolDown,
     ) -> Result<bool, StoreError> {
         let had = match self.shard_of(lease)? {
-            Some(shard) => self.rename_released(&shard, LeaseName::of(lease), meta, cool_down)?,
-            None => false,
+            Some(shard) if is_entry_of(&shard, lease, meta)? => {
+                self.rename_released(&shard, LeaseName::of(lease), cool_down)?
+            }
+            Some(_) | None => false,
         };
         // Even when it had none: a DEL killed half-way may have left this out.
         self.announce(lease);
@@ -295,19 +306,13 @@ impl Store {
         Ok(had)
     }
 
-    /// Gives a leased address the name of a released one, if it is this file's.
+    /// Gives a leased address the name of a released one. Nobody but its holder can have the name.
     pub(super) fn rename_released(
         &self,
         shard: &Dir,
         leased: LeaseName,
-        meta: &Meta,
         cool_down: CoolDown,
     ) -> Result<bool, StoreError> {
-        let name = leased.name();
-        let there = shard.meta(&name)?;
-        if !there.is_some_and(|there| there.same_file(meta)) {
-            return Ok(false);
-        }
         let freed = match cool_down {
             CoolDown::FromNow => now(),
             CoolDown::NeverAnswered => 0,
@@ -316,7 +321,7 @@ impl Store {
             freed: Some(freed),
             ..leased
         };
-        let renamed = shard.rename(&name, &released.name())?;
+        let renamed = shard.rename(&leased.name(), &released.name())?;
         // Or a loss of power might take back this, but not the next step.
         if self.durable() {
             shard.sync()?;
@@ -333,12 +338,21 @@ impl Store {
     }
 }
 
+/// Gives a file the name of a record that was removed. False when it was released meanwhile, or the
+/// name is taken.
+fn link_if_there(dir: &Dir, name: &str, record: &Owned) -> Result<bool, StoreError> {
+    match dir.link(name, &record.dir, &record.name) {
+        Err(error) if error.source == Errno::ENOENT => Ok(false),
+        linked => Ok(linked?),
+    }
+}
+
 /// Unix milliseconds by this machine's clock.
 pub(super) fn now() -> u64 {
-    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
+    u64::try_from(system::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
 pub(super) fn timestamp() -> jiff::Timestamp {
-    jiff::Timestamp::from_millisecond(jiff::Timestamp::now().as_millisecond())
+    jiff::Timestamp::from_millisecond(system::Timestamp::now().as_millisecond())
         .unwrap_or(jiff::Timestamp::UNIX_EPOCH)
 }

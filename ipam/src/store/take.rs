@@ -7,7 +7,7 @@
 use super::allocate::{Goal, Made, Proposed, Search, Survey, Want};
 use super::dir::Meta;
 use super::granted::Granted;
-use super::owner::{Content, Owned};
+use super::owner::Content;
 use super::previous::PreviousLease;
 use super::release::CoolDown;
 use super::{Store, StoreError};
@@ -108,14 +108,6 @@ struct Attached {
     there: Vec<There>,
     released: Vec<(usize, Lease)>,
     made: Made,
-}
-
-/// What is left of an interface's records.
-struct Kept {
-    records: Vec<Owned>,
-    /// Leases that it had in an earlier boot or in another network namespace, by the part that
-    /// they were taken for.
-    released: Vec<(usize, Lease)>,
 }
 
 /// A lease of the attachment, of whatever record.
@@ -370,28 +362,54 @@ impl Store {
         order.parts.iter().enumerate().map(survey).collect()
     }
 
+    /// What an interface has. Its records stay until DEL, also those that hold nothing: of two
+    /// calls that meet, only one may remove a name that the other may make anew.
     fn attached(&self, order: &Order, interface: &str) -> Result<Attached, StoreError> {
         let holder = Holder {
             interface: interface.to_owned(),
             ..order.holder.clone()
         };
-        let container = &holder.container;
-        let listed = self.owned(container, interface)?;
-        let Kept { records, released } = without_remains(self, &holder, listed)?;
-        let mut there = Vec::new();
-        for (index, owned) in records.iter().enumerate() {
-            if let Content::Record(record, meta) = &owned.content {
-                there.extend(record.leases().iter().map(|lease| There {
-                    lease: lease.clone(),
-                    meta: *meta,
-                    part: lease.part,
-                    record: index,
-                }));
+        let (mut there, mut released, mut count) = (Vec::new(), Vec::new(), 0);
+        for (index, owned) in self.owned(&holder.container, interface)?.iter().enumerate() {
+            count += usize::from(owned.is_of_node(&self.node.name));
+            let (record, meta) = match &owned.content {
+                Content::Record(record, meta) => (record, *meta),
+                // An ADD was killed before it wrote it.
+                Content::Broken(_, meta) if meta.links < 2 => continue,
+                Content::Broken(..) | Content::Foreign(_) => {
+                    return Err(StoreError::Foreign {
+                        path: owned.path(),
+                        what: owned.fault().unwrap_or_default(),
+                    });
+                }
+            };
+            // One that fsck gave another number.
+            if there
+                .iter()
+                .any(|known: &There| known.meta.same_file(&meta))
+            {
+                continue;
+            }
+            for lease in record.leases() {
+                // Reclaim would free it, with an address that was answered once more.
+                let is_over = self.is_of_an_earlier_boot(&lease.holder)
+                    || is_of_another_netns(&lease.holder, &holder);
+                match is_over {
+                    true if self.release_address(lease, &meta, CoolDown::FromNow)? => {
+                        released.push((lease.part, lease.clone()));
+                    }
+                    true => {}
+                    false => there.push(There {
+                        lease: lease.clone(),
+                        meta,
+                        part: lease.part,
+                        record: index,
+                    }),
+                }
             }
         }
         // What was lost comes after what took its place in a later record.
         there.sort_by_key(|there| (there.part, Reverse(there.record)));
-        let count = self.owned_here(container, interface)?.len();
         Ok(Attached {
             there,
             released,
@@ -441,59 +459,12 @@ impl Store {
     }
 }
 
-/// Drops records from the top of each directory that hold nothing: an ADD or DEL was
-/// killed there. Also those of an earlier boot or of another network namespace, by a runtime
-/// that gives a container its ID again: reclaim would free them, with addresses that were
-/// answered once more.
-fn without_remains(store: &Store, holder: &Holder, there: Vec<Owned>) -> Result<Kept, StoreError> {
-    let (mut left, mut released): (Vec<Owned>, Vec<_>) = (Vec::new(), Vec::new());
-    for owned in there.into_iter().rev() {
-        let top = left.last().is_none_or(|above| !owned.is_beside(above));
-        let first = owned.leases().first();
-        let is_over = first.is_some_and(|lease| {
-            let before = &lease.holder;
-            store.is_of_an_earlier_boot(before) || is_of_another_netns(before, holder)
-        });
-        if !top || (!is_over && holds_for_good(store, &owned)?) {
-            left.push(owned);
-            continue;
-        }
-        let leases = store.release(&owned, CoolDown::FromNow)?.into_iter();
-        released.extend(leases.map(|lease| (lease.part, lease)));
-        if store.still_there(&owned)? {
-            return Err(StoreError::Foreign {
-                path: owned.path(),
-                what: owned
-                    .fault()
-                    .unwrap_or_else(|| "a record that stays".to_owned()),
-            });
-        }
-    }
-    left.reverse();
-    Ok(Kept {
-        records: left,
-        released,
-    })
-}
-
 /// Whether an attachment was made in another network namespace of this boot than it is made
 /// in now: at another path, or at the same path by another inode.
 fn is_of_another_netns(before: &Holder, now: &Holder) -> bool {
     before.boot == now.boot
         && before.netns.is_some()
         && (&before.netns, before.netns_inode) != (&now.netns, now.netns_inode)
-}
-
-/// Whether a record holds one of its leases, after step 4 of ADD was made up for.
-fn holds_for_good(store: &Store, owned: &Owned) -> Result<bool, StoreError> {
-    if let Content::Record(record, meta) = &owned.content {
-        for lease in record.leases() {
-            if store.is_held(lease, meta)? {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
 }
 
 /// Whether a new sandbox may take over the address of a pod's previous one.

@@ -44,12 +44,21 @@ if [ "$LAB_GUEST" = 1 ]; then
 	contains "kubectl shows block and node" '192\.168\.111\.[0-9]+/28 +node[12]' "$(own get addressblocks)"
 
 	step "kubectl rdma: one view of all nodes"
-	ln -s /lab/bin/rdma-device-plugin /usr/local/bin/kubectl-rdma
+	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
 	check "kubectl rdma status: both nodes answer and are in order" kubectl rdma status
 	show cat <<<"$checked"
 	for node in $nodes; do
 		contains "of $node: all slots healthy, one of them held" "^$node +rdma/hca_shared_devices_a +63 +0 +1 " "$checked"
 	done
+	check "kubectl rdma pods" kubectl rdma pods
+	show cat <<<"$checked"
+	for pod in rdma-test-pod-1 rdma-test-pod-2; do
+		node=$(kubectl get pod $pod -o json | jq -r .spec.nodeName)
+		contains "of $pod: its node, interface and address" "^$node +default/$pod .* net1 +macvlan +$(address_of $pod)" "$checked"
+	done
+	check "kubectl rdma blocks" kubectl rdma blocks
+	show cat <<<"$checked"
+	for node in $nodes; do contains "a block of $node" "^192\\.168\\.111\\.[0-9]+/28 +default +- +$node " "$checked"; done
 	check "kubectl rdma addresses" kubectl rdma addresses
 	show cat <<<"$checked"
 	for pod in rdma-test-pod-1 rdma-test-pod-2; do

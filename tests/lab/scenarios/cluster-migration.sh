@@ -217,7 +217,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	in_order "both chains" old1 old2 mid-node1 mid-node2 new1 new2
 	equal "whereabouts has the leases of its pods" \
 		"default/mid-node1 default/mid-node2 default/old1 default/old2" "$(recorded)"
-	show own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl addresses blocks
+	show own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl addresses
 	check "pods of the old chain end" kubectl delete pod old1 mid-node2 --timeout=300s
 	equal "each lease went with its pod" "default/mid-node1 default/old2" "$(recorded)"
 

@@ -1,5 +1,6 @@
 # A whole real cluster of one node: installed and used by the README's own commands
 # lab: nics=4 memory=3072 cpus=2 timeout=2400 image=yes node-image=yes kubernetes=yes
+# lab: cdi-containerd=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -23,7 +24,7 @@ for nic in 0 1; do
 done
 # As systemd leaves it, and Kubernetes expects it.
 mount --make-rshared /
-start_containerd
+start_containerd /lab/containerd
 ctr --namespace k8s.io image import /lab/node-image.tar
 join_cluster $address
 tell "$(kubectl get nodes -o wide --no-headers)"
@@ -50,9 +51,18 @@ for pod in 1 2; do
 		"$(kubectl get pod rdma-test-pod-$pod -o json | jq -c '.metadata.annotations["k8s.v1.cni.cncf.io/network-status"] | fromjson')"
 	equal "pod $pod has its HCA and no other" mlx5_0 "$(in_pod rdma-test-pod-$pod ibv_devinfo | awk '/^hca_id/ { print $2 }')"
 done
-check "status in the container knows them" in_daemon status
-contains "status: units, pods, addresses, namespaces" 'listening.*rdma-test-pod-1.*192\.168\.111\..*alive.*alive' "$(tr '\n' ' ' <<<"$checked")"
+check "status in the container: what is held, and what is leased" in_daemon status
+contains "two units are held" "^$shared +63 +0 +2 +listening" "$checked"
+contains "two addresses are leased" '^192\.168\.111\.0/24 +default +- +2 ' "$checked"
 show cat <<<"$checked"
+check "pods in the container knows both" in_daemon pods
+for pod in 1 2; do
+	contains "pod $pod: container, unit, interface, address" \
+		"^default/rdma-test-pod-$pod +perftest +$shared .* net1 +macvlan +$(address_of rdma-test-pod-$pod)" "$checked"
+done
+show cat <<<"$checked"
+check "attachments in the container" in_daemon attachments
+equal "of both pods the namespace is alive" 2 "$(grep -c 'default/rdma-test-pod-[12] .* alive' <<<"$checked")"
 check "verify between the pods finds nothing wrong" \
 	rdmactl verify --timeout 120 pod:rdma-test-pod-1 pod:rdma-test-pod-2
 show cat <<<"$checked"
@@ -117,7 +127,29 @@ check "it ends" kubectl delete -f /tmp/workers.yaml --timeout=200s
 gone() { ! kubectl get pod rails-0; }
 check "its pod is gone" wait_for 200 gone
 
+step "kubectl apply -k manifests/overlays/cdi"
+check "the API server takes the overlay" kubectl apply -k $manifests/overlays/cdi
+check "the DaemonSet is rolled out" rolled
+check "the node offers shares of its three HCAs" wait_for 200 offers rdma/hca 192
+kubectl apply -f - <<-'POD'
+	apiVersion: v1
+	kind: Pod
+	metadata: {name: by-cdi}
+	spec:
+	  terminationGracePeriodSeconds: 1
+	  containers:
+	  - name: work
+	    image: localhost/rdma-tools:1
+	    imagePullPolicy: IfNotPresent
+	    command: [sleep, infinity]
+	    resources: {limits: {rdma/hca: 1}}
+POD
+check "a pod becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/by-cdi
+contains "containerd gave it the device nodes of one HCA" '^rdma_cm uverbs[0-9]$' \
+	"$(in_pod by-cdi sh -c 'cd /dev/infiniband && echo *')"
+check "it ends" kubectl delete pod by-cdi --timeout=200s
+
 step "kubectl delete -k"
-check "what was installed goes" kubectl delete -k $manifests/overlays/exclusive --timeout=200s
+check "what was installed goes" kubectl delete -k $manifests/overlays/cdi --timeout=200s
 as_before "the host is as before" "$before"
 equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

@@ -515,6 +515,7 @@ fn bindings_change_by_one_daemon_at_a_time() -> Result<()> {
     let lock = || -> Result<fs::File> {
         let file = fs::File::options()
             .create(true)
+            .truncate(false)
             .write(true)
             .mode(0o600)
             .open(&path)?;

@@ -36,6 +36,9 @@ cases! {
     a_pod_whose_path_is_gone_and_whose_thread_lives_is_undone: Macvlan => path_gone();
     a_child_in_a_threads_namespace_ends_after_its_pod: Macvlan => in_a_thread_after_the_pod();
     a_nic_in_a_threads_namespace_returns => nic_in_a_thread(false);
+    a_child_of_a_nic_in_a_threads_namespace_ends: Macvlan => nic_below_a_threads_child(false);
+    a_child_of_a_nic_in_a_namespace_that_the_host_has_a_number_for_ends: Macvlan =>
+        nic_below_a_threads_child(true);
     a_nic_that_another_process_keeps_after_its_pod_returns => nic_in_a_thread(true);
     a_nic_that_is_not_found_after_its_pod_keeps_its_address => hidden_nic();
     a_request_that_the_kernel_refuses_frees_no_living_childs_address: Macvlan, Strace => refused_requests();
@@ -351,6 +354,39 @@ fn nic_in_a_thread(pod_ends: bool) -> Result<()> {
         scene.host.left_behind().is_empty(),
         "{:?}",
         scene.host.left_behind()
+    );
+    Ok(())
+}
+
+/// The host has a number for a namespace that has the other end of a pair.
+fn nic_below_a_threads_child(is_numbered: bool) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let network = scene.moving();
+    let holder = Holder::start(&scene.pod)?;
+    if is_numbered {
+        let tid = holder.tid;
+        scene.on_host(&[&format!(
+            "link add pair0 type veth peer name pair1 netns {tid}"
+        )])?;
+        ensure!(
+            scene
+                .host
+                .netns
+                .ip("link show pair0")?
+                .contains("link-netnsid")
+        );
+    }
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    let tid = holder.tid;
+    scene.in_pod(&[&format!(
+        "link add link net1 name evil netns {tid} type macvlan"
+    )])?;
+    ensure!(holder.ip("-o link")?.contains("evil"));
+    scene.del_returns(&network, &before)?;
+    ensure!(
+        !holder.ip("-o link")?.contains("evil"),
+        "it is on the host's wire"
     );
     Ok(())
 }

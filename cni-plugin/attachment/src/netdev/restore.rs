@@ -242,23 +242,12 @@ fn restore(
             Err(e) => report.warnings.push(e.to_string()),
         }
     }
+    let refused = sysctl::restore(host_context.proc, &link.name, &taken.sysctls);
+    let refused = refused.iter().map(ToString::to_string);
+    report.warnings.extend(refused);
     let mut attempt = |done: netlink::Result<()>| {
         report.warnings.extend(done.err().map(|e| e.to_string()));
     };
-    for (key, value) in &taken.sysctls {
-        let Some((group, key)) = key.rsplit_once('/') else {
-            continue;
-        };
-        if sysctl::read(host_context.proc, group, &link.name, key).as_ref() != Some(value) {
-            attempt(sysctl::write(
-                host_context.proc,
-                group,
-                &link.name,
-                key,
-                value,
-            ));
-        }
-    }
     if let Some(token) = taken.token.filter(|token| link.token != Some(*token)) {
         let what = format!("restore the token {token} of {}", taken.name);
         attempt(link::set_token(host_context.socket, what, index, token));

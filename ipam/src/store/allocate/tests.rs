@@ -6,7 +6,7 @@ use super::*;
 use crate::lease;
 use crate::range::Spec;
 use crate::store::CoolDown;
-use crate::store::meeting::Meeting;
+use crate::store::tests::meeting::Meeting;
 use node::identity::NodeIdentity;
 use node::policy::{Policy, Profile, Store as StorePolicy};
 use std::collections::HashSet;

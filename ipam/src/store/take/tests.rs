@@ -510,7 +510,7 @@ fn an_address_that_was_released_by_hand_is_leased_anew_below_another() {
 }
 
 #[test]
-fn the_record_of_an_add_that_was_killed_goes_with_the_next_add() {
+fn the_record_of_an_add_that_was_killed_goes_with_del() {
     let place = tempfile::tempdir().unwrap();
     let store = open(place.path());
     let order = order(vec![part(None, "10.0.0.0/24", None)]);
@@ -522,5 +522,9 @@ fn the_record_of_an_add_that_was_killed_goes_with_the_next_add() {
     store.intend(&record, 0).unwrap();
     assert_eq!(addresses(&taken(&store, &order)), ["10.0.0.1"]);
     let container = &order.holder.container;
-    assert_eq!(store.owned(container, "net1").unwrap().len(), 1);
+    assert_eq!(store.owned(container, "net1").unwrap().len(), 2);
+    store
+        .give_back(container, "net1", &order.holder.network)
+        .unwrap();
+    assert!(store.owned(container, "net1").unwrap().is_empty());
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// A barrier that a thread which panics does not close for good: the others go on without it,
 /// and the test fails by the panic.
-pub(super) struct Meeting {
+pub(crate) struct Meeting {
     threads: usize,
     arrived: AtomicUsize,
 }
@@ -14,13 +14,13 @@ pub(super) struct Meeting {
 const MEETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Meeting {
-    pub(super) fn of(threads: usize) -> Self {
+    pub(crate) fn of(threads: usize) -> Self {
         let arrived = AtomicUsize::new(0);
         Self { threads, arrived }
     }
 
     /// Waits until all threads have come for the nth time, counted from 0.
-    pub(super) fn wait(&self, nth: usize) {
+    pub(crate) fn wait(&self, nth: usize) {
         let until = Instant::now() + MEETING_TIMEOUT;
         self.arrived.fetch_add(1, Ordering::SeqCst);
         while self.arrived.load(Ordering::SeqCst) < self.threads * (nth + 1)
