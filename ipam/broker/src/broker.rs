@@ -25,7 +25,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::watch::{self, Event};
-use crate::api::whereabouts::Objects;
+use crate::api::whereabouts::WhereaboutsObjects;
 use crate::api::{BlockObject, Client};
 use crate::metrics::{self, Metrics};
 use crate::space::{Asked, BlockStore, Message, Shared, Timing, Worker};
@@ -272,7 +272,7 @@ impl Broker {
                 length: *blocks,
                 static_networks: static_networks.clone(),
                 before: after.as_ref().map(|namespace| {
-                    Objects::new(self.shared.client.transport().clone(), namespace)
+                    WhereaboutsObjects::new(self.shared.client.transport().clone(), namespace)
                 }),
             }),
             StoreKind::File { .. } => None,

@@ -48,7 +48,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use before::Before;
 
 use crate::api::document::{BlockObject, Metadata, NodeId};
-use crate::api::whereabouts::Objects;
+use crate::api::whereabouts::WhereaboutsObjects;
 use crate::api::{ApiError, Client, NodeObject, RangeObject};
 use crate::decide::standing::{self, Claim, NodeState};
 use crate::metrics::Metrics;
@@ -335,7 +335,7 @@ pub struct BlockStore {
     /// Networks that are not cut into blocks: each of their addresses is one.
     pub static_networks: Vec<IpNetwork>,
     /// whereabouts' objects, where its networks used whereabouts before.
-    pub before: Option<Objects>,
+    pub before: Option<WhereaboutsObjects>,
 }
 
 /// The task of one address space.
@@ -644,8 +644,8 @@ impl Worker {
                 return self.unread.push(block);
             }
         };
-        let standing = standing::own(&block, &me, &self.grants.blocks);
-        if standing == standing::Own::Grant && !self.is_granted(network) {
+        let standing = standing::ownership(&block, &me, &self.grants.blocks);
+        if standing == standing::Ownership::Grant && !self.is_granted(network) {
             match self.contradiction(network).await {
                 Ok(None) => {}
                 Ok(Some(range)) => {
@@ -663,18 +663,18 @@ impl Worker {
             }
         }
         match standing {
-            standing::Own::Grant if block.spec.over.is_some() => self.deny_end(block).await,
-            standing::Own::Grant => self.keep(block),
-            standing::Own::Renew => self.renew(block, &me).await,
-            standing::Own::Taken => self.obey(&block),
-            standing::Own::Foreign => {
+            standing::Ownership::Grant if block.spec.over.is_some() => self.deny_end(block).await,
+            standing::Ownership::Grant => self.keep(block),
+            standing::Ownership::Renew => self.renew(block, &me).await,
+            standing::Ownership::Taken => self.obey(&block),
+            standing::Ownership::Foreign => {
                 // Perhaps it is this node that has a new UID.
                 match self.shared.read_me().await {
                     Ok(now) if now != me => Box::pin(self.changed(block)).await,
                     _ => self.keep_or_return(block, &me).await,
                 }
             }
-            standing::Own::Not => {
+            standing::Ownership::Not => {
                 if self.own.contains_key(&network) {
                     let until = Some(block.metadata.resource_version.clone());
                     self.lose(network, "the API has it as another node's", until);

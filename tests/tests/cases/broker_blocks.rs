@@ -243,11 +243,21 @@ fn the_first_use_of_a_range_fixes_the_length_of_its_blocks() -> Result<()> {
     let mut other = BrokerNode::new(&server, "n2", &json!({"blocks": {"ipv4": 32}}))?;
     other.start()?;
     let given = other.ask(RANGE, 1)?;
-    ensure!(given.iter().all(|block| block.ends_with("/28")), "{given:?}");
+    ensure!(
+        given.iter().all(|block| block.ends_with("/28")),
+        "{given:?}"
+    );
     // Cut by its own policy, another range is, and one that overlaps the first is refused.
     let given = other.ask("10.10.0.0/20", 1)?;
-    ensure!(given.iter().all(|block| block.ends_with("/27")), "{given:?}");
-    let error = other.ask("10.9.0.0/16", 1).err().context("granted")?.to_string();
+    ensure!(
+        given.iter().all(|block| block.ends_with("/27")),
+        "{given:?}"
+    );
+    let error = other
+        .ask("10.9.0.0/16", 1)
+        .err()
+        .context("granted")?
+        .to_string();
     ensure!(error.contains("/28") && error.contains("/27"), "{error}");
     ensure!(kind(other.ask("10.9.0.0/16", 1))? == FailureKind::Mismatch);
     Ok(())
@@ -268,7 +278,9 @@ fn the_api_refuses_to_cut_a_range_otherwise() -> Result<()> {
         json!({"static": ["10.9.0.5/32"]}),
         json!({"confirmed": false}),
     ] {
-        let answer = server.client().patch(&path, Patch::Merge, &json!({"spec": spec}))?;
+        let answer = server
+            .client()
+            .patch(&path, Patch::Merge, &json!({"spec": spec}))?;
         ensure!(answer.expect_success().is_err(), "{spec}");
     }
     Ok(())
@@ -291,7 +303,10 @@ fn a_small_range_is_shared_by_single_addresses() -> Result<()> {
     let error = one.ask("10.9.1.0/24", 1).err().context("granted")?;
     let error = error.to_string();
     ensure!(error.contains("overlaps range 10.9.1.0/29"), "{error}");
-    ensure!(error.contains("delete its AddressBlocks and AddressRange"), "{error}");
+    ensure!(
+        error.contains("delete its AddressBlocks and AddressRange"),
+        "{error}"
+    );
     Ok(())
 }
 

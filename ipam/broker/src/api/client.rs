@@ -19,7 +19,7 @@ use super::document::{
     VERSION, label_hash,
 };
 use super::items::{Items, ItemsError};
-use super::transport::{Answer, ApiError, PIECE_TIMEOUT, Transport};
+use super::transport::{ApiAnswer, ApiError, PIECE_TIMEOUT, Transport};
 
 /// What became of a creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Client {
         verb: &str,
         what: &str,
         request: Result<http::Request<Vec<u8>>, RequestError>,
-    ) -> Result<Answer, ApiError> {
+    ) -> Result<ApiAnswer, ApiError> {
         let attempt = format_args!("{verb} {what}").to_string();
         match request {
             Ok(request) => self.transport.send(&attempt, request).await,
@@ -317,7 +317,7 @@ impl Client {
         node: &str,
         version: &str,
         seconds: u32,
-    ) -> Result<Answer, ApiError> {
+    ) -> Result<ApiAnswer, ApiError> {
         let parameters = kube_core::params::WatchParams {
             label_selector: Some(of_node(node)),
             field_selector: None,

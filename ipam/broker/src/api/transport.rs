@@ -250,7 +250,7 @@ impl Transport {
         &self,
         attempt: &dyn std::fmt::Display,
         request: Request<Vec<u8>>,
-    ) -> Result<Answer, ApiError> {
+    ) -> Result<ApiAnswer, ApiError> {
         let unreachable = |why: String| ApiError::Unreachable {
             attempt: attempt.to_string(),
             server: self.endpoint.base.to_string(),
@@ -284,7 +284,7 @@ impl Transport {
             }
         };
         self.count(&method, response.status().as_u16());
-        let answer = Answer {
+        let answer = ApiAnswer {
             attempt: attempt.to_string(),
             server: self.endpoint.base.to_string(),
             response,
@@ -335,13 +335,13 @@ fn causes(error: &dyn std::error::Error) -> String {
 
 /// An answer of which the body is still to come.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ApiAnswer {
     attempt: String,
     server: String,
     response: Response<Incoming>,
 }
 
-impl Answer {
+impl ApiAnswer {
     /// The next piece of the body; `None` at its end. Waits at most `limit`.
     ///
     /// # Errors

@@ -30,12 +30,12 @@ pub struct PoolSpec {
 
 /// The objects of a namespace.
 #[derive(Debug, Clone)]
-pub struct Objects {
+pub struct WhereaboutsObjects {
     client: Client,
     namespace: String,
 }
 
-impl Objects {
+impl WhereaboutsObjects {
     #[must_use]
     pub fn new(transport: Transport, namespace: &str) -> Self {
         Self {

@@ -111,7 +111,7 @@ pub fn claim(
 
 /// What the node does about an object that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Own {
+pub enum Ownership {
     /// It is granted, or will be.
     Grant,
     /// It is of this machine under its previous UID: the object gets the new one.
@@ -127,10 +127,10 @@ pub enum Own {
 /// What to do about an object that was selected by the node's label. `grants` are those on disk: a
 /// machine that has the grant is the one that the block was given to.
 #[must_use]
-pub fn own(block: &BlockObject, me: &NodeId, grants: &[Grant]) -> Own {
+pub fn ownership(block: &BlockObject, me: &NodeId, grants: &[Grant]) -> Ownership {
     let node = block.node();
     if !block.is_well_named() || node.name != me.name {
-        return Own::Not;
+        return Ownership::Not;
     }
     let granted = grants
         .iter()
@@ -138,10 +138,10 @@ pub fn own(block: &BlockObject, me: &NodeId, grants: &[Grant]) -> Own {
     let taken = block.spec.over.as_ref();
     let taken = taken.is_some_and(|over| over.administrator);
     match (node.uid == me.uid, granted) {
-        (true, _) | (false, true) if taken => Own::Taken,
-        (true, _) => Own::Grant,
-        (false, true) => Own::Renew,
-        (false, false) => Own::Foreign,
+        (true, _) | (false, true) if taken => Ownership::Taken,
+        (true, _) => Ownership::Grant,
+        (false, true) => Ownership::Renew,
+        (false, false) => Ownership::Foreign,
     }
 }
 
@@ -246,17 +246,20 @@ mod tests {
         let judge = |now| claim(&block, &node, &state, at(now), COOLDOWN, NONE);
         assert_eq!(judge(29), Claim::Rests(at(30)));
         assert_eq!(judge(30), Claim::Take);
-        assert_eq!(own(&block, &node, &[]), Own::Taken);
+        assert_eq!(ownership(&block, &node, &[]), Ownership::Taken);
         let grant = Grant {
             block: block.spec.block,
             uid: "o1".into(),
             epoch: 1,
             except: Vec::new(),
         };
-        assert_eq!(own(&block, &id("n2", "u3"), &[grant]), Own::Taken);
+        assert_eq!(
+            ownership(&block, &id("n2", "u3"), &[grant]),
+            Ownership::Taken
+        );
         // As one of a node that is gone: it is removed once it has rested.
-        assert_eq!(own(&block, &id("n2", "u3"), &[]), Own::Foreign);
-        assert_eq!(own(&block, &id("n1", "u2"), &[]), Own::Not);
+        assert_eq!(ownership(&block, &id("n2", "u3"), &[]), Ownership::Foreign);
+        assert_eq!(ownership(&block, &id("n1", "u2"), &[]), Ownership::Not);
     }
 
     #[test]
@@ -268,13 +271,22 @@ mod tests {
             except: Vec::new(),
         };
         let object = block(None);
-        assert_eq!(own(&object, &id("n2", "u2"), &[]), Own::Grant);
-        assert_eq!(own(&object, &id("n2", "u3"), &[grant("o1")]), Own::Renew);
-        assert_eq!(own(&object, &id("n2", "u3"), &[]), Own::Foreign);
-        assert_eq!(own(&object, &id("n2", "u3"), &[grant("o0")]), Own::Foreign);
-        assert_eq!(own(&object, &id("n1", "u2"), &[grant("o1")]), Own::Not);
+        assert_eq!(ownership(&object, &id("n2", "u2"), &[]), Ownership::Grant);
+        assert_eq!(
+            ownership(&object, &id("n2", "u3"), &[grant("o1")]),
+            Ownership::Renew
+        );
+        assert_eq!(ownership(&object, &id("n2", "u3"), &[]), Ownership::Foreign);
+        assert_eq!(
+            ownership(&object, &id("n2", "u3"), &[grant("o0")]),
+            Ownership::Foreign
+        );
+        assert_eq!(
+            ownership(&object, &id("n1", "u2"), &[grant("o1")]),
+            Ownership::Not
+        );
         let mut renamed = object;
         renamed.metadata.name = "default.default.10.0.0.32-28".into();
-        assert_eq!(own(&renamed, &id("n2", "u2"), &[]), Own::Not);
+        assert_eq!(ownership(&renamed, &id("n2", "u2"), &[]), Ownership::Not);
     }
 }

@@ -32,12 +32,12 @@ use tokio::time::Instant;
 use super::claim::RangeKey;
 use super::{Worker, failure};
 use crate::api::ApiError;
-use crate::api::whereabouts::{Objects, PoolObject};
+use crate::api::whereabouts::{PoolObject, WhereaboutsObjects};
 
 /// What is known of the leases there.
 #[derive(Debug)]
 pub(super) struct Before {
-    objects: Objects,
+    objects: WhereaboutsObjects,
     /// Whether a name that stands before the range in the name of a pool is a node's.
     nodes: BTreeMap<String, bool>,
     /// Blocks that the node had when the broker started: whole ones are of ranges that waited.
@@ -52,7 +52,7 @@ pub(super) struct Before {
 
 impl Before {
     /// Of a space of which the node has blocks.
-    pub(super) fn new(objects: Objects, blocks: Vec<IpNetwork>) -> Self {
+    pub(super) fn new(objects: WhereaboutsObjects, blocks: Vec<IpNetwork>) -> Self {
         Self {
             objects,
             nodes: BTreeMap::new(),

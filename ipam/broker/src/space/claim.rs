@@ -497,19 +497,19 @@ impl Worker {
     /// What an object says that was read just now of a block which is granted.
     pub(super) async fn decide(&mut self, object: BlockObject, me: &NodeId) {
         let network = object.spec.block;
-        match standing::own(&object, me, &self.grants.blocks) {
-            standing::Own::Grant => {
+        match standing::ownership(&object, me, &self.grants.blocks) {
+            standing::Ownership::Grant => {
                 self.own.insert(network, Own::new(object.clone()));
                 self.keep(object);
             }
-            standing::Own::Renew => self.renew(object, me).await,
-            standing::Own::Taken => self.obey(&object),
+            standing::Ownership::Renew => self.renew(object, me).await,
+            standing::Ownership::Taken => self.obey(&object),
             // It was this machine's, and getting the new UID failed; or it is another machine's.
-            standing::Own::Foreign if !self.is_granted(network) => {
+            standing::Ownership::Foreign if !self.is_granted(network) => {
                 self.own.remove(&network);
                 self.keep_or_return(object, me).await;
             }
-            standing::Own::Foreign | standing::Own::Not => {
+            standing::Ownership::Foreign | standing::Ownership::Not => {
                 let why = format!("the API has it as that of node {:?}", object.spec.node);
                 self.lose(network, &why, Some(object.metadata.resource_version));
             }

@@ -18,6 +18,16 @@ async fn started(api: &Api, number: usize) -> Machine {
     machine
 }
 
+/// One that answers late rather than never, and keeps its blocks.
+async fn patient(api: &Api, number: usize) -> Machine {
+    let mut machine = Machine::new(number);
+    machine.timing.question = Duration::from_millis(4500);
+    machine.timing.empty = Duration::from_secs(3600);
+    api.add_node(&machine.name);
+    machine.start(api);
+    machine
+}
+
 async fn eventually(what: &str, check: impl FnMut() -> bool) {
     within(LATE, what, check).await;
 }
@@ -326,7 +336,7 @@ fn the_first_use_of_a_range_fixes_how_it_is_cut_whatever_other_policies_say() {
 fn a_range_that_is_shortened_or_extended_keeps_its_blocks_or_is_refused_with_a_remedy() {
     on_one_thread(async {
         let api = Api::start().await;
-        let mut one = started(&api, 1).await;
+        let mut one = patient(&api, 1).await;
         add(&mut one, 1).await;
         // Cut alike: both have the blocks that they have in common.
         one.add_of("10.7.0.0/25").await.unwrap();
@@ -420,7 +430,7 @@ fn a_range_that_a_killed_broker_left_unconfirmed_is_in_nobodys_way() {
         left["spec"]["confirmed"] = false.into();
         let name = "default.default.10.7.0.16-29";
         api.write("addressranges", name, &left);
-        let mut one = started(&api, 1).await;
+        let mut one = patient(&api, 1).await;
         add(&mut one, 1).await;
         assert_eq!(api.confirmed(), [super::RANGE]);
         // The next one is confirmed by whoever needs it.
@@ -442,7 +452,7 @@ fn ranges_by_hand_that_contradict_each_other_give_no_block() {
         api.write("addressranges", name, &by_hand(super::OTHER_RANGE, 32));
         // Under another range's name it is not believed.
         api.write("addressranges", "by-hand", &by_hand("10.7.0.0/24", 27));
-        let one = started(&api, 1).await;
+        let one = patient(&api, 1).await;
         for range in [super::RANGE, super::OTHER_RANGE] {
             let refused = one.ask(&super::range(range)).await.unwrap_err();
             assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
@@ -473,6 +483,8 @@ fn a_static_address_is_given_by_itself_as_its_range_was_cut() {
             {
                 *static_networks = vec![fixed.parse().unwrap()];
             }
+            machine.timing.question = Duration::from_millis(4500);
+            machine.timing.empty = Duration::from_secs(3600);
             api.add_node(&machine.name);
             machine.start(&api);
             machine
