@@ -204,10 +204,7 @@ fn exchanged(made: Made) -> Result<()> {
             .success()
             .context(device)?;
     }
-    let (first, second) = (
-        index_of(&scene.pod, "net1")?,
-        index_of(&scene.pod, "net2")?,
-    );
+    let (first, second) = (index_of(&scene.pod, "net1")?, index_of(&scene.pod, "net2")?);
     let inner = scene.another_pod()?;
     for name in ["net1", "net2"] {
         scene.in_pod(&[&format!("link set {name} netns {}", inner.name())])?;
