@@ -410,19 +410,29 @@ impl Plugin {
         {
             return refuse(format!("network_name {name:?}"));
         }
+        // Such a range is compared with no other one of its space.
+        if bounds.network_names.is_some() && !config.overlapping {
+            return refuse("enable_overlapping_ranges: false".to_owned());
+        }
         let Some(allowed) = &bounds.ranges else {
             return Ok(());
         };
+        let is_inside = |network: IpNetwork| {
+            allowed.iter().any(|allowed| {
+                allowed.prefix() <= network.prefix() && allowed.contains(network.network())
+            })
+        };
         for range in config.all_ranges() {
             let subnet = range.subnet();
-            let inside = |allowed: &IpNetwork| {
-                allowed.prefix() <= subnet.prefix() && allowed.contains(subnet.network())
-            };
-            if !allowed.iter().any(inside) {
+            if !is_inside(subnet) {
                 return refuse(format!("range {subnet}"));
             }
         }
-        Ok(())
+        let mut fixed = config.fixed.iter().map(|fixed| fixed.address.addr);
+        match fixed.find(|address| !is_inside((*address).into())) {
+            Some(address) => refuse(format!("address {address}")),
+            None => Ok(()),
+        }
     }
 
     fn trusted_policy(&self) -> Result<(), Error> {

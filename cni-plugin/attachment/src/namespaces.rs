@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use netlink::{Namespace, Socket, link};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::node::Node;
 
@@ -13,14 +14,12 @@ const NETNS_DIRECTORY: &str = "/run/netns";
 /// once, without the host's. One that cannot be opened is passed over: it may be gone by now.
 pub fn visit(node: &Node, pod: &Namespace, mut each: impl FnMut(Namespace)) {
     let mut seen = BTreeSet::from([node.netns.namespace.id().inode]);
-    // One by one: a node may have more of them than a process may have open files.
     for namespace in named(pod) {
         if seen.insert(namespace.id().inode) {
             each(namespace);
         }
     }
-    let of_processes = Namespace::of_processes(&node.roots.proc, seen);
-    of_processes.into_iter().for_each(each);
+    Namespace::of_processes(&node.roots.proc, seen).for_each(each);
 }
 
 /// The namespaces that lie where the pod's does or in `/run/netns`.
@@ -36,6 +35,17 @@ fn named(pod: &Namespace) -> impl Iterator<Item = Namespace> {
         .chain([known])
         .flat_map(|directory| fs::read_dir(directory).into_iter().flatten().flatten())
         .filter_map(|entry| Namespace::open(&entry.path()).ok().flatten())
+}
+
+/// Lets this process have as many open files as it may: a runtime starts it with few, and a search
+/// keeps each namespace open. One that could not be opened would count as ended.
+pub(crate) fn open_many() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        // A smaller search is better than none.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
 }
 
 /// What became of a search through namespaces.
@@ -66,6 +76,7 @@ pub fn search_reached<E: From<netlink::Error>>(
     inside: &mut Socket,
     mut is_in: impl FnMut(&Namespace, &mut Socket) -> Result<bool, E>,
 ) -> Result<Search, E> {
+    open_many();
     let mut seen = BTreeSet::from([pod.id().inode]);
     let mut rest: Vec<_> = named(pod)
         .filter(|other| seen.insert(other.id().inode))

@@ -98,32 +98,32 @@ fn inode_in(link: &Path) -> Option<u64> {
 
 impl Namespace {
     /// The namespaces in which processes are, by their first thread, each once, without those whose
-    /// inodes were `seen`. What of a process cannot be read is passed over: it may have ended.
-    pub fn of_processes(proc: &Path, seen: BTreeSet<u64>) -> Vec<Self> {
+    /// inodes were `seen`. What of a process cannot be read is passed over: it may have ended. One by
+    /// one: a node may have more of them than a process may have open files.
+    pub fn of_processes(proc: &Path, seen: BTreeSet<u64>) -> impl Iterator<Item = Self> + use<> {
         Self::of_tasks(tasks(proc), seen)
     }
 
     /// The namespaces in which any thread is, likewise. Takes as long as the node has threads.
-    pub fn of_threads(proc: &Path, seen: BTreeSet<u64>) -> Vec<Self> {
+    pub fn of_threads(proc: &Path, seen: BTreeSet<u64>) -> impl Iterator<Item = Self> + use<> {
         Self::of_tasks(tasks(proc).flat_map(threads), seen)
     }
 
-    fn of_tasks(tasks: impl Iterator<Item = PathBuf>, mut seen: BTreeSet<u64>) -> Vec<Self> {
-        let mut found = Vec::new();
-        for task in tasks {
+    fn of_tasks(
+        tasks: impl Iterator<Item = PathBuf>,
+        mut seen: BTreeSet<u64>,
+    ) -> impl Iterator<Item = Self> {
+        tasks.filter_map(move |task| {
             let path = task.join("ns/net");
             // Most processes share theirs with others. The files of all namespaces are in one file
             // system, so that inodes are enough.
-            let is_new = fs::read_link(&path)
-                .is_ok_and(|link| inode_in(&link).is_none_or(|inode| !seen.contains(&inode)));
-            if is_new
-                && let Ok(Some(namespace)) = Self::open(&path)
-                && seen.insert(namespace.id.inode)
-            {
-                found.push(namespace);
+            let link = fs::read_link(&path).ok()?;
+            if inode_in(&link).is_some_and(|inode| seen.contains(&inode)) {
+                return None;
             }
-        }
-        found
+            let namespace = Self::open(&path).ok().flatten()?;
+            seen.insert(namespace.id.inode).then_some(namespace)
+        })
     }
 
     /// The namespace the calling thread is in.
@@ -324,11 +324,13 @@ mod tests {
         assert_eq!(inode_in(Path::new("net:[7]")), Some(7));
         assert_eq!(inode_in(Path::new("pid:[7]")), None);
         let has_own = |found: Vec<Namespace>| found.iter().any(|found| found.id.inode == own);
-        assert!(has_own(Namespace::of_processes(proc, BTreeSet::new())));
-        assert!(!has_own(Namespace::of_processes(
-            proc,
-            BTreeSet::from([own])
-        )));
-        assert!(!has_own(Namespace::of_threads(proc, BTreeSet::from([own]))));
+        let seen = BTreeSet::from([own]);
+        assert!(has_own(
+            Namespace::of_processes(proc, BTreeSet::new()).collect()
+        ));
+        assert!(!has_own(
+            Namespace::of_processes(proc, seen.clone()).collect()
+        ));
+        assert!(!has_own(Namespace::of_threads(proc, seen).collect()));
     }
 }

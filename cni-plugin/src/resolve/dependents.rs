@@ -158,20 +158,21 @@ impl Stacks {
 }
 
 /// The links of a namespace that stand on another namespace's, or of IPoIB, which does not say so, and
-/// the number by which it knows the host's. Most namespaces have none: beside `lo` a link that is one
-/// of a pair.
+/// the number by which it knows the host's. A namespace without one has no link that stands on the
+/// host's, but for IPoIB: anybody can make such a namespace, and change its links so fast that no list
+/// of them is consistent.
 fn links_of(
     node: &Node,
     other: &Namespace,
     has_infiniband: bool,
 ) -> netlink::Result<(Option<i32>, Vec<Link>)> {
     let mut socket = other.socket(&node.netns.namespace)?;
+    let number = link::known_number(&mut socket, &node.netns.namespace)?;
+    if number.is_none() && !has_infiniband {
+        return Ok((None, Vec::new()));
+    }
     let mut links = link::list_unpaired(&mut socket)?;
     links.retain(|link| link.parent_netns.is_some() || has_infiniband && link.is_infiniband());
-    let number = match links.is_empty() {
-        true => None,
-        false => link::known_number(&mut socket, &node.netns.namespace)?,
-    };
     Ok((number, links))
 }
 

@@ -222,7 +222,8 @@ fn the_pods_way_out_stays_where_it_is() -> Result<()> {
 }
 
 fn a_moved_nic_is_a_rail_when_asked() -> Result<()> {
-    let (host, _switch) = on_one_switch()?;
+    let host = CniHost::new()?;
+    host.add_nic("nic1", "peer1")?;
     let before = host.picture()?;
     let pod = pod(&host)?;
     let call = host.call(&pod, "c1", "net1");

@@ -1,12 +1,14 @@
 //! A NIC that others stand on, and what the host had on it: it is not moved away beneath them,
 //! and what it had comes back.
 
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
+use e2e::netns::run;
 use e2e::raw_netlink::nftables::ingress_chain;
 use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refusal};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec};
@@ -25,6 +27,7 @@ cases! {
         in_another_pod("link add theirs link nic0 type macvlan mode bridge", "theirs");
     a_macvtap_in_another_pod_holds_its_nic: Macvlan =>
         in_another_pod("link add theirs link nic0 type macvtap mode bridge", "theirs");
+    a_namespace_that_never_stands_still_stops_no_move => beside_a_busy_namespace();
     an_ipvlan_in_another_pod_holds_its_nic: Ipvlan =>
         in_another_pod("link add theirs link nic0 type ipvlan mode l2", "theirs");
     a_vlan_in_another_pod_holds_its_nic: Vlan =>
@@ -225,6 +228,34 @@ fn in_another_pod(make: &str, name: &str) -> Result<()> {
     let inside = state(&other)?;
     scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0"])?;
     unchanged(&inside, || state(&other), "in the other pod")
+}
+
+/// Anybody who may make a user namespace makes such a namespace too. The host's has no number in it, so
+/// nothing there can stand on the host's NICs.
+fn beside_a_busy_namespace() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let busy = scene.another_pod()?;
+    let files = tempfile::tempdir()?;
+    let batch = |name: &str, lines: String| -> Result<Command> {
+        let file = files.path().join(name);
+        std::fs::write(&file, lines)?;
+        let mut command = busy.command("ip");
+        command.args(["-force", "-batch"]).arg(file);
+        Ok(command)
+    };
+    let pairs = (0..1500).map(|n| format!("link add a{n} type veth peer name b{n}\n"));
+    run(&mut batch("pairs", pairs.collect())?)?;
+    let changes = |n: u8| format!("link add x{n} type veth peer name y{n}\nlink del x{n}\n");
+    let mut changing = Vec::new();
+    for n in 0..6 {
+        changing.push(batch(&format!("changes{n}"), changes(n).repeat(5000))?.spawn()?);
+    }
+    let moved = (0..15).try_for_each(|_| scene.returns(&scene.moving(), &[]));
+    for mut child in changing {
+        child.kill()?;
+        child.wait()?;
+    }
+    moved
 }
 
 /// A process in a network namespace that has no name, until it is dropped.

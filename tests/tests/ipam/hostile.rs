@@ -388,6 +388,9 @@ fn a_store_is_for_the_ranges_and_network_names_of_the_policy() {
         json!({"range": "fd01::/64"}),
         json!({"range": "10.0.0.0/24", "network_name": "red"}),
         json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "192.168.0.0/24"}]}),
+        // It would lease what a pod of another range has.
+        json!({"range": "10.0.0.0/25", "enable_overlapping_ranges": false}),
+        json!({"range": "10.0.0.0/24", "addresses": [{"address": "172.16.0.1/12"}]}),
     ] {
         let (code, text) = ask("a", ipam.clone()).error();
         assert!(

@@ -152,6 +152,10 @@ impl Worker {
         let Some(first) = self.asked.pop_front() else {
             return;
         };
+        // Who gave up waiting asks again.
+        if first.reply.is_closed() {
+            return;
+        }
         let started = Instant::now();
         let range = match RangeKey::of(&first.need) {
             Ok(range) => range,
@@ -177,7 +181,6 @@ impl Worker {
                 false => self.asked.push_back(asked),
             }
         }
-        // Who gave up waiting asks again.
         group.retain(|asked| !asked.reply.is_closed());
         let group = self.serve_leftover(&range, group);
         if group.is_empty() {

@@ -120,9 +120,10 @@ pub(super) fn remove_children_elsewhere(
     let mut warnings = Vec::new();
     let pod = origin.pod;
     let others = origin.others.get_or_init(|| {
+        crate::namespaces::open_many();
         let known = [pod, host_context.namespace].map(|known| known.id().inode);
         let others = Namespace::of_threads(host_context.proc, BTreeSet::from(known));
-        let numbered = others.into_iter().map(|other| {
+        let numbered = others.map(|other| {
             let number = match link::number_within(host_context.socket, &other, pod) {
                 Ok(Some(number)) => Ok(number),
                 _ => other
