@@ -437,9 +437,10 @@ pub fn announce<'a>(
     socket: &mut Socket,
     made: impl IntoIterator<Item = (&'a mut Link, &'a InterfaceConfig, Attach)>,
 ) -> netlink::Result<()> {
+    // An IPoIB link that has its carrier by now had none when the kernel announced its addresses.
     let trains = |(link, given, attach): &(&mut Link, &InterfaceConfig, Attach)| {
-        let trains = *attach == Attach::Move || link.is_infiniband();
-        !link.carrier && trains && !given.announced.is_empty()
+        let missed = link.is_infiniband() || *attach == Attach::Move && !link.carrier;
+        missed && !given.announced.is_empty()
     };
     let started = Instant::now();
     for (link, given, _) in made.into_iter().filter(trains) {
