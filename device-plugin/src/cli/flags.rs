@@ -1,5 +1,5 @@
-//! What several commands are told by flags, and Go-style flags: the peers' manifests say
-//! `-config-file=...` with one dash.
+//! Flags that several commands share, and Go-style flags with one dash (`-config-file=...`), as the
+//! manifests of the replaced plugins have them.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

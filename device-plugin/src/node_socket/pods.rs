@@ -389,7 +389,7 @@ pub(crate) async fn keep_asking(
                     let same = known
                         .as_ref()
                         .is_some_and(|known| known.says_the_same(&held));
-                    // Also when it is no news: it is the newer word.
+                    // Stored also if nothing changed, because it is newer.
                     *known = Some(Arc::new(held));
                     !same
                 });
@@ -427,7 +427,7 @@ mod tests {
         let (pods, caller) = super::pods(&Readers::default(), sources, Arc::default());
         tokio::spawn(caller.run());
         let ask = || pods.allocated(Duration::from_secs(1));
-        // Neither answers: what is held is not known, which is not the same as nothing.
+        // Neither answers: unknown holdings are not the same as none.
         ask().await.unwrap_err();
         let text = |uid: &str| {
             format!(

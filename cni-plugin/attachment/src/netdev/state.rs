@@ -135,8 +135,8 @@ enum Kind {
     /// As a value, but a driver may have it at one time only; it is read again only when it was
     /// written.
     Driver,
-    /// Written always: that it is there does not say that all of it is as it was. What is new on the
-    /// host is no difference.
+    /// Always written, because an entry that exists may differ in parts. Entries that are new on the
+    /// host are not reported.
     Item,
     /// What a netdev does not have when it is moved, so that the pod added it. A write removes it.
     Foreign,

@@ -24,8 +24,8 @@ use crate::api::document::RangeSpec;
 use crate::api::{ApiError, BlockObject, RangeObject};
 
 impl Worker {
-    /// How a range is cut. Its object is made and confirmed if need be; a note that it has no block is
-    /// taken off, because a sweep that goes by the note removes the object only if that was not changed.
+    /// How a range is cut. Creates and confirms its object if need be, and removes the note that it has
+    /// no block: a sweep deletes an object with that note only if the object has not changed since.
     pub(super) async fn grid(&mut self, range: &RangeKey) -> Result<RangeSpec, Failure> {
         if let Some((read, ranges)) = &self.grids
             && read.elapsed() < self.shared.timing.agreed

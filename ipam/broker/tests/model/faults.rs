@@ -493,7 +493,7 @@ fn a_static_address_is_given_by_itself_as_its_range_was_cut() {
         let asker = one.running.as_ref().unwrap().0.clone();
         asker.ask(single("10.7.0.4", true)).await.unwrap();
         assert_eq!(one.granted(), ["10.7.0.4/32".parse().unwrap()]);
-        // Its neighbours are nobody's.
+        // The addresses beside it have no owner.
         let refused = asker.ask(single("10.7.0.5", false)).await.unwrap_err();
         assert!(
             refused.message.contains("with static addresses"),

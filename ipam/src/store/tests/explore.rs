@@ -546,9 +546,9 @@ impl Explorer<'_> {
         }
     }
 
-    /// A DEL that removed the record and did not come to look for what an ADD had linked since
-    /// leaves that out of its owner's reach. So does an ADD that did not come to withdraw what it
-    /// linked after a DEL had removed its record, or the one below.
+    /// A DEL that is killed between the removal of the record and the second reading leaves what an
+    /// ADD linked meanwhile out of its owner's reach. So does an ADD that is killed before it withdraws
+    /// what it linked after a DEL removed its record, or the one below.
     fn fault(&self, state: &mut State, call: usize) {
         state.faults = Faults::None;
         let progress = &mut state.calls[call];
@@ -763,7 +763,7 @@ impl Explorer<'_> {
         held
     }
 
-    /// Whatever the calls left, the next ones come to an end with it.
+    /// Whatever the calls left, the next calls finish it.
     fn check_end(&mut self, state: &State) {
         let State {
             world,

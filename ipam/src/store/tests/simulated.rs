@@ -359,7 +359,7 @@ impl World {
         Reply::Done
     }
 
-    /// What a request may come to, with what is the case after it. The first is what it comes to if
+    /// The possible replies to a request, each with the directory after it. The first is the reply if
     /// nothing else happens.
     pub(super) fn answer(&self, call: usize, request: &Request) -> Vec<(Self, Reply)> {
         let mut world = self.clone();
