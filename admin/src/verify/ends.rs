@@ -24,6 +24,7 @@ for d in /sys/class/infiniband/*; do
     get "$p/state"; s=$v; get "$p/rate"; r=$v; get "$p/link_layer"
     layer=$v; get "$p/sm_lid"
     echo "port $n ${p##*/} ${s%%:*} ${r%% *} $layer $v"
+    [ "$layer" = InfiniBand ] && get "$p/gids/0" && echo "portgid $n ${p##*/} $v" && continue
     for g in "$p"/gids/*; do
       get "$g"
       case $v in ''|0000:0000:0000:0000:0000:0000:0000:0000|fe80:0000:0000:0000:0000:0000:0000:0000) continue;; esac
@@ -35,7 +36,7 @@ for d in /sys/class/infiniband/*; do
   done
 done
 for n in /sys/class/net/*; do
-  [ -d "$n/device/infiniband" ] && for d in "$n"/device/infiniband/*; do echo "netdev ${d##*/} ${n##*/}"; done
+  get "$n/type"; [ "$v" = 32 ] && get "$n/address" && echo "ipoib ${n##*/} $v"
 done
 ip -o addr show 2>/dev/null | while read -r _ ndev family address _; do
   case $family in inet|inet6) echo "address $ndev ${address%%/*}";; esac
@@ -172,17 +173,10 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
             soft: soft.contains(name),
         };
         let found = if *layer == "InfiniBand" {
-            let own = of("netdev").find(|(_, rest)| rest.first() == Some(name));
-            let netdev = own.and_then(|(_, rest)| rest.get(1).copied());
-            let address = of("address").find_map(|(_, rest)| match rest {
-                [on, address] if Some(*on) == netdev => address.parse().ok(),
-                _ => None,
-            });
-            vec![Port {
-                netdev: netdev.map(str::to_owned),
-                address,
-                ..base
-            }]
+            let is_own = |rest: &&[&str]| matches!(rest, [of, at, _] if of == name && *at == base.port.to_string());
+            let gid = of("portgid").map(|(_, rest)| rest).find(is_own);
+            let gid = gid.and_then(|rest| rest.last()?.parse().ok());
+            ipoib(&base, gid, &lines)
         } else {
             roce(&base, &gids)
         };
@@ -274,6 +268,36 @@ fn roce(base: &Port, gids: &[Gid<'_>]) -> Vec<Port> {
         }
     }
     ports.into_iter().map(|(_, port)| port).collect()
+}
+
+/// A port as each IPoIB netdev on it sees it, a child in a pod too: the last 8 bytes of such a netdev's
+/// hardware address are its port's GUID (RFC 4391, 9.1.1). Alone, if there is none.
+fn ipoib(base: &Port, gid: Option<Ipv6Addr>, lines: &[Vec<&str>]) -> Vec<Port> {
+    let guid = gid.map(|gid| {
+        let bytes = gid.octets();
+        let digits = bytes[8..].iter().map(|byte| format!(":{byte:02x}"));
+        digits.collect::<String>()
+    });
+    let is_on = |address: &str| guid.as_ref().is_some_and(|guid| address.ends_with(guid));
+    let ports: Vec<Port> = lines
+        .iter()
+        .filter_map(|line| match line.as_slice() {
+            ["ipoib", netdev, address] if is_on(address) => Some(*netdev),
+            _ => None,
+        })
+        .map(|netdev| Port {
+            netdev: Some(netdev.to_owned()),
+            address: lines.iter().find_map(|line| match line.as_slice() {
+                ["address", on, address] if *on == netdev => address.parse().ok(),
+                _ => None,
+            }),
+            ..base.clone()
+        })
+        .collect();
+    match ports.is_empty() {
+        true => vec![base.clone()],
+        false => ports,
+    }
 }
 
 /// Which port is tested against which: those with the same netdev name, the rest in their order.
@@ -370,12 +394,20 @@ mod tests {
 
     #[test]
     fn infiniband_has_the_address_of_its_ipoib() {
-        let text = "open ib0\nport ib0 1 4 200 InfiniBand\nnetdev ib0 ibs1\n\
-            address ibs1 10.5.0.2\n";
-        let port = read(text, None, None).ports.remove(0);
+        let text = "open mlx5_0\nport mlx5_0 1 4 200 InfiniBand 0x1\n\
+            portgid mlx5_0 1 fe80:0000:0000:0000:5054:00ff:fe00:0100\n\
+            ipoib net2 80:00:00:1b:fe:80:00:00:00:00:00:00:50:54:00:ff:fe:00:01:01\n\
+            ipoib net1 80:00:00:1a:fe:80:00:00:00:00:00:00:50:54:00:ff:fe:00:01:00\n\
+            address net2 10.5.0.3\naddress net1 10.5.0.2\n";
+        let mut ports = read(text, None, None).ports;
+        assert_eq!(ports.len(), 1, "net2 is of another port: {ports:?}");
+        let port = ports.remove(0);
         assert_eq!(port.address, Some("10.5.0.2".parse().unwrap()));
         assert_eq!(port.gid_index, None);
-        assert_eq!(port.name(), "ibs1 (ib0/1)");
+        assert_eq!(port.name(), "net1 (mlx5_0/1)");
+        let without: Vec<&str> = text.lines().filter(|line| !line.contains("net1")).collect();
+        let port = read(&without.join("\n"), None, None).ports.remove(0);
+        assert_eq!((port.netdev, port.address), (None, None));
     }
 
     #[test]

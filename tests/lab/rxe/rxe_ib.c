@@ -787,7 +787,7 @@ void rxe_ib_set_ops(struct rxe_dev *rxe)
 	attr->active_speed = IB_SPEED_EDR;
 	attr->max_vl_num = 1;
 	attr->subnet_timeout = 18;
-	strscpy(rxe->ib_dev.node_desc, "softib", sizeof(rxe->ib_dev.node_desc));
+	strscpy(rxe->ib_dev.node_desc, "rxe softib", sizeof(rxe->ib_dev.node_desc));
 }
 
 static int ib_new(const char *name, struct net_device *ndev, bool managed)

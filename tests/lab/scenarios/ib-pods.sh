@@ -85,6 +85,19 @@ check "the pods write to each other's memory, by LID" write_bw
 step "ib_write_bw, pod a to pod b"
 show eval 'grep -A 1 "#bytes" <<<"$checked" | tail -n 2'
 
+step "rdmactl verify between the pods, and preflight of the ports"
+cat >/tmp/kubectl <<'SH'
+#!/bin/sh
+[ "$1" = exec ] && shift && exec kubelet-standin exec "$@"
+SH
+chmod +x /tmp/kubectl
+check "verify finds nothing wrong" rdmactl verify --kubectl /tmp/kubectl --timeout 60 pod:b pod:a
+contains "verify: packets, connections and writes" \
+	'ping +pass .*rping +pass .*write-bw +pass ' "$(tr '\n' ' ' <<<"$checked")"
+check "preflight of links" rdmactl preflight --all --only L02,L04,L13,L14
+contains "preflight: a subnet manager, partitions, node GUIDs" \
+	'L04 +pass .*L13 +pass .*L14 ' "$(tr '\n' ' ' <<<"$checked")"
+
 step "a cable is pulled"
 machine set_link nic0 off
 check "the kubelet is told" kubelet-standin node --patience 30 --wait rdma/hca=0
