@@ -83,7 +83,8 @@ pub struct Timing {
     /// How long it is believed how ranges are cut: an administrator may begin one anew with another
     /// length.
     pub agreed: Duration,
-    /// How long a block of a node that is gone rests by this broker's own clock, from when it first
+    /// How long a block of a node that is gone, or a range without blocks, rests by this broker's own
+    /// clock, from when it first
     /// saw the mark, whatever the cool-down is.
     pub rest: Duration,
     /// How often this node's UID is read again.
@@ -210,22 +211,26 @@ impl Shared {
         standing::claim(block, node, state, now, cooldown, self.rest_of(block))
     }
 
-    /// How much longer a block rests by this broker's own clock: the one that marked it may be off.
+    /// How much longer a block rests by this broker's own clock.
     fn rest_of(&self, block: &BlockObject) -> Duration {
-        let Some(over) = &block.spec.over else {
-            return self.timing.rest;
-        };
+        let rest = self.timing.rest;
+        let over = block.spec.over.as_ref();
+        over.map_or(rest, |over| {
+            rest.saturating_sub(self.known_for(&block.metadata.uid, over.since))
+        })
+    }
+
+    /// How long this broker has known a note of this time on an object, by its own clock: the clock of
+    /// the one that wrote it may be off. What was forgotten is known from now on.
+    pub(crate) fn known_for(&self, uid: &str, since: jiff::Timestamp) -> Duration {
         let mut marks = self.marks.borrow_mut();
-        let uid = &block.metadata.uid;
-        let known = marks.get(uid).filter(|(since, _)| *since == over.since);
-        let seen = known.map(|(_, seen)| *seen).unwrap_or_else(|| {
-            // What was forgotten rests once more.
-            marks.retain(|_, (_, seen)| seen.elapsed() < MARKS_AGE);
-            let now = Instant::now();
-            marks.insert(uid.clone(), (over.since, now));
-            now
-        });
-        self.timing.rest.saturating_sub(seen.elapsed())
+        let known = marks.get(uid).filter(|(noted, _)| *noted == since);
+        if let Some((_, seen)) = known {
+            return seen.elapsed();
+        }
+        marks.retain(|_, (_, seen)| seen.elapsed() < MARKS_AGE);
+        marks.insert(uid.to_owned(), (since, Instant::now()));
+        Duration::ZERO
     }
 
     /// What the cluster says of a node now.

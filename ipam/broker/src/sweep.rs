@@ -2,9 +2,9 @@
 //!
 //! - Blocks of nodes that are gone are marked, and removed once they have rested
 //!   ([`crate::decide::standing`]), by the same broker.
-//! - A range that had no block for an hour is removed: any author of a network can name a new one. A
-//!   claim takes the note of emptiness off before it makes a block, and believes what it read of the
-//!   range for [`Timing::agreed`], which is far less than an hour.
+//! - A range that had no block for an hour is removed once it has rested, too: any author of a network
+//!   can name a new one. A claim takes the note of emptiness off before it makes a block, and believes
+//!   what it read of the range for [`Timing::agreed`], which is less than the rest.
 //!
 //! The hour of a range begins anew with the note of who sweeps it, on the condition that nobody else
 //! noted that; with it the blocks of its whole space are swept. Killed on its way, a sweep leaves the
@@ -78,24 +78,25 @@ async fn round(shared: &Shared) -> Result<(), ApiError> {
         return Ok(());
     }
     let nodes = list_nodes(shared).await?;
-    let mut resting: Vec<AddressSpace> = Vec::new();
-    for (space, ranges) in noted {
+    let mut resting: Vec<(AddressSpace, Vec<RangeObject>)> = Vec::new();
+    for (space, mut ranges) in noted {
         if try_sweep(shared, &space, &ranges, &nodes).await {
-            resting.push(space);
+            ranges.retain(|range| range.empty_since().is_some());
+            resting.push((space, ranges));
         }
     }
     if !resting.is_empty() {
-        // Only who has known a mark for so long removes its block; the next sweep may be another's.
+        // Only who has known a mark for so long removes its object; the next sweep may be another's.
         tokio::time::sleep(shared.timing.rest).await;
         let nodes = list_nodes(shared).await?;
-        for space in resting {
-            try_sweep(shared, &space, &[], &nodes).await;
+        for (space, ranges) in resting {
+            try_sweep(shared, &space, &ranges, &nodes).await;
         }
     }
     Ok(())
 }
 
-/// Whether blocks of a space rest. One space with an object that cannot be changed does not keep the
+/// Whether objects of a space rest. One space with an object that cannot be changed does not keep the
 /// others from being swept.
 async fn try_sweep(
     shared: &Shared,
@@ -147,7 +148,7 @@ async fn sweep(
     sweep_blocks(shared, space, due).await?;
     for range in ranges {
         let is_empty = !blocks.iter().any(|block| overlap(*block, range.spec.range));
-        sweep_range(shared, range, is_empty, Timestamp::now()).await?;
+        rests |= sweep_range(shared, range, is_empty, Timestamp::now()).await?;
     }
     Ok(rests)
 }
@@ -188,32 +189,37 @@ async fn sweep_blocks(
     Ok(())
 }
 
-/// Notes that a range has no block, or has one again; removes it when it had none for an interval.
+/// Notes that a range has no block, or has one again; removes it when it had none for an interval and
+/// this broker has known that for the rest. Whether it has to rest.
 async fn sweep_range(
     shared: &Shared,
     object: &RangeObject,
     is_empty: bool,
     now: Timestamp,
-) -> Result<(), ApiError> {
+) -> Result<bool, ApiError> {
     let client = &shared.client;
     let metadata = &object.metadata;
     let interval = SignedDuration::try_from(shared.timing.sweep).unwrap_or(SignedDuration::MAX);
     let note = match (is_empty, object.empty_since()) {
         (true, Some(since)) if now.duration_since(since) >= interval => {
+            if shared.known_for(&metadata.uid, since) < shared.timing.rest {
+                return Ok(true);
+            }
             if let Changed::Done(()) = client.delete_range(metadata).await? {
                 tracing::info!(
                     range = metadata.name,
                     "removed an AddressRange without blocks"
                 );
             }
-            return Ok(());
+            return Ok(false);
         }
         // Also where a clock was ahead.
         (true, since) if since.is_none_or(|since| since > now) => json!({"emptySince": now}),
         (false, Some(_)) => json!({"emptySince": null}),
-        _ => return Ok(()),
+        _ => return Ok(false),
     };
-    client.note_in_range(metadata, note).await.map(drop)
+    client.note_in_range(metadata, note).await?;
+    Ok(false)
 }
 
 impl Shared {

@@ -557,6 +557,28 @@ fn a_range_that_no_broker_uses_any_longer_is_swept_by_another_ones_broker() {
     });
 }
 
+/// Another node may have read the range before the note, and claim a block of it.
+#[test]
+fn a_range_that_a_wrong_clock_noted_as_long_empty_rests_before_it_is_removed() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut long_empty = by_hand("10.7.0.0/26", 30);
+        long_empty["status"] = json!({"emptySince": "2020-01-01T00:00:00Z"});
+        api.write("addressranges", OBJECT, &long_empty);
+        let mut one = Machine::new(1);
+        one.timing.rest = Duration::from_secs(2);
+        api.add_node("n1");
+        let started = std::time::Instant::now();
+        one.start(&api);
+        eventually("the range is removed", || {
+            api.names("addressranges").is_empty()
+        })
+        .await;
+        assert!(started.elapsed() >= one.timing.rest, "{started:?}");
+        one.kill().await;
+    });
+}
+
 #[test]
 fn blocks_with_leases_outlast_the_loss_of_grants_and_uid() {
     on_one_thread(async {
