@@ -84,8 +84,7 @@ pub struct Timing {
     /// length.
     pub agreed: Duration,
     /// How long a block of a node that is gone, or a range without blocks, rests by this broker's own
-    /// clock, from when it first
-    /// saw the mark, whatever the cool-down is.
+    /// clock, from when it first saw the mark, whatever the cool-down is.
     pub rest: Duration,
     /// How often this node's UID is read again.
     pub identity: Duration,

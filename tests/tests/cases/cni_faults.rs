@@ -549,7 +549,7 @@ fn renames(line: &str) -> bool {
 
 /// How often a request is met by its number: a dump that is interrupted is repeated, and moves those
 /// behind it on (`NLM_F_DUMP_INTR`).
-const TRIES: usize = 4;
+const TRIES: usize = 25;
 
 /// The first such request of a DEL, which is carried out.
 fn request(host: &CniHost, call: &Call, config: &str, wanted: fn(&str) -> bool) -> Result<Point> {
