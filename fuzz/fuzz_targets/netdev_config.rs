@@ -46,7 +46,6 @@ fuzz_target!(|text: &[u8]| {
             planned_in_full(&config);
         }
     }
-    let _ = request.requested_ips();
     let _ = request.config.prev_result();
 });
 

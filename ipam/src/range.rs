@@ -223,12 +223,6 @@ impl Range {
             .map(|span| from_bits(self.subnet.is_ipv4(), span.first))
     }
 
-    /// Whether `address` lies between first and last, excluded or not.
-    #[must_use]
-    pub fn window_contains(&self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.subnet.is_ipv4() && self.window.contains(bits(address))
-    }
-
     /// Whether `address` may be given on explicit request: any host address of
     /// the network. Exclusions and bounds fence off what is given unasked.
     #[must_use]

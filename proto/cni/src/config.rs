@@ -9,7 +9,7 @@ use serde::{
 use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
-    AttachmentId, Cidr, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName,
+    AttachmentId, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName,
     Section, Version, env::is_identifier,
 };
 
@@ -362,34 +362,6 @@ impl Request {
         )
         .with_details(format!("set cniVersion to {} or newer", since.as_str())))
     }
-
-    /// The addresses the runtime or the pod asks for: `runtimeConfig.ips`, else
-    /// `args.cni.ips`, else `IP` of `CNI_ARGS`; each with or without prefix.
-    ///
-    /// # Errors
-    /// Code 7 (code 4 for `CNI_ARGS`) naming the element that is no address.
-    pub fn requested_ips(&self) -> Result<Vec<Cidr>, Error> {
-        for section in [self.config.runtime_config()?, self.config.cni_args()?] {
-            if let Some(texts) = section
-                .get::<Vec<&str>>("ips")?
-                .filter(|list| !list.is_empty())
-            {
-                return texts
-                    .into_iter()
-                    .map(|text| Cidr::parse_or_host(text).map_err(|e| section.wrong("ips", e)))
-                    .collect();
-            }
-        }
-        let Some(text) = self.env.args.get("IP") else {
-            return Ok(Vec::new());
-        };
-        text.split(',')
-            .map(|text| {
-                Cidr::parse_or_host(text)
-                    .map_err(|e| Error::new(Code::InvalidEnvironment, format!("CNI_ARGS IP: {e}")))
-            })
-            .collect()
-    }
 }
 
 #[cfg(test)]
@@ -584,38 +556,5 @@ mod tests {
                 "{command:?} {version}"
             );
         }
-    }
-
-    #[test]
-    fn requested_addresses_come_from_the_most_specific_place() {
-        let all = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["10.0.0.1/24","fd00::1"]},
-                      "args":{"cni":{"ips":["10.0.0.2"]}}}"#;
-        let ips = |config: &str, args: &str| {
-            request(Command::Add, config, args)
-                .requested_ips()
-                .map(|list| list.iter().map(Cidr::to_string).collect::<Vec<_>>())
-        };
-        assert_eq!(
-            ips(all, "IP=10.0.0.3").unwrap(),
-            ["10.0.0.1/24", "fd00::1/128"]
-        );
-        let pod = r#"{"cniVersion":"1.0.0","name":"a","args":{"cni":{"ips":["10.0.0.2"]}}}"#;
-        assert_eq!(ips(pod, "IP=10.0.0.3").unwrap(), ["10.0.0.2/32"]);
-        assert_eq!(
-            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "IP=10.0.0.3").unwrap(),
-            ["10.0.0.3/32"]
-        );
-        assert_eq!(
-            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "").unwrap(),
-            Vec::<String>::new()
-        );
-        assert_eq!(
-            ips(r#"{"cniVersion":"1.0.0","name":"a"}"#, "IP=x")
-                .unwrap_err()
-                .code,
-            Code::InvalidEnvironment
-        );
-        let wrong = r#"{"cniVersion":"1.0.0","name":"a","runtimeConfig":{"ips":["10.0.0.300"]}}"#;
-        assert_eq!(ips(wrong, "").unwrap_err().code, Code::InvalidConfig);
     }
 }

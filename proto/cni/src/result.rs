@@ -52,17 +52,6 @@ impl Cidr {
         Cidr { addr, prefix: 0 }
     }
 
-    /// Reads an address with or without prefix.
-    ///
-    /// # Errors
-    /// A text naming what was read.
-    pub fn parse_or_host(text: &str) -> Result<Self, String> {
-        match text.parse::<IpAddr>() {
-            Ok(addr) => Ok(Cidr::host(addr)),
-            Err(_) => text.parse(),
-        }
-    }
-
     /// Whether it is everything of its family.
     pub fn is_default_route(self) -> bool {
         self.prefix == 0 && self.addr.is_unspecified()
@@ -578,7 +567,6 @@ mod tests {
         assert!(net.contains("10.1.255.255".parse().unwrap()));
         assert!(!net.contains("10.2.0.0".parse().unwrap()));
         assert!(!net.contains("::1".parse().unwrap()));
-        assert_eq!(Cidr::parse_or_host("fd00::1").unwrap().prefix, 128);
     }
 
     proptest! {
