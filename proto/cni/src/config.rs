@@ -9,8 +9,8 @@ use serde::{
 use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
-    AttachmentId, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName,
-    Section, Version, env::is_identifier,
+    AttachmentId, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName, Section,
+    Version, env::is_identifier,
 };
 
 /// The longest configuration that is read. A GC names every container of the network, which
