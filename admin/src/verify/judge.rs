@@ -67,7 +67,9 @@ fn judge(
         return Finding::fail("nothing went over", "see the tool's own messages");
     }
     if soft {
-        return Finding::pass("data goes through a software driver, which has no rate to compare with");
+        return Finding::pass(
+            "data goes through a software driver, which has no rate to compare with",
+        );
     }
     let Some(line) = line else {
         return Finding::unknown("the line rate is not known: give it with --line-rate");
