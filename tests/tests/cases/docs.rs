@@ -254,7 +254,7 @@ fn every_message_is_one_that_a_program_prints() -> Result<()> {
         "no program says\n{}",
         unknown.join("\n")
     );
-    ensure!(messages > 40, "only {messages} messages");
+    ensure!(messages > 24, "only {messages} messages");
     Ok(())
 }
 
@@ -517,24 +517,18 @@ fn the_dashboard_has_the_brokers_metrics_and_few_lines() -> Result<()> {
 fn every_alert_has_a_run_book() -> Result<()> {
     let rules = fs::read_to_string(top().join("manifests/monitoring/rules.yaml"))?;
     let rules: Value = serde_saphyr::from_str(&rules)?;
-    let page = fs::read_to_string(top().join("docs/troubleshooting.md"))?;
-    let headings: BTreeSet<&str> = page
-        .lines()
-        .filter_map(|l| l.strip_prefix("### "))
-        .collect();
+    let page = fs::read_to_string(top().join("docs/alerts.md"))?;
+    let headings: BTreeSet<&str> = page.lines().filter_map(|l| l.strip_prefix("## ")).collect();
     let metrics = fs::read_to_string(top().join("docs/metrics.md"))?;
     let mut alerts = 0;
     for group in rules["spec"]["groups"].as_array().context("groups")? {
         for rule in group["rules"].as_array().context("rules")? {
             let name = rule["alert"].as_str().context("a name")?;
-            ensure!(
-                headings.contains(name),
-                "docs/troubleshooting.md has no ### {name}"
-            );
+            ensure!(headings.contains(name), "docs/alerts.md has no ## {name}");
             let link = rule["annotations"]["runbook_url"]
                 .as_str()
                 .context("a link")?;
-            let expected = format!("docs/troubleshooting.md#{}", name.to_lowercase());
+            let expected = format!("docs/alerts.md#{}", name.to_lowercase());
             assert_eq!(link, expected);
             let unknown =
                 undocumented_of_broker(rule["expr"].as_str().context("an expression")?, &metrics);
@@ -542,15 +536,6 @@ fn every_alert_has_a_run_book() -> Result<()> {
             alerts += 1;
         }
     }
-    let documented = page
-        .split("## Alerts")
-        .nth(1)
-        .context("no section on alerts")?;
-    let documented = documented.split("\n## ").next().unwrap_or_default();
-    assert_eq!(
-        documented.matches("\n### ").count(),
-        alerts,
-        "an alert that there is not"
-    );
+    assert_eq!(headings.len(), alerts, "an alert that there is not");
     Ok(())
 }
