@@ -121,26 +121,11 @@ pub(super) fn read(context: &Context) -> Facts {
     }
 }
 
-/// On HGX B200 and later each `NVSwitch` has InfiniBand functions for its own management. Their vital
-/// product data has this word (NVIDIA Fabric Manager, "NVLink subnet manager").
-const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
-
 fn switches(context: &Context) -> BTreeMap<String, Vec<String>> {
     let devices = &context.snapshot.inventory.rdma_devices;
-    let of_switches = devices.iter().filter(|device| {
-        let function = device.pci.as_ref().map(|pci| pci.address.to_string());
-        let vpd = function.map(|function| {
-            context
-                .host
-                .sys
-                .join(format!("bus/pci/devices/{function}/vpd"))
-        });
-        let vpd = vpd.and_then(|path| std::fs::read(path).ok());
-        let mut words = vpd
-            .iter()
-            .flat_map(|vpd| vpd.windows(SWITCH_MANAGEMENT.len()));
-        words.any(|word| word == SWITCH_MANAGEMENT)
-    });
+    let of_switches = devices
+        .iter()
+        .filter(|device| device.reserved == Some(hca::Reserved::NvSwitch));
     let offered = |name: &str| {
         let memberships = context.pools_of(name).iter();
         memberships.map(|one| one.resource.clone()).collect()

@@ -9,6 +9,7 @@ pub(super) use netlink::release::version;
 use super::check::Check;
 use super::context::Context;
 use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::candidate::RDMA_HALVES;
 use rdma_device_plugin::files;
 
 /// What is read.
@@ -53,24 +54,6 @@ pub(super) struct Device {
     /// Board.
     pub board: Option<String>,
 }
-
-/// Netdev drivers with the module that adds RDMA to them, and whether the NICs are bought for it.
-const RDMA_HALVES: [(&str, &str, bool); 14] = [
-    ("mlx5_core", "mlx5_ib", true),
-    ("mlx4_core", "mlx4_ib", true),
-    ("efa", "efa", true),
-    ("erdma", "erdma", true),
-    ("bnxt_en", "bnxt_re", false),
-    ("ice", "irdma", false),
-    ("i40e", "irdma", false),
-    ("idpf", "irdma", false),
-    ("cxgb4", "iw_cxgb4", false),
-    ("qede", "qedr", false),
-    ("hns3", "hns_roce_hw_v2", false),
-    ("ionic", "ionic_rdma", false),
-    ("mana", "mana_ib", false),
-    ("be2net", "ocrdma", false),
-];
 
 /// Mellanox, whose network functions all do RDMA.
 const MELLANOX: u16 = 0x15b3;
