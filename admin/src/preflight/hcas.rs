@@ -50,8 +50,6 @@ pub(super) struct Facts {
     pub optional: BTreeSet<String>,
     /// What should be so.
     pub expected: Vec<Expected>,
-    /// RDMA devices that are management functions of an `NVSwitch`, with the resources that offer them.
-    pub switches: BTreeMap<String, Vec<String>>,
 }
 
 /// The checks.
@@ -71,11 +69,6 @@ pub(super) const CHECKS: &[Check<Facts>] = &[
         title: "as many HCAs as expected can be used",
         judge: h03_expected,
     },
-    Check {
-        id: "H04",
-        title: "no pool offers a function of an NVSwitch",
-        judge: h04_switches,
-    },
 ];
 
 /// Reads the host.
@@ -84,7 +77,8 @@ pub(super) fn read(context: &Context) -> Facts {
     let inventory = &context.snapshot.inventory;
     // RDMA devices of one function are one HCA.
     let mut hcas: BTreeMap<String, PoolHca> = BTreeMap::new();
-    for device in &inventory.rdma_devices {
+    let for_pods = |device: &&hca::RdmaDevice| device.reserved.is_none();
+    for device in inventory.rdma_devices.iter().filter(for_pods) {
         let function = device.pci.as_ref().map(|pci| pci.address.to_string());
         let hca = hcas
             .entry(function.unwrap_or_else(|| device.name.clone()))
@@ -117,22 +111,7 @@ pub(super) fn read(context: &Context) -> Facts {
         pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
         optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),
         expected: context.settings.requirements.expected.clone(),
-        switches: switches(context),
     }
-}
-
-fn switches(context: &Context) -> BTreeMap<String, Vec<String>> {
-    let devices = &context.snapshot.inventory.rdma_devices;
-    let of_switches = devices
-        .iter()
-        .filter(|device| device.reserved == Some(hca::Reserved::NvSwitch));
-    let offered = |name: &str| {
-        let memberships = context.pools_of(name).iter();
-        memberships.map(|one| one.resource.clone()).collect()
-    };
-    of_switches
-        .map(|device| (device.name.clone(), offered(&device.name)))
-        .collect()
 }
 
 fn h01_any(facts: &Facts) -> Vec<Finding> {
@@ -223,29 +202,6 @@ fn h03_expected(facts: &Facts) -> Vec<Finding> {
         finding.on(of)
     };
     facts.expected.iter().map(judge).collect()
-}
-
-fn h04_switches(facts: &Facts) -> Vec<Finding> {
-    let judge = |(device, resources): (&String, &Vec<String>)| {
-        let finding = match resources.is_empty() {
-            true => Finding::pass("it is a function of an NVSwitch, and no pool offers it"),
-            false => Finding::fail(
-                format!(
-                    "it is a function of an NVSwitch, which carries no traffic of pods, and is offered \
-                     as {}",
-                    resources.join(", ")
-                ),
-                "narrow the selectors of the pool, such as by pciAddresses or linkTypes",
-            ),
-        };
-        finding.on(device)
-    };
-    match facts.switches.is_empty() {
-        true => vec![Finding::not_applicable(
-            "no function of an NVSwitch is here",
-        )],
-        false => facts.switches.iter().map(judge).collect(),
-    }
 }
 
 fn usable(hcas: &[PoolHca]) -> usize {
