@@ -192,19 +192,42 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
 
 #[cfg(test)]
 mod tests {
-    use hca_trees::{Tree, machine};
+    use hca_trees::{Tree, cloud, machine};
     use rdma_device_plugin::candidate::gather;
     use rdma_device_plugin::host_snapshot::HostSnapshot;
 
     use super::*;
 
-    #[test]
-    fn an_hca_is_found_by_any_of_its_names() {
+    fn candidates(lay: impl Fn(&Tree)) -> Vec<Candidate> {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
-        machine::egx(&tree);
+        lay(&tree);
         let scanned = HostSnapshot::make(&tree.host(), &[]).unwrap();
-        let (all, _) = gather::list(&scanned.inventory, &scanned.functions);
+        gather::list(&scanned.inventory, &scanned.functions).0
+    }
+
+    #[test]
+    fn a_vf_without_a_node_guid_has_a_note_with_the_remedy() {
+        let all = candidates(cloud::vf_without_guid);
+        let told: Vec<String> = all.iter().flat_map(notes).collect();
+        assert_eq!(
+            told,
+            [
+                "mlx5_2: its node GUID is zero: verbs work, programs that use rdma_cm crash; ip link \
+                 set PF vf 1 node_guid GUID, with the netdev of 0000:3b:00.0 as PF, or echo GUID > \
+                 /sys/bus/pci/devices/0000:3b:00.0/sriov/1/node; then bind the VF's driver again"
+            ]
+        );
+        assert!(
+            candidates(cloud::p5)
+                .iter()
+                .all(|efa| notes(efa).is_empty())
+        );
+    }
+
+    #[test]
+    fn an_hca_is_found_by_any_of_its_names() {
+        let all = candidates(machine::egx);
         let first = &all[0];
         let guid = first.rdma_devices[0].node_guid.unwrap().to_string();
         let unit = format!("{}_3e71787e_17", first.id);

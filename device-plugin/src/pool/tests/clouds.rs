@@ -130,6 +130,13 @@ fn azure_nd_offers_infiniband_and_never_the_vf_below_netvsc() {
     assert_eq!(found, expected);
     assert_eq!(azure.bound(&[5], 1), (named("mlx5_", [5]), "NODE".into()));
 
+    // A pool with late binding shares no HCA with another one; the VF is in neither.
+    let late = "resource: rdma/late, mode: exclusive, binding: late, select: { functions: [pf] }";
+    let shared = "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [enP*] }";
+    let both = offer(cloud::azure_nd_h100, &native(&[late, shared]));
+    assert_eq!(both.hcas, named("mlx5_", 0..8));
+    assert_eq!(both.pools.snapshots[1].count(), Counts::default());
+
     let all = offer(cloud::azure_nd_h100, &everything());
     assert_eq!(all.hcas, named("mlx5_", 0..8));
     assert_eq!(
