@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use node_wire::{
-    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, UnbindQuestion, ask,
+    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, Fault, UnbindQuestion, ask,
 };
 use serde_json::Value;
 
@@ -315,7 +315,10 @@ fn hcas(bound: &Bound) -> Vec<&str> {
 
 fn kind<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Result<FailureKind> {
     match answer {
-        Err(ClientError::Failed { failure, .. }) => Ok(failure.kind),
+        Err(ClientError {
+            fault: Fault::Failed(failure),
+            ..
+        }) => Ok(failure.kind),
         other => bail!("{other:?}"),
     }
 }
@@ -530,7 +533,11 @@ fn bindings_change_by_one_daemon_at_a_time() -> Result<()> {
         Ok(file)
     };
     let refused = |answer: Result<(), ClientError>| -> Result<()> {
-        let Err(ClientError::Failed { failure, .. }) = answer else {
+        let Err(ClientError {
+            fault: Fault::Failed(failure),
+            ..
+        }) = answer
+        else {
             bail!("{answer:?}");
         };
         assert_eq!(failure.kind, FailureKind::BindingsUnavailable);
