@@ -5,8 +5,9 @@ use super::{
     BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, Policy, PolicyError, Selector, Store,
     StoreBounds, StoreKind, partition_key, port_guid,
 };
-use crate::gojson::{self, Value};
+
 use crate::{duration, identity, pattern::Pattern};
+use cni_wire::json::{self, Value};
 use ipnetwork::IpNetwork;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ const MAX_BLOCK_BITS: u32 = 16;
 
 /// The whole file, every key and value in order.
 pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
-    let policy = gojson::parse(text).and_then(decode);
+    let policy = json::parse(text).and_then(decode);
     policy.map_err(|fault| PolicyError::Content {
         path: path.to_owned(),
         fault,
@@ -29,7 +30,7 @@ pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
 /// Each top-level key that is in order by itself, defaults for the rest.
 pub(super) fn salvage(text: &[u8]) -> Policy {
     let mut policy = Policy::default();
-    let Ok(Value::Object(mut fields)) = gojson::parse(text) else {
+    let Ok(Value::Object(mut fields)) = json::parse(text) else {
         return policy;
     };
     // Those first by whose names others are written.
@@ -47,10 +48,10 @@ pub(super) fn salvage(text: &[u8]) -> Policy {
 
 pub(super) fn has_key(key: &str) -> bool {
     let document = Value::Object(vec![(key.to_owned(), Value::Null)]);
-    !matches!(decode(document), Err(gojson::Error::UnknownKey { .. }))
+    !matches!(decode(document), Err(json::Error::UnknownKey { .. }))
 }
 
-fn decode(mut document: Value) -> Result<Policy, gojson::Error> {
+fn decode(mut document: Value) -> Result<Policy, json::Error> {
     // Partitions of `allow.pkeys` may have names of `pkeys`.
     let mut names = document.get_mut("pkeys").cloned();
     let allowed = document
@@ -65,7 +66,7 @@ fn decode(mut document: Value) -> Result<Policy, gojson::Error> {
             }
         }
     }
-    gojson::decode_strictly(&document)
+    json::decode_strictly(&document)
 }
 
 /// What `read` makes of a value; where it makes nothing of it, `rule` says what the value must be.
@@ -544,10 +545,7 @@ mod tests {
                 "allow.vf: expected an object",
             ),
             (r#"{"allow": {"vf": {"vlan": []}}}"#, "vlan"),
-            (
-                r#"{"allow": {"vf": {}}}"#,
-                "allow.vf: must have the key \"guid\"",
-            ),
+            (r#"{"allow": {"vf": {}}}"#, "allow.vf.guid: is missing"),
             (
                 r#"{"allow": {"vf": {"guid": ["0200000000000009-0200000000000008"]}}}"#,
                 "allow.vf.guid: must be a list",
@@ -673,7 +671,7 @@ mod tests {
         for (after, says) in [
             ("1", "default.after"),
             (r#""whereabouts""#, "default.after"),
-            ("{}", "default.after: must have the key \"whereabouts\""),
+            ("{}", "default.after.whereabouts: is missing"),
             (r#"{"whereabouts": "-a"}"#, "default.after.whereabouts"),
             (r#"{"whereabouts": "a/b"}"#, "default.after.whereabouts"),
             (r#"{"whereabouts": "a", "host-local": "b"}"#, "host-local"),
