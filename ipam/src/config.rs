@@ -178,7 +178,7 @@ impl Config {
             gateway,
             fixed,
             routes,
-            dns: Dns::parse(&keys.section("dns")?)?,
+            dns: keys.section("dns")?.decode()?,
             ignored: ignored(&ipam),
         };
         read.check(&ipam)?;
@@ -407,7 +407,10 @@ fn reserved(gateway: Option<IpAddr>, fixed: &[IpConfig], routes: &[Route]) -> Ve
 }
 
 fn routes(keys: &Merged<'_, '_>) -> Result<Vec<Route>, Error> {
-    keys.sections("routes")?.iter().map(Route::parse).collect()
+    keys.sections("routes")?
+        .iter()
+        .map(Section::decode)
+        .collect()
 }
 
 fn ignored(ipam: &Section<'_>) -> Vec<String> {

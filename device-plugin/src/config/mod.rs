@@ -19,7 +19,7 @@ mod value;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use node::gojson;
+use node::json;
 
 pub use model::{
     Config, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_POOLED_UNITS, MAX_UNITS,
@@ -152,12 +152,12 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
 }
 
 /// Recognises the format by its top-level key. Go folds key case, so this does too.
-fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
-    let Ok(document) = gojson::parse(text) else {
+fn format_of(text: &str) -> Result<(Format, Option<json::Value>), Problems> {
+    let Ok(document) = json::parse(text) else {
         // Our own format may be YAML. What is neither gets the YAML reader's message, which has
         // line, column and the offending text, unless it was plainly meant as JSON of a peer.
         if text.trim_start().starts_with('{')
-            && let Err(error) = gojson::parse(text)
+            && let Err(error) = json::parse(text)
             && ["configList", "resourceList"]
                 .iter()
                 .any(|key| text.contains(key))

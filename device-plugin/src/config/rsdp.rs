@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use node::gojson::{self, Value};
+use node::json::{self, Value};
 use node::pattern::Pattern;
 use serde::Deserialize;
 
@@ -35,7 +35,7 @@ const DEFAULT_PREFIX: &str = "rdma";
 /// Reads a parsed document.
 pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
     let mut findings = Findings::default();
-    let decoded = gojson::decode(document, "", &mut findings.warnings);
+    let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
     let rescan = match file.periodic_update_interval {
         None => Some(DEFAULT_RESCAN_INTERVAL),
@@ -112,7 +112,7 @@ struct Selectors {
 }
 
 fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolConfig> {
-    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let decoded = json::decode(value, path, &mut findings.warnings);
     let entry: Entry = findings.keep(decoded)?;
     let resource = resource_name(&entry, path, findings);
     let units = units(entry.rdma_hca_max, path, findings);

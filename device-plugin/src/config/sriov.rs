@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use node::gojson::{self, Value};
+use node::json::{self, Value};
 use node::pattern::Pattern;
 use serde::Deserialize;
 
@@ -36,7 +36,7 @@ const VHOST_NODES: [&str; 2] = [VHOST_NET, TUN];
 /// Reads a parsed document; `prefix` is for resources that name none.
 pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
     let mut findings = Findings::default();
-    let decoded = gojson::decode(document, "", &mut findings.warnings);
+    let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
     if file.resource_list.is_empty() && findings.problems.is_empty() {
         findings.problem("resourceList is empty; it needs at least one resource");
@@ -98,7 +98,7 @@ fn read_pool(
     prefix: &str,
     findings: &mut Findings,
 ) -> Option<PoolConfig> {
-    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let decoded = json::decode(value, path, &mut findings.warnings);
     let entry: Entry = findings.keep(decoded)?;
     let leave = |why: &str| {
         format!(
@@ -243,7 +243,7 @@ fn read_selectors(
 }
 
 fn read_criteria(value: &Value, path: &str, findings: &mut Findings) -> Option<Criteria> {
-    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let decoded = json::decode(value, path, &mut findings.warnings);
     findings.keep(decoded)
 }
 
