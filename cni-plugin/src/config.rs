@@ -45,8 +45,8 @@ pub struct Allocation {
     /// The unit.
     pub unit: UnitId,
     /// The HCA that it stands for: of a slot the one that it is bound to, of one that stands for
-    /// several each in its turn; none where that is not known.
-    pub hca: Option<HcaId>,
+    /// several each in its turn, or all of them for `rdma-only`; none where that is not known.
+    pub hcas: Vec<HcaId>,
     /// As it was written.
     pub text: String,
     /// The slot that became this unit; none for a unit that the runtime passed itself.
@@ -252,7 +252,7 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
         Err(_) => text.parse().map_err(|e| root.wrong(key, e))?,
     };
     Ok(Allocation {
-        hca: unit.hca().cloned(),
+        hcas: unit.hca().cloned().into_iter().collect(),
         unit,
         text: text.to_owned(),
         slot: None,

@@ -1,9 +1,12 @@
 //! What an interface is given in its pod: sysctls, addresses, routes, rules, neighbours. Pure.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use attachment::netdev::{replay, snapshot::Snapshot};
-use cni_wire::{Cidr, CniResult, Code, Version};
+use attachment::netdev::{display, replay, snapshot::Snapshot};
+use cni_wire::{Cidr, CniResult, Code, IpConfig, Version};
 use netlink::route;
 use netlink_packet_core::DecodeError;
 use netlink_packet_route::{
@@ -133,6 +136,18 @@ impl InterfaceConfig {
         needs_ipv6(&self.addresses, &self.routes)
     }
 
+    /// Its addresses, for a result.
+    pub fn ips(&self) -> Vec<IpConfig> {
+        let ip = |message: &AddressMessage| {
+            Some(IpConfig {
+                address: Cidr::new(own_address(message)?, message.header.prefix_len)?,
+                gateway: None,
+                interface: None,
+            })
+        };
+        self.addresses.iter().filter_map(ip).collect()
+    }
+
     /// The families of its addresses.
     pub fn families(&self) -> Vec<AddressFamily> {
         let mut families: Vec<AddressFamily> =
@@ -189,6 +204,28 @@ impl InterfaceConfig {
     pub fn without_defaults(&mut self, families: &[AddressFamily]) {
         self.routes
             .retain(|r| !(is_way_out(r) && families.contains(&r.header.address_family)));
+    }
+}
+
+impl fmt::Display for InterfaceConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for setting in &self.settings {
+            let (group, key, value) = (setting.group, setting.key, setting.value);
+            write!(f, "; {group}/{key}={value}")?;
+        }
+        for address in &self.addresses {
+            write!(f, "; address {}", display::address(address))?;
+        }
+        for neighbour in &self.neighbours {
+            write!(f, "; neighbour {}", display::neighbour(neighbour))?;
+        }
+        for route in &self.routes {
+            write!(f, "; route {}", display::route(route))?;
+        }
+        for rule in &self.rules {
+            write!(f, "; rule {}", display::rule(rule))?;
+        }
+        Ok(())
     }
 }
 
@@ -475,11 +512,10 @@ fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
 
 #[cfg(test)]
 mod tests {
-    use cni_wire::{IpConfig, Route};
+    use cni_wire::Route;
 
     use super::*;
     use crate::config::ChildKind;
-    use attachment::netdev::display;
 
     fn config() -> Config {
         Config::default()

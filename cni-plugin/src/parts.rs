@@ -11,12 +11,19 @@ use std::{
     path::Path,
 };
 
+use attachment::addresses::Ipam;
 use cni_wire::{Code, IfName};
 use hca::HcaId;
 use netlink::sysctl;
 use node::policy::{RailCandidate, Rails};
 
-use crate::{allocation::Devices, config::Names, error::Error, resolve::HostLink};
+use crate::{
+    allocation::Devices,
+    config::{Config, Names},
+    error::Error,
+    plan::Plan,
+    resolve::HostLink,
+};
 
 /// A NIC of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +36,46 @@ pub(crate) struct Nic {
     pub netdev: String,
     /// The netdev's addresses on the host.
     pub addresses: Vec<IpAddr>,
+}
+
+impl Nic {
+    /// None for what is on no HCA of the allocation.
+    pub(crate) fn of(plan: &Plan) -> Option<Nic> {
+        let host = plan.resolved.host_link()?;
+        Some(Nic {
+            hca: plan.config.allocation.as_ref()?.hcas.first()?.clone(),
+            index: host.link.index,
+            netdev: host.link.name.to_string(),
+            addresses: host.addresses.clone(),
+        })
+    }
+}
+
+/// Refuses what serves one interface only. Asks nobody. `has_chain`: the interface takes over the
+/// addresses of the list's.
+///
+/// # Errors
+/// Code 7.
+pub(crate) fn check(config: &Config, ipam: &Ipam, has_chain: bool) -> Result<(), Error> {
+    if config.allocation.is_none() {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            "devices: all is about the units of a resource, and no deviceID says of which",
+        )
+        .with_details(
+            "name the resource in the network's annotation k8s.v1.cni.cncf.io/resourceName, so \
+             that Multus passes one of the pod's units",
+        ));
+    }
+    ipam.serves_several()?;
+    match has_chain {
+        false => Ok(()),
+        true => Err(Error::new(
+            Code::InvalidConfig,
+            "the addresses of the list's interface cannot go over to several ipvlans",
+        )
+        .with_details("set ipam, or leave devices out")),
+    }
 }
 
 /// What numbers the rails.
@@ -278,14 +325,14 @@ fn by_pool(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, Error> {
 ///
 /// # Errors
 /// Code 7: one is no name for an interface, or two are the same.
-pub(crate) fn names<'a>(
+pub(crate) fn names(
     pattern: &Names,
     ifname: &str,
-    nics: impl IntoIterator<Item = (u32, &'a str)>,
+    nics: impl IntoIterator<Item = (u32, String)>,
 ) -> Result<Vec<IfName>, Error> {
     let mut names: Vec<IfName> = Vec::new();
     for (rail, host) in nics {
-        let name = pattern.of(ifname, rail, host)?;
+        let name = pattern.of(ifname, rail, &host)?;
         let wrong = |why: &str| {
             Error::new(
                 Code::InvalidConfig,
@@ -438,7 +485,11 @@ mod tests {
             let request = serde_json::json!({"devices": "all", "names": pattern});
             let root = cni_wire::Section::root(request.as_object().unwrap());
             let (_, pattern) = crate::config::devices_of(&root).unwrap();
-            names(&pattern, "net1", nics.iter().copied())
+            names(
+                &pattern,
+                "net1",
+                nics.iter().map(|(rail, host)| (*rail, (*host).to_owned())),
+            )
         };
         let two: Vec<String> = of("{ifname}-{rail}", &[(0, "a"), (7, "b")])
             .unwrap()

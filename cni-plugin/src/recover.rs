@@ -8,11 +8,14 @@
 use std::time::Duration;
 
 use attachment::{
+    addresses::Ipam,
     detach::{self, living},
     journal::{Key, Lock, Part, Record},
     netdev::{
+        obstacle::{self, Addresses},
         restore::{self, return_netdev},
         snapshot::{Identity, Snapshot},
+        vf::Vf,
     },
     node::Node,
     rdma,
@@ -23,6 +26,8 @@ use netlink::{
     Name,
     link::{self, By, Link},
 };
+
+use node::policy::FabricAddresses;
 
 use crate::{config::Target, error::Error, resolve};
 
@@ -191,4 +196,50 @@ fn end(node: &Node, key: &Key, record: &Record, position: usize) -> Result<(), E
         return Ok(node.journal.forget(key)?);
     }
     Ok(node.journal.replace(key, &rest)?)
+}
+
+/// The state of a netdev that is to move.
+///
+/// # Errors
+/// Code 101 naming what keeps it from being moved; the kernel's refusal.
+pub(crate) fn snapshot(
+    node: &mut Node,
+    ipam: &Ipam,
+    nic: &resolve::HostLink,
+    recovered: &Recovered,
+) -> Result<Snapshot, Error> {
+    let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
+    taken.identity = Identity::on(&node.roots, &nic.link);
+    if let Some(address) = &taken.identity.bus_device {
+        taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+    }
+    let addresses = match ipam {
+        Ipam::None => Addresses::OfHost,
+        _ => Addresses::OfIpam,
+    };
+    let fabric = node.policy.values.fabric_addresses;
+    taken.static_addresses =
+        addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
+    let socket = &mut node.netns.socket;
+    let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
+    if let Some(first) = found.first() {
+        let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
+        let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
+        let others = found.iter().skip(1);
+        return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+    }
+    let stay = taken.leased_addresses();
+    if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
+        node.log.warn(format_args!(
+            "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
+             \"fabricAddresses\": \"static\" in {}",
+            taken.name,
+            stay.join(", "),
+            node.policy.path.display()
+        ));
+    }
+    if let Some(name) = &recovered.true_name {
+        taken.name.clone_from(name);
+    }
+    Ok(taken)
 }

@@ -19,8 +19,9 @@ use hca::{
 };
 use netlink_packet_route::link::InfoKind;
 
-pub use dependents::{Dependent, rivals};
+pub use dependents::{Dependent, explain};
 pub use host_link::{HostLink, NodeNetwork};
+pub(crate) use rdma_only::needs_a_chain;
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
 pub use requested::Requested;
 pub use target::{Missing, move_target, name_of};
@@ -228,7 +229,7 @@ fn parent_on_host(
 /// The HCA that the allocation names, if it names one.
 fn named_hca(config: &Config) -> Option<(&HcaId, &str)> {
     let allocation = config.allocation.as_ref()?;
-    Some((allocation.hca.as_ref()?, &allocation.text))
+    Some((allocation.hcas.first()?, &allocation.text))
 }
 
 /// What stands on the HCA of an allocation; nothing on one without a bus that a pod has.

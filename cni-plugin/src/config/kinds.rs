@@ -262,7 +262,7 @@ mod tests {
         let unit: UnitId = "slot_3e71787e_0".parse().unwrap();
         let slot = with(|c| {
             c.allocation = Some(crate::config::Allocation {
-                hca: None,
+                hcas: Vec::new(),
                 unit: unit.clone(),
                 text: "slot_3e71787e_0".into(),
                 slot: None,

@@ -11,7 +11,7 @@ use netlink::{
     sysfs::Sysfs,
 };
 
-use super::{HostLink, NodeNetwork, PodLink, Resolved, name_of, read_named, unreadable};
+use super::{HostLink, NodeNetwork, PodLink, name_of, read_named, unreadable};
 use crate::{
     config::{Config, Devices, Target},
     error::Error,
@@ -52,35 +52,6 @@ pub struct RdmaTarget {
 }
 
 impl RdmaOnly {
-    /// The devices of several requests that are about one pod.
-    ///
-    /// # Errors
-    /// There is none, or one of another kind.
-    pub(crate) fn joined(all: impl IntoIterator<Item = Resolved>) -> Result<RdmaOnly, Error> {
-        let mut joined: Option<RdmaOnly> = None;
-        for resolved in all {
-            let Resolved::RdmaOnly(target) = resolved else {
-                return Err(Error::new(
-                    Code::Internal,
-                    "the request is not about RDMA devices",
-                ));
-            };
-            match &mut joined {
-                None => joined = Some(target),
-                Some(joined) => joined.devices.extend(target.devices),
-            }
-        }
-        let mut joined =
-            joined.ok_or_else(|| Error::new(Code::Internal, "the request is about nothing"))?;
-        joined
-            .devices
-            .sort_by(|a, b| a.device.name.cmp(&b.device.name));
-        joined
-            .devices
-            .dedup_by(|a, b| a.device.name == b.device.name);
-        Ok(joined)
-    }
-
     /// What messages call the interface.
     pub fn interface_name(&self) -> String {
         name(&self.interfaces)
@@ -118,6 +89,15 @@ fn name(interfaces: &[PodInterface]) -> String {
         true => "the chain".to_owned(),
         false => names.join(", "),
     }
+}
+
+/// That it cannot be the first of a chain.
+pub(crate) fn needs_a_chain() -> Error {
+    Error::new(
+        Code::InvalidConfig,
+        "prevResult is missing: attach rdma-only follows a plugin that makes an interface",
+    )
+    .with_details("put it behind that plugin in the list, or set attach to move")
 }
 
 /// Resolves a request of attach `rdma-only`.
@@ -228,9 +208,13 @@ fn devices(
     interfaces: &[PodInterface],
 ) -> Result<BTreeSet<String>, Error> {
     if let Some(allocation) = &config.allocation {
-        return match &allocation.hca {
-            Some(hca) => of_hca(&node.roots, hca),
-            None => Err(Error::new(
+        let mut devices = BTreeSet::new();
+        for hca in &allocation.hcas {
+            devices.extend(of_hca(&node.roots, hca)?);
+        }
+        return match allocation.hcas.is_empty() {
+            false => Ok(devices),
+            true => Err(Error::new(
                 Code::InvalidConfig,
                 format!(
                     "deviceID {} is a share of several HCAs and names none",

@@ -30,7 +30,7 @@ pub fn move_target(config: &Config) -> Result<Target, Error> {
 /// The HCA of the allocation.
 pub(super) fn allocated(config: &Config) -> Result<Target, Error> {
     let allocation = config.allocation.as_ref();
-    if let Some(hca) = allocation.and_then(|allocation| allocation.hca.clone()) {
+    if let Some(hca) = allocation.and_then(|allocation| allocation.hcas.first().cloned()) {
         return Ok(Target::Hca(hca));
     }
     Err(Error::new(

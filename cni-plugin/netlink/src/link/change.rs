@@ -43,7 +43,15 @@ pub struct Change<'a> {
     pub flags: Option<(LinkFlags, LinkFlags)>,
 }
 
-impl Change<'_> {
+impl<'a> Change<'a> {
+    /// Another name, and nothing else.
+    pub fn name(name: &'a [u8]) -> Self {
+        Change {
+            name: Some(name),
+            ..Change::default()
+        }
+    }
+
     /// Up, and nothing else.
     pub fn up() -> Self {
         Change {
