@@ -92,8 +92,7 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
             moved,
             None,
             restore::RETURN_TIMEOUT,
-        )
-        .map_err(attachment::Error::from)?;
+        )?;
         detach::report(node, moved, &returned);
         rdma::return_devices(node, &part.rdma, None, restore::RETURN_TIMEOUT)?;
         return Ok(());
@@ -156,11 +155,10 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             && let Some(record) = node.journal.read(&key)?
             && let Some((position, part, moved)) = part_with(&record, identity)
         {
-            let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)
-                .map_err(attachment::Error::from)?;
+            let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)?;
             detach::report(node, moved, &returned);
             if let Some(pf) = returned.pf_away {
-                return Err(attachment::Error::pf_away(&record, moved, pf).into());
+                return Err(detach::pf_away(&record, moved, &pf).into());
             }
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;

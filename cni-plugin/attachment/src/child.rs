@@ -13,7 +13,7 @@ use netlink::{
 };
 
 use crate::{
-    error::Error,
+    error::{Error, Kind},
     journal::{Part, Record, record::Child},
     namespaces::{self, Search},
     node::Node,
@@ -54,7 +54,7 @@ pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> R
 /// `inside` is a socket of `pod`.
 ///
 /// # Errors
-/// The kernel's refusal; [`Error::ChildNowhere`] where it may be in a namespace that is not found.
+/// The kernel's refusal; [`Kind::ChildNowhere`] where it may be in a namespace that is not found.
 pub(crate) fn remove(
     node: &Node,
     record: &Record,
@@ -106,13 +106,19 @@ pub(crate) fn remove(
 
 /// That a child may be in a namespace that is not found.
 pub(crate) fn nowhere(record: &Record, part: &Part, child: &Child) -> Error {
-    Error::ChildNowhere {
-        kind: child.kind.clone(),
-        name: part.ifname.clone(),
-        master: child.master.clone(),
-        owner: record.owner(),
-    }
+    let (kind, name, master) = (&child.kind, &part.ifname, &child.master);
+    let what = format!(
+        "{kind} {name} on {master} of {} is not in its pod, which moved links to a network namespace \
+         without a thread",
+        record.owner()
+    );
+    Error::new(Kind::ChildNowhere(name.clone()), what).with(REMEDY)
 }
+
+/// For an attachment of which something is not found.
+pub(crate) const REMEDY: &str = "end what holds the network namespaces that the pod made, and the daemon undoes the attachment; if \
+     the interface is known to be gone, remove the record of the attachment from stateDir/attachments \
+     and release its addresses with rdma-ipam release";
 
 /// The interfaces of other attachments of the same pod, and other ones of this attachment: the index
 /// in the pod and the MAC address of each.

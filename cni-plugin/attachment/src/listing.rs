@@ -9,7 +9,8 @@ use node::{
 use serde::Serialize;
 
 use crate::{
-    journal::{Error, Key, Part, Record, Store},
+    error::Error,
+    journal::{Key, Part, Record, Store},
     node::Node,
     reclaim::{Netns, netns},
 };

@@ -18,7 +18,7 @@ use ipam::plugin::Plugin as Ipam;
 use netlink::{Namespace, Socket};
 
 use crate::{
-    error::Error,
+    error::{Error, Kind},
     journal::{Key, Record, Store},
     log::{self, Log},
     netdev::restore::HostContext,
@@ -193,9 +193,11 @@ impl Node {
     /// A file of the state directory with one value a line; none where there is no such file.
     fn state_lines<T: FromStr>(&self, name: &str) -> Result<Vec<T>, Error> {
         let path = self.policy.values.state_dir.join(name);
-        let failed = |cause: String| Error::State {
-            path: path.clone(),
-            cause,
+        let failed = |cause: String| {
+            Error::new(Kind::State, format_args!("read {}: {cause}", path.display())).with(
+                "the daemon of this node writes it; restart rdma-device-plugin (nothing is attached \
+                 without it, because it protects the node's own netdevs and HCAs of exclusive pools)",
+            )
         };
         let text = trust::read(&path, MAX_STATE_BYTES).map_err(|e| failed(e.to_string()))?;
         let text = String::from_utf8(text.unwrap_or_default());

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
 use super::{
-    Error, Record,
+    Error, Kind, Record,
     file::{Lock, Sharing, open_to_write, remove},
     record::VERSION,
 };
@@ -128,11 +128,13 @@ pub struct UnreadableRecord {
 
 impl std::fmt::Display for UnreadableRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {}: {}", self.id, self.network, self.error)?;
-        match self.error.remedy() {
-            Some(remedy) => write!(f, " ({remedy})"),
-            None => Ok(()),
-        }
+        write!(
+            f,
+            "{} of {}: {}",
+            self.id,
+            self.network,
+            self.error.with_remedy()
+        )
     }
 }
 
@@ -197,7 +199,7 @@ impl Store {
     /// by the first record. Nothing is read before; asked once.
     ///
     /// # Errors
-    /// [`Error::File`] naming the directory.
+    /// [`Kind::File`] naming the directory.
     pub fn check_owner(&self) -> Result<(), Error> {
         if self.trusted.get().is_none() {
             trust::check_directory(&self.directory)?;
@@ -215,7 +217,7 @@ impl Store {
     /// It cannot be read, is damaged, or a newer version of this program wrote it.
     pub fn read(&self, key: &Key) -> Result<Option<Record>, Error> {
         match self.read_complete(key) {
-            Err(Error::Incomplete { .. }) => Ok(None),
+            Err(e) if e.kind == Kind::Incomplete => Ok(None),
             read => read,
         }
     }
@@ -226,13 +228,19 @@ impl Store {
         let Some(text) = trust::read(&path, MAX_RECORD_BYTES)? else {
             return Ok(None);
         };
-        let unreadable = |path: PathBuf, e: serde_json::Error| match e.classify() {
-            // Of an earlier boot.
-            Category::Eof => Error::Incomplete { path },
-            _ => Error::Damaged {
-                path,
-                cause: e.to_string(),
-            },
+        let unreadable = |e: serde_json::Error| match e.classify() {
+            Category::Eof => Error::new(
+                Kind::Incomplete,
+                format_args!(
+                    "{} is not complete: the machine stopped while it was written",
+                    path.display()
+                ),
+            ),
+            _ => Error::new(
+                Kind::State,
+                format_args!("{} is damaged: {e}", path.display()),
+            )
+            .with("nothing can be restored from it; check the netdev, then remove the file"),
         };
         // Only the version is sure to be there in every version.
         #[derive(Deserialize)]
@@ -246,12 +254,9 @@ impl Store {
             return Ok(read.ok());
         }
         match serde_json::from_slice::<Head>(&text) {
-            Ok(head) if head.version > VERSION => Err(Error::Newer {
-                path,
-                version: head.version,
-            }),
-            Ok(_) => read.map(Some).map_err(|e| unreadable(path, e)),
-            Err(e) => Err(unreadable(path, e)),
+            Ok(head) if head.version > VERSION => Err(newer(&path, head.version)),
+            Ok(_) => read.map(Some).map_err(unreadable),
+            Err(e) => Err(unreadable(e)),
         }
     }
 
@@ -295,12 +300,13 @@ impl Store {
     /// Writes the record of a new attachment.
     ///
     /// # Errors
-    /// [`Error::Exists`] when there is one, [`Error::TooLarge`], or the file system's. Nothing is
+    /// [`Kind::Exists`] when there is one; it is too large, or the file system's. Nothing is
     /// left then.
     pub fn create(&self, key: &Key, record: &Record) -> Result<(), Error> {
-        let exists = || Error::Exists {
-            owner: record.owner(),
-            network: record.network.clone(),
+        let exists = || {
+            let (owner, network) = (record.owner(), &record.network);
+            let what = format!("{owner} is attached to network {network} already");
+            Error::new(Kind::Exists, what).with("the runtime must DEL it first")
         };
         let path = self.attachments().join(&key.0);
         let text = self.encoded(key, record, MAX_NEW_RECORD_BYTES)?;
@@ -315,7 +321,7 @@ impl Store {
     /// Writes a record in the place of the one there is.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], or the file system's; the old one is there then.
+    /// It is too large, or the file system's; the old one is there then.
     pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let path = self.attachments().join(&key.0);
         let text = self.encoded(key, record, MAX_RECORD_BYTES)?;
@@ -329,11 +335,10 @@ impl Store {
         let path = self.attachments().join(&key.0);
         let text = serde_json::to_vec(record).map_err(|e| Error::file("write", &path, e.into()))?;
         if text.len() as u64 > limit {
-            return Err(Error::TooLarge {
-                path,
-                bytes: text.len(),
-                limit,
-            });
+            let (path, bytes) = (path.display(), text.len());
+            let what = format!("{path} would have {bytes} bytes, and a record has at most {limit}");
+            return Err(Error::new(Kind::State, what)
+                .with("make the network configuration and CNI_ARGS smaller; both are kept in it"));
         }
         Ok(text)
     }
@@ -397,7 +402,7 @@ impl Store {
     /// meanwhile. Waits at most for `timeout`, usually [`ATTACHMENT_LOCK_TIMEOUT`].
     ///
     /// # Errors
-    /// [`Error::Locked`] when another holds it for longer; the file system's.
+    /// [`Kind::Locked`] when another holds it for longer; the file system's.
     pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<Lock, Error> {
         self.take_lock(key.attachment(), Sharing::Exclusive, timeout)
     }
@@ -405,7 +410,7 @@ impl Store {
     /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
     ///
     /// # Errors
-    /// [`Error::Locked`] when another holds it for too long; the file system's.
+    /// [`Kind::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
         self.take_lock(&identity.key(), Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
     }
@@ -443,10 +448,7 @@ impl Store {
             return Ok(None);
         };
         if claim.version > CLAIM_VERSION {
-            return Err(Error::Newer {
-                path,
-                version: claim.version,
-            });
+            return Err(newer(&path, claim.version));
         }
         Ok(Some(claim))
     }
@@ -478,6 +480,15 @@ impl Store {
     pub fn release(&self, identity: &Identity) -> Result<(), Error> {
         remove(&self.devices().join(identity.key()))
     }
+}
+
+fn newer(path: &Path, version: u32) -> Error {
+    let what = format!(
+        "{} has version {version} of the journal, this program knows {VERSION}",
+        path.display()
+    );
+    Error::new(Kind::State, what)
+        .with("upgrade rdma-netdev on this node again; it was newer before")
 }
 
 /// Allocates the blocks of a file that will be renamed over another: ext4 writes out those that it has
