@@ -50,7 +50,6 @@ pub struct Held {
 /// The HCAs that a pod has by one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Devices {
-    /// The resource.
     pub resource: String,
     /// The HCAs, each once, in the order of their identities.
     pub hcas: BTreeSet<HcaId>,

@@ -331,9 +331,6 @@ fn take_anew(
 /// goes up (`inetdev_event()`, `ndisc_netdev_event()`), and that reaches the wire when the link has
 /// its carrier at once: children have their parent's, and so has a NIC whose port is up. For
 /// another see [`announce`].
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn configure(
     socket: &mut Socket,
     proc: &Path,
@@ -389,9 +386,6 @@ pub fn configure(
 ///
 /// They are announced from a packet socket, whose closing waits for all processors
 /// (`packet_release()`: `synchronize_net()`, some 10 ms).
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn announce<'a>(
     socket: &mut Socket,
     made: impl IntoIterator<Item = (&'a mut Link, &'a InterfaceConfig, Attach)>,

@@ -132,7 +132,6 @@ impl Bound {
         }
     }
 
-    /// What the slots became.
     pub(crate) fn hcas(&self) -> BTreeSet<HcaId> {
         self.slots.keys().cloned().collect()
     }

@@ -42,18 +42,15 @@ pub enum Target {
 /// The device ID that the device plugin gave out and Multus handed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The unit.
     pub unit: UnitId,
     /// The HCA that it stands for: of a slot the one that it is bound to, of one that stands for
     /// several each in its turn, or all of them for `rdma-only`; none where that is not known.
     pub hcas: Vec<HcaId>,
-    /// As it was written.
     pub text: String,
     /// The slot that became this unit; none for a unit that the runtime passed itself.
     pub slot: Option<Slot>,
 }
 
-/// The plugin's own keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// `attach`, when it is given.
@@ -193,9 +190,6 @@ impl Config {
     }
 
     /// `mode` of a macvlan; bridge when it is not given.
-    ///
-    /// # Errors
-    /// Code 7 naming it.
     pub fn macvlan_mode(&self) -> Result<MacVlanMode, Error> {
         match self.mode.as_deref() {
             None | Some("bridge") => Ok(MacVlanMode::Bridge),
@@ -211,9 +205,6 @@ impl Config {
     }
 
     /// `mode` of an ipvlan; l2 when it is not given.
-    ///
-    /// # Errors
-    /// Code 7 naming it.
     pub fn ipvlan_mode(&self) -> Result<IpVlanMode, Error> {
         match self.mode.as_deref() {
             None | Some("l2") => Ok(IpVlanMode::L2),
@@ -224,9 +215,6 @@ impl Config {
     }
 
     /// `mode` of an IPoIB child; none means its parent's.
-    ///
-    /// # Errors
-    /// Code 7 naming it.
     pub fn ipoib_mode(&self) -> Result<Option<IpoibMode>, Error> {
         match self.mode.as_deref() {
             None => Ok(None),

@@ -13,7 +13,6 @@ use crate::authorize::Denied;
 pub struct Error(cni_wire::Error);
 
 impl Error {
-    /// An error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Self {
         Error(cni_wire::Error::new(code, msg))
     }

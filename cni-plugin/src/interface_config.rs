@@ -30,14 +30,11 @@ const LINK_SCOPE: u8 = 253;
 /// `RT_TABLE_LOCAL`, which the kernel keeps for its own addresses.
 const LOCAL_TABLE: u32 = 255;
 
-/// A per-interface sysctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// `ipv4/conf` or `ipv6/conf`.
     pub group: &'static str,
-    /// The key.
     pub key: &'static str,
-    /// The value.
     pub value: &'static str,
 }
 
@@ -46,17 +43,13 @@ pub struct Setting {
 pub struct InterfaceConfig {
     /// Sysctls, written before the interface comes up.
     pub settings: Vec<Setting>,
-    /// Addresses.
     pub addresses: Vec<AddressMessage>,
     /// Routes, those that others need first.
     pub routes: Vec<RouteMessage>,
-    /// Rules.
     pub rules: Vec<RuleMessage>,
-    /// Permanent neighbours.
     pub neighbours: Vec<NeighbourMessage>,
     /// What is announced to neighbours.
     pub announced: Vec<IpAddr>,
-    /// Gateways of the addresses.
     pub gateways: Vec<IpAddr>,
     /// Families of which the pod has a default route already.
     pub defaults_of_the_pod: Vec<AddressFamily>,
@@ -64,9 +57,6 @@ pub struct InterfaceConfig {
 
 impl InterfaceConfig {
     /// From the addresses and routes of an IPAM.
-    ///
-    /// # Errors
-    /// As [`check_result`].
     pub fn of_result(
         attach: Attach,
         config: &Config,

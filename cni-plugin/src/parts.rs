@@ -28,7 +28,6 @@ use crate::{
 /// A NIC of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Nic {
-    /// Its HCA.
     pub hca: HcaId,
     /// Index of its netdev on the host.
     pub index: u32,
@@ -53,9 +52,6 @@ impl Nic {
 
 /// Refuses what serves one interface only. Asks nobody. `has_chain`: the interface takes over the
 /// addresses of the list's.
-///
-/// # Errors
-/// Code 7.
 pub(crate) fn check(config: &Config, ipam: &Ipam, has_chain: bool) -> Result<(), Error> {
     if config.allocation.is_none() {
         return Err(Error::new(
@@ -78,10 +74,8 @@ pub(crate) fn check(config: &Config, ipam: &Ipam, has_chain: bool) -> Result<(),
     }
 }
 
-/// What numbers the rails.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering<'a> {
-    /// The policy's rails.
     pub rails: &'a Rails,
     /// The policy's file, for messages.
     pub path: &'a Path,
@@ -158,7 +152,6 @@ pub(crate) struct OneRail<'a> {
     pub asked: Option<u32>,
     /// The rails for which the network has ranges of addresses; none where it has not one for each.
     pub ranges: Option<&'a BTreeSet<u32>>,
-    /// The policy's rails.
     pub rails: &'a Rails,
     /// The policy's file, for messages.
     pub path: &'a Path,

@@ -83,7 +83,6 @@ impl Plan {
         })
     }
 
-    /// For the journal.
     pub fn part(&self) -> Part {
         let parent = self.resolved.link();
         let child = self

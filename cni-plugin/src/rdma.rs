@@ -32,7 +32,6 @@ pub enum RdmaRequirement {
     Auto,
     /// RDMA devices of the pod's own: exclusive mode.
     Required,
-    /// A netdev alone.
     Off,
 }
 
@@ -117,9 +116,6 @@ pub(crate) fn moves(
 }
 
 /// Refuses a node on which a pod cannot have RDMA devices of its own.
-///
-/// # Errors
-/// Code 50.
 pub(crate) fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
     let (found, remedy) = match mode {
         Some(NetnsMode::Exclusive) => return Ok(()),

@@ -22,7 +22,6 @@ pub(crate) struct Reported {
     pub ifname: String,
     /// The RDMA ports its traffic goes through.
     pub ports: Vec<PortId>,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
     /// The RDMA devices that moved into the pod.
     pub moved: Vec<String>,

@@ -47,7 +47,6 @@ pub struct Findings {
     ranges: Vec<String>,
     /// Why it would be refused.
     pub errors: Vec<String>,
-    /// What is worth knowing.
     pub notes: Vec<String>,
 }
 
@@ -195,7 +194,6 @@ fn left_behind(request: &Request, config: &Config, policy: &Policy) -> Option<St
     })
 }
 
-/// Which addresses.
 fn check_addresses(
     request: &Request,
     config: &Config,
@@ -386,7 +384,6 @@ fn is_ours(plugin: &Value) -> bool {
 }
 
 impl Findings {
-    /// For a program.
     #[must_use]
     pub fn document(&self, network: &Network) -> Value {
         json!({

@@ -21,20 +21,16 @@ use crate::{
     node::Node,
 };
 
-/// Our own type.
 const OWN: &str = "rdma-ipam";
 /// The type whose configuration ours reads, too.
 const COMPATIBLE: &str = "whereabouts";
 /// The names under which this plugin itself is installed.
 const SELF: [&str; 2] = ["rdma-netdev", "rdma"];
-/// An IPAM, found.
 #[derive(Debug)]
 pub enum Ipam {
     /// None: no addresses are given.
     None,
-    /// Ours.
     Own,
-    /// Another one.
     Other(Delegate),
 }
 
@@ -42,7 +38,6 @@ pub enum Ipam {
 enum Refusal {
     /// It is not in `CNI_PATH`, or `ipam` is wrong.
     Unusable(Error),
-    /// No policy allows it.
     Never(Error),
 }
 
@@ -132,9 +127,6 @@ impl Ipam {
     }
 
     /// Refuses an IPAM that gives addresses to one interface only.
-    ///
-    /// # Errors
-    /// Code 7.
     pub fn serves_several(&self) -> Result<(), Error> {
         match self {
             Ipam::None | Ipam::Own => Ok(()),
@@ -143,9 +135,6 @@ impl Ipam {
     }
 
     /// The rails for which the network has ranges; none where it has not one for each.
-    ///
-    /// # Errors
-    /// Ours: `ipam` is wrong.
     pub fn rails(&self, node: &Node, request: &Request) -> Result<Option<BTreeSet<u32>>, Error> {
         match self {
             Ipam::Own => node.ipam.rails(request),
@@ -175,9 +164,6 @@ impl Ipam {
     }
 
     /// CHECK of several interfaces, by their rails.
-    ///
-    /// # Errors
-    /// As [`Ipam::ask`].
     pub fn check_rails(&self, node: &Node, request: &Request, rails: &[u32]) -> Result<(), Error> {
         match self {
             Ipam::Own => self.logged(node, Command::Check, || {
@@ -197,9 +183,6 @@ impl Ipam {
     }
 
     /// Releases all addresses of the attachment.
-    ///
-    /// # Errors
-    /// The IPAM's.
     pub fn del(&self, node: &Node, request: &Request) -> Result<(), Error> {
         self.start_del(node, request).map_err(Error::from)
     }
@@ -216,10 +199,6 @@ impl Ipam {
         })
     }
 
-    /// CHECK, STATUS or GC.
-    ///
-    /// # Errors
-    /// The IPAM's.
     pub fn ask(&self, node: &Node, command: Command, request: &Request) -> Result<(), Error> {
         self.logged(node, command, || match self {
             Ipam::None => Ok(()),

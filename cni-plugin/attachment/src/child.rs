@@ -31,9 +31,6 @@ pub fn temporary_name(netns_inode: u64, ifname: &str) -> String {
 }
 
 /// Removes the child of a killed ADD that was made beside its master on the host and not moved to its pod.
-///
-/// # Errors
-/// The kernel's refusal.
 pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> Result<(), Error> {
     let unfinished = |child: &&Child| !child.in_pod && child.pod_index.is_none();
     let Some(child) = part.child.as_ref().filter(unfinished) else {
@@ -167,9 +164,6 @@ fn delete_alike(
 
 /// Removes the child of a pod whose namespace is gone from the namespace of a thread that it was moved
 /// to. It is known by the MAC address it was given: its index is in each namespace another link's.
-///
-/// # Errors
-/// The kernel's refusal.
 pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
     if child.kind == IPOIB || child.in_pod || child.pod_index.is_none() || child.mac.is_none() {
         return Ok(());
@@ -197,9 +191,6 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
 /// namespace, but gives one of IPoIB to the host, down and under any name (`netns_refund` of
 /// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take. True
 /// when it was there.
-///
-/// # Errors
-/// The kernel's refusal.
 pub(crate) fn remove_returned(
     node: &mut Node,
     record: &Record,

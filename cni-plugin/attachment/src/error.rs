@@ -40,7 +40,6 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Error {
     pub kind: Kind,
-    /// Attempt, object and reason.
     pub what: String,
     /// None where the message says it all.
     pub remedy: Option<String>,
@@ -89,7 +88,8 @@ impl Error {
 
     /// `what` did not return.
     pub(crate) fn nowhere(what: impl fmt::Display, waited: Duration) -> Self {
-        let what = format!("{what} is neither on the host nor in the pod after {waited:?}");
+        let what =
+            format!("{what} is neither on the host nor in the pod's namespace after {waited:?}");
         Error::new(Kind::Nowhere, what)
             .with("a namespace that is being torn down still has it; try again")
     }

@@ -148,17 +148,11 @@ fn is_anywhere(
 }
 
 /// The verbs character devices of all namespaces, each with the name of its RDMA device.
-///
-/// # Errors
-/// Sysfs cannot be read.
 pub fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
     hca::chardev::verbs(host).map_err(Error::from)
 }
 
 /// The mode of the RDMA subsystem; none without one.
-///
-/// # Errors
-/// Sysfs cannot be read.
 pub fn mode(host: &Host) -> Result<Option<NetnsMode>, Error> {
     hca::netns_mode(host).map_err(Error::from)
 }

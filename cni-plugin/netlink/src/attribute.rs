@@ -27,7 +27,6 @@ impl Raw {
         Raw(header.to_vec())
     }
 
-    /// With one more attribute.
     #[must_use]
     pub fn with(mut self, kind: u16, value: &[u8]) -> Self {
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
@@ -44,7 +43,6 @@ impl Raw {
         self.with(kind | NLA_F_NESTED, &inner.0)
     }
 
-    /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -72,10 +72,8 @@ fn address_of(buffer: &mut [u8]) -> [u8; 8] {
     (buffer.as_mut_ptr().expose_provenance() as u64).to_ne_bytes()
 }
 
-/// A tcx program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tcx {
-    /// The program's ID.
     pub id: u32,
     /// The BPF link that holds it; 0 for none.
     link: u32,
@@ -130,10 +128,6 @@ fn query(index: u32, direction: (u32, &'static str)) -> io::Result<Vec<Tcx>> {
     Ok((0..count).map(of_number).collect())
 }
 
-/// Detaches a tcx program.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn detach_tcx(index: u32, program: &Tcx) -> Result<()> {
     let detach = || {
         if program.link != 0 {

@@ -92,9 +92,6 @@ fn rxnfc(command: u32, locations: u32) -> Vec<u8> {
 
 /// The places in the NIC's table that have a rule; none where the driver has no such table. Call from
 /// within the NIC's namespace.
-///
-/// # Errors
-/// The driver's refusal.
 pub fn flow_rules(interface: &Name) -> Result<Vec<u32>> {
     let read = || -> io::Result<Vec<u32>> {
         let mut count = rxnfc(ETHTOOL_GRXCLSRLCNT, 0);
@@ -121,10 +118,6 @@ pub fn flow_rules(interface: &Name) -> Result<Vec<u32>> {
     }
 }
 
-/// Removes a rule.
-///
-/// # Errors
-/// The driver's refusal.
 pub fn delete_flow_rule(interface: &Name, location: u32) -> Result<()> {
     let mut buffer = rxnfc(ETHTOOL_SRXCLSRLDEL, 0);
     put(&mut buffer, RULE_LOCATION, &location.to_ne_bytes());

@@ -60,18 +60,12 @@ impl Parseable<[u8]> for Nexthop {
 }
 
 /// The number of an object that leaves through a link; none on a kernel before 5.3.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn through(socket: &mut Socket, link: u32) -> Result<Option<u32>> {
     let filter = Raw::new(&[0; HEADER_BYTES]).with(NHA_OIF, &link.to_ne_bytes());
     Ok(dump(socket, &filter)?.first().map(Nexthop::id))
 }
 
 /// The links that the object or group with this number leaves through.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn links(socket: &mut Socket, id: u32) -> Result<Vec<u32>> {
     let all = dump(socket, &Raw::new(&[0; HEADER_BYTES]))?;
     Ok(links_of(&all, id))

@@ -22,16 +22,11 @@ const TCA_KIND: u16 = 1;
 /// no handle), and `ingress` or `clsact`, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Qdiscs {
-    /// The root.
     pub root: Option<String>,
     /// `ingress` or `clsact`.
     pub ingress: Option<String>,
 }
 
-/// Reads both.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn get(socket: &mut Socket, link: u32) -> Result<Qdiscs> {
     Ok(Qdiscs {
         root: one(socket, link, ROOT)?

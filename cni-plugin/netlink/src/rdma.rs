@@ -33,7 +33,6 @@ pub struct Device {
     /// Index, by which requests name the device. A move keeps it; a driver that binds again gives
     /// another.
     pub index: u32,
-    /// Name.
     pub name: String,
     /// Node GUID; `None` if zero.
     pub node_guid: Option<Guid>,
@@ -111,9 +110,6 @@ pub fn socket(of: &Namespace, own: &Namespace) -> Result<Option<Socket>> {
 }
 
 /// The devices of the socket's namespace; of all of them in shared mode.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list(socket: &mut Socket) -> Result<Vec<Device>> {
     socket.dump("list RDMA devices", GET, &Raw::default(), |payload| {
         Ok(Device::parse(payload))
@@ -121,9 +117,6 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Device>> {
 }
 
 /// The verbs node a device has now; none without the module `ib_uverbs`.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<Node>> {
     let request = of_device(device).with(CHARDEV_TYPE, &terminated("uverbs"));
     let what = format!("find the verbs node of RDMA device {}", device.name);
@@ -163,9 +156,6 @@ pub fn give(socket: &mut Socket, device: &Device, to: &Namespace) -> Result<()> 
 }
 
 /// Renames a device of the socket's namespace.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn rename(socket: &mut Socket, device: &Device, name: &str) -> Result<()> {
     let what = format!("rename RDMA device {} to {name}", device.name);
     let request = of_device(device).with(DEV_NAME, &terminated(name));

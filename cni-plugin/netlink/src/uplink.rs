@@ -20,9 +20,6 @@ use super::{
 };
 
 /// All addresses of the namespace, each with the index of its link.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
     let mut found = Vec::new();
     for message in address::list_all(socket)? {
@@ -38,9 +35,6 @@ pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
 /// The netdevs by name that would cut the node off if they were taken, and why. `node_addresses` are
 /// those the node is known by; `addresses` are [`addresses`]. `asked` is one of them that need not be
 /// read again.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn uplinks(
     socket: &mut Socket,
     asked: Option<&Link>,
@@ -85,9 +79,6 @@ pub fn uplinks(
 }
 
 /// The link of the main table's default route with the lowest metric; none for one of several links.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
     for family in route::FAMILIES {
         let mut links = Links::default();
@@ -287,7 +278,6 @@ fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Pure.
 fn remotes(kind: &str, info: &BTreeMap<u16, Vec<u8>>) -> Vec<IpAddr> {
     let values = remote_attributes(kind).iter().filter_map(|a| info.get(a));
     let address = |value: &Vec<u8>| {

@@ -111,7 +111,6 @@ impl Names {
         })
     }
 
-    /// As it is written.
     pub fn as_str(&self) -> &str {
         &self.text
     }

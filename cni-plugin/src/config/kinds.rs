@@ -99,9 +99,6 @@ const KEYS: &[Key] = &[
 
 impl Config {
     /// Refuses keys beside what decides in their place.
-    ///
-    /// # Errors
-    /// Code 7 naming both.
     pub(super) fn agrees(&self) -> Result<(), Error> {
         let slot = self.allocation.as_ref();
         let slot = slot.filter(|a| matches!(a.unit, UnitId::Slot { .. }));

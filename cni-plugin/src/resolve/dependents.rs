@@ -35,7 +35,6 @@ pub enum Dependent {
     Link {
         /// `macvlan`, `vxlan`, ...
         kind: String,
-        /// Its name.
         name: String,
         /// The path of its namespace; none for the host's.
         netns: Option<PathBuf>,
@@ -55,10 +54,7 @@ pub enum Dependent {
         cause: String,
     },
     /// The virtual functions of a physical one.
-    VirtualFunctions {
-        /// How many there are.
-        count: u32,
-    },
+    VirtualFunctions { count: u32 },
 }
 
 impl fmt::Display for Dependent {

@@ -20,7 +20,6 @@ use crate::error::Error;
 /// A netdev of the host's namespace and its part in the host's own networking.
 #[derive(Clone, Debug, Default)]
 pub struct HostLink {
-    /// The netdev.
     pub link: Link,
     /// Its RDMA ports; empty when it has none.
     pub rdma: Vec<PortId>,
@@ -41,7 +40,6 @@ pub struct HostLink {
     pub controller: Option<(String, String)>,
     /// Why taking it would cut the node off; none when it would not.
     pub uplink: Option<String>,
-    /// Its own addresses.
     pub addresses: Vec<IpAddr>,
 }
 

@@ -31,7 +31,6 @@ pub struct RdmaOnly {
 /// An interface of the pod that the previous result names.
 #[derive(Clone, Debug)]
 pub struct PodInterface {
-    /// The link.
     pub link: PodLink,
     /// Its place among the interfaces of the previous result.
     pub position: usize,
@@ -43,7 +42,6 @@ pub struct PodInterface {
 /// An RDMA device of the host.
 #[derive(Clone, Debug)]
 pub struct RdmaTarget {
-    /// The device.
     pub device: RdmaDevice,
     /// The HCA it belongs to; none for a device that no unit can name.
     pub hca: Option<HcaId>,
@@ -57,7 +55,6 @@ impl RdmaOnly {
         name(&self.interfaces)
     }
 
-    /// Names of the devices.
     pub fn names(&self) -> BTreeSet<String> {
         let devices = self.devices.iter();
         devices.map(|target| target.device.name.clone()).collect()
@@ -79,7 +76,6 @@ impl RdmaOnly {
     }
 }
 
-/// What messages call interfaces.
 fn name(interfaces: &[PodInterface]) -> String {
     let names: Vec<String> = interfaces
         .iter()

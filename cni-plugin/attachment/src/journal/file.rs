@@ -93,9 +93,6 @@ pub struct Lock {
 impl Lock {
     /// Has the programs that this process runs hold the lock as well. So an IPAM program that
     /// outlives an ADD, killed by the runtime, leases nothing after DEL has released.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
     pub fn share_with_programs(&self) -> Result<(), Error> {
         let shared = fcntl(&self.file, FcntlArg::F_SETFD(FdFlag::empty()));
         let failed = |errno: Errno| Error::file("share the lock", &self.path, errno.into());

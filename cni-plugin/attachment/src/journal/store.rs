@@ -95,7 +95,6 @@ impl Key {
             .unwrap_or(&self.0)
     }
 
-    /// The file's name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -105,18 +104,14 @@ impl Key {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
-    /// Format of this file.
     pub version: u32,
-    /// The attachment's record.
     pub owner: String,
-    /// The kernel's boot ID.
     pub boot: String,
 }
 
 /// A record that is there and cannot be used.
 #[derive(Debug)]
 pub struct UnreadableRecord {
-    /// Its name.
     pub key: Key,
     /// The network, by its name.
     pub network: String,
@@ -197,9 +192,6 @@ impl Store {
     /// Whether only root, or the user this program runs as, can change what the journal says: a
     /// record names netdevs and what they are to be given. A directory that is not there is made
     /// by the first record. Nothing is read before; asked once.
-    ///
-    /// # Errors
-    /// [`Kind::File`] naming the directory.
     pub fn check_owner(&self) -> Result<(), Error> {
         if self.trusted.get().is_none() {
             trust::check_directory(&self.directory)?;
@@ -261,9 +253,6 @@ impl Store {
     }
 
     /// All records, by name. One that cannot be used does not hide the others.
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
     pub fn records(&self) -> Result<Records, Error> {
         let (mut records, mut unreadable) = (Vec::new(), Vec::new());
         for (key, network, id) in self.list()? {
@@ -360,18 +349,12 @@ impl Store {
     }
 
     /// Removes a record; one that is gone is removed.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
         remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
     }
 
     /// The names of all records.
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
     pub fn list(&self) -> Result<Vec<(Key, String, AttachmentId)>, Error> {
         self.check_owner()?;
         let directory = self.attachments();
@@ -391,9 +374,6 @@ impl Store {
     }
 
     /// Whether a record could be written now.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn check_writable(&self) -> Result<(), Error> {
         self.draft("probe")?.write(b"{}")
     }
@@ -417,18 +397,12 @@ impl Store {
 
     /// Keeps a netdev where it is while a child is made on it and recorded. Others may do so at the same
     /// time.
-    ///
-    /// # Errors
-    /// As [`Store::lock`].
     pub fn lock_in_place(&self, identity: &Identity) -> Result<Lock, Error> {
         self.take_lock(&identity.key(), Sharing::Shared, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
     /// at a time could swap.
-    ///
-    /// # Errors
-    /// As [`Store::lock`].
     pub fn lock_rdma(&self) -> Result<Lock, Error> {
         self.take_lock("rdma", Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
     }
@@ -454,9 +428,6 @@ impl Store {
     }
 
     /// Makes an attachment the owner of a netdev. Call with its lock held.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn take(&self, identity: &Identity, key: &Key, boot: &str) -> Result<(), Error> {
         let path = self.devices().join(identity.key());
         let failed = |e| Error::file("write", &path, e);
@@ -474,9 +445,6 @@ impl Store {
     }
 
     /// Removes the claim of a netdev. Call with its lock held.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn release(&self, identity: &Identity) -> Result<(), Error> {
         remove(&self.devices().join(identity.key()))
     }

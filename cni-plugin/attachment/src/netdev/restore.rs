@@ -35,14 +35,11 @@ pub const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the driver of a VF may take to make its netdev and RDMA device, once it is bound again.
 pub const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where a restoration happens.
 #[derive(Debug)]
 pub struct HostContext<'a> {
     /// The host's namespace, in which the thread is.
     pub namespace: &'a Namespace,
-    /// A socket of it.
     pub socket: &'a mut Socket,
-    /// The proc file system.
     pub proc: &'a Path,
     /// The sysfs of the host.
     pub sys: &'a Path,
@@ -58,7 +55,6 @@ pub struct Origin<'a> {
 }
 
 impl<'a> Origin<'a> {
-    /// Nothing is read yet.
     pub fn new(pod: &'a Namespace) -> Self {
         Origin {
             pod,
@@ -67,7 +63,6 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// How a netdev returned.
 #[derive(Debug, Default)]
 pub struct Returned {
     /// What could not be restored, as text.
