@@ -7,7 +7,7 @@ use std::{
 
 use attachment::netdev::{display, replay, snapshot::Snapshot};
 use cni_wire::{Cidr, CniResult, Code, IpConfig, Version};
-use netlink::route;
+use netlink::{address, route};
 use netlink_packet_core::DecodeError;
 use netlink_packet_route::{
     AddressFamily,
@@ -98,7 +98,7 @@ impl InterfaceConfig {
             .retain(|a| !(a.header.family == AddressFamily::Inet6 && replay::is_link_local(a)));
         let mut routes = given.routes;
         routes.retain(|r| !replay::leaves_elsewhere(r, index) && !replay::is_by_number_alone(r));
-        let announced: Vec<IpAddr> = addresses.iter().filter_map(own_address).collect();
+        let announced: Vec<IpAddr> = addresses.iter().filter_map(address::own).collect();
         Ok(InterfaceConfig {
             settings: settings(Attach::Move, config, needs_ipv6(&addresses, &routes)),
             addresses: addresses
@@ -130,7 +130,7 @@ impl InterfaceConfig {
     pub fn ips(&self) -> Vec<IpConfig> {
         let ip = |message: &AddressMessage| {
             Some(IpConfig {
-                address: Cidr::new(own_address(message)?, message.header.prefix_len)?,
+                address: Cidr::new(address::own(message)?, message.header.prefix_len)?,
                 gateway: None,
                 interface: None,
             })
@@ -220,21 +220,7 @@ impl fmt::Display for InterfaceConfig {
 }
 
 fn is_way_out(route: &RouteMessage) -> bool {
-    replay::is_default(route) && route::table_of(route) == replay::MAIN
-}
-
-/// An address as the interface's own, not its peer's.
-pub fn own_address(message: &AddressMessage) -> Option<IpAddr> {
-    let local = message.attributes.iter().find_map(|a| match a {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    local.or_else(|| {
-        message.attributes.iter().find_map(|a| match a {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-    })
+    replay::is_default(route) && route::table_of(route) == route::MAIN
 }
 
 /// The sysctls of an interface with or without IPv6 addresses.
@@ -467,7 +453,7 @@ fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
         (None, None) if v4 => RouteScope::Link,
         (None, _) => RouteScope::Universe,
     };
-    let table = route.table.unwrap_or(replay::MAIN);
+    let table = route.table.unwrap_or(route::MAIN);
     message.header.table = u8::try_from(table).unwrap_or(0);
     let attributes = &mut message.attributes;
     if route.dst.prefix > 0 {

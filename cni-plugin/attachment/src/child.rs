@@ -149,7 +149,7 @@ fn delete_alike(
     others: &[Interface],
 ) -> netlink::Result<()> {
     let is_others = |link: &Link| {
-        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        let mac = link.mac_text();
         let is_it =
             |(index, known): &Interface| *index == Some(link.index) || known.as_ref() == Some(&mac);
         others.iter().any(is_it)
@@ -228,7 +228,7 @@ pub(crate) fn remove_returned(
 fn find_returned<'a>(links: &'a [Link], child: &Child) -> Option<&'a Link> {
     let queue_pair = |mac: &str| mac.get(..11).map(str::to_owned);
     links.iter().find(|link| {
-        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        let mac = link.mac_text();
         is_like(link, child, Below::Beside)
             && child.pod_index == Some(link.index)
             && (child.mac.as_deref()).is_none_or(|known| queue_pair(known) == queue_pair(&mac))
@@ -288,7 +288,7 @@ fn by_identity<'a>(links: &'a [Link], child: &Child, below: Below) -> Option<&'a
         .find(|link| child.pod_index == Some(link.index));
     by_index.or_else(|| {
         candidates.find(|link| {
-            let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+            let mac = link.mac_text();
             child.mac.as_ref() == Some(&mac)
         })
     })

@@ -1,7 +1,9 @@
 //! Addresses of links.
 
+use std::net::IpAddr;
+
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
-use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 
 use super::{Result, Socket, socket};
 
@@ -17,6 +19,21 @@ pub fn list(socket: &mut Socket, index: u32) -> Result<Vec<AddressMessage>> {
     filter.header.index = index;
     socket.dump("list addresses", RTM_GETADDR, &filter, |payload| {
         socket::parse_leniently::<AddressMessage>(payload, HEADER_BYTES).map(Some)
+    })
+}
+
+/// An interface's own address, not its peer's: that stands in `IFA_ADDRESS`, its own then in `IFA_LOCAL`.
+pub fn own(message: &AddressMessage) -> Option<IpAddr> {
+    let attributes = || message.attributes.iter();
+    let local = attributes().find_map(|a| match a {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    local.or_else(|| {
+        attributes().find_map(|a| match a {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
     })
 }
 

@@ -17,6 +17,19 @@ pub fn number(value: &[u8]) -> Option<u32> {
     }
 }
 
+/// Puts a value into a structure of the kernel's, as far as there is room.
+pub fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    for (to, from) in bytes.iter_mut().skip(at).zip(value) {
+        *to = *from;
+    }
+}
+
+/// The number at a place of such a structure; 0 behind its end.
+pub fn word(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    word.map(|word| u32::from_ne_bytes(*word)).unwrap_or(0)
+}
+
 /// A message in the making: a header, then attributes, each padded to 4 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Raw(Vec<u8>);

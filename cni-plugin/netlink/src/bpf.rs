@@ -9,7 +9,10 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
 };
 
-use super::{Error, Result, attribute};
+use super::{
+    Error, Result,
+    attribute::{put, word},
+};
 
 const PROG_DETACH: libc::c_int = 9;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
@@ -29,16 +32,6 @@ const LINK_INFO_BYTES: u32 = 32;
 
 /// What is asked: the first bytes of `union bpf_attr`; the rest counts as zero.
 type Attributes = [u8; 64];
-
-fn put(attributes: &mut [u8], at: usize, value: &[u8]) {
-    for (to, from) in attributes.iter_mut().skip(at).zip(value) {
-        *to = *from;
-    }
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(attribute::number).unwrap_or(0)
-}
 
 /// One call. Pointers in `attributes` were put there by `query` and `info`.
 fn bpf(command: libc::c_int, attributes: &mut Attributes) -> io::Result<RawFd> {

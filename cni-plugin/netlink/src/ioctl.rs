@@ -7,7 +7,10 @@ use std::{
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::{Error, Name, Result};
+use super::{
+    Error, Name, Result,
+    attribute::{put, word},
+};
 
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
@@ -20,17 +23,6 @@ const RULE_LOCATION: usize = 16 + 160;
 const RULE_COUNT: usize = 184;
 const RULE_LOCATIONS: usize = 188;
 const RXNFC_BYTES: usize = 192;
-fn word(bytes: &[u8], at: usize) -> u32 {
-    let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
-    word.map(|word| u32::from_ne_bytes(*word)).unwrap_or(0)
-}
-
-fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    for (to, from) in bytes.iter_mut().skip(at).zip(value) {
-        *to = *from;
-    }
-}
-
 /// A socket on which requests are made, of the namespace the thread is in.
 fn handle() -> io::Result<OwnedFd> {
     let made = socket(

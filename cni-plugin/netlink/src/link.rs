@@ -22,6 +22,7 @@ pub use vf::{set_vf, vf_properties, vfs, without_driver};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 
+use hca::MacAddress;
 use netlink_packet_core::{DecodeError, DefaultNla};
 use netlink_packet_route::link::{
     InfoData, InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, State,
@@ -188,6 +189,11 @@ impl Link {
     pub fn is_hardware(&self) -> bool {
         self.bus_device.is_some()
             && (self.kind.is_none() || self.is_infiniband() && self.parent.is_none())
+    }
+
+    /// The present hardware address as text.
+    pub fn mac_text(&self) -> String {
+        MacAddress::new(self.mac.as_slice()).to_string()
     }
 
     /// Whether it is IP over InfiniBand.

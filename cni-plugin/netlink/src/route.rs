@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
     AddressFamily,
-    route::{RouteAttribute, RouteMessage},
+    route::{RouteAddress, RouteAttribute, RouteMessage},
 };
 
 use super::{Result, Socket, rule, socket};
@@ -40,6 +40,26 @@ pub fn list_table(
         Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
         done => done,
     }
+}
+
+/// `RT_TABLE_MAIN`
+pub const MAIN: u32 = 254;
+
+/// None for what is no IP address.
+pub fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some((*ip).into()),
+        RouteAddress::Inet6(ip) => Some((*ip).into()),
+        _ => None,
+    }
+}
+
+/// Where a route leads; none for everywhere.
+pub fn destination(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Destination(to) => ip(to),
+        _ => None,
+    })
 }
 
 /// The table of a route.

@@ -33,7 +33,6 @@ use attachment::{
     node::Node,
 };
 use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
-use hca::MacAddress;
 use netlink::{
     Namespace, Socket,
     link::{self, By, Change, Link},
@@ -247,7 +246,7 @@ impl Add<'_> {
                 if let (Some(child), Some(link)) = (&mut part.child, &nic.link) {
                     child.pod_index = Some(link.index);
                     if child.kind == IPOIB {
-                        child.mac = Some(MacAddress::new(link.mac.as_slice()).to_string());
+                        child.mac = Some(link.mac_text());
                     }
                 }
             }

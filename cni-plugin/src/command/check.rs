@@ -7,7 +7,6 @@ use attachment::{
     node::Node,
 };
 use cni_wire::{CniResult, Code, Command, Interface, Request};
-use hca::MacAddress;
 use netlink::{
     Socket, address,
     link::{self, By, Link},
@@ -98,7 +97,7 @@ fn differs(msg: String) -> Error {
 }
 
 fn check_link(expected: &Interface, link: &Link) -> Result<(), Error> {
-    let mac = MacAddress::new(link.mac.as_slice()).to_string();
+    let mac = link.mac_text();
     if let Some(before) = expected
         .mac
         .as_ref()
@@ -134,7 +133,7 @@ fn check_addresses(
         .filter(|ip| ip.interface.is_none_or(|i| i == index))
     {
         let there = addresses.iter().any(|message| {
-            interface_config::own_address(message) == Some(ip.address.addr)
+            address::own(message) == Some(ip.address.addr)
                 && message.header.prefix_len == ip.address.prefix
         });
         if !there {
@@ -197,7 +196,7 @@ fn check_routes(
                 route::table_of(found) == route::table_of(&wanted)
                     && found.header.destination_prefix_length
                         == wanted.header.destination_prefix_length
-                    && replay::destination(found) == replay::destination(&wanted)
+                    && route::destination(found) == route::destination(&wanted)
                     && replay::gateway(found) == replay::gateway(&wanted)
             });
         if !there {

@@ -15,7 +15,6 @@ use attachment::{
     node::Node,
 };
 use cni_wire::{AttachmentId, Code, Interface, Request};
-use hca::MacAddress;
 use netlink::{
     Namespace, Socket,
     link::{self, By, Change, Link},
@@ -159,9 +158,8 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
         made.sandbox == request.env.netns && (all || made.name == id.ifname.as_str())
     };
     for made in made.iter().filter(ours) {
-        let mac = |link: &Link| MacAddress::new(link.mac.as_slice()).to_string();
         let is_same = |link: &Link| {
-            (made.mac.as_ref()).is_none_or(|known| known.eq_ignore_ascii_case(&mac(link)))
+            (made.mac.as_ref()).is_none_or(|known| known.eq_ignore_ascii_case(&link.mac_text()))
         };
         // By its name in this namespace alone: an alternative name may be another link's.
         let found = link::get(&mut inside, By::Name(made.name.as_bytes()))?;

@@ -2,7 +2,6 @@
 
 use attachment::addresses::Ipam;
 use cni_wire::{CniResult, Code, Interface, IpConfig};
-use hca::MacAddress;
 use netlink::link::Link;
 
 use super::{Add, Nic};
@@ -78,7 +77,7 @@ impl Add<'_> {
         let on_pci = moved.filter(|moved| moved.bus.as_deref() == Some("pci"));
         result.interfaces = vec![Interface {
             name: link.name.to_string(),
-            mac: (!link.mac.is_empty()).then(|| MacAddress::new(link.mac.as_slice()).to_string()),
+            mac: (!link.mac.is_empty()).then(|| link.mac_text()),
             mtu: Some(link.mtu),
             sandbox: self.request.env.netns.clone(),
             socket_path: None,

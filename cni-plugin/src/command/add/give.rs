@@ -83,7 +83,7 @@ impl Add<'_> {
         family: AddressFamily,
         led: &[AddressFamily],
     ) -> Result<bool, Error> {
-        let main = route::list_table(self.inside, family, replay::MAIN, |length| length == 0)?;
+        let main = route::list_table(self.inside, family, route::MAIN, |length| length == 0)?;
         Ok(led.contains(&family) || main.iter().any(replay::is_default))
     }
 
