@@ -34,21 +34,6 @@ pub enum Ipam {
     Other(Delegate),
 }
 
-/// Why a request's IPAM program does not run.
-enum Refusal {
-    /// It is not in `CNI_PATH`, or `ipam` is wrong.
-    Unusable(Error),
-    Never(Error),
-}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Unusable(error) | Refusal::Never(error) => error,
-        }
-    }
-}
-
 impl Ipam {
     /// The IPAM of a request that asks for addresses, or about them. The network names it, and a
     /// namespace's user may write the network: only what the policy lists in `allow.ipam` runs.
@@ -65,14 +50,12 @@ impl Ipam {
             return Ok(Ipam::None);
         };
         let (allowed, path) = (&node.policy.values.allow.ipam, &node.policy.path);
-        let listed = |name: &str| allowed.iter().any(|known| known == name);
         // What is not listed is not even searched for.
-        if !listed(kind) && kind != COMPATIBLE {
-            return Err(unlisted(allowed, path, kind));
-        }
+        allowed_by(allowed, path, kind)?;
         match find(kind, &request.env.path)? {
-            Ipam::Own if !listed(kind) && !listed(OWN) => Err(unlisted(allowed, path, kind)),
-            Ipam::Other(_) if !listed(kind) => Err(unlisted(allowed, path, kind)),
+            Ipam::Other(_) if !allowed.iter().any(|known| known == kind) => {
+                Err(unlisted(allowed, path, kind))
+            }
             found => Ok(found),
         }
     }
@@ -290,15 +273,14 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
             }
             done => done.map_err(Error::from),
         },
-        Err(Refusal::Never(e)) => {
-            node.log.warn(format_args!(
-                "{}: IPAM {} is not run: {e}",
-                record.owner(),
-                noted.kind
-            ));
+        // No policy allows it.
+        Err(e) if e.code == Code::Policy => {
+            let (owner, kind) = (record.owner(), &noted.kind);
+            node.log
+                .warn(format_args!("{owner}: IPAM {kind} is not run: {e}"));
             Ok(())
         }
-        Err(Refusal::Unusable(e)) if e.code == Code::InvalidConfig => {
+        Err(e) if e.code == Code::InvalidConfig => {
             gone(node, record, &noted.kind, &e);
             // They may be ours, under the other name.
             match noted.kind == COMPATIBLE {
@@ -306,7 +288,7 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
                 false => Ok(()),
             }
         }
-        Err(Refusal::Unusable(e)) => Err(e),
+        Err(e) => Err(e),
     }
 }
 
@@ -319,14 +301,14 @@ fn gone(node: &Node, record: &Record, kind: &str, why: &Error) {
 }
 
 /// The program of a type. Whether it runs is the policy's decision; this plugin never does.
-fn find(kind: &str, path: &[PathBuf]) -> Result<Ipam, Refusal> {
+fn find(kind: &str, path: &[PathBuf]) -> Result<Ipam, Error> {
     if kind == OWN {
         return Ok(Ipam::Own);
     }
     if SELF.contains(&kind) {
         return Err(no_ipam(kind, "it is the name of this plugin"));
     }
-    let delegate = Delegate::find(kind, path).map_err(Refusal::Unusable)?;
+    let delegate = Delegate::find(kind, path)?;
     let program = delegate.program();
     // Under another name it would call itself without end.
     if is_this_program(program, path) {
@@ -355,13 +337,10 @@ fn same_file(one: &Path, other: &Path) -> bool {
     id(one).is_some_and(|one| id(other) == Some(one))
 }
 
-fn no_ipam(kind: &str, why: &str) -> Refusal {
-    let error = Error::new(
-        Code::Policy,
-        format!("ipam.type {kind:?} is not an IPAM plugin: {why}"),
-    )
-    .with_details("no policy allows it; name an IPAM plugin, such as rdma-ipam");
-    Refusal::Never(error)
+fn no_ipam(kind: &str, why: &str) -> Error {
+    let msg = format!("ipam.type {kind:?} is not an IPAM plugin: {why}");
+    Error::new(Code::Policy, msg)
+        .with_details("no policy allows it; name an IPAM plugin, such as rdma-ipam")
 }
 
 /// Whether a policy, the file at `path`, lets networks name this type: what can be said where its
@@ -371,7 +350,7 @@ fn no_ipam(kind: &str, why: &str) -> Refusal {
 /// Code 101: the policy's `allow.ipam` does not list it, or it is this plugin.
 pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Error> {
     if SELF.contains(&kind) {
-        return Err(no_ipam(kind, "it is the name of this plugin").into());
+        return Err(no_ipam(kind, "it is the name of this plugin"));
     }
     let listed = |name: &str| allowed.iter().any(|known| known == name);
     if listed(kind) || (kind == COMPATIBLE && listed(OWN)) {
@@ -427,7 +406,7 @@ mod tests {
             Ok(Ipam::None) => Ok("none"),
             Ok(Ipam::Own) => Ok("own"),
             Ok(Ipam::Other(_)) => Ok("other"),
-            Err(refusal) => Err(Error::from(refusal).code),
+            Err(refusal) => Err(refusal.code),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::{
     bind::Bound,
     config::{Allocation, Config, Devices},
     error::Error,
-    parts::{self, Numbering, OneRail},
+    parts::{self, Numbering},
     plan::{self, Plan},
     rdma::{self, Numbers, RdmaRequirement},
     recover::{self, Recovered},
@@ -184,26 +184,20 @@ impl Add<'_> {
         }
         let ranges = self.ipam.rails(self.node, self.request)?;
         let policy = &self.node.policy;
+        let numbering = Numbering {
+            asked: self.config.rail,
+            ranges: ranges.as_ref(),
+            rails: &policy.values.rails,
+            path: &policy.path,
+        };
         let Some(devices) = devices else {
-            let rail = OneRail {
-                asked: self.config.rail,
-                ranges: ranges.as_ref(),
-                rails: &policy.values.rails,
-                path: &policy.path,
-            };
             for Nic { plan, .. } in nics {
-                plan.rail = rail.number(plan.resolved.host_link())?;
+                plan.rail = numbering.one(plan.resolved.host_link())?;
             }
             return Ok(());
         };
-        let numbering = Numbering {
-            rails: &policy.values.rails,
-            path: &policy.path,
-            devices,
-            ranges: ranges.as_ref(),
-        };
         let described = nics.iter().filter_map(|nic| parts::Nic::of(&nic.plan));
-        let rails = parts::rails(&described.collect::<Vec<_>>(), numbering)?;
+        let rails = numbering.all(&described.collect::<Vec<_>>(), devices)?;
         for (nic, rail) in nics.iter_mut().zip(rails) {
             nic.plan.rail = Some(rail);
         }
