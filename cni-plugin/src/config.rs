@@ -282,13 +282,17 @@ fn rdma_requirement(root: &Section<'_>, stands_in: bool) -> Result<RdmaRequireme
         // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
         None if stands_in => Ok(RdmaRequirement::Required),
         None => Ok(RdmaRequirement::Auto),
-        Some(text) => RdmaRequirement::parse(text).ok_or_else(|| {
-            root.wrong(
-                "rdma",
-                format_args!("{text:?} is not a requirement for RDMA devices"),
-            )
-            .with_details("expected auto, required or off")
-        }),
+        Some(text) => {
+            let known = RdmaRequirement::ALL.into_iter();
+            let mut meant = known.filter(|known| known.as_str() == text);
+            meant.next().ok_or_else(|| {
+                root.wrong(
+                    "rdma",
+                    format_args!("{text:?} is not a requirement for RDMA devices"),
+                )
+                .with_details("expected auto, required or off")
+            })
+        }
     }
 }
 

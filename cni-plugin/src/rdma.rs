@@ -24,26 +24,17 @@ use netlink::{Namespace, link::Link, rdma};
 
 use crate::{config::Attach, error::Error};
 
-/// `rdma`: what the pod must have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RdmaRequirement {
-    /// What the mode of the RDMA subsystem calls for.
-    #[default]
-    Auto,
-    /// RDMA devices of the pod's own: exclusive mode.
-    Required,
-    Off,
-}
-
-impl RdmaRequirement {
-    /// As written in the configuration.
-    pub fn parse(text: &str) -> Option<RdmaRequirement> {
-        match text {
-            "auto" => Some(RdmaRequirement::Auto),
-            "required" => Some(RdmaRequirement::Required),
-            "off" => Some(RdmaRequirement::Off),
-            _ => None,
-        }
+cni_wire::words! {
+    /// `rdma`: what the pod must have.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum RdmaRequirement {
+        /// What the mode of the RDMA subsystem calls for.
+        #[default]
+        Auto = "auto",
+        /// RDMA devices of the pod's own: exclusive mode.
+        Required = "required",
+        /// A netdev alone.
+        Off = "off",
     }
 }
 
@@ -59,10 +50,9 @@ pub(crate) enum Numbers {
 impl Numbers {
     /// For an HCA that was bound late, or when the kubelet allocated it.
     pub(crate) fn of(late: bool) -> Self {
-        if late {
-            Numbers::ReadAfterwards
-        } else {
-            Numbers::Promised
+        match late {
+            true => Numbers::ReadAfterwards,
+            false => Numbers::Promised,
         }
     }
 }
