@@ -81,32 +81,41 @@ impl Ipam {
         matches!(self, Ipam::Other(delegate) if delegate.program().ends_with("dhcp"))
     }
 
-    /// Asks for addresses; none without an IPAM. Nothing stays leased on failure, also when the
-    /// IPAM itself failed half-way.
+    /// Leases the addresses of interfaces, each by its rail where it has one; none without an IPAM. All
+    /// or none: nothing stays leased on failure, also when the IPAM itself failed half-way.
     ///
     /// # Errors
-    /// The IPAM's; code 6 for an answer without an address.
-    pub fn add(&self, node: &Node, request: &Request) -> Result<Option<CniResult>, Error> {
-        let ask = || match self {
-            Ipam::None => Ok(None),
-            Ipam::Own => node.ipam.add(request).map(Some),
-            Ipam::Other(delegate) => delegate.add(request).map(Some),
-        };
-        let Some(answer) = self.logged(node, Command::Add, ask).transpose() else {
-            return Ok(None);
-        };
-        let answer = answer.and_then(|result| {
-            if result.ips.is_empty() {
-                return Err(
+    /// The IPAM's; code 6 for an answer without an address; code 7 for an IPAM that gives addresses to
+    /// one interface only.
+    pub fn add(
+        &self,
+        node: &Node,
+        request: &Request,
+        rails: &[Option<u32>],
+    ) -> Result<Vec<Option<CniResult>>, Error> {
+        if rails.len() > 1 {
+            self.serves_several()?;
+        }
+        let known: Option<Vec<u32>> = rails.iter().copied().collect();
+        let leased = self.logged(node, Command::Add, || match (self, known) {
+            (Ipam::None, _) => Ok(vec![None; rails.len()]),
+            (Ipam::Own, Some(rails)) => {
+                let leased = node.ipam.add_rails(request, &rails)?;
+                Ok(leased.into_iter().map(Some).collect())
+            }
+            (Ipam::Own, None) => Ok(vec![Some(node.ipam.add(request)?)]),
+            (Ipam::Other(delegate), _) => Ok(vec![Some(delegate.add(request)?)]),
+        });
+        let leased = leased.and_then(|leased: Vec<Option<CniResult>>| {
+            match leased.iter().flatten().any(|result| result.ips.is_empty()) {
+                false => Ok(leased),
+                true => Err(
                     Error::new(Code::Decode, "the IPAM answered without an address")
                         .with_details("leave ipam out for an interface without addresses"),
-                );
+                ),
             }
-            Ok(result)
         });
-        answer
-            .map(Some)
-            .map_err(|error| self.release_after(node, request, error))
+        leased.map_err(|error| self.release_after(node, request, error))
     }
 
     /// Refuses an IPAM that gives addresses to one interface only.
@@ -125,34 +134,21 @@ impl Ipam {
         }
     }
 
-    /// Asks for the addresses of several interfaces, one result for each rail, all or none; none
-    /// without an IPAM. Nothing stays leased on failure.
+    /// CHECK, of several interfaces by their rails.
     ///
     /// # Errors
-    /// The IPAM's; code 7 for one that gives addresses to one interface only.
-    pub fn add_rails(
+    /// As [`Ipam::ask`].
+    pub fn check(
         &self,
         node: &Node,
         request: &Request,
-        rails: &[u32],
-    ) -> Result<Vec<Option<CniResult>>, Error> {
-        self.serves_several()?;
-        if matches!(self, Ipam::None) {
-            return Ok(rails.iter().map(|_| None).collect());
-        }
-        let given = self.logged(node, Command::Add, || node.ipam.add_rails(request, rails));
-        given
-            .map(|results| results.into_iter().map(Some).collect())
-            .map_err(|error| self.release_after(node, request, error))
-    }
-
-    /// CHECK of several interfaces, by their rails.
-    pub fn check_rails(&self, node: &Node, request: &Request, rails: &[u32]) -> Result<(), Error> {
-        match self {
-            Ipam::Own => self.logged(node, Command::Check, || {
-                node.ipam.check_rails(request, rails)
+        rails: Option<Vec<u32>>,
+    ) -> Result<(), Error> {
+        match (self, rails) {
+            (Ipam::Own, Some(rails)) => self.logged(node, Command::Check, || {
+                node.ipam.check_rails(request, &rails)
             }),
-            Ipam::None | Ipam::Other(_) => self.ask(node, Command::Check, request),
+            _ => self.ask(node, Command::Check, request),
         }
     }
 

@@ -185,14 +185,13 @@ impl Add<'_> {
     /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
     /// IPAM wants to see the interface first.
     fn lease(&mut self, nics: &mut [Nic], chain: Option<CniResult>) -> Result<(), Error> {
-        let rails: Option<Vec<u32>> = nics.iter().map(|nic| nic.plan.rail).collect();
-        let leased = match (chain, rails) {
-            (Some(of_chain), _) => vec![Some(of_chain)],
-            (None, Some(rails)) if nics.len() > 1 || matches!(self.ipam, Ipam::Own) => {
-                self.ipam.add_rails(self.node, self.request, &rails)?
+        let leased = match chain {
+            Some(of_chain) => vec![Some(of_chain)],
+            None if self.ipam.needs_the_link() => return Ok(()),
+            None => {
+                let rails: Vec<_> = nics.iter().map(|nic| nic.plan.rail).collect();
+                self.ipam.add(self.node, self.request, &rails)?
             }
-            (None, _) if self.ipam.needs_the_link() => vec![None],
-            (None, _) => vec![self.ipam.add(self.node, self.request)?],
         };
         for (nic, leased) in nics.iter_mut().zip(leased) {
             nic.leased = leased;
@@ -271,7 +270,8 @@ impl Add<'_> {
         {
             let what = format!("set {} up", link.name);
             link::change(self.inside, what, link.index, &Change::up())?;
-            first.leased = Some(self.ipam.add(self.node, self.request)?.unwrap_or_default());
+            let leased = self.ipam.add(self.node, self.request, &[None])?;
+            first.leased = leased.into_iter().next().flatten();
             self.give(nics)?;
             self.note(|parts| {
                 for (part, nic) in parts.iter_mut().zip(&*nics) {

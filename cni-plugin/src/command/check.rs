@@ -6,7 +6,7 @@ use attachment::{
     netdev::{display, replay},
     node::Node,
 };
-use cni_wire::{CniResult, Code, Command, Interface, Request};
+use cni_wire::{CniResult, Code, Interface, Request};
 use netlink::{
     Socket, address,
     link::{self, By, Link},
@@ -56,12 +56,8 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     }
     let ipam = Ipam::of(&node, request)?;
     drop(inside);
-    let rails: Option<Vec<u32>> = recorded.parts.iter().map(|part| part.rail).collect();
-    let leased = match rails {
-        Some(rails) => ipam.check_rails(&node, request, &rails),
-        None => ipam.ask(&node, Command::Check, request),
-    };
-    Ok(leased?)
+    let rails = recorded.parts.iter().map(|part| part.rail).collect();
+    Ok(ipam.check(&node, request, rails)?)
 }
 
 /// One interface of the attachment.
