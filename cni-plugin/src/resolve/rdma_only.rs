@@ -11,7 +11,7 @@ use netlink::{
     sysfs::Sysfs,
 };
 
-use super::{HostLink, NodeNetwork, PodLink, name_of, read_named, unreadable};
+use super::{HostLink, NodeNetwork, PodLink, name_of, read_named, target::names_none, unreadable};
 use crate::{
     config::{Config, Devices, Target},
     error::Error,
@@ -210,14 +210,7 @@ fn devices(
         }
         return match allocation.hcas.is_empty() {
             false => Ok(devices),
-            true => Err(Error::new(
-                Code::InvalidConfig,
-                format!(
-                    "deviceID {} is a share of several HCAs and names none",
-                    allocation.text
-                ),
-            )
-            .with_details("name the RDMA device with rdmaDevice")),
+            true => Err(names_none(config, "name the RDMA device with rdmaDevice")),
         };
     }
     match &config.device {

@@ -71,8 +71,7 @@ pub(super) fn confirmed(
     }
     let change = Change {
         netns: Some(pod),
-        name: Some(ANY_TEMPORARY),
-        ..Change::default()
+        ..Change::name(ANY_TEMPORARY)
     };
     let what = format!("move {name}, which is not {}, back to the pod", taken.name);
     match link::change(host_context.socket, what, arrived.index, &change) {
@@ -214,8 +213,7 @@ pub(super) fn move_to_host(
         };
         let change = Change {
             netns: Some(host_context.namespace),
-            name: Some(name.as_bytes()),
-            ..Change::default()
+            ..Change::name(name.as_bytes())
         };
         let what = format!("move {} to the host as {name}", link.name);
         match link::change(inside, what, link.index, &change) {
@@ -297,10 +295,7 @@ pub(super) fn set_name(
         link.flags -= LinkFlags::Up;
     }
     let what = format!("rename {} to {name}", link.name);
-    let change = Change {
-        name: Some(name.as_bytes()),
-        ..Change::default()
-    };
+    let change = Change::name(name.as_bytes());
     match link::change(host_context.socket, what, link.index, &change) {
         Ok(()) => link.name = name,
         Err(e) if e.is(libc::EEXIST) => return Ok(false),
