@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use rdma_device_plugin::candidate::{Candidate, memory};
+use rdma_device_plugin::candidate::{Candidate, memory, without_node_guid};
 use rdma_device_plugin::cli::{Defaults, config_file};
 use rdma_device_plugin::config::{self, PoolConfig};
 use rdma_device_plugin::pool::{self, Pools};
@@ -49,6 +49,7 @@ impl Explain {
                 self.name
             )
         })?;
+        let notes = notes(candidate);
         let pools = pool::assemble(&config, &candidates, &scanned, &[]);
         let verdicts: Vec<Verdict> = config
             .pools
@@ -59,6 +60,7 @@ impl Explain {
             say_json(json!({
                 "hca": candidate.id.to_string(),
                 "rdmaDevices": candidate.rdma_names(),
+                "notes": notes,
                 "pools": verdicts.iter().map(Verdict::to_json).collect::<Vec<_>>(),
             }));
             return Ok(Outcome::Good);
@@ -70,12 +72,21 @@ impl Explain {
                 text += &format!("    {reason}\n");
             }
         }
-        for warning in &config.warnings {
+        for warning in config.warnings.iter().chain(&notes) {
             text += &format!("warning: {warning}\n");
         }
         say(&text);
         Ok(Outcome::Good)
     }
+}
+
+/// What does not work with an HCA, whatever pool it is in.
+fn notes(candidate: &Candidate) -> Vec<String> {
+    let devices = candidate.rdma_devices.iter();
+    let without = devices.filter_map(|device| Some((device, without_node_guid(device)?)));
+    without
+        .map(|(device, (why, remedy))| format!("{}: {why}; {remedy}", device.name))
+        .collect()
 }
 
 fn title(candidate: &Candidate) -> String {
