@@ -51,7 +51,9 @@ impl Ipam {
         };
         let (allowed, path) = (&node.policy.values.allow.ipam, &node.policy.path);
         // What is not listed is not even searched for.
-        allowed_by(allowed, path, kind)?;
+        if !is_listed(allowed, kind) {
+            return Err(unlisted(allowed, path, kind));
+        }
         match find(kind, &request.env.path)? {
             Ipam::Other(_) if !allowed.iter().any(|known| known == kind) => {
                 Err(unlisted(allowed, path, kind))
@@ -348,11 +350,15 @@ pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Err
     if SELF.contains(&kind) {
         return Err(no_ipam(kind, "it is the name of this plugin"));
     }
-    let listed = |name: &str| allowed.iter().any(|known| known == name);
-    if listed(kind) || (kind == COMPATIBLE && listed(OWN)) {
-        return Ok(());
+    match is_listed(allowed, kind) {
+        true => Ok(()),
+        false => Err(unlisted(allowed, path, kind)),
     }
-    Err(unlisted(allowed, path, kind))
+}
+
+fn is_listed(allowed: &[String], kind: &str) -> bool {
+    let listed = |name: &str| allowed.iter().any(|known| known == name);
+    listed(kind) || kind == COMPATIBLE && listed(OWN)
 }
 
 /// Whether a type is ours, under either of the names that our configuration is known by.
