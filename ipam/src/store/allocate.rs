@@ -415,31 +415,21 @@ impl Store {
             let first = choice.free.first().copied();
             let next = first.map(|free| free.address);
             let below = |address: u128| next.is_none_or(|next| address < next);
-            let whole = Span {
+            let before = Span {
                 first: number << 8,
-                last: number << 8 | 0xff,
+                last: next.map_or(number << 8 | 0xff, |next| next.saturating_sub(1)),
             };
-            let spans = want
-                .range
-                .spans()
-                .iter()
-                .filter_map(|span| span.intersection(whole));
+            let spans = want.range.spans().iter();
             let addresses: u128 = spans
-                .filter_map(|span| {
-                    span.intersection(Span {
-                        first: 0,
-                        last: next.unwrap_or(u128::MAX),
-                    })
-                })
-                .fold(0, |sum, span| sum.saturating_add(span.size()));
+                .filter_map(|span| span.intersection(before))
+                .map(Span::size)
+                .sum();
             let resting = choice.resting.iter().filter(|c| below(c.address)).count() as u128;
             survey.cooling_down = survey.cooling_down.saturating_add(resting);
             let of_earlier = taken_out.iter().filter(|c| below(c.address)).count() as u128;
             survey.of_earlier_parts = survey.of_earlier_parts.saturating_add(of_earlier);
-            let free = u128::from(next.is_some());
-            survey.leased = survey
-                .leased
-                .saturating_add(addresses.saturating_sub(resting + of_earlier + free));
+            let leased = addresses.saturating_sub(resting + of_earlier);
+            survey.leased = survey.leased.saturating_add(leased);
             if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
                 && longest.is_none_or(|(than, _)| at < than)
             {

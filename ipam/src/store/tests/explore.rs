@@ -921,9 +921,7 @@ fn an_add_and_a_del_of_one_attachment() {
         Scenario::of(&[a, del]).after(&[a]).with_kills(),
         Scenario::of(&[add("a", 2), del]).with_kills(),
         // Of two records.
-        Scenario::of(&[del])
-            .after(&[a, add("a", 2)])
-            .with_faults(),
+        Scenario::of(&[del]).after(&[a, add("a", 2)]).with_faults(),
     ]);
 }
 
