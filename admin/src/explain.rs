@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::json;
 
-use rdma_device_plugin::candidate::{Candidate, memory};
+use rdma_device_plugin::candidate::{Candidate, memory, without_node_guid};
 use rdma_device_plugin::cli::{Defaults, config_file};
 use rdma_device_plugin::config::{self, PoolConfig};
 use rdma_device_plugin::pool::{self, Pools};
@@ -44,38 +44,41 @@ impl Explain {
             let (name, known) = (&self.name, words(&known, ", "));
             format!("no HCA of this host has the name {name:?}; there are: {known}")
         })?;
+        let notes = notes(candidate);
         let pools = pool::assemble(&config, &candidates, &scanned, &[]);
         let verdicts = config
             .pools
             .iter()
             .map(|pool| judge(pool, candidate, &pools));
-        let verdicts: Vec<Verdict> = verdicts.collect();
+        let verdicts: Vec<Membership> = verdicts.collect();
         let document = json!({
             "hca": candidate.id.to_string(),
             "rdmaDevices": candidate.rdma_names(),
+            "notes": notes,
             "pools": verdicts,
         });
         global.say(document, || {
             let mut text = format!("{}\n", title(candidate));
             for verdict in &verdicts {
                 text += &format!("  {}: {}\n", verdict.resource, verdict.summary());
-                text.extend(
-                    verdict
-                        .reasons
-                        .iter()
-                        .map(|reason| format!("    {reason}\n")),
-                );
+                let reasons = verdict.reasons.iter();
+                text.extend(reasons.map(|reason| format!("    {reason}\n")));
             }
-            text.extend(
-                config
-                    .warnings
-                    .iter()
-                    .map(|warning| format!("warning: {warning}\n")),
-            );
+            let warnings = config.warnings.iter().chain(&notes);
+            text.extend(warnings.map(|warning| format!("warning: {warning}\n")));
             text
         });
         Ok(Outcome::Good)
     }
+}
+
+/// What does not work with an HCA, whatever pool it is in.
+fn notes(candidate: &Candidate) -> Vec<String> {
+    let devices = candidate.rdma_devices.iter();
+    let without = devices.filter_map(|device| Some((device, without_node_guid(device)?)));
+    without
+        .map(|(device, (why, remedy))| format!("{}: {why}; {remedy}", device.name))
+        .collect()
 }
 
 fn title(candidate: &Candidate) -> String {
@@ -101,7 +104,7 @@ fn find<'c>(candidates: &'c [Candidate], name: &str) -> Option<&'c Candidate> {
 
 /// What one pool makes of the HCA.
 #[derive(Debug, Serialize)]
-struct Verdict {
+struct Membership {
     resource: String,
     /// Whether its selectors choose it, and whether it is in the pool.
     chosen: bool,
@@ -110,7 +113,7 @@ struct Verdict {
     reasons: Vec<String>,
 }
 
-impl Verdict {
+impl Membership {
     fn summary(&self) -> &'static str {
         match (self.chosen, self.member, self.healthy) {
             (_, true, true) => "in the pool",
@@ -121,7 +124,7 @@ impl Verdict {
     }
 }
 
-fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
+fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Membership {
     let mut snapshots = pools.snapshots.iter();
     let snapshot = snapshots.find(|one| *one.resource() == pool.resource);
     let mut members = snapshot.into_iter().flat_map(|snapshot| snapshot.members());
@@ -148,7 +151,7 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
     if let Some(Health::Unhealthy(unhealthy_reason)) = health {
         reasons.push(unhealthy_reason.to_string());
     }
-    Verdict {
+    Membership {
         resource: pool.resource.to_string(),
         chosen,
         member: member.is_some(),

@@ -6,8 +6,11 @@
 pub mod gather;
 pub mod memory;
 
+use hca::rdma::NodeType;
 use hca::topology::Place;
-use hca::{HcaId, LinkLayer, Netdev, PciAddress, PciFunction, Port, RdmaDevice, pci::Sriov};
+use hca::{
+    HcaId, LinkLayer, Netdev, PciAddress, PciFunction, Port, RdmaDevice, Reserved, pci::Sriov,
+};
 use serde::{Deserialize, Serialize};
 
 /// One HCA as pools see it.
@@ -60,6 +63,12 @@ impl Candidate {
                 && !self
                     .ports()
                     .any(|port| port.link_layer == LinkLayer::Ethernet)
+    }
+
+    /// Why no pod can have it, if that is so.
+    pub fn reserved(&self) -> Option<&Reserved> {
+        let mut devices = self.rdma_devices.iter();
+        devices.find_map(|device| device.reserved.as_ref())
     }
 
     /// Names of its RDMA devices.
@@ -163,6 +172,51 @@ impl std::fmt::Display for Function {
             None => formatter.write_str(self.word()),
         }
     }
+}
+
+/// Netdev drivers with the module that adds RDMA to them, and whether the NICs are bought for it.
+pub const RDMA_HALVES: [(&str, &str, bool); 14] = [
+    ("mlx5_core", "mlx5_ib", true),
+    ("mlx4_core", "mlx4_ib", true),
+    ("efa", "efa", true),
+    ("erdma", "erdma", true),
+    ("bnxt_en", "bnxt_re", false),
+    ("ice", "irdma", false),
+    ("i40e", "irdma", false),
+    ("idpf", "irdma", false),
+    ("cxgb4", "iw_cxgb4", false),
+    ("qede", "qedr", false),
+    ("hns3", "hns_roce_hw_v2", false),
+    ("ionic", "ionic_rdma", false),
+    ("mana", "mana_ib", false),
+    ("be2net", "ocrdma", false),
+];
+
+/// Why `rdma_cm` does not work with an RDMA device of a VF, and the remedy: its node GUID is zero.
+pub fn without_node_guid(device: &RdmaDevice) -> Option<(&'static str, String)> {
+    let pci = device.pci.as_ref()?;
+    if device.node_guid.is_some() || device.node_type != NodeType::ChannelAdapter {
+        return None;
+    }
+    let remedy = match pci.sriov {
+        Sriov::Virtual { physical, index } => {
+            let number = index.map_or("N".to_owned(), |index| index.to_string());
+            format!(
+                "ip link set PF vf {number} node_guid GUID, with the netdev of {physical} as PF, \
+                 or echo GUID > /sys/bus/pci/devices/{physical}/sriov/{number}/node; then bind \
+                 the VF's driver again"
+            )
+        }
+        // In a VM its PF is not visible.
+        Sriov::None => {
+            "set the VF's node GUID on the host of this VM, then start the VM again".to_owned()
+        }
+        Sriov::Physical { .. } => return None,
+    };
+    Some((
+        "its node GUID is zero: verbs work, programs that use rdma_cm crash",
+        remedy,
+    ))
 }
 
 /// The word of configuration files, in both peers as well, for what a port or netdev speaks. No

@@ -90,7 +90,10 @@ impl HcaDevices {
             if devices.is_empty() && required {
                 let hint = match class {
                     NodeClass::Uverbs => "; load ib_uverbs",
-                    NodeClass::RdmaCm => "; load rdma_ucm",
+                    NodeClass::RdmaCm => {
+                        "; load rdma_ucm, or set nodes.required: [uverbs] for HCAs that do without it, \
+                         such as EFA"
+                    }
                     NodeClass::Umad | NodeClass::Issm => "; load ib_umad",
                     NodeClass::Ucm => "; kernels since 5.16 have none",
                 };

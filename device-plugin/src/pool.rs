@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hca::network::Uplinks;
 use hca::uplink::Why;
-use hca::{HcaId, LinkLayer, NetnsMode};
+use hca::{HcaId, LinkLayer, NetnsMode, Reserved};
 
 use crate::candidate::{Candidate, Function};
 use crate::config::{Config, PoolConfig, PortHealth, ResourceName, Sharing};
@@ -50,6 +50,8 @@ pub struct Excluded {
 /// Why a pool does not have an HCA that its selectors choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
+    /// It serves the platform.
+    Reserved(Reserved),
     /// Another pool has it, and at least one of the two is exclusive.
     Claimed(ResourceName),
     /// It has virtual functions.
@@ -70,6 +72,9 @@ impl fmt::Display for Excluded {
             reason,
         } = self;
         match reason {
+            Reason::Reserved(reserved) => {
+                write!(formatter, "{id} is excluded from {resource}: {reserved}")
+            }
             Reason::Claimed(by) => write!(
                 formatter,
                 "{id} is chosen by {by} and by {resource}, and at least one of them is \
@@ -231,7 +236,8 @@ fn withheld(
             "binding late needs CDI, and {obstacle}"
         )));
     }
-    let mut own = candidates.iter().filter(|one| is_chosen(pool, one));
+    let for_pods = candidates.iter().filter(|one| one.reserved().is_none());
+    let mut own = for_pods.filter(|one| is_chosen(pool, one));
     own.find_map(|candidate| {
         let others = config.pools.iter();
         let mut others = others.filter(|other| other.resource != pool.resource);
@@ -287,6 +293,9 @@ fn obstacle(
     seen: &HostSnapshot,
     claims: &[(&HcaId, &PoolConfig)],
 ) -> Option<Reason> {
+    if let Some(reserved) = candidate.reserved() {
+        return Some(Reason::Reserved(reserved.clone()));
+    }
     let claimed = claims.iter().find(|(id, by)| {
         **id == candidate.id && !(by.sharing.is_shared() && pool.sharing.is_shared())
     });

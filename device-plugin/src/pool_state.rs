@@ -250,7 +250,9 @@ impl Logged {
         for one in excluded.iter().filter(|one| !self.excluded.contains(one)) {
             match one.reason {
                 Reason::Claimed(_) => tracing::error!("{one}"),
-                Reason::HasVfs(_) | Reason::Uplink(..) => tracing::info!("{one}"),
+                Reason::HasVfs(_) | Reason::Uplink(..) | Reason::Reserved(_) => {
+                    tracing::info!("{one}");
+                }
                 Reason::Held(..) => tracing::warn!("{one}"),
                 Reason::UplinksUnknown(_) => tracing::error!("{one}"),
             }

@@ -21,6 +21,7 @@ use crate::pci::PciAddress;
 use crate::port::Port;
 use crate::port_id::PortId;
 use crate::rdma::{self, RdmaDevice};
+use crate::reserved;
 use crate::unit::{self, HcaId};
 
 /// What RDMA hardware a host has.
@@ -134,8 +135,9 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
             path: host.class(""),
         });
     }
-    let (rdma_devices, unreadable) = rdma_devices(host)?;
+    let (mut rdma_devices, unreadable) = rdma_devices(host)?;
     let (netdevs, unreadable_netdevs) = netdevs(host, &rdma_devices)?;
+    reserved::mark(host, &mut rdma_devices, &netdevs);
     let netns_mode = netns_mode(host)?;
     Ok(Inventory {
         elsewhere: elsewhere(host, netns_mode, &rdma_devices)?,

@@ -12,6 +12,7 @@ use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
 use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
+use crate::reserved::Reserved;
 use crate::unit;
 
 /// One RDMA device with everything that hangs on it.
@@ -49,6 +50,9 @@ pub struct RdmaDevice {
     pub soft_parent: Option<String>,
     /// Ports, in order of number.
     pub ports: Vec<Port>,
+    /// Why no pod can have it; [`crate::inventory`] finds out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<Reserved>,
     /// Character devices. Not read back: their numbers are those of one moment.
     #[serde(skip_deserializing)]
     pub char_devices: CharDevices,
@@ -169,6 +173,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
         },
         auxiliary,
         ports: ports(&directory)?,
+        reserved: None,
         char_devices: chardev::of_device(
             host,
             name,

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use super::context::Context;
 use super::{counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime};
-use crate::verdict::{Finding, Outcome, Verdict};
+#[cfg(test)]
+use crate::verdict::Verdict;
+use crate::verdict::{Finding, Outcome};
 
 /// The findings of a check, at least one; or the only one, which says why there is nothing to judge.
 pub(super) type Findings = Result<Vec<Finding>, Finding>;

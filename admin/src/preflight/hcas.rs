@@ -97,21 +97,10 @@ pub(super) fn read(context: &Context) -> Facts {
     }
 }
 
-/// On HGX B200 and later each `NVSwitch` has InfiniBand functions for its own management. Their vital
-/// product data has this word (NVIDIA Fabric Manager, "NVLink subnet manager").
-const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
-
 fn switches(context: &Context) -> BTreeMap<String, Vec<String>> {
     let devices = context.snapshot.inventory.rdma_devices.iter();
-    let is_of_switch = |device: &&hca::RdmaDevice| {
-        let function = device.pci.as_ref().map(|pci| pci.address.to_string());
-        let directory = context.host.sys.join("bus/pci/devices");
-        let vpd = function.and_then(|name| std::fs::read(directory.join(name).join("vpd")).ok());
-        let vpd = vpd.unwrap_or_default();
-        let mut words = vpd.windows(SWITCH_MANAGEMENT.len());
-        words.any(|word| word == SWITCH_MANAGEMENT)
-    };
-    let of_switches = devices.filter(is_of_switch).map(|device| {
+    let of_switches = devices.filter(|device| device.reserved == Some(hca::Reserved::NvSwitch));
+    let of_switches = of_switches.map(|device| {
         let pools = context.pools_of(&device.name).iter();
         let offered = pools.map(|pool| pool.resource.clone()).collect();
         (device.name.clone(), offered)

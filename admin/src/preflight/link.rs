@@ -10,6 +10,7 @@ use super::check::{Findings, checks, need};
 use super::context::{Context, Membership, port_name};
 use crate::verdict::{Finding, NO_NIC};
 use hca::network::Uplinks;
+use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::files;
 
 /// What is read.
@@ -557,21 +558,15 @@ fn l13_partitions(facts: &Facts) -> Findings {
 
 fn l14_node_guid(facts: &Facts) -> Findings {
     each(facts, |port| {
-        let Sriov::Virtual { physical, index } = port.sriov() else {
-            return Some(Finding::not_applicable("not a VF"));
-        };
-        let Some(guid) = port.device.node_guid else {
-            let number = index.map_or("N".to_owned(), |index| index.to_string());
-            return Some(Finding::fail(
-                "its node GUID is zero: verbs work, programs that use rdma_cm crash",
-                format!(
-                    "ip link set PF vf {number} node_guid GUID, with the netdev of {physical} as PF, \
-                     or echo GUID > /sys/bus/pci/devices/{physical}/sriov/{number}/node; then bind \
-                     the VF's driver again"
-                ),
-            ));
-        };
-        Some(Finding::pass("it has one").read("node GUID", guid))
+        if let Some((why, remedy)) = without_node_guid(&port.device) {
+            return Some(Finding::fail(why, remedy));
+        }
+        Some(match (port.sriov(), port.device.node_guid) {
+            (Sriov::Virtual { .. }, Some(guid)) => {
+                Finding::pass("it has one").read("node GUID", guid)
+            }
+            _ => Finding::not_applicable("not a VF"),
+        })
     })
 }
 

@@ -8,6 +8,7 @@ use netlink::release::{MINIMUM, version};
 use super::check::{Findings, checks, need};
 use super::context::Context;
 use crate::verdict::{Finding, NO_NIC};
+use rdma_device_plugin::candidate::RDMA_HALVES;
 use rdma_device_plugin::files;
 
 /// What is read.
@@ -41,24 +42,6 @@ pub(super) struct Function {
     /// Its netdev is a member of a bond whose other member has the RDMA device for both.
     pub in_lag: bool,
 }
-
-/// Netdev drivers with the module that adds RDMA to them, and whether the NICs are bought for it.
-const RDMA_HALVES: [(&str, &str, bool); 14] = [
-    ("mlx5_core", "mlx5_ib", true),
-    ("mlx4_core", "mlx4_ib", true),
-    ("efa", "efa", true),
-    ("erdma", "erdma", true),
-    ("bnxt_en", "bnxt_re", false),
-    ("ice", "irdma", false),
-    ("i40e", "irdma", false),
-    ("idpf", "irdma", false),
-    ("cxgb4", "iw_cxgb4", false),
-    ("qede", "qedr", false),
-    ("hns3", "hns_roce_hw_v2", false),
-    ("ionic", "ionic_rdma", false),
-    ("mana", "mana_ib", false),
-    ("be2net", "ocrdma", false),
-];
 
 /// Mellanox, whose network functions all do RDMA.
 const MELLANOX: u16 = 0x15b3;

@@ -244,6 +244,8 @@ fn selector(
             .iter()
             .filter_map(|word| spelling::link_type(word)),
     );
+    let drivers = entry.drivers.iter();
+    let misspelt = misspelt.chain(drivers.filter_map(|word| spelling::driver(word)));
     for warning in misspelt {
         findings.warn(format!("{path}: {warning}"));
     }

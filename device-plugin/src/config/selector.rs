@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::range::RangeSet;
 use super::value::{
-    GuidPattern, HexId, PartitionKey, link_types, list, numbers, one_or_many, ranges,
+    DriverName, GuidPattern, HexId, PartitionKey, link_types, list, numbers, one_or_many, ranges,
 };
 use crate::candidate::{Candidate, Function, link_type};
 
@@ -28,6 +28,7 @@ pub struct Selector {
     #[serde(rename = "deviceIDs", deserialize_with = "list::<_, HexId, _>")]
     pub device_ids: Vec<Pattern>,
     /// PCI driver.
+    #[serde(deserialize_with = "list::<_, DriverName, _>")]
     pub drivers: Vec<Pattern>,
     /// Netdev name on the host.
     pub if_names: Vec<Pattern>,

@@ -68,13 +68,30 @@ pub(super) fn pci_address(word: &str) -> Option<String> {
     })
 }
 
+/// What is wrong with the name of a PCI driver, if anything is.
+pub(super) fn driver(word: &str) -> Option<String> {
+    let word = word.trim();
+    let of_module = candidate::RDMA_HALVES
+        .iter()
+        .filter(|(driver, module, _)| *module == word && *driver != word);
+    let drivers: Vec<String> = of_module
+        .map(|(driver, ..)| format!("{driver:?}"))
+        .collect();
+    (!drivers.is_empty()).then(|| {
+        format!(
+            "driver {word:?} matches no HCA: it is a module on top of the PCI driver; write {}",
+            drivers.join(" or ")
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_value_that_can_never_match_is_named_with_the_right_spelling() {
-        let cases: [(Option<String>, &str); 8] = [
+        let cases: [(Option<String>, &str); 12] = [
             (pci_id("0x15b3"), "write \"15b3\""),
             (pci_id("15B3"), "write \"15b3\""),
             (pci_id("mellanox"), "four lower-case hex digits"),
@@ -83,6 +100,10 @@ mod tests {
             (link_type("hdr"), "the words are"),
             (pci_address("3B:00.1"), "write \"0000:3b:00.1\""),
             (pci_address("mlx5_0"), "domain, bus"),
+            (driver("mlx5_ib"), "write \"mlx5_core\""),
+            (driver("bnxt_re"), "write \"bnxt_en\""),
+            (driver("ionic_rdma"), "write \"ionic\""),
+            (driver("irdma"), "write \"ice\" or \"i40e\" or \"idpf\""),
         ];
         for (said, expected) in cases {
             let said = said.unwrap_or_default();
@@ -93,6 +114,8 @@ mod tests {
     #[test]
     fn a_value_that_can_match_is_left_alone() {
         assert_eq!(pci_id("101e"), None);
+        assert_eq!(driver("mlx5_core"), None);
+        assert_eq!(driver("efa"), None);
         assert_eq!(link_type("ether"), None);
         assert_eq!(link_type("infiniband"), None);
         assert_eq!(pci_address("0000:3b:00.2"), None);

@@ -301,6 +301,11 @@ impl Criteria {
                 self.pci_addresses
                     .iter()
                     .filter_map(|word| spelling::pci_address(word)),
+            )
+            .chain(
+                self.drivers
+                    .iter()
+                    .filter_map(|word| spelling::driver(word)),
             );
         for warning in misspelt {
             findings.warn(format!("{path}: {warning}"));

@@ -16,6 +16,7 @@ use super::model::{
 };
 use super::range::RangeSet;
 use super::selector::Selector;
+use super::spelling;
 use crate::candidate::link_type;
 
 /// A list whose values are written as `W`.
@@ -47,6 +48,30 @@ impl TryFrom<String> for HexId {
 impl From<HexId> for Pattern {
     fn from(id: HexId) -> Self {
         Pattern::Exact(id.0)
+    }
+}
+
+/// The name of a PCI driver, or a pattern of it.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct DriverName(Pattern);
+
+impl TryFrom<String> for DriverName {
+    type Error = String;
+
+    fn try_from(word: String) -> Result<Self, String> {
+        match spelling::driver(&word) {
+            Some(wrong) => Err(wrong),
+            None => Pattern::parse(&word)
+                .map(Self)
+                .map_err(|error| error.to_string()),
+        }
+    }
+}
+
+impl From<DriverName> for Pattern {
+    fn from(driver: DriverName) -> Self {
+        driver.0
     }
 }
 

@@ -1,5 +1,6 @@
 //! Pools of hosts made of files.
 
+mod clouds;
 mod health;
 mod members;
 mod units;

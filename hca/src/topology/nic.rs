@@ -98,7 +98,8 @@ pub fn read(
 ) -> Result<Nics> {
     let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
     let mut unplaced = Vec::new();
-    for device in &inventory.rdma_devices {
+    let for_pods = |device: &&RdmaDevice| device.reserved.is_none();
+    for device in inventory.rdma_devices.iter().filter(for_pods) {
         let Some(function) = function_of(host, inventory, device)? else {
             unplaced.push(device.name.clone());
             continue;

@@ -23,6 +23,7 @@ fn port(device: &str, name: &str) -> PortFacts {
     PortFacts {
         device: RdmaDevice {
             name: device.to_owned(),
+            node_guid: Some(Guid(7)),
             node_type: NodeType::ChannelAdapter,
             board_id: Some("MT_0000000838".to_owned()),
             pci: Some(PciFunction::default()),
@@ -438,6 +439,13 @@ fn l14() -> Vec<Case<Facts>> {
         ("L14", good(), NotApplicable, "not a VF"),
         ("L14", vf(Some(Guid(7))), Pass, "it has one"),
         ("L14", vf(None), Fail, "zero"),
+        // As a VM shows its VFs.
+        (
+            "L14",
+            pooled(|port| port.device.node_guid = None),
+            Fail,
+            "zero",
+        ),
     ]
 }
 

@@ -266,6 +266,15 @@ fn values_that_match_nothing_are_read_with_a_warning() {
                 &["write \"15b3\"", "write \"101e\"", "write \"infiniband\""],
             ),
         ),
+        (
+            &one(
+                r#"{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"drivers": ["mlx5_ib"]}}"#,
+            ),
+            (
+                &[("rdma/a", Some(1), "drivers: mlx5_ib")],
+                &["write \"mlx5_core\""],
+            ),
+        ),
         // A link type that no HCA has selects nothing there, which is legal.
         (
             &one(

@@ -31,7 +31,7 @@ fn what_lacks_a_required_node_is_listed_unhealthy_with_the_reason() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("no rdma_cm device; load rdma_ucm"),
+        error.contains("no rdma_cm device; load rdma_ucm, or set nodes.required: [uverbs]"),
         "{error}"
     );
 }

@@ -24,6 +24,7 @@
     reason = "support for tests: a tree that cannot be laid must stop the test"
 )]
 
+pub mod cloud;
 pub mod machine;
 mod spec;
 
@@ -410,6 +411,15 @@ impl Tree {
                 self.link(
                     directory.join("driver"),
                     "/sys/bus/virtio/drivers/virtio_net",
+                );
+                directory
+            }
+            On::Vmbus(channel, driver) => {
+                let directory = Path::new("/sys/devices/LNXSYSTM:00/VMBUS:00").join(channel);
+                self.link(directory.join("subsystem"), "/sys/bus/vmbus");
+                self.link(
+                    directory.join("driver"),
+                    format!("/sys/bus/vmbus/drivers/{driver}"),
                 );
                 directory
             }

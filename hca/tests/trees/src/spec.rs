@@ -9,6 +9,8 @@ pub enum On<'a> {
     Virtio(&'a str, &'a str),
     /// An auxiliary device laid before.
     Auxiliary(&'a str),
+    /// A device of Hyper-V's bus: channel, driver.
+    Vmbus(&'a str, &'a str),
     /// Nothing: a soft or virtual device.
     Nothing,
 }

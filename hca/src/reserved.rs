@@ -1,0 +1,87 @@
+//! RDMA devices that serve the platform and that no pod can have.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::{self, Host};
+use crate::netdev::Netdev;
+use crate::port::LinkLayer;
+use crate::rdma::RdmaDevice;
+
+/// What an RDMA device serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reserved {
+    /// It manages an `NVSwitch`.
+    NvSwitch,
+    /// It carries the traffic of this netdev of Hyper-V.
+    Netvsc(String),
+}
+
+impl fmt::Display for Reserved {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NvSwitch => formatter.write_str("it is a management function of an NVSwitch"),
+            Self::Netvsc(netdev) => write!(
+                formatter,
+                "it carries the traffic of {netdev}, a netdev of Hyper-V (hv_netvsc)"
+            ),
+        }
+    }
+}
+
+/// On HGX B200 and later each `NVSwitch` has InfiniBand functions for its own management. Their vital
+/// product data has this word (NVIDIA Fabric Manager, "NVLink subnet manager").
+const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
+const MELLANOX: u16 = 0x15b3;
+/// Azure's Accelerated Networking puts a VF below it.
+const NETVSC: &str = "hv_netvsc";
+
+/// Marks the devices that are reserved.
+pub(crate) fn mark(host: &Host, devices: &mut [RdmaDevice], netdevs: &[Netdev]) {
+    for device in devices {
+        let netvsc = device.netdevs().find_map(|name| {
+            let named = |name: &str| netdevs.iter().find(|netdev| netdev.name == name);
+            let master = named(named(name)?.master.as_deref()?)?;
+            (master.driver.as_deref() == Some(NETVSC)).then(|| master.name.clone())
+        });
+        device.reserved = match netvsc {
+            Some(netdev) => Some(Reserved::Netvsc(netdev)),
+            None => manages_switch(host, device).then_some(Reserved::NvSwitch),
+        };
+    }
+}
+
+/// Reading vital product data takes milliseconds, and a function serves the same all the time.
+static KNOWN: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
+
+fn manages_switch(host: &Host, device: &RdmaDevice) -> bool {
+    let mut layers = device.ports.iter().map(|port| port.link_layer);
+    let Some(function) = device.pci.as_ref().filter(|pci| {
+        pci.vendor == MELLANOX && !pci.is_vf() && layers.any(|one| one == LinkLayer::InfiniBand)
+    }) else {
+        return false;
+    };
+    let directory = host.sys.join("bus/pci/devices");
+    let directory = directory.join(function.address.to_string());
+    if let Some(known) = KNOWN
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&directory)
+    {
+        return *known;
+    }
+    // Not permitted, or it does not answer: asked again by the next scan.
+    let Ok(Some(data)) = host::bytes_if_permitted(&directory, "vpd") else {
+        return false;
+    };
+    let mut words = data.windows(SWITCH_MANAGEMENT.len());
+    let manages = words.any(|word| word == SWITCH_MANAGEMENT);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.insert(directory, manages);
+    manages
+}
