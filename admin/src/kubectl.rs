@@ -125,36 +125,48 @@ impl Kubectl {
         block_on(self.run(&arguments, input, CALL_TIMEOUT))?
     }
 
-    /// Runs kubectl; one that ends without reading its input says why by itself.
+    /// Runs kubectl.
     ///
     /// # Errors
-    /// It cannot be started, or takes longer.
+    /// As [`output_of`].
     pub(crate) async fn run(
         &self,
         arguments: &[&str],
         input: &[u8],
         most: Duration,
     ) -> anyhow::Result<Output> {
-        let mut child = Command::new(&self.kubectl)
-            .args(self.arguments())
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("start {} (--kubectl names another program)", self.kubectl))?;
-        let stdin = child.stdin.take();
-        let write = async {
-            if let Some(mut stdin) = stdin {
-                let _ = stdin.write_all(input).await;
-            }
-        };
-        let both = async { tokio::join!(write, child.wait_with_output()).1 };
-        let ended = tokio::time::timeout(most, both).await;
-        let ended = ended.map_err(|_| anyhow!("no answer within {} s", most.as_secs()))?;
-        ended.with_context(|| format!("wait for {}", self.kubectl))
+        let mut command = Command::new(&self.kubectl);
+        let command = command.args(self.arguments()).args(arguments);
+        output_of(command, input, most).await
     }
+}
+
+/// Runs a program; one that ends without reading its input says why by itself.
+///
+/// # Errors
+/// It cannot be started, or takes longer.
+pub(crate) async fn output_of(
+    command: &mut Command,
+    input: &[u8],
+    most: Duration,
+) -> anyhow::Result<Output> {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = command.kill_on_drop(true).spawn();
+    let program = command.as_std().get_program().display().to_string();
+    let mut child = child.with_context(|| format!("start {program}; is it in the PATH?"))?;
+    let stdin = child.stdin.take();
+    let write = async {
+        if let Some(mut stdin) = stdin {
+            let _ = stdin.write_all(input).await;
+        }
+    };
+    let both = async { tokio::join!(write, child.wait_with_output()).1 };
+    let ended = tokio::time::timeout(most, both).await;
+    let ended = ended.map_err(|_| anyhow!("no answer within {} s", most.as_secs()))?;
+    ended.with_context(|| format!("wait for {program}"))
 }
 
 /// The last line that a program printed.

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
 use clap::ValueEnum;
 use hca::NetnsMode;
@@ -38,12 +38,12 @@ use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
-use rdma_device_plugin::snapshot::{Health, Member, Shape};
+use rdma_device_plugin::snapshot::{Health, Shape};
 
 use crate::global::{Global, NodeAddresses};
-use crate::output::{Ended, Outcome, say, say_json, style};
+use crate::output::{Ended, Outcome, say, style};
 use crate::report;
-use crate::verdict::{self, Verdict};
+use crate::verdict;
 use check::{NoSuchCheck, Selection, catalogue, run};
 use context::{
     Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
@@ -152,31 +152,23 @@ impl Preflight {
         let started = Instant::now();
         let outcomes = loop {
             let outcomes = self.check(global, &settings, config.as_ref(), &selection)?;
-            if self.content(&outcomes) || !self.may_wait(started.elapsed()) {
+            let faults = report::faults(&outcomes, self.strict);
+            if faults.is_empty() || !self.may_wait(started.elapsed()) {
                 break outcomes;
             }
             // Not among what is printed: with --json that is one document.
-            let waiting = failing(&outcomes, self.least_fault());
-            let _ = writeln!(std::io::stderr().lock(), "waiting: {waiting}");
+            let _ = writeln!(std::io::stderr().lock(), "waiting: {}", faults.join(" "));
             thread::sleep(ROUND_INTERVAL);
         };
-        anyhow::ensure!(
+        ensure!(
             !outcomes.is_empty(),
             "no check is left to make: --skip has all that --only chooses"
         );
-        if global.json {
-            say_json(report::document(&outcomes));
-        } else {
-            say(&report::text(&outcomes, self.all, style()));
-        }
-        if self.content(&outcomes) {
-            Ok(Outcome::Good)
-        } else {
-            bail!(
-                "not fit for RDMA: {}",
-                failing(&outcomes, self.least_fault())
-            )
-        }
+        let text = || report::text(&outcomes, self.all, style());
+        global.say(report::document(&outcomes), text);
+        let faults = report::faults(&outcomes, self.strict);
+        ensure!(faults.is_empty(), "not fit for RDMA: {}", faults.join(" "));
+        Ok(Outcome::Good)
     }
 
     fn check(
@@ -202,20 +194,6 @@ impl Preflight {
         let file = self.config_file.as_deref();
         let defaults = self.defaults.read();
         Ok(file.map(|file| config::load(file, &defaults)).transpose()?)
-    }
-
-    fn content(&self, outcomes: &[verdict::Outcome]) -> bool {
-        outcomes
-            .iter()
-            .all(|outcome| outcome.verdict < self.least_fault())
-    }
-
-    fn least_fault(&self) -> Verdict {
-        if self.strict {
-            Verdict::Warn
-        } else {
-            Verdict::Fail
-        }
     }
 
     fn may_wait(&self, waited: Duration) -> bool {
@@ -264,36 +242,31 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
     let assembled = pool::assemble(config, &candidates, host, &[]);
     let mut pools = Pools::default();
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
-        let units = match snapshot.shape() {
-            Shape::Pooled { units } => units,
-            _ => 0,
-        };
-        let resource = pool.resource.as_str().to_owned();
-        pools
-            .optional
-            .extend(pool.optional.then(|| resource.clone()));
-        let hca = |member: &Member| PoolHca {
-            id: match member.hca.rdma_names().first() {
-                Some(device) => (*device).to_owned(),
-                None => member.hca.id.to_string(),
-            },
-            fault: match &member.health {
-                Health::Healthy => None,
-                Health::Unhealthy(reason) => Some(reason.to_string()),
-            },
-        };
-        let hcas = snapshot.members().iter().map(hca).collect();
-        pools.hcas.insert(resource, hcas);
+        let resource = pool.resource.as_str();
+        if pool.optional {
+            pools.optional.insert(resource.to_owned());
+        }
+        let hcas = pools.hcas.entry(resource.to_owned()).or_default();
         for member in snapshot.members() {
-            let units = match pool.sharing {
-                Sharing::Pooled { .. } => units,
-                Sharing::Slots { .. } => member.slots,
-                Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
+            let names = member.hca.rdma_names();
+            hcas.push(PoolHca {
+                id: names
+                    .first()
+                    .map_or_else(|| member.hca.id.to_string(), |&name| name.to_owned()),
+                fault: match &member.health {
+                    Health::Healthy => None,
+                    Health::Unhealthy(reason) => Some(reason.to_string()),
+                },
+            });
+            let units = match (&pool.sharing, snapshot.shape()) {
+                (Sharing::Pooled { .. }, Shape::Pooled { units }) => units,
+                (Sharing::Slots { .. }, _) => member.slots,
+                _ => 1,
             };
-            for device in member.hca.rdma_names() {
+            for device in names {
                 let of_device = pools.of_device.entry(device.to_owned()).or_default();
                 of_device.push(Membership {
-                    resource: pool.resource.as_str().to_owned(),
+                    resource: resource.to_owned(),
                     shared: pool.sharing.is_shared(),
                     units,
                 });
@@ -301,13 +274,4 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
         }
     }
     pools
-}
-
-/// Ids of the checks that stand in the way.
-fn failing(outcomes: &[verdict::Outcome], least: Verdict) -> String {
-    let ids = outcomes
-        .iter()
-        .filter(|outcome| outcome.verdict >= least)
-        .map(|outcome| outcome.id);
-    ids.collect::<Vec<_>>().join(" ")
 }

@@ -23,6 +23,13 @@ fn count(outcomes: &[Outcome], verdict: Verdict) -> usize {
         .count()
 }
 
+/// Ids of the checks that failed, with `strict` also of those with a warning.
+pub(crate) fn faults(outcomes: &[Outcome], strict: bool) -> Vec<&'static str> {
+    let least = if strict { Verdict::Warn } else { Verdict::Fail };
+    let faults = outcomes.iter().filter(|outcome| outcome.verdict >= least);
+    faults.map(|outcome| outcome.id).collect()
+}
+
 /// One line: the sum of it all.
 fn summary(outcomes: &[Outcome]) -> String {
     let counts: Vec<String> = ORDER
