@@ -150,9 +150,9 @@ fn topology(document: &Value) -> Vec<Vec<String>> {
     let row = |(index, gpu): (usize, &Value)| {
         let near = list(&gpu["nearestNics"]).filter_map(|nic| usize::try_from(nic.as_u64()?).ok());
         let near: Vec<usize> = near.collect();
-        let class = near.first().map(|nic| {
-            let distance = &document["distances"]["gpuNic"][index][*nic];
-            word(&distance["class"])
+        let class = near.first().and_then(|nic| {
+            let distance = document.pointer(&format!("/distances/gpuNic/{index}/{nic}"))?;
+            Some(word(&distance["class"]))
         });
         let names = near.iter().filter_map(|nic| Some(title(nics.get(*nic)?)));
         let nearest: Vec<String> = class.into_iter().chain(names).collect();

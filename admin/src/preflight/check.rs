@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 
 use super::context::Context;
 use super::{counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime};
-#[cfg(test)]
-use crate::verdict::Verdict;
 use crate::verdict::{Finding, Outcome};
 
 /// The findings of a check, at least one; or the only one, which says why there is nothing to judge.
@@ -171,51 +169,10 @@ fn expand(words: &[String]) -> Result<BTreeSet<String>, NoSuchCheck> {
     Ok(chosen)
 }
 
-/// A case of a check's test: the check, the facts, the worst verdict, and words of its reason.
-#[cfg(test)]
-pub(super) type Case<F> = (&'static str, F, Verdict, &'static str);
-
-/// Proves a subject's checks by cases, and that each check is seen both content and not.
-#[cfg(test)]
-pub(super) fn prove<F: std::fmt::Debug>(checks: &[Check<F>], cases: &[Case<F>]) {
-    for (id, facts, verdict, words) in cases {
-        let check = checks.iter().find(|check| check.id == *id).unwrap();
-        let findings = (check.judge)(facts).unwrap_or_else(|only| vec![only]);
-        let worst = findings.iter().max_by_key(|finding| finding.verdict);
-        let said = worst.map_or(Verdict::NotApplicable, |finding| finding.verdict);
-        assert_eq!(said, *verdict, "{id} of {facts:?}: {findings:?}");
-        let named = worst.is_none_or(|finding| finding.why.contains(words));
-        assert!(named, "{id}: {findings:?} does not say {words:?}");
-        let helpless = findings
-            .iter()
-            .find(|f| f.verdict >= Verdict::Warn && f.remedy.is_none());
-        assert!(
-            helpless.is_none(),
-            "{id} does not say what to do: {helpless:?}"
-        );
-    }
-    for check in checks {
-        let of = |wanted: fn(Verdict) -> bool| {
-            cases
-                .iter()
-                .any(|(id, _, verdict, _)| *id == check.id && wanted(*verdict))
-        };
-        assert!(
-            of(|verdict| verdict == Verdict::Pass),
-            "{} is never seen to pass",
-            check.id
-        );
-        assert!(
-            of(|verdict| verdict >= Verdict::Warn),
-            "{} is never seen to complain",
-            check.id
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::Verdict;
 
     fn words(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()
