@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
-use ipnetwork::IpNetwork;
 
 use rdma_ipam_broker::api::document::{BlockObject, NodeId, RangeObject, RangeSpec};
 use rdma_ipam_broker::decide::standing::NodeState;
@@ -221,6 +220,7 @@ pub(super) fn of_node(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ipnetwork::IpNetwork;
     use jiff::Timestamp;
     use rdma_ipam_broker::api::document::Over;
 
