@@ -172,10 +172,8 @@ impl Cli {
         }
         for answer in answers {
             if let Err(error) = &answer.output {
-                complain(&format!(
-                    "{}: no answer of {}: {error}",
-                    answer.node, answer.pod
-                ));
+                let (node, pod) = (&answer.node, &answer.pod);
+                complain(&format!("{node}: no answer of {pod}: {error}"));
             }
         }
         let count = |of: fn(&ask::Answer) -> bool| answers.iter().filter(|a| of(a)).count();
@@ -192,11 +190,8 @@ impl Cli {
 /// A flag or argument as it was given, for the command on the node.
 fn forwarded(arg: &clap::Arg, given: &ArgMatches) -> Vec<String> {
     let id = arg.get_id().as_str();
-    let source = given
-        .try_contains_id(id)
-        .ok()
-        .and_then(|_| given.value_source(id));
-    if source != Some(ValueSource::CommandLine) {
+    let is_known = given.try_contains_id(id).is_ok();
+    if !is_known || given.value_source(id) != Some(ValueSource::CommandLine) {
         return Vec::new();
     }
     let takes_value = arg.get_num_args().is_none_or(|count| count.takes_values());

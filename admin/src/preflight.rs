@@ -31,8 +31,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
-use clap::ValueEnum;
-use hca::NetnsMode;
 use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, Sharing};
@@ -44,11 +42,8 @@ use crate::global::{Global, NodeAddresses};
 use crate::output::{Ended, Outcome, say, style};
 use crate::report;
 use crate::verdict;
-use check::{NoSuchCheck, Selection, catalogue, run};
-use context::{
-    Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
-};
-use hcas::Expected;
+use check::{Selection, catalogue, run};
+use context::{Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, mounted};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
@@ -75,30 +70,16 @@ pub(crate) struct Preflight {
     /// container does
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "0")]
     wait: Option<u64>,
-    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
-    /// --config-file)
-    #[arg(long, value_name = "[RESOURCE=]NUMBER")]
-    expect: Vec<Expected>,
     /// Check the container this runs in instead of the node
     #[arg(long)]
     pod: bool,
-    /// How long error counters are watched, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 2)]
-    window: u64,
     /// The device plugin's configuration: only NICs of its pools then have to be in order
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
     #[command(flatten)]
     defaults: Defaults,
-    /// How RDMA devices should relate to network namespaces
-    #[arg(long, value_name = "MODE")]
-    netns_mode: Option<Mode>,
-    /// Rate that ports should have, in Gb/s
-    #[arg(long, value_name = "GBPS")]
-    rate: Option<u32>,
-    /// Partition key that InfiniBand ports should have, such as 0x8001
-    #[arg(long, value_name = "PKEY", value_parser = pkey)]
-    pkey: Option<u16>,
+    #[command(flatten)]
+    requirements: Requirements,
     #[command(flatten)]
     addresses: NodeAddresses,
     /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
@@ -117,21 +98,8 @@ pub(crate) struct Preflight {
     cni_conf_dir: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Mode {
-    Shared,
-    Exclusive,
-}
-
-fn pkey(text: &str) -> Result<u16, String> {
-    let digits = text
-        .strip_prefix("0x")
-        .ok_or("expected a number such as 0x8001")?;
-    u16::from_str_radix(digits, 16).map_err(|error| error.to_string())
-}
-
 /// A word of `--only` or `--skip` that chooses something.
-fn check(word: &str) -> Result<String, NoSuchCheck> {
+fn check(word: &str) -> Result<String, String> {
     Selection::new(&[word.to_owned()], &[]).map(|_| word.to_owned())
 }
 
@@ -146,7 +114,7 @@ impl Preflight {
             }
             return Ok(Outcome::Good);
         }
-        let selection = Selection::new(&self.only, &self.skip)?;
+        let selection = Selection::new(&self.only, &self.skip).map_err(anyhow::Error::msg)?;
         let settings = self.settings(global);
         let config = self.config()?;
         let started = Instant::now();
@@ -180,13 +148,8 @@ impl Preflight {
     ) -> anyhow::Result<Vec<verdict::Outcome>> {
         let host = global.scan(&self.addresses.node_addresses)?;
         let pools = config.map(|config| pools(config, &host, &settings.policy, &global.host()));
-        let snapshot = Snapshot {
-            inventory: host.inventory,
-            machine: host.machine,
-            uplinks: host.uplinks,
-            in_host_namespace: in_host_namespace(&global.host()).is_ok(),
-        };
-        let context = Context::new(settings.clone(), snapshot, pools);
+        let in_host_namespace = in_host_namespace(&global.host()).is_ok();
+        let context = Context::new(settings.clone(), host, in_host_namespace, pools);
         Ok(run(&context, selection))
     }
 
@@ -207,30 +170,18 @@ impl Preflight {
             given.clone().unwrap_or_else(|| root.join(place))
         };
         let or_mounted = |given: &Option<PathBuf>, place: &str| {
-            given
-                .clone()
-                .unwrap_or_else(|| mounted(&root, Path::new(place)))
+            let mounted = || mounted(&root, Path::new(place));
+            given.clone().unwrap_or_else(mounted)
         };
+        let plugins = "var/lib/kubelet/device-plugins";
         Settings {
             kubelet_root_dir: or_mounted(&self.kubelet_root_dir, "var/lib/kubelet"),
-            device_plugin_dir: or_mounted(
-                &self.device_plugin_dir,
-                "var/lib/kubelet/device-plugins",
-            ),
+            device_plugin_dir: or_mounted(&self.device_plugin_dir, plugins),
             cni_bin_dir: or(&self.cni_bin_dir, "opt/cni/bin"),
             cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
             policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
             scope: if self.pod { Scope::Pod } else { Scope::Node },
-            requirements: Requirements {
-                netns_mode: self.netns_mode.map(|mode| match mode {
-                    Mode::Shared => NetnsMode::Shared,
-                    Mode::Exclusive => NetnsMode::Exclusive,
-                }),
-                rate: self.rate,
-                expected: self.expect.clone(),
-                pkey: self.pkey,
-                window: Duration::from_secs(self.window),
-            },
+            requirements: self.requirements.clone(),
             root,
         }
     }

@@ -114,25 +114,13 @@ pub(super) struct Selection {
     skip: BTreeSet<String>,
 }
 
-/// A word that chooses no check.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "there is no check {word}; preflight --list names all, and a letter ({letters}) means all of its subject"
-)]
-pub(super) struct NoSuchCheck {
-    /// The word.
-    pub word: String,
-    /// The letters of the subjects.
-    pub letters: String,
-}
-
 impl Selection {
     /// Reads ids (`M01`) and letters of subjects (`M`), in any case.
     ///
     /// # Errors
-    /// [`NoSuchCheck`] for a word that chooses nothing: a mistyped check that is silently left
+    /// There is a word that chooses nothing: a mistyped check that is silently left
     /// out would pass for one that was made.
-    pub(super) fn new(only: &[String], skip: &[String]) -> Result<Self, NoSuchCheck> {
+    pub(super) fn new(only: &[String], skip: &[String]) -> Result<Self, String> {
         Ok(Self {
             only: expand(only)?,
             skip: expand(skip)?,
@@ -145,24 +133,22 @@ impl Selection {
     }
 }
 
-fn expand(words: &[String]) -> Result<BTreeSet<String>, NoSuchCheck> {
+fn expand(words: &[String]) -> Result<BTreeSet<String>, String> {
     let catalogue = catalogue();
     let mut chosen = BTreeSet::new();
     for word in words {
         let upper = word.trim().to_uppercase();
-        let letter = upper.len() == 1;
-        let ids = catalogue.iter().map(|(id, _)| *id);
-        let found: Vec<&str> = ids
-            .filter(|id| *id == upper || (letter && id.starts_with(&upper)))
-            .collect();
+        let is_it = |id: &&str| *id == upper || (upper.len() == 1 && id.starts_with(&upper));
+        let found: Vec<&str> = catalogue.iter().map(|(id, _)| *id).filter(is_it).collect();
         if found.is_empty() {
-            let mut letters: Vec<&str> =
-                catalogue.iter().filter_map(|(id, _)| id.get(..1)).collect();
+            let letters = catalogue.iter().filter_map(|(id, _)| id.get(..1));
+            let mut letters: Vec<&str> = letters.collect();
             letters.dedup();
-            return Err(NoSuchCheck {
-                word: word.clone(),
-                letters: letters.join(", "),
-            });
+            return Err(format!(
+                "there is no check {word}; preflight --list names all, and a letter ({}) means all \
+                 of its subject",
+                letters.join(", ")
+            ));
         }
         chosen.extend(found.into_iter().map(str::to_owned));
     }
@@ -193,7 +179,7 @@ mod tests {
         for word in ["M99", "K04"] {
             let error = Selection::new(&words(&[word]), &[]).unwrap_err();
             assert_eq!(
-                error.to_string(),
+                error,
                 format!(
                     "there is no check {word}; preflight --list names all, and a letter (M, H, L, G, P, \
                      D, R, A, Q, K) means all of its subject"

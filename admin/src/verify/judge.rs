@@ -253,7 +253,7 @@ fn judge_collective(log: &nccl::Log, text: &str, expected: Expected) -> Finding 
     } else {
         (
             "GPU and NIC are not on one PCIe switch, or GPUDirect is not in use".to_owned(),
-            "see \"rdmactl topology\" and preflight D01 to D04, P03, P05",
+            "see \"rdmactl topology\" and preflight D01 to D03, P03, P05",
         )
     };
     let why = format!("{percent}: {why}");
