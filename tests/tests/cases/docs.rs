@@ -26,6 +26,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_error_code_is_explained),
     case!(every_alert_has_a_run_book),
     case!(the_dashboard_has_the_brokers_metrics_and_few_lines),
+    case!(no_page_is_longer_than_its_limit),
 ];
 
 fn top() -> PathBuf {
@@ -255,6 +256,27 @@ fn every_message_is_one_that_a_program_prints() -> Result<()> {
         unknown.join("\n")
     );
     ensure!(messages > 24, "only {messages} messages");
+    Ok(())
+}
+
+fn no_page_is_longer_than_its_limit() -> Result<()> {
+    let mut all = 0;
+    for (path, page) in pages()? {
+        let limit = match path.to_str() {
+            Some("README.md") => 900,
+            Some("docs/reference.md") => 2000,
+            _ => 1500,
+        };
+        let has_text = |word: &&str| word.chars().any(char::is_alphanumeric);
+        let words = page.split_whitespace().filter(has_text).count();
+        ensure!(
+            words <= limit,
+            "{}: {words} words, not {limit}",
+            path.display()
+        );
+        all += words;
+    }
+    ensure!(all <= 20_000, "{all} words");
     Ok(())
 }
 
