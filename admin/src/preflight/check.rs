@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 
 use super::context::Context;
 use super::{counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime};
-#[cfg(test)]
-use crate::verdict::Verdict;
 use crate::verdict::{Finding, Outcome};
 
 /// The findings of a check, at least one; or the only one, which says why there is nothing to judge.
