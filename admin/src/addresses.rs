@@ -17,12 +17,13 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use ipam::lease::Lease;
 use ipam::plugin::Plugin;
 use ipam::store::{Store, StoreError};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Outcome, complain, filters_before_command, say, say_json};
+use crate::output::{Ended, Outcome, complain, filters_before_command};
 
 /// Shows the pools of a store, this node's blocks, and who holds which address.
 #[derive(Debug, Args)]
@@ -92,33 +93,28 @@ impl Addresses {
     fn list(&self, scope: &Scope<'_>) -> Ended {
         let (plugin, store) = scope.open_used()?;
         let Some(store) = store else {
-            if scope.global.json {
-                say_json(json!({
-                    "store": null, "pools": [], "blocks": null, "leasesOutside": [], "leases": [],
-                }));
-            }
+            let document = json!({
+                "store": null, "pools": [], "blocks": null, "leasesOutside": [], "leases": [],
+            });
+            scope.global.say(document, String::new);
             return Ok(self.filter.outcome(true));
         };
         let pools = pools::read(&store, plugin.policy().ipam.cooldown)?;
         let blocks = blocks::read(&store)?;
         let leases = self.filter.leases(&store)?;
-        if scope.global.json {
-            say_json(json!({
-                "store": {
-                    "directory": store.directory(),
-                    "id": store.id(),
-                    "filesystem": store.file_system(),
-                },
-                "pools": pools::documents(&pools),
-                "blocks": blocks.as_ref().map(|blocks| blocks.documents()),
-                "leasesOutside": blocks.as_ref().map(|blocks| &blocks.outside),
-                "leases": leases,
-            }));
-        } else {
+        let document = json!({
+            "store": {
+                "directory": store.directory(), "id": store.id(), "filesystem": store.file_system(),
+            },
+            "pools": pools::documents(&pools),
+            "blocks": blocks.as_ref().map(|blocks| blocks.documents()),
+            "leasesOutside": blocks.as_ref().map(|blocks| &blocks.outside),
+            "leases": leases,
+        });
+        scope.global.say(document, || {
+            let (id, directory) = (store.id(), store.directory().display());
             let mut tables = vec![format!(
-                "store {} in {} ({})\n",
-                store.id(),
-                store.directory().display(),
+                "store {id} in {directory} ({})\n",
                 store.file_system()
             )];
             if !self.filter.is_set() {
@@ -126,8 +122,8 @@ impl Addresses {
                 tables.extend(blocks.as_ref().map(blocks::Blocks::table));
             }
             tables.push(leases::table(&leases));
-            say(&tables.join("\n"));
-        }
+            tables.join("\n")
+        });
         let outside = blocks.iter().flat_map(|blocks| &blocks.outside);
         outside.clone().for_each(|lease| complain(lease));
         match outside.count() {
@@ -173,6 +169,17 @@ impl Scope<'_> {
 /// A duration of an argument.
 fn duration(text: &str) -> Result<std::time::Duration, String> {
     node::duration::parse(text).ok_or_else(|| "is not a duration such as 30s, 2m or 0".to_owned())
+}
+
+/// Whether the holder is a pod of this name, with or without its namespace.
+fn names_pod(lease: &Lease, name: &str) -> bool {
+    let pod = lease.holder.pod.as_ref();
+    pod.is_some_and(|pod| pod.name == name || pod.to_string() == name)
+}
+
+fn complain_of(path: &Path, what: &str) {
+    let path = shown(path);
+    complain(&format!("{path}: {what}; see rdmactl addresses fsck"));
 }
 
 /// What a path is called in output.

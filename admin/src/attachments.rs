@@ -12,11 +12,11 @@ use attachment::{
     reclaim::{in_host_namespace, over, undo},
 };
 use clap::{Args, Subcommand};
-use node::table::{cell, table};
+use node::table::cell;
 use serde_json::{Value, json};
 
 use crate::global::Global;
-use crate::output::{Ended, Outcome, complain, say, say_json};
+use crate::output::{Ended, Outcome, complain, optional, table};
 
 /// Between the two readings that must both find an attachment over.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
@@ -46,14 +46,11 @@ impl Attachments {
 fn list(global: &Global) -> Ended {
     let node = global.node()?;
     let records = records(&node)?;
-    let records = records.iter().map(|(_, record)| record);
-    let attachments: Vec<Attachment> = records
-        .flat_map(|record| Attachment::all_of(record, &node.roots.proc, &node.boot))
-        .collect();
-    match global.json {
-        true => say_json(json!({"attachments": attachments})),
-        false => say(&listing::text(&attachments, now())),
-    }
+    let all =
+        |(_, record): &(Key, Record)| Attachment::all_of(record, &node.roots.proc, &node.boot);
+    let attachments: Vec<Attachment> = records.iter().flat_map(all).collect();
+    let document = json!({"attachments": attachments});
+    global.say(document, || listing::text(&attachments, now()));
     Ok(Outcome::Good)
 }
 
@@ -84,14 +81,9 @@ impl Reclaim {
     fn run(&self, global: &Global) -> Ended {
         let mut node = global.node()?;
         in_host_namespace(&node.roots).map_err(|why| anyhow!("{why}; run this on the host"))?;
-        let before = records(&node)?;
-        let (all, dead): (usize, Vec<_>) = (
-            before.len(),
-            before
-                .into_iter()
-                .filter(|(_, record)| over(record, &node.roots.proc, &node.boot, now()).is_some())
-                .collect(),
-        );
+        let mut dead = records(&node)?;
+        let all = dead.len();
+        dead.retain(|(_, record)| over(record, &node.roots.proc, &node.boot, now()).is_some());
         if !dead.is_empty() {
             thread::sleep(CONFIRM_INTERVAL);
         }
@@ -115,73 +107,59 @@ impl Reclaim {
                 error: error.map(|error| error.with_remedy()),
             });
         }
-        match global.json {
-            true => say_json(self.document(&undone)),
-            false => self.print(&undone, all),
-        }
+        global.say(self.document(&undone), || self.text(&undone, all));
         match undone.iter().find_map(|one| one.error.as_ref()) {
             Some(first) => bail!("not everything could be undone: {first}"),
             None => Ok(Outcome::Good),
         }
     }
 
-    fn print(&self, undone: &[Undone], all: usize) {
-        let done = if self.dry_run {
-            "would be undone"
-        } else {
-            "undone"
+    fn text(&self, undone: &[Undone], all: usize) -> String {
+        let done = match self.dry_run {
+            true => "would be undone",
+            false => "undone",
         };
-        let rows: Vec<_> = each_interface(undone)
-            .map(|(one, part)| {
-                let (kind, netdev) = what(&part);
-                let state = if one.error.is_some() { "failed" } else { done };
-                vec![
-                    cell(one.record.pod.as_deref().unwrap_or_default()),
-                    cell(&part.ifname),
-                    cell(&one.record.network),
-                    cell(kind),
-                    cell(&netdev),
-                    state.to_owned(),
-                    one.why.to_owned(),
-                ]
-            })
-            .collect();
+        let row = |(one, part): (&Undone, Part)| {
+            let (kind, netdev) = what(&part);
+            let state = if one.error.is_some() { "failed" } else { done };
+            vec![
+                optional(one.record.pod.as_deref()),
+                cell(&part.ifname),
+                cell(&one.record.network),
+                cell(kind),
+                cell(&netdev),
+                state.to_owned(),
+                one.why.to_owned(),
+            ]
+        };
+        let rows: Vec<_> = each_interface(undone).map(row).collect();
+        let mut text = String::new();
         if !rows.is_empty() {
-            let header = [
-                "POD",
-                "INTERFACE",
-                "NETWORK",
-                "KIND",
-                "NETDEV",
-                "STATE",
-                "BECAUSE",
-            ];
-            say(&table(&header, &rows));
+            text += &table(
+                "POD  INTERFACE  NETWORK  KIND  NETDEV  STATE  BECAUSE",
+                &rows,
+            );
         }
         let failed = undone.iter().filter(|one| one.error.is_some()).count();
-        say(&format!(
-            "{} {done}, {failed} failed, {} kept\n",
-            undone.len() - failed,
-            all.saturating_sub(undone.len())
-        ));
+        let (undone, kept) = (undone.len() - failed, all.saturating_sub(undone.len()));
+        text + &format!("{undone} {done}, {failed} failed, {kept} kept\n")
     }
 
     fn document(&self, undone: &[Undone]) -> Value {
-        let list: Vec<Value> = each_interface(undone)
-            .map(|(one, part)| {
-                let (kind, netdev) = what(&part);
-                json!({
-                    "pod": one.record.pod,
-                    "interface": part.ifname,
-                    "network": one.record.network,
-                    "container": one.record.container_id,
-                    "kind": kind,
-                    "netdev": netdev,
-                    "because": one.why,
-                    "error": one.error,
-                })
+        let of = |(one, part): (&Undone, Part)| {
+            let (kind, netdev) = what(&part);
+            json!({
+                "pod": one.record.pod,
+                "interface": part.ifname,
+                "network": one.record.network,
+                "container": one.record.container_id,
+                "kind": kind,
+                "netdev": netdev,
+                "because": one.why,
+                "error": one.error,
             })
-            .collect();
+        };
+        let list: Vec<Value> = each_interface(undone).map(of).collect();
         json!({"dryRun": self.dry_run, "undone": list})
     }
 }

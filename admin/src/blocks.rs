@@ -10,13 +10,13 @@ mod release;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use node::table::{age, cell, table};
+use node::table::{age, cell};
 use rdma_ipam_broker::api::document::BlockObject;
 use serde_json::{Value, json};
 
 use crate::global::{Global, Kubectl};
 use crate::kubectl;
-use crate::output::{Ended, Outcome, complain, filters_before_command, say, say_json};
+use crate::output::{Ended, Outcome, complain, filters_before_command, optional, table};
 
 /// Shows which node has which block of addresses, and how much of each is used.
 #[derive(Debug, Args)]
@@ -64,24 +64,13 @@ impl Blocks {
     fn list(&self, global: &Global) -> Ended {
         let mut blocks: Vec<BlockObject> = self.kubectl.list(kubectl::BLOCKS)?;
         blocks.retain(|block| self.means(block));
-        blocks.sort_by_cached_key(|block| {
-            let spec = &block.spec;
-            let (network, prefix): (_, u8) = (spec.block.network(), spec.block.prefix());
-            (
-                spec.store.clone(),
-                spec.network_name.clone(),
-                network,
-                prefix,
-            )
+        blocks.sort_by_cached_key(|BlockObject { spec, .. }| {
+            let block = (spec.block.network(), spec.block.prefix());
+            (spec.store.clone(), spec.network_name.clone(), block)
         });
-        if global.json {
-            let blocks: Vec<Value> = blocks.iter().map(as_json).collect();
-            say_json(json!({"namespace": self.kubectl.namespace, "blocks": blocks}));
-        } else {
-            let now = Timestamp::now();
-            let rows: Vec<Vec<String>> = blocks.iter().map(|block| row(block, now)).collect();
-            say(&table(&HEADER, &rows));
-        }
+        let documents: Vec<Value> = blocks.iter().map(as_json).collect();
+        let document = json!({"namespace": self.kubectl.namespace, "blocks": documents});
+        global.say(document, || text(&blocks));
         if blocks.is_empty() {
             complain(&format!(
                 "no such AddressBlock in namespace {}; --namespace names another one",
@@ -100,36 +89,32 @@ impl Blocks {
     }
 }
 
-const HEADER: [&str; 8] = [
-    "BLOCK",
-    "STORE",
-    "NETWORK NAME",
-    "NODE",
-    "USED",
-    "FREE",
-    "AGE",
-    "STATE",
-];
+fn text(blocks: &[BlockObject]) -> String {
+    let rows: Vec<Vec<String>> = blocks.iter().map(row).collect();
+    let header = "BLOCK  STORE  NETWORK NAME  NODE  USED  FREE  AGE  STATE";
+    table(header, &rows)
+}
 
-/// USED and FREE are what the node's broker noted some minutes ago; AGE is since the block came to it.
-fn row(block: &BlockObject, now: Timestamp) -> Vec<String> {
+fn row(block: &BlockObject) -> Vec<String> {
     let spec = &block.spec;
-    let ago = |then: Timestamp| age(now.as_second() - then.as_second());
-    let noted =
-        |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+    let noted = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
     vec![
         spec.block.to_string(),
         cell(&spec.store),
-        cell(spec.network_name.as_deref().unwrap_or_default()),
+        optional(spec.network_name.as_deref()),
         cell(&spec.node),
         noted(block.status.map(|status| status.used)),
         noted(block.status.map(|status| status.free)),
-        spec.since.map_or_else(|| "-".to_owned(), ago),
-        state(block, ago),
+        spec.since.map_or("-".to_owned(), ago),
+        state(block),
     ]
 }
 
-fn state(block: &BlockObject, ago: impl Fn(Timestamp) -> String) -> String {
+fn ago(then: Timestamp) -> String {
+    age(Timestamp::now().as_second() - then.as_second())
+}
+
+fn state(block: &BlockObject) -> String {
     let spec = &block.spec;
     if !block.is_well_named() {
         return "its name is not the one of its block".to_owned();

@@ -17,15 +17,14 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
 use serde_json::json;
 
 use crate::global::{Global, Kubectl};
-use crate::output::{self, Ended, Outcome, ended, say, say_json};
+use crate::output::{self, Ended, Outcome, block_on, ended, say, say_json};
 use crate::{Command, output::complain};
-use ask::Cluster;
 use tables::View;
 
 /// The name under which kubectl finds this program.
@@ -76,6 +75,12 @@ struct Flags {
     #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
+}
+
+impl Flags {
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
 }
 
 /// Whether the program was started by that name.
@@ -147,7 +152,7 @@ impl Cli {
         if self.global.is_wide() {
             argv.push("--output=wide".to_owned());
         }
-        let mut answers = self.ask(&argv)?;
+        let mut answers = block_on(ask::ask(&self.flags, &argv))??;
         if self.global.json || view.is_some() {
             answers.iter_mut().for_each(ask::Answer::expect_document);
         }
@@ -167,50 +172,26 @@ impl Cli {
         }
         for answer in answers {
             if let Err(error) = &answer.output {
-                complain(&format!(
-                    "{}: no answer of {}: {error}",
-                    answer.node, answer.pod
-                ));
+                let (node, pod) = (&answer.node, &answer.pod);
+                complain(&format!("{node}: no answer of {pod}: {error}"));
             }
         }
-        let silent = answers
-            .iter()
-            .filter(|answer| answer.output.is_err())
-            .count();
-        let wrong = answers.iter().filter(|answer| answer.is_wrong()).count();
+        let count = |of: fn(&ask::Answer) -> bool| answers.iter().filter(|a| of(a)).count();
+        let silent = count(|answer| answer.output.is_err());
+        let wrong = count(ask::Answer::is_wrong);
         match (silent, wrong) {
             (0, 0) => Ok(Outcome::Good),
             (0, wrong) => bail!("{wrong} of {} nodes are not in order", answers.len()),
             (silent, _) => bail!("{silent} of {} nodes did not answer", answers.len()),
         }
     }
-
-    fn ask(&self, argv: &[String]) -> anyhow::Result<Vec<ask::Answer>> {
-        let flags = &self.flags;
-        let cluster = Cluster {
-            kubectl: flags.kubectl.kubectl.clone(),
-            arguments: flags.kubectl.arguments(),
-            selector: flags.selector.clone(),
-            nodes: flags.nodes.clone(),
-            parallel: usize::from(flags.parallel),
-            timeout: Duration::from_secs(flags.timeout),
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("start")?;
-        runtime.block_on(cluster.ask(argv))
-    }
 }
 
 /// A flag or argument as it was given, for the command on the node.
 fn forwarded(arg: &clap::Arg, given: &ArgMatches) -> Vec<String> {
     let id = arg.get_id().as_str();
-    let source = given
-        .try_contains_id(id)
-        .ok()
-        .and_then(|_| given.value_source(id));
-    if source != Some(ValueSource::CommandLine) {
+    let is_known = given.try_contains_id(id).is_ok();
+    if !is_known || given.value_source(id) != Some(ValueSource::CommandLine) {
         return Vec::new();
     }
     let takes_value = arg.get_num_args().is_none_or(|count| count.takes_values());

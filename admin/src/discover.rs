@@ -2,25 +2,28 @@
 
 use std::path::PathBuf;
 
+use hca::RdmaDevice;
+use hca::chardev::CharDevice;
+use hca::gid::GidEntry;
 use hca::port::Port;
-use node::table::table;
-use serde_json::json;
+use node::table::cell;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use rdma_device_plugin::candidate::{Candidate, memory};
 use rdma_device_plugin::cli::{Defaults, config_file};
 use rdma_device_plugin::config;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool::{self, Pools};
+use rdma_device_plugin::snapshot::Snapshot;
 
 use crate::global::{Global, NodeAddresses};
-use crate::output::{Ended, Outcome, say, say_json};
+use crate::output::{Ended, Outcome, optional, table};
+use crate::verdict::words;
 
 /// Shows the RDMA devices of this host.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Discover {
-    /// One short line for each port, in the form of ibdev2netdev
-    #[arg(long, conflicts_with_all = ["json", "gids"])]
-    brief: bool,
     /// Also the filled slots of the GID tables, with the index that verbs programs ask for (-x)
     #[arg(long)]
     gids: bool,
@@ -38,47 +41,32 @@ impl Discover {
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         let pools = self.pools(&candidates, &scanned)?;
-        if global.json {
-            let hcas: Vec<_> = candidates
-                .iter()
-                .map(|hca| entry(hca, &scanned, pools.as_ref()))
-                .collect();
-            let unusable: Vec<_> = unusable
-                .iter()
-                .map(|one| json!({"rdmaDevice": one.rdma_device, "reason": one.reason}))
-                .collect();
-            say_json(json!({"hcas": hcas, "unusable": unusable, "inventory": scanned.inventory}));
-            return Ok(Outcome::Good);
-        }
-        if candidates.is_empty() && unusable.is_empty() {
-            say(&format!(
-                "no RDMA device: {} has none; is the driver loaded?\n",
-                global.host().sys.join("class/infiniband").display()
-            ));
-            return Ok(Outcome::Good);
-        }
-        if self.brief {
-            say(&brief(&candidates, &scanned));
-            return Ok(Outcome::Good);
-        }
-        say(&ports(&candidates, &scanned, pools.as_ref()));
-        if self.gids {
-            say(&format!("\n{}\n", gids(&scanned)));
-        }
-        for one in &unusable {
-            say(&format!("{}: {}\n", one.rdma_device, one.reason));
-        }
-        let (mode, cm) = (scanned.inventory.netns_mode, &scanned.inventory.rdma_cm);
-        if mode.is_some() || cm.is_some() {
-            let cm = cm
-                .as_ref()
-                .map(|cm| format!("/dev/{} {}", cm.dev_name(), cm.number));
-            say(&format!(
-                "network namespace mode: {}; connection manager: {}\n",
-                mode.map_or("unknown", hca::NetnsMode::word),
-                cm.unwrap_or_else(|| "none (load rdma_ucm)".to_owned()),
-            ));
-        }
+        let hca = |hca: &Candidate| Hca::of(hca, &scanned, pools.as_ref());
+        let unusable = unusable.into_iter().map(|one| Unusable {
+            rdma_device: one.rdma_device,
+            reason: one.reason,
+        });
+        let document = Document {
+            hcas: candidates.iter().map(hca).collect(),
+            unusable: unusable.collect(),
+            inventory: json!(scanned.inventory),
+        };
+        global.say(json!(document), || {
+            let mut text = String::new();
+            if candidates.is_empty() && document.unusable.is_empty() {
+                let directory = global.host().sys.join("class/infiniband");
+                let directory = directory.display();
+                return format!("no RDMA device: {directory} has none; is the driver loaded?\n");
+            }
+            text += &ports(&candidates, &scanned, pools.as_ref());
+            if self.gids {
+                text += &format!("\n{}\n", gids(&scanned));
+            }
+            for one in &document.unusable {
+                text += &format!("{}: {}\n", one.rdma_device, one.reason);
+            }
+            text + &mode(&scanned)
+        });
         Ok(Outcome::Good)
     }
 
@@ -101,116 +89,121 @@ impl Discover {
     }
 }
 
-/// One line for each port, as `ibdev2netdev` prints it: scripts read its fifth word.
-fn brief(candidates: &[Candidate], scanned: &HostSnapshot) -> String {
-    let mut text = String::new();
-    for rdma in candidates.iter().flat_map(|hca| &hca.rdma_devices) {
-        let Some(device) = scanned.inventory.rdma_device(&rdma.name) else {
-            text += &format!("{} in another netns\n", rdma.name);
-            continue;
-        };
-        for port in &device.ports {
-            let netdev = port.netdev.as_deref().unwrap_or("-");
-            let state = if port.is_active() { "Up" } else { "Down" };
-            let (name, number) = (&device.name, port.number);
-            text += &format!("{name} port {number} ==> {netdev} ({state})\n");
-        }
+fn mode(scanned: &HostSnapshot) -> String {
+    let (mode, cm) = (scanned.inventory.netns_mode, &scanned.inventory.rdma_cm);
+    if mode.is_none() && cm.is_none() {
+        return String::new();
     }
-    text
+    let mode = mode.map_or("unknown", hca::NetnsMode::word);
+    let cm = cm
+        .as_ref()
+        .map(|cm| format!("/dev/{} {}", cm.dev_name(), cm.number));
+    let cm = cm.unwrap_or_else(|| "none (load rdma_ucm)".to_owned());
+    format!("network namespace mode: {mode}; connection manager: {cm}\n")
 }
 
 /// Resources that an HCA is offered as.
 fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> {
+    let is_member = |snapshot: &&'p Snapshot| {
+        let mut members = snapshot.members().iter();
+        members.any(|member| member.hca.id == candidate.id)
+    };
     let snapshots = pools.into_iter().flat_map(|pools| &pools.snapshots);
-    snapshots
-        .filter(|snapshot| {
-            let mut members = snapshot.members().iter();
-            members.any(|member| member.hca.id == candidate.id)
-        })
+    let offering = snapshots.filter(is_member);
+    offering
         .map(|snapshot| snapshot.resource().as_str())
         .collect()
 }
 
 /// One line for each filled slot.
 fn gids(scanned: &HostSnapshot) -> String {
-    let mut rows = Vec::new();
-    let ports = scanned.inventory.rdma_devices.iter().flat_map(|device| {
-        let with_device = |port: &'_ Port| (device.name.clone(), port.clone());
-        device.ports.iter().map(with_device).collect::<Vec<_>>()
+    let devices = scanned.inventory.rdma_devices.iter();
+    let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    let entries = ports.flat_map(|(device, port)| {
+        let entries = port.gids.entries.iter();
+        entries.map(move |entry| (device, port, entry))
     });
-    for (device, port) in ports {
-        for entry in &port.gids.entries {
-            let kind = entry.kind.as_ref().map(ToString::to_string);
-            // On InfiniBand a GID is no IP address.
-            let address = match entry.netdev {
-                Some(_) => entry.gid.ip().to_string(),
-                None => entry.gid.to_string(),
-            };
-            rows.push(vec![
-                device.clone(),
-                port.number.to_string(),
-                entry.index.to_string(),
-                kind.unwrap_or("-".into()),
-                entry.netdev.clone().unwrap_or("-".into()),
-                address,
-            ]);
-        }
-    }
-    let header = ["DEVICE", "PORT", "INDEX", "TYPE", "NETDEV", "ADDRESS"];
-    table(&header, &rows)
+    let row = |(device, port, entry): (&RdmaDevice, &Port, &GidEntry)| {
+        let kind = entry.kind.as_ref().map(ToString::to_string);
+        // On InfiniBand a GID is no IP address.
+        let address = match entry.netdev {
+            Some(_) => entry.gid.ip().to_string(),
+            None => entry.gid.to_string(),
+        };
+        vec![
+            device.name.clone(),
+            port.number.to_string(),
+            entry.index.to_string(),
+            optional(kind.as_deref()),
+            optional(entry.netdev.as_deref()),
+            address,
+        ]
+    };
+    let rows: Vec<Vec<String>> = entries.map(row).collect();
+    table("DEVICE  PORT  INDEX  TYPE  NETDEV  ADDRESS", &rows)
 }
 
-/// One line for each port.
+/// One line for each port; for a device whose ports are not seen here, one by what is known of it.
 fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>) -> String {
-    let mut header = vec![
-        "DEVICE", "PORT", "STATE", "LINK", "RATE", "NETDEV", "HCA", "KIND", "NUMA", "DRIVER",
-        "NODES",
-    ];
-    header.extend(pools.map(|_| "RESOURCES"));
+    let mut header =
+        "DEVICE  PORT  STATE  LINK  RATE  NETDEV  HCA  KIND  NUMA  DRIVER  NODES".to_owned();
+    header += if pools.is_some() { "  RESOURCES" } else { "" };
     let mut rows = Vec::new();
-    for candidate in candidates {
-        for rdma in &candidate.rdma_devices {
-            let device = scanned.inventory.rdma_device(&rdma.name);
-            let driver = device.and_then(|device| device.driver.clone());
-            let numa = candidate
+    let devices = candidates
+        .iter()
+        .flat_map(|hca| hca.rdma_devices.iter().map(move |rdma| (hca, rdma)));
+    for (candidate, rdma) in devices {
+        let device = scanned.inventory.rdma_device(&rdma.name);
+        let driver = device.and_then(|device| device.driver.as_deref());
+        let mut common = vec![
+            candidate.id.to_string(),
+            candidate.function().to_string(),
+            candidate
                 .numa_node()
-                .map_or("-".into(), |node| node.to_string());
-            let mut common = vec![
-                candidate.id.to_string(),
-                candidate.function().to_string(),
-                numa,
-                driver.unwrap_or("-".into()),
-                nodes(candidate, &rdma.name, scanned),
-            ];
-            if pools.is_some() {
-                let resources = offered(candidate, pools).join(" ");
-                let none = resources.is_empty();
-                common.push(if none { "-".into() } else { resources });
-            }
-            let away = away(candidate, scanned);
-            let Some(device) = device else {
-                let known = rdma.ports.first();
-                let link = known.map(|port| port.link_layer.to_string());
-                let rate = known.and_then(|port| Some(port.rate.as_ref()?.to_string()));
-                let known = [link, rate, away].map(|known| known.unwrap_or("-".into()));
-                let place = [rdma.name.clone(), "-".into(), "in another netns".into()];
-                rows.push(place.into_iter().chain(known).chain(common).collect());
-                continue;
-            };
-            for port in &device.ports {
-                let facts = [
-                    rdma.name.clone(),
-                    port.number.to_string(),
-                    format!("{} {}", port.state, port.phys_state),
-                    port.link_layer.to_string(),
-                    port.rate.as_ref().map_or("-".into(), ToString::to_string),
-                    port.netdev
-                        .clone()
-                        .or_else(|| Some(format!("{} (in a pod)", away.as_ref()?)))
-                        .unwrap_or("-".into()),
-                ];
-                rows.push(facts.into_iter().chain(common.clone()).collect());
-            }
+                .map_or("-".into(), |node| node.to_string()),
+            optional(driver),
+            nodes(candidate, &rdma.name, scanned),
+        ];
+        if pools.is_some() {
+            common.push(cell(&offered(candidate, pools).join(" ")));
+        }
+        let away = away(candidate, scanned);
+        let mut add = |facts: [String; 6]| {
+            rows.push(
+                facts
+                    .into_iter()
+                    .chain(common.clone())
+                    .collect::<Vec<String>>(),
+            );
+        };
+        let name = || rdma.name.clone();
+        let Some(device) = device else {
+            let known = rdma.ports.first();
+            let link = known.map(|port| port.link_layer.to_string());
+            let rate = known.and_then(|port| Some(port.rate.as_ref()?.to_string()));
+            let [link, rate, away] = [link, rate, away].map(|known| optional(known.as_deref()));
+            add([
+                name(),
+                "-".into(),
+                "in another netns".into(),
+                link,
+                rate,
+                away,
+            ]);
+            continue;
+        };
+        for port in &device.ports {
+            let rate = port.rate.as_ref().map(ToString::to_string);
+            let in_a_pod = || Some(format!("{} (in a pod)", away.as_ref()?));
+            let netdev = port.netdev.clone().or_else(in_a_pod);
+            add([
+                name(),
+                port.number.to_string(),
+                format!("{} {}", port.state, port.phys_state),
+                port.link_layer.to_string(),
+                optional(rate.as_deref()),
+                optional(netdev.as_deref()),
+            ]);
         }
     }
     table(&header, &rows)
@@ -228,92 +221,103 @@ fn away(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
 /// The nodes of an RDMA device; what cannot be handed over is marked.
 fn nodes(candidate: &Candidate, rdma_device: &str, scanned: &HostSnapshot) -> String {
     let here = scanned.inventory.rdma_device(rdma_device);
-    let away = scanned
+    let here = here
+        .into_iter()
+        .flat_map(|device| device.char_devices.iter());
+    let elsewhere = scanned
         .inventory
         .elsewhere
         .iter()
-        .filter(|away| away.rdma_device == rdma_device);
-    let devices = here
-        .into_iter()
-        .flat_map(|device| device.char_devices.iter())
-        .chain(
-            away.map(|away| &away.uverbs)
-                .filter(|_| candidate.elsewhere),
-        );
-    let words: Vec<String> = devices
-        .map(|device| match scanned.obstacle(device) {
-            None => device.name.clone(),
-            Some(_) => format!("{}(missing)", device.name),
-        })
+        .filter(|_| candidate.elsewhere);
+    let away = elsewhere.filter(|away| away.rdma_device == rdma_device);
+    let word = |device: &CharDevice| match scanned.obstacle(device) {
+        None => device.name.clone(),
+        Some(_) => format!("{}(missing)", device.name),
+    };
+    let found: Vec<String> = here
+        .chain(away.map(|away| &away.uverbs))
+        .map(word)
         .collect();
-    if words.is_empty() {
-        "none".into()
-    } else {
-        words.join(" ")
-    }
+    words(&found, " ")
 }
 
-fn entry(
-    candidate: &Candidate,
-    scanned: &HostSnapshot,
-    pools: Option<&Pools>,
-) -> serde_json::Value {
-    let names = candidate.rdma_names();
-    let netdevs: Vec<&str> = candidate.netdev_names().collect();
-    let devices = names
-        .iter()
-        .filter_map(|name| scanned.inventory.rdma_device(name));
-    let nodes: Vec<_> = devices
-        .flat_map(|device| device.char_devices.iter())
-        .map(|device| {
-            json!({
-                "path": format!("/dev/{}", device.dev_name()),
-                "number": device.number.to_string(),
-                "obstacle": scanned.obstacle(device),
-            })
-        })
-        .collect();
-    json!({
-        "id": candidate.id.to_string(),
-        "rdmaDevices": names,
-        "netdevs": netdevs,
-        "function": candidate.function().word(),
-        "functionNumber": candidate.function().index(),
-        "pciAddress": candidate.pci.as_ref().map(|pci| &pci.address),
-        "pf": candidate.pf(),
-        "numaNode": candidate.numa_node(),
-        "inAnotherNetns": candidate.elsewhere,
-        "nodes": nodes,
-        "resources": pools.map(|_| offered(candidate, pools)),
-    })
+/// What `--json` prints, and `kubectl rdma` reads.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Document {
+    pub hcas: Vec<Hca>,
+    pub unusable: Vec<Unusable>,
+    /// An [`hca::Inventory`].
+    pub inventory: Value,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Hca {
+    pub id: String,
+    pub rdma_devices: Vec<String>,
+    pub netdevs: Vec<String>,
+    pub function: String,
+    pub function_number: Option<u32>,
+    pub pci_address: Option<String>,
+    pub pf: Option<String>,
+    pub numa_node: Option<u32>,
+    pub in_another_netns: bool,
+    pub nodes: Vec<DeviceNode>,
+    /// Resources that offer it; `None` without a configuration.
+    pub resources: Option<Vec<String>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct DeviceNode {
+    pub path: String,
+    pub number: String,
+    /// Why it cannot be used.
+    pub obstacle: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Unusable {
+    pub rdma_device: String,
+    pub reason: String,
+}
+
+impl Hca {
+    fn of(candidate: &Candidate, scanned: &HostSnapshot, pools: Option<&Pools>) -> Self {
+        let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+        let names = candidate.rdma_names();
+        let devices = names
+            .iter()
+            .filter_map(|name| scanned.inventory.rdma_device(name));
+        let node = |device: &CharDevice| DeviceNode {
+            path: format!("/dev/{}", device.dev_name()),
+            number: device.number.to_string(),
+            obstacle: scanned.obstacle(device),
+        };
+        Self {
+            id: candidate.id.to_string(),
+            nodes: devices
+                .flat_map(|device| device.char_devices.iter())
+                .map(node)
+                .collect(),
+            rdma_devices: owned(names),
+            netdevs: candidate.netdev_names().map(str::to_owned).collect(),
+            function: candidate.function().word().to_owned(),
+            function_number: candidate.function().index(),
+            pci_address: candidate.pci.as_ref().map(|pci| pci.address.to_string()),
+            pf: candidate.pf().map(|pf| pf.to_string()),
+            numa_node: candidate.numa_node(),
+            in_another_netns: candidate.elsewhere,
+            resources: pools.map(|_| owned(offered(candidate, pools))),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree, machine};
+    use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 
     use super::*;
-    use rdma_device_plugin::candidate::gather;
-
-    #[test]
-    fn the_brief_form_is_that_of_ibdev2netdev() {
-        let directory = tempfile::tempdir().unwrap();
-        let tree = Tree::new(directory.path());
-        machine::egx(&tree);
-        let scanned = HostSnapshot::make(&tree.host(), &[]).unwrap();
-        let (candidates, _) = gather::list(&scanned.inventory, &scanned.functions);
-        let text = brief(&candidates, &scanned);
-        let first = text.lines().next().unwrap();
-        let words: Vec<&str> = first.split(' ').collect();
-        assert_eq!(words[..4], ["mlx5_0", "port", "1", "==>"], "{text}");
-        assert_eq!(words[5], "(Up)", "{text}");
-        assert_eq!(
-            scanned.inventory.rdma_device("mlx5_0").unwrap().ports[0]
-                .netdev
-                .as_deref(),
-            Some(words[4])
-        );
-    }
 
     /// An HCA with its netdev, which a pod takes after the daemon has written what it knows.
     fn taken(rdma: &RdmaSpec<'_>, take: impl Fn(&Tree)) -> String {

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use rdma_device_plugin::candidate::{Candidate, memory, without_node_guid};
 use rdma_device_plugin::cli::{Defaults, config_file};
@@ -12,7 +13,8 @@ use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Health;
 
 use crate::global::{Global, NodeAddresses};
-use crate::output::{Ended, Outcome, say, say_json};
+use crate::output::{Ended, Outcome};
+use crate::verdict::words;
 
 /// Says of one device why it is or is not in each pool.
 #[derive(Debug, clap::Args)]
@@ -39,43 +41,33 @@ impl Explain {
         }
         let candidate = find(&candidates, &self.name).with_context(|| {
             let known: Vec<String> = candidates.iter().map(title).collect();
-            let known = if known.is_empty() {
-                "none".into()
-            } else {
-                known.join(", ")
-            };
-            format!(
-                "no HCA of this host has the name {:?}; there are: {known}",
-                self.name
-            )
+            let (name, known) = (&self.name, words(&known, ", "));
+            format!("no HCA of this host has the name {name:?}; there are: {known}")
         })?;
         let notes = notes(candidate);
         let pools = pool::assemble(&config, &candidates, &scanned, &[]);
-        let verdicts: Vec<Verdict> = config
+        let verdicts = config
             .pools
             .iter()
-            .map(|pool| judge(pool, candidate, &pools))
-            .collect();
-        if global.json {
-            say_json(json!({
-                "hca": candidate.id.to_string(),
-                "rdmaDevices": candidate.rdma_names(),
-                "notes": notes,
-                "pools": verdicts.iter().map(Verdict::to_json).collect::<Vec<_>>(),
-            }));
-            return Ok(Outcome::Good);
-        }
-        let mut text = format!("{}\n", title(candidate));
-        for verdict in &verdicts {
-            text += &format!("  {}: {}\n", verdict.resource, verdict.summary());
-            for reason in &verdict.reasons {
-                text += &format!("    {reason}\n");
+            .map(|pool| judge(pool, candidate, &pools));
+        let verdicts: Vec<Membership> = verdicts.collect();
+        let document = json!({
+            "hca": candidate.id.to_string(),
+            "rdmaDevices": candidate.rdma_names(),
+            "notes": notes,
+            "pools": verdicts,
+        });
+        global.say(document, || {
+            let mut text = format!("{}\n", title(candidate));
+            for verdict in &verdicts {
+                text += &format!("  {}: {}\n", verdict.resource, verdict.summary());
+                let reasons = verdict.reasons.iter();
+                text.extend(reasons.map(|reason| format!("    {reason}\n")));
             }
-        }
-        for warning in config.warnings.iter().chain(&notes) {
-            text += &format!("warning: {warning}\n");
-        }
-        say(&text);
+            let warnings = config.warnings.iter().chain(&notes);
+            text.extend(warnings.map(|warning| format!("warning: {warning}\n")));
+            text
+        });
         Ok(Outcome::Good)
     }
 }
@@ -96,26 +88,23 @@ fn title(candidate: &Candidate) -> String {
 /// The HCA that has a name, whichever of its names that is.
 fn find<'c>(candidates: &'c [Candidate], name: &str) -> Option<&'c Candidate> {
     let plain = |text: &str| text.to_ascii_lowercase().replace(':', "");
-    let of_unit = name
-        .parse::<hca::UnitId>()
-        .ok()
-        .and_then(|unit| unit.hca().cloned());
+    let unit = name.parse::<hca::UnitId>().ok();
+    let of_unit = unit.as_ref().and_then(|unit| unit.hca());
     candidates.iter().find(|candidate| {
+        let mut devices = candidate.rdma_devices.iter();
         candidate.id.to_string() == name
-            || of_unit.as_ref() == Some(&candidate.id)
-            || candidate.rdma_devices.iter().any(|device| {
-                device.name == name
-                    || device
-                        .node_guid
-                        .is_some_and(|guid| plain(name) == plain(&guid.to_string()))
-            })
+            || of_unit == Some(&candidate.id)
             || candidate.netdev_names().any(|netdev| netdev == name)
+            || devices.any(|device| {
+                let guid = device.node_guid.map(|guid| plain(&guid.to_string()));
+                device.name == name || guid.is_some_and(|guid| guid == plain(name))
+            })
     })
 }
 
 /// What one pool makes of the HCA.
-#[derive(Debug)]
-struct Verdict {
+#[derive(Debug, Serialize)]
+struct Membership {
     resource: String,
     /// Whether its selectors choose it, and whether it is in the pool.
     chosen: bool,
@@ -124,7 +113,7 @@ struct Verdict {
     reasons: Vec<String>,
 }
 
-impl Verdict {
+impl Membership {
     fn summary(&self) -> &'static str {
         match (self.chosen, self.member, self.healthy) {
             (_, true, true) => "in the pool",
@@ -133,55 +122,36 @@ impl Verdict {
             (false, false, _) => "not chosen",
         }
     }
-
-    fn to_json(&self) -> Value {
-        json!({
-            "resource": self.resource, "chosen": self.chosen, "member": self.member,
-            "healthy": self.healthy, "reasons": self.reasons,
-        })
-    }
 }
 
-fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
-    let snapshot = pools
-        .snapshots
-        .iter()
-        .find(|one| *one.resource() == pool.resource);
-    let member = snapshot
-        .into_iter()
-        .flat_map(|snapshot| snapshot.members())
-        .find(|member| member.hca.id == candidate.id);
+fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Membership {
+    let mut snapshots = pools.snapshots.iter();
+    let snapshot = snapshots.find(|one| *one.resource() == pool.resource);
+    let mut members = snapshot.into_iter().flat_map(|snapshot| snapshot.members());
+    let member = members.find(|member| member.hca.id == candidate.id);
     let mut reasons = Vec::new();
     let mut chosen = false;
     for (index, selector) in pool.selectors.iter().enumerate() {
-        let which = if pool.selectors.len() > 1 {
-            format!("alternative {}: ", index + 1)
-        } else {
-            String::new()
+        let which = match pool.selectors.len() {
+            1 => String::new(),
+            _ => format!("alternative {}: ", index + 1),
         };
-        match selector.check(candidate) {
-            Ok(()) => {
-                chosen = true;
-                let criteria = if selector.is_empty() {
-                    "anything".into()
-                } else {
-                    selector.to_string()
-                };
-                reasons.push(format!("{which}matches {criteria}"));
-            }
-            Err(mismatch) => reasons.push(format!("{which}{mismatch}")),
-        }
+        let checked = selector.check(candidate);
+        chosen |= checked.is_ok();
+        reasons.push(match checked {
+            Ok(()) if selector.is_empty() => format!("{which}matches anything"),
+            Ok(()) => format!("{which}matches {selector}"),
+            Err(mismatch) => format!("{which}{mismatch}"),
+        });
     }
-    let excluded = pools
-        .excluded
-        .iter()
-        .filter(|one| one.resource == pool.resource && one.id == candidate.id);
+    let excluded = pools.excluded.iter();
+    let excluded = excluded.filter(|one| one.resource == pool.resource && one.id == candidate.id);
     reasons.extend(excluded.map(ToString::to_string));
     let health = member.map(|member| &member.health);
     if let Some(Health::Unhealthy(unhealthy_reason)) = health {
         reasons.push(unhealthy_reason.to_string());
     }
-    Verdict {
+    Membership {
         resource: pool.resource.to_string(),
         chosen,
         member: member.is_some(),

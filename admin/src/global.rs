@@ -10,8 +10,9 @@ use clap::{Args, ValueEnum};
 use node::policy::Policy;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::{reader, scan::SCAN};
+use serde_json::Value;
 
-use crate::output::complain;
+use crate::output::{complain, say, say_json};
 
 /// Where the node is, and how results are printed.
 #[derive(Debug, Clone, Args)]
@@ -56,6 +57,14 @@ impl Global {
     /// Whether all columns are shown.
     pub(crate) fn is_wide(&self) -> bool {
         self.output == Some(Width::Wide)
+    }
+
+    /// Prints the result of a command.
+    pub(crate) fn say(&self, document: Value, text: impl FnOnce() -> String) {
+        match self.json {
+            true => say_json(document),
+            false => say(&text()),
+        }
     }
 
     /// The policy's path, where one was named.

@@ -1,17 +1,19 @@
 //! The API's objects, by `kubectl`.
 
-use std::io::Write as _;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use cni_wire::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
 
 use crate::documents::name_of;
 use crate::global::Kubectl;
-use crate::output::complain;
+use crate::output::{block_on, complain};
 
 /// Resources, as `kubectl get` names them.
 pub(crate) const BLOCKS: &str = "addressblocks.rdma-netdev.io";
@@ -20,6 +22,8 @@ pub(crate) const NODES: &str = "nodes";
 
 /// kubectl gives up by itself after this.
 const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
+/// A list takes several requests.
+const CALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[derive(Deserialize)]
 struct List {
@@ -112,39 +116,71 @@ impl Kubectl {
         let output = self.call(&[verb, "--filename=-"], list.to_string().as_bytes())?;
         match output.status.success() {
             true => Ok(()),
-            false => bail!("kubectl {verb}: {}", complaint(&output)),
+            false => bail!("kubectl {verb}: {}", last_line(&output)),
         }
     }
 
     fn call(&self, arguments: &[&str], input: &[u8]) -> anyhow::Result<Output> {
-        let mut child = Command::new(&self.kubectl)
-            .args(self.arguments())
-            .arg(REQUEST_TIMEOUT)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start {} (--kubectl names another program)", self.kubectl))?;
-        let stdin = child.stdin.take();
-        let output = std::thread::scope(|scope| {
-            // One that ends without reading says why.
-            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input)));
-            child.wait_with_output()
-        });
-        output.with_context(|| format!("wait for {}", self.kubectl))
+        let arguments = [&[REQUEST_TIMEOUT], arguments].concat();
+        block_on(self.run(&arguments, input, CALL_TIMEOUT))?
+    }
+
+    /// Runs kubectl.
+    ///
+    /// # Errors
+    /// As [`output_of`].
+    pub(crate) async fn run(
+        &self,
+        arguments: &[&str],
+        input: &[u8],
+        most: Duration,
+    ) -> anyhow::Result<Output> {
+        let mut command = Command::new(&self.kubectl);
+        let command = command.args(self.arguments()).args(arguments);
+        output_of(command, input, most).await
     }
 }
 
-/// The last line that it printed; those before are its log.
-fn complaint(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr);
-    printable(text.trim().lines().last().unwrap_or("it printed nothing"))
+/// Runs a program; one that ends without reading its input says why by itself.
+///
+/// # Errors
+/// It cannot be started, or takes longer.
+pub(crate) async fn output_of(
+    command: &mut Command,
+    input: &[u8],
+    most: Duration,
+) -> anyhow::Result<Output> {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = command.kill_on_drop(true).spawn();
+    let program = command.as_std().get_program().display().to_string();
+    let mut child = child.with_context(|| format!("start {program}; is it in the PATH?"))?;
+    let stdin = child.stdin.take();
+    let write = async {
+        if let Some(mut stdin) = stdin {
+            let _ = stdin.write_all(input).await;
+        }
+    };
+    let both = async { tokio::join!(write, child.wait_with_output()).1 };
+    let ended = tokio::time::timeout(most, both).await;
+    let ended = ended.map_err(|_| anyhow!("no answer within {} s", most.as_secs()))?;
+    ended.with_context(|| format!("wait for {program}"))
+}
+
+/// The last line that a program printed.
+pub(crate) fn last_line(output: &Output) -> String {
+    let text = [output.stdout.as_slice(), output.stderr.as_slice()].join(&b'\n');
+    let text = String::from_utf8_lossy(&text);
+    let mut lines = text.lines().map(str::trim);
+    let last = lines.rfind(|line| !line.is_empty());
+    printable(last.unwrap_or("it printed nothing"))
 }
 
 fn read<T: DeserializeOwned>(resource: &str, output: Output) -> anyhow::Result<T> {
     if !output.status.success() {
-        bail!("kubectl: {resource}: {}", complaint(&output));
+        bail!("kubectl: {resource}: {}", last_line(&output));
     }
     serde_json::from_slice(&output.stdout)
         .with_context(|| format!("read what kubectl printed of {resource}"))

@@ -61,26 +61,23 @@ impl Sources {
         let files = within_limit("the read of the journal and the leases", move || {
             node_files::read(&places)
         });
-        let mut late = Vec::new();
-        let files = files.unwrap_or_else(|error| {
-            let hangs = error.to_string();
-            late.push(hangs.clone());
-            Files {
-                attachments: Err(hangs.clone()),
-                leases: Err(hangs),
-                notes: Vec::new(),
+        let (files, late) = match files {
+            Ok(files) => (files, Vec::new()),
+            Err(error) => {
+                let hangs = error.to_string();
+                let files = Files {
+                    attachments: Err(hangs.clone()),
+                    leases: Err(hangs.clone()),
+                    notes: Vec::new(),
+                };
+                (files, vec![hangs])
             }
-        });
+        };
+        let daemon = self.daemon().map_err(|error| error.to_string());
+        let kubelet = self.kubelet().map_err(|error| error.to_string());
         let mut state = NodeState {
-            daemon: self.daemon().map_err(|error| error.to_string()),
-            kubelet: self.kubelet().map_err(|error| error.to_string()),
-            attachments: files.attachments,
-            leases: files.leases,
-            machine: Machine::default(),
-            gpus: Gpus::default(),
-            misaligned: Vec::new(),
-            notes: files.notes,
             late,
+            ..NodeState::new(daemon, kubelet, files)
         };
         state.judge(global.host());
         state
@@ -126,22 +123,21 @@ pub(crate) struct Units {
 }
 
 impl NodeState {
-    /// A state in which every source answered.
-    #[cfg(test)]
-    pub(crate) fn for_tests(
-        daemon: DaemonStatus,
-        kubelet: Devices,
-        attachments: Vec<Attachment>,
+    /// What the sources say, without the hardware.
+    pub(crate) fn new(
+        daemon: Result<DaemonStatus, String>,
+        kubelet: Result<Devices, String>,
+        files: Files,
     ) -> Self {
         Self {
-            daemon: Ok(daemon),
-            kubelet: Ok(kubelet),
-            attachments: Ok(attachments),
-            leases: Ok(Vec::new()),
+            daemon,
+            kubelet,
+            attachments: files.attachments,
+            leases: files.leases,
             machine: Machine::default(),
             gpus: Gpus::default(),
             misaligned: Vec::new(),
-            notes: Vec::new(),
+            notes: files.notes,
             late: Vec::new(),
         }
     }
@@ -166,27 +162,19 @@ impl NodeState {
 
     /// Which pod has which GPU and which NIC.
     pub(crate) fn holders(&self) -> Holders {
-        let held = self.kubelet.iter().flat_map(|devices| &devices.held);
-        let held = held.flat_map(|held| {
-            let pod = format!("{}/{}", held.namespace, held.pod);
-            held.ids.iter().map(move |id| topology::Held {
-                pod: pod.clone(),
-                resource: held.resource.clone(),
-                id: id.clone(),
-            })
-        });
-        Holders::collect(&self.gpus, held)
+        Holders::collect(
+            &self.gpus,
+            self.kubelet.iter().flat_map(topology::Held::all),
+        )
     }
 
     /// Why what is shown may be old or is not whole.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = self.late.clone();
         if self.daemon.is_err() && self.kubelet.is_err() {
-            faults.push(
-                "neither the daemon nor the kubelet answers: what is shown of this node is what \
-                 its files say"
-                    .to_owned(),
-            );
+            let why = "neither the daemon nor the kubelet answers: what is shown of this node is \
+                       what its files say";
+            faults.push(why.to_owned());
         }
         faults
     }
@@ -217,36 +205,33 @@ impl NodeState {
 
     /// Addresses with prefix lengths that an attachment leases.
     pub(crate) fn addresses(&self, attachment: &Attachment) -> Vec<String> {
-        let leases = self.leases.iter().flatten().filter(|lease| {
-            lease.holder.container == attachment.container
-                && lease.holder.interface == attachment.interface
-        });
-        leases
-            .map(|lease| format!("{}/{}", lease.address, lease.prefix))
+        let whose = (&attachment.container, &attachment.interface);
+        let leases = self.leases.iter().flatten();
+        let own = leases.filter(|one| (&one.holder.container, &one.holder.interface) == whose);
+        own.map(|lease| format!("{}/{}", lease.address, lease.prefix))
             .collect()
     }
 
     /// What is missing of who has what, and pods that are misaligned.
     pub(crate) fn gaps(&self) -> Vec<String> {
-        let kubelet = self.kubelet.as_ref().err().map(|error| match self.daemon {
-            Ok(_) => format!(
-                "the kubelet: {error}; who holds what is what it last reported to the daemon"
-            ),
-            Err(_) => format!("the kubelet: {error}"),
-        });
+        let stale = match self.daemon {
+            Ok(_) => "; who holds what is what it last reported to the daemon",
+            Err(_) => "",
+        };
         let missing = |what: &str, error: Option<&String>| error.map(|e| format!("{what}: {e}"));
+        let kubelet = missing("the kubelet", self.kubelet.as_ref().err());
         let missing = [
             missing("the daemon", self.daemon.as_ref().err()),
-            kubelet,
+            kubelet.map(|text| text + stale),
             missing("the journal", self.attachments.as_ref().err()),
             missing("the leases", self.leases.as_ref().err()),
         ];
         let attachments = self.attachments.iter().flatten().filter_map(|one| {
-            let pod = one.pod.as_deref().unwrap_or(&one.container);
-            Some(format!(
-                "{pod} when it was attached: {}",
-                one.warning.as_ref()?
-            ))
+            let (pod, why) = (
+                one.pod.as_deref().unwrap_or(&one.container),
+                one.warning.as_ref()?,
+            );
+            Some(format!("{pod} when it was attached: {why}"))
         });
         (missing.into_iter().flatten())
             .chain(attachments)
@@ -273,18 +258,20 @@ fn units_of(pool: &PoolStatus, held: Option<&[Held]>) -> Units {
             format!("not registered: {error}")
         }
     };
-    let held: Option<usize> = match held {
-        Some(all) => {
-            let of_pool = all.iter().filter(|one| one.resource == pool.resource);
-            Some(of_pool.map(|one| one.ids.len()).sum())
-        }
-        None => (pool.held.as_ref()).map(|held| held.iter().map(|one| one.units.len()).sum()),
+    let by_daemon = || {
+        let held = pool.held.as_ref()?.iter();
+        Some(held.map(|one| one.units.len()).sum())
     };
+    let by_kubelet = |all: &[Held]| {
+        let of_pool = all.iter().filter(|one| one.resource == pool.resource);
+        of_pool.map(|one| one.ids.len()).sum()
+    };
+    let held: Option<usize> = held.map_or_else(by_daemon, |all| Some(by_kubelet(all)));
     Units {
         resource: pool.resource.clone(),
         healthy: Some(pool.units.healthy),
         unhealthy: Some(pool.units.unhealthy),
-        held: held.and_then(|held| u64::try_from(held).ok()),
+        held: held.map(|held| held as u64),
         kubelet,
     }
 }
@@ -304,11 +291,9 @@ fn held_by_daemon(pool: &PoolStatus) -> Vec<Held> {
 /// Our units among a container's devices: the form of their names distinguishes them from other
 /// plugins'. A bare PCI address may be another plugin's.
 fn ours(held: &Held) -> Option<Held> {
-    let ids: Vec<String> = held.ids.iter().filter(|id| is_ours(id)).cloned().collect();
-    (!ids.is_empty()).then(|| Held {
-        ids,
-        ..held.clone()
-    })
+    let mut held = held.clone();
+    held.ids.retain(|id| is_ours(id));
+    (!held.ids.is_empty()).then_some(held)
 }
 
 fn is_ours(id: &str) -> bool {
@@ -317,25 +302,22 @@ fn is_ours(id: &str) -> bool {
 
 fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
     let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    let count = |ids: &[String]| {
-        let ours = ids.iter().filter(|id| is_ours(id)).count();
-        u64::try_from(ours).unwrap_or(u64::MAX)
-    };
+    let count = |ids: &[String]| ids.iter().filter(|id| is_ours(id)).count() as u64;
     for (resource, ids) in &devices.allocatable {
         counts.entry(resource).or_default().0 += count(ids);
     }
     for held in &devices.held {
         counts.entry(&held.resource).or_default().1 += count(&held.ids);
     }
-    let ours = counts.into_iter().filter(|(_, counts)| *counts != (0, 0));
-    ours.map(|(resource, (healthy, held))| Units {
+    counts.retain(|_, counts| *counts != (0, 0));
+    let units = |(resource, (healthy, held)): (&str, (u64, u64))| Units {
         resource: resource.to_owned(),
         healthy: Some(healthy),
         unhealthy: None,
         held: Some(held),
         kubelet: "-".to_owned(),
-    })
-    .collect()
+    };
+    counts.into_iter().map(units).collect()
 }
 
 #[cfg(test)]
@@ -355,17 +337,13 @@ mod tests {
     }
 
     fn unanswered() -> NodeState {
-        NodeState {
-            daemon: Err("connection refused".into()),
-            kubelet: Err("no socket".into()),
+        let files = Files {
             attachments: Err("no permission".into()),
             leases: Err("stale handle".into()),
-            machine: Machine::default(),
-            gpus: Gpus::default(),
-            misaligned: Vec::new(),
             notes: Vec::new(),
-            late: Vec::new(),
-        }
+        };
+        let kubelet = Err("no socket".into());
+        NodeState::new(Err("connection refused".into()), kubelet, files)
     }
 
     #[test]

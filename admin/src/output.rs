@@ -21,6 +21,13 @@ pub(crate) enum Outcome {
     Found,
 }
 
+impl Outcome {
+    /// Of a command that lists what is not in order.
+    pub(crate) fn good_if(good: bool) -> Self {
+        if good { Self::Good } else { Self::Found }
+    }
+}
+
 /// What a command returns.
 pub(crate) type Ended = anyhow::Result<Outcome>;
 
@@ -75,9 +82,31 @@ pub(crate) fn say(text: &str) {
     let _ = io::stdout().lock().write_all(text.as_bytes());
 }
 
+/// Prints the table under a header, whose titles are separated by two spaces.
+pub(crate) fn table(header: &str, rows: &[Vec<String>]) -> String {
+    let titles: Vec<&str> = header.split("  ").collect();
+    node::table::table(&titles, rows)
+}
+
+/// A cell of what may be absent.
+pub(crate) fn optional(text: Option<&str>) -> String {
+    node::table::cell(text.unwrap_or_default())
+}
+
 /// Prints a document with its version.
 pub(crate) fn say_json(document: Value) {
     say(&format!("{:#}\n", versioned(document)));
+}
+
+/// Runs what waits for programs.
+///
+/// # Errors
+/// No timer can be made.
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    Ok(runtime.context("start")?.block_on(work))
 }
 
 /// A line for the person, beside the results.

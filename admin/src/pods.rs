@@ -2,19 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::bail;
+use anyhow::ensure;
 use attachment::listing::Attachment;
 use attachment::node::now;
 use clap::Args;
 use cni_wire::text::printable;
 use hca::UnitId;
-use node::table::{age, cell, table};
+use node::table::{age, cell};
+use node_wire::status::ServedGpu;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::global::Global;
 use crate::node_state::{NodeState, Sources};
-use crate::output::{Ended, Outcome, say, say_json};
+use crate::output::{Ended, Outcome, optional, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
 /// interface and addresses.
@@ -81,73 +82,66 @@ impl Pods {
             pods: rows(&state),
             notes: state.gaps(),
         };
-        match global.json {
-            true => say_json(json!(document)),
-            false => say(&text(&document, global.is_wide())),
-        }
+        global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
-        match faults.is_empty() {
-            true => Ok(Outcome::Good),
-            false => bail!("{}", faults.join("\n")),
-        }
+        ensure!(faults.is_empty(), "{}", faults.join("\n"));
+        Ok(Outcome::Good)
     }
 }
 
 /// Units, bindings and attachments, joined by pod and HCA.
 fn rows(state: &NodeState) -> Vec<Row> {
-    let mut rows = Vec::new();
+    let mut rows: Vec<Row> = Vec::new();
     let holders = state.holders();
     let misaligned: BTreeSet<&str> = state.misaligned.iter().map(|m| m.pod.as_str()).collect();
-    let bindings = state.daemon.iter().flat_map(|daemon| &daemon.bindings);
-    let bindings: Vec<_> = bindings.collect();
+    let all_gpus = &state.machine.gpus;
+    let served = |gpu: &ServedGpu| {
+        let mut known = all_gpus.iter();
+        let known = known.find(|one| one.place.address.to_string() == gpu.gpu);
+        let name = known.map_or_else(|| gpu.gpu.clone(), |one| format!("GPU{}", one.ordinal));
+        format!("{name} {}", gpu.class)
+    };
     for held in state.held() {
         let pod = format!("{}/{}", held.namespace, held.pod);
-        let gpus = state.machine.gpus.iter();
-        let gpus = gpus.filter(|gpu| holders.gpu(gpu).contains(&pod));
+        let gpus = all_gpus
+            .iter()
+            .filter(|gpu| holders.gpu(gpu).contains(&pod));
         let gpus: Vec<String> = gpus.map(|gpu| format!("GPU{}", gpu.ordinal)).collect();
         for id in held.ids {
-            let bound = bindings
-                .iter()
-                .find(|one| one.unit == id && one.resource == held.resource);
-            let named = id
-                .parse::<UnitId>()
-                .ok()
-                .and_then(|unit| unit.hca().cloned());
-            let hca = match bound {
-                Some(bound) => Some(bound.hca.clone()),
-                None => named.map(|hca| hca.to_string()),
+            let mut bindings = state.daemon.iter().flat_map(|daemon| &daemon.bindings);
+            let bound = bindings.find(|one| one.unit == id && one.resource == held.resource);
+            let unit = id.parse::<UnitId>().ok();
+            let named = unit.and_then(|unit| Some(unit.hca()?.to_string()));
+            let mut row = Row {
+                pod: Some(pod.clone()),
+                container: Some(held.container.clone()),
+                resource: Some(held.resource.clone()),
+                hca: bound.map(|bound| bound.hca.clone()).or(named),
+                stage: bound.map(|bound| bound.stage.clone()),
+                gpus: gpus.clone(),
+                misaligned: misaligned.contains(pod.as_str()),
+                ..Row::default()
             };
-            let gpu = |gpu: &node_wire::status::ServedGpu| {
-                let known = state.machine.gpus.iter();
-                let mut known = known.filter(|one| one.place.address.to_string() == gpu.gpu);
-                let name = known.next().map(|one| format!("GPU{}", one.ordinal));
-                format!("{} {}", name.unwrap_or_else(|| gpu.gpu.clone()), gpu.class)
+            if let Some(bound) = bound.filter(|bound| !bound.gpus.is_empty()) {
+                row.gpus = bound.gpus.iter().map(served).collect();
+            }
+            let whose = |row: &Row| {
+                let Row {
+                    pod,
+                    container,
+                    resource,
+                    hca,
+                    ..
+                } = row.clone();
+                (pod, container, resource, hca)
             };
             // Shares of one HCA in one container are one line.
-            let same = rows.iter_mut().find(|row: &&mut Row| {
-                row.pod.as_ref() == Some(&pod)
-                    && row.container.as_ref() == Some(&held.container)
-                    && row.resource.as_ref() == Some(&held.resource)
-                    && row.hca == hca
-            });
-            match same {
-                Some(row) => row.units.push(id),
-                None => rows.push(Row {
-                    pod: Some(pod.clone()),
-                    container: Some(held.container.clone()),
-                    resource: Some(held.resource.clone()),
-                    units: vec![id],
-                    stage: bound.map(|bound| bound.stage.clone()),
-                    gpus: match bound {
-                        Some(bound) if !bound.gpus.is_empty() => {
-                            bound.gpus.iter().map(gpu).collect()
-                        }
-                        _ => gpus.clone(),
-                    },
-                    misaligned: misaligned.contains(pod.as_str()),
-                    hca,
-                    ..Row::default()
-                }),
+            match rows.iter_mut().find(|known| whose(known) == whose(&row)) {
+                Some(known) => known.units.push(id),
+                None => {
+                    row.units.push(id);
+                    rows.push(row);
+                }
             }
         }
     }
@@ -159,18 +153,12 @@ fn rows(state: &NodeState) -> Vec<Row> {
                 && row.interface.is_none()
                 && (row.hca.is_none() || hca.is_none() || row.hca == hca)
         });
-        let row = match free {
-            Some(row) => row,
-            None => {
-                rows.push(Row {
-                    pod: attachment.pod.clone(),
-                    hca: hca.clone(),
-                    ..Row::default()
-                });
-                let Some(row) = rows.last_mut() else { continue };
-                row
-            }
+        let mut own = Row {
+            pod: attachment.pod.clone(),
+            ..Row::default()
         };
+        let is_own = free.is_none();
+        let row = free.unwrap_or(&mut own);
         row.hca = row.hca.take().or(hca);
         row.interface = Some(attachment.interface.clone());
         row.kind.clone_from(&attachment.kind);
@@ -179,6 +167,7 @@ fn rows(state: &NodeState) -> Vec<Row> {
         row.netns = Some(attachment.netns.clone());
         row.netns_state = Some(attachment.netns_state.to_owned());
         row.created = Some(attachment.created);
+        rows.extend(is_own.then_some(own));
     }
     rows.sort_by(|a, b| (&a.pod, &a.interface, &a.hca).cmp(&(&b.pod, &b.interface, &b.hca)));
     rows
@@ -186,30 +175,21 @@ fn rows(state: &NodeState) -> Vec<Row> {
 
 /// The HCA of an attachment: by its PCI address, else by the netdev that the daemon knows.
 fn hca_of(state: &NodeState, attachment: &Attachment) -> Option<String> {
-    let hcas = state.daemon.iter().flat_map(|daemon| &daemon.pools);
-    let mut hcas = hcas.flat_map(|pool| &pool.hcas);
-    let netdev = attachment.netdev.as_ref();
-    let by_netdev = hcas.find(|hca| netdev.is_some_and(|netdev| hca.netdevs.contains(netdev)));
-    let id = by_netdev.map(|hca| hca.id.clone());
-    id.or_else(|| attachment.pci_address.clone())
+    let pools = state.daemon.iter().flat_map(|daemon| &daemon.pools);
+    let mut hcas = pools.flat_map(|pool| &pool.hcas);
+    let by_netdev = attachment.netdev.as_ref().and_then(|netdev| {
+        let hca = hcas.find(|hca| hca.netdevs.contains(netdev))?;
+        Some(hca.id.clone())
+    });
+    by_netdev.or_else(|| attachment.pci_address.clone())
 }
 
 /// Columns of [`columns`].
-pub(crate) const HEADER: [&str; 9] = [
-    "POD",
-    "CONTAINER",
-    "RESOURCE",
-    "HCA",
-    "GPUS",
-    "INTERFACE",
-    "KIND",
-    "ADDRESSES",
-    "AGE",
-];
+pub(crate) const HEADER: &str =
+    "POD  CONTAINER  RESOURCE  HCA  GPUS  INTERFACE  KIND  ADDRESSES  AGE";
 
 /// One line.
 pub(crate) fn columns(row: &Row) -> Vec<String> {
-    let text = |text: &Option<String>| cell(text.as_deref().unwrap_or_default());
     let hca = match (&row.hca, row.units.len()) {
         (Some(hca), _) => hca.clone(),
         (None, 0) => String::new(),
@@ -226,32 +206,28 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     }
     let seconds = row.created.map(|created| now().saturating_sub(created));
     vec![
-        text(&row.pod),
-        text(&row.container),
-        text(&row.resource),
+        optional(row.pod.as_deref()),
+        optional(row.container.as_deref()),
+        optional(row.resource.as_deref()),
         cell(&hca),
         cell(gpus.trim()),
         cell(&interface),
-        text(&row.kind),
+        optional(row.kind.as_deref()),
         cell(&row.addresses.join(" ")),
-        seconds.map_or_else(
-            || "-".to_owned(),
-            |seconds| age(i64::try_from(seconds).unwrap_or(i64::MAX)),
-        ),
+        seconds.map_or("-".to_owned(), |seconds| age(seconds.cast_signed())),
     ]
 }
 
 fn text(document: &Document, is_wide: bool) -> String {
-    let text = |text: &Option<String>| cell(text.as_deref().unwrap_or_default());
-    let mut header = HEADER.to_vec();
+    let mut header = HEADER.to_owned();
     let mut rows: Vec<Vec<String>> = document.pods.iter().map(columns).collect();
     if is_wide {
-        header.extend(["UNITS", "STAGE", "NETDEV", "NETNS"]);
+        header += "  UNITS  STAGE  NETDEV  NETNS";
         for (columns, row) in rows.iter_mut().zip(&document.pods) {
             columns.push(cell(&row.units.join(" ")));
-            columns.push(text(&row.stage));
-            columns.push(text(&row.netdev));
-            columns.push(text(&row.netns));
+            columns.push(optional(row.stage.as_deref()));
+            columns.push(optional(row.netdev.as_deref()));
+            columns.push(optional(row.netns.as_deref()));
         }
     }
     let mut all = match rows.is_empty() {
@@ -271,6 +247,7 @@ fn text(document: &Document, is_wide: bool) -> String {
 mod tests {
     use kubelet_api::client::{Devices, Held};
     use node_wire::status::{DaemonStatus, HcaStatus, PoolStatus};
+    use rdma_device_plugin::node_files::Files;
 
     use super::*;
 
@@ -322,7 +299,12 @@ mod tests {
             held,
             allocatable: Vec::new(),
         };
-        NodeState::for_tests(daemon, kubelet, attachments)
+        let files = Files {
+            attachments: Ok(attachments),
+            leases: Ok(Vec::new()),
+            notes: Vec::new(),
+        };
+        NodeState::new(Ok(daemon), Ok(kubelet), files)
     }
 
     #[test]

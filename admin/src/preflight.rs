@@ -29,26 +29,21 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
-use clap::ValueEnum;
-use hca::NetnsMode;
 use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
-use rdma_device_plugin::snapshot::{Health, Member, Shape};
+use rdma_device_plugin::snapshot::{Health, Shape};
 
 use crate::global::{Global, NodeAddresses};
-use crate::output::{Ended, Outcome, say, say_json, style};
+use crate::output::{Ended, Outcome, say, style};
 use crate::report;
-use crate::verdict::{self, Verdict};
-use check::{NoSuchCheck, Selection, catalogue, run};
-use context::{
-    Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
-};
-use hcas::Expected;
+use crate::verdict;
+use check::{Selection, catalogue, run};
+use context::{Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, mounted};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
@@ -75,30 +70,16 @@ pub(crate) struct Preflight {
     /// container does
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "0")]
     wait: Option<u64>,
-    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
-    /// --config-file)
-    #[arg(long, value_name = "[RESOURCE=]NUMBER")]
-    expect: Vec<Expected>,
     /// Check the container this runs in instead of the node
     #[arg(long)]
     pod: bool,
-    /// How long error counters are watched, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 2)]
-    window: u64,
     /// The device plugin's configuration: only NICs of its pools then have to be in order
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
     #[command(flatten)]
     defaults: Defaults,
-    /// How RDMA devices should relate to network namespaces
-    #[arg(long, value_name = "MODE")]
-    netns_mode: Option<Mode>,
-    /// Rate that ports should have, in Gb/s
-    #[arg(long, value_name = "GBPS")]
-    rate: Option<u32>,
-    /// Partition key that InfiniBand ports should have, such as 0x8001
-    #[arg(long, value_name = "PKEY", value_parser = pkey)]
-    pkey: Option<u16>,
+    #[command(flatten)]
+    requirements: Requirements,
     #[command(flatten)]
     addresses: NodeAddresses,
     /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
@@ -117,21 +98,8 @@ pub(crate) struct Preflight {
     cni_conf_dir: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Mode {
-    Shared,
-    Exclusive,
-}
-
-fn pkey(text: &str) -> Result<u16, String> {
-    let digits = text
-        .strip_prefix("0x")
-        .ok_or("expected a number such as 0x8001")?;
-    u16::from_str_radix(digits, 16).map_err(|error| error.to_string())
-}
-
 /// A word of `--only` or `--skip` that chooses something.
-fn check(word: &str) -> Result<String, NoSuchCheck> {
+fn check(word: &str) -> Result<String, String> {
     Selection::new(&[word.to_owned()], &[]).map(|_| word.to_owned())
 }
 
@@ -146,37 +114,29 @@ impl Preflight {
             }
             return Ok(Outcome::Good);
         }
-        let selection = Selection::new(&self.only, &self.skip)?;
+        let selection = Selection::new(&self.only, &self.skip).map_err(anyhow::Error::msg)?;
         let settings = self.settings(global);
         let config = self.config()?;
         let started = Instant::now();
         let outcomes = loop {
             let outcomes = self.check(global, &settings, config.as_ref(), &selection)?;
-            if self.content(&outcomes) || !self.may_wait(started.elapsed()) {
+            let faults = report::faults(&outcomes, self.strict);
+            if faults.is_empty() || !self.may_wait(started.elapsed()) {
                 break outcomes;
             }
             // Not among what is printed: with --json that is one document.
-            let waiting = failing(&outcomes, self.least_fault());
-            let _ = writeln!(std::io::stderr().lock(), "waiting: {waiting}");
+            let _ = writeln!(std::io::stderr().lock(), "waiting: {}", faults.join(" "));
             thread::sleep(ROUND_INTERVAL);
         };
-        anyhow::ensure!(
+        ensure!(
             !outcomes.is_empty(),
             "no check is left to make: --skip has all that --only chooses"
         );
-        if global.json {
-            say_json(report::document(&outcomes));
-        } else {
-            say(&report::text(&outcomes, self.all, style()));
-        }
-        if self.content(&outcomes) {
-            Ok(Outcome::Good)
-        } else {
-            bail!(
-                "not fit for RDMA: {}",
-                failing(&outcomes, self.least_fault())
-            )
-        }
+        let text = || report::text(&outcomes, self.all, style());
+        global.say(report::document(&outcomes), text);
+        let faults = report::faults(&outcomes, self.strict);
+        ensure!(faults.is_empty(), "not fit for RDMA: {}", faults.join(" "));
+        Ok(Outcome::Good)
     }
 
     fn check(
@@ -188,13 +148,8 @@ impl Preflight {
     ) -> anyhow::Result<Vec<verdict::Outcome>> {
         let host = global.scan(&self.addresses.node_addresses)?;
         let pools = config.map(|config| pools(config, &host, &settings.policy, &global.host()));
-        let snapshot = Snapshot {
-            inventory: host.inventory,
-            machine: host.machine,
-            uplinks: host.uplinks,
-            in_host_namespace: in_host_namespace(&global.host()).is_ok(),
-        };
-        let context = Context::new(settings.clone(), snapshot, pools);
+        let in_host_namespace = in_host_namespace(&global.host()).is_ok();
+        let context = Context::new(settings.clone(), host, in_host_namespace, pools);
         Ok(run(&context, selection))
     }
 
@@ -202,20 +157,6 @@ impl Preflight {
         let file = self.config_file.as_deref();
         let defaults = self.defaults.read();
         Ok(file.map(|file| config::load(file, &defaults)).transpose()?)
-    }
-
-    fn content(&self, outcomes: &[verdict::Outcome]) -> bool {
-        outcomes
-            .iter()
-            .all(|outcome| outcome.verdict < self.least_fault())
-    }
-
-    fn least_fault(&self) -> Verdict {
-        if self.strict {
-            Verdict::Warn
-        } else {
-            Verdict::Fail
-        }
     }
 
     fn may_wait(&self, waited: Duration) -> bool {
@@ -229,30 +170,18 @@ impl Preflight {
             given.clone().unwrap_or_else(|| root.join(place))
         };
         let or_mounted = |given: &Option<PathBuf>, place: &str| {
-            given
-                .clone()
-                .unwrap_or_else(|| mounted(&root, Path::new(place)))
+            let mounted = || mounted(&root, Path::new(place));
+            given.clone().unwrap_or_else(mounted)
         };
+        let plugins = "var/lib/kubelet/device-plugins";
         Settings {
             kubelet_root_dir: or_mounted(&self.kubelet_root_dir, "var/lib/kubelet"),
-            device_plugin_dir: or_mounted(
-                &self.device_plugin_dir,
-                "var/lib/kubelet/device-plugins",
-            ),
+            device_plugin_dir: or_mounted(&self.device_plugin_dir, plugins),
             cni_bin_dir: or(&self.cni_bin_dir, "opt/cni/bin"),
             cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
             policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
             scope: if self.pod { Scope::Pod } else { Scope::Node },
-            requirements: Requirements {
-                netns_mode: self.netns_mode.map(|mode| match mode {
-                    Mode::Shared => NetnsMode::Shared,
-                    Mode::Exclusive => NetnsMode::Exclusive,
-                }),
-                rate: self.rate,
-                expected: self.expect.clone(),
-                pkey: self.pkey,
-                window: Duration::from_secs(self.window),
-            },
+            requirements: self.requirements.clone(),
             root,
         }
     }
@@ -264,36 +193,31 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
     let assembled = pool::assemble(config, &candidates, host, &[]);
     let mut pools = Pools::default();
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
-        let units = match snapshot.shape() {
-            Shape::Pooled { units } => units,
-            _ => 0,
-        };
-        let resource = pool.resource.as_str().to_owned();
-        pools
-            .optional
-            .extend(pool.optional.then(|| resource.clone()));
-        let hca = |member: &Member| PoolHca {
-            id: match member.hca.rdma_names().first() {
-                Some(device) => (*device).to_owned(),
-                None => member.hca.id.to_string(),
-            },
-            fault: match &member.health {
-                Health::Healthy => None,
-                Health::Unhealthy(reason) => Some(reason.to_string()),
-            },
-        };
-        let hcas = snapshot.members().iter().map(hca).collect();
-        pools.hcas.insert(resource, hcas);
+        let resource = pool.resource.as_str();
+        if pool.optional {
+            pools.optional.insert(resource.to_owned());
+        }
+        let hcas = pools.hcas.entry(resource.to_owned()).or_default();
         for member in snapshot.members() {
-            let units = match pool.sharing {
-                Sharing::Pooled { .. } => units,
-                Sharing::Slots { .. } => member.slots,
-                Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
+            let names = member.hca.rdma_names();
+            hcas.push(PoolHca {
+                id: names
+                    .first()
+                    .map_or_else(|| member.hca.id.to_string(), |&name| name.to_owned()),
+                fault: match &member.health {
+                    Health::Healthy => None,
+                    Health::Unhealthy(reason) => Some(reason.to_string()),
+                },
+            });
+            let units = match (&pool.sharing, snapshot.shape()) {
+                (Sharing::Pooled { .. }, Shape::Pooled { units }) => units,
+                (Sharing::Slots { .. }, _) => member.slots,
+                _ => 1,
             };
-            for device in member.hca.rdma_names() {
+            for device in names {
                 let of_device = pools.of_device.entry(device.to_owned()).or_default();
                 of_device.push(Membership {
-                    resource: pool.resource.as_str().to_owned(),
+                    resource: resource.to_owned(),
                     shared: pool.sharing.is_shared(),
                     units,
                 });
@@ -301,13 +225,4 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
         }
     }
     pools
-}
-
-/// Ids of the checks that stand in the way.
-fn failing(outcomes: &[verdict::Outcome], least: Verdict) -> String {
-    let ids = outcomes
-        .iter()
-        .filter(|outcome| outcome.verdict >= least)
-        .map(|outcome| outcome.id);
-    ids.collect::<Vec<_>>().join(" ")
 }

@@ -6,42 +6,38 @@ use serde_json::{Value, json};
 
 use crate::verdict::{Finding, Outcome, Verdict};
 
-/// Outcomes by verdict, worst first.
-const ORDER: [Verdict; 5] = [
-    Verdict::Fail,
-    Verdict::Warn,
-    Verdict::Unknown,
-    Verdict::Pass,
-    Verdict::NotApplicable,
+/// Verdicts, worst first, as the line of counts names them.
+const ORDER: [(Verdict, &str); 5] = [
+    (Verdict::Fail, "failed"),
+    (Verdict::Warn, "with a warning"),
+    (Verdict::Unknown, "unknown"),
+    (Verdict::Pass, "passed"),
+    (Verdict::NotApplicable, "not applicable"),
 ];
 
 /// How many checks ended with each verdict.
 fn count(outcomes: &[Outcome], verdict: Verdict) -> usize {
-    outcomes
-        .iter()
-        .filter(|outcome| outcome.verdict == verdict)
-        .count()
+    let same = outcomes.iter().filter(|outcome| outcome.verdict == verdict);
+    same.count()
+}
+
+/// Ids of the checks that failed, with `strict` also of those with a warning.
+pub(crate) fn faults(outcomes: &[Outcome], strict: bool) -> Vec<&'static str> {
+    let least = if strict { Verdict::Warn } else { Verdict::Fail };
+    let faults = outcomes.iter().filter(|outcome| outcome.verdict >= least);
+    faults.map(|outcome| outcome.id).collect()
 }
 
 /// One line: the sum of it all.
 fn summary(outcomes: &[Outcome]) -> String {
-    let counts: Vec<String> = ORDER
+    let counts = ORDER
         .iter()
-        .map(|verdict| (verdict, count(outcomes, *verdict)))
-        .filter(|(_, count)| *count > 0)
-        .map(|(verdict, count)| format!("{count} {}", plain_word(*verdict)))
+        .map(|(verdict, word)| (count(outcomes, *verdict), word));
+    let counts = counts.filter(|(count, _)| *count > 0);
+    let counts: Vec<String> = counts
+        .map(|(count, word)| format!("{count} {word}"))
         .collect();
     format!("{} checks: {}", outcomes.len(), counts.join(", "))
-}
-
-fn plain_word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Fail => "failed",
-        Verdict::Warn => "with a warning",
-        Verdict::Unknown => "unknown",
-        Verdict::Pass => "passed",
-        Verdict::NotApplicable => "not applicable",
-    }
 }
 
 /// Whether the words FAIL and WARN have a colour.
@@ -96,16 +92,11 @@ fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
         .iter()
         .filter(|f| all || f.verdict >= Verdict::Warn)
     {
-        let object = finding.object.clone();
-        let same = groups.iter_mut().find(|(known, _)| {
-            known.verdict == finding.verdict
-                && known.why == finding.why
-                && known.read == finding.read
-                && known.remedy == finding.remedy
-        });
-        match same {
+        let mut alone = finding.clone();
+        let object = alone.object.take();
+        match groups.iter_mut().find(|(known, _)| *known == alone) {
             Some((_, objects)) => objects.extend(object),
-            None => groups.push((finding.clone(), object.into_iter().collect())),
+            None => groups.push((alone, object.into_iter().collect())),
         }
     }
     groups
@@ -115,12 +106,8 @@ fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
 const NAMED: usize = 8;
 
 fn finding(text: &mut String, (finding, objects): &(Finding, Vec<String>)) {
-    let mut who = objects
-        .iter()
-        .take(NAMED)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
+    let named: Vec<&str> = objects.iter().take(NAMED).map(String::as_str).collect();
+    let mut who = named.join(", ");
     if objects.len() > NAMED {
         let _ = write!(who, " and {} more", objects.len() - NAMED);
     }

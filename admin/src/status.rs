@@ -1,21 +1,23 @@
 //! `rdmactl status`: is RDMA on this node in order?
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::ensure;
 use clap::Args;
 use cni_wire::text::printable;
 use ipam::plugin::Plugin;
-use ipam::pool_usage::usage;
-use node::table::{cell, table};
-use node_wire::status::DaemonStatus;
+use ipam::pool_usage::{Usage, usage};
+use ipam::store::Pool;
+use node::table::cell;
+use node_wire::status::{DaemonStatus, HcaStatus, PoolStatus};
 use rdma_device_plugin::reader::wait;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::global::Global;
 use crate::node_state::{Sources, Units};
-use crate::output::{Ended, Outcome, say, say_json};
+use crate::output::{Ended, Outcome, optional, table};
 
 /// How long a store may take.
 const STORE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -78,14 +80,9 @@ impl Status {
             addresses,
             notes,
         };
-        match global.json {
-            true => say_json(json!(document)),
-            false => say(&text(&document)),
-        }
-        match faults.is_empty() {
-            true => Ok(Outcome::Good),
-            false => bail!("{}", faults.join("\n")),
-        }
+        global.say(json!(document), || text(&document));
+        ensure!(faults.is_empty(), "{}", faults.join("\n"));
+        Ok(Outcome::Good)
     }
 }
 
@@ -97,41 +94,34 @@ fn addresses(global: &Global, notes: &mut Vec<String>) -> Vec<RangeUse> {
     };
     let mut all = Vec::new();
     for name in policy.stores.keys() {
-        let (plugin, store) = (
-            Plugin::new(
-                policy.clone(),
-                &global.host_root,
-                global.node_name().as_deref(),
-            ),
-            name.clone(),
-        );
-        let read = move || -> Result<Vec<RangeUse>, String> {
-            let opened = plugin
-                .open_existing(&store)
-                .map_err(|error| error.to_string())?;
-            let Some(opened) = opened else {
-                return Ok(Vec::new());
-            };
-            let pools = opened.pools().map_err(|error| error.to_string())?;
-            let counts = usage(&opened, &pools, plugin.policy().ipam.cooldown);
-            let counts = counts.map_err(|error| error.to_string())?;
-            let of_pool = pools.iter().zip(counts).map(|(pool, count)| RangeUse {
-                store: store.clone(),
-                range: pool.range.to_string(),
-                network_name: pool.network_name.clone(),
-                used: u64::try_from(count.used).unwrap_or(u64::MAX),
-                cooling_down: u64::try_from(count.cooling_down).unwrap_or(u64::MAX),
-                free: rounded(count.free(pool)),
-            });
-            Ok(of_pool.collect())
-        };
-        match wait("it", STORE_TIMEOUT, read) {
-            Ok(Ok(ranges)) => all.extend(ranges),
-            Ok(Err(error)) => notes.push(format!("addresses of store {name:?}: {error}")),
-            Err(late) => notes.push(format!("addresses of store {name:?}: {late}")),
+        let node_name = global.node_name();
+        let plugin = Plugin::new(policy.clone(), &global.host_root, node_name.as_deref());
+        let store = name.clone();
+        let read = wait("it", STORE_TIMEOUT, move || ranges(&plugin, store));
+        match read.map_err(anyhow::Error::from).flatten() {
+            Ok(ranges) => all.extend(ranges),
+            Err(error) => notes.push(format!("addresses of store {name:?}: {error}")),
         }
     }
     all
+}
+
+fn ranges(plugin: &Plugin, store: String) -> anyhow::Result<Vec<RangeUse>> {
+    let Some(opened) = plugin.open_existing(&store)? else {
+        return Ok(Vec::new());
+    };
+    let pools = opened.pools()?;
+    let counts = usage(&opened, &pools, plugin.policy().ipam.cooldown)?;
+    let number = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
+    let of_pool = |(pool, count): (&Pool, Usage)| RangeUse {
+        store: store.clone(),
+        range: pool.range.to_string(),
+        network_name: pool.network_name.clone(),
+        used: number(count.used),
+        cooling_down: number(count.cooling_down),
+        free: rounded(count.free(pool)),
+    };
+    Ok(pools.iter().zip(counts).map(of_pool).collect())
 }
 
 /// The number, or beyond a million million the next power of two.
@@ -152,29 +142,22 @@ fn text(document: &Document) -> String {
             daemon.uptime_seconds,
             daemon.configuration.file.display(),
             daemon.configuration.generation,
-            cell(daemon.netns_mode.as_deref().unwrap_or_default()),
+            optional(daemon.netns_mode.as_deref()),
         ));
     }
     if !document.units.is_empty() {
         let rows: Vec<_> = document.units.iter().map(units_row).collect();
-        blocks.push(table(&UNITS_HEADER, &rows));
+        blocks.push(table(UNITS_HEADER, &rows));
     }
     let hcas = document.daemon.as_ref().map(hcas).unwrap_or_default();
     if !hcas.is_empty() {
-        let header = ["HCA", "DEVICE", "NETDEV", "NUMA", "RESOURCES", "HEALTH"];
-        blocks.push(table(&header, &hcas));
+        let header = "HCA  DEVICE  NETDEV  NUMA  RESOURCES  HEALTH";
+        blocks.push(table(header, &hcas));
     }
     if !document.addresses.is_empty() {
-        let header = [
-            "RANGE",
-            "STORE",
-            "NETWORK NAME",
-            "USED",
-            "COOLING DOWN",
-            "FREE",
-        ];
+        let header = "RANGE  STORE  NETWORK NAME  USED  COOLING DOWN  FREE";
         let rows: Vec<_> = document.addresses.iter().map(range_row).collect();
-        blocks.push(table(&header, &rows));
+        blocks.push(table(header, &rows));
     }
     let notes = document.notes.iter();
     blocks.push(notes.map(|note| format!("{}\n", printable(note))).collect());
@@ -183,7 +166,7 @@ fn text(document: &Document) -> String {
 }
 
 /// Columns of [`units_row`].
-pub(crate) const UNITS_HEADER: [&str; 5] = ["RESOURCE", "HEALTHY", "UNHEALTHY", "HELD", "KUBELET"];
+pub(crate) const UNITS_HEADER: &str = "RESOURCE  HEALTHY  UNHEALTHY  HELD  KUBELET";
 
 /// One resource.
 pub(crate) fn units_row(units: &Units) -> Vec<String> {
@@ -199,43 +182,33 @@ pub(crate) fn units_row(units: &Units) -> Vec<String> {
 
 /// One row for each HCA, with all resources that offer it; its health in one of them where they differ.
 fn hcas(daemon: &DaemonStatus) -> Vec<Vec<String>> {
-    let mut ids: Vec<&str> = Vec::new();
-    for hca in daemon.pools.iter().flat_map(|pool| &pool.hcas) {
-        if !ids.contains(&hca.id.as_str()) {
-            ids.push(&hca.id);
-        }
-    }
-    let row = |id: &str| {
-        let offered = daemon.pools.iter().filter_map(|pool| {
-            let hca = pool.hcas.iter().find(|hca| hca.id == id)?;
-            Some((pool.resource.as_str(), hca))
-        });
-        let offered: Vec<_> = offered.collect();
-        let (_, hca) = offered.first()?;
-        let resources: Vec<&str> = offered.iter().map(|(resource, _)| *resource).collect();
-        let unhealthy = offered.iter().find(|(_, hca)| !hca.healthy);
-        let health = match unhealthy {
-            None => "healthy",
-            Some((_, hca)) => hca.reason.as_deref().unwrap_or("unhealthy"),
-        };
-        Some(vec![
-            cell(id),
+    let hcas = daemon.pools.iter().flat_map(|pool| &pool.hcas);
+    let mut seen = BTreeSet::new();
+    let row = |hca: &HcaStatus| {
+        let of_pool = |pool: &PoolStatus| pool.hcas.iter().find(|one| one.id == hca.id).cloned();
+        let offered = daemon.pools.iter().filter(|pool| of_pool(pool).is_some());
+        let resources: Vec<&str> = offered.map(|pool| pool.resource.as_str()).collect();
+        let mut entries = daemon.pools.iter().filter_map(of_pool);
+        let unhealthy = entries.find(|entry| !entry.healthy);
+        let reason = unhealthy.map(|entry| entry.reason.unwrap_or("unhealthy".into()));
+        vec![
+            cell(&hca.id),
             cell(&hca.rdma_devices.join(" ")),
             cell(&hca.netdevs.join(" ")),
             hca.numa_node
-                .map_or_else(|| "-".to_owned(), |n| n.to_string()),
+                .map_or("-".to_owned(), |node| node.to_string()),
             cell(&resources.join(" ")),
-            cell(health),
-        ])
+            cell(reason.as_deref().unwrap_or("healthy")),
+        ]
     };
-    ids.into_iter().filter_map(row).collect()
+    hcas.filter(|hca| seen.insert(&hca.id)).map(row).collect()
 }
 
 fn range_row(range: &RangeUse) -> Vec<String> {
     vec![
         cell(&range.range),
         cell(&range.store),
-        cell(range.network_name.as_deref().unwrap_or_default()),
+        optional(range.network_name.as_deref()),
         range.used.to_string(),
         range.cooling_down.to_string(),
         cell(&range.free),
@@ -244,8 +217,6 @@ fn range_row(range: &RangeUse) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use node_wire::status::{HcaStatus, PoolStatus};
-
     use super::*;
 
     fn hca(id: &str, reason: Option<&str>) -> HcaStatus {

@@ -17,16 +17,16 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::{Context, anyhow, bail};
-use hca::topology::{Machine, Request, Wanted, choose};
+use anyhow::{Context, bail};
+use hca::topology::{Machine, Nic, Request, Wanted, choose};
 use hca::{Host, PciAddress};
+use node_wire::status::BindingStatus;
 use rdma_device_plugin::{Gpus, nccl, scan::SCAN};
-use serde_json::Value;
 
 use crate::global::{Global, within_limit};
 use crate::node_state::Sources;
-use crate::output::{Ended, Outcome, say, say_json};
-use matrix::{text, text_with_matrix};
+use crate::output::{Ended, Outcome};
+use matrix::text;
 use view::View;
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
@@ -49,18 +49,9 @@ pub(crate) struct Topology {
     /// How many NICs to choose [default: one for each GPU]
     #[arg(long, value_name = "COUNT")]
     nics: Option<usize>,
-    /// NICs that have to be among the chosen
-    #[arg(long, value_name = "NIC,..", value_delimiter = ',')]
-    include: Vec<String>,
     /// NICs that cannot be chosen, beside those that pods have
     #[arg(long, value_name = "NIC,..", value_delimiter = ',')]
     taken: Vec<String>,
-    /// Choose on these NUMA nodes only
-    #[arg(long, value_name = "NODE,..", value_delimiter = ',')]
-    numa: Vec<u32>,
-    /// Let two pods have a port each of one card
-    #[arg(long)]
-    share_cards: bool,
     /// Refuse NICs that are farther than they need be
     #[arg(long)]
     strict: bool,
@@ -91,39 +82,20 @@ impl FromStr for Numbered {
 
 impl Topology {
     pub(crate) fn run(&self, global: &Global) -> Ended {
-        let (text, document) = self.printed(global)?;
-        match global.json {
-            true => say_json(document),
-            false => say(&text),
-        }
+        let host = global.host();
+        let view = self.view(&host)?;
+        global.say(view.document(), || text(&view, self.matrix));
         Ok(Outcome::Good)
     }
 
-    /// The text and the document.
-    fn printed(&self, global: &Global) -> anyhow::Result<(String, Value)> {
-        let host = global.host();
-        let mut view = self.view(&host)?;
-        if self.nics.is_some() || !self.gpus.is_empty() {
-            let request = self.request(&view)?;
-            view.choice = Some(choose(&view.machine, &request).context("choose NICs")?);
-        } else if !self.include.is_empty() || self.strict {
-            bail!("--include and --strict belong to --gpus or --nics: there is nothing to choose");
-        }
-        let text = match self.matrix {
-            true => text_with_matrix(&view),
-            false => text(&view),
-        };
-        Ok((text, view.document()))
-    }
-
     fn view(&self, host: &Host) -> anyhow::Result<View> {
+        if self.strict && self.nics.is_none() && self.gpus.is_empty() {
+            bail!("--strict belongs to --gpus or --nics: there is nothing to choose");
+        }
+        let rails = self.rail.iter().map(|Numbered(nic, rail)| (*nic, *rail));
         let wanted = Wanted {
             without_rdma: self.all,
-            rails: self
-                .rail
-                .iter()
-                .map(|Numbered(nic, rail)| (*nic, *rail))
-                .collect(),
+            rails: rails.collect(),
         };
         let read_host = host.clone();
         let read = move || {
@@ -131,7 +103,11 @@ impl Topology {
             Machine::read(&read_host, &inventory, &wanted).context("read this host's PCI tree")
         };
         let mut machine = within_limit(SCAN, read)??;
-        self.refuse_unknown_rails(&machine)?;
+        for Numbered(address, rail) in &self.rail {
+            if !machine.nics.iter().any(|nic| nic.physical == *address) {
+                bail!("--rail {address}={rail}: {address} is not a NIC of this node");
+            }
+        }
         if !self.all {
             leave_out_slices(&mut machine);
         }
@@ -144,31 +120,28 @@ impl Topology {
             view.override_source = Some(file.display().to_string());
             if !absent.is_empty() {
                 let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
-                view.remarks.push(format!(
-                    "{} also speaks of {}, which this node does not have",
-                    file.display(),
-                    absent.join(", ")
-                ));
+                let (file, absent) = (file.display(), absent.join(", "));
+                let remark =
+                    format!("{file} also speaks of {absent}, which this node does not have");
+                view.remarks.push(remark);
             }
         }
         let mut held = self.bound(&mut view.remarks);
         match self.sources.kubelet() {
-            Ok(devices) => held.extend(devices.held.into_iter().flat_map(|held| {
-                let pod = format!("{}/{}", held.namespace, held.pod);
-                held.ids.into_iter().map(move |id| Held {
-                    pod: pod.clone(),
-                    resource: held.resource.clone(),
-                    id,
-                })
-            })),
+            Ok(devices) => held.extend(Held::all(&devices)),
             // A node need not have a kubelet to have a topology.
             Err(kubelet_api::client::Error::NoSocket(_)) => {}
-            Err(error) => view
-                .remarks
-                .push(format!("which pod has what is not known: {error}")),
+            Err(error) => {
+                let remark = format!("which pod has what is not known: {error}");
+                view.remarks.push(remark);
+            }
         }
         let gpus = Gpus::on(host, view.machine.gpus.clone());
         view.holders = Holders::collect(&gpus, held);
+        if self.nics.is_some() || !self.gpus.is_empty() {
+            let request = self.request(&view)?;
+            view.choice = Some(choose(&view.machine, &request).context("choose NICs")?);
+        }
         Ok(view)
     }
 
@@ -176,14 +149,12 @@ impl Topology {
     fn bound(&self, remarks: &mut Vec<String>) -> Vec<Held> {
         match self.sources.daemon() {
             Ok(daemon) => {
-                let bindings = daemon.bindings.into_iter();
-                bindings
-                    .map(|one| Held {
-                        pod: format!("{}/{}", one.pod.namespace, one.pod.name),
-                        resource: one.resource,
-                        id: one.hca,
-                    })
-                    .collect()
+                let held = |one: BindingStatus| Held {
+                    pod: format!("{}/{}", one.pod.namespace, one.pod.name),
+                    resource: one.resource,
+                    id: one.hca,
+                };
+                daemon.bindings.into_iter().map(held).collect()
             }
             // A node need not have a daemon to have a topology.
             Err(error) if matches!(error.fault, node_wire::Fault::NoSocket) => Vec::new(),
@@ -197,72 +168,44 @@ impl Topology {
     fn request(&self, view: &View) -> anyhow::Result<Request> {
         let machine = &view.machine;
         let gpus = self.gpus.iter().map(|name| {
-            machine.gpu_named(name).ok_or_else(|| {
-                anyhow!(
+            let gpu = machine.gpu_named(name);
+            gpu.with_context(|| {
+                format!(
                     "there is no GPU {name}: this node has {}",
                     machine.gpus.len()
                 )
             })
         });
         let gpus: BTreeSet<usize> = gpus.collect::<anyhow::Result<_>>()?;
-        let include = named_nics(machine, &self.include)?;
-        let mut taken = named_nics(machine, &self.taken)?;
         // Shares of a NIC that pods have do not take the NIC itself; a moved one is gone.
-        let gone = machine
-            .nics
-            .iter()
-            .enumerate()
-            .filter(|(_, nic)| nic.elsewhere);
-        taken.extend(gone.map(|(index, _)| index));
-        let held = machine
-            .nics
-            .iter()
-            .enumerate()
-            .filter(|(_, nic)| view.holders.nic_as_a_whole(nic));
-        taken.extend(held.map(|(index, _)| index));
+        let is_taken = |nic: &Nic| nic.elsewhere || view.holders.nic_as_a_whole(nic);
+        let nics = machine.nics.iter().enumerate();
+        let taken = nics
+            .filter(|(_, nic)| is_taken(nic))
+            .map(|(index, _)| index);
+        let mut taken: BTreeSet<usize> = taken.collect();
+        for name in &self.taken {
+            taken.insert(machine.nic_named(name).with_context(|| {
+                let known: Vec<String> = machine.nics.iter().map(Nic::title).collect();
+                format!("there is no NIC {name}: this node has {}", known.join(", "))
+            })?);
+        }
         Ok(Request {
             count: self.nics.unwrap_or(gpus.len()),
             gpus,
-            include,
             taken,
-            barred: BTreeSet::new(),
-            numa: (!self.numa.is_empty()).then(|| self.numa.iter().copied().collect()),
-            share_cards: self.share_cards,
             strict: self.strict,
+            ..Request::default()
         })
     }
-
-    fn refuse_unknown_rails(&self, machine: &Machine) -> anyhow::Result<()> {
-        for Numbered(address, rail) in &self.rail {
-            if !machine.nics.iter().any(|nic| nic.physical == *address) {
-                bail!("--rail {address}={rail}: {address} is not a NIC of this node");
-            }
-        }
-        Ok(())
-    }
-}
-
-fn named_nics(machine: &Machine, names: &[String]) -> anyhow::Result<BTreeSet<usize>> {
-    let nics = names.iter().map(|name| {
-        machine.nic_named(name).ok_or_else(|| {
-            let known: Vec<String> = machine.nics.iter().map(hca::topology::Nic::title).collect();
-            anyhow!("there is no NIC {name}: this node has {}", known.join(", "))
-        })
-    });
-    nics.collect()
 }
 
 /// Leaves out VFs and sub-functions whose physical function is listed.
 fn leave_out_slices(machine: &mut Machine) {
-    let whole: BTreeSet<PciAddress> = machine
-        .nics
-        .iter()
-        .filter(|nic| !nic.is_slice())
-        .map(|nic| nic.place.address)
-        .collect();
-    machine
-        .nics
-        .retain(|nic| !nic.is_slice() || !whole.contains(&nic.physical));
+    let whole = machine.nics.iter().filter(|nic| !nic.is_slice());
+    let whole: BTreeSet<PciAddress> = whole.map(|nic| nic.place.address).collect();
+    let slices = |nic: &Nic| nic.is_slice() && whole.contains(&nic.physical);
+    machine.nics.retain(|nic| !slices(nic));
 }
 
 #[cfg(test)]
@@ -296,8 +239,9 @@ mod tests {
             .chain(flags.to_vec())
             .collect();
         let line = Line::try_parse_from(flags).map_err(|error| error.to_string())?;
-        let printed = line.topology.printed(&line.global);
-        Ok(printed.map_err(|error| format!("{error:#}"))?.0)
+        let view = line.topology.view(&line.global.host());
+        let view = view.map_err(|error| format!("{error:#}"))?;
+        Ok(text(&view, line.topology.matrix))
     }
 
     #[test]
@@ -306,8 +250,6 @@ mod tests {
             let text = run(machine::a4, &["--gpus", gpus]).unwrap();
             assert!(text.contains("\nchosen: mlx5_0 mlx5_7\n"), "{text}");
         }
-        let text = run(machine::a4, &["--nics", "2", "--include", "gpu5rdma0"]).unwrap();
-        assert!(text.contains("\nchosen: mlx5_4 mlx5_5\n"), "{text}");
     }
 
     #[test]

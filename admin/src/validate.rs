@@ -6,7 +6,7 @@ mod nic_cluster_policy;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
@@ -60,17 +60,27 @@ enum Part {
     /// A network configuration, a conflist or a NetworkAttachmentDefinition.
     Network(Value),
     /// The Network Operator's configuration, as text.
-    NicClusterPolicy(String),
+    NicClusterPolicy(Value),
     /// An object of Kubernetes of this kind, which is not checked.
     Other(String),
 }
 
 /// What was found of a part.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Checked {
     text: String,
     errors: Vec<String>,
     document: Value,
+}
+
+impl Default for Checked {
+    fn default() -> Self {
+        Self {
+            text: String::new(),
+            errors: Vec::new(),
+            document: json!({}),
+        }
+    }
 }
 
 impl Validate {
@@ -120,14 +130,8 @@ impl Validate {
         let (kind, mut checked) = match part {
             Part::Pools(text) => {
                 let checked = validate::check(place, &text, &self.defaults.read(), host);
-                let warnings = match checked.text.is_empty() {
-                    true => checked
-                        .warnings
-                        .iter()
-                        .map(|w| format!("warning: {w}\n"))
-                        .collect(),
-                    false => String::new(),
-                };
+                let warnings = checked.warnings.iter().filter(|_| checked.text.is_empty());
+                let warnings: String = warnings.map(|w| format!("warning: {w}\n")).collect();
                 let checked = Checked {
                     document: checked.document(),
                     text: checked.text + &warnings,
@@ -148,18 +152,13 @@ impl Validate {
                 };
                 ("network", checked)
             }
-            Part::NicClusterPolicy(text) => ("nicClusterPolicy", nic_cluster_policy_of(&text)),
+            Part::NicClusterPolicy(object) => ("nicClusterPolicy", nic_cluster_policy_of(&object)),
             Part::Other(kind) => {
-                let text = format!("{place}: an object of kind {kind} is not checked\n");
-                let document = json!({});
-                (
-                    "other",
-                    Checked {
-                        text,
-                        document,
-                        ..Checked::default()
-                    },
-                )
+                let checked = Checked {
+                    text: format!("{place}: an object of kind {kind} is not checked\n"),
+                    ..Checked::default()
+                };
+                ("other", checked)
             }
         };
         if let Some(fields) = checked.document.as_object_mut() {
@@ -191,7 +190,7 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
                 }
             }
             Some("NicClusterPolicy") => {
-                parts.push((place.to_owned(), Part::NicClusterPolicy(object.to_string())));
+                parts.push((place.to_owned(), Part::NicClusterPolicy(object)));
             }
             Some(_) if is_definition(&object) => {
                 parts.push((place.to_owned(), Part::Network(object)))
@@ -203,12 +202,12 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
             ),
             None => {
                 let part = plain(&object, text.to_owned());
-                let Some(part) = part else {
-                    bail!(
+                let part = part.with_context(|| {
+                    format!(
                         "{place} is not a file of this project: pools (configList, resourceList or \
                          pools), a policy, a network (type or plugins), or an object of Kubernetes"
-                    );
-                };
+                    )
+                })?;
                 parts.push((place.to_owned(), part));
             }
         }
@@ -235,10 +234,7 @@ fn plain(object: &Value, text: String) -> Option<Part> {
 }
 
 fn policy(place: &str, text: &str) -> Checked {
-    let mut checked = Checked {
-        document: json!({}),
-        ..Checked::default()
-    };
+    let mut checked = Checked::default();
     match Policy::parse(Path::new(place), text.as_bytes()) {
         Ok(policy) => {
             let stores: Vec<&str> = policy.stores.keys().map(String::as_str).collect();
@@ -251,8 +247,8 @@ fn policy(place: &str, text: &str) -> Checked {
 }
 
 /// Values for the chart that do what an operator's policy says.
-fn nic_cluster_policy_of(text: &str) -> Checked {
-    let read = nic_cluster_policy::read(text);
+fn nic_cluster_policy_of(object: &Value) -> Checked {
+    let read = nic_cluster_policy::read(object);
     let read = read.and_then(|from| Ok((config::parse(&from.config)?, from)));
     match read {
         Ok((config, from)) => {
@@ -268,9 +264,8 @@ fn nic_cluster_policy_of(text: &str) -> Checked {
             }
         }
         Err(problems) => Checked {
-            text: String::new(),
-            document: json!({}),
             errors: problems.iter().map(str::to_owned).collect(),
+            ..Checked::default()
         },
     }
 }

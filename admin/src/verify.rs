@@ -16,16 +16,15 @@ mod table;
 
 use std::io::{IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::builder::PossibleValuesParser;
+use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Outcome, say, say_json, style, text_of};
+use crate::output::{Ended, Outcome, block_on, style, text_of};
 use crate::report;
-use crate::verdict::Verdict;
-use ladder::{Climbed, Plan};
+use ladder::Climbed;
 use place::Place;
 use table::{Expected, judge_table};
 
@@ -76,9 +75,6 @@ pub(crate) struct Verify {
     /// GPU memory by dma-buf instead of nvidia_peermem
     #[arg(long)]
     dmabuf: bool,
-    /// Shell command that runs nccl-tests, started at CLIENT
-    #[arg(long, value_name = "COMMAND")]
-    nccl: Option<String>,
     /// Rate of one NIC in Gb/s [default: of the ports; NCCL's has none]
     #[arg(long, value_name = "GBPS")]
     line_rate: Option<f64>,
@@ -100,65 +96,32 @@ pub(crate) struct Verify {
 }
 
 fn rungs() -> PossibleValuesParser {
-    PossibleValuesParser::new(ladder::CHOICE.map(|rung| rung.id))
+    PossibleValuesParser::new(ladder::CHOICE.map(|rung| rung.0))
 }
 
 impl Verify {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let climbed = match (&self.read, &self.server, &self.client) {
             (Some(file), ..) => self.judge(file)?,
-            (None, Some(server), Some(client)) => self.climb(server, client)?,
+            (None, Some(server), Some(client)) => self.climb([server, client])?,
             _ => bail!("two places are needed"),
         };
         let outcomes = &climbed.outcomes;
-        if global.json {
-            let mut document = report::document(outcomes);
-            if let Some(fields) = document.as_object_mut() {
-                fields.insert(
-                    "measurements".into(),
-                    serde_json::json!(climbed.measurements),
-                );
-            }
-            say_json(document);
-        } else {
-            say(&report::text(outcomes, true, style()));
+        let mut document = report::document(outcomes);
+        if let Some(fields) = document.as_object_mut() {
+            fields.insert("measurements".into(), json!(climbed.measurements));
         }
-        let least = if self.strict {
-            Verdict::Warn
-        } else {
-            Verdict::Fail
-        };
-        let faults: Vec<&str> = outcomes
-            .iter()
-            .filter(|outcome| outcome.verdict >= least)
-            .map(|outcome| outcome.id)
-            .collect();
-        if faults.is_empty() {
-            return Ok(Outcome::Good);
-        }
-        bail!("not as it should be: {}", faults.join(" "))
+        global.say(document, || report::text(outcomes, true, style()));
+        let faults = report::faults(outcomes, self.strict);
+        ensure!(
+            faults.is_empty(),
+            "not as it should be: {}",
+            faults.join(" ")
+        );
+        Ok(Outcome::Good)
     }
 
-    fn climb(&self, server: &Place, client: &Place) -> anyhow::Result<Climbed> {
-        let plan = Plan {
-            server: server.clone(),
-            client: client.clone(),
-            kubectl: self.kubectl.clone(),
-            interface: self.interface.clone(),
-            device: self.device.clone(),
-            line: self.line_rate,
-            rungs: self.wanted(),
-            gpu: self.gpu,
-            dmabuf: self.dmabuf,
-            nccl: self.nccl.clone(),
-            nics: self.nics,
-            command_timeout: Duration::from_secs(self.timeout.max(1)),
-            port: self.port,
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("start")?;
+    fn climb(&self, ends: [&Place; 2]) -> anyhow::Result<Climbed> {
         // For a person who waits; a log or a program that reads both streams has no use for it.
         let is_watched = std::io::stderr().is_terminal();
         let progress = |what: &str| {
@@ -166,16 +129,12 @@ impl Verify {
                 let _ = writeln!(std::io::stderr().lock(), "running {what}");
             }
         };
-        Ok(runtime.block_on(ladder::climb(&plan, &progress)))
+        block_on(ladder::climb(self, ends, &progress))
     }
 
-    fn wanted(&self) -> Vec<&'static str> {
-        let wanted = |id: &str| {
-            let named = |list: &[String]| list.iter().any(|word| word == id);
-            (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
-        };
-        let rungs = ladder::CHOICE.iter().map(|rung| rung.id);
-        rungs.filter(|id| wanted(id)).collect()
+    fn wants(&self, id: &str) -> bool {
+        let named = |list: &[String]| list.iter().any(|word| word == id);
+        (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
     }
 
     fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {

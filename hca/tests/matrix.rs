@@ -477,30 +477,6 @@ fn a_gpu_gets_the_whole_card_beside_it() {
 }
 
 #[test]
-fn a_numa_requirement_is_kept_or_refused_by_name() {
-    let a4 = scan(machine::a4);
-    let request = Request {
-        count: 4,
-        numa: Some([1].into()),
-        ..Request::default()
-    };
-    assert_eq!(choose(&a4, &request).unwrap().nics, [4, 5, 6, 7]);
-    let refusal = choose(
-        &a4,
-        &Request {
-            count: 5,
-            ..request
-        },
-    )
-    .unwrap_err()
-    .to_string();
-    assert!(
-        refusal.starts_with("5 NICs are wanted, 4 can be given: of 8,"),
-        "{refusal}"
-    );
-}
-
-#[test]
 fn contradictory_requirements_are_refused_by_name() {
     let a4 = scan(machine::a4);
     let refused = |gpus, include, taken, count| {

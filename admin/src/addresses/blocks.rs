@@ -2,8 +2,9 @@
 
 use ipam::block::size;
 use ipam::store::{NodeBlock, Store, StoreError};
-use node::table::cell;
 use serde_json::{Value, json};
+
+use crate::output::{optional, table};
 
 /// The node's blocks, and leases in none of them.
 pub(super) struct Blocks {
@@ -17,10 +18,8 @@ pub(super) fn read(store: &Store) -> Result<Option<Blocks>, StoreError> {
         return Ok(None);
     };
     let outside = store.outside_blocks()?.into_iter();
-    Ok(Some(Blocks {
-        blocks,
-        outside: outside.map(|lease| lease.finding().what).collect(),
-    }))
+    let outside = outside.map(|lease| lease.finding().what).collect();
+    Ok(Some(Blocks { blocks, outside }))
 }
 
 impl Blocks {
@@ -30,17 +29,8 @@ impl Blocks {
 
     pub(super) fn table(&self) -> String {
         let rows: Vec<Vec<String>> = self.blocks.iter().map(row).collect();
-        let header = [
-            "BLOCK",
-            "NETWORK NAME",
-            "SIZE",
-            "USED",
-            "COOLING DOWN",
-            "LEASED BEFORE",
-            "FREE",
-            "EPOCH",
-        ];
-        node::table::table(&header, &rows)
+        let header = "BLOCK  NETWORK NAME  SIZE  USED  COOLING DOWN  LEASED BEFORE  FREE  EPOCH";
+        table(header, &rows)
     }
 }
 
@@ -68,7 +58,7 @@ fn as_json(block: &NodeBlock) -> Value {
 fn row(block: &NodeBlock) -> Vec<String> {
     vec![
         block.grant.block.to_string(),
-        cell(block.network_name.as_deref().unwrap_or_default()),
+        optional(block.network_name.as_deref()),
         size(block.grant.block).to_string(),
         block.used.held.len().to_string(),
         block.used.cooling_down.to_string(),

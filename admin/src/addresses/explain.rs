@@ -2,11 +2,10 @@
 
 use super::Scope;
 use crate::documents::{is_definition, name_of, objects};
-use crate::output::{Ended, Outcome, complain, say, say_json};
+use crate::output::{Ended, Outcome, complain, text_of};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cni_wire::{Command, Environment, NetworkConfig, Request, env};
-use ipam::config::Config;
 use ipam::range::{Range, from_bits};
 use ipam::store::Survey;
 use ipnetwork::IpNetwork;
@@ -22,46 +21,20 @@ pub(super) struct Explain {
     config: PathBuf,
 }
 
+/// One range of the network.
+struct Explained<'c> {
+    range: &'c Range,
+    rail: Option<u32>,
+    survey: Survey,
+    because: String,
+}
+
 impl Explain {
     pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
         let plugin = scope.plugin()?;
-        let request = self.request()?;
-        let asked = plugin.config(&request)?;
-        let rails: Vec<u32> = asked.rails().into_iter().flatten().collect();
-        let config = asked.for_all_rails()?;
-        let rail_of = |range: usize| rails.get(config.places.get(range)?.interface);
-        let store = plugin.open_existing(&config.store)?;
-        let ranges = &config.ranges;
-        let next: Vec<Value> = match &store {
-            Some(store) => plugin
-                .survey(&config, &request, store)?
-                .iter()
-                .map(found)
-                .collect(),
-            None => unused(ranges, config.overlapping),
-        };
-        let described = ranges.iter().zip(next).enumerate();
-        let ranges: Vec<Value> = described
-            .map(|(number, (range, next))| describe(range, next, rail_of(number)))
-            .collect();
-        let value = json!({
-            "profile": if config.profile == Profile::Strict { "strict" } else { "compatible" },
-            "store": config.store,
-            "networkName": config.network_name,
-            "uniqueAmong": unique(&config),
-            "ignoredKeys": config.ignored,
-            "ranges": ranges,
-        });
-        if scope.global.json {
-            say_json(value);
-        } else {
-            say(&text(&config, &value));
-        }
-        Ok(Outcome::Good)
-    }
-
-    fn request(&self) -> Result<Request> {
-        let (place, text) = self.read()?;
+        let (place, text) = text_of(&self.config)?;
+        let config = one_plugin(&place, &text)?;
+        let config = NetworkConfig::parse(&config).with_context(|| format!("explain {place}"))?;
         let env = Environment {
             command: Command::Status,
             attachment: None,
@@ -70,24 +43,97 @@ impl Explain {
             path: Vec::new(),
             netns_override: false,
         };
-        let config = one_plugin(&place, &text)?;
-        let config = NetworkConfig::parse(&config).with_context(|| format!("explain {place}"))?;
-        Ok(Request { env, config })
+        let request = Request { env, config };
+        let asked = plugin.config(&request)?;
+        let rails: Vec<u32> = asked.rails().into_iter().flatten().collect();
+        let config = asked.for_all_rails()?;
+        let store = plugin.open_existing(&config.store)?;
+        let surveys = match &store {
+            Some(store) => plugin.survey(&config, &request, store)?,
+            None => unused(&config.ranges, config.overlapping),
+        };
+        let explained = config.ranges.iter().zip(surveys).enumerate();
+        let explained = explained.map(|(number, (range, survey))| Explained {
+            range,
+            rail: (config.places.get(number)).and_then(|at| rails.get(at.interface).copied()),
+            because: match store {
+                Some(_) => because(&survey),
+                None => "no address was ever leased here".to_owned(),
+            },
+            survey,
+        });
+        let ranges: Vec<Explained<'_>> = explained.collect();
+        let profile = match config.profile {
+            Profile::Strict => "strict",
+            Profile::Compatible => "compatible",
+        };
+        let unique = match config.overlapping {
+            true => "all ranges of the network name",
+            false => "this range alone",
+        };
+        let document = json!({
+            "profile": profile,
+            "store": config.store,
+            "networkName": config.network_name,
+            "uniqueAmong": unique,
+            "ignoredKeys": config.ignored,
+            "ranges": ranges.iter().map(Explained::document).collect::<Vec<_>>(),
+        });
+        scope.global.say(document, || {
+            let store = &config.store;
+            let mut text =
+                format!("profile {profile}, store {store:?}, addresses unique among {unique}\n");
+            if !config.ignored.is_empty() {
+                text += &format!("ignored keys: {}\n", config.ignored.join(", "));
+            }
+            text + &ranges.iter().map(Explained::text).collect::<String>()
+        });
+        Ok(Outcome::Good)
+    }
+}
+
+impl Explained<'_> {
+    /// The parts that addresses are given of.
+    fn gives(&self) -> Vec<String> {
+        let v4 = self.range.subnet().is_ipv4();
+        self.range
+            .spans()
+            .iter()
+            .map(|span| span.show(v4))
+            .collect()
     }
 
-    /// What the text is called in messages, and the text.
-    fn read(&self) -> Result<(String, String)> {
-        if self.config.as_os_str() == "-" {
-            let text = std::io::read_to_string(std::io::stdin().lock());
-            return Ok((
-                "standard input".to_owned(),
-                text.context("read standard input")?,
-            ));
+    fn document(&self) -> Value {
+        let (first, last) = self.range.window();
+        let mut document = json!({
+            "range": self.range.subnet(),
+            "first": first,
+            "last": last,
+            "gives": self.gives(),
+            "size": self.range.size().to_string(),
+            "next": self.survey.next,
+            "leased": self.survey.leased.to_string(),
+            "coolingDown": self.survey.cooling_down.to_string(),
+            "because": self.because,
+        });
+        if let (Some(map), Some(rail)) = (document.as_object_mut(), self.rail) {
+            map.insert("rail".into(), rail.into());
         }
-        let place = self.config.display().to_string();
-        let text =
-            std::fs::read_to_string(&self.config).with_context(|| format!("read {place}"))?;
-        Ok((place, text))
+        document
+    }
+
+    fn text(&self) -> String {
+        let (range, gives) = (self.range, self.gives());
+        let rail = self.rail.map(|rail| format!("rail {rail}, "));
+        let (subnet, size, parts) = (range.subnet(), range.size(), gives.len());
+        let rail = rail.unwrap_or_default();
+        let mut text = format!("{rail}range {subnet}: {size} addresses in {parts} parts\n");
+        text.extend(gives.iter().map(|part| format!("  {part}\n")));
+        let next = self
+            .survey
+            .next
+            .map_or("none".to_owned(), |next| next.to_string());
+        text + &format!("  next: {next}, because {}\n", self.because)
     }
 }
 
@@ -162,62 +208,29 @@ fn one_network(place: &str, mut objects: Vec<Value>) -> Result<Value> {
     Ok(first)
 }
 
-fn unique(config: &Config) -> &'static str {
-    if config.overlapping {
-        "all ranges of the network name"
-    } else {
-        "this range alone"
-    }
-}
-
-fn describe(range: &Range, next: Value, rail: Option<&u32>) -> Value {
-    let (first, last) = range.window();
-    let v4 = range.subnet().is_ipv4();
-    let parts: Vec<String> = range.spans().iter().map(|span| span.show(v4)).collect();
-    let mut value = json!({
-        "range": range.subnet(),
-        "first": first,
-        "last": last,
-        "gives": parts,
-        "size": range.size().to_string(),
-    });
-    if let (Some(map), Value::Object(next)) = (value.as_object_mut(), next) {
-        map.extend(next);
-        if let Some(rail) = rail {
-            map.insert("rail".into(), json!(rail));
-        }
-    }
-    value
-}
-
-/// The next address by what is in the store.
-fn found(survey: &Survey) -> Value {
-    json!({
-        "next": survey.next,
-        "leased": survey.leased.to_string(),
-        "coolingDown": survey.cooling_down.to_string(),
-        "because": because(survey),
-    })
-}
-
 /// The next address of each range in a store that was never used: the lowest that no range
 /// before it gets.
-fn unused(ranges: &[Range], overlapping: bool) -> Vec<Value> {
+fn unused(ranges: &[Range], overlapping: bool) -> Vec<Survey> {
     let mut given: Vec<(IpNetwork, IpAddr)> = Vec::new();
-    let next = ranges.iter().map(|range| {
+    let survey = |range: &Range| {
         let subnet = range.subnet();
-        let is_given = |address: &IpAddr| {
-            let mut given = given.iter();
-            given.any(|(of, other)| other == address && (overlapping || *of == subnet))
-        };
-        let spans = range.spans().iter();
-        let addresses = spans.flat_map(|span| span.first..=span.last);
+        let addresses = range.spans().iter().flat_map(|span| span.first..=span.last);
         let mut addresses = addresses.map(|address| from_bits(subnet.is_ipv4(), address));
-        let next = addresses.find(|address| !is_given(address));
+        let next = addresses.find(|address| {
+            let mut given = given.iter();
+            !given.any(|(of, other)| other == address && (overlapping || *of == subnet))
+        });
         given.extend(next.map(|address| (subnet, address)));
-        json!({"next": next, "because": "no address was ever leased here"})
-    });
-    next.collect()
+        Survey {
+            next,
+            leased: 0,
+            cooling_down: 0,
+            of_earlier_parts: 0,
+            still_cooling_down: false,
+            unreadable: 0,
+        }
+    };
+    ranges.iter().map(survey).collect()
 }
 
 fn because(survey: &Survey) -> String {
@@ -246,42 +259,4 @@ fn because(survey: &Survey) -> String {
         );
     }
     because
-}
-
-fn text(config: &Config, value: &Value) -> String {
-    let mut out = format!(
-        "profile {}, store {:?}, addresses unique among {}\n",
-        value["profile"].as_str().unwrap_or_default(),
-        config.store,
-        unique(config)
-    );
-    if !config.ignored.is_empty() {
-        out += &format!("ignored keys: {}\n", config.ignored.join(", "));
-    }
-    for range in value["ranges"].as_array().into_iter().flatten() {
-        let get = |key: &str| match &range[key] {
-            Value::String(text) => text.clone(),
-            Value::Null => "none".to_owned(),
-            other => other.to_string(),
-        };
-        let gives = range["gives"].as_array().map_or(0, Vec::len);
-        if let Some(rail) = range.get("rail") {
-            out += &format!("rail {rail}, ");
-        }
-        out += &format!(
-            "range {}: {} addresses in {gives} parts\n",
-            get("range"),
-            get("size")
-        );
-        for part in range["gives"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-        {
-            out += &format!("  {part}\n");
-        }
-        out += &format!("  next: {}, because {}\n", get("next"), get("because"));
-    }
-    out
 }

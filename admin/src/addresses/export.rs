@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::{Scope, leases::Filter};
 use crate::global::Kubectl;
-use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
+use crate::output::{Ended, Outcome, complain, text_of};
 
 /// How often the objects are read again, where others change them meanwhile.
 const ROUNDS: usize = 5;
@@ -52,10 +52,8 @@ impl Export {
         let mut rounds = 0;
         while self.yes && export.missing > 0 {
             rounds += 1;
-            let written = self
-                .kubectl
-                .write("replace", export.replace)
-                .and_then(|()| self.kubectl.write("create", export.create));
+            let written = self.kubectl.write("replace", export.replace);
+            let written = written.and_then(|()| self.kubectl.write("create", export.create));
             // Others may have changed the objects meanwhile: what they are now says what is left.
             match written {
                 Err(error) if rounds == ROUNDS => return Err(error),
@@ -65,32 +63,22 @@ impl Export {
         }
         let refused = &export.refused;
         let there = leases.len().saturating_sub(missing + refused.len());
-        if scope.global.json {
-            say_json(
-                json!({"dryRun": !self.yes, "leases": leases.len(), "exported": missing,
-                "refused": refused}),
-            );
-        } else {
-            say(&match self.yes {
-                true => format!("{missing} exported, {there} were there\n"),
-                false => format!("{missing} to export; nothing was written, say --yes\n"),
-            });
-        }
+        let document = json!({"dryRun": !self.yes, "leases": leases.len(), "exported": missing,
+            "refused": refused});
+        scope.global.say(document, || match self.yes {
+            true => format!("{missing} exported, {there} were there\n"),
+            false => format!("{missing} to export; nothing was written, say --yes\n"),
+        });
         for why in refused {
             complain(why);
         }
-        Ok(match refused.is_empty() {
-            true => Outcome::Good,
-            false => Outcome::Found,
-        })
+        Ok(Outcome::good_if(refused.is_empty()))
     }
 
     fn compare(&self, leases: &[Lease]) -> Result<whereabouts::Export> {
         let objects = |plural: &str| self.kubectl.list(&format!("{plural}.{GROUP}"));
-        let (pools, reservations) = (
-            objects("ippools")?,
-            objects("overlappingrangeipreservations")?,
-        );
+        let pools = objects("ippools")?;
+        let reservations = objects("overlappingrangeipreservations")?;
         Ok(whereabouts::export(leases, &pools, &reservations))
     }
 }

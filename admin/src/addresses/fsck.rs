@@ -1,10 +1,10 @@
 //! `rdmactl addresses fsck`: what should not be in the store, and its repair.
 
 use super::{Scope, shown};
-use crate::output::{Ended, Outcome, say, say_json};
+use crate::output::{Ended, Outcome};
 use clap::Args;
 use cni_wire::text::printable;
-use ipam::store::{Checkup, Store};
+use ipam::store::{Checkup, Problem, Store};
 use serde_json::json;
 use std::time::Duration;
 
@@ -35,41 +35,21 @@ impl Fsck {
             None => Checkup::default(),
         };
         let repaired = checkup.repaired();
-        let left = checkup.findings.len().saturating_sub(repaired);
-        if scope.global.json {
-            let findings: Vec<_> = checkup
-                .findings
-                .iter()
-                .map(|problem| {
-                    json!({
-                        "file": problem.finding.path,
-                        "what": problem.finding.what,
-                        "repaired": problem.repaired,
-                    })
-                })
-                .collect();
-            say_json(json!({
-                "sound": checkup.sound, "findings": findings, "repaired": repaired,
-            }));
-        } else {
-            for problem in &checkup.findings {
-                say(&format!(
-                    "{}: {}{}\n",
-                    shown(&problem.finding.path),
-                    printable(&problem.finding.what),
-                    if problem.repaired { " (repaired)" } else { "" }
-                ));
+        let finding = |one: &Problem| json!({"file": one.finding.path, "what": one.finding.what, "repaired": one.repaired});
+        let findings: Vec<_> = checkup.findings.iter().map(finding).collect();
+        let document = json!({
+            "sound": checkup.sound, "findings": findings, "repaired": repaired,
+        });
+        scope.global.say(document, || {
+            let mut text = String::new();
+            for Problem { finding, repaired } in &checkup.findings {
+                let (path, what) = (shown(&finding.path), printable(&finding.what));
+                let repaired = if *repaired { " (repaired)" } else { "" };
+                text += &format!("{path}: {what}{repaired}\n");
             }
-            say(&format!(
-                "{} leases in order, {} findings, {repaired} repaired\n",
-                checkup.sound,
-                checkup.findings.len(),
-            ));
-        }
-        Ok(if left == 0 {
-            Outcome::Good
-        } else {
-            Outcome::Found
-        })
+            let (sound, found) = (checkup.sound, checkup.findings.len());
+            text + &format!("{sound} leases in order, {found} findings, {repaired} repaired\n")
+        });
+        Ok(Outcome::good_if(repaired == checkup.findings.len()))
     }
 }

@@ -29,18 +29,13 @@ pub(super) fn read(directory: &Path, ranges: &[IpNetwork]) -> Result<(Vec<Planne
     let (mut planned, mut empty) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(directory).with_context(|| failed(directory))? {
         let path = entry.with_context(|| failed(directory))?.path();
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
         if name == "lock" || name.starts_with("last_reserved_ip.") {
             continue;
         }
-        let address: IpAddr = name
-            .replace('_', ":")
-            .parse()
-            .with_context(|| format!("{name} is not an address"))?;
+        let address = name.replace('_', ":").parse();
+        let address: IpAddr = address.with_context(|| format!("{name} is not an address"))?;
         let Some(range) = ranges.iter().find(|range| range.contains(address)) else {
             bail!("{name} lies in none of the ranges given");
         };
@@ -50,16 +45,13 @@ pub(super) fn read(directory: &Path, ranges: &[IpNetwork]) -> Result<(Vec<Planne
             empty.push(name);
             continue;
         };
+        // Files of old releases have the container only; its interface was eth0.
+        let interface = lines.next().filter(|line| !line.is_empty());
         planned.push(Planned {
             address,
             range: *range,
             container: container.to_owned(),
-            // Files of old releases have the container only; its interface was eth0.
-            interface: lines
-                .next()
-                .filter(|line| !line.is_empty())
-                .unwrap_or("eth0")
-                .to_owned(),
+            interface: interface.unwrap_or("eth0").to_owned(),
         });
     }
     planned.sort_by_key(|planned| planned.address);

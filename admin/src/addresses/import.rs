@@ -2,17 +2,17 @@
 
 use super::Scope;
 use super::host_local::{self, Planned};
-use crate::output::{Ended, Outcome, complain, say, say_json};
+use crate::output::{Ended, Outcome, complain, table};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use ipam::lease::Holder;
-use ipam::plugin::Plugin;
 use ipam::range::{Range, Spec};
 use ipam::store::{CoolDown, Store, Want};
 use ipnetwork::IpNetwork;
 use node::policy::{Profile, StoreKind};
-use node::table::table;
+use node::table::cell;
 use serde_json::json;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -32,16 +32,10 @@ enum From {
         /// The CNI network's name; the directory's name unless given
         #[arg(long)]
         network: Option<String>,
-        #[command(flatten)]
-        how: How,
+        /// Lease them; without this only the plan is shown
+        #[arg(long, short)]
+        yes: bool,
     },
-}
-
-#[derive(Debug, Args)]
-struct How {
-    /// Lease them; without this only the plan is shown
-    #[arg(long, short)]
-    yes: bool,
 }
 
 impl Import {
@@ -60,24 +54,23 @@ impl Import {
             directory,
             range,
             network,
-            how,
+            yes,
         } = &self.from;
         let (planned, empty) = host_local::read(directory, range)?;
         for name in empty {
+            let file = directory.join(name);
             complain(&format!(
                 "{}: the file is empty; not imported",
-                directory.join(name).display()
+                file.display()
             ));
         }
         let name = directory
             .file_name()
             .map(|name| name.to_string_lossy().into_owned());
-        let network = network
-            .clone()
-            .or(name)
-            .context("name the network with --network")?;
+        let network = network.clone().or(name);
+        let network = network.context("name the network with --network")?;
         let node = plugin.identity()?;
-        let holder = move |planned: &Planned| Holder {
+        let holder = |planned: &Planned| Holder {
             network: network.clone(),
             pod: None,
             container: planned.container.clone(),
@@ -89,79 +82,67 @@ impl Import {
             netns_inode: None,
             device: None,
         };
-        apply(scope, &plugin, &planned, &holder, how)
+        let mut leases = Vec::new();
+        for planned in &planned {
+            if cni_wire::ContainerId::parse(&planned.container).is_err() {
+                let (address, container) = (planned.address, &planned.container);
+                bail!("{address}: container ID {container:?} is none");
+            }
+            leases.push((planned.address, range_of(planned)?, holder(planned)));
+        }
+        let done = match yes {
+            true => import(&plugin.open(scope.store)?, &leases)?,
+            false => 0,
+        };
+        let document = json!({"dryRun": !yes, "leases": planned, "imported": done});
+        scope.global.say(document, || {
+            let row = |(planned, (.., holder)): (&Planned, &Lease)| {
+                let range = planned.range.to_string();
+                vec![
+                    planned.address.to_string(),
+                    range,
+                    cell(&holder.to_string()),
+                ]
+            };
+            let rows: Vec<Vec<String>> = planned.iter().zip(&leases).map(row).collect();
+            let all = planned.len();
+            table("ADDRESS  RANGE  HOLDER", &rows)
+                + &match yes {
+                    true => format!("{done} imported, {} were there\n", all - done),
+                    false => format!("{all} to import; nothing was written, say --yes\n"),
+                }
+        });
+        Ok(Outcome::Good)
     }
 }
 
-/// Shows the plan; with `--yes` leases all of it or, if one fails, none.
-fn apply(
-    scope: &Scope<'_>,
-    plugin: &Plugin,
-    planned: &[Planned],
-    holder: &impl Fn(&Planned) -> Holder,
-    how: &How,
-) -> Result<Outcome> {
-    let ranges = planned
-        .iter()
-        .map(range_of)
-        .collect::<Result<Vec<Range>>>()?;
-    for planned in planned {
-        let of = holder(planned);
-        if cni_wire::ContainerId::parse(&of.container).is_err() {
-            bail!(
-                "{}: container ID {:?} is none",
-                planned.address,
-                of.container
-            );
-        }
-    }
+/// One to make.
+type Lease = (IpAddr, Range, Holder);
+
+/// All, or none of those that were not there; how many.
+fn import(store: &Store, leases: &[Lease]) -> Result<usize> {
     let mut done = Vec::new();
-    if how.yes {
-        let store = &plugin.open(scope.store)?;
-        for (planned, range) in planned.iter().zip(&ranges) {
-            match lease(store, planned, range, &holder(planned)) {
-                Ok(true) => done.push(planned),
-                // Imported by an earlier run.
-                Ok(false) => {}
-                Err(error) => {
-                    let back = give_back(store, &done, holder);
-                    return Err(error.context(format!("import {}; {back}", planned.address)));
-                }
+    for one in leases {
+        match lease(store, one) {
+            Ok(true) => done.push(&one.2),
+            // Imported by an earlier run.
+            Ok(false) => {}
+            Err(error) => {
+                let back = give_back(store, &done);
+                return Err(error.context(format!("import {}; {back}", one.0)));
             }
         }
     }
-    if scope.global.json {
-        say_json(json!({"dryRun": !how.yes, "leases": planned, "imported": done.len()}));
-        return Ok(Outcome::Good);
-    }
-    let rows: Vec<Vec<String>> = planned
-        .iter()
-        .map(|planned| row(planned, &holder(planned)))
-        .collect();
-    say(&table(&["ADDRESS", "RANGE", "HOLDER"], &rows));
-    match how.yes {
-        true => say(&format!(
-            "{} imported, {} were there\n",
-            done.len(),
-            planned.len() - done.len()
-        )),
-        false => say(&format!(
-            "{} to import; nothing was written, say --yes\n",
-            planned.len()
-        )),
-    }
-    Ok(Outcome::Good)
+    Ok(done.len())
 }
 
 fn range_of(planned: &Planned) -> Result<Range> {
     let text = planned.range.to_string();
-    let range = Range::new(
-        &Spec {
-            range: &text,
-            ..Spec::default()
-        },
-        Profile::Strict,
-    )?;
+    let spec = Spec {
+        range: &text,
+        ..Spec::default()
+    };
+    let range = Range::new(&spec, Profile::Strict)?;
     if !range.may_be_requested(planned.address) {
         bail!("{} is the first or last address of {text}", planned.address);
     }
@@ -169,10 +150,10 @@ fn range_of(planned: &Planned) -> Result<Range> {
 }
 
 /// Whether it was leased now; false when the same holder has it already.
-fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Result<bool> {
+fn lease(store: &Store, (address, range, holder): &Lease) -> Result<bool> {
     // What a record names may have been released by hand since, or lost to another.
     let held = store.held_by(holder)?;
-    if held.iter().any(|lease| lease.address == planned.address) {
+    if held.iter().any(|lease| lease.address == *address) {
         return Ok(false);
     }
     let index = store.owned_by(holder)?.len();
@@ -182,15 +163,14 @@ fn lease(store: &Store, planned: &Planned, range: &Range, holder: &Holder) -> Re
         overlapping: true,
         holder,
     };
-    store.allocate_this(&want, index, planned.address)?;
+    store.allocate_this(&want, index, *address)?;
     Ok(true)
 }
 
-fn give_back(store: &Store, done: &[&Planned], holder: &impl Fn(&Planned) -> Holder) -> String {
+fn give_back(store: &Store, done: &[&Holder]) -> String {
     let mut left = 0;
-    for planned in done.iter().rev() {
-        let last = store.owned_by(&holder(planned)).ok();
-        let last = last.and_then(|mut all| all.pop());
+    for holder in done.iter().rev() {
+        let last = store.owned_by(holder).ok().and_then(|mut all| all.pop());
         match last.map(|last| store.release(&last, CoolDown::NeverAnswered)) {
             Some(Ok(_)) => {}
             _ => left += 1,
@@ -200,12 +180,4 @@ fn give_back(store: &Store, done: &[&Planned], holder: &impl Fn(&Planned) -> Hol
         0 => "nothing was imported".to_owned(),
         n => format!("{n} leases could not be given back, see rdmactl addresses"),
     }
-}
-
-fn row(planned: &Planned, holder: &Holder) -> Vec<String> {
-    vec![
-        planned.address.to_string(),
-        planned.range.to_string(),
-        node::table::cell(&holder.to_string()),
-    ]
 }

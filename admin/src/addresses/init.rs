@@ -1,26 +1,18 @@
-//! `rdmactl addresses init`: makes a directory of the policy a store.
+//! `rdmactl addresses init`: makes a directory a store.
 
 use serde_json::json;
 
 use super::Scope;
-use crate::output::{Ended, Outcome, say, say_json};
+use crate::output::{Ended, Outcome};
 
 pub(super) fn run(scope: &Scope<'_>) -> Ended {
     let store = scope.plugin()?.init(scope.store)?;
-    if scope.global.json {
-        say_json(json!({
-            "directory": store.directory(),
-            "id": store.id(),
-            "filesystem": store.file_system(),
-            "shared": store.is_shared(),
-        }));
-        return Ok(Outcome::Good);
-    }
-    say(&format!(
-        "{} is store {} ({})\n",
-        store.directory().display(),
-        store.id(),
-        store.file_system()
-    ));
+    let (directory, id, filesystem) = (store.directory(), store.id(), store.file_system());
+    let document = json!({
+        "directory": directory, "id": id, "filesystem": filesystem, "shared": store.is_shared(),
+    });
+    scope.global.say(document, || {
+        format!("{} is store {id} ({filesystem})\n", directory.display())
+    });
     Ok(Outcome::Good)
 }

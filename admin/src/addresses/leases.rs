@@ -6,8 +6,8 @@ use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
 use node::table::{age, cell};
 
-use super::shown;
-use crate::output::{Outcome, complain};
+use super::{complain_of, names_pod};
+use crate::output::{self, Outcome, complain, optional};
 
 /// Which leases.
 #[derive(Debug, Default, Args)]
@@ -49,19 +49,12 @@ impl Filter {
             match entry.record {
                 _ if entry.freed.is_some() => {}
                 Ok(lease) => leases.push(lease),
-                Err(why) => complain(&format!(
-                    "{}: {why}; see rdmactl addresses fsck",
-                    shown(&entry.path)
-                )),
+                Err(why) => complain_of(&entry.path, &why),
             }
             Ok(())
         })?;
         for finding in findings {
-            complain(&format!(
-                "{}: {}; see rdmactl addresses fsck",
-                shown(&finding.path),
-                finding.what
-            ));
+            complain_of(&finding.path, &finding.what);
         }
         if let Some(pool) = self.pool
             && !leases.iter().any(|lease| lease.range == pool)
@@ -81,44 +74,27 @@ impl Filter {
         self.pool.is_none_or(|pool| pool == lease.range)
             && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
             && (self.node.as_ref()).is_none_or(|node| *node == lease.holder.node)
-            && (self.pod.as_ref()).is_none_or(|name| {
-                let pod = lease.holder.pod.as_ref();
-                pod.is_some_and(|pod| pod.name == *name || pod.to_string() == *name)
-            })
+            && (self.pod.as_ref()).is_none_or(|name| names_pod(lease, name))
     }
 }
 
 pub(super) fn table(leases: &[Lease]) -> String {
-    let now = jiff::Timestamp::now();
-    let rows: Vec<Vec<String>> = leases.iter().map(|lease| row(lease, now)).collect();
-    let header = [
-        "ADDRESS",
-        "NETWORK NAME",
-        "POD",
-        "INTERFACE",
-        "NODE",
-        "NETWORK",
-        "CONTAINER",
-        "AGE",
-    ];
-    node::table::table(&header, &rows)
+    let rows: Vec<Vec<String>> = leases.iter().map(row).collect();
+    let header = "ADDRESS  NETWORK NAME  POD  INTERFACE  NODE  NETWORK  CONTAINER  AGE";
+    output::table(header, &rows)
 }
 
-fn row(lease: &Lease, now: jiff::Timestamp) -> Vec<String> {
+fn row(lease: &Lease) -> Vec<String> {
     let holder = &lease.holder;
-    let pod = holder
-        .pod
-        .as_ref()
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let pod = holder.pod.as_ref().map(ToString::to_string);
     vec![
         format!("{}/{}", lease.address, lease.prefix),
-        cell(lease.network_name.as_deref().unwrap_or_default()),
-        cell(&pod),
+        optional(lease.network_name.as_deref()),
+        optional(pod.as_deref()),
         cell(&holder.interface),
         cell(&holder.node),
         cell(&holder.network),
         cell(holder.container.get(..12).unwrap_or(&holder.container)),
-        age(now.as_second() - lease.created.as_second()),
+        age(jiff::Timestamp::now().as_second() - lease.created.as_second()),
     ]
 }

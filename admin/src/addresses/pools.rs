@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use ipam::pool_usage::{Usage, usage};
 use ipam::store::{Pool, Store, StoreError};
-use node::table::{age, cell};
+use node::table::age;
 use serde_json::{Value, json};
 
+use crate::output::{self, optional};
 use crate::status::rounded;
 
 /// A pool and what is used of it.
@@ -19,40 +20,17 @@ pub(super) fn read(store: &Store, cooldown: Duration) -> Result<Vec<Used>, Store
 }
 
 pub(super) fn documents(pools: &[Used]) -> Vec<Value> {
-    pools
-        .iter()
-        .map(|(pool, counts)| as_json(pool, counts))
-        .collect()
+    pools.iter().map(as_json).collect()
 }
 
 pub(super) fn table(pools: &[Used]) -> String {
-    let now = jiff::Timestamp::now().as_second();
-    let rows: Vec<Vec<String>> = pools
-        .iter()
-        .map(|(pool, counts)| row(pool, counts, now))
-        .collect();
-    let header = [
-        "RANGE",
-        "NETWORK NAME",
-        "FROM",
-        "TO",
-        "SIZE",
-        "USED",
-        "BY OTHERS",
-        "COOLING DOWN",
-        "FREE",
-        "LAST ADD",
-    ];
-    node::table::table(&header, &rows)
+    let rows: Vec<Vec<String>> = pools.iter().map(row).collect();
+    let header =
+        "RANGE  NETWORK NAME  FROM  TO  SIZE  USED  BY OTHERS  COOLING DOWN  FREE  LAST ADD";
+    output::table(header, &rows)
 }
 
-fn ends(pool: &Pool) -> (String, String) {
-    let first = pool.spans.first().map(|span| span.0.to_string());
-    let last = pool.spans.last().map(|span| span.1.to_string());
-    (first.unwrap_or_default(), last.unwrap_or_default())
-}
-
-fn as_json(pool: &Pool, counts: &Usage) -> Value {
+fn as_json((pool, counts): &Used) -> Value {
     // Numbers beyond 64 bits are texts: few readers of JSON keep them whole.
     let number = |n: u128| u64::try_from(n).map_or_else(|_| json!(n.to_string()), |n| json!(n));
     json!({
@@ -70,13 +48,15 @@ fn as_json(pool: &Pool, counts: &Usage) -> Value {
     })
 }
 
-fn row(pool: &Pool, counts: &Usage, now: i64) -> Vec<String> {
-    let (first, last) = ends(pool);
+fn row((pool, counts): &Used) -> Vec<String> {
+    let first = pool.spans.first().map(|span| span.0.to_string());
+    let last = pool.spans.last().map(|span| span.1.to_string());
+    let now = jiff::Timestamp::now().as_second();
     vec![
         pool.range.to_string(),
-        cell(pool.network_name.as_deref().unwrap_or_default()),
-        first,
-        last,
+        optional(pool.network_name.as_deref()),
+        first.unwrap_or_default(),
+        last.unwrap_or_default(),
         rounded(pool.size()),
         counts.used.to_string(),
         counts.used_by_others.to_string(),

@@ -1,13 +1,13 @@
 //! `rdmactl addresses reclaim`: free this node's leases that are over.
 
-use super::{Scope, shown};
-use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
+use super::{Scope, complain_of};
+use crate::output::{Ended, Outcome, confirmed, say, table};
 use anyhow::bail;
 use clap::Args;
 use ipam::lease::Lease;
 use ipam::reclaim::{self, Options, Over, Report};
-use node::table::table;
-use serde_json::json;
+use serde_json::{Value, json};
+use std::io::IsTerminal as _;
 
 #[derive(Debug, Args)]
 pub(super) struct Reclaim {
@@ -43,8 +43,8 @@ impl Reclaim {
         let mut dry_run = !self.yes;
         let mut report = run(dry_run)?;
         if dry_run && !self.dry_run && !scope.global.json && !report.freed.is_empty() {
-            print(&report, dry_run);
-            if !is_terminal() {
+            say(&text(&report, dry_run));
+            if !std::io::stdin().is_terminal() {
                 say("nothing was freed, say --yes\n");
                 return Ok(Outcome::Good);
             }
@@ -54,25 +54,17 @@ impl Reclaim {
             dry_run = false;
             report = run(dry_run)?;
         }
-        if scope.global.json {
-            say_json(json!({
-                "dryRun": dry_run,
-                "freed": as_json(&report.freed),
-                "waiting": as_json(&report.waiting),
-                "kept": report.kept.iter()
-                    .map(|(lease, why)| json!({"lease": lease, "because": why}))
-                    .collect::<Vec<_>>(),
-                "failed": report.failed,
-            }));
-        } else {
-            print(&report, dry_run);
-        }
+        let kept = report.kept.iter();
+        let document = json!({
+            "dryRun": dry_run,
+            "freed": as_json(&report.freed),
+            "waiting": as_json(&report.waiting),
+            "kept": kept.map(|(lease, why)| of(lease, why)).collect::<Vec<_>>(),
+            "failed": report.failed,
+        });
+        scope.global.say(document, || text(&report, dry_run));
         for finding in &report.findings {
-            complain(&format!(
-                "{}: {}; see rdmactl addresses fsck",
-                shown(&finding.path),
-                finding.what
-            ));
+            complain_of(&finding.path, &finding.what);
         }
         if let Some(first) = report.failed.first() {
             bail!("{} could not be freed: {first}", report.failed.len());
@@ -81,18 +73,13 @@ impl Reclaim {
     }
 }
 
-fn is_terminal() -> bool {
-    use std::io::IsTerminal;
-    std::io::stdin().is_terminal()
-}
-
-fn print(report: &Report, dry_run: bool) {
+fn text(report: &Report, dry_run: bool) -> String {
     let done = if dry_run { "would be freed" } else { "freed" };
     let over = |state, leases: &[(Lease, Over)]| -> Vec<Vec<String>> {
-        leases
+        let rows = leases
             .iter()
-            .map(|(lease, why)| row(lease, state, why.as_str()))
-            .collect()
+            .map(|(lease, why)| row(lease, state, why.as_str()));
+        rows.collect()
     };
     let mut rows = over(done, &report.freed);
     rows.extend(over("seen; freed by a later run", &report.waiting));
@@ -102,15 +89,12 @@ fn print(report: &Report, dry_run: bool) {
             .iter()
             .map(|(lease, why)| row(lease, "kept", why)),
     );
+    let mut text = String::new();
     if !rows.is_empty() {
-        say(&table(&["ADDRESS", "STATE", "BECAUSE", "HOLDER"], &rows));
+        text += &table("ADDRESS  STATE  BECAUSE  HOLDER", &rows);
     }
-    say(&format!(
-        "{} {done}, {} pending a second check, {} kept\n",
-        report.freed.len(),
-        report.waiting.len(),
-        report.kept.len()
-    ));
+    let (freed, waiting, kept) = (report.freed.len(), report.waiting.len(), report.kept.len());
+    text + &format!("{freed} {done}, {waiting} pending a second check, {kept} kept\n")
 }
 
 fn row(lease: &Lease, state: &str, why: &str) -> Vec<String> {
@@ -122,9 +106,11 @@ fn row(lease: &Lease, state: &str, why: &str) -> Vec<String> {
     ]
 }
 
-fn as_json(leases: &[(Lease, Over)]) -> Vec<serde_json::Value> {
-    leases
-        .iter()
-        .map(|(lease, why)| json!({"lease": lease, "because": why.as_str()}))
-        .collect()
+fn of(lease: &Lease, why: &str) -> Value {
+    json!({"lease": lease, "because": why})
+}
+
+fn as_json(leases: &[(Lease, Over)]) -> Vec<Value> {
+    let leases = leases.iter();
+    leases.map(|(lease, why)| of(lease, why.as_str())).collect()
 }

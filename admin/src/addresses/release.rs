@@ -1,13 +1,13 @@
 //! `rdmactl addresses release`: free leases by hand.
 
-use super::Scope;
-use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
+use super::{Scope, names_pod};
+use crate::output::{Ended, Outcome, complain, confirmed, optional, say, table};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipam::lease::Lease;
 use ipam::store::{Entry, Store};
 use ipnetwork::IpNetwork;
-use node::table::{cell, table};
+use node::table::cell;
 use serde_json::json;
 use std::net::IpAddr;
 
@@ -67,7 +67,7 @@ impl Release {
             return Ok(Outcome::Found);
         }
         if !scope.global.json {
-            show(&chosen);
+            say(&text(&chosen));
         }
         if !confirmed(self.yes, &question(chosen.len()))? {
             return Ok(Outcome::Found);
@@ -80,11 +80,10 @@ impl Release {
                 Err(error) => failed.push(error.to_string()),
             }
         }
-        if scope.global.json {
-            say_json(json!({"freed": freed, "failed": failed}));
-        } else {
-            say(&format!("{} freed\n", freed.len()));
-        }
+        let document = json!({"freed": freed, "failed": failed});
+        scope
+            .global
+            .say(document, || format!("{} freed\n", freed.len()));
         if let Some(first) = failed.first() {
             bail!("{} could not be freed: {first}", failed.len());
         }
@@ -154,19 +153,14 @@ impl Release {
         if let Some(node) = &self.which.node {
             return lease.holder.node == *node;
         }
-        let (pod, wanted) = (lease.holder.pod.as_ref(), self.which.pod.as_ref());
-        pod.zip(wanted)
-            .is_some_and(|(pod, wanted)| pod.to_string() == *wanted || pod.name == *wanted)
+        (self.which.pod.as_ref()).is_some_and(|name| names_pod(lease, name))
     }
 }
 
 /// Prints what would be freed.
-fn show(chosen: &[Entry]) {
+fn text(chosen: &[Entry]) -> String {
     let rows: Vec<Vec<String>> = chosen.iter().map(row).collect();
-    say(&table(
-        &["ADDRESS", "NETWORK NAME", "RANGE", "HOLDER"],
-        &rows,
-    ));
+    table("ADDRESS  NETWORK NAME  RANGE  HOLDER", &rows)
 }
 
 fn question(leases: usize) -> String {
@@ -185,7 +179,7 @@ fn row(entry: &Entry) -> Vec<String> {
     let range = entry.record.as_ref().map(|lease| lease.range.to_string());
     vec![
         entry.address.to_string(),
-        cell(entry.network_name.as_deref().unwrap_or_default()),
+        optional(entry.network_name.as_deref()),
         range.unwrap_or_default(),
         cell(&holder),
     ]

@@ -1,7 +1,7 @@
 //! `rdmactl addresses show`: everything known about an address, a pod or a container.
 
-use super::Scope;
-use crate::output::{Ended, Outcome, complain, say, say_json};
+use super::{Scope, names_pod};
+use crate::output::{Ended, Outcome, complain};
 use clap::Args;
 use cni_wire::text::printable;
 use ipam::lease::Lease;
@@ -36,41 +36,31 @@ impl Show {
             })?;
         }
         if found.is_empty() {
-            let beginning = match self.what.len() < MIN_BEGINNING {
-                true => format!(
+            let mut why = format!("nothing is known about {:?}", self.what);
+            if self.what.len() < MIN_BEGINNING {
+                why += &format!(
                     "; of a container ID at least {MIN_BEGINNING} characters are needed, or all of it"
-                ),
-                false => String::new(),
-            };
-            complain(&format!(
-                "nothing is known about {:?}{beginning}",
-                self.what
-            ));
+                );
+            }
+            complain(&why);
             return Ok(Outcome::Found);
         }
-        if scope.global.json {
-            say_json(json!({"found": found}));
-        } else {
-            for entry in &found {
-                say(&format!("{}\n", text(entry)));
-            }
-        }
+        let text = || found.iter().map(|entry| text(entry) + "\n").collect();
+        scope.global.say(json!({"found": found}), text);
         Ok(Outcome::Good)
     }
 
     fn means(&self, lease: &Lease) -> bool {
-        let pod = lease.holder.pod.as_ref();
-        pod.is_some_and(|pod| pod.to_string() == self.what || pod.name == self.what)
+        names_pod(lease, &self.what)
             || lease.holder.container == self.what
             || (self.what.len() >= MIN_BEGINNING && lease.holder.container.starts_with(&self.what))
     }
 }
 
 fn describe(entry: &Entry) -> Value {
-    let state = if entry.freed.is_some() {
-        "freed"
-    } else {
-        "held"
+    let (state, key) = match entry.freed {
+        Some(_) => ("freed", "lastLease"),
+        None => ("held", "lease"),
     };
     let mut value = json!({
         "address": entry.address,
@@ -79,26 +69,17 @@ fn describe(entry: &Entry) -> Value {
         "timesLeased": entry.generation,
         "file": entry.path,
     });
-    if let (Some(map), Some(freed)) = (value.as_object_mut(), entry.freed) {
-        let at = i64::try_from(freed)
-            .ok()
-            .and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
-        map.insert("freed".into(), json!(at));
-    }
+    let (key, lease) = match &entry.record {
+        Ok(lease) => (key, json!(lease)),
+        Err(why) => ("fault", json!(why)),
+    };
     if let Some(map) = value.as_object_mut() {
-        match &entry.record {
-            Ok(lease) => {
-                let key = if entry.freed.is_some() {
-                    "lastLease"
-                } else {
-                    "lease"
-                };
-                map.insert(key.into(), json!(lease));
-            }
-            Err(why) => {
-                map.insert("fault".into(), json!(why));
-            }
+        if let Some(freed) = entry.freed {
+            let at = i64::try_from(freed).ok();
+            let at = at.and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+            map.insert("freed".into(), json!(at));
         }
+        map.insert(key.into(), lease);
     }
     value
 }

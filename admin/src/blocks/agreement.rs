@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
-use ipnetwork::IpNetwork;
 
 use rdma_ipam_broker::api::document::{BlockObject, NodeId, RangeObject, RangeSpec};
 use rdma_ipam_broker::decide::standing::NodeState;
@@ -69,12 +68,10 @@ pub(super) fn of_cluster(
         }
     }
     for mut blocks in by_space.into_values() {
-        let misfits = blocks.iter().filter_map(|block| misfit(block, &confirmed));
-        findings.extend(misfits);
+        findings.extend(blocks.iter().filter_map(|block| misfit(block, &confirmed)));
         blocks.sort_by_key(|block| (block.spec.block.network(), block.spec.block.prefix()));
         findings.extend(overlaps(&blocks));
-        let ends = blocks.iter().filter_map(|block| end(block, states));
-        findings.extend(ends);
+        findings.extend(blocks.iter().filter_map(|block| end(block, states)));
     }
     findings
 }
@@ -82,23 +79,19 @@ pub(super) fn of_cluster(
 /// That a block is in no range, or is not one of the blocks of its range.
 fn misfit(block: &BlockObject, ranges: &[&RangeSpec]) -> Option<Finding> {
     let (network, space) = (block.spec.block, block.space());
-    let mut around = ranges
-        .iter()
-        .filter(|range| range.space() == space && overlap(range.range, network));
-    let what = match (
-        around.clone().next(),
-        around.find(|range| range.contradicts(network)),
-    ) {
-        (_, Some(range)) => format!(
+    let is_around = |range: &&&RangeSpec| range.space() == space && overlap(range.range, network);
+    let around: Vec<&&RangeSpec> = ranges.iter().filter(is_around).collect();
+    let what = match around.iter().find(|range| range.contradicts(network)) {
+        Some(range) => format!(
             "{network} is not a block of range {}, which is cut into /{}: drain its node, and kubectl delete it",
             range.range, range.block_prefix
         ),
-        (None, _) => {
+        None if around.is_empty() => {
             "its AddressRange is not there, so nothing fixes the length of blocks; the next broker \
              that needs a block makes it"
                 .to_owned()
         }
-        (Some(_), None) => return None,
+        None => return None,
     };
     Some(Finding::of(block, what))
 }
@@ -130,10 +123,10 @@ fn flags(space: &AddressSpace) -> String {
         "default" => String::new(),
         store => format!(" --store {store}"),
     };
-    let name = space.network_name.as_ref();
-    name.map_or(store.clone(), |name| {
-        format!("{store} --network-name {name}")
-    })
+    match &space.network_name {
+        Some(name) => format!("{store} --network-name {name}"),
+        None => store,
+    }
 }
 
 /// That a block's node is gone, or is marked so and is not.
@@ -180,23 +173,18 @@ pub(super) fn of_node(
     grants: &[(AddressSpace, Grant)],
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let named = |space: &AddressSpace, network: IpNetwork| {
-        let name = space.block_name(network);
-        let mut own = blocks.iter().filter(|block| block.spec.node == me.name);
-        own.find(|block| block.metadata.name == name)
+    let taken = |block: &BlockObject| {
+        let over = block.spec.over.as_ref();
+        over.is_some_and(|over| over.administrator)
     };
     for (space, grant) in grants {
-        let what = match named(space, grant.block) {
+        let name = space.block_name(grant.block);
+        let mut own = blocks.iter().filter(|block| block.spec.node == me.name);
+        let what = match own.find(|block| block.metadata.name == name) {
             Some(block) if block.metadata.uid != grant.uid => {
                 "its AddressBlock was made anew since it was granted; restart this node's broker"
             }
-            Some(block)
-                if block
-                    .spec
-                    .over
-                    .as_ref()
-                    .is_some_and(|over| over.administrator) =>
-            {
+            Some(block) if taken(block) => {
                 "an administrator took it from this node, and this node still gives its addresses; does its \
                  broker run?"
             }
@@ -213,9 +201,10 @@ pub(super) fn of_node(
     }
     for block in blocks {
         let of_me = block.node() == *me && block.is_well_named();
-        let granted = grants
-            .iter()
-            .any(|(space, grant)| *space == block.space() && grant.block == block.spec.block);
+        let is_it = |(space, grant): &(AddressSpace, Grant)| {
+            *space == block.space() && grant.block == block.spec.block
+        };
+        let granted = grants.iter().any(is_it);
         if of_me && !granted && block.spec.over.is_none() {
             let what = format!(
                 "{} is this node's, and is not granted here: nobody gives its addresses; does this node's \
@@ -231,6 +220,7 @@ pub(super) fn of_node(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ipnetwork::IpNetwork;
     use jiff::Timestamp;
     use rdma_ipam_broker::api::document::Over;
 

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::agreement::{self, Finding};
 use crate::global::{Global, Kubectl};
 use crate::kubectl::{BLOCKS, NODES, RANGES};
-use crate::output::{Ended, Outcome, say, say_json};
+use crate::output::{Ended, Outcome};
 
 /// Longer than a broker takes from a change in the API to the one on disk, or the other way round.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(2);
@@ -47,33 +47,27 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
         let identity = NodeIdentity::read(&global.host_root, node)?;
         findings.extend(leases(&policy, &stores, &identity)?);
     }
-    if global.json {
-        let found = findings.iter();
-        let found: Vec<Value> = found
-            .map(|finding| json!({"object": finding.object, "what": finding.what}))
-            .collect();
-        say_json(json!({"blocks": blocks, "node": node, "findings": found}));
-    } else {
-        for finding in &findings {
-            let (object, what) = (printable(&finding.object), printable(&finding.what));
-            say(&format!("{object}: {what}\n"));
-        }
+    let found = findings.iter();
+    let found = found.map(|finding| json!({"object": finding.object, "what": finding.what}));
+    let found: Vec<Value> = found.collect();
+    let document = json!({"blocks": blocks, "node": node, "findings": found});
+    global.say(document, || {
+        let line = |finding: &Finding| {
+            format!(
+                "{}: {}\n",
+                printable(&finding.object),
+                printable(&finding.what)
+            )
+        };
+        let text: String = findings.iter().map(line).collect();
         let whose = match &node {
             Some(node) => format!("and the grants and leases of node {}", printable(node)),
-            None => {
-                "and no node's files: this is not a node of a store of type kubernetes".to_owned()
-            }
+            None => "and no node's files: this is not a node of a store of type kubernetes".into(),
         };
-        say(&format!(
-            "{blocks} blocks in namespace {} {whose}; {} findings\n",
-            printable(&kubectl.namespace),
-            findings.len()
-        ));
-    }
-    Ok(match findings.is_empty() {
-        true => Outcome::Good,
-        false => Outcome::Found,
-    })
+        let (namespace, count) = (printable(&kubectl.namespace), findings.len());
+        text + &format!("{blocks} blocks in namespace {namespace} {whose}; {count} findings\n")
+    });
+    Ok(Outcome::good_if(findings.is_empty()))
 }
 
 /// How many objects there are, and what is wrong with them. Blocks are read before nodes: a block
@@ -82,10 +76,10 @@ fn cluster(kubectl: &Kubectl) -> anyhow::Result<(usize, Vec<Finding>)> {
     let blocks: Vec<BlockObject> = kubectl.list(BLOCKS)?;
     let ranges: Vec<RangeObject> = kubectl.list(RANGES)?;
     let nodes: Vec<NodeObject> = kubectl.list(NODES)?;
-    let states: BTreeMap<String, NodeState> = nodes
+    let states = nodes
         .iter()
-        .map(|node| (node.metadata.name.clone(), NodeState::of(Some(node))))
-        .collect();
+        .map(|node| (node.metadata.name.clone(), NodeState::of(Some(node))));
+    let states: BTreeMap<String, NodeState> = states.collect();
     let findings = agreement::of_cluster(&blocks, &ranges, &states);
     Ok((blocks.len(), findings))
 }
@@ -105,9 +99,8 @@ fn grants_of(
     })?;
     let mut granted: Vec<(AddressSpace, Grant)> = Vec::new();
     for store in stores {
-        for (space, grants) in
-            grants::read_all(&grants::directory(&policy.state_dir, store), store)?
-        {
+        let directory = grants::directory(&policy.state_dir, store);
+        for (space, grants) in grants::read_all(&directory, store)? {
             let of_space = grants.blocks.into_iter();
             granted.extend(of_space.map(|grant| (space.clone(), grant)));
         }

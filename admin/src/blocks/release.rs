@@ -8,15 +8,14 @@ use cni_wire::text::printable;
 use ipam::block::AddressSpace;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
-use node::table::table;
 use rdma_ipam_broker::api::document::{BlockObject, NodeObject, Over};
 use serde_json::json;
 
 use self::decide::Danger;
-use super::{HEADER, as_json, row};
+use super::{as_json, text};
 use crate::global::{Global, Kubectl};
 use crate::kubectl::{BLOCKS, NODES};
-use crate::output::{Ended, Outcome, complain, confirmed, say, say_json};
+use crate::output::{Ended, Outcome, complain, confirmed, say};
 
 /// How often it is decided anew because the object was changed meanwhile.
 const MOST_ATTEMPTS: usize = 5;
@@ -89,7 +88,7 @@ impl Release {
                 None if !self.yes => {
                     // Standard output is for the document alone.
                     if !global.json {
-                        say(&table(&HEADER, &[row(&block, Timestamp::now())]));
+                        say(&text(std::slice::from_ref(&block)));
                     }
                     if !confirmed(false, &question(self.block, &owner, danger))? {
                         return Ok(Outcome::Found);
@@ -109,18 +108,16 @@ impl Release {
     }
 
     fn done(&self, block: &BlockObject, global: &Global) {
-        if global.json {
-            say_json(json!({"released": as_json(block)}));
-            return;
-        }
         let since = block.spec.over.as_ref().map(|over| over.since.to_string());
-        say(&format!(
-            "{} is taken from node {}. It rests since {}; after the cool-down of the nodes' policy, and five minutes at \
-             least, another node may have it.\n",
-            block.spec.block,
-            printable(&block.spec.node),
-            since.unwrap_or_default(),
-        ));
+        global.say(json!({"released": as_json(block)}), || {
+            format!(
+                "{} is taken from node {}. It rests since {}; after the cool-down of the nodes' policy, and five minutes at \
+                 least, another node may have it.\n",
+                block.spec.block,
+                printable(&block.spec.node),
+                since.unwrap_or_default(),
+            )
+        });
     }
 }
 

@@ -1,36 +1,15 @@
 //! The daemon's pods, and what each answers.
 
-use std::collections::BTreeSet;
-use std::process::{Output, Stdio};
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Context as _, bail};
 use cni_wire::text::printable;
+use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
-use tokio::process::Command;
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+
+use super::Flags;
+use crate::kubectl::last_line;
 
 /// The daemon's container, in manifests and chart.
 const CONTAINER: &str = "rdma-device-plugin";
-
-/// Which cluster, which of its nodes, and how.
-#[derive(Debug)]
-pub(super) struct Cluster {
-    /// The program that stands for kubectl.
-    pub kubectl: String,
-    /// Its flags: context, kubeconfig, namespace.
-    pub arguments: Vec<String>,
-    /// Labels of the daemon's pods.
-    pub selector: String,
-    /// Only these nodes; all of them if empty.
-    pub nodes: Vec<String>,
-    /// Nodes that are asked at one time.
-    pub parallel: usize,
-    /// How long one may take.
-    pub timeout: Duration,
-}
 
 /// What a node answered.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,96 +81,68 @@ struct Pod {
     obstacle: Option<String>,
 }
 
-impl Cluster {
-    /// Asks all nodes, in the order of their names.
-    pub(super) async fn ask(self, argv: &[String]) -> anyhow::Result<Vec<Answer>> {
-        let pods = self.pods().await?;
-        let (cluster, argv) = (Arc::new(self), Arc::new(argv.to_vec()));
-        let turns = Arc::new(Semaphore::new(cluster.parallel));
-        let mut tasks = JoinSet::new();
-        for pod in pods {
-            let (cluster, argv, turns) = (cluster.clone(), argv.clone(), turns.clone());
-            tasks.spawn(async move {
-                let _turn = turns.acquire_owned().await;
-                let output = match &pod.obstacle {
-                    Some(obstacle) => Err(obstacle.clone()),
-                    None => cluster.printed(&pod.name, &argv).await,
-                };
-                let Pod { name, node, .. } = pod;
-                Answer {
-                    node,
-                    pod: name,
-                    output,
-                }
-            });
+/// Asks all nodes, in the order of their names.
+pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<Answer>> {
+    let listed = list(flags).await.context("list the daemon's pods")?;
+    let asked = stream::iter(listed).map(|pod| async {
+        let output = match pod.obstacle {
+            Some(obstacle) => Err(obstacle),
+            None => printed(flags, &pod.name, argv).await,
+        };
+        Answer {
+            node: pod.node,
+            pod: pod.name,
+            output,
         }
-        let mut answers = Vec::new();
-        while let Some(answer) = tasks.join_next().await {
-            answers.push(answer.context("ask a node")?);
-        }
-        answers.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
-        Ok(answers)
-    }
+    });
+    let asked = asked.buffer_unordered(usize::from(flags.parallel));
+    let mut answers: Vec<Answer> = asked.collect().await;
+    answers.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
+    Ok(answers)
+}
 
-    async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
-        let selector = format!("--selector={}", self.selector);
-        let output = self.run(&["get", "pods", "--output=json", &selector]).await;
-        let output = output
-            .map_err(anyhow::Error::msg)
-            .context("list the daemon's pods")?;
-        if !output.status.success() {
-            bail!("list the daemon's pods: {}", last_line(&output));
-        }
-        let list: Value = serde_json::from_slice(&output.stdout)
-            .context("read what kubectl get pods --output=json printed")?;
-        let mut pods = pods(&list);
-        if pods.is_empty() {
-            bail!(
-                "no pod with {}: is the daemon installed there? Another namespace is named by \
-                 --namespace, other labels by --selector",
-                self.selector
-            );
-        }
-        if !self.nodes.is_empty() {
-            let known: BTreeSet<String> = pods.iter().map(|pod| pod.node.clone()).collect();
-            if let Some(node) = self.nodes.iter().find(|node| !known.contains(*node)) {
-                bail!("no daemon runs on a node {node}");
-            }
-            pods.retain(|pod| self.nodes.contains(&pod.node));
-        }
-        Ok(pods)
+async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
+    let selector = format!("--selector={}", flags.selector);
+    let get = ["get", "pods", "--output=json", &selector];
+    let output = flags.kubectl.run(&get, b"", flags.timeout()).await?;
+    if !output.status.success() {
+        bail!("{}", last_line(&output));
     }
+    let list: Value =
+        serde_json::from_slice(&output.stdout).context("read what kubectl printed")?;
+    let mut pods = pods(&list);
+    if pods.is_empty() {
+        bail!(
+            "no pod with {}: is the daemon installed there? Another namespace is named by \
+             --namespace, other labels by --selector",
+            flags.selector
+        );
+    }
+    for node in &flags.nodes {
+        if !pods.iter().any(|pod| pod.node == *node) {
+            bail!("no daemon runs on a node {node}");
+        }
+    }
+    pods.retain(|pod| flags.nodes.is_empty() || flags.nodes.contains(&pod.node));
+    Ok(pods)
+}
 
-    /// What a command in the pod printed. One that found something wrong ends with 1 and prints its
-    /// results; one that did not run prints nothing.
-    async fn printed(&self, pod: &str, argv: &[String]) -> Result<Printed, String> {
-        let mut arguments = vec!["exec", pod, "--container", CONTAINER, "--"];
-        arguments.extend(argv.iter().map(String::as_str));
-        let output = self.run(&arguments).await?;
-        let is_good = output.status.success();
-        if !is_good && output.stdout.is_empty() {
-            return Err(last_line(&output));
-        }
-        Ok(Printed {
-            text: String::from_utf8_lossy(&output.stdout).into_owned(),
-            complaint: last_line(&output),
-            is_good,
-        })
+/// What a command in the pod printed. One that found something wrong ends with 1 and prints its
+/// results; one that did not run prints nothing.
+async fn printed(flags: &Flags, pod: &str, argv: &[String]) -> Result<Printed, String> {
+    let mut arguments = vec!["exec", pod, "--container", CONTAINER, "--"];
+    arguments.extend(argv.iter().map(String::as_str));
+    let output = flags.kubectl.run(&arguments, b"", flags.timeout()).await;
+    let output = output.map_err(|error| format!("{error:#}"))?;
+    let (is_good, complaint) = (output.status.success(), last_line(&output));
+    if !is_good && output.stdout.is_empty() {
+        return Err(complaint);
     }
-
-    async fn run(&self, arguments: &[&str]) -> Result<Output, String> {
-        let mut command = Command::new(&self.kubectl);
-        command.args(&self.arguments).args(arguments);
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        match tokio::time::timeout(self.timeout, command.output()).await {
-            Ok(Ok(output)) => Ok(output),
-            Ok(Err(error)) => Err(format!(
-                "start {} (--kubectl names another program): {error}",
-                self.kubectl
-            )),
-            Err(_) => Err(format!("no answer within {} s", self.timeout.as_secs())),
-        }
-    }
+    Ok(Printed {
+        text: String::from_utf8_lossy(&output.stdout).into_owned(),
+        complaint,
+        is_good,
+    })
 }
 
 fn pods(list: &Value) -> Vec<Pod> {
@@ -212,15 +163,6 @@ fn pods(list: &Value) -> Vec<Pod> {
         })
     };
     items.filter_map(pod).collect()
-}
-
-/// What a program that failed said last.
-fn last_line(output: &Output) -> String {
-    let text = [output.stdout.as_slice(), output.stderr.as_slice()].join(&b'\n');
-    let text = String::from_utf8_lossy(&text);
-    let mut lines = text.lines().map(str::trim);
-    let last = lines.rfind(|line| !line.is_empty());
-    last.unwrap_or("it said nothing").to_owned()
 }
 
 #[cfg(test)]

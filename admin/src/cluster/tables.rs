@@ -1,40 +1,58 @@
 //! Answers of all nodes as one table; below it the nodes that did not answer.
 
 use cni_wire::text::printable;
-use node::table::{cell, table};
+use node::table::cell;
 use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::ask::Answer;
-use crate::{pods, status};
-
-/// The rows that a node's document comes to.
-type Rows = fn(&Value) -> Vec<Vec<String>>;
+use crate::output::table;
+use crate::{discover, pods, status};
 
 /// A command whose documents of all nodes are one table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View {
     /// The column NODE comes first.
-    header: &'static [&'static str],
+    header: &'static str,
     rows: Rows,
     /// Each node lists what nodes share, and its rows name their own node.
     is_shared: bool,
 }
 
+/// The rows that a node's document comes to.
+#[derive(Debug, Clone, Copy)]
+enum Rows {
+    /// One for each entry of a list, with these fields.
+    Fields(&'static str, &'static [&'static str]),
+    By(fn(&Value) -> Vec<Vec<String>>),
+}
+
 impl View {
     /// The table of a command; `None` if it has none.
     pub(super) fn of(command: &str) -> Option<Self> {
-        let (header, rows): (&[&str], Rows) = match command {
-            "status" => (&status::UNITS_HEADER, status),
-            "pods" => (&pods::HEADER, pods),
-            "topology" => (&["GPU", "NEAREST NICS", "POD"], topology),
-            "discover" => (&["DEVICE", "NETDEV", "HCA", "NUMA", "RESOURCES"], discover),
-            "preflight" => (&["FAIL", "WARN", "PASS", "CHECKS"], preflight),
+        const ATTACHMENT: [&str; 6] = [
+            "pod",
+            "interface",
+            "network",
+            "kind",
+            "netdev",
+            "netnsState",
+        ];
+        const LEASE: [&str; 5] = ["node", "address", "networkName", "pod", "interface"];
+        let (header, rows) = match command {
+            "status" => (status::UNITS_HEADER, Rows::By(status)),
+            "pods" => (pods::HEADER, Rows::By(pods)),
+            "topology" => ("GPU  NEAREST NICS  POD", Rows::By(topology)),
+            "discover" => ("DEVICE  NETDEV  HCA  NUMA  RESOURCES", Rows::By(discover)),
+            "preflight" => ("FAIL  WARN  PASS  CHECKS", Rows::By(preflight)),
             "attachments" => (
-                &["POD", "INTERFACE", "NETWORK", "KIND", "NETDEV", "NETNS"],
-                attachments,
+                "POD  INTERFACE  NETWORK  KIND  NETDEV  NETNS",
+                Rows::Fields("attachments", &ATTACHMENT),
             ),
-            "addresses" => (&["ADDRESS", "NETWORK NAME", "POD", "INTERFACE"], leases),
+            "addresses" => (
+                "ADDRESS  NETWORK NAME  POD  INTERFACE",
+                Rows::Fields("leases", &LEASE),
+            ),
             _ => return None,
         };
         Some(Self {
@@ -44,6 +62,15 @@ impl View {
         })
     }
 
+    fn rows(&self, document: &Value) -> Vec<Vec<String>> {
+        match self.rows {
+            Rows::By(rows) => rows(document),
+            Rows::Fields(key, names) => {
+                list(&document[key]).map(|one| fields(one, names)).collect()
+            }
+        }
+    }
+
     /// The answers as text, with the notes of each node.
     pub(super) fn text(&self, answers: &[Answer]) -> String {
         let mut all: Vec<Vec<String>> = Vec::new();
@@ -51,23 +78,21 @@ impl View {
             let Some(document) = answer.json() else {
                 continue;
             };
-            let mut of_node = (self.rows)(&document);
+            let mut of_node = self.rows(&document);
             if self.is_shared {
                 of_node.retain(|row| !all.contains(row));
                 all.extend(of_node);
                 continue;
             }
             if of_node.is_empty() {
-                of_node.push(vec!["-".to_owned(); self.header.len()]);
+                of_node.push(vec!["-".to_owned(); self.header.split("  ").count()]);
             }
             all.extend(of_node.into_iter().map(|row| {
                 let node = std::iter::once(cell(&answer.node));
                 node.chain(row).collect::<Vec<String>>()
             }));
         }
-        let mut header = vec!["NODE"];
-        header.extend(self.header);
-        let mut text = table(&header, &all);
+        let mut text = table(&format!("NODE  {}", self.header), &all);
         for answer in answers {
             let document = answer.json().unwrap_or_default();
             // Of a topology the notes say how to read it, on each node the same.
@@ -89,6 +114,10 @@ fn word(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
+        Value::Array(list) => list.iter().map(word).collect::<Vec<_>>().join(" "),
+        Value::Object(pod) if pod.contains_key("namespace") => {
+            format!("{}/{}", word(&value["namespace"]), word(&value["name"]))
+        }
         other => other.to_string(),
     }
 }
@@ -97,8 +126,8 @@ fn shown(value: &Value) -> String {
     cell(&word(value))
 }
 
-fn words(value: &Value) -> String {
-    cell(&list(value).map(word).collect::<Vec<_>>().join(" "))
+fn fields(one: &Value, names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| shown(&one[*name])).collect()
 }
 
 fn status(document: &Value) -> Vec<Vec<String>> {
@@ -112,93 +141,58 @@ fn pods(document: &Value) -> Vec<Vec<String>> {
     document.pods.iter().map(pods::columns).collect()
 }
 
-fn attachments(document: &Value) -> Vec<Vec<String>> {
-    let keys = [
-        "pod",
-        "interface",
-        "network",
-        "kind",
-        "netdev",
-        "netnsState",
-    ];
-    let row = |one: &Value| keys.map(|key| shown(&one[key])).to_vec();
-    list(&document["attachments"]).map(row).collect()
-}
-
 fn topology(document: &Value) -> Vec<Vec<String>> {
     let nics: Vec<&Value> = list(&document["nics"]).collect();
     let title = |nic: &Value| {
-        let first = |key: &str| nic.get(key).and_then(|names| list(names).next()).map(word);
-        first("rdmaDevices")
-            .or_else(|| first("netdevs"))
-            .unwrap_or_else(|| word(&nic["hca"]))
+        let names = ["rdmaDevices", "netdevs"].map(|key| list(&nic[key]).next());
+        word(names.into_iter().flatten().next().unwrap_or(&nic["hca"]))
     };
     let row = |(index, gpu): (usize, &Value)| {
-        let near: Vec<usize> = list(&gpu["nearestNics"])
-            .filter_map(|nic| usize::try_from(nic.as_u64()?).ok())
-            .collect();
+        let near = list(&gpu["nearestNics"]).filter_map(|nic| usize::try_from(nic.as_u64()?).ok());
+        let near: Vec<usize> = near.collect();
         let class = near.first().and_then(|nic| {
-            let distances = document.pointer("/distances/gpuNic")?;
-            let distance = distances.get(index)?.get(*nic)?;
+            let distance = document.pointer(&format!("/distances/gpuNic/{index}/{nic}"))?;
             Some(word(&distance["class"]))
         });
-        let names = near
-            .iter()
-            .filter_map(|nic| nics.get(*nic))
-            .map(|nic| title(nic));
+        let names = near.iter().filter_map(|nic| Some(title(nics.get(*nic)?)));
         let nearest: Vec<String> = class.into_iter().chain(names).collect();
         vec![
             format!("GPU{}", shown(&gpu["ordinal"])),
             cell(&nearest.join(" ")),
-            words(&gpu["pod"]),
+            shown(&gpu["pod"]),
         ]
     };
     list(&document["gpus"]).enumerate().map(row).collect()
 }
 
 fn discover(document: &Value) -> Vec<Vec<String>> {
-    let row = |hca: &Value| {
+    let document = discover::Document::deserialize(document).unwrap_or_default();
+    let row = |hca: &discover::Hca| {
+        let netdevs = match hca.in_another_netns {
+            true => "in a pod".to_owned(),
+            false => hca.netdevs.join(" "),
+        };
+        let resources = hca.resources.as_deref().unwrap_or_default();
         vec![
-            words(&hca["rdmaDevices"]),
-            match hca["inAnotherNetns"] == true {
-                true => "in a pod".to_owned(),
-                false => words(&hca["netdevs"]),
-            },
-            shown(&hca["id"]),
-            shown(&hca["numaNode"]),
-            words(&hca["resources"]),
+            cell(&hca.rdma_devices.join(" ")),
+            cell(&netdevs),
+            cell(&hca.id),
+            hca.numa_node
+                .map_or("-".to_owned(), |node| node.to_string()),
+            cell(&resources.join(" ")),
         ]
     };
-    list(&document["hcas"]).map(row).collect()
+    document.hcas.iter().map(row).collect()
 }
 
 fn preflight(document: &Value) -> Vec<Vec<String>> {
-    let count = |key: &str| cell(&document["summary"].get(key).map(word).unwrap_or_default());
-    let complains = list(&document["checks"])
-        .filter(|check| check["verdict"] == "fail" || check["verdict"] == "warn")
+    let complains = |check: &&Value| check["verdict"] == "fail" || check["verdict"] == "warn";
+    let ids = list(&document["checks"])
+        .filter(complains)
         .map(|check| word(&check["id"]));
-    let ids = cell(&complains.collect::<Vec<_>>().join(" "));
-    vec![vec![count("fail"), count("warn"), count("pass"), ids]]
-}
-
-fn leases(document: &Value) -> Vec<Vec<String>> {
-    let row = |lease: &Value| {
-        let pod = match &lease["pod"] {
-            Value::Object(pod) => {
-                let part = |key: &str| pod.get(key).map(word).unwrap_or_default();
-                format!("{}/{}", part("namespace"), part("name"))
-            }
-            other => word(other),
-        };
-        vec![
-            shown(&lease["node"]),
-            shown(&lease["address"]),
-            shown(&lease["networkName"]),
-            cell(&pod),
-            shown(&lease["interface"]),
-        ]
-    };
-    list(&document["leases"]).map(row).collect()
+    let mut row = fields(&document["summary"], &["fail", "warn", "pass"]);
+    row.push(cell(&ids.collect::<Vec<_>>().join(" ")));
+    vec![row]
 }
 
 #[cfg(test)]
@@ -274,8 +268,8 @@ mod tests {
 
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
-        let document = json!({"hcas": [{"rdmaDevices": ["\u{1b}[2J"], "id": 7, "netdevs": "x"}]});
-        let text = View::of("discover")
+        let document = json!({"attachments": [{"pod": "\u{1b}[2J", "netdev": 7}]});
+        let text = View::of("attachments")
             .unwrap()
             .text(&[answer("n1", Ok(document))]);
         assert!(!text.contains('\u{1b}'), "{text}");

@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 
 use super::context::Context;
 use super::{counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime};
-#[cfg(test)]
-use crate::verdict::Verdict;
 use crate::verdict::{Finding, Outcome};
 
 /// The findings of a check, at least one; or the only one, which says why there is nothing to judge.
@@ -116,25 +114,13 @@ pub(super) struct Selection {
     skip: BTreeSet<String>,
 }
 
-/// A word that chooses no check.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "there is no check {word}; preflight --list names all, and a letter ({letters}) means all of its subject"
-)]
-pub(super) struct NoSuchCheck {
-    /// The word.
-    pub word: String,
-    /// The letters of the subjects.
-    pub letters: String,
-}
-
 impl Selection {
     /// Reads ids (`M01`) and letters of subjects (`M`), in any case.
     ///
     /// # Errors
-    /// [`NoSuchCheck`] for a word that chooses nothing: a mistyped check that is silently left
+    /// There is a word that chooses nothing: a mistyped check that is silently left
     /// out would pass for one that was made.
-    pub(super) fn new(only: &[String], skip: &[String]) -> Result<Self, NoSuchCheck> {
+    pub(super) fn new(only: &[String], skip: &[String]) -> Result<Self, String> {
         Ok(Self {
             only: expand(only)?,
             skip: expand(skip)?,
@@ -147,75 +133,32 @@ impl Selection {
     }
 }
 
-fn expand(words: &[String]) -> Result<BTreeSet<String>, NoSuchCheck> {
+fn expand(words: &[String]) -> Result<BTreeSet<String>, String> {
     let catalogue = catalogue();
     let mut chosen = BTreeSet::new();
     for word in words {
         let upper = word.trim().to_uppercase();
-        let letter = upper.len() == 1;
-        let ids = catalogue.iter().map(|(id, _)| *id);
-        let found: Vec<&str> = ids
-            .filter(|id| *id == upper || (letter && id.starts_with(&upper)))
-            .collect();
+        let is_it = |id: &&str| *id == upper || (upper.len() == 1 && id.starts_with(&upper));
+        let found: Vec<&str> = catalogue.iter().map(|(id, _)| *id).filter(is_it).collect();
         if found.is_empty() {
-            let mut letters: Vec<&str> =
-                catalogue.iter().filter_map(|(id, _)| id.get(..1)).collect();
+            let letters = catalogue.iter().filter_map(|(id, _)| id.get(..1));
+            let mut letters: Vec<&str> = letters.collect();
             letters.dedup();
-            return Err(NoSuchCheck {
-                word: word.clone(),
-                letters: letters.join(", "),
-            });
+            return Err(format!(
+                "there is no check {word}; preflight --list names all, and a letter ({}) means all \
+                 of its subject",
+                letters.join(", ")
+            ));
         }
         chosen.extend(found.into_iter().map(str::to_owned));
     }
     Ok(chosen)
 }
 
-/// A case of a check's test: the check, the facts, the worst verdict, and words of its reason.
-#[cfg(test)]
-pub(super) type Case<F> = (&'static str, F, Verdict, &'static str);
-
-/// Proves a subject's checks by cases, and that each check is seen both content and not.
-#[cfg(test)]
-pub(super) fn prove<F: std::fmt::Debug>(checks: &[Check<F>], cases: &[Case<F>]) {
-    for (id, facts, verdict, words) in cases {
-        let check = checks.iter().find(|check| check.id == *id).unwrap();
-        let findings = (check.judge)(facts).unwrap_or_else(|only| vec![only]);
-        let worst = findings.iter().max_by_key(|finding| finding.verdict);
-        let said = worst.map_or(Verdict::NotApplicable, |finding| finding.verdict);
-        assert_eq!(said, *verdict, "{id} of {facts:?}: {findings:?}");
-        let named = worst.is_none_or(|finding| finding.why.contains(words));
-        assert!(named, "{id}: {findings:?} does not say {words:?}");
-        let helpless = findings
-            .iter()
-            .find(|f| f.verdict >= Verdict::Warn && f.remedy.is_none());
-        assert!(
-            helpless.is_none(),
-            "{id} does not say what to do: {helpless:?}"
-        );
-    }
-    for check in checks {
-        let of = |wanted: fn(Verdict) -> bool| {
-            cases
-                .iter()
-                .any(|(id, _, verdict, _)| *id == check.id && wanted(*verdict))
-        };
-        assert!(
-            of(|verdict| verdict == Verdict::Pass),
-            "{} is never seen to pass",
-            check.id
-        );
-        assert!(
-            of(|verdict| verdict >= Verdict::Warn),
-            "{} is never seen to complain",
-            check.id
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::Verdict;
 
     fn words(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()
@@ -236,7 +179,7 @@ mod tests {
         for word in ["M99", "K04"] {
             let error = Selection::new(&words(&[word]), &[]).unwrap_err();
             assert_eq!(
-                error.to_string(),
+                error,
                 format!(
                     "there is no check {word}; preflight --list names all, and a letter (M, H, L, G, P, \
                      D, R, A, Q, K) means all of its subject"

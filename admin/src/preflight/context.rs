@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hca::network::{self, Address, Network, Uplinks};
-use hca::topology::Machine;
 use hca::{Host, Inventory, NetnsMode, Port, RdmaDevice};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::hcas::Expected;
 
@@ -21,18 +24,41 @@ pub(super) enum Scope {
 }
 
 /// Requirements of the administrator.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub(super) struct Requirements {
-    /// How RDMA devices should relate to network namespaces.
-    pub netns_mode: Option<NetnsMode>,
-    /// Rate that each port should have, in Gb/s.
-    pub rate: Option<u32>,
-    /// A partition key that each InfiniBand port should have.
-    pub pkey: Option<u16>,
-    /// How many HCAs there should be.
+    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
+    /// --config-file)
+    #[arg(long = "expect", value_name = "[RESOURCE=]NUMBER")]
     pub expected: Vec<Expected>,
-    /// How long error counters are watched.
+    /// How long error counters are watched, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     pub window: Duration,
+    /// How RDMA devices should relate to network namespaces
+    #[arg(long, value_name = "MODE", value_parser = mode())]
+    pub netns_mode: Option<NetnsMode>,
+    /// Rate that ports should have, in Gb/s
+    #[arg(long, value_name = "GBPS")]
+    pub rate: Option<u32>,
+    /// Partition key that InfiniBand ports should have, such as 0x8001
+    #[arg(long, value_name = "PKEY", value_parser = pkey)]
+    pub pkey: Option<u16>,
+}
+
+fn seconds(text: &str) -> Result<Duration, ParseIntError> {
+    text.parse().map(Duration::from_secs)
+}
+
+fn mode() -> impl TypedValueParser<Value = NetnsMode> {
+    PossibleValuesParser::new(["shared", "exclusive"]).map(|word| match word.as_str() {
+        "shared" => NetnsMode::Shared,
+        _ => NetnsMode::Exclusive,
+    })
+}
+
+fn pkey(text: &str) -> Result<u16, String> {
+    let digits = text.strip_prefix("0x");
+    let digits = digits.ok_or("expected a number such as 0x8001")?;
+    u16::from_str_radix(digits, 16).map_err(|error| error.to_string())
 }
 
 /// Roots and requirements.
@@ -64,23 +90,10 @@ pub(super) struct Context {
     /// The host's kernel file systems.
     pub(super) host: Host,
     /// What was read of the host.
-    pub(super) snapshot: Snapshot,
+    pub(super) snapshot: HostSnapshot,
     /// The pools of the daemon's configuration; `None` without one.
     pub(super) pools: Option<Pools>,
     live: bool,
-}
-
-/// One scan of the host.
-#[derive(Debug, Clone)]
-pub(super) struct Snapshot {
-    /// RDMA devices and netdevs.
-    pub inventory: Inventory,
-    /// Where NICs and GPUs are.
-    pub machine: Machine,
-    /// Netdevs that the node itself needs.
-    pub uplinks: Uplinks,
-    /// This process is in the network namespace that the host's `/sys` shows.
-    pub in_host_namespace: bool,
 }
 
 /// The pools of a configuration, resolved against this host.
@@ -125,9 +138,15 @@ pub(super) struct Membership {
 
 impl Context {
     /// From one scan of the host.
-    pub(super) fn new(settings: Settings, snapshot: Snapshot, pools: Option<Pools>) -> Self {
+    /// `in_host_namespace`: this process is in the network namespace that the host's `/sys` shows.
+    pub(super) fn new(
+        settings: Settings,
+        snapshot: HostSnapshot,
+        in_host_namespace: bool,
+        pools: Option<Pools>,
+    ) -> Self {
         let host = Host::at(&settings.root);
-        let live = is_running_kernel(&settings.root) && snapshot.in_host_namespace;
+        let live = is_running_kernel(&settings.root) && in_host_namespace;
         Self {
             settings,
             host,
@@ -181,17 +200,15 @@ impl Context {
 
     /// The pools an RDMA device is in; none if it is in none, or without a configuration.
     pub(super) fn pools_of(&self, device: &str) -> &[Membership] {
-        self.pools
-            .as_ref()
-            .and_then(|pools| pools.of_device.get(device))
-            .map_or(&[], Vec::as_slice)
+        let pools = self.pools.as_ref();
+        let of_device = pools.and_then(|pools| pools.of_device.get(device));
+        of_device.map_or(&[], Vec::as_slice)
     }
 
     /// True unless a configuration leaves this device out of all pools.
     pub(super) fn offered(&self, device: &str) -> bool {
-        self.pools
-            .as_ref()
-            .is_none_or(|pools| pools.of_device.contains_key(device))
+        let pools = self.pools.as_ref();
+        pools.is_none_or(|pools| pools.of_device.contains_key(device))
     }
 
     /// Ports of the devices that are offered.
@@ -233,50 +250,16 @@ pub(super) fn mounted(root: &Path, path: &Path) -> PathBuf {
 
 /// IPv4 addresses of the namespace this process is in.
 fn ipv4_of_this_process() -> Vec<Address> {
-    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else {
-        return Vec::new();
-    };
-    interfaces
-        .filter_map(|interface| {
-            let ip = interface.address.as_ref()?.as_sockaddr_in()?.ip();
-            let mask = interface.netmask.as_ref()?.as_sockaddr_in()?.ip();
-            Some(Address {
-                netdev: interface.interface_name,
-                ip: ip.into(),
-                prefix: u8::try_from(u32::from(mask).count_ones()).unwrap_or(32),
-                duplicate: false,
-            })
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let ipv4 = interfaces.filter_map(|interface| {
+        let ip = interface.address.as_ref()?.as_sockaddr_in()?.ip();
+        let mask = interface.netmask.as_ref()?.as_sockaddr_in()?.ip();
+        Some(Address {
+            netdev: interface.interface_name,
+            ip: ip.into(),
+            prefix: u8::try_from(u32::from(mask).count_ones()).unwrap_or(32),
+            duplicate: false,
         })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mounted_root_is_distinguished_from_a_copied_tree() {
-        let tree = tempfile::tempdir().unwrap();
-        let root = tree.path();
-        assert!(is_running_kernel(Path::new("/")));
-        assert!(!is_running_kernel(root));
-        let file = "proc/sys/kernel/random/boot_id";
-        fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
-        fs::write(root.join(file), "0e2bd5b7-8d5f-4d2c-9d0b-1c7f5c1f3a77\n").unwrap();
-        assert!(!is_running_kernel(root));
-        // What the DaemonSet mounts is read at its own place only where that is this host's.
-        assert_eq!(
-            mounted(root, Path::new("/proc/self")),
-            root.join("proc/self")
-        );
-        fs::copy(Path::new("/").join(file), root.join(file)).unwrap();
-        assert!(is_running_kernel(root));
-        assert_eq!(
-            mounted(root, Path::new("/proc/self")),
-            Path::new("/proc/self")
-        );
-        assert_eq!(mounted(root, Path::new("/proc/sys")), root.join("proc/sys"));
-        let nowhere = Path::new("/nowhere/at/all");
-        assert_eq!(mounted(root, nowhere), root.join("nowhere/at/all"));
-    }
+    });
+    ipv4.collect()
 }

@@ -171,7 +171,7 @@ fn q06_congestion(facts: &Facts) -> Findings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::{Case, prove};
+    use super::super::tests::{Case, prove};
     use super::*;
     use crate::verdict::Verdict::{NotApplicable, Pass, Warn};
 

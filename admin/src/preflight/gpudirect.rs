@@ -37,7 +37,6 @@ checks! {
     "D01" "the GPU driver can export dma-bufs" d01_driver;
     "D02" "a peer memory module is loaded, or not needed" d02_peermem;
     "D03" "NICs can register dma-bufs" d03_dmabuf;
-    "D04" "the RDMA core has the peer memory interface" d04_interface;
     "D05" "peer memory stands on the RDMA core in use" d05_order;
     "D07" "GPU pods get no verbs nodes unasked" d07_isolation;
 }
@@ -182,11 +181,22 @@ fn d02_peermem(facts: &Facts) -> Findings {
             Finding::pass("GPU memory can be registered through it").read("loaded", module)
         }
         None if by_dmabuf(facts) => Finding::pass("none is loaded, dma-buf serves instead"),
-        None => Finding::warn(
-            "GPUDirect RDMA is off: neither a peer memory module nor dma-buf",
-            "modprobe nvidia_peermem (the GPU operator's driver.rdma.enabled), or see D01 and D03",
-        )
-        .read("/sys/module", "neither nvidia_peermem nor nv_peer_mem"),
+        None => {
+            let symbols = facts.symbols.as_ref();
+            let can_load = symbols.is_none_or(|symbols| symbols.contains(PEER_INTERFACE));
+            let remedy = match can_load {
+                true => {
+                    "modprobe nvidia_peermem (the GPU operator's driver.rdma.enabled), or see D01 and D03"
+                }
+                false => {
+                    "use dma-buf (D01, D03), or a driver stack with a peer memory interface (DOCA-OFED, \
+                     Ubuntu's kernel): without it nvidia_peermem does not load"
+                }
+            };
+            let why = "GPUDirect RDMA is off: neither a peer memory module nor dma-buf";
+            let read = "neither nvidia_peermem nor nv_peer_mem";
+            Finding::warn(why, remedy).read("/sys/module", read)
+        }
     }])
 }
 
@@ -208,25 +218,6 @@ fn d03_dmabuf(facts: &Facts) -> Findings {
     let symbols = facts.symbols.iter().flatten();
     let symbols: Vec<&str> = symbols.map(String::as_str).collect();
     Ok(vec![finding.read("/proc/kallsyms", words(&symbols, " "))])
-}
-
-fn d04_interface(facts: &Facts) -> Findings {
-    need_nvidia(facts)?;
-    let has = facts
-        .symbols
-        .as_ref()
-        .map(|symbols| symbols.contains(PEER_INTERFACE));
-    Ok(vec![match has {
-        Some(true) => Finding::pass("nvidia_peermem can load"),
-        _ if by_dmabuf(facts) => Finding::not_applicable("not needed: dma-buf serves"),
-        None => Finding::unknown("the kernel's names cannot be read"),
-        Some(false) => Finding::warn(
-            "nvidia_peermem will not load (modprobe says \"Invalid argument\"): this RDMA core has no \
-             peer memory interface",
-            "use dma-buf (D01, D03), or a driver stack with the interface (DOCA-OFED, Ubuntu's kernel)",
-        ),
-    }
-    .read("/proc/kallsyms", if has == Some(true) { PEER_INTERFACE } else { "no such name" })])
 }
 
 fn d05_order(facts: &Facts) -> Findings {

@@ -71,6 +71,12 @@ pub(super) struct NetdevFacts {
 }
 
 impl PortFacts {
+    /// The resource of a pool that gives it to one pod.
+    fn exclusive_pool(&self) -> Option<&str> {
+        let pool = self.pools.iter().find(|pool| !pool.shared)?;
+        Some(&pool.resource)
+    }
+
     fn sriov(&self) -> &Sriov {
         let pci = self.device.pci.as_ref();
         pci.map_or(&Sriov::None, |pci| &pci.sriov)
@@ -97,21 +103,18 @@ checks! {
 pub(super) fn read(context: &Context) -> Facts {
     let uplinks = context.uplinks();
     let inventory = &context.snapshot.inventory;
-    let ports = inventory.rdma_devices.iter().flat_map(|device| {
-        let uplinks = &uplinks;
-        device.ports.iter().map(move |port| PortFacts {
-            device: device.clone(),
-            port: port.clone(),
-            netdev: port
-                .netdev
-                .as_deref()
-                .and_then(|name| netdev(context, device, name, uplinks)),
-            pools: context.pools_of(&device.name).to_vec(),
-            offered: context.offered(&device.name),
-        })
+    let devices = inventory.rdma_devices.iter();
+    let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    let ports = ports.map(|(device, port)| PortFacts {
+        device: device.clone(),
+        port: port.clone(),
+        netdev: (port.netdev.as_deref()).and_then(|name| netdev(context, device, name, &uplinks)),
+        pools: context.pools_of(&device.name).to_vec(),
+        offered: context.offered(&device.name),
     });
+    let ports = ports.collect();
     Facts {
-        ports: ports.collect(),
+        ports,
         wanted_rate: context.settings.requirements.rate,
         wanted_pkey: context.settings.requirements.pkey,
         uplinks_unknown: match uplinks {
@@ -149,10 +152,9 @@ fn netdev(
         speed_mbps: netdev.speed_mbps,
         uplink: uplinks.why(name).map(ToString::to_string),
         master,
-        members: if netdev.kind.as_deref() == Some("bond") {
-            netdev.lowers.clone()
-        } else {
-            Vec::new()
+        members: match netdev.kind.as_deref() {
+            Some("bond") => netdev.lowers.clone(),
+            _ => Vec::new(),
         },
         physical_mtu: physical.map(|physical| physical.mtu),
         counted_name: files::parsed::<u8>(&directory.join("name_assign_type")) == Some(1),
@@ -173,6 +175,11 @@ fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Option<Finding>) -> Finding
     Ok(facts.ports.iter().filter_map(finding).collect())
 }
 
+/// The same for ports with a netdev.
+fn each_netdev(facts: &Facts, judge: impl Fn(&PortFacts, &NetdevFacts) -> Finding) -> Findings {
+    each(facts, |port| Some(judge(port, port.netdev.as_ref()?)))
+}
+
 /// Whether a port that does not work is a lesser fault: no pool has it, and another one of this
 /// node works.
 fn may_rest(facts: &Facts, port: &PortFacts) -> bool {
@@ -185,33 +192,28 @@ fn l01_netdev(facts: &Facts) -> Findings {
             let why = "it has no netdev in this namespace";
             return Some(Finding::not_applicable(why));
         };
-        let finding = if !netdev.up {
-            Finding::fail(
-                format!("{} is switched off", netdev.name),
+        let (name, operstate) = (&netdev.name, netdev.operstate.as_str());
+        let has_signal = netdev.carrier != Some(false) && ["up", "unknown"].contains(&operstate);
+        let finding = match (netdev.up, has_signal) {
+            (false, _) => Finding::fail(
+                format!("{name} is switched off"),
                 format!(
-                    "ip link set {} up, and have the node's network set-up do it, or linkUp: true \
-                     in its pool",
-                    netdev.name
+                    "ip link set {name} up, and have the node's network set-up do it, or linkUp: true \
+                     in its pool"
                 ),
-            )
-        } else if netdev.carrier == Some(false)
-            || !matches!(netdev.operstate.as_str(), "up" | "unknown")
-        {
-            Finding::fail(
-                format!("{} has no signal", netdev.name),
+            ),
+            (true, false) => Finding::fail(
+                format!("{name} has no signal"),
                 "check cable, transceiver and the switch's port (ethtool -m, mlxlink)",
-            )
-        } else {
-            Finding::pass(format!("{} is up", netdev.name))
+            ),
+            (true, true) => Finding::pass(format!("{name} is up")),
         };
         let carrier = netdev.carrier.map(|up| u8::from(up).to_string());
         let carrier = carrier.as_deref().unwrap_or("unreadable");
-        let finding = finding.read("operstate", &netdev.operstate);
-        Some(
-            finding
-                .read("carrier", carrier)
-                .softened(may_rest(facts, port)),
-        )
+        let finding = finding
+            .read("operstate", operstate)
+            .read("carrier", carrier);
+        Some(finding.softened(may_rest(facts, port)))
     })
 }
 
@@ -268,14 +270,10 @@ fn l04_subnet(facts: &Facts) -> Findings {
 
 fn l05_rate(facts: &Facts) -> Findings {
     let fastest = |port: &PortFacts| {
-        let board = &port.device.board_id;
-        let alike = facts
-            .ports
-            .iter()
-            .filter(|other| other.device.board_id == *board);
-        alike
-            .filter_map(|other| Some(other.port.rate.as_ref()?.mbps))
-            .max()
+        let of_its_board = |other: &&PortFacts| other.device.board_id == port.device.board_id;
+        let alike = facts.ports.iter().filter(of_its_board);
+        let rates = alike.filter_map(|other| Some(other.port.rate.as_ref()?.mbps));
+        rates.max().filter(|_| port.device.board_id.is_some())
     };
     each(facts, |port| {
         if port.device.is_soft() || !port.port.is_active() {
@@ -285,25 +283,24 @@ fn l05_rate(facts: &Facts) -> Findings {
             return Some(Finding::unknown("the driver does not report the rate"));
         };
         let speed = port.netdev.as_ref().and_then(|netdev| netdev.speed_mbps);
-        let remedy =
-            "check the cable and the switch port's setting; a link may train down on a bad cable";
-        let finding = match (facts.wanted_rate, speed, fastest(port)) {
+        let why = match (facts.wanted_rate, speed, fastest(port)) {
             (Some(wanted), _, _) if u64::from(wanted) * 1000 != u64::from(rate.mbps) => {
-                Finding::warn(format!("{wanted} Gb/s is wanted"), remedy)
+                Some(format!("{wanted} Gb/s is wanted"))
             }
             (_, Some(speed), _) if speed > 0 && speed.abs_diff(rate.mbps) > rate.mbps / 10 => {
-                Finding::warn("netdev and port report different speeds", remedy)
+                Some("netdev and port report different speeds".to_owned())
             }
-            (None, _, Some(fastest)) if port.device.board_id.is_some() && rate.mbps < fastest => {
-                Finding::warn(
-                    format!("others of its kind run at {} Gb/s", fastest / 1000),
-                    remedy,
-                )
+            (None, _, Some(fastest)) if rate.mbps < fastest => {
+                Some(format!("others of its kind run at {} Gb/s", fastest / 1000))
             }
-            _ if is_narrow(port) => {
-                Finding::warn("the link runs at a quarter of its width", remedy)
-            }
-            _ => Finding::pass("at its rate"),
+            _ if is_narrow(port) => Some("the link runs at a quarter of its width".to_owned()),
+            _ => None,
+        };
+        let remedy =
+            "check the cable and the switch port's setting; a link may train down on a bad cable";
+        let finding = match why {
+            Some(why) => Finding::warn(why, remedy),
+            None => Finding::pass("at its rate"),
         };
         let speed = speed.map_or("unknown".to_owned(), |speed| format!("{speed} Mb/s"));
         Some(finding.read("rate", rate).read("speed", speed))
@@ -319,26 +316,23 @@ fn is_narrow(port: &PortFacts) -> bool {
 }
 
 fn l06_mtu(facts: &Facts) -> Findings {
-    each(facts, |port| {
-        let netdev = port.netdev.as_ref()?;
-        let finding = match (netdev.physical_mtu, more_usual_mtu(facts, port, netdev.mtu)) {
-            (Some(physical), _) if netdev.mtu > physical => Finding::warn(
+    each_netdev(facts, |port, netdev| {
+        let (name, mtu) = (&netdev.name, netdev.mtu);
+        let finding = match (netdev.physical_mtu, more_usual_mtu(facts, port, mtu)) {
+            (Some(physical), _) if mtu > physical => Finding::warn(
                 format!("larger than the {physical} of its physical function: packets are dropped"),
-                format!("ip link set {} mtu {physical}", netdev.name),
+                format!("ip link set {name} mtu {physical}"),
             ),
             (_, Some((other, ports))) => Finding::warn(
                 format!(
                     "{ports} others of its kind have {other}: rails of different MTU hang in large \
                      messages"
                 ),
-                format!(
-                    "ip link set {} mtu {other}, on all nodes alike",
-                    netdev.name
-                ),
+                format!("ip link set {name} mtu {other}, on all nodes alike"),
             ),
             _ => Finding::pass("as the others"),
         };
-        Some(finding.read(format!("mtu of {}", netdev.name), netdev.mtu))
+        finding.read(format!("mtu of {name}"), mtu)
     })
 }
 
@@ -373,155 +367,125 @@ fn are_mates(port: &PortFacts, other: &PortFacts) -> bool {
 }
 
 fn l07_roce_mtu(facts: &Facts) -> Findings {
-    each(facts, |port| {
+    each_netdev(facts, |port, netdev| {
         if !port.device.is_roce(&port.port) {
-            return Some(Finding::not_applicable("not RoCE"));
+            return Finding::not_applicable("not RoCE");
         }
-        let netdev = port.netdev.as_ref()?;
+        let name = &netdev.name;
         let finding = match port.port.active_mtu {
             Some(mtu) if mtu >= 4096 => Finding::pass("messages of 4096 bytes a packet"),
             Some(mtu) => Finding::warn(
                 format!("only {mtu} bytes a packet: 4096 need a netdev MTU of 4188 or more"),
-                format!(
-                    "ip link set {} mtu 9000 (8896 on Google's network), and the switches",
-                    netdev.name
-                ),
+                format!("ip link set {name} mtu 9000 (8896 on Google's network), and the switches"),
             ),
             None => Finding::unknown("the netdev's MTU is too small for any, or not known"),
         };
-        Some(finding.read(format!("mtu of {}", netdev.name), netdev.mtu))
+        finding.read(format!("mtu of {name}"), netdev.mtu)
     })
 }
 
 fn l08_uplink(facts: &Facts) -> Findings {
-    each(facts, |port| {
-        let netdev = port.netdev.as_ref()?;
+    each_netdev(facts, |port, netdev| {
+        let name = &netdev.name;
         if let Some(reason) = &facts.uplinks_unknown {
-            let name = &netdev.name;
-            return Some(Finding::unknown(format!(
-                "whether the node itself needs {name} is not known: {reason}"
-            )));
+            let why = format!("whether the node itself needs {name} is not known: {reason}");
+            return Finding::unknown(why);
         }
         let bound = match (&netdev.master, &netdev.uplink) {
-            (_, Some(why)) => format!("{} is the node's own: {why}", netdev.name),
+            (_, Some(why)) => format!("{name} is the node's own: {why}"),
             (Some((master, kind)), _) if kind != "bond" => {
-                format!("{} belongs to the {kind} {master}", netdev.name)
+                format!("{name} belongs to the {kind} {master}")
             }
-            _ => return Some(Finding::pass(format!("{} is free", netdev.name))),
+            _ => return Finding::pass(format!("{name} is free")),
         };
-        let whole = port.pools.iter().find(|pool| !pool.shared);
-        let finding = match (whole, port.pools.first()) {
+        match (port.exclusive_pool(), port.pools.first()) {
             (Some(pool), _) => Finding::fail(
-                format!(
-                    "{bound}, and {} offers it: the node would lose its network",
-                    pool.resource
-                ),
-                format!(
-                    "leave {} out of {} (ifNames or pciAddresses)",
-                    netdev.name, pool.resource
-                ),
+                format!("{bound}, and {pool} offers it: the node would lose its network"),
+                format!("leave {name} out of {pool} (ifNames or pciAddresses)"),
             ),
-            (None, Some(pool)) => Finding::warn(
-                format!(
-                    "{bound}, and pods of {} share its bandwidth with the node",
-                    pool.resource
-                ),
+            (None, Some(Membership { resource, .. })) => Finding::warn(
+                format!("{bound}, and pods of {resource} share its bandwidth with the node"),
                 "give RDMA traffic a port of its own, or rate-limit it",
             ),
             (None, None) => {
                 Finding::not_applicable(format!("{bound}; keep it out of exclusive pools"))
             }
-        };
-        Some(finding)
+        }
     })
 }
 
 fn l09_bond(facts: &Facts) -> Findings {
-    each(facts, |port| {
-        let netdev = port.netdev.as_ref()?;
+    each_netdev(facts, |port, netdev| {
         if !netdev.members.is_empty() {
             let members = netdev.members.join(" ");
-            return Some(Finding::pass("the bond as a whole").read("members", members));
+            return Finding::pass("the bond as a whole").read("members", members);
         }
         let Some((bond, _)) = netdev.master.as_ref().filter(|(_, kind)| kind == "bond") else {
-            return Some(Finding::not_applicable("not in a bond"));
+            return Finding::not_applicable("not in a bond");
         };
-        let whole = port.pools.iter().find(|pool| !pool.shared);
-        Some(match whole {
+        let name = &netdev.name;
+        match port.exclusive_pool() {
             Some(pool) => Finding::fail(
                 format!(
-                    "{} is a member of {bond}: it cannot be moved into a pod, as {} would",
-                    netdev.name, pool.resource
+                    "{name} is a member of {bond}: it cannot be moved into a pod, as {pool} would"
                 ),
                 format!("offer {bond} in a shared pool (macvlan, ipvlan), or take the bond apart"),
             ),
             None => Finding::pass(format!(
                 "a member of {bond}, shared or in no exclusive pool"
             )),
-        })
+        }
     })
 }
 
 fn l10_sriov(facts: &Facts) -> Findings {
     each(facts, |port| {
         if let Some(netdev) = port.netdev.as_ref().filter(|netdev| netdev.representor) {
-            return Some(Finding::fail(
-                format!(
-                    "{} is the host side of a VF: it carries no RDMA traffic of its own",
-                    netdev.name
-                ),
-                "choose the VF itself",
-            ));
+            let name = &netdev.name;
+            let why =
+                format!("{name} is the host side of a VF: it carries no RDMA traffic of its own");
+            return Some(Finding::fail(why, "choose the VF itself"));
         }
-        let whole = port.pools.iter().find(|pool| !pool.shared);
-        Some(match (port.sriov(), whole) {
-            (Sriov::None, _) => Finding::not_applicable("without SR-IOV"),
-            (Sriov::Virtual { physical, .. }, _) => Finding::pass(format!("a VF of {physical}")),
-            (Sriov::Physical { functions, .. }, Some(pool)) if !functions.is_empty() => {
-                Finding::warn(
-                    format!(
-                        "it has {} VFs, which lose their uplink settings when a pod gets it by {}",
-                        functions.len(),
-                        pool.resource
+        Some(match port.sriov() {
+            Sriov::None => Finding::not_applicable("without SR-IOV"),
+            Sriov::Virtual { physical, .. } => Finding::pass(format!("a VF of {physical}")),
+            Sriov::Physical { functions, .. } => {
+                let count = functions.len();
+                let finding = match port.exclusive_pool().filter(|_| count > 0) {
+                    None => Finding::pass("a physical function"),
+                    Some(pool) => Finding::warn(
+                        format!(
+                            "it has {count} VFs, which lose their uplink settings when a pod gets it by \
+                             {pool}"
+                        ),
+                        "choose the VFs or the physical function, not both (isVf in a selector)",
                     ),
-                    "choose the VFs or the physical function, not both (isVf in a selector)",
-                )
-                .read("sriov_numvfs", functions.len())
-            }
-            (Sriov::Physical { functions, .. }, _) => {
-                Finding::pass("a physical function").read("sriov_numvfs", functions.len())
+                };
+                finding.read("sriov_numvfs", count)
             }
         })
     })
 }
 
 fn l11_names(facts: &Facts) -> Findings {
-    each(facts, |port| {
-        let netdev = port.netdev.as_ref()?;
-        let fallback = netdev
-            .name
-            .strip_prefix("dev")
-            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
-        let finding = if fallback {
-            Finding::warn(
+    each_netdev(facts, |port, netdev| {
+        let name = &netdev.name;
+        let number = name.strip_prefix("dev").filter(|rest| !rest.is_empty());
+        if number.is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit())) {
+            return Finding::warn(
                 format!(
-                    "{} is what the kernel calls a netdev whose own name was taken when it came back from a pod",
-                    netdev.name
+                    "{name} is what the kernel calls a netdev whose own name was taken when it came back from a pod"
                 ),
                 "ip link set it to the name that the node's configuration expects, and find the netdev that has that name now",
-            )
-        } else if netdev.counted_name && !port.device.is_soft() {
-            Finding::warn(
-                format!(
-                    "{} was numbered by the kernel: another boot may number otherwise",
-                    netdev.name
-                ),
+            );
+        }
+        match netdev.counted_name && !port.device.is_soft() {
+            true => Finding::warn(
+                format!("{name} was numbered by the kernel: another boot may number otherwise"),
                 "give it a name by PCI address or MAC (systemd .link file), and select it by PCI address",
-            )
-        } else {
-            Finding::pass(format!("{} is a name that stays", netdev.name))
-        };
-        Some(finding)
+            ),
+            false => Finding::pass(format!("{name} is a name that stays")),
+        }
     })
 }
 

@@ -63,16 +63,11 @@ checks! {
 pub(super) fn read(context: &Context) -> Facts {
     let inventory = &context.snapshot.inventory;
     let proc = &context.host.proc;
-    let mut modules: BTreeSet<String> = files::names(&context.host.sys.join("module"))
-        .into_iter()
-        .collect();
+    let names = files::names(&context.host.sys.join("module"));
+    let mut modules: BTreeSet<String> = names.into_iter().collect();
     let loaded = files::text(&proc.join("modules")).unwrap_or_default();
-    modules.extend(
-        loaded
-            .lines()
-            .filter_map(|l| l.split(' ').next())
-            .map(str::to_owned),
-    );
+    let loaded = loaded.lines().filter_map(|line| line.split(' ').next());
+    modules.extend(loaded.map(str::to_owned));
     let drivers = context.path("/run/mellanox/drivers");
     Facts {
         release: files::text(&proc.join("sys/kernel/osrelease")),
@@ -89,50 +84,34 @@ pub(super) fn read(context: &Context) -> Facts {
 
 fn functions(context: &Context) -> Vec<Function> {
     let inventory = &context.snapshot.inventory;
-    let directory = context.host.sys.join("bus/pci/devices");
-    let mut functions = Vec::new();
-    for address in files::names(&directory)
-        .iter()
-        .filter_map(|name| name.parse().ok())
-    {
-        let Ok(function) = hca::pci::read(&context.host, address) else {
-            continue;
-        };
-        let driver = function.driver.clone();
-        let known = driver.as_deref().is_some_and(|d| half_of(d).is_some());
-        if function.class >> 16 != 0x02 || !(known || function.vendor == MELLANOX) {
-            continue;
-        }
-        let mut netdevs = inventory.netdevs_on_pci(address);
-        let in_lag = netdevs.any(|netdev| {
-            let bond = netdev
-                .master
-                .as_deref()
-                .and_then(|master| inventory.netdev(master));
-            bond.is_some_and(|bond| {
-                let mut members = bond
-                    .lowers
-                    .iter()
-                    .filter_map(|lower| inventory.netdev(lower));
-                members.any(|m| {
-                    m.pci
-                        .is_some_and(|a| inventory.rdma_on_pci(a).next().is_some())
-                })
-            })
-        });
-        let away = inventory
-            .elsewhere
-            .iter()
-            .any(|away| away.pci == Some(address));
-        let rdma = away || inventory.rdma_on_pci(address).next().is_some();
-        functions.push(Function {
+    let has_rdma = |address| inventory.rdma_on_pci(address).next().is_some();
+    let is_in_lag = |netdev: &hca::Netdev| {
+        let bond = netdev
+            .master
+            .as_deref()
+            .and_then(|master| inventory.netdev(master));
+        let members = bond.into_iter().flat_map(|bond| &bond.lowers);
+        let mut members = members.filter_map(|lower| inventory.netdev(lower)?.pci);
+        members.any(has_rdma)
+    };
+    let function = |name: &String| {
+        let address = name.parse().ok()?;
+        let function = hca::pci::read(&context.host, address).ok()?;
+        let known = function
+            .driver
+            .as_deref()
+            .is_some_and(|driver| half_of(driver).is_some());
+        let could = function.class >> 16 == 0x02 && (known || function.vendor == MELLANOX);
+        let mut elsewhere = inventory.elsewhere.iter();
+        could.then(|| Function {
             address,
-            driver,
-            rdma,
-            in_lag,
-        });
-    }
-    functions
+            driver: function.driver,
+            rdma: has_rdma(address) || elsewhere.any(|away| away.pci == Some(address)),
+            in_lag: inventory.netdevs_on_pci(address).any(is_in_lag),
+        })
+    };
+    let names = files::names(&context.host.sys.join("bus/pci/devices"));
+    names.iter().filter_map(function).collect()
 }
 
 fn half_of(driver: &str) -> Option<(&'static str, bool)> {
@@ -210,30 +189,25 @@ fn m02_drivers(facts: &Facts) -> Findings {
 
 fn m03_devices(facts: &Facts) -> Findings {
     need_hardware(facts)?;
-    let with_half = facts.functions.iter().filter_map(|function| {
+    let judge = |function: &Function| {
         let (half, bought_for_it) = half_of(function.driver.as_deref()?)?;
-        facts
-            .modules
-            .contains(half)
-            .then_some((function, half, bought_for_it))
-    });
-    let mut findings: Vec<Finding> = with_half
-        .map(|(function, half, bought_for_it)| {
-            let finding = if function.rdma {
-                Finding::pass("an RDMA device stands on it")
-            } else if function.in_lag {
-                Finding::pass("the other member of its bond has the RDMA device for both")
-            } else {
-                Finding::fail(
-                    format!("{half} made no RDMA device on it: its RDMA half is disabled"),
-                    "devlink dev param set pci/ADDRESS name enable_roce value true cmode \
-                     driverinit; devlink dev reload pci/ADDRESS",
-                )
-                .softened(!bought_for_it)
-            };
-            finding.on(function.address.to_string())
-        })
-        .collect();
+        let finding = if !facts.modules.contains(half) {
+            return None;
+        } else if function.rdma {
+            Finding::pass("an RDMA device stands on it")
+        } else if function.in_lag {
+            Finding::pass("the other member of its bond has the RDMA device for both")
+        } else {
+            Finding::fail(
+                format!("{half} made no RDMA device on it: its RDMA half is disabled"),
+                "devlink dev param set pci/ADDRESS name enable_roce value true cmode \
+                 driverinit; devlink dev reload pci/ADDRESS",
+            )
+            .softened(!bought_for_it)
+        };
+        Some(finding.on(function.address.to_string()))
+    };
+    let mut findings: Vec<Finding> = facts.functions.iter().filter_map(judge).collect();
     if findings.is_empty() && facts.devices.is_empty() {
         findings.push(
             Finding::fail(
@@ -243,10 +217,8 @@ fn m03_devices(facts: &Facts) -> Findings {
             .read("/sys/class/infiniband", "empty"),
         );
     } else if findings.is_empty() {
-        findings.push(Finding::pass(format!(
-            "{} RDMA devices",
-            facts.devices.len()
-        )));
+        let count = facts.devices.len();
+        findings.push(Finding::pass(format!("{count} RDMA devices")));
     }
     Ok(findings)
 }

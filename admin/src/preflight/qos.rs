@@ -172,7 +172,7 @@ fn q04_tos(facts: &Facts) -> Findings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::{Case, prove};
+    use super::super::tests::{Case, prove};
     use super::*;
     use crate::verdict::Verdict::{NotApplicable, Pass, Unknown, Warn};
 

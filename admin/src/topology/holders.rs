@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::topology::{Gpu, Nic};
 use hca::{PciAddress, UnitId};
+use kubelet_api::client::Devices;
 use rdma_device_plugin::Gpus;
 
 /// Pods by the names of their devices.
@@ -28,6 +29,19 @@ pub(crate) struct Held {
     pub resource: String,
     /// Its ID.
     pub id: String,
+}
+
+impl Held {
+    /// All devices of all pods, by the kubelet's list.
+    pub(crate) fn all(devices: &Devices) -> impl Iterator<Item = Self> {
+        devices.held.iter().flat_map(|held| {
+            held.ids.iter().map(|id| Self {
+                pod: format!("{}/{}", held.namespace, held.pod),
+                resource: held.resource.clone(),
+                id: id.clone(),
+            })
+        })
+    }
 }
 
 impl Holders {
@@ -56,18 +70,14 @@ impl Holders {
 
     /// Pods that have a GPU.
     pub(crate) fn gpu(&self, gpu: &Gpu) -> Vec<String> {
-        self.gpus
-            .get(&gpu.place.address)
-            .cloned()
-            .unwrap_or_default()
+        let pods = self.gpus.get(&gpu.place.address);
+        pods.cloned().unwrap_or_default()
     }
 
     /// Pods that have a NIC, or a share of it.
     pub(super) fn nic(&self, nic: &Nic) -> Vec<String> {
-        self.nics
-            .get(&nic.hca.to_string())
-            .cloned()
-            .unwrap_or_default()
+        let pods = self.nics.get(&nic.hca.to_string());
+        pods.cloned().unwrap_or_default()
     }
 
     /// True if a pod has the NIC itself, not a share of it.

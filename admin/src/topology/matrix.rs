@@ -4,10 +4,11 @@
 use std::fmt::Write;
 
 use hca::port::LinkLayer;
-use hca::topology::{Choice, Class, Lanes, Nic, PcieLink, Place};
-use node::table::table;
+use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PcieLink, Place};
+use node::table::cell;
 
 use super::view::View;
+use crate::output::table;
 
 /// What the classes mean, nearest first.
 const LEGEND: [(Class, &str); 6] = [
@@ -19,23 +20,16 @@ const LEGEND: [(Class, &str); 6] = [
     (Class::Sys, "between NUMA nodes"),
 ];
 
-/// The lists as text.
-pub(super) fn text(view: &View) -> String {
-    sections(view, String::new())
-}
-
-/// The same below the matrix.
-pub(super) fn text_with_matrix(view: &View) -> String {
-    sections(view, format!("{}\n", matrix(view)))
-}
-
-fn sections(view: &View, matrix: String) -> String {
+/// GPUs and NICs, the choice and the notes; before them the matrix, if asked for.
+pub(super) fn text(view: &View, with_matrix: bool) -> String {
     let machine = &view.machine;
     let mut text = String::new();
     if machine.gpus.is_empty() && machine.nics.is_empty() {
         text.push_str("neither a GPU nor an RDMA NIC on this node\n");
     } else {
-        text.push_str(&matrix);
+        if with_matrix {
+            let _ = writeln!(text, "{}", matrix(view));
+        }
         if !machine.gpus.is_empty() {
             let _ = writeln!(text, "{}", gpus(view));
         }
@@ -62,79 +56,72 @@ fn sections(view: &View, matrix: String) -> String {
 
 fn matrix(view: &View) -> String {
     let machine = &view.machine;
-    let gpus = machine
-        .gpus
-        .iter()
-        .map(|gpu| (format!("GPU{}", gpu.ordinal), &gpu.place));
+    let gpus = machine.gpus.iter();
+    let gpus = gpus.map(|gpu| (format!("GPU{}", gpu.ordinal), &gpu.place));
     let nics = machine.nics.iter().enumerate();
     let nics = nics.map(|(index, nic)| (format!("NIC{index}"), &nic.place));
     let all: Vec<(String, &Place)> = gpus.chain(nics).collect();
-    let mut header = vec![String::new()];
-    header.extend(all.iter().map(|(name, _)| name.clone()));
-    header.extend(["NUMA".to_owned(), "CPUs".to_owned()]);
-    let mut rows = Vec::new();
-    for (name, place) in &all {
-        let mut row = vec![name.clone()];
-        row.extend(
-            all.iter()
-                .map(|(_, other)| machine.distance(place, other).to_string()),
-        );
-        row.push(numa(place));
+    let row = |(name, place): &(String, &Place)| {
+        let distances = all
+            .iter()
+            .map(|(_, other)| machine.distance(place, other).to_string());
         let node = place.numa.and_then(|id| machine.numa.node(id));
-        row.push(node.map_or_else(|| "-".to_owned(), |node| node.cpus.clone()));
-        rows.push(row);
-    }
-    let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    table(&header, &rows)
+        let numa = place.numa.map_or("-".to_owned(), |node| node.to_string());
+        let cpus = node.map_or("-".to_owned(), |node| node.cpus.clone());
+        let name = std::iter::once(name.clone());
+        name.chain(distances).chain([numa, cpus]).collect()
+    };
+    let rows: Vec<Vec<String>> = all.iter().map(row).collect();
+    let titles: String = all.iter().map(|(name, _)| format!("  {name}")).collect();
+    table(&format!("{titles}  NUMA  CPUs"), &rows)
 }
 
 fn gpus(view: &View) -> String {
-    let header = ["GPU", "PCI", "MODEL", "PCIE", "NEAREST NICS", "POD"];
-    let mut rows = Vec::new();
-    for gpu in &view.machine.gpus {
-        let near = view.nearest(&gpu.place);
-        let class = view.machine.nearest(gpu).map(|class| class.label());
-        rows.push(vec![
+    let row = |gpu: &Gpu| {
+        let near = view.names(&view.nearest(&gpu.place)).join(" ");
+        let class = view.machine.nearest(gpu).map_or("-", Class::label);
+        let without = if gpu.driver.is_some() {
+            ""
+        } else {
+            " (no driver)"
+        };
+        vec![
             format!("GPU{}", gpu.ordinal),
             gpu.place.address.to_string(),
-            match gpu.driver {
-                Some(_) => gpu.title(),
-                None => format!("{} (no driver)", gpu.title()),
-            },
+            gpu.title() + without,
             link(gpu.link),
-            format!("{} {}", class.unwrap_or("-"), view.names(&near).join(" ")),
+            format!("{class} {near}"),
             pods(&view.holders.gpu(gpu)),
-        ]);
-    }
-    table(&header, &rows)
+        ]
+    };
+    let rows: Vec<Vec<String>> = view.machine.gpus.iter().map(row).collect();
+    table("GPU  PCI  MODEL  PCIE  NEAREST NICS  POD", &rows)
 }
 
 fn nics(view: &View) -> String {
-    let header = [
-        "NIC", "RDMA", "NETDEV", "HCA", "LINK", "RATE", "PCIE", "RAIL", "POD",
-    ];
-    let mut rows = Vec::new();
-    for (index, nic) in view.machine.nics.iter().enumerate() {
-        rows.push(vec![
+    let row = |(index, nic): (usize, &Nic)| {
+        let netdevs = match nic.elsewhere {
+            true => "in a pod".to_owned(),
+            false => nic.netdevs.join(","),
+        };
+        vec![
             format!("NIC{index}"),
-            joined(&nic.rdma_devices),
-            if nic.elsewhere {
-                "in a pod".to_owned()
-            } else {
-                joined(&nic.netdevs)
-            },
+            cell(&nic.rdma_devices.join(",")),
+            cell(&netdevs),
             nic.hca.to_string(),
             link_layer(nic.link_layer).to_owned(),
             rate(nic),
             link(nic.link),
-            (nic.rail.as_ref()).map_or_else(|| "-".to_owned(), |rail| rail.number.to_string()),
+            nic.rail
+                .as_ref()
+                .map_or("-".to_owned(), |rail| rail.number.to_string()),
             pods(&view.holders.nic(nic)),
-        ]);
-    }
-    table(&header, &rows)
+        ]
+    };
+    let rows: Vec<Vec<String>> = view.machine.nics.iter().enumerate().map(row).collect();
+    table("NIC  RDMA  NETDEV  HCA  LINK  RATE  PCIE  RAIL  POD", &rows)
 }
 
-/// The NICs chosen, with what serves which GPU and whether that is as good as it gets here.
 fn chosen(view: &View, choice: &Choice) -> String {
     let mut text = format!("chosen: {}\n", view.names(&choice.nics).join(" "));
     for pair in &choice.pairs {
@@ -143,13 +130,8 @@ fn chosen(view: &View, choice: &Choice) -> String {
         else {
             continue;
         };
-        let _ = write!(
-            text,
-            "  GPU{} is served by {} at {}",
-            gpu.ordinal,
-            nic.title(),
-            pair.distance
-        );
+        let (gpu_number, nic, distance) = (gpu.ordinal, nic.title(), pair.distance);
+        let _ = write!(text, "  GPU{gpu_number} is served by {nic} at {distance}");
         if !pair.aligned {
             let nearest = machine.nearest(gpu).map_or("-", Class::label);
             let _ = write!(text, ", where {nearest} can be had on this machine");
@@ -157,20 +139,6 @@ fn chosen(view: &View, choice: &Choice) -> String {
         text.push('\n');
     }
     text
-}
-
-fn numa(place: &Place) -> String {
-    place
-        .numa
-        .map_or_else(|| "-".to_owned(), |node| node.to_string())
-}
-
-fn joined(names: &[String]) -> String {
-    if names.is_empty() {
-        "-".to_owned()
-    } else {
-        names.join(",")
-    }
 }
 
 fn pods(pods: &[String]) -> String {
@@ -238,7 +206,7 @@ mod tests {
 
     #[test]
     fn the_matrix_reads_like_that_of_nvidia_smi() {
-        let text = text_with_matrix(&view(machine::egx));
+        let text = text(&view(machine::egx), true);
         let lines = lines(&text);
         assert_eq!(lines[0], "GPU0 GPU1 GPU2 GPU3 NIC0 NIC1 NUMA CPUs");
         assert_eq!(lines[1], "GPU0 X SYS SYS SYS NODE NODE 0 0-19");
@@ -255,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_grace_tray_says_how_its_nics_reach_the_gpus() {
-        let gb200 = text(&view(machine::gb200));
+        let gb200 = text(&view(machine::gb200), false);
         assert!(
             gb200.contains(
                 "note: NICs of the same NUMA node reach GPU 0, 1, 2, 3 over C2C, without a copy through \
@@ -264,7 +232,7 @@ mod tests {
             "{gb200}"
         );
         assert!(!gb200.contains("no NIC shares a switch"), "{gb200}");
-        let gb300 = text(&view(machine::gb300));
+        let gb300 = text(&view(machine::gb300), false);
         assert!(
             gb300.contains(
                 "those of the function that does the DMA: mlx5_0 by 0009:03:00.0, mlx5_1"
@@ -282,7 +250,7 @@ mod tests {
             ("team/train-0", "0000:91:00.0"),
         ];
         view.holders = holders(&view.machine.gpus, &held);
-        let lines = lines(&text(&view));
+        let lines = lines(&text(&view, false));
         assert!(lines.contains(
             &"GPU0 0000:8f:00.0 NVIDIA GPU Gen5 x16 PIX mlx5_0 mlx5_1 team/train-0".to_owned()
         ));
@@ -296,7 +264,7 @@ mod tests {
         for lay in [machine::a4, machine::egx, machine::p4d] {
             let mut view = view(lay);
             view.holders = holders(&[], &[("t/a-0", "0000:91:00.0")]);
-            let text = text(&view);
+            let text = text(&view, false);
             assert!(!text.contains("GPU0  X"), "no matrix: {text}");
             let lists = text.split("\nX    itself").next().unwrap();
             for line in lists.lines() {
@@ -315,7 +283,7 @@ mod tests {
             ..Request::default()
         };
         view.choice = Some(choose(&view.machine, &request).unwrap());
-        let text = text(&view);
+        let text = text(&view, false);
         assert!(
             text.contains(
                 "chosen: mlx5_4\n  GPU0 is served by mlx5_4 at SYS, where PIX can be had on this \
@@ -328,7 +296,7 @@ mod tests {
     #[test]
     fn a_node_without_anything_says_so() {
         assert_eq!(
-            text(&View::default()),
+            text(&View::default(), false),
             "neither a GPU nor an RDMA NIC on this node\n"
         );
     }

@@ -33,11 +33,9 @@ impl View {
             notes.push(format!("places are from {source}, not from the PCI tree"));
         }
         if machine.hides_switches() {
-            notes.push(
-                "each device has a root complex of its own: the hypervisor hides the switches; \
-                 a file that describes them can be given with --nccl-topology FILE"
-                    .to_owned(),
-            );
+            let note = "each device has a root complex of its own: the hypervisor hides the \
+                        switches; a file that describes them can be given with --nccl-topology FILE";
+            notes.push(note.to_owned());
         }
         for nic in &machine.nics {
             if let Some(rail) = &nic.rail
@@ -54,19 +52,14 @@ impl View {
             }
         }
         let nowhere = |place: &Place| place.numa.is_none() && machine.numa.nodes_with_cpus() > 1;
-        let unknown: Vec<String> = machine
-            .gpus
+        let gpus = machine.gpus.iter().filter(|gpu| nowhere(&gpu.place));
+        let gpus = gpus.map(|gpu| format!("GPU{}", gpu.ordinal));
+        let nics = machine
+            .nics
             .iter()
-            .filter(|gpu| nowhere(&gpu.place))
-            .map(|gpu| format!("GPU{}", gpu.ordinal))
-            .chain(
-                machine
-                    .nics
-                    .iter()
-                    .filter(|nic| nowhere(&nic.place))
-                    .map(Nic::title),
-            )
-            .collect();
+            .filter(|nic| nowhere(&nic.place))
+            .map(Nic::title);
+        let unknown: Vec<String> = gpus.chain(nics).collect();
         if !unknown.is_empty() {
             notes.push(format!(
                 "the firmware does not state the NUMA node of {}: cells with a question mark are \
@@ -100,10 +93,10 @@ impl View {
                 _ => {}
             }
         }
-        let words: Vec<String> = far
+        let words = far
             .iter()
-            .map(|(class, gpus)| format!("GPU {} ({class})", gpus.join(", ")))
-            .collect();
+            .map(|(class, gpus)| format!("GPU {} ({class})", gpus.join(", ")));
+        let words: Vec<String> = words.collect();
         (!words.is_empty()).then(|| {
             format!(
                 "no NIC shares a switch with {}: NCCL then copies through host memory unless \
@@ -126,10 +119,9 @@ impl View {
             Some(format!("{node} (GPU {})", gpu.ordinal))
         });
         let memory: Vec<String> = memory.collect();
-        let nodes = if memory.is_empty() {
-            String::new()
-        } else {
-            format!("; their memory is NUMA node {}", memory.join(", "))
+        let nodes = match memory.as_slice() {
+            [] => String::new(),
+            nodes => format!("; their memory is NUMA node {}", nodes.join(", ")),
         };
         (!gpus.is_empty()).then(|| {
             format!(
@@ -160,18 +152,20 @@ impl View {
         let machine = &self.machine;
         let gpus: Vec<&Place> = machine.gpus.iter().map(|gpu| &gpu.place).collect();
         let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();
+        let gpu = |gpu: &Gpu| {
+            let mut entry = json!(gpu);
+            put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
+            put(&mut entry, "pod", json!(self.holders.gpu(gpu)));
+            entry
+        };
+        let nic = |nic: &Nic| {
+            let mut entry = json!(nic);
+            put(&mut entry, "pod", json!(self.holders.nic(nic)));
+            entry
+        };
         let mut document = json!({
-            "gpus": machine.gpus.iter().map(|gpu| {
-                let mut entry = json!(gpu);
-                put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
-                put(&mut entry, "pod", json!(self.holders.gpu(gpu)));
-                entry
-            }).collect::<Vec<_>>(),
-            "nics": machine.nics.iter().map(|nic| {
-                let mut entry = json!(nic);
-                put(&mut entry, "pod", json!(self.holders.nic(nic)));
-                entry
-            }).collect::<Vec<_>>(),
+            "gpus": machine.gpus.iter().map(gpu).collect::<Vec<_>>(),
+            "nics": machine.nics.iter().map(nic).collect::<Vec<_>>(),
             "numa": machine.numa,
             "unplaced": machine.unplaced,
             "distances": {
@@ -202,21 +196,18 @@ impl View {
 
     /// What people call these NICs.
     pub(super) fn names(&self, nics: &[usize]) -> Vec<String> {
-        nics.iter()
-            .filter_map(|nic| self.machine.nics.get(*nic))
-            .map(Nic::title)
-            .collect()
+        let nics = nics.iter().filter_map(|nic| self.machine.nics.get(*nic));
+        nics.map(Nic::title).collect()
     }
 
     fn distances(&self, rows: &[&Place], columns: &[&Place]) -> Vec<Vec<Distance>> {
-        rows.iter()
-            .map(|a| {
-                columns
-                    .iter()
-                    .map(|b| self.machine.distance(a, b))
-                    .collect()
-            })
-            .collect()
+        let row = |a: &&Place| {
+            columns
+                .iter()
+                .map(|b| self.machine.distance(a, b))
+                .collect()
+        };
+        rows.iter().map(row).collect()
     }
 }
 

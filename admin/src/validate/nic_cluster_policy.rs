@@ -3,7 +3,7 @@
 //!
 //! Fields: `api/v1alpha1/nicclusterpolicy_types.go` of NVIDIA's Network Operator.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use rdma_device_plugin::config::Problems;
 
@@ -65,85 +65,53 @@ const OTHERS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Reads a policy, as `kubectl get nicclusterpolicies -o yaml` prints it, or a manifest.
+/// Reads a policy, as `kubectl get nicclusterpolicies` prints it, or a manifest.
 ///
 /// # Errors
-/// It is no such policy, or has no device plugin, or both.
-pub(crate) fn read(text: &str) -> Result<FromPolicy, Problems> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|error| {
-        Problems::one(format!(
-            "neither YAML nor JSON: {}",
-            error.without_snippet()
-        ))
-    })?;
-    let items = documents
-        .iter()
-        .flat_map(|document| match document["items"].as_array() {
-            Some(items) => items.iter().collect(),
-            None => vec![document],
-        });
-    let policies: Vec<&Value> = items.filter(|item| item["kind"] == KIND).collect();
-    let [policy] = policies.as_slice() else {
-        return Err(Problems::one(match policies.len() {
-            0 => format!("there is no {KIND}"),
-            several => format!("there are {several} objects of kind {KIND}; the operator uses one"),
-        }));
-    };
+/// It is of another version, or has no device plugin, or both.
+pub(crate) fn read(policy: &Value) -> Result<FromPolicy, Problems> {
     if policy["apiVersion"] != API_VERSION {
         return Err(Problems::one(format!(
             "apiVersion is {}; this program reads {API_VERSION}",
             policy["apiVersion"]
         )));
     }
-    of_policy(policy)
-}
-
-fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
     let spec = &policy["spec"];
-    let present = PLUGINS
-        .into_iter()
-        .filter(|field| spec.get(*field).is_some_and(Value::is_object));
+    let present = PLUGINS.into_iter().filter(|field| spec[*field].is_object());
     let field = match present.collect::<Vec<_>>().as_slice() {
         [field] => *field,
         [] => {
-            return Err(Problems::one(
-                "spec has neither rdmaSharedDevicePlugin nor sriovDevicePlugin: there is nothing to take over",
-            ));
+            let why = "spec has neither rdmaSharedDevicePlugin nor sriovDevicePlugin: there is nothing to \
+                       take over";
+            return Err(Problems::one(why));
         }
         _ => {
-            return Err(Problems::one(
-                "spec has both rdmaSharedDevicePlugin and sriovDevicePlugin, and one daemon reads one file: \
-                 write a file of version 1 with a shared pool for each entry of configList and an \
-                 exclusive pool for each of resourceList (docs/pools.md)",
-            ));
+            let why = "spec has both rdmaSharedDevicePlugin and sriovDevicePlugin, and one daemon reads one \
+                       file: write a file of version 1 with a shared pool for each entry of configList and \
+                       an exclusive pool for each of resourceList (docs/pools.md)";
+            return Err(Problems::one(why));
         }
     };
-    let plugin = spec.get(field).unwrap_or(&Value::Null);
-    let Some(config) = plugin["config"]
+    let plugin = &spec[field];
+    let config = plugin["config"]
         .as_str()
-        .filter(|text| !text.trim().is_empty())
-    else {
+        .filter(|text| !text.trim().is_empty());
+    let Some(config) = config else {
         return Err(Problems::one(format!(
             "spec.{field}.config is missing: without it the operator's plugin offers nothing"
         )));
     };
     let use_cdi = plugin["useCdi"] == true;
-    let mut arguments = Vec::new();
-    arguments.extend(use_cdi.then(|| "--use-cdi".to_owned()));
+    let arguments = use_cdi.then(|| "--use-cdi".to_owned());
     let mut values = Vec::new();
     if spec["nodeAffinity"].is_object() {
-        values.push((
-            "affinity",
-            serde_json::json!({"nodeAffinity": spec["nodeAffinity"]}),
-        ));
+        values.push(("affinity", json!({"nodeAffinity": spec["nodeAffinity"]})));
     }
     if spec["tolerations"].is_array() {
         values.push(("tolerations", spec["tolerations"].clone()));
     }
     let secrets = plugin["imagePullSecrets"].as_array().into_iter().flatten();
-    let secrets: Vec<Value> = secrets
-        .map(|name| serde_json::json!({"name": name}))
-        .collect();
+    let secrets: Vec<Value> = secrets.map(|name| json!({"name": name})).collect();
     if !secrets.is_empty() {
         values.push(("imagePullSecrets", Value::Array(secrets)));
     }
@@ -151,14 +119,17 @@ fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
         "remove spec.{field} from the {KIND} before this chart is installed: two plugins cannot \
          register one resource"
     )];
-    let others = OTHERS
-        .iter()
-        .filter(|(pointer, _)| policy.pointer(pointer).is_some_and(|v| !v.is_null()));
+    let has = |pointer: &str| {
+        policy
+            .pointer(pointer)
+            .is_some_and(|value| !value.is_null())
+    };
+    let others = OTHERS.iter().filter(|(pointer, _)| has(pointer));
     notes.extend(others.map(|(_, note)| (*note).to_owned()));
     Ok(FromPolicy {
         config: config.to_owned(),
         field,
-        arguments,
+        arguments: arguments.into_iter().collect(),
         use_cdi,
         values,
         notes,
@@ -177,7 +148,7 @@ impl FromPolicy {
             text += "cdi: {enabled: true}\n";
         }
         if !self.arguments.is_empty() {
-            text += &format!("extraArgs: {}\n", serde_json::json!(self.arguments));
+            text += &format!("extraArgs: {}\n", json!(self.arguments));
         }
         for (key, value) in &self.values {
             // JSON is YAML.
@@ -190,6 +161,10 @@ impl FromPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(text: &str) -> Result<FromPolicy, Problems> {
+        super::read(&serde_saphyr::from_str(text).unwrap())
+    }
 
     const POLICY: &str = r#"
 apiVersion: mellanox.com/v1alpha1
@@ -246,8 +221,6 @@ spec:
             (&none, "nothing to take over"),
             (&empty, "spec.rdmaSharedDevicePlugin.config is missing"),
             (&newer, "this program reads mellanox.com/v1alpha1"),
-            ("kind: Pod\n", "there is no NicClusterPolicy"),
-            ("a: [", "neither YAML nor JSON"),
         ] {
             let problems = read(text).unwrap_err();
             assert!(
@@ -255,12 +228,5 @@ spec:
                 "{expected}: {problems}"
             );
         }
-    }
-
-    #[test]
-    fn a_list_of_kubectl_is_read() {
-        let body = POLICY.trim().replace('\n', "\n  ");
-        let list = format!("kind: List\nitems:\n- {body}\n");
-        assert_eq!(read(&list).unwrap().field, "rdmaSharedDevicePlugin");
     }
 }

@@ -92,38 +92,17 @@ pub(super) struct End {
     pub left: Vec<String>,
 }
 
-#[derive(Debug, Clone)]
-struct Gid<'a> {
-    device: &'a str,
-    port: u32,
-    index: u32,
-    gid: Ipv6Addr,
-    netdev: &'a str,
-    mtu: u32,
-    v2: bool,
-}
-
-impl Gid<'_> {
-    fn address(&self) -> IpAddr {
-        let v4 = self.gid.to_ipv4_mapped();
-        v4.map_or(IpAddr::V6(self.gid), IpAddr::V4)
-    }
-}
-
 /// Reads what [`PROBE`] wrote; with a netdev's name, only what is used through it.
 pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) -> End {
-    let lines: Vec<Vec<&str>> = text
-        .lines()
-        .map(|line| line.split_whitespace().collect())
-        .collect();
+    let lines = text.lines().map(|line| line.split_whitespace().collect());
+    let lines: Vec<Vec<&str>> = lines.collect();
     let of = |key: &'static str| {
         let lines = lines.iter();
         lines.filter_map(move |words| words.split_first().filter(|(k, _)| **k == key))
     };
     let names = |key: &'static str| of(key).filter_map(|(_, rest)| rest.first().copied());
     let own = own_addresses(&lines);
-    let gids = of("gid").filter_map(|(_, rest)| gid(rest));
-    let gids: Vec<Gid<'_>> = gids.filter(|gid| own.contains(&gid.address())).collect();
+    let gids: Vec<Port> = of("gid").filter_map(|(_, rest)| gid(rest, &own)).collect();
     let soft: Vec<&str> = names("soft").collect();
     let open: Vec<&str> = names("open").collect();
     let mut end = End {
@@ -149,15 +128,12 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
         }
         // ib_verbs.h: 4 is ACTIVE.
         if *state != "4" {
-            let unmanaged = *layer == "InfiniBand" && matches!(subnet, ["0x0" | "0"]);
-            let why = if unmanaged {
-                ", SM lid 0: no subnet manager"
-            } else {
-                ""
+            let why = match (*layer, subnet) {
+                ("InfiniBand", ["0x0" | "0"]) => ", SM lid 0: no subnet manager",
+                _ => "",
             };
-            end.left.push(format!(
-                "{name}/{number}: its port is not ACTIVE (state {state}{why})"
-            ));
+            let left = format!("{name}/{number}: its port is not ACTIVE (state {state}{why})");
+            end.left.push(left);
             continue;
         }
         let base = Port {
@@ -183,11 +159,9 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
                 "{name}/{number}: no RoCE v2 GID of an address of this network namespace"
             ));
         }
-        end.ports.extend(
-            found.into_iter().filter(|port| {
-                interface.is_none_or(|wanted| port.netdev.as_deref() == Some(wanted))
-            }),
-        );
+        let is_wanted =
+            |port: &Port| interface.is_none_or(|wanted| port.netdev.as_deref() == Some(wanted));
+        end.ports.extend(found.into_iter().filter(is_wanted));
     }
     if let Some(wanted) = device
         && end.ports.is_empty()
@@ -222,50 +196,52 @@ fn own_addresses(lines: &[Vec<&str>]) -> BTreeSet<IpAddr> {
 
 fn reachable(words: &[&str]) -> Option<IpAddr> {
     let address: IpAddr = words.get(1)?.parse().ok()?;
-    let inner = address.is_loopback()
-        || matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80);
+    let inner =
+        address.is_loopback() || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
     (!inner).then_some(address)
 }
 
-fn gid<'a>(words: &[&'a str]) -> Option<Gid<'a>> {
-    let [device, port, index, gid, netdev, mtu, kind @ ..] = words else {
+/// A RoCE v2 GID of an address of its own and of more than one link, as a port that has it.
+fn gid(words: &[&str], own: &BTreeSet<IpAddr>) -> Option<Port> {
+    let [device, port, index, gid, netdev, mtu, "RoCE", "v2"] = words else {
         return None;
     };
-    Some(Gid {
-        device,
+    let gid: Ipv6Addr = gid.parse().ok()?;
+    let address = gid.to_ipv4_mapped().map_or(IpAddr::V6(gid), IpAddr::V4);
+    let usable = own.contains(&address) && !gid.is_unicast_link_local();
+    usable.then_some(Port {
+        device: (*device).to_owned(),
         port: port.parse().ok()?,
-        index: index.parse().ok()?,
-        gid: gid.parse().ok()?,
-        netdev,
-        mtu: mtu.parse().ok()?,
-        v2: kind == ["RoCE", "v2"],
+        netdev: Some((*netdev).to_owned()),
+        mtu: mtu.parse().ok().filter(|mtu| *mtu > 0),
+        gid_index: Some(index.parse().ok()?),
+        address: Some(address),
+        rate: None,
+        soft: false,
     })
 }
 
 /// A port as each netdev sees it: by its RoCE v2 GID of an IPv4 address, else of a global IPv6
 /// one.
-fn roce(base: &Port, gids: &[Gid<'_>]) -> Vec<Port> {
-    let mut ports: Vec<(bool, Port)> = Vec::new();
+fn roce(base: &Port, gids: &[Port]) -> Vec<Port> {
+    let mut ports: Vec<Port> = Vec::new();
+    let is_ipv4 = |port: &Port| port.address.is_some_and(|address| address.is_ipv4());
     for gid in gids {
-        let link_local = gid.gid.segments()[0] & 0xffc0 == 0xfe80;
-        if gid.device != base.device || gid.port != base.port || !gid.v2 || link_local {
+        if (&gid.device, gid.port) != (&base.device, base.port) {
             continue;
         }
-        let address = gid.address();
         let port = Port {
-            netdev: Some(gid.netdev.to_owned()),
-            mtu: (gid.mtu > 0).then_some(gid.mtu),
-            gid_index: Some(gid.index),
-            address: Some(address),
-            ..base.clone()
+            rate: base.rate,
+            soft: base.soft,
+            ..gid.clone()
         };
-        match ports.iter_mut().find(|(_, p)| p.netdev == port.netdev) {
-            Some(known) if !known.0 && address.is_ipv4() => *known = (true, port),
+        match ports.iter_mut().find(|known| known.netdev == port.netdev) {
+            Some(known) if !is_ipv4(known) && is_ipv4(&port) => *known = port,
             Some(_) => {}
-            None => ports.push((address.is_ipv4(), port)),
+            None => ports.push(port),
         }
     }
-    ports.into_iter().map(|(_, port)| port).collect()
+    ports
 }
 
 /// A port as each IPoIB netdev on it sees it, a child in a pod too: the last 8 bytes of such a netdev's
@@ -277,21 +253,22 @@ fn ipoib(base: &Port, gid: Option<Ipv6Addr>, lines: &[Vec<&str>]) -> Vec<Port> {
         digits.collect::<String>()
     });
     let is_on = |address: &str| guid.as_ref().is_some_and(|guid| address.ends_with(guid));
-    let ports: Vec<Port> = lines
-        .iter()
-        .filter_map(|line| match line.as_slice() {
-            ["ipoib", netdev, address] if is_on(address) => Some(*netdev),
+    let netdevs = lines.iter().filter_map(|line| match line.as_slice() {
+        ["ipoib", netdev, address] if is_on(address) => Some(*netdev),
+        _ => None,
+    });
+    let address = |netdev: &str| {
+        lines.iter().find_map(|line| match line.as_slice() {
+            ["address", on, address] if *on == netdev => address.parse().ok(),
             _ => None,
         })
-        .map(|netdev| Port {
-            netdev: Some(netdev.to_owned()),
-            address: lines.iter().find_map(|line| match line.as_slice() {
-                ["address", on, address] if *on == netdev => address.parse().ok(),
-                _ => None,
-            }),
-            ..base.clone()
-        })
-        .collect();
+    };
+    let port = |netdev: &str| Port {
+        netdev: Some(netdev.to_owned()),
+        address: address(netdev),
+        ..base.clone()
+    };
+    let ports: Vec<Port> = netdevs.map(port).collect();
     match ports.is_empty() {
         true => vec![base.clone()],
         false => ports,
@@ -300,21 +277,14 @@ fn ipoib(base: &Port, gid: Option<Ipv6Addr>, lines: &[Vec<&str>]) -> Vec<Port> {
 
 /// Which port is tested against which: those with the same netdev name, the rest in their order.
 pub(super) fn pairs<'a>(server: &'a End, client: &'a End) -> Vec<(&'a Port, &'a Port)> {
-    let by_name: Vec<(&Port, &Port)> = server
-        .ports
-        .iter()
-        .filter_map(|ours| {
-            let theirs = client
-                .ports
-                .iter()
-                .find(|theirs| theirs.netdev.is_some() && theirs.netdev == ours.netdev)?;
-            Some((ours, theirs))
-        })
-        .collect();
-    if by_name.is_empty() {
-        server.ports.iter().zip(&client.ports).collect()
-    } else {
-        by_name
+    let same = |ours: &'a Port| {
+        let mut theirs = client.ports.iter().filter(|_| ours.netdev.is_some());
+        Some((ours, theirs.find(|theirs| theirs.netdev == ours.netdev)?))
+    };
+    let by_name: Vec<(&Port, &Port)> = server.ports.iter().filter_map(same).collect();
+    match by_name.is_empty() {
+        true => server.ports.iter().zip(&client.ports).collect(),
+        false => by_name,
     }
 }
 

@@ -6,12 +6,14 @@
 //! more of 400. Pure functions.
 
 use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
 
 use crate::verdict::Finding;
 
 use super::causes;
 use super::nccl;
 use super::perftest::{Row, Run};
+use super::table::Expected;
 
 /// From here on messages are large enough for the bandwidth to be the path's.
 const LARGE_BYTES: u64 = 64 << 10;
@@ -35,19 +37,17 @@ pub(super) fn bandwidth(run: &Run, line: Option<f64>, soft: bool, memory: Memory
     let Some(last) = run.rows.last() else {
         return Finding::unknown("there is no line of results: the output was cut off");
     };
-    let large: Vec<&Row> = run
-        .rows
-        .iter()
-        .filter(|row| row.bytes >= LARGE_BYTES)
-        .collect();
-    let large = if large.is_empty() { vec![last] } else { large };
+    let large = run.rows.iter().filter(|row| row.bytes >= LARGE_BYTES);
+    let mut large: Vec<&Row> = large.collect();
+    if large.is_empty() {
+        large.push(last);
+    }
     let best = large.iter().map(|row| row.average).fold(0.0, f64::max);
-    let finding = judge(run, &large, best, line, soft, memory);
-    let finding = finding.read("best average", format!("{best:.2} Gb/s"));
-    let finding = match line {
-        Some(line) if !soft => finding.read("line rate", format!("{line} Gb/s")),
-        _ => finding,
-    };
+    let mut finding = judge(run, &large, best, line, soft, memory)
+        .read("best average", format!("{best:.2} Gb/s"));
+    if let Some(line) = line.filter(|_| !soft) {
+        finding = finding.read("line rate", format!("{line} Gb/s"));
+    }
     match run.mtu {
         Some(mtu) => finding.read("path MTU", format!("{mtu} bytes")),
         None => finding,
@@ -77,11 +77,7 @@ fn judge(
     let percent = format!("{:.0} % of the line rate", share * 100.0);
     let ethernet = run.link.as_deref() != Some("IB");
     let small_mtu = ethernet && run.mtu.is_some_and(|mtu| mtu < 4096);
-    let local = ethernet
-        && run
-            .gids
-            .iter()
-            .any(|gid| gid.segments()[0] & 0xffc0 == 0xfe80);
+    let local = ethernet && run.gids.iter().any(Ipv6Addr::is_unicast_link_local);
     let (why, remedy) = if small_mtu {
         (
             "messages are cut into small packets because the interface's MTU is small",
@@ -133,12 +129,8 @@ fn judge(
 
 /// The same at all sizes from 16 KiB on.
 fn flat(run: &Run) -> bool {
-    let averages: Vec<f64> = run
-        .rows
-        .iter()
-        .filter(|row| row.bytes >= 16 << 10)
-        .map(|row| row.average)
-        .collect();
+    let rows = run.rows.iter().filter(|row| row.bytes >= 16 << 10);
+    let averages: Vec<f64> = rows.map(|row| row.average).collect();
     let most = averages.iter().copied().fold(0.0, f64::max);
     let least = averages.iter().copied().fold(f64::INFINITY, f64::min);
     averages.len() >= 4 && most - least <= 0.04 * most
@@ -152,43 +144,30 @@ fn sawtooth(large: &[&Row]) -> bool {
     falls.count() >= 2
 }
 
-/// What is known of the fabric that a collective ran over.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Fabric {
-    /// Rate of one NIC in Gb/s.
-    pub line: Option<f64>,
-    /// NICs of each pod or host; without, what NCCL says, else one for each GPU.
-    pub nics: Option<u32>,
-}
-
 /// Sizes from which on a collective's bandwidth is judged.
 const COLLECTIVE_BYTES: u64 = 1 << 30;
 /// And if there are none of these.
 const COLLECTIVE_MIN_BYTES: u64 = 64 << 20;
 
 /// Judges the output of nccl-tests; `text` is the output as a whole.
-pub(super) fn collective(text: &str, fabric: Fabric) -> Finding {
+pub(super) fn collective(text: &str, expected: Expected) -> Finding {
     let log = nccl::read(text);
-    let finding = judge_collective(&log, text, fabric);
+    let mut finding = judge_collective(&log, text, expected);
     let best = log.rows.iter().map(|row| row.bus).fold(0.0, f64::max);
-    let finding = if log.rows.is_empty() {
-        finding
-    } else {
-        finding.read("best bus bandwidth", format!("{best:.2} GB/s"))
-    };
-    let finding = match log.average {
-        Some(average) => finding.read("average over all sizes", format!("{average:.2} GB/s")),
-        None => finding,
-    };
+    if !log.rows.is_empty() {
+        finding = finding.read("best bus bandwidth", format!("{best:.2} GB/s"));
+    }
+    if let Some(average) = log.average {
+        finding = finding.read("average over all sizes", format!("{average:.2} GB/s"));
+    }
     let shape: Vec<usize> = log.hosts().iter().map(|(_, gpus)| gpus.len()).collect();
-    if shape.is_empty() {
-        finding
-    } else {
-        finding.read("GPUs of each host", format!("{shape:?}"))
+    match shape.is_empty() {
+        true => finding,
+        false => finding.read("GPUs of each host", format!("{shape:?}")),
     }
 }
 
-fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
+fn judge_collective(log: &nccl::Log, text: &str, expected: Expected) -> Finding {
     let wrong: u64 = log.rows.iter().map(|row| row.wrong).sum();
     if wrong > 0 || log.out_of_bounds.is_some_and(|count| count > 0) {
         return Finding::fail(
@@ -236,17 +215,13 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
     if hosts.len() == 1 {
         return Finding::unknown("all ranks are on one host: the network was not used");
     }
-    let Some(line) = fabric.line else {
+    let Some(line) = expected.line_rate else {
         return Finding::unknown("the NICs' rate is not known: give it with --line-rate");
     };
     let gpus = hosts.iter().map(|(_, gpus)| gpus.len()).min().unwrap_or(1);
-    let said = u32::try_from(log.nics.len())
-        .ok()
-        .filter(|&count| count > 0);
-    let count = fabric
-        .nics
-        .or(said)
-        .unwrap_or_else(|| u32::try_from(gpus).unwrap_or(u32::MAX));
+    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let said = Some(number(log.nics.len())).filter(|&count| count > 0);
+    let count = expected.nics.or(said).unwrap_or_else(|| number(gpus));
     let limit = line * f64::from(count) / 8.0;
     let share = best / limit;
     let percent = format!("{:.0} % of {limit:.0} GB/s", share * 100.0);
@@ -277,7 +252,7 @@ fn judge_collective(log: &nccl::Log, text: &str, fabric: Fabric) -> Finding {
     } else {
         (
             "GPU and NIC are not on one PCIe switch, or GPUDirect is not in use".to_owned(),
-            "set binding: late for the pool, see \"rdmactl topology\"; and preflight D01 to D04, P03, \
+            "set binding: late for the pool, see \"rdmactl topology\"; and preflight D01 to D03, P03, \
              P05",
         )
     };
@@ -302,20 +277,17 @@ fn positions(hosts: &[(&str, Vec<&str>)]) -> usize {
 /// then all pods together show more GPUs than each has.
 fn astride(hosts: &[(&str, Vec<&str>)]) -> Option<String> {
     let all: BTreeSet<&str> = hosts.iter().flat_map(|(_, gpus)| gpus.clone()).collect();
-    let all: Vec<&str> = all.into_iter().collect();
     let half = all.len() / 2;
     let lower: Vec<&str> = all.into_iter().take(half).collect();
     if half < 2 || hosts.iter().any(|(_, gpus)| gpus.len() != half) {
         return None;
     }
-    let astride: Vec<&str> = hosts
-        .iter()
-        .filter(|(_, gpus)| {
-            let low = gpus.iter().filter(|gpu| lower.contains(gpu)).count();
-            low != 0 && low != half
-        })
-        .map(|(host, _)| *host)
-        .collect();
+    let is_astride = |(_, gpus): &&(&str, Vec<&str>)| {
+        let low = gpus.iter().filter(|gpu| lower.contains(gpu)).count();
+        low != 0 && low != half
+    };
+    let astride = hosts.iter().filter(is_astride).map(|(host, _)| *host);
+    let astride: Vec<&str> = astride.collect();
     (!astride.is_empty()).then(|| astride.join(", "))
 }
 
@@ -346,15 +318,16 @@ mod tests {
             "{gpu:?}"
         );
 
-        let fabric = Fabric {
-            line: Some(400.0),
+        let expected = Expected {
+            line_rate: Some(400.0),
             nics: None,
+            ..Expected::default()
         };
-        let one = collective(include_str!("captures/nccl-2x1-all-reduce.txt"), fabric);
+        let one = collective(include_str!("captures/nccl-2x1-all-reduce.txt"), expected);
         assert_eq!(one.verdict, Verdict::Warn, "{one:?}");
         assert!(one.why.contains("64 % of 50 GB/s"), "{one:?}");
         assert!(one.why.contains("different places"), "{one:?}");
-        let eight = collective(include_str!("captures/nccl-2x8-all-gather.txt"), fabric);
+        let eight = collective(include_str!("captures/nccl-2x8-all-gather.txt"), expected);
         assert_eq!(eight.verdict, Verdict::Pass, "{eight:?}");
         assert!(
             eight
@@ -365,7 +338,7 @@ mod tests {
             include_str!("captures/nccl-4x4-all-gather.txt"),
             include_str!("captures/nccl-4x4-all-gather-worse.txt"),
         ] {
-            let four = collective(text, fabric);
+            let four = collective(text, expected);
             assert_eq!(four.verdict, Verdict::Warn, "{four:?}");
             assert!(four.why.contains("both halves"), "{four:?}");
             assert!(four.why.contains("worker-0, worker-1, worker-2, worker-3"));
@@ -455,11 +428,12 @@ mod tests {
     #[test]
     fn collectives_that_are_not_what_they_seem() {
         let two = ranks(&[("a", &["0:1"]), ("b", &["0:1"])]);
-        let fabric = Fabric {
-            line: Some(400.0),
+        let expected = Expected {
+            line_rate: Some(400.0),
             nics: None,
+            ..Expected::default()
         };
-        let judge = |text: String| collective(&text, fabric);
+        let judge = |text: String| collective(&text, expected);
         let fine = judge(two.clone() + &row(46.6, "0"));
         assert_eq!(fine.verdict, Verdict::Pass, "{fine:?}");
         let tcp = judge(two.clone() + &row(1.9, "0"));
@@ -484,11 +458,12 @@ mod tests {
         let text = ranks(&[("a", &["0:1", "0:2"]), ("b", &["0:1", "0:2"])])
             + "NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:1<0>\n"
             + &row(40.0, "0");
-        let fabric = Fabric {
-            line: Some(400.0),
+        let expected = Expected {
+            line_rate: Some(400.0),
             nics: None,
+            ..Expected::default()
         };
-        assert!(collective(&text, fabric).why.contains("80 % of 50 GB/s"));
+        assert!(collective(&text, expected).why.contains("80 % of 50 GB/s"));
     }
 
     proptest! {
@@ -498,8 +473,11 @@ mod tests {
             text in "(\\PC{0,20}|[0-9.e-]{1,12}|busbw|# Rank 0 on a|\\[|\\]|[ :#/]|\n){0,60}",
             line in prop::option::of(0.0..1000.0f64),
         ) {
-            let fabric = Fabric { line, nics: None };
-            let _ = collective(&text, fabric);
+            let expected = Expected {
+                line_rate: line,
+                ..Expected::default()
+            };
+            let _ = collective(&text, expected);
             let _ = bandwidth(&perftest::read(&text), line, false, Memory::Gpu);
             let _ = crate::verify::ends::read(&text, None, None);
             let _ = crate::verify::ping::read(&text);

@@ -9,87 +9,31 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use crate::verdict::{Finding, Outcome, Verdict};
 
+use super::Verify;
 use super::ends::{self, End, Port};
-use super::judge::{self, Fabric, Memory};
+use super::judge::{self, Memory};
 use super::place::{Ended, Place};
-use super::{causes, nccl, perftest, ping};
+use super::{causes, perftest, ping};
 
-/// One rung.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rung {
-    /// Its name.
-    pub id: &'static str,
-    /// What should be so.
-    pub title: &'static str,
-}
+/// A step: its id, and what should be so.
+pub(super) type Rung = (&'static str, &'static str);
 
-/// Devices, ports, addresses.
-pub(super) const ENDS: Rung = Rung {
-    id: "ends",
-    title: "both ends have an RDMA device, a port and an address",
-};
-/// IP packets.
-pub(super) const PING: Rung = Rung {
-    id: "ping",
-    title: "packets go over the network's interface",
-};
-/// `rdma_cm`.
-pub(super) const RPING: Rung = Rung {
-    id: "rping",
-    title: "the RDMA connection manager connects",
-};
-/// Bandwidth between host memories.
-pub(super) const WRITE_BW: Rung = Rung {
-    id: "write-bw",
-    title: "ib_write_bw reaches the line rate",
-};
-/// Bandwidth between GPU memories.
-pub(super) const GPU: Rung = Rung {
-    id: "gpu",
-    title: "ib_write_bw reaches it between GPUs' memory",
-};
-/// The whole job.
-pub(super) const NCCL: Rung = Rung {
-    id: "nccl",
-    title: "a collective of NCCL reaches it",
-};
-/// What may be chosen, lowest first.
-pub(super) const CHOICE: [Rung; 5] = [PING, RPING, WRITE_BW, GPU, NCCL];
+pub(super) const ENDS: Rung = (
+    "ends",
+    "both ends have an RDMA device, a port and an address",
+);
+pub(super) const PING: Rung = ("ping", "packets go over the network's interface");
+pub(super) const RPING: Rung = ("rping", "the RDMA connection manager connects");
+pub(super) const WRITE_BW: Rung = ("write-bw", "ib_write_bw reaches the line rate");
+pub(super) const GPU: Rung = ("gpu", "ib_write_bw reaches it between GPUs' memory");
+/// Only read, see `--read`.
+pub(super) const NCCL: Rung = ("nccl", "a collective of NCCL reaches it");
 
-/// What is to be verified.
-#[derive(Debug, Clone)]
-pub(super) struct Plan {
-    /// Where servers run.
-    pub server: Place,
-    /// Where clients run.
-    pub client: Place,
-    /// The program that stands for kubectl.
-    pub kubectl: String,
-    /// Only this netdev of each end.
-    pub interface: Option<String>,
-    /// Only this RDMA device of each end.
-    pub device: Option<String>,
-    /// Gb/s, where the ports' own rate is not what counts.
-    pub line: Option<f64>,
-    /// Rungs to climb; `ends` always is.
-    pub rungs: Vec<&'static str>,
-    /// GPU at both ends, as perftest counts them.
-    pub gpu: Option<u32>,
-    /// By dma-buf, not by `nvidia_peermem`.
-    pub dmabuf: bool,
-    /// The shell command that runs `nccl-tests`, at the client.
-    pub nccl: Option<String>,
-    /// NICs of each pod, for NCCL's limit.
-    pub nics: Option<u32>,
-    /// How long one tool may take.
-    pub command_timeout: Duration,
-    /// First TCP port of the tools; each run takes the next.
-    pub port: u16,
-}
+/// The steps that can be chosen, in their order.
+pub(super) const CHOICE: [Rung; 4] = [PING, RPING, WRITE_BW, GPU];
 
 /// Numbers that a tool printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -98,9 +42,9 @@ pub(super) struct Measurement {
     /// The rung.
     pub rung: &'static str,
     /// The pair of ports, or `None` for a whole job.
-    pub object: Option<String>,
+    pub object: String,
     /// The lines of its table.
-    pub rows: Value,
+    pub rows: Vec<perftest::Row>,
 }
 
 /// What was found.
@@ -131,7 +75,8 @@ const REFUSED: [&str; 5] = [
 ];
 
 struct Climb<'a> {
-    plan: &'a Plan,
+    flags: &'a Verify,
+    ends: [&'a Place; 2],
     next_port: u16,
     climbed: Climbed,
 }
@@ -155,16 +100,18 @@ async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Outp
 }
 
 /// Climbs; `progress` is called with what is done now, when it starts and every ten seconds.
-pub(super) async fn climb(plan: &Plan, progress: &dyn Fn(&str)) -> Climbed {
+pub(super) async fn climb(flags: &Verify, ends: [&Place; 2], progress: &dyn Fn(&str)) -> Climbed {
     let mut climb = Climb {
-        plan,
-        next_port: plan.port,
+        flags,
+        ends,
+        next_port: flags.port,
         climbed: Climbed::default(),
     };
-    let both = async { tokio::join!(probe(plan, &plan.server), probe(plan, &plan.client)) };
-    let what = format!("{}: {} and {}", ENDS.id, plan.server, plan.client);
+    let [at_server, at_client] = ends;
+    let both = async { tokio::join!(climb.probe(at_server), climb.probe(at_client)) };
+    let what = format!("{}: {at_server} and {at_client}", ENDS.0);
     let (server, client) = reported(progress, &what, both).await;
-    let mut findings = vec![end(&plan.server, &server), end(&plan.client, &client)];
+    let mut findings = vec![end(at_server, &server), end(at_client, &client)];
     let (server, client) = (server.unwrap_or_default(), client.unwrap_or_default());
     let pairs = ends::pairs(&server, &client);
     if pairs.is_empty() && findings.iter().all(|f| f.verdict == Verdict::Pass) {
@@ -176,49 +123,33 @@ pub(super) async fn climb(plan: &Plan, progress: &dyn Fn(&str)) -> Climbed {
     climb.outcome(ENDS, findings);
     let mut standing: Vec<(&Port, &Port)> = pairs;
     let mut broken: Vec<String> = Vec::new();
-    for rung in CHOICE {
-        if !plan.rungs.contains(&rung.id) {
-            continue;
-        }
-        let mut findings: Vec<Finding> = broken
-            .iter()
-            .map(|object| Finding::not_applicable(NOT_TRIED).on(object))
-            .collect();
-        if rung == NCCL {
-            if broken.is_empty() && !standing.is_empty() {
-                let what = format!("{}: the command given by --nccl runs", NCCL.id);
-                let work = climb.collective();
-                findings.push(reported(progress, &what, work).await);
-            }
-        } else {
-            let mut still = Vec::new();
-            for (ours, theirs) in standing {
-                let object = object(ours, theirs);
-                let work = async {
-                    match rung {
-                        PING => climb.ping(ours, theirs).await,
-                        RPING => climb.rping(&server, &client, ours).await,
-                        WRITE_BW => climb.write_bw(&server, ours, theirs, None).await,
-                        _ => match plan.gpu {
-                            Some(gpu) => climb.write_bw(&server, ours, theirs, Some(gpu)).await,
-                            None => Finding::not_applicable("no GPU was named (--gpu)"),
-                        },
-                    }
-                };
-                let finding = if rung == GPU && plan.gpu.is_none() {
-                    work.await
-                } else {
-                    reported(progress, &format!("{}: {object}", rung.id), work).await
-                };
-                if finding.verdict == Verdict::Fail && rung != RPING {
-                    broken.push(object.clone());
-                } else {
-                    still.push((ours, theirs));
+    for rung in CHOICE.into_iter().filter(|rung| flags.wants(rung.0)) {
+        let not_tried = |object: &String| Finding::not_applicable(NOT_TRIED).on(object);
+        let mut findings: Vec<Finding> = broken.iter().map(not_tried).collect();
+        let mut still = Vec::new();
+        for (ours, theirs) in standing {
+            let object = object(ours, theirs);
+            let work = async {
+                match (rung, flags.gpu) {
+                    (PING, _) => climb.ping(ours, theirs).await,
+                    (RPING, _) => climb.rping(&server, &client, ours).await,
+                    (WRITE_BW, _) => climb.write_bw(&server, ours, theirs, None).await,
+                    (_, None) => Finding::not_applicable("no GPU was named (--gpu)"),
+                    (_, gpu) => climb.write_bw(&server, ours, theirs, gpu).await,
                 }
-                findings.push(finding.on(object));
+            };
+            let finding = match rung == GPU && flags.gpu.is_none() {
+                true => work.await,
+                false => reported(progress, &format!("{}: {object}", rung.0), work).await,
+            };
+            if finding.verdict == Verdict::Fail && rung != RPING {
+                broken.push(object.clone());
+            } else {
+                still.push((ours, theirs));
             }
-            standing = still;
+            findings.push(finding.on(object));
         }
+        standing = still;
         if findings.is_empty() {
             findings.push(Finding::not_applicable(NO_PAIR));
         }
@@ -236,35 +167,14 @@ fn object(server: &Port, client: &Port) -> String {
     }
 }
 
-async fn probe(plan: &Plan, place: &Place) -> Result<End, String> {
-    let ended = place
-        .run(
-            &plan.kubectl,
-            &["sh", "-c", ends::PROBE],
-            plan.command_timeout,
-        )
-        .await?;
-    if !ended.fine {
-        return Err(ended.last().to_owned());
-    }
-    Ok(ends::read(
-        &ended.text,
-        plan.interface.as_deref(),
-        plan.device.as_deref(),
-    ))
-}
-
 fn end(place: &Place, end: &Result<End, String>) -> Finding {
     let finding = match end {
         Err(error) => Finding::fail(format!("it could not be probed: {error}"), place.remedy()),
         Ok(end) if end.ports.is_empty() => {
-            let mut why = "no port can be tested".to_owned();
-            for left in &end.left {
-                why.push_str("; ");
-                why.push_str(left);
-            }
+            let no_port = std::iter::once("no port can be tested");
+            let why: Vec<&str> = no_port.chain(end.left.iter().map(String::as_str)).collect();
             Finding::fail(
-                why,
+                why.join("; "),
                 "the container must ask for the resource, and the pod for the network; see \
                  \"rdmactl status\" and discover on its node",
             )
@@ -287,14 +197,29 @@ fn end(place: &Place, end: &Result<End, String>) -> Finding {
 }
 
 impl Climb<'_> {
-    fn outcome(&mut self, rung: Rung, findings: Vec<Finding>) {
-        let worst = findings.iter().map(|finding| finding.verdict).max();
-        self.climbed.outcomes.push(Outcome {
-            id: rung.id,
-            title: rung.title,
-            verdict: worst.unwrap_or(Verdict::NotApplicable),
-            findings,
-        });
+    fn outcome(&mut self, (id, title): Rung, findings: Vec<Finding>) {
+        self.climbed
+            .outcomes
+            .push(Outcome::new(id, title, findings));
+    }
+
+    async fn probe(&self, place: &Place) -> Result<End, String> {
+        let argv = ["sh", "-c", ends::PROBE];
+        let ended = place
+            .run(&self.flags.kubectl, &argv, self.timeout())
+            .await?;
+        if !ended.fine {
+            return Err(ended.last().to_owned());
+        }
+        let (interface, device) = (
+            self.flags.interface.as_deref(),
+            self.flags.device.as_deref(),
+        );
+        Ok(ends::read(&ended.text, interface, device))
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.flags.timeout.max(1))
     }
 
     async fn ping(&self, server: &Port, client: &Port) -> Finding {
@@ -306,7 +231,7 @@ impl Climb<'_> {
             let mut argv: Vec<String> = ["ping", "-W", "2", "-I", netdev].map(str::to_owned).into();
             argv.extend(more);
             argv.push(address.clone());
-            async move { self.run(&self.plan.client, &argv).await }
+            async move { self.run(self.ends[1], &argv).await }
         };
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
         let ended = ping(words(&["-c", "3"])).await;
@@ -353,7 +278,7 @@ impl Climb<'_> {
         let Some(address) = port.address else {
             return Finding::not_applicable("the port has no IP address");
         };
-        for (place, end) in [(&self.plan.server, server), (&self.plan.client, client)] {
+        for (place, end) in self.ends.into_iter().zip([server, client]) {
             if !end.connection_manager {
                 return Finding::not_applicable(format!(
                     "{place} has no /dev/infiniband/rdma_cm: only programs that use rdma_cm miss it"
@@ -366,19 +291,8 @@ impl Climb<'_> {
         const COUNT: usize = 5;
         let (address, tcp) = (address.to_string(), self.take_port());
         let argv = |end: &str| -> Vec<String> {
-            [
-                "rping",
-                end,
-                "-v",
-                "-C",
-                &COUNT.to_string(),
-                "-a",
-                &address,
-                "-p",
-                &tcp,
-            ]
-            .map(str::to_owned)
-            .into()
+            let line = format!("rping {end} -v -C {COUNT} -a {address} -p {tcp}");
+            line.split(' ').map(str::to_owned).collect()
         };
         let (server, client) = self.both(&argv("-s"), &argv("-c")).await;
         // Its exit status is not 0 when the other end hangs up first.
@@ -402,27 +316,23 @@ impl Climb<'_> {
         };
         let soft = ours.soft || theirs.soft;
         let tcp = self.take_port();
-        let argv = |port: &Port| {
-            let mut argv = vec!["ib_write_bw".to_owned(), "-d".into(), port.device.clone()];
-            argv.extend(["-i".into(), port.port.to_string()]);
+        let argv = |port: &Port| -> Vec<String> {
+            let mut line = format!("ib_write_bw -d {} -i {}", port.device, port.port);
             if let Some(index) = port.gid_index {
-                argv.extend(["-x".into(), index.to_string()]);
+                line += &format!(" -x {index}");
             }
-            argv.extend(["-F", "-q", "1", "--report_gbits", "-p", &tcp].map(str::to_owned));
+            line += &format!(" -F -q 1 --report_gbits -p {tcp}");
             // All sizes show where a curve is flat; a processor would take hours for them.
-            let sizes: &[&str] = if soft {
-                &["-s", "65536", "-n", "200"]
-            } else {
-                &["-a"]
-            };
-            argv.extend(sizes.iter().map(|&word| word.to_owned()));
+            line += if soft { " -s 65536 -n 200" } else { " -a" };
             if let Some(gpu) = gpu {
-                argv.push(format!("--use_cuda={gpu}"));
-                if self.plan.dmabuf {
-                    argv.push("--use_cuda_dmabuf".into());
-                }
+                line += &format!(" --use_cuda={gpu}");
+                line += if self.flags.dmabuf {
+                    " --use_cuda_dmabuf"
+                } else {
+                    ""
+                };
             }
-            argv
+            line.split(' ').map(str::to_owned).collect()
         };
         let (listening, mut calling) = (argv(ours), argv(theirs));
         calling.push(address.to_string());
@@ -431,68 +341,43 @@ impl Climb<'_> {
         if !client.fine || run.rows.is_empty() {
             return failed(&server, &client, "ib_write_bw");
         }
-        let rung = if gpu.is_some() { GPU } else { WRITE_BW };
+        let (rung, memory) = match gpu {
+            Some(_) => (GPU, Memory::Gpu),
+            None => (WRITE_BW, Memory::Host),
+        };
         self.climbed.measurements.push(Measurement {
-            rung: rung.id,
-            object: Some(object(ours, theirs)),
-            rows: json!(run.rows),
+            rung: rung.0,
+            object: object(ours, theirs),
+            rows: run.rows.clone(),
         });
         let slower = match (ours.rate, theirs.rate) {
             (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
             (one, other) => one.or(other),
         };
-        let memory = if gpu.is_some() {
-            Memory::Gpu
-        } else {
-            Memory::Host
-        };
-        judge::bandwidth(&run, self.plan.line.or(slower), soft, memory)
-    }
-
-    async fn collective(&mut self) -> Finding {
-        let Some(command) = &self.plan.nccl else {
-            return Finding::not_applicable("no command that runs nccl-tests was given (--nccl)");
-        };
-        let argv = ["sh", "-c", command].map(str::to_owned);
-        let ended = self.run(&self.plan.client, &argv).await;
-        let log = nccl::read(&ended.text);
-        if log.rows.is_empty() && !ended.fine {
-            return unanswered(&ended, "nccl-tests", Verdict::Fail);
-        }
-        self.climbed.measurements.push(Measurement {
-            rung: NCCL.id,
-            object: None,
-            rows: json!(log.rows),
-        });
-        let fabric = Fabric {
-            line: self.plan.line,
-            nics: self.plan.nics,
-        };
-        judge::collective(&ended.text, fabric)
+        judge::bandwidth(&run, self.flags.line_rate.or(slower), soft, memory)
     }
 
     fn take_port(&mut self) -> String {
         let port = self.next_port;
-        self.next_port = port.checked_add(1).unwrap_or(self.plan.port);
+        self.next_port = port.checked_add(1).unwrap_or(self.flags.port);
         port.to_string()
     }
 
     async fn run(&self, place: &Place, argv: &[String]) -> Ended {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        let plan = self.plan;
-        let ended = place.run(&plan.kubectl, &argv, plan.command_timeout).await;
+        let ended = place.run(&self.flags.kubectl, &argv, self.timeout()).await;
         ended.unwrap_or_else(|text| Ended { fine: false, text })
     }
 
     /// Runs a server and a client, the client again until the server listens.
     async fn both(&self, server: &[String], client: &[String]) -> (Ended, Ended) {
-        let listening = self.run(&self.plan.server, server);
+        let listening = self.run(self.ends[0], server);
         let calling = async {
             let started = Instant::now();
-            let listen_timeout = LISTEN_TIMEOUT.max(self.plan.command_timeout / 2);
+            let listen_timeout = LISTEN_TIMEOUT.max(self.timeout() / 2);
             loop {
                 tokio::time::sleep(RETRY_INTERVAL).await;
-                let ended = self.run(&self.plan.client, client).await;
+                let ended = self.run(self.ends[1], client).await;
                 let refused = REFUSED.iter().any(|word| ended.text.contains(word));
                 if ended.fine || !refused || started.elapsed() > listen_timeout {
                     return ended;

@@ -24,14 +24,10 @@ pub(super) struct Row {
 /// One run of the tool.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Run {
-    /// The RDMA device.
-    pub device: Option<String>,
     /// Path MTU in bytes.
     pub mtu: Option<u32>,
     /// `Ethernet` or `IB`.
     pub link: Option<String>,
-    /// Index of the GID in use.
-    pub gid_index: Option<u32>,
     /// The GIDs, ours first.
     pub gids: Vec<Ipv6Addr>,
     /// The sizes, in the tool's order.
@@ -60,14 +56,9 @@ pub(super) fn read(text: &str) -> Run {
             let (_, rest) = line.split_once(key)?;
             rest.split(' ').next().map(str::to_owned)
         };
-        run.device = run.device.or_else(|| after("Device : "));
         run.link = run.link.or_else(|| after("Link type : "));
-        run.gid_index = run
-            .gid_index
-            .or_else(|| after("GID index : ")?.parse().ok());
-        run.mtu = run
-            .mtu
-            .or_else(|| after("Mtu : ")?.strip_suffix("[B]")?.parse().ok());
+        let mtu = || after("Mtu : ")?.strip_suffix("[B]")?.parse().ok();
+        run.mtu = run.mtu.or_else(mtu);
         run.gids.extend(line.strip_prefix("GID: ").and_then(gid));
     }
     run
@@ -87,11 +78,8 @@ fn row(words: &[&str], factor: f64) -> Option<Row> {
 
 /// Sixteen bytes, each as a decimal number of at least two digits.
 fn gid(text: &str) -> Option<Ipv6Addr> {
-    let bytes: Vec<u8> = text
-        .trim()
-        .split(':')
-        .map(|byte| byte.parse().ok())
-        .collect::<Option<_>>()?;
+    let bytes = text.trim().split(':').map(|byte| byte.parse().ok());
+    let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
     Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?))
 }
 
@@ -104,10 +92,8 @@ mod tests {
     #[test]
     fn a_whole_table_is_read() {
         let run = read(HOST_MEMORY);
-        assert_eq!(run.device.as_deref(), Some("mlx5_0"));
         assert_eq!(run.mtu, Some(4096));
         assert_eq!(run.link.as_deref(), Some("Ethernet"));
-        assert_eq!(run.gid_index, Some(2));
         assert_eq!(
             run.gids,
             [

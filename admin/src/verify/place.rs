@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::str::FromStr;
 use std::time::Duration;
 
 use tokio::process::Command;
+
+use crate::kubectl::output_of;
 
 /// One end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,16 +111,19 @@ impl Ended {
     /// The last lines, for a person.
     pub(super) fn tail(&self) -> String {
         const LINES: usize = 4;
-        let lines: Vec<&str> = self
+        let lines = self
             .text
             .lines()
             .map(str::trim)
-            .filter(|line| !line.is_empty())
-            .collect();
+            .filter(|line| !line.is_empty());
+        let lines: Vec<&str> = lines.collect();
         let last = lines.iter().skip(lines.len().saturating_sub(LINES));
         last.copied().collect::<Vec<_>>().join(" | ")
     }
 }
+
+/// How long a tool's end may take after its time is over.
+const KILL_GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 impl Place {
     /// What to check when nothing can be run there.
@@ -138,12 +142,11 @@ impl Place {
                 pod,
                 container,
             } => {
-                let namespace = namespace
-                    .as_ref()
-                    .map_or(String::new(), |n| format!("-n {n} "));
-                let container = container
-                    .as_ref()
-                    .map_or(String::new(), |c| format!("-c {c} "));
+                let flag = |flag: &str, value: &Option<String>| {
+                    let value = value.as_ref();
+                    value.map_or(String::new(), |value| format!("{flag} {value} "))
+                };
+                let (namespace, container) = (flag("-n", namespace), flag("-c", container));
                 format!(
                     "\"kubectl exec {namespace}{pod} {container}-- true\" must work: a cluster in \
                      KUBECONFIG, a running pod, the right to exec into it"
@@ -175,14 +178,13 @@ impl Place {
                 pod,
                 container,
             } => {
-                add(&[kubectl, "exec"]);
-                if let Some(namespace) = namespace {
-                    add(&["-n", namespace]);
-                }
-                add(&[pod]);
-                if let Some(container) = container {
-                    add(&["-c", container]);
-                }
+                let container = container.iter().flat_map(|name| ["-c", name]);
+                let namespace = namespace.iter().flat_map(|name| ["-n", name]);
+                let words = [kubectl, "exec"]
+                    .into_iter()
+                    .chain(namespace)
+                    .chain([pod.as_str()]);
+                add(&words.chain(container).collect::<Vec<_>>());
                 add(&["--"]);
             }
         }
@@ -208,27 +210,9 @@ impl Place {
         there.extend(argv);
         let line = self.argv(kubectl, &there);
         let (program, arguments) = line.split_first().ok_or("nothing to run")?;
-        let running = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| format!("run {program}: {error}"))?;
-        const KILL_GRACE_PERIOD: Duration = Duration::from_secs(5);
-        let Ok(output) =
-            tokio::time::timeout(most + KILL_GRACE_PERIOD, running.wait_with_output()).await
-        else {
-            return Ok(Ended {
-                fine: false,
-                text: format!(
-                    "{program} did not end in {} s",
-                    (most + KILL_GRACE_PERIOD).as_secs()
-                ),
-            });
-        };
-        let output = output.map_err(|error| format!("wait for {program}: {error}"))?;
+        let mut command = Command::new(program);
+        let output = output_of(command.args(arguments), b"", most + KILL_GRACE_PERIOD).await;
+        let output = output.map_err(|error| format!("{error:#}"))?;
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.push_str(&String::from_utf8_lossy(&output.stderr));
         // What timeout(1) ends with.

@@ -1,7 +1,7 @@
 //! Judges a bandwidth table that a tool printed earlier.
 
 use super::causes;
-use super::judge::{self, Fabric, Memory};
+use super::judge::{self, Memory};
 use super::ladder::{self, Climbed};
 use super::perftest;
 use super::place::plain;
@@ -22,11 +22,10 @@ pub(super) struct Expected {
 /// without a message that ends a collective.
 pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     let text = plain(text);
-    let (rung, finding) = if text.contains("BW average") {
-        let (rung, memory) = if expected.gpu_memory {
-            (ladder::GPU, Memory::Gpu)
-        } else {
-            (ladder::WRITE_BW, Memory::Host)
+    let ((id, title), finding) = if text.contains("BW average") {
+        let (rung, memory) = match expected.gpu_memory {
+            true => (ladder::GPU, Memory::Gpu),
+            false => (ladder::WRITE_BW, Memory::Host),
         };
         let run = perftest::read(&text);
         (
@@ -37,21 +36,12 @@ pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
         || text.contains("# Using devices")
         || causes::of_collective(&text).is_some()
     {
-        let fabric = Fabric {
-            line: expected.line_rate,
-            nics: expected.nics,
-        };
-        (ladder::NCCL, judge::collective(&text, fabric))
+        (ladder::NCCL, judge::collective(&text, expected))
     } else {
         return None;
     };
     Some(Climbed {
-        outcomes: vec![Outcome {
-            id: rung.id,
-            title: rung.title,
-            verdict: finding.verdict,
-            findings: vec![finding],
-        }],
+        outcomes: vec![Outcome::new(id, title, vec![finding])],
         measurements: Vec::new(),
     })
 }

@@ -43,8 +43,6 @@ pub struct Request {
     pub taken: BTreeSet<usize>,
     /// NICs that cannot be given for another reason: unhealthy, or not of the pool.
     pub barred: BTreeSet<usize>,
-    /// NUMA nodes to stay inside; none for no such request.
-    pub numa: Option<BTreeSet<u32>>,
     /// Let two pods have a port each of one card.
     pub share_cards: bool,
     /// Refuse rather than give a GPU a NIC that is beyond `PXB` and farther than it need be on
@@ -102,8 +100,7 @@ pub enum Refusal {
     /// There are not enough.
     #[error(
         "{wanted} NICs are wanted, {usable} can be given: of {all}, {taken} are taken, {barred} \
-         are unhealthy or of another pool, {half_taken} share a card with a taken one, {elsewhere} \
-         are on other NUMA nodes"
+         are unhealthy or of another pool, {half_taken} share a card with a taken one"
     )]
     TooFew {
         /// NICs wanted.
@@ -118,8 +115,6 @@ pub enum Refusal {
         barred: usize,
         /// Free, but a port of their card is held by another pod.
         half_taken: usize,
-        /// Free, but outside of the requested NUMA nodes.
-        elsewhere: usize,
     },
     /// More NICs have to be included than are wanted.
     #[error("{included} NICs have to be included, but only {wanted} are wanted")]
@@ -227,12 +222,8 @@ fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, Refusal> {
         .filter_map(|nic| machine.nics.get(*nic)?.card)
         .collect();
     let mut usable = Vec::new();
-    let (mut taken, mut barred, mut half, mut elsewhere) = (0, 0, 0, 0);
+    let (mut taken, mut barred, mut half) = (0, 0, 0);
     for (index, nic) in machine.nics.iter().enumerate() {
-        let outside = request
-            .numa
-            .as_ref()
-            .is_some_and(|nodes| nic.place.numa.is_none_or(|node| !nodes.contains(&node)));
         if request.taken.contains(&index) {
             taken += 1;
         } else if request.barred.contains(&index) {
@@ -241,8 +232,6 @@ fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, Refusal> {
             usable.push(index);
         } else if !request.share_cards && nic.card.is_some_and(|card| half_taken.contains(&card)) {
             half += 1;
-        } else if outside {
-            elsewhere += 1;
         } else {
             usable.push(index);
         }
@@ -255,7 +244,6 @@ fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, Refusal> {
             taken,
             barred,
             half_taken: half,
-            elsewhere,
         });
     }
     usable.sort_by_key(|nic| rail_order(machine, *nic));

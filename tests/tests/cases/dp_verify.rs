@@ -303,8 +303,6 @@ fn a_rail_that_fails_a_rung_is_left_out_of_the_next() -> Result<()> {
             "write-bw net2 pass",
             "gpu net1 notApplicable",
             "gpu net2 fail",
-            "nccl net1 notApplicable",
-            "nccl net2 notApplicable",
         ]
     );
     assert!(

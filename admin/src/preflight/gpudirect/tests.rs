@@ -1,4 +1,4 @@
-use super::super::check::{Case, prove};
+use super::super::tests::{Case, prove};
 use super::*;
 use crate::verdict::Verdict::{NotApplicable, Pass, Unknown, Warn};
 
@@ -118,23 +118,6 @@ fn d03() -> Vec<Case<Facts>> {
     ]
 }
 
-fn d04() -> Vec<Case<Facts>> {
-    vec![
-        ("D04", good(), NotApplicable, "not needed"),
-        ("D04", peermem(), Pass, ""),
-        ("D04", neither(), Warn, "Invalid argument"),
-        (
-            "D04",
-            Facts {
-                symbols: None,
-                ..neither()
-            },
-            Unknown,
-            "",
-        ),
-    ]
-}
-
 fn d05() -> Vec<Case<Facts>> {
     vec![
         ("D05", good(), NotApplicable, ""),
@@ -185,7 +168,7 @@ fn d08() -> Vec<Case<Facts>> {
 
 #[test]
 fn each_check_says_what_is_wrong() {
-    let cases = [d01(), d02(), d03(), d04(), d05(), d06(), d07(), d08()];
+    let cases = [d01(), d02(), d03(), d05(), d06(), d07(), d08()];
     prove(CHECKS, &cases.concat());
 }
 
@@ -211,4 +194,15 @@ fn one_variable_of_the_environment_is_asked_for() {
         b"A=MOFED_ENABLED=true\0MOFED_ENABLED=false\0"
     ));
     assert!(!hands_out_all_nodes(b""));
+}
+
+#[test]
+fn a_core_without_the_peer_interface_is_named_in_the_remedy() {
+    let remedy = |facts: &Facts| d02_peermem(facts).unwrap().remove(0).remedy.unwrap();
+    assert!(remedy(&neither()).contains("does not load"));
+    let with_interface = Facts {
+        symbols: Some(set(&[PEER_INTERFACE])),
+        ..neither()
+    };
+    assert!(remedy(&with_interface).starts_with("modprobe nvidia_peermem"));
 }

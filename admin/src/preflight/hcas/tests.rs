@@ -1,4 +1,4 @@
-use super::super::check::prove;
+use super::super::tests::prove;
 use super::*;
 use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Warn};
 

@@ -1,4 +1,4 @@
-use super::super::check::{Case, prove};
+use super::super::tests::{Case, prove};
 use super::*;
 use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
 

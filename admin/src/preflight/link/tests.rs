@@ -3,7 +3,7 @@ use hca::port::{PhysState, Rate};
 use hca::rdma::NodeType;
 use hca::{Guid, PciAddress, PciFunction};
 
-use super::super::check::{Case, prove};
+use super::super::tests::{Case, prove};
 use super::*;
 use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
 

@@ -135,16 +135,12 @@ enum Found {
 }
 
 #[cfg(test)]
-pub(in super::super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
     /// A function with these control registers, as a switch port or a NIC has them.
-    pub(in super::super::super) fn space(
-        device: u16,
-        acs: Option<u16>,
-        ats: Option<u16>,
-    ) -> Vec<u8> {
+    pub(crate) fn space(device: u16, acs: Option<u16>, ats: Option<u16>) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
         let mut put = |at: usize, word: u16| bytes[at..at + 2].copy_from_slice(&word.to_le_bytes());
         put(STATUS, STATUS_CAP_LIST);

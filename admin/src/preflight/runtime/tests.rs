@@ -1,6 +1,6 @@
 use hca::DeviceNumber;
 
-use super::super::check::{Case, prove};
+use super::super::tests::{Case, prove};
 use super::*;
 use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
 

@@ -7,8 +7,6 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hca::network::Uplinks;
-use hca::topology::{Machine, Wanted};
 use hca_trees::{Tree, machine};
 
 use super::super::*;
@@ -279,14 +277,8 @@ impl Node {
 
     pub(super) fn context(&self, settings: Settings, pools: Option<Pools>) -> Context {
         let host = self.tree.host();
-        let inventory = hca::inventory(&host).unwrap();
-        let snapshot = Snapshot {
-            machine: Machine::read(&host, &inventory, &Wanted::default()).unwrap(),
-            uplinks: Uplinks::of_host(&host, &[]),
-            inventory,
-            in_host_namespace: false,
-        };
-        Context::new(settings, snapshot, pools)
+        let snapshot = HostSnapshot::make(&host, &[]).unwrap();
+        Context::new(settings, snapshot, false, pools)
     }
 
     pub(super) fn verdicts_with(
