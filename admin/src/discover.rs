@@ -93,7 +93,7 @@ impl Discover {
         let Ok(file) = config_file(self.config_file.clone()) else {
             return Ok(None);
         };
-        match config::load(&file, &self.defaults.read()) {
+        match config::load(&file, &self.defaults) {
             Ok(config) => Ok(Some(pool::assemble(&config, candidates, scanned, &[]))),
             Err(error) if named => Err(error.into()),
             Err(_) => Ok(None),
@@ -277,8 +277,8 @@ fn entry(
         "id": candidate.id.to_string(),
         "rdmaDevices": names,
         "netdevs": netdevs,
-        "function": candidate.function().word(),
-        "functionNumber": candidate.function().index(),
+        "function": candidate.function().kind.word(),
+        "functionNumber": candidate.function().index,
         "pciAddress": candidate.pci.as_ref().map(|pci| &pci.address),
         "pf": candidate.pf(),
         "numaNode": candidate.numa_node(),

@@ -31,7 +31,7 @@ pub(crate) struct Explain {
 impl Explain {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let path = config_file(self.config_file.clone())?;
-        let config = config::load(&path, &self.defaults.read())?;
+        let config = config::load(&path, &self.defaults)?;
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
@@ -148,8 +148,8 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
         } else {
             String::new()
         };
-        match selector.check(candidate) {
-            Ok(()) => {
+        match selector.why_not(candidate) {
+            None => {
                 chosen = true;
                 let criteria = if selector.is_empty() {
                     "anything".into()
@@ -158,7 +158,7 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Verdict {
                 };
                 reasons.push(format!("{which}matches {criteria}"));
             }
-            Err(mismatch) => reasons.push(format!("{which}{mismatch}")),
+            Some(mismatch) => reasons.push(format!("{which}{mismatch}")),
         }
     }
     let excluded = pools

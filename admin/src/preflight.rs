@@ -39,7 +39,7 @@ use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
-use rdma_device_plugin::snapshot::{Health, Member, Shape};
+use rdma_device_plugin::snapshot::{Health, Member};
 
 use crate::global::{Global, NodeAddresses};
 use crate::output::{Ended, Outcome, say, say_json, style};
@@ -202,8 +202,8 @@ impl Preflight {
 
     fn config(&self) -> anyhow::Result<Option<Config>> {
         let file = self.config_file.as_deref();
-        let defaults = self.defaults.read();
-        Ok(file.map(|file| config::load(file, &defaults)).transpose()?)
+        let defaults = &self.defaults;
+        Ok(file.map(|file| config::load(file, defaults)).transpose()?)
     }
 
     fn content(&self, outcomes: &[verdict::Outcome]) -> bool {
@@ -266,10 +266,7 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
     let assembled = pool::assemble(config, &candidates, host, &[]);
     let mut pools = Pools::default();
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
-        let units = match snapshot.shape() {
-            Shape::Pooled { units } => units,
-            _ => 0,
-        };
+        let units = snapshot.shared_units();
         let resource = pool.resource.as_str().to_owned();
         pools
             .optional

@@ -119,7 +119,7 @@ impl Validate {
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
             Part::Pools(text) => {
-                let checked = validate::check(place, &text, &self.defaults.read(), host);
+                let checked = validate::check(place, &text, &self.defaults, host);
                 let warnings = match checked.text.is_empty() {
                     true => checked
                         .warnings

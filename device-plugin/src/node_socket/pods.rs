@@ -117,7 +117,7 @@ impl Checkpoint {
         let directory = self.directory.clone();
         let read = self.reader.run(move || {
             hca::host::show(&directory);
-            checkpoint::read(&directory, known).map_err(|error| error.to_string())
+            checkpoint::read(&directory, known)
         });
         read.await.map_err(|late| late.to_string())?
     }
