@@ -39,19 +39,6 @@ pub struct Member {
     pub health: Health,
 }
 
-#[cfg(test)]
-impl Member {
-    /// A healthy member without nodes.
-    pub(crate) fn example(hca: Candidate) -> Self {
-        Self {
-            hca: Arc::new(hca),
-            nodes: Vec::new(),
-            slots: 1,
-            health: Health::Healthy,
-        }
-    }
-}
-
 /// A unit of a pool with late binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
@@ -445,6 +432,18 @@ mod tests {
     use super::*;
     use crate::candidate::example::named;
     use crate::config::Policy;
+
+    impl Member {
+        /// A healthy member without nodes.
+        pub(crate) fn example(hca: Candidate) -> Self {
+            Self {
+                hca: Arc::new(hca),
+                nodes: Vec::new(),
+                slots: 1,
+                health: Health::Healthy,
+            }
+        }
+    }
 
     fn snapshot(sharing: Sharing, members: &[(&str, Health)]) -> Snapshot {
         let members = members.iter().map(|(id, health)| Member {

@@ -94,24 +94,6 @@ impl HcaId {
                 }),
         }
     }
-
-    /// The identity of an RDMA device that is in another network namespace; `None` for a soft
-    /// device, whose GUID cannot be read from here.
-    ///
-    /// # Errors
-    /// [`unit::Error::Form`] for an auxiliary name that is not of the kernel's form.
-    pub fn of_elsewhere(device: &Elsewhere) -> std::result::Result<Option<Self>, unit::Error> {
-        Self::of_place(device.pci, device.auxiliary.as_deref())
-    }
-
-    /// The identity of an RDMA device that cannot be read; `None` for one on no bus, whose identity
-    /// is an attribute.
-    ///
-    /// # Errors
-    /// [`unit::Error::Form`] for an auxiliary name that is not of the kernel's form.
-    pub fn of_unreadable(device: &Unreadable) -> std::result::Result<Option<Self>, unit::Error> {
-        Self::of_place(device.pci, device.auxiliary.as_deref())
-    }
 }
 
 /// Scans the whole host.

@@ -341,21 +341,18 @@ impl Binder {
             pool.resource.as_str() == resource && late.is_some_and(|late| late.bind_at_start)
         });
         let mut unbound = Vec::new();
-        let mut by_sandbox: BTreeMap<Option<String>, Vec<(String, Stage)>> = BTreeMap::new();
+        let mut bound: BTreeMap<(Option<String>, Stage), Vec<String>> = BTreeMap::new();
         for id in ids {
-            match of_slot(id) {
-                Some(one) if one.stage == Stage::Bound => match may_bind {
-                    // Other slots of the pod have attachments, this one has none.
-                    true => by_sandbox
-                        .entry(one.sandbox)
-                        .or_default()
-                        .push((id.clone(), Stage::Started)),
-                    false => unbound.push(id.clone()),
-                },
-                Some(one) => by_sandbox
-                    .entry(one.sandbox)
-                    .or_default()
-                    .push((id.clone(), one.stage)),
+            let stage = match of_slot(id) {
+                // Other slots of the pod have attachments, this one has none.
+                Some(one) if one.stage == Stage::Bound => {
+                    may_bind.then_some((one.sandbox, Stage::Started))
+                }
+                Some(one) => Some((one.sandbox, one.stage)),
+                None => None,
+            };
+            match stage {
+                Some(stage) => bound.entry(stage).or_default().push(id.clone()),
                 None => unbound.push(id.clone()),
             }
         }
@@ -372,21 +369,17 @@ impl Binder {
         }
         if !unbound.is_empty() {
             let units = self.pods.units(&pod).await?;
-            let bound = self.bind_pod(&pod, None, &unbound, &units).await?;
-            for warning in bound.warnings {
+            let made = self.bind_pod(&pod, None, &unbound, &units).await?;
+            for warning in made.warnings {
                 tracing::warn!(pod = %pod, warning, "a pod is bound at the start of a container");
             }
-            let started = unbound.into_iter().map(|id| (id, Stage::Started));
-            by_sandbox.entry(None).or_default().extend(started);
+            bound
+                .entry((None, Stage::Started))
+                .or_default()
+                .extend(unbound);
         }
-        for (sandbox, slots) in by_sandbox {
-            for stage in [Stage::Attached, Stage::Started] {
-                let of_stage = slots.iter().filter(|(_, known)| *known == stage);
-                let units: Vec<String> = of_stage.map(|(id, _)| id.clone()).collect();
-                if !units.is_empty() {
-                    self.write(&pod, sandbox.clone(), &units, stage).await?;
-                }
-            }
+        for ((sandbox, stage), units) in bound {
+            self.write(&pod, sandbox, &units, stage).await?;
         }
         Ok(())
     }

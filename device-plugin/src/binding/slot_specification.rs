@@ -104,30 +104,16 @@ pub(crate) fn write(
     sandbox: Option<&str>,
     text: &str,
 ) -> Result<String, CdiError> {
-    let name = file_name(slot, sandbox);
-    remove_others(directory, slot, Some(&name))?;
+    let (name, prefix) = (file_name(slot, sandbox), prefix(slot));
+    for other in directory.names(PREFIX)? {
+        if other.starts_with(&prefix) && other != name {
+            directory.remove(&other)?;
+        }
+    }
     if directory.read(&name)?.as_deref() != Some(text.as_bytes()) {
         directory.write(&name, text)?;
     }
     Ok(name)
-}
-
-/// Removes the files of a slot but for one.
-///
-/// # Errors
-/// [`CdiError`].
-pub(crate) fn remove_others(
-    directory: &CdiDirectory,
-    slot: &str,
-    but: Option<&str>,
-) -> Result<(), CdiError> {
-    let prefix = prefix(slot);
-    for name in directory.names(PREFIX)? {
-        if name.starts_with(&prefix) && Some(name.as_str()) != but {
-            directory.remove(&name)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

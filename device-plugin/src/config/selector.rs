@@ -12,9 +12,7 @@ use node::pattern::Pattern;
 use serde::Deserialize;
 
 use super::range::RangeSet;
-use super::value::{
-    GuidPattern, HexId, PartitionKey, link_types, list, numbers, one_or_many, ranges,
-};
+use super::value::{guids, link_types, numbers, one_or_many, partition_keys, pci_ids, ranges};
 use crate::candidate::{Candidate, FunctionKind, link_type};
 
 /// A conjunction of criteria; an empty list imposes nothing.
@@ -22,10 +20,10 @@ use crate::candidate::{Candidate, FunctionKind, link_type};
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Selector {
     /// PCI vendor, four hex digits.
-    #[serde(deserialize_with = "list::<_, HexId, _>")]
+    #[serde(deserialize_with = "pci_ids")]
     pub vendors: Vec<Pattern>,
     /// PCI device, four hex digits.
-    #[serde(rename = "deviceIDs", deserialize_with = "list::<_, HexId, _>")]
+    #[serde(rename = "deviceIDs", deserialize_with = "pci_ids")]
     pub device_ids: Vec<Pattern>,
     /// PCI driver.
     pub drivers: Vec<Pattern>,
@@ -46,12 +44,12 @@ pub struct Selector {
     #[serde(skip)]
     pub owners: OwnerRule,
     /// Partition keys without the membership bit.
-    #[serde(rename = "pKeys", deserialize_with = "list::<_, PartitionKey, _>")]
+    #[serde(rename = "pKeys", deserialize_with = "partition_keys")]
     pub pkeys: Vec<u16>,
     /// RDMA device name.
     pub rdma_devices: Vec<Pattern>,
     /// Node or port GUID, sixteen hex digits.
-    #[serde(deserialize_with = "list::<_, GuidPattern, _>")]
+    #[serde(deserialize_with = "guids")]
     pub guids: Vec<Pattern>,
     /// Port numbers.
     #[serde(deserialize_with = "numbers")]

@@ -196,16 +196,6 @@ impl Owners {
         }
     }
 
-    /// Of these devices: pod UID, resource, device ID.
-    #[cfg(test)]
-    pub(crate) fn of(devices: &[(&str, &str, &str)]) -> Self {
-        let mut owners = Self::default();
-        for (uid, resource, id) in devices {
-            owners.add((*uid).into(), (*resource).into(), (*id).into());
-        }
-        owners
-    }
-
     fn add(&mut self, uid: String, resource: String, id: String) {
         let ids = self.0.entry(resource).or_default();
         ids.entry(id).or_default().insert(uid);
@@ -265,6 +255,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    impl Owners {
+        /// Of these devices: pod UID, resource, device ID.
+        pub(crate) fn of(devices: &[(&str, &str, &str)]) -> Self {
+            let mut owners = Self::default();
+            for (uid, resource, id) in devices {
+                owners.add((*uid).into(), (*resource).into(), (*id).into());
+            }
+            owners
+        }
+    }
 
     fn answer(paths: &[&str]) -> String {
         let devices = paths.iter().map(|path| DeviceSpec {
