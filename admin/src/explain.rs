@@ -33,7 +33,7 @@ pub(crate) struct Explain {
 impl Explain {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let path = config_file(self.config_file.clone())?;
-        let config = config::load(&path, &self.defaults.read())?;
+        let config = config::load(&path, &self.defaults)?;
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
@@ -136,12 +136,12 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Membership 
             1 => String::new(),
             _ => format!("alternative {}: ", index + 1),
         };
-        let checked = selector.check(candidate);
-        chosen |= checked.is_ok();
-        reasons.push(match checked {
-            Ok(()) if selector.is_empty() => format!("{which}matches anything"),
-            Ok(()) => format!("{which}matches {selector}"),
-            Err(mismatch) => format!("{which}{mismatch}"),
+        let mismatch = selector.why_not(candidate);
+        chosen |= mismatch.is_none();
+        reasons.push(match mismatch {
+            None if selector.is_empty() => format!("{which}matches anything"),
+            None => format!("{which}matches {selector}"),
+            Some(mismatch) => format!("{which}{mismatch}"),
         });
     }
     let excluded = pools.excluded.iter();
