@@ -374,14 +374,14 @@ mod tests {
         );
         socket.behave(Behaviour::Close);
         let closed = ask(CALL_TIMEOUT).unwrap_err();
-        assert!(matches!(closed.fault, Fault::Closed { .. }), "{closed}");
+        assert!(matches!(closed.fault, Fault::Closed), "{closed}");
         socket.behave(Behaviour::Answer);
         socket.be_dead();
         let refused = ask(CALL_TIMEOUT).unwrap_err();
-        assert!(matches!(refused.fault, Fault::Refused { .. }), "{refused}");
+        assert!(matches!(refused.fault, Fault::Refused), "{refused}");
         socket.be_absent().unwrap();
         let none = ask(CALL_TIMEOUT).unwrap_err();
-        assert!(matches!(none.fault, Fault::NoSocket { .. }), "{none}");
+        assert!(matches!(none.fault, Fault::NoSocket), "{none}");
         socket.come_back().unwrap();
         assert!(ask(CALL_TIMEOUT).is_ok());
     }
