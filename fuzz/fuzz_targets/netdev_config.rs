@@ -3,8 +3,9 @@
 //! `validate` accepts without a note is planned in full.
 #![no_main]
 
-use cni_wire::{Command, Environment, NetworkConfig, Request};
+use cni_wire::{Command, Environment, IfName, NetworkConfig, Request};
 use libfuzzer_sys::fuzz_target;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use attachment::node::Places;
@@ -14,7 +15,7 @@ use node::policy::{Allow, Policy, Selector};
 use rdma_netdev::allocation::Allocated;
 use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
 use rdma_netdev::config::{Attach, ChildKind, Config, Target};
-use rdma_netdev::plan::{self, Source};
+use rdma_netdev::plan::{self, Plan};
 use rdma_netdev::resolve::{self, HostLink, Parent, Requested, Resolved};
 use rdma_netdev::validate::{self, Network};
 
@@ -33,7 +34,8 @@ fuzz_target!(|text: &[u8]| {
     };
     let env = Environment::read(Command::Add, environment).expect("a good environment");
     let request = Request { env, config };
-    let (once, twice) = (Config::read(&request), Config::read(&request));
+    let read = || Config::read(&request, &BTreeMap::new());
+    let (once, twice) = (read(), read());
     assert_eq!(format!("{once:?}"), format!("{twice:?}"));
     if let Ok(config) = once {
         let _ = config.macvlan_mode();
@@ -70,6 +72,7 @@ fn host_link(name: &str, index: u32) -> HostLink {
     host.link.name = name.into();
     host.link.index = index;
     host.link.hardware = 1;
+    host.link.bus_device = Some("0000:3b:00.0".to_owned());
     host
 }
 
@@ -83,23 +86,23 @@ fn meant(target: Option<&Target>) -> HostLink {
 }
 
 fn only_what_is_allowed(config: &Config) {
-    let resolved = match resolve::requested(config) {
-        Ok(Requested::Move) => {
+    let resolved = match config.requested() {
+        Requested::Move => {
             assert!(
                 !config.link_in_container,
                 "a link of the pod is never moved"
             );
             Resolved::Move(meant(resolve::move_target(config).ok().as_ref()))
         }
-        Ok(Requested::Child(_)) if config.link_in_container => return,
-        Ok(Requested::Child(kind)) => {
+        Requested::Child(_) if config.link_in_container => return,
+        Requested::Child(kind) => {
             let master = config.master.clone().map(Target::Name);
             Resolved::Child {
                 kind: kind.unwrap_or(ChildKind::Macvlan),
                 parent: Parent::OfHost(meant(master.as_ref())),
             }
         }
-        Ok(Requested::RdmaOnly) | Err(_) => return,
+        Requested::RdmaOnly => return,
     };
     let allow = Allow {
         non_rdma: true,
@@ -121,48 +124,49 @@ fn only_what_is_allowed(config: &Config) {
     let allowed = authorize(&resolved, Asked::default(), rules, kubelet).is_ok();
     let name = resolved.host_link().map(|host| host.link.name.to_string());
     assert_eq!(allowed, name.as_deref() == Some("allowed"));
-    let checked = plan::check(&resolved, config).is_ok();
-    if let (Resolved::Child { kind, parent }, true, true) = (&resolved, allowed, checked) {
-        let random = MacAddress::new([2, 0, 0, 0, 0, 1]);
-        if let Ok(source) = plan::child(config, *kind, parent, random) {
-            assert_eq!(source.link().name, "allowed");
-        }
+    let checked = plan::check(&resolved, config, &allow).is_ok();
+    if allowed
+        && checked
+        && let Ok(plan) = planned(config, resolved)
+    {
+        let link = plan.resolved.link().expect("a link");
+        assert_eq!(link.name, "allowed");
     }
+}
+
+fn planned(config: &Config, resolved: Resolved) -> Result<Plan, String> {
+    let ifname = IfName::parse("net1").expect("a name");
+    let random = || Ok(MacAddress::new([2, 0, 0, 0, 0, 1]));
+    let plan = Plan::of(config.clone(), resolved, ifname, random);
+    plan.map_err(|error| error.to_string())
 }
 
 /// On a link that carries everything, the plan has what the network says.
 fn planned_in_full(config: &Config) {
-    let kinds = match resolve::requested(config) {
-        Ok(Requested::Child(Some(kind))) => vec![kind],
+    let kinds = match config.requested() {
+        Requested::Child(Some(kind)) => vec![kind],
         // Without attach the link decides.
-        Ok(Requested::Child(None)) => vec![ChildKind::Macvlan, ChildKind::Ipoib],
-        Ok(Requested::Move) => {
+        Requested::Child(None) => vec![ChildKind::Macvlan, ChildKind::Ipoib],
+        Requested::Move => {
             let mut nic = host_link("nic", 2);
             nic.link.max_mtu = 65535;
             config.fits(Attach::Move, None).expect("keys of a move");
-            return plan::check(&Resolved::Move(nic), config).expect("a move");
+            return plan::check(&Resolved::Move(nic), config, &Allow::default()).expect("a move");
         }
-        Ok(Requested::RdmaOnly) | Err(_) => return,
+        Requested::RdmaOnly => return,
     };
     for kind in kinds {
         let mut host = host_link("nic", 2);
         host.link.mtu = 65535;
         host.link.hardware = if kind == ChildKind::Ipoib { 32 } else { 1 };
         let parent = Parent::OfHost(host);
-        let resolved = Resolved::Child {
-            kind,
-            parent: parent.clone(),
-        };
+        let resolved = Resolved::Child { kind, parent };
         config
             .fits(Attach::Child(kind), None)
             .expect("keys of a child");
-        plan::check(&resolved, config).expect("a child");
-        let random = MacAddress::new([2, 0, 0, 0, 0, 1]);
-        let made = plan::child(config, kind, &parent, random).expect("a plan");
-        let Source::Child { mtu, mac, .. } = &made else {
-            unreachable!("a child")
-        };
-        assert_eq!(*mtu, config.mtu);
-        assert!(config.mac.is_none() || *mac == config.mac);
+        plan::check(&resolved, config, &Allow::default()).expect("a child");
+        let made = planned(config, resolved).expect("a plan");
+        assert_eq!(made.config.mtu, config.mtu);
+        assert!(config.mac.is_none() || made.mac == config.mac);
     }
 }
