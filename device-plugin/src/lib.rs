@@ -14,6 +14,7 @@
 //! - `links`: netdevs that a pool sets up; `reclaim`: attachments and leases of dead pods;
 //! - `run`: the daemon; `node_paths`: where the node's things are; `report`: its state, for metrics,
 //!   readiness and `/status`; `telemetry`: log, metrics, HTTP;
+//! - `remarks`: what the log has once for as long as it is true;
 //! - `node_socket`: what programs of the node ask the daemon;
 //! - [`container_runtime`], [`port_counters`], [`nccl`], [`files`]: what else it reads of a node;
 //! - [`cli`]: the command line; people have `rdmactl`;

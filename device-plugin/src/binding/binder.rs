@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::evidence::was_detached;
 use super::gpus::{self, Gpus, PodGpus};
@@ -54,8 +54,10 @@ pub(crate) struct Binder {
     reports: watch::Receiver<Arc<Report>>,
     pub(super) requests: Requests,
     pub(super) triggers: Triggers,
-    /// Held while a question is served.
+    /// Held while bindings change.
     gate: Mutex<()>,
+    /// Held while the GPUs are read: one read serves all who wait for it.
+    reading: Mutex<()>,
     /// Bindings, the journal, CDI files and device nodes.
     files: Reader,
     gpus: Reader<Result<Arc<Gpus>, String>>,
@@ -81,6 +83,7 @@ impl Binder {
             requests,
             triggers,
             gate: Mutex::default(),
+            reading: Mutex::default(),
             files: readers.reader("binder", "the work on bindings", FILES_TIMEOUT),
             gpus: readers.reader("gpus", "the read of the GPUs", GPUS_TIMEOUT),
         }
@@ -247,8 +250,15 @@ impl Binder {
                 format!("read the GPUs of this node for pod {pod}: {why}"),
             )
         };
-        let read = self.gpus.read(read).await;
-        let gpus = read.map_err(|late| cannot(late.to_string()))?;
+        let asked = Instant::now();
+        let _reading = self.reading.lock().await;
+        let gpus = match self.gpus.last().filter(|last| last.at >= asked) {
+            Some(last) => last.value,
+            None => {
+                let read = self.gpus.read(read).await;
+                read.map_err(|late| cannot(late.to_string()))?
+            }
+        };
         let gpus = gpus.map_err(cannot)?;
         Ok((resolve(gpus.clone()).await?, gpus))
     }
@@ -567,8 +577,6 @@ pub(crate) fn served(gpus: &[ServedGpu]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use node_server::socket::NodeSocket;
 
     use super::*;
