@@ -81,9 +81,9 @@ impl Discover {
         let Ok(file) = config_file(self.config_file.clone()) else {
             return Ok(None);
         };
-        match config::load(&file, &self.defaults.read()) {
+        match config::load(&file, &self.defaults) {
             Ok(config) => Ok(Some(pool::assemble(&config, candidates, scanned, &[]))),
-            Err(error) if named => Err(error.into()),
+            Err(error) if named => Err(error),
             Err(_) => Ok(None),
         }
     }
@@ -302,8 +302,8 @@ impl Hca {
                 .collect(),
             rdma_devices: owned(names),
             netdevs: candidate.netdev_names().map(str::to_owned).collect(),
-            function: candidate.function().word().to_owned(),
-            function_number: candidate.function().index(),
+            function: candidate.function().kind.word().to_owned(),
+            function_number: candidate.function().index,
             pci_address: candidate.pci.as_ref().map(|pci| pci.address.to_string()),
             pf: candidate.pf().map(|pf| pf.to_string()),
             numa_node: candidate.numa_node(),

@@ -33,7 +33,7 @@ pub(crate) struct Explain {
 impl Explain {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let path = config_file(self.config_file.clone())?;
-        let config = config::load(&path, &self.defaults.read())?;
+        let config = config::load(&path, &self.defaults)?;
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
@@ -136,12 +136,12 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Membership 
             1 => String::new(),
             _ => format!("alternative {}: ", index + 1),
         };
-        let checked = selector.check(candidate);
-        chosen |= checked.is_ok();
-        reasons.push(match checked {
-            Ok(()) if selector.is_empty() => format!("{which}matches anything"),
-            Ok(()) => format!("{which}matches {selector}"),
-            Err(mismatch) => format!("{which}{mismatch}"),
+        let mismatch = selector.why_not(candidate);
+        chosen |= mismatch.is_none();
+        reasons.push(match mismatch {
+            None if selector.is_empty() => format!("{which}matches anything"),
+            None => format!("{which}matches {selector}"),
+            Some(mismatch) => format!("{which}{mismatch}"),
         });
     }
     let excluded = pools.excluded.iter();
@@ -162,19 +162,42 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Membership 
 
 #[cfg(test)]
 mod tests {
-    use hca_trees::{Tree, machine};
+    use hca_trees::{Tree, cloud, machine};
     use rdma_device_plugin::candidate::gather;
     use rdma_device_plugin::host_snapshot::HostSnapshot;
 
     use super::*;
 
-    #[test]
-    fn an_hca_is_found_by_any_of_its_names() {
+    fn candidates(lay: impl Fn(&Tree)) -> Vec<Candidate> {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
-        machine::egx(&tree);
+        lay(&tree);
         let scanned = HostSnapshot::make(&tree.host(), &[]).unwrap();
-        let (all, _) = gather::list(&scanned.inventory, &scanned.functions);
+        gather::list(&scanned.inventory, &scanned.functions).0
+    }
+
+    #[test]
+    fn a_vf_without_a_node_guid_has_a_note_with_the_remedy() {
+        let all = candidates(cloud::vf_without_guid);
+        let told: Vec<String> = all.iter().flat_map(notes).collect();
+        assert_eq!(
+            told,
+            [
+                "mlx5_2: its node GUID is zero: verbs work, programs that use rdma_cm crash; ip link \
+                 set PF vf 1 node_guid GUID, with the netdev of 0000:3b:00.0 as PF, or echo GUID > \
+                 /sys/bus/pci/devices/0000:3b:00.0/sriov/1/node; then bind the VF's driver again"
+            ]
+        );
+        assert!(
+            candidates(cloud::p5)
+                .iter()
+                .all(|efa| notes(efa).is_empty())
+        );
+    }
+
+    #[test]
+    fn an_hca_is_found_by_any_of_its_names() {
+        let all = candidates(machine::egx);
         let first = &all[0];
         let guid = first.rdma_devices[0].node_guid.unwrap().to_string();
         let unit = format!("{}_3e71787e_17", first.id);

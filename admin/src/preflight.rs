@@ -36,7 +36,7 @@ use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
-use rdma_device_plugin::snapshot::{Health, Shape};
+use rdma_device_plugin::snapshot::Health;
 
 use crate::global::{Global, NodeAddresses};
 use crate::output::{Ended, Outcome, say, style};
@@ -155,8 +155,8 @@ impl Preflight {
 
     fn config(&self) -> anyhow::Result<Option<Config>> {
         let file = self.config_file.as_deref();
-        let defaults = self.defaults.read();
-        Ok(file.map(|file| config::load(file, &defaults)).transpose()?)
+        let defaults = &self.defaults;
+        file.map(|file| config::load(file, defaults)).transpose()
     }
 
     fn may_wait(&self, waited: Duration) -> bool {
@@ -209,10 +209,10 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
                     Health::Unhealthy(reason) => Some(reason.to_string()),
                 },
             });
-            let units = match (&pool.sharing, snapshot.shape()) {
-                (Sharing::Pooled { .. }, Shape::Pooled { units }) => units,
-                (Sharing::Slots { .. }, _) => member.slots,
-                _ => 1,
+            let units = match pool.sharing {
+                Sharing::Pooled { .. } => snapshot.shared_units(),
+                Sharing::Slots { .. } => member.slots,
+                Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
             };
             for device in names {
                 let of_device = pools.of_device.entry(device.to_owned()).or_default();

@@ -157,7 +157,7 @@ impl Topology {
                 daemon.bindings.into_iter().map(held).collect()
             }
             // A node need not have a daemon to have a topology.
-            Err(node_wire::ClientError::NoSocket { .. }) => Vec::new(),
+            Err(error) if matches!(error.fault, node_wire::Fault::NoSocket) => Vec::new(),
             Err(error) => {
                 remarks.push(format!("which slot is which NIC is not known: {error}"));
                 Vec::new()

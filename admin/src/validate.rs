@@ -129,7 +129,7 @@ impl Validate {
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
             Part::Pools(text) => {
-                let checked = validate::check(place, &text, &self.defaults.read(), host);
+                let checked = validate::check(place, &text, &self.defaults, host);
                 let warnings = checked.warnings.iter().filter(|_| checked.text.is_empty());
                 let warnings: String = warnings.map(|w| format!("warning: {w}\n")).collect();
                 let checked = Checked {

@@ -50,7 +50,6 @@ pub struct Held {
 /// The HCAs that a pod has by one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Devices {
-    /// The resource.
     pub resource: String,
     /// The HCAs, each once, in the order of their identities.
     pub hcas: BTreeSet<HcaId>,
@@ -66,18 +65,25 @@ impl Held {
         Allocated::of(self.pod.clone(), units.map(String::as_str))
     }
 
-    /// All HCAs of the resource of which the pod has a unit, which is written as `text`. Pure.
+    /// All HCAs of the resource of which the pod has a unit, which is written as `text`: where the daemon
+    /// has said what the units became, `bound`. Pure.
     ///
     /// # Errors
     /// Code 101: the unit is none of the pod's, or one of two resources; code 50: what its units
     /// stand for is not known.
-    pub fn devices_beside(&self, unit: &UnitId, text: &str) -> Result<Devices, Error> {
+    pub fn devices(
+        &self,
+        unit: &UnitId,
+        text: &str,
+        bound: Option<BTreeSet<HcaId>>,
+    ) -> Result<Devices, Error> {
         let Allocation { resource, pool, .. } = self.allocation_of(unit, text)?;
-        let mut hcas = BTreeSet::new();
+        let mut hcas = bound.unwrap_or_default();
+        let is_known = !hcas.is_empty();
         for one in self
             .allocations
             .iter()
-            .filter(|one| one.resource == *resource)
+            .filter(|one| !is_known && one.resource == *resource)
         {
             match &one.hcas {
                 Some(named) => hcas.extend(parsed(named)?),
@@ -94,24 +100,6 @@ impl Held {
             return Err(Error::new(Code::Unavailable, why)
                 .with_details("delete the pod, so that another unit is allocated"));
         }
-        Ok(Devices {
-            resource: resource.clone(),
-            hcas,
-            pool: pool.as_deref().map(parsed).transpose()?,
-        })
-    }
-
-    /// The same where the daemon has said what the units of the resource became. Pure.
-    ///
-    /// # Errors
-    /// Code 101: the unit is none of the pod's, or one of two resources.
-    pub fn devices_bound(
-        &self,
-        unit: &UnitId,
-        text: &str,
-        hcas: BTreeSet<HcaId>,
-    ) -> Result<Devices, Error> {
-        let Allocation { resource, pool, .. } = self.allocation_of(unit, text)?;
         Ok(Devices {
             resource: resource.clone(),
             hcas,
@@ -309,7 +297,7 @@ mod tests {
 
     fn beside(held: &Held, unit: &str) -> Result<Devices, Error> {
         let id = unit.to_lowercase().parse().unwrap();
-        held.devices_beside(&id, unit)
+        held.devices(&id, unit, None)
     }
 
     #[test]

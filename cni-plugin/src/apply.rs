@@ -28,8 +28,8 @@ use crate::{
     config::Attach,
     error::Error,
     interface_config::{InterfaceConfig, Setting},
-    plan::{Plan, Source},
-    resolve::Parent,
+    plan::Plan,
+    resolve::{Parent, Resolved},
 };
 
 /// How long a moved netdev may take to have a carrier before its addresses are announced
@@ -38,7 +38,8 @@ const CARRIER_TIMEOUT: Duration = Duration::from_millis(100);
 /// The same for IPoIB, where the subnet manager is asked for the partition's broadcast group first.
 const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes the interface of a plan; it is in the pod, down and without addresses.
+/// Makes the interface of a plan; it is in the pod, down and without addresses. None where the plan
+/// has none.
 ///
 /// # Errors
 /// The kernel's refusal, with what can be done about it.
@@ -47,68 +48,57 @@ pub fn make(
     pod: &Namespace,
     inside: &mut Socket,
     plan: &Plan,
-) -> Result<Link, Error> {
-    let name = plan.ifname.as_str();
-    match &plan.interface {
-        // The driver makes IPoIB netdevs anew when their RDMA device has moved.
-        Source::Netdev { nic, snapshot, .. } if nic.is_infiniband() && !plan.rdma.is_empty() => {
-            take_anew(host, pod, inside, plan, &snapshot.identity)
-        }
-        Source::Netdev {
-            nic,
-            snapshot,
-            mtu,
-            mac,
-        } => {
+) -> Result<Option<Link>, Error> {
+    let (name, mtu) = (plan.ifname.as_str(), plan.config.mtu);
+    let made = match (&plan.resolved, &plan.snapshot, &plan.child) {
+        (Resolved::Move(nic), Some(snapshot), _) => {
+            let nic = &nic.link;
+            // The driver makes IPoIB netdevs anew when their RDMA device has moved.
+            if nic.is_infiniband() && !plan.rdma.is_empty() {
+                return take_anew(host, pod, inside, plan, &snapshot.identity).map(Some);
+            }
             let moved = move_in(host, pod, inside, nic, name)?;
             keep_next_hops(host, snapshot, nic.index)?;
-            if mtu.is_some() || mac.is_some() {
+            if mtu.is_some() || plan.mac.is_some() {
                 let change = Change {
-                    mtu: *mtu,
-                    mac: mac.as_ref().map(MacAddress::bytes),
+                    mtu,
+                    mac: plan.mac.as_ref().map(MacAddress::bytes),
                     ..Change::default()
                 };
                 let what = format_args!("set MTU and MAC of {name}");
                 link::change(inside, what, moved.index, &change)?;
             }
-            Ok(moved)
+            moved
         }
-        Source::Child {
-            child,
-            parent,
-            mtu,
-            mac,
-        } => {
+        (Resolved::Child { parent, .. }, _, Some(child)) => {
             let new = NewChild {
                 name,
                 child: child.clone(),
                 parent: parent.link().index,
                 parent_netns: None,
-                mtu: *mtu,
-                mac: mac.as_ref().map(|mac| mac.bytes().to_vec()),
+                mtu,
+                mac: plan.mac.as_ref().map(|mac| mac.bytes().to_vec()),
             };
-            let made = make_child(host, pod, inside, &new, parent);
-            let made = made.map_err(|refused| match refused {
-                Refused::Kernel(e) => explain(&e, &new, parent.link()),
-                Refused::Explained(error) => error,
-            })?;
+            let made = make_child(host, pod, inside, &new, parent)?;
             stands_on(inside, &made, parent.link())?;
             // The driver of IPoIB gives a new child an MTU by its mode, whatever was asked for.
-            if let Some(mtu) = mtu.filter(|mtu| *mtu != made.mtu) {
-                let change = Change {
-                    mtu: Some(mtu),
-                    ..Change::default()
-                };
-                link::change(
-                    inside,
-                    format_args!("set MTU of {name}"),
-                    made.index,
-                    &change,
-                )?;
+            if mtu.is_some_and(|mtu| mtu != made.mtu) {
+                set_mtu(inside, &made, name, mtu)?;
             }
-            Ok(made)
+            made
         }
-    }
+        _ => return Ok(None),
+    };
+    Ok(Some(made))
+}
+
+fn set_mtu(inside: &mut Socket, link: &Link, name: &str, mtu: Option<u32>) -> Result<(), Error> {
+    let change = Change {
+        mtu,
+        ..Change::default()
+    };
+    let what = format_args!("set MTU of {name}");
+    Ok(link::change(inside, what, link.index, &change)?)
 }
 
 /// Removes a child that the kernel did not put on the link that was judged and recorded: a process
@@ -133,33 +123,26 @@ fn stands_on(inside: &mut Socket, made: &Link, parent: &Link) -> Result<(), Erro
     .with_details("the links of the pod changed in between; try again"))
 }
 
-/// Why a child was not made.
-enum Refused {
-    /// To be explained.
-    Kernel(netlink::Error),
-    /// Explained.
-    Explained(Error),
-}
-
-impl From<netlink::Error> for Refused {
-    fn from(error: netlink::Error) -> Self {
-        Refused::Kernel(error)
-    }
-}
-
 fn make_child(
     host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
     new: &NewChild<'_>,
     parent: &Parent,
-) -> Result<Link, Refused> {
-    let vanished = || Refused::Explained(vanished(new.name));
+) -> Result<Link, Error> {
+    let refused = |e: netlink::Error| explain(&e, new, parent.link());
+    let temporary = child::temporary_name(pod.id().inode, new.name);
+    let unnamed = NewChild {
+        name: &temporary,
+        ..new.clone()
+    };
     match parent {
-        Parent::OfPod(_) => link::create(inside, new)?.ok_or_else(vanished),
+        Parent::OfPod(_) => {}
         // The kernel makes IPoIB children beside their parent only.
         Parent::OfHost(_) if matches!(new.child, Child::Ipoib { .. }) => {
-            make_and_move(host, pod, inside, new)
+            let made = link::create(&mut host.socket, &unnamed).map_err(refused)?;
+            let made = made.ok_or_else(|| vanished(new.name))?;
+            return move_child(host, pod, inside, &made, new.name);
         }
         Parent::OfHost(_) => {
             // From inside the pod: the final name at once, whatever the host calls its own.
@@ -168,73 +151,54 @@ fn make_child(
                 parent_netns: Some(number),
                 ..new.clone()
             };
-            match link::create(inside, &new) {
-                // The pod has no such name, that was checked; the host has.
-                Err(e) if e.is(libc::EEXIST) => make_and_rename(pod, inside, &new),
-                made => made?.ok_or_else(vanished),
-            }
+            return match link::create(inside, &new) {
+                // Kernels before 6.15 make a link in its parent's namespace and move it from there
+                // (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for
+                // from inside the pod. Made under an unused name, it is named where it belongs.
+                Err(e) if e.is(libc::EEXIST) => {
+                    let unnamed = NewChild {
+                        name: &temporary,
+                        ..new.clone()
+                    };
+                    let made = link::create(inside, &unnamed).map_err(refused)?;
+                    let made = made.ok_or_else(|| vanished(new.name))?;
+                    let what = format!("name {temporary} {}", new.name);
+                    link::change(inside, what, made.index, &Change::name(new.name.as_bytes()))?;
+                    named(inside, new.name)
+                }
+                made => made.map_err(refused)?.ok_or_else(|| vanished(new.name)),
+            };
         }
     }
+    let made = link::create(inside, new).map_err(refused)?;
+    made.ok_or_else(|| vanished(new.name))
 }
 
-/// Kernels before 6.15 make a link in its parent's namespace and move it from there
-/// (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for from
-/// inside the pod. Made under an unused name, it is named where it belongs.
-fn make_and_rename(
-    pod: &Namespace,
-    inside: &mut Socket,
-    new: &NewChild<'_>,
-) -> Result<Link, Refused> {
-    let vanished = || Refused::Explained(vanished(new.name));
-    let temporary = child::temporary_name(pod.id().inode, new.name);
-    let unnamed = NewChild {
-        name: &temporary,
-        ..new.clone()
-    };
-    let made = link::create(inside, &unnamed)?.ok_or_else(vanished)?;
-    let change = Change {
-        name: Some(new.name.as_bytes()),
-        ..Change::default()
-    };
-    let what = format!("name {temporary} {}", new.name);
-    link::change(inside, what, made.index, &change)?;
-    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(vanished)
-}
-
-/// Made beside its parent under an unused name, then moved.
-fn make_and_move(
+/// A child that was made beside its parent under an unused name.
+fn move_child(
     host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
-    new: &NewChild<'_>,
-) -> Result<Link, Refused> {
-    let vanished = || Refused::Explained(vanished(new.name));
-    let temporary = child::temporary_name(pod.id().inode, new.name);
-    let unnamed = NewChild {
-        name: &temporary,
-        ..new.clone()
-    };
-    let made = link::create(&mut host.socket, &unnamed)?.ok_or_else(vanished)?;
+    made: &Link,
+    name: &str,
+) -> Result<Link, Error> {
     let change = Change {
         netns: Some(pod),
-        name: Some(new.name.as_bytes()),
-        ..Change::default()
+        ..Change::name(name.as_bytes())
     };
-    let what = format!(
-        "move {temporary} into {} as {}",
-        pod.path().display(),
-        new.name
-    );
+    let what = format!("move {} into {} as {name}", made.name, pod.path().display());
     if let Err(e) = link::change(&mut host.socket, what, made.index, &change) {
         let first = Error::from(e);
-        return Err(Refused::Explained(
-            match link::delete(&mut host.socket, &made) {
-                Ok(()) => first,
-                Err(e) => first.with_details(e.to_string()),
-            },
-        ));
+        return Err(match link::delete(&mut host.socket, made) {
+            Ok(()) => first,
+            Err(e) => first.with_details(e.to_string()),
+        });
     }
-    link::get(inside, By::Name(new.name.as_bytes()))?.ok_or_else(vanished)
+    named(inside, name)
+}
+
+fn named(inside: &mut Socket, name: &str) -> Result<Link, Error> {
+    link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name))
 }
 
 fn vanished(name: &str) -> Error {
@@ -277,12 +241,11 @@ fn move_in(
     }
     let change = Change {
         netns: Some(pod),
-        name: Some(name.as_bytes()),
-        ..Change::default()
+        ..Change::name(name.as_bytes())
     };
     let what = format!("move {} into {} as {name}", nic.name, pod.path().display());
     link::change(&mut host.socket, what, nic.index, &change)?;
-    link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name))
+    named(inside, name)
 }
 
 /// Puts the host's routes over several netdevs back without the one that left.
@@ -323,31 +286,25 @@ fn take_anew(
     plan: &Plan,
     identity: &Identity,
 ) -> Result<Link, Error> {
-    let name = plan.ifname.as_str();
-    let (Source::Netdev { mtu, .. } | Source::Child { mtu, .. }) = &plan.interface;
+    let (name, mtu) = (plan.ifname.as_str(), plan.config.mtu);
     let started = Instant::now();
     loop {
         let place = Place::Pod { host: None };
         if let Ok(Some(link)) = identity.find(&link::list(inside)?, place) {
             let change = Change {
-                name: Some(name.as_bytes()),
-                mtu: *mtu,
-                ..Change::default()
+                mtu,
+                ..Change::name(name.as_bytes())
             };
             let what = format!("set {} down", link.name);
             link::change(inside, what, link.index, &Change::down())?;
             let what = format!("name {} {name}", link.name);
             link::change(inside, what, link.index, &change)?;
-            return link::get(inside, By::Name(name.as_bytes()))?.ok_or_else(|| vanished(name));
+            return named(inside, name);
         }
         if let Ok(Some(link)) = identity.find(&link::list(&mut host.socket)?, Place::Host) {
             let moved = move_in(host, pod, inside, link, name)?;
             if mtu.is_some() {
-                let change = Change {
-                    mtu: *mtu,
-                    ..Change::default()
-                };
-                link::change(inside, format!("set MTU of {name}"), moved.index, &change)?;
+                set_mtu(inside, &moved, name, mtu)?;
             }
             return Ok(moved);
         }
@@ -356,7 +313,9 @@ fn take_anew(
                 Code::TryAgain,
                 format!(
                     "{} was not made anew after its RDMA device had moved",
-                    plan.interface.link().name
+                    plan.snapshot
+                        .as_ref()
+                        .map_or(String::new(), |taken| taken.name.to_string())
                 ),
             )
             .with_details("is the module ib_ipoib loaded?"));
@@ -372,9 +331,6 @@ fn take_anew(
 /// goes up (`inetdev_event()`, `ndisc_netdev_event()`), and that reaches the wire when the link has
 /// its carrier at once: children have their parent's, and so has a NIC whose port is up. For
 /// another see [`announce`].
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn configure(
     socket: &mut Socket,
     proc: &Path,
@@ -430,9 +386,6 @@ pub fn configure(
 ///
 /// They are announced from a packet socket, whose closing waits for all processors
 /// (`packet_release()`: `synchronize_net()`, some 10 ms).
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn announce<'a>(
     socket: &mut Socket,
     made: impl IntoIterator<Item = (&'a mut Link, &'a InterfaceConfig, Attach)>,

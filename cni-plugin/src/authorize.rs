@@ -23,18 +23,14 @@ use crate::{
 pub struct Denied {
     /// The attempt and its object.
     pub what: String,
-    /// The rule.
     pub why: String,
-    /// What to change.
     pub remedy: String,
 }
 
 /// What the node's administrator allows, and where that stands.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
-    /// The policy.
     pub allow: &'a Allow,
-    /// Its file, for messages.
     pub path: &'a Path,
     /// HCAs of exclusive pools: none of them is shared by a child of another pod.
     pub exclusive: &'a [HcaId],

@@ -31,7 +31,7 @@ use node_wire::{
 
 use crate::{
     allocation::{Allocated, pod_of},
-    config::{Allocation, Config, Devices},
+    config::{Config, Devices},
     error::Error,
 };
 
@@ -50,17 +50,15 @@ pub(crate) struct Bound {
     slots: BTreeMap<HcaId, Slot>,
 }
 
-/// Binds the slot of a request, if it has one, and makes its HCA the allocation; with `devices: all`
-/// the allocation stays the unit that the runtime passed.
+/// Binds the slot of a request, if it has one.
 ///
 /// # Errors
-/// Code 4: the runtime does not say which
-/// pod this is; code 101: the slot is not the pod's; code 11: there is no HCA for it now, or the
+/// Code 4: the runtime does not say which pod this is; code 101: the slot is not the pod's; code 11: there is no HCA for it now, or the
 /// daemon does not answer.
 pub(crate) fn bind(
     node: &Node,
     request: &Request,
-    config: &mut Config,
+    config: &Config,
 ) -> Result<Option<Bound>, Error> {
     let Some(allocation) = &config.allocation else {
         return Ok(None);
@@ -109,23 +107,14 @@ pub(crate) fn bind(
             return Err(incomplete(&unit, &pod));
         }
     }
-    let bound = Bound {
-        pod,
-        sandbox,
-        slots: of_attachment,
-    };
-    let mut slots = bound.slots.iter();
-    let Some((hca, slot)) = slots.find(|(_, slot)| slot.unit == unit) else {
-        return Err(incomplete(&unit, &bound.pod));
-    };
-    if config.devices == Devices::One {
-        config.allocation = Some(Allocation {
-            hca: Some(hca.clone()),
-            slot: Some(slot.clone()),
-            ..allocation.clone()
-        });
+    match of_attachment.values().any(|slot: &Slot| slot.unit == unit) {
+        true => Ok(Some(Bound {
+            pod,
+            sandbox,
+            slots: of_attachment,
+        })),
+        false => Err(incomplete(&unit, &pod)),
     }
-    Ok(Some(bound))
 }
 
 fn incomplete(unit: &str, pod: &Pod) -> Error {
@@ -143,7 +132,6 @@ impl Bound {
         }
     }
 
-    /// What the slots became.
     pub(crate) fn hcas(&self) -> BTreeSet<HcaId> {
         self.slots.keys().cloned().collect()
     }

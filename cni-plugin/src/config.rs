@@ -42,18 +42,15 @@ pub enum Target {
 /// The device ID that the device plugin gave out and Multus handed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The unit.
     pub unit: UnitId,
     /// The HCA that it stands for: of a slot the one that it is bound to, of one that stands for
-    /// several each in its turn; none where that is not known.
-    pub hca: Option<HcaId>,
-    /// As it was written.
+    /// several each in its turn, or all of them for `rdma-only`; none where that is not known.
+    pub hcas: Vec<HcaId>,
     pub text: String,
     /// The slot that became this unit; none for a unit that the runtime passed itself.
     pub slot: Option<Slot>,
 }
 
-/// The plugin's own keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// `attach`, when it is given.
@@ -193,9 +190,6 @@ impl Config {
     }
 
     /// `mode` of a macvlan; bridge when it is not given.
-    ///
-    /// # Errors
-    /// Code 7 naming it.
     pub fn macvlan_mode(&self) -> Result<MacVlanMode, Error> {
         match self.mode.as_deref() {
             None | Some("bridge") => Ok(MacVlanMode::Bridge),
@@ -211,9 +205,6 @@ impl Config {
     }
 
     /// `mode` of an ipvlan; l2 when it is not given.
-    ///
-    /// # Errors
-    /// Code 7 naming it.
     pub fn ipvlan_mode(&self) -> Result<IpVlanMode, Error> {
         match self.mode.as_deref() {
             None | Some("l2") => Ok(IpVlanMode::L2),
@@ -224,9 +215,6 @@ impl Config {
     }
 
     /// `mode` of an IPoIB child; none means its parent's.
-    ///
-    /// # Errors
-    /// Code 7 naming it.
     pub fn ipoib_mode(&self) -> Result<Option<IpoibMode>, Error> {
         match self.mode.as_deref() {
             None => Ok(None),
@@ -252,7 +240,7 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
         Err(_) => text.parse().map_err(|e| root.wrong(key, e))?,
     };
     Ok(Allocation {
-        hca: unit.hca().cloned(),
+        hcas: unit.hca().cloned().into_iter().collect(),
         unit,
         text: text.to_owned(),
         slot: None,
@@ -294,13 +282,17 @@ fn rdma_requirement(root: &Section<'_>, stands_in: bool) -> Result<RdmaRequireme
         // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
         None if stands_in => Ok(RdmaRequirement::Required),
         None => Ok(RdmaRequirement::Auto),
-        Some(text) => RdmaRequirement::parse(text).ok_or_else(|| {
-            root.wrong(
-                "rdma",
-                format_args!("{text:?} is not a requirement for RDMA devices"),
-            )
-            .with_details("expected auto, required or off")
-        }),
+        Some(text) => {
+            let known = RdmaRequirement::ALL.into_iter();
+            let mut meant = known.filter(|known| known.as_str() == text);
+            meant.next().ok_or_else(|| {
+                root.wrong(
+                    "rdma",
+                    format_args!("{text:?} is not a requirement for RDMA devices"),
+                )
+                .with_details("expected auto, required or off")
+            })
+        }
     }
 }
 

@@ -28,12 +28,10 @@ const VERSION: &str = "1.1.0";
 /// More than any such file has.
 const MAX_FILE_BYTES: u64 = 1 << 16;
 
-/// What the file reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report<'a> {
     /// PCI address of the function, of the parent's for a child; none leaves the device plugin's.
     pub pci: Option<&'a str>,
-    /// Its RDMA devices.
     pub rdma: Vec<&'a str>,
     /// The GIDs of its addresses.
     pub gids: &'a [Ready],
@@ -65,9 +63,6 @@ pub(crate) fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathB
 
 /// Completes what is in the file. Nothing is written for an interface without a PCI function:
 /// the specification has no word for it.
-///
-/// # Errors
-/// What the kernel said.
 pub(crate) fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
     let known = read(file);
     let named = known

@@ -3,7 +3,7 @@
 
 use std::{fmt, ops::Deref};
 
-use attachment::{journal, netdev::restore};
+use attachment::error::Kind;
 use cni_wire::Code;
 
 use crate::authorize::Denied;
@@ -13,7 +13,6 @@ use crate::authorize::Denied;
 pub struct Error(cni_wire::Error);
 
 impl Error {
-    /// An error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Self {
         Error(cni_wire::Error::new(code, msg))
     }
@@ -74,58 +73,28 @@ impl From<netlink::Error> for Error {
     }
 }
 
-impl From<journal::Error> for Error {
-    fn from(error: journal::Error) -> Self {
-        attachment::Error::from(error).into()
-    }
-}
-
 impl From<attachment::Error> for Error {
     fn from(error: attachment::Error) -> Self {
-        let coded = Error::new(code(&error), message(&error));
-        let coded = match error.remedy() {
-            Some(remedy) => coded.with_details(remedy),
-            None => coded,
-        };
-        match &error {
-            attachment::Error::Several { others, .. } => {
-                others.iter().fold(coded, |coded, other| {
-                    coded.with_details(other.with_remedy())
-                })
+        let code = match &error.kind {
+            Kind::Policy => Code::Policy,
+            Kind::Kernel => Code::Kernel,
+            Kind::Exists => Code::Exists,
+            Kind::Locked | Kind::Nowhere | Kind::ChildNowhere(_) | Kind::PfAway | Kind::Kept => {
+                Code::TryAgain
             }
-            _ => coded,
-        }
-    }
-}
-
-fn code(error: &attachment::Error) -> Code {
-    match error {
-        attachment::Error::Policy(_) => Code::Policy,
-        attachment::Error::Kernel(_)
-        | attachment::Error::RdmaMove(_)
-        | attachment::Error::Netdev(restore::Error::Kernel(_)) => Code::Kernel,
-        attachment::Error::Journal(journal::Error::Exists { .. }) => Code::Exists,
-        attachment::Error::Journal(journal::Error::Locked { .. })
-        | attachment::Error::Netdev(restore::Error::Nowhere { .. })
-        | attachment::Error::RdmaNowhere { .. }
-        | attachment::Error::ChildNowhere { .. }
-        | attachment::Error::PfAway { .. }
-        | attachment::Error::Kept { .. } => Code::TryAgain,
-        attachment::Error::Journal(_)
-        | attachment::Error::State { .. }
-        | attachment::Error::Netdev(restore::Error::Ambiguous { .. }) => Code::State,
-        attachment::Error::Hardware(_) | attachment::Error::Cdi(_) => Code::Io,
-        attachment::Error::Ipam(error) => error.code,
-        attachment::Error::Several { first, .. } => code(first),
-    }
-}
-
-/// What happened, without the remedy and without what else failed: these are details.
-fn message(error: &attachment::Error) -> String {
-    match error {
-        attachment::Error::Ipam(error) => error.msg.clone(),
-        attachment::Error::Several { first, .. } => message(first),
-        _ => error.to_string(),
+            Kind::File | Kind::State | Kind::Incomplete => Code::State,
+            Kind::Io => Code::Io,
+            Kind::Ipam(code) => *code,
+        };
+        let others = error.others.iter().map(attachment::Error::with_remedy);
+        error
+            .remedy
+            .iter()
+            .cloned()
+            .chain(others)
+            .fold(Error::new(code, error.what.clone()), |coded, details| {
+                coded.with_details(details)
+            })
     }
 }
 

@@ -29,7 +29,6 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    /// For reports.
     pub(crate) fn to_json(&self) -> Value {
         json!({"device": self.port.device, "port": self.port.port,
                "address": self.address, "gidIndex": self.index})

@@ -1,10 +1,13 @@
 //! What an interface is given in its pod: sysctls, addresses, routes, rules, neighbours. Pure.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use attachment::netdev::{replay, snapshot::Snapshot};
-use cni_wire::{Cidr, CniResult, Code, Version};
-use netlink::route;
+use attachment::netdev::{display, replay, snapshot::Snapshot};
+use cni_wire::{Cidr, CniResult, Code, IpConfig, Version};
+use netlink::{address, route};
 use netlink_packet_core::DecodeError;
 use netlink_packet_route::{
     AddressFamily,
@@ -27,14 +30,11 @@ const LINK_SCOPE: u8 = 253;
 /// `RT_TABLE_LOCAL`, which the kernel keeps for its own addresses.
 const LOCAL_TABLE: u32 = 255;
 
-/// A per-interface sysctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// `ipv4/conf` or `ipv6/conf`.
     pub group: &'static str,
-    /// The key.
     pub key: &'static str,
-    /// The value.
     pub value: &'static str,
 }
 
@@ -43,17 +43,13 @@ pub struct Setting {
 pub struct InterfaceConfig {
     /// Sysctls, written before the interface comes up.
     pub settings: Vec<Setting>,
-    /// Addresses.
     pub addresses: Vec<AddressMessage>,
     /// Routes, those that others need first.
     pub routes: Vec<RouteMessage>,
-    /// Rules.
     pub rules: Vec<RuleMessage>,
-    /// Permanent neighbours.
     pub neighbours: Vec<NeighbourMessage>,
     /// What is announced to neighbours.
     pub announced: Vec<IpAddr>,
-    /// Gateways of the addresses.
     pub gateways: Vec<IpAddr>,
     /// Families of which the pod has a default route already.
     pub defaults_of_the_pod: Vec<AddressFamily>,
@@ -61,9 +57,6 @@ pub struct InterfaceConfig {
 
 impl InterfaceConfig {
     /// From the addresses and routes of an IPAM.
-    ///
-    /// # Errors
-    /// As [`check_result`].
     pub fn of_result(
         attach: Attach,
         config: &Config,
@@ -105,7 +98,7 @@ impl InterfaceConfig {
             .retain(|a| !(a.header.family == AddressFamily::Inet6 && replay::is_link_local(a)));
         let mut routes = given.routes;
         routes.retain(|r| !replay::leaves_elsewhere(r, index) && !replay::is_by_number_alone(r));
-        let announced: Vec<IpAddr> = addresses.iter().filter_map(own_address).collect();
+        let announced: Vec<IpAddr> = addresses.iter().filter_map(address::own).collect();
         Ok(InterfaceConfig {
             settings: settings(Attach::Move, config, needs_ipv6(&addresses, &routes)),
             addresses: addresses
@@ -131,6 +124,18 @@ impl InterfaceConfig {
     /// Whether it cannot do without IPv6.
     pub fn needs_ipv6(&self) -> bool {
         needs_ipv6(&self.addresses, &self.routes)
+    }
+
+    /// Its addresses, for a result.
+    pub fn ips(&self) -> Vec<IpConfig> {
+        let ip = |message: &AddressMessage| {
+            Some(IpConfig {
+                address: Cidr::new(address::own(message)?, message.header.prefix_len)?,
+                gateway: None,
+                interface: None,
+            })
+        };
+        self.addresses.iter().filter_map(ip).collect()
     }
 
     /// The families of its addresses.
@@ -192,22 +197,30 @@ impl InterfaceConfig {
     }
 }
 
-fn is_way_out(route: &RouteMessage) -> bool {
-    replay::is_default(route) && route::table_of(route) == replay::MAIN
+impl fmt::Display for InterfaceConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for setting in &self.settings {
+            let (group, key, value) = (setting.group, setting.key, setting.value);
+            write!(f, "; {group}/{key}={value}")?;
+        }
+        for address in &self.addresses {
+            write!(f, "; address {}", display::address(address))?;
+        }
+        for neighbour in &self.neighbours {
+            write!(f, "; neighbour {}", display::neighbour(neighbour))?;
+        }
+        for route in &self.routes {
+            write!(f, "; route {}", display::route(route))?;
+        }
+        for rule in &self.rules {
+            write!(f, "; rule {}", display::rule(rule))?;
+        }
+        Ok(())
+    }
 }
 
-/// An address as the interface's own, not its peer's.
-pub fn own_address(message: &AddressMessage) -> Option<IpAddr> {
-    let local = message.attributes.iter().find_map(|a| match a {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    local.or_else(|| {
-        message.attributes.iter().find_map(|a| match a {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-    })
+fn is_way_out(route: &RouteMessage) -> bool {
+    replay::is_default(route) && route::table_of(route) == route::MAIN
 }
 
 /// The sysctls of an interface with or without IPv6 addresses.
@@ -440,7 +453,7 @@ fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
         (None, None) if v4 => RouteScope::Link,
         (None, _) => RouteScope::Universe,
     };
-    let table = route.table.unwrap_or(replay::MAIN);
+    let table = route.table.unwrap_or(route::MAIN);
     message.header.table = u8::try_from(table).unwrap_or(0);
     let attributes = &mut message.attributes;
     if route.dst.prefix > 0 {
@@ -475,11 +488,10 @@ fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
 
 #[cfg(test)]
 mod tests {
-    use cni_wire::{IpConfig, Route};
+    use cni_wire::Route;
 
     use super::*;
     use crate::config::ChildKind;
-    use attachment::netdev::display;
 
     fn config() -> Config {
         Config::default()

@@ -11,17 +11,23 @@ use std::{
     path::Path,
 };
 
+use attachment::addresses::Ipam;
 use cni_wire::{Code, IfName};
 use hca::HcaId;
 use netlink::sysctl;
 use node::policy::{RailCandidate, Rails};
 
-use crate::{allocation::Devices, config::Names, error::Error, resolve::HostLink};
+use crate::{
+    allocation::Devices,
+    config::{Config, Names},
+    error::Error,
+    plan::Plan,
+    resolve::HostLink,
+};
 
 /// A NIC of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Nic {
-    /// Its HCA.
     pub hca: HcaId,
     /// Index of its netdev on the host.
     pub index: u32,
@@ -31,126 +37,137 @@ pub(crate) struct Nic {
     pub addresses: Vec<IpAddr>,
 }
 
-/// What numbers the rails.
+impl Nic {
+    /// None for what is on no HCA of the allocation.
+    pub(crate) fn of(plan: &Plan) -> Option<Nic> {
+        let host = plan.resolved.host_link()?;
+        Some(Nic {
+            hca: plan.config.allocation.as_ref()?.hcas.first()?.clone(),
+            index: host.link.index,
+            netdev: host.link.name.to_string(),
+            addresses: host.addresses.clone(),
+        })
+    }
+}
+
+/// Refuses what serves one interface only. Asks nobody. `has_chain`: the interface takes over the
+/// addresses of the list's.
+pub(crate) fn check(config: &Config, ipam: &Ipam, has_chain: bool) -> Result<(), Error> {
+    if config.allocation.is_none() {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            "devices: all is about the units of a resource, and no deviceID says of which",
+        )
+        .with_details(
+            "name the resource in the network's annotation k8s.v1.cni.cncf.io/resourceName, so \
+             that Multus passes one of the pod's units",
+        ));
+    }
+    ipam.serves_several()?;
+    match has_chain {
+        false => Ok(()),
+        true => Err(Error::new(
+            Code::InvalidConfig,
+            "the addresses of the list's interface cannot go over to several ipvlans",
+        )
+        .with_details("set ipam, or leave devices out")),
+    }
+}
+
+/// What says on which rails NICs are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering<'a> {
-    /// The policy's rails.
-    pub rails: &'a Rails,
-    /// The policy's file, for messages.
-    pub path: &'a Path,
-    /// What the pod has, and of which pool.
-    pub devices: &'a Devices,
-    /// The rails for which the network has ranges of addresses; none where it has not one for each.
-    pub ranges: Option<&'a BTreeSet<u32>>,
-}
-
-/// The rail of each NIC, in the order of the NICs.
-///
-/// # Errors
-/// Code 7: two NICs are one netdev, or on one rail. Code 101: the policy says nothing of a NIC, or
-/// two things. Code 50: nothing numbers the rails of this node as those of other nodes are.
-pub(crate) fn rails(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, Error> {
-    let mut netdevs: BTreeMap<u32, &Nic> = BTreeMap::new();
-    for nic in nics {
-        if let Some(other) = netdevs.insert(nic.index, nic) {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                format!(
-                    "HCAs {} and {} of the pod have one netdev, {}, which can be one interface only",
-                    other.hca, nic.hca, nic.netdev
-                ),
-            )
-            .with_details(
-                "leave devices out and name the netdev with master or device; or offer one of the \
-                 two HCAs in the pool",
-            ));
-        }
-    }
-    let numbers: Vec<u32> = match numbering.rails.is_empty() {
-        true => by_pool(nics, numbering)?,
-        false => {
-            let by_policy = nics.iter().map(|nic| {
-                let hcas = [nic.hca.to_string()];
-                by_policy(
-                    &nic.netdev,
-                    &hcas,
-                    &nic.addresses,
-                    numbering.rails,
-                    numbering.path,
-                )
-            });
-            by_policy.collect::<Result<_, _>>()?
-        }
-    };
-    let mut taken: BTreeMap<u32, &Nic> = BTreeMap::new();
-    for (nic, rail) in nics.iter().zip(&numbers) {
-        if let Some(other) = taken.insert(*rail, nic) {
-            return Err(Error::new(
-                Code::Policy,
-                format!(
-                    "{} ({}) and {} ({}) are both on rail {rail}, but a pod has one NIC on a rail",
-                    other.netdev, other.hca, nic.netdev, nic.hca
-                ),
-            )
-            .with_details(format!(
-                "give each NIC a number of its own: rails in {}",
-                numbering.path.display()
-            )));
-        }
-    }
-    for (nic, rail) in nics.iter().zip(&numbers) {
-        has_range(numbering.ranges, *rail, &nic.netdev, numbering.path)?;
-    }
-    Ok(numbers)
-}
-
-/// What says on which rail the only NIC of an attachment is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OneRail<'a> {
     /// `rail` of the network.
     pub asked: Option<u32>,
     /// The rails for which the network has ranges of addresses; none where it has not one for each.
     pub ranges: Option<&'a BTreeSet<u32>>,
-    /// The policy's rails.
+    /// The policy's.
     pub rails: &'a Rails,
     /// The policy's file, for messages.
     pub path: &'a Path,
 }
 
-impl OneRail<'_> {
-    /// The rail; none where nothing asks for one. `host` is its netdev, none where that is not known
-    /// or is the pod's.
+impl Numbering<'_> {
+    /// The rail of each of the pod's NICs, in their order.
+    ///
+    /// # Errors
+    /// Code 7: two NICs are one netdev, or on one rail. Code 101: the policy says nothing of a NIC, or
+    /// two things. Code 50: nothing numbers the rails of this node as those of other nodes are.
+    pub(crate) fn all(self, nics: &[Nic], devices: &Devices) -> Result<Vec<u32>, Error> {
+        let mut netdevs: BTreeMap<u32, &Nic> = BTreeMap::new();
+        for nic in nics {
+            if let Some(other) = netdevs.insert(nic.index, nic) {
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!(
+                        "HCAs {} and {} of the pod have one netdev, {}, which can be one interface \
+                         only",
+                        other.hca, nic.hca, nic.netdev
+                    ),
+                )
+                .with_details(
+                    "leave devices out and name the netdev with master or device; or offer one of \
+                     the two HCAs in the pool",
+                ));
+            }
+        }
+        let mut numbers = Vec::new();
+        for nic in nics {
+            numbers.push(match self.rails.is_empty() {
+                true => self.by_pool(nic, devices)?,
+                false => self.by_policy(&nic.netdev, &[nic.hca.to_string()], &nic.addresses)?,
+            });
+        }
+        let mut taken: BTreeMap<u32, &Nic> = BTreeMap::new();
+        for (nic, rail) in nics.iter().zip(&numbers) {
+            if let Some(other) = taken.insert(*rail, nic) {
+                return Err(Error::new(
+                    Code::Policy,
+                    format!(
+                        "{} ({}) and {} ({}) are both on rail {rail}, but a pod has one NIC on a rail",
+                        other.netdev, other.hca, nic.netdev, nic.hca
+                    ),
+                )
+                .with_details(format!(
+                    "give each NIC a number of its own: rails in {}",
+                    self.path.display()
+                )));
+            }
+        }
+        for (nic, rail) in nics.iter().zip(&numbers) {
+            self.has_range(*rail, &nic.netdev)?;
+        }
+        Ok(numbers)
+    }
+
+    /// The rail of the only NIC; none where nothing asks for one. `host` is its netdev, none where that
+    /// is not known or is the pod's.
     ///
     /// # Errors
     /// Code 101: the policy puts the NIC on another rail, says nothing of it, or two things. Code 7:
     /// nothing says the rail, or there are no ranges for it.
-    pub(crate) fn number(self, host: Option<&HostLink>) -> Result<Option<u32>, Error> {
+    pub(crate) fn one(self, host: Option<&HostLink>) -> Result<Option<u32>, Error> {
         if self.asked.is_none() && self.ranges.is_none() {
             return Ok(None);
         }
         let path = self.path.display();
+        let name = host.map(|host| host.link.name.to_string());
+        let name = name.as_deref().unwrap_or("the NIC");
         let by_policy = host.filter(|_| !self.rails.is_empty()).map(|host| {
             let hcas: Vec<String> = host.hcas.iter().map(ToString::to_string).collect();
-            let name = host.link.name.to_string();
-            by_policy(&name, &hcas, &host.addresses, self.rails, self.path)
+            self.by_policy(name, &hcas, &host.addresses)
         });
-        let rail = match (self.asked, by_policy.transpose()?, host) {
-            (Some(asked), Some(rail), Some(host)) if asked != rail => {
-                return Err(Error::new(
-                    Code::Policy,
-                    format!(
-                        "{} is on rail {rail}, but the network is for rail {asked}",
-                        host.link.name
-                    ),
-                )
-                .with_details(format!(
+        let rail = match (self.asked, by_policy.transpose()?) {
+            (Some(asked), Some(rail)) if asked != rail => {
+                let msg = format!("{name} is on rail {rail}, but the network is for rail {asked}");
+                return Err(Error::new(Code::Policy, msg).with_details(format!(
                     "request the resource whose NICs are on rail {asked}, or correct rail in the \
                      network, or rails in {path}"
                 )));
             }
-            (_, Some(rail), _) | (Some(rail), None, _) => rail,
-            (None, None, _) if !self.rails.is_empty() && host.is_none() => return Ok(None),
-            (None, None, _) => {
+            (_, Some(rail)) | (Some(rail), None) => rail,
+            (None, None) if !self.rails.is_empty() && host.is_none() => return Ok(None),
+            (None, None) => {
                 return Err(Error::new(
                     Code::InvalidConfig,
                     "ipam.ranges has ranges of rails, and nothing says which rail the NIC is on",
@@ -160,117 +177,79 @@ impl OneRail<'_> {
                 )));
             }
         };
-        let name = host.map(|host| host.link.name.to_string());
-        has_range(
-            self.ranges,
-            rail,
-            name.as_deref().unwrap_or("the NIC"),
-            self.path,
-        )?;
+        self.has_range(rail, name)?;
         Ok(Some(rail))
     }
-}
 
-fn has_range(
-    ranges: Option<&BTreeSet<u32>>,
-    rail: u32,
-    netdev: &str,
-    path: &Path,
-) -> Result<(), Error> {
-    if ranges.is_none_or(|ranges| ranges.contains(&rail)) {
-        return Ok(());
+    fn has_range(self, rail: u32, netdev: &str) -> Result<(), Error> {
+        if self.ranges.is_none_or(|ranges| ranges.contains(&rail)) {
+            return Ok(());
+        }
+        let msg = format!("ipam.ranges has nothing for rail {rail}, on which {netdev} is");
+        Err(Error::new(Code::InvalidConfig, msg).with_details(format!(
+            "add \"{rail}\", or correct rails in {}",
+            self.path.display()
+        )))
     }
-    Err(Error::new(
-        Code::InvalidConfig,
-        format!("ipam.ranges has nothing for rail {rail}, on which {netdev} is"),
-    )
-    .with_details(format!(
-        "add {rail:?}, or correct rails in {}",
-        path.display(),
-        rail = rail.to_string()
-    )))
-}
 
-/// The rail of a netdev by the policy, by any of its HCAs.
-fn by_policy(
-    netdev: &str,
-    hcas: &[String],
-    addresses: &[IpAddr],
-    rails: &Rails,
-    path: &Path,
-) -> Result<u32, Error> {
-    let (policy, all) = (path.display(), hcas.join(", "));
-    let mut found = None;
-    // A netdev without an HCA is meant by its name or its addresses.
-    for hca in hcas
-        .iter()
-        .map(String::as_str)
-        .chain(hcas.is_empty().then_some(""))
-    {
-        let candidate = RailCandidate {
-            hca,
-            netdev,
-            addresses,
+    /// By any of a netdev's HCAs. A netdev without one is meant by its name or its addresses.
+    fn by_policy(self, netdev: &str, hcas: &[String], addresses: &[IpAddr]) -> Result<u32, Error> {
+        let (policy, all) = (self.path.display(), hcas.join(", "));
+        let names = hcas.iter().map(String::as_str);
+        let mut found = None;
+        for hca in names.chain(hcas.is_empty().then_some("")) {
+            let candidate = RailCandidate {
+                hca,
+                netdev,
+                addresses,
+            };
+            let rail = self.rails.of(&candidate).map_err(|conflict| {
+                let msg = format!("which rail {netdev} ({all}) is on is not clear: {conflict}");
+                Error::new(Code::Policy, msg).with_details(format!("correct rails in {policy}"))
+            })?;
+            found = found.or(rail);
+        }
+        found.ok_or_else(|| {
+            let msg = format!("the node's policy does not say which rail {netdev} ({all}) is on");
+            Error::new(Code::Policy, msg).with_details(format!(
+                "add its PCI address, its name or its network to rails in {policy}"
+            ))
+        })
+    }
+
+    /// By its place in its pool.
+    fn by_pool(self, nic: &Nic, devices: &Devices) -> Result<u32, Error> {
+        let unclear = |why: String| {
+            let resource = &devices.resource;
+            let msg = format!("the rails of {resource} on this node have no numbers: {why}");
+            Err(Error::new(Code::Unavailable, msg).with_details(format!(
+                "set rails in {}, the same on all nodes",
+                self.path.display()
+            )))
         };
-        let rail = rails.of(&candidate).map_err(|conflict| {
-            Error::new(
-                Code::Policy,
-                format!("which rail {netdev} ({all}) is on is not clear: {conflict}"),
-            )
-            .with_details(format!("correct rails in {policy}"))
-        })?;
-        found = found.or(rail);
-    }
-    found.ok_or_else(|| {
-        Error::new(
-            Code::Policy,
-            format!("the node's policy does not say which rail {netdev} ({all}) is on"),
-        )
-        .with_details(format!(
-            "add its PCI address, its name or its network to rails in {policy}"
-        ))
-    })
-}
-
-fn by_pool(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, Error> {
-    let Devices { resource, pool, .. } = numbering.devices;
-    let remedy = format!(
-        "set rails in {}, the same on all nodes",
-        numbering.path.display()
-    );
-    let unclear = |why: String| {
-        Error::new(
-            Code::Unavailable,
-            format!("the rails of {resource} on this node have no numbers: {why}"),
-        )
-        .with_details(remedy.clone())
-    };
-    let Some(pool) = pool else {
-        return Err(unclear(
-            "the daemon does not report which HCAs its pool has".to_owned(),
-        ));
-    };
-    // A node that lacks a NIC would number those behind it one lower than the others do.
-    if let Some(ranges) = numbering.ranges
-        && !ranges
-            .iter()
-            .map(|rail| u64::from(*rail))
-            .eq(0..pool.len() as u64)
-    {
-        let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
-        return Err(unclear(format!(
-            "the pool has {} HCAs here, but ipam.ranges has rails {}",
-            pool.len(),
-            list.join(", ")
-        )));
-    }
-    let place = |nic: &Nic| {
+        let Some(pool) = &devices.pool else {
+            return unclear("the daemon does not report which HCAs its pool has".to_owned());
+        };
+        // A node that lacks a NIC would number those behind it one lower than the others do.
+        if let Some(ranges) = self.ranges
+            && !ranges
+                .iter()
+                .map(|rail| u64::from(*rail))
+                .eq(0..pool.len() as u64)
+        {
+            let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+            return unclear(format!(
+                "the pool has {} HCAs here, but ipam.ranges has rails {}",
+                pool.len(),
+                list.join(", ")
+            ));
+        }
         let place = pool.iter().position(|hca| *hca == nic.hca);
-        place
-            .and_then(|place| u32::try_from(place).ok())
-            .ok_or_else(|| unclear(format!("HCA {} is not in its pool any more", nic.hca)))
-    };
-    nics.iter().map(place).collect()
+        match place.and_then(|place| u32::try_from(place).ok()) {
+            Some(place) => Ok(place),
+            None => unclear(format!("HCA {} is not in its pool any more", nic.hca)),
+        }
+    }
 }
 
 /// The names of interfaces, by the rails and the host's names of their NICs. `ifname` is that of the
@@ -278,14 +257,14 @@ fn by_pool(nics: &[Nic], numbering: Numbering<'_>) -> Result<Vec<u32>, Error> {
 ///
 /// # Errors
 /// Code 7: one is no name for an interface, or two are the same.
-pub(crate) fn names<'a>(
+pub(crate) fn names(
     pattern: &Names,
     ifname: &str,
-    nics: impl IntoIterator<Item = (u32, &'a str)>,
+    nics: impl IntoIterator<Item = (u32, String)>,
 ) -> Result<Vec<IfName>, Error> {
     let mut names: Vec<IfName> = Vec::new();
     for (rail, host) in nics {
-        let name = pattern.of(ifname, rail, host)?;
+        let name = pattern.of(ifname, rail, &host)?;
         let wrong = |why: &str| {
             Error::new(
                 Code::InvalidConfig,
@@ -339,12 +318,12 @@ mod tests {
         let policy = node::policy::Policy::parse(path, text.as_bytes()).unwrap();
         let ranges = ranges.map(|ranges| ranges.iter().copied().collect());
         let numbering = Numbering {
+            asked: None,
             rails: &policy.rails,
             path,
-            devices: &devices(pool),
             ranges: ranges.as_ref(),
         };
-        rails(nics, numbering)
+        numbering.all(nics, &devices(pool))
     }
 
     #[test]
@@ -438,7 +417,11 @@ mod tests {
             let request = serde_json::json!({"devices": "all", "names": pattern});
             let root = cni_wire::Section::root(request.as_object().unwrap());
             let (_, pattern) = crate::config::devices_of(&root).unwrap();
-            names(&pattern, "net1", nics.iter().copied())
+            names(
+                &pattern,
+                "net1",
+                nics.iter().map(|(rail, host)| (*rail, (*host).to_owned())),
+            )
         };
         let two: Vec<String> = of("{ifname}-{rail}", &[(0, "a"), (7, "b")])
             .unwrap()

@@ -5,14 +5,15 @@
 
 mod check;
 
-use std::{fmt, path::PathBuf};
+use std::fmt;
 
 pub use check::{carries_ipv6, check, has_partition};
 
 use attachment::{
-    journal::{RdmaDevice, record},
-    netdev::{display, snapshot::Snapshot},
+    journal::{Part, RdmaDevice, record},
+    netdev::snapshot::{Message, Snapshot},
 };
+use cni_wire::IfName;
 use hca::MacAddress;
 use netlink::link::{Child, Link};
 use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
@@ -21,89 +22,109 @@ use crate::{
     config::{ChildKind, Config},
     error::Error,
     interface_config::InterfaceConfig,
-    resolve::{HostLink, Parent, Resolved},
+    resolve::{Parent, Resolved},
 };
 
-/// Everything that an ADD changes outside the journal and the lease store.
+/// Everything that an ADD changes for one NIC outside the journal and the lease store, and why.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The interface's name in the pod.
-    pub ifname: String,
-    /// Path of the pod's network namespace.
-    pub netns: PathBuf,
+    pub ifname: IfName,
+    /// The rail, with `devices: all` or where the network asks for one.
+    pub rail: Option<u32>,
+    /// The configuration; of several NICs each has its own allocation.
+    pub config: Config,
+    /// What the interface is made of.
+    pub resolved: Resolved,
     /// RDMA devices that move into the pod, before the interface does.
     pub rdma: Vec<RdmaDevice>,
-    /// What becomes the interface.
-    pub interface: Source,
-    /// What the interface is given; none while its IPAM wants to see it first.
-    pub interface_config: Option<InterfaceConfig>,
-}
-
-/// What becomes the pod's interface.
-#[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a call has one, and never a list of them"
-)]
-pub enum Source {
-    /// A netdev of the host.
-    Netdev {
-        /// The netdev.
-        nic: Link,
-        /// Its state on the host.
-        snapshot: Box<Snapshot>,
-        /// MTU in bytes; none leaves it.
-        mtu: Option<u32>,
-        /// Hardware address; none leaves it.
-        mac: Option<MacAddress>,
-    },
-    /// A new child.
-    Child {
-        /// What it is.
-        child: Child,
-        /// The link it stands on.
-        parent: Parent,
-        /// MTU in bytes; none for the parent's.
-        mtu: Option<u32>,
-        /// Hardware address; none for kinds that have their parent's.
-        mac: Option<MacAddress>,
-    },
-}
-
-impl Source {
-    /// The netdev that moves, or the link below the child.
-    pub fn link(&self) -> &Link {
-        match self {
-            Source::Netdev { nic, .. } => nic,
-            Source::Child { parent, .. } => parent.link(),
-        }
-    }
-
     /// The state of a netdev that moves.
-    pub fn snapshot(&self) -> Option<&Snapshot> {
-        match self {
-            Source::Netdev { snapshot, .. } => Some(snapshot),
-            Source::Child { .. } => None,
-        }
+    pub snapshot: Option<Snapshot>,
+    /// What is made on a link, for an interface that is a child.
+    pub child: Option<Child>,
+    /// The hardware address; none leaves it, or is the parent's.
+    pub mac: Option<MacAddress>,
+    /// What the interface is given; none while its IPAM wants to see it first.
+    pub given: Option<InterfaceConfig>,
+}
+
+impl Plan {
+    /// `random` makes a MAC address for kinds that have one of their own, so that the journal knows it
+    /// before the kernel does.
+    ///
+    /// # Errors
+    /// Code 7 naming the mode; that of `random`.
+    pub fn of(
+        config: Config,
+        resolved: Resolved,
+        ifname: IfName,
+        random: impl FnOnce() -> Result<MacAddress, Error>,
+    ) -> Result<Plan, Error> {
+        let child = match &resolved {
+            Resolved::Child { kind, parent } => Some(child(&config, *kind, parent)?),
+            Resolved::Move(_) | Resolved::RdmaOnly(_) => None,
+        };
+        let mac = match (&config.mac, &child) {
+            (None, Some(Child::Macvlan { mode, .. })) if *mode != MacVlanMode::Passthrough => {
+                Some(random()?)
+            }
+            (mac, _) => mac.clone(),
+        };
+        Ok(Plan {
+            ifname,
+            rail: None,
+            config,
+            resolved,
+            rdma: Vec::new(),
+            snapshot: None,
+            child,
+            mac,
+            given: None,
+        })
     }
 
-    /// A child for the journal.
-    pub fn recorded_child(&self) -> Option<record::Child> {
-        match self {
-            Source::Netdev { .. } => None,
-            Source::Child {
-                child, parent, mac, ..
-            } => Some(record::Child {
+    pub fn part(&self) -> Part {
+        let parent = self.resolved.link();
+        let child = self
+            .child
+            .as_ref()
+            .zip(parent)
+            .map(|(child, parent)| record::Child {
                 kind: child.word(),
-                master: parent.link().name.to_string(),
-                index: parent.link().index,
-                in_pod: parent.of_host().is_none(),
+                master: parent.name.to_string(),
+                index: parent.index,
+                in_pod: self.resolved.host_link().is_none(),
                 pod_index: None,
                 strayed: false,
                 warning: None,
-                mac: mac.as_ref().map(ToString::to_string),
-            }),
+                mac: self.mac.as_ref().map(ToString::to_string),
+            });
+        let hcas = match &self.resolved {
+            Resolved::Move(host) => host.hcas.iter().map(ToString::to_string).collect(),
+            Resolved::Child { .. } | Resolved::RdmaOnly(_) => Vec::new(),
+        };
+        let slot = self
+            .config
+            .allocation
+            .as_ref()
+            .and_then(|one| one.slot.clone());
+        Part {
+            ifname: self.ifname.to_string(),
+            rail: self.rail,
+            moved: self.snapshot.clone(),
+            hcas,
+            slots: slot.into_iter().collect(),
+            returned: false,
+            child,
+            rdma: self.rdma.clone(),
+            rules: self.rules(),
         }
+    }
+
+    /// The rules that the pod gets, for the journal.
+    pub fn rules(&self) -> Vec<Message> {
+        let rules = self.given.iter().flat_map(|given| &given.rules);
+        rules.map(Message::rule).collect()
     }
 }
 
@@ -112,55 +133,33 @@ impl fmt::Display for Plan {
         for device in &self.rdma {
             write!(f, "move RDMA device {} into the pod; ", device.name)?;
         }
-        match &self.interface {
-            Source::Netdev { nic, .. } => write!(f, "move {}", nic.name)?,
-            Source::Child { child, parent, .. } => {
+        match &self.resolved {
+            Resolved::Move(nic) => write!(f, "move {}", nic.link.name)?,
+            Resolved::Child { kind, parent } => {
                 let place = match parent {
                     Parent::OfHost(_) => "of the host",
                     Parent::OfPod(_) => "of the pod",
                 };
-                let name = &parent.link().name;
-                write!(f, "make a {} on {name} {place}", child.word())?;
+                write!(
+                    f,
+                    "make a {} on {} {place}",
+                    kind.as_str(),
+                    parent.link().name
+                )?;
             }
+            Resolved::RdmaOnly(_) => return f.write_str("no interface"),
         }
-        write!(f, " as {} in {}", self.ifname, self.netns.display())?;
-        let (Source::Netdev { mtu, mac, .. } | Source::Child { mtu, mac, .. }) = &self.interface;
-        if let Some(mtu) = mtu {
+        write!(f, " as {}", self.ifname)?;
+        if let Some(mtu) = self.config.mtu {
             write!(f, "; MTU {mtu}")?;
         }
-        if let Some(mac) = mac {
+        if let Some(mac) = &self.mac {
             write!(f, "; MAC {mac}")?;
         }
-        let Some(interface_config) = &self.interface_config else {
-            return f.write_str("; addresses once the interface is up");
-        };
-        for setting in &interface_config.settings {
-            let (group, key, value) = (setting.group, setting.key, setting.value);
-            write!(f, "; {group}/{key}={value}")?;
+        match &self.given {
+            Some(given) => given.fmt(f),
+            None => f.write_str("; addresses once the interface is up"),
         }
-        for address in &interface_config.addresses {
-            write!(f, "; address {}", display::address(address))?;
-        }
-        for neighbour in &interface_config.neighbours {
-            write!(f, "; neighbour {}", display::neighbour(neighbour))?;
-        }
-        for route in &interface_config.routes {
-            write!(f, "; route {}", display::route(route))?;
-        }
-        for rule in &interface_config.rules {
-            write!(f, "; rule {}", display::rule(rule))?;
-        }
-        Ok(())
-    }
-}
-
-/// The netdev that moves.
-pub fn netdev(config: &Config, nic: &HostLink, snapshot: Snapshot) -> Source {
-    Source::Netdev {
-        nic: nic.link.clone(),
-        snapshot: Box::new(snapshot),
-        mtu: config.mtu,
-        mac: config.mac.clone(),
     }
 }
 
@@ -175,27 +174,13 @@ pub fn partition(resolved: &Resolved, config: &Config) -> Option<u16> {
     }
 }
 
-/// The child to be made. `random` is a MAC address for kinds that have one of their own, so that
-/// the journal knows it before the kernel does.
-///
-/// # Errors
-/// Code 7 naming the mode.
-pub fn child(
-    config: &Config,
-    kind: ChildKind,
-    parent: &Parent,
-    random: MacAddress,
-) -> Result<Source, Error> {
-    let mut own_mac = None;
-    let child = match kind {
-        ChildKind::Macvlan => {
-            let mode = config.macvlan_mode()?;
-            own_mac = (mode != MacVlanMode::Passthrough).then_some(random);
-            Child::Macvlan {
-                mode,
-                broadcast_queue: config.broadcast_queue,
-            }
-        }
+/// The child to be made.
+fn child(config: &Config, kind: ChildKind, parent: &Parent) -> Result<Child, Error> {
+    Ok(match kind {
+        ChildKind::Macvlan => Child::Macvlan {
+            mode: config.macvlan_mode()?,
+            broadcast_queue: config.broadcast_queue,
+        },
         ChildKind::Ipvlan => Child::Ipvlan {
             mode: config.ipvlan_mode()?,
         },
@@ -208,12 +193,6 @@ pub fn child(
                 user_multicast: config.user_multicast.unwrap_or(true),
             }
         }
-    };
-    Ok(Source::Child {
-        mac: config.mac.clone().or(own_mac),
-        child,
-        parent: parent.clone(),
-        mtu: config.mtu,
     })
 }
 
@@ -235,6 +214,7 @@ fn ipoib_of(link: &Link) -> (u16, IpoibMode) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resolve::HostLink;
 
     fn config() -> Config {
         Config::default()
@@ -250,85 +230,81 @@ mod tests {
         }
     }
 
+    fn on(hardware: u16, data: Option<InfoData>) -> HostLink {
+        let link = Link {
+            data,
+            ..link(hardware)
+        };
+        HostLink {
+            link,
+            ..HostLink::default()
+        }
+    }
+
+    fn planned(config: Config, resolved: Resolved) -> Plan {
+        let ifname = IfName::parse("net1").unwrap();
+        let random = || Ok("02:00:00:00:00:01".parse().unwrap());
+        Plan::of(config, resolved, ifname, random).unwrap()
+    }
+
+    fn child_on(kind: ChildKind, host: HostLink) -> Resolved {
+        Resolved::Child {
+            kind,
+            parent: Parent::OfHost(host),
+        }
+    }
+
     #[test]
     fn an_ipoib_child_has_its_parents_partition_and_mode() {
-        let mut below = link(32);
-        below.data = Some(InfoData::Ipoib(vec![
+        let below = InfoData::Ipoib(vec![
             InfoIpoib::Pkey(0x8002),
             InfoIpoib::Mode(IpoibMode::Connected),
-        ]));
-        let parent = Parent::OfHost(HostLink {
-            link: below,
-            ..HostLink::default()
-        });
-        let random: MacAddress = "02:00:00:00:00:01".parse().unwrap();
-        let made = |config: &Config| {
-            let source = child(config, ChildKind::Ipoib, &parent, random.clone()).unwrap();
-            match source {
-                Source::Child {
-                    child: Child::Ipoib { pkey, mode, .. },
-                    mac: None,
-                    ..
-                } => (pkey, mode),
+        ]);
+        let made = |config: Config| {
+            let resolved = child_on(ChildKind::Ipoib, on(32, Some(below.clone())));
+            let plan = planned(config, resolved);
+            assert_eq!(plan.mac, None);
+            match plan.child {
+                Some(Child::Ipoib { pkey, mode, .. }) => (pkey, mode),
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(made(&config()), (0x8002, IpoibMode::Connected));
+        assert_eq!(made(config()), (0x8002, IpoibMode::Connected));
         // Without the bit of a full member, as people write it.
         let own = Config {
             pkey: Some(0x0001),
             mode: Some("datagram".into()),
             ..config()
         };
-        assert_eq!(made(&own), (0x8001, IpoibMode::Datagram));
+        assert_eq!(made(own), (0x8001, IpoibMode::Datagram));
     }
 
     #[test]
     fn the_journal_is_given_what_is_made_or_moved() {
-        let parent = Parent::OfHost(HostLink {
-            link: link(1),
-            ..HostLink::default()
-        });
-        let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
-        let made = child(&config(), ChildKind::Macvlan, &parent, mac.clone()).unwrap();
-        assert_eq!(made.link().name, *"eth1");
-        assert!(made.snapshot().is_none());
-        let recorded = made.recorded_child().unwrap();
+        let made = planned(config(), child_on(ChildKind::Macvlan, on(1, None))).part();
+        assert_eq!(made.moved, None);
+        let recorded = made.child.unwrap();
         assert_eq!((&*recorded.kind, &*recorded.master), ("macvlan", "eth1"));
-        assert_eq!(recorded.mac, Some(mac.to_string()));
-        let nic = HostLink {
-            link: link(1),
-            ..HostLink::default()
-        };
+        assert_eq!(recorded.mac.as_deref(), Some("02:00:00:00:00:01"));
         let snapshot = Snapshot {
             name: "eth1".into(),
             ..Snapshot::default()
         };
-        let moved = netdev(&config(), &nic, snapshot);
-        assert_eq!(moved.link().name, *"eth1");
-        assert_eq!(moved.snapshot().unwrap().name, *"eth1");
-        assert!(moved.recorded_child().is_none());
+        let moved = Plan {
+            snapshot: Some(snapshot),
+            ..planned(config(), Resolved::Move(on(1, None)))
+        };
+        assert_eq!(moved.part().moved.unwrap().name, *"eth1");
+        assert_eq!(moved.part().child, None);
     }
 
     #[test]
     fn a_plan_says_what_will_be_changed() {
-        let parent = Parent::OfHost(HostLink {
-            link: link(1),
-            ..HostLink::default()
-        });
-        let mac: MacAddress = "02:00:00:00:00:01".parse().unwrap();
-        let interface = child(&config(), ChildKind::Macvlan, &parent, mac).unwrap();
-        let plan = Plan {
-            ifname: "net1".into(),
-            netns: "/run/netns/a".into(),
-            rdma: Vec::new(),
-            interface,
-            interface_config: None,
-        };
+        let plan = planned(config(), child_on(ChildKind::Macvlan, on(1, None)));
         assert_eq!(
             plan.to_string(),
-            "make a macvlan on eth1 of the host as net1 in /run/netns/a; MAC 02:00:00:00:00:01; \
-             addresses once the interface is up"
+            "make a macvlan on eth1 of the host as net1; MAC 02:00:00:00:00:01; addresses once the \
+             interface is up"
         );
     }
 }

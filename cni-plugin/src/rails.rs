@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, hash::Hasher, net::IpAddr};
 use attachment::netdev::replay;
 use cni_wire::{Code, Error, Section};
 use fnv::FnvHasher;
-use netlink::route;
+use netlink::{address, route};
 use netlink_packet_route::{
     AddressFamily,
     address::AddressMessage,
@@ -24,7 +24,7 @@ use netlink_packet_route::{
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
 
-use crate::interface_config::{InterfaceConfig, Setting, own_address};
+use crate::interface_config::{InterfaceConfig, Setting};
 
 /// Before the main table (32766), behind what people number by hand.
 const PRIORITY: u32 = 1000;
@@ -206,7 +206,7 @@ impl Rails {
             let in_main: Vec<RouteMessage> = interface_config
                 .routes
                 .iter()
-                .filter(|r| r.header.address_family == family && route::table_of(r) == replay::MAIN)
+                .filter(|r| r.header.address_family == family && route::table_of(r) == route::MAIN)
                 .cloned()
                 .collect();
             let mut led_out = false;
@@ -222,7 +222,7 @@ impl Rails {
                 interface_config.without_defaults(&[family]);
             }
             for route in &mut interface_config.routes {
-                if route.header.address_family == family && route::table_of(route) == replay::MAIN {
+                if route.header.address_family == family && route::table_of(route) == route::MAIN {
                     hint_source(route, &addresses);
                 }
             }
@@ -234,7 +234,7 @@ impl Rails {
             }
             for address in &addresses {
                 interface_config.rules.extend(
-                    own_address(address)
+                    address::own(address)
                         .map(|from| rule(family, Some(from), None, table, priority)),
                 );
             }
@@ -260,7 +260,7 @@ fn family_of(address: IpAddr) -> AddressFamily {
 /// The network of an address as the kernel makes its route, in another table; none for a single
 /// address.
 fn connected(address: &AddressMessage, table: u32) -> Option<RouteMessage> {
-    let own = own_address(address)?;
+    let own = address::own(address)?;
     let network = cni_wire::Cidr::new(own, address.header.prefix_len)?;
     if network == cni_wire::Cidr::host(own) {
         return None;
@@ -294,7 +294,7 @@ fn default_via(gateway: IpAddr, addresses: &[AddressMessage], table: u32) -> Rou
         .attributes
         .push(RouteAttribute::Gateway(gateway.into()));
     let near = addresses.iter().any(|address| {
-        own_address(address)
+        address::own(address)
             .and_then(|own| cni_wire::Cidr::new(own, address.header.prefix_len))
             .is_some_and(|network| network.contains(gateway))
     });
@@ -321,7 +321,8 @@ fn hint_source(route: &mut RouteMessage, addresses: &[AddressMessage]) {
         .attributes
         .iter()
         .any(|a| matches!(a, RouteAttribute::PrefSource(_)));
-    let Some(IpAddr::V4(source)) = addresses.first().and_then(own_address).filter(|_| !said) else {
+    let Some(IpAddr::V4(source)) = addresses.first().and_then(address::own).filter(|_| !said)
+    else {
         return;
     };
     route

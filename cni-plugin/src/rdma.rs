@@ -24,27 +24,17 @@ use netlink::{Namespace, link::Link, rdma};
 
 use crate::{config::Attach, error::Error};
 
-/// `rdma`: what the pod must have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RdmaRequirement {
-    /// What the mode of the RDMA subsystem calls for.
-    #[default]
-    Auto,
-    /// RDMA devices of the pod's own: exclusive mode.
-    Required,
-    /// A netdev alone.
-    Off,
-}
-
-impl RdmaRequirement {
-    /// As written in the configuration.
-    pub fn parse(text: &str) -> Option<RdmaRequirement> {
-        match text {
-            "auto" => Some(RdmaRequirement::Auto),
-            "required" => Some(RdmaRequirement::Required),
-            "off" => Some(RdmaRequirement::Off),
-            _ => None,
-        }
+cni_wire::words! {
+    /// `rdma`: what the pod must have.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum RdmaRequirement {
+        /// What the mode of the RDMA subsystem calls for.
+        #[default]
+        Auto = "auto",
+        /// RDMA devices of the pod's own: exclusive mode.
+        Required = "required",
+        /// A netdev alone.
+        Off = "off",
     }
 }
 
@@ -60,10 +50,9 @@ pub(crate) enum Numbers {
 impl Numbers {
     /// For an HCA that was bound late, or when the kubelet allocated it.
     pub(crate) fn of(late: bool) -> Self {
-        if late {
-            Numbers::ReadAfterwards
-        } else {
-            Numbers::Promised
+        match late {
+            true => Numbers::ReadAfterwards,
+            false => Numbers::Promised,
         }
     }
 }
@@ -117,9 +106,6 @@ pub(crate) fn moves(
 }
 
 /// Refuses a node on which a pod cannot have RDMA devices of its own.
-///
-/// # Errors
-/// Code 50.
 pub(crate) fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
     let (found, remedy) = match mode {
         Some(NetnsMode::Exclusive) => return Ok(()),
@@ -256,7 +242,7 @@ pub(crate) fn move_in(
             // It was checked before, too; another attachment may have been quicker.
             keeps_its_number(&device.name, &before.name, &verbs(&node.roots)?)?;
         }
-        rdma::give(&mut host, device, pod).map_err(attachment::Error::RdmaMove)?;
+        rdma::give(&mut host, device, pod).map_err(attachment::Error::rdma_move)?;
         let arrived = rdma::list(&mut inside)?;
         let arrived = find(known, &arrived, &parents).ok_or_else(|| {
             Error::new(

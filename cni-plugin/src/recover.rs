@@ -8,11 +8,14 @@
 use std::time::Duration;
 
 use attachment::{
+    addresses::Ipam,
     detach::{self, living},
     journal::{Key, Lock, Part, Record},
     netdev::{
+        obstacle::{self, Addresses},
         restore::{self, return_netdev},
         snapshot::{Identity, Snapshot},
+        vf::Vf,
     },
     node::Node,
     rdma,
@@ -23,6 +26,8 @@ use netlink::{
     Name,
     link::{self, By, Link},
 };
+
+use node::policy::FabricAddresses;
 
 use crate::{config::Target, error::Error, resolve};
 
@@ -87,8 +92,7 @@ fn return_orphan(node: &mut Node, target: &Target) -> Result<(), Error> {
             moved,
             None,
             restore::RETURN_TIMEOUT,
-        )
-        .map_err(attachment::Error::from)?;
+        )?;
         detach::report(node, moved, &returned);
         rdma::return_devices(node, &part.rdma, None, restore::RETURN_TIMEOUT)?;
         return Ok(());
@@ -151,11 +155,10 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             && let Some(record) = node.journal.read(&key)?
             && let Some((position, part, moved)) = part_with(&record, identity)
         {
-            let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)
-                .map_err(attachment::Error::from)?;
+            let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)?;
             detach::report(node, moved, &returned);
             if let Some(pf) = returned.pf_away {
-                return Err(attachment::Error::pf_away(&record, moved, pf).into());
+                return Err(detach::pf_away(&record, moved, &pf).into());
             }
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;
@@ -191,4 +194,50 @@ fn end(node: &Node, key: &Key, record: &Record, position: usize) -> Result<(), E
         return Ok(node.journal.forget(key)?);
     }
     Ok(node.journal.replace(key, &rest)?)
+}
+
+/// The state of a netdev that is to move.
+///
+/// # Errors
+/// Code 101 naming what keeps it from being moved; the kernel's refusal.
+pub(crate) fn snapshot(
+    node: &mut Node,
+    ipam: &Ipam,
+    nic: &resolve::HostLink,
+    recovered: &Recovered,
+) -> Result<Snapshot, Error> {
+    let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
+    taken.identity = Identity::on(&node.roots, &nic.link);
+    if let Some(address) = &taken.identity.bus_device {
+        taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+    }
+    let addresses = match ipam {
+        Ipam::None => Addresses::OfHost,
+        _ => Addresses::OfIpam,
+    };
+    let fabric = node.policy.values.fabric_addresses;
+    taken.static_addresses =
+        addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
+    let socket = &mut node.netns.socket;
+    let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
+    if let Some(first) = found.first() {
+        let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
+        let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
+        let others = found.iter().skip(1);
+        return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+    }
+    let stay = taken.leased_addresses();
+    if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {
+        node.log.warn(format_args!(
+            "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
+             \"fabricAddresses\": \"static\" in {}",
+            taken.name,
+            stay.join(", "),
+            node.policy.path.display()
+        ));
+    }
+    if let Some(name) = &recovered.true_name {
+        taken.name.clone_from(name);
+    }
+    Ok(taken)
 }

@@ -22,7 +22,6 @@ pub(crate) struct Reported {
     pub ifname: String,
     /// The RDMA ports its traffic goes through.
     pub ports: Vec<PortId>,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
     /// The RDMA devices that moved into the pod.
     pub moved: Vec<String>,
@@ -33,7 +32,7 @@ pub(crate) struct Reported {
 /// The PCI function of an interface or of the netdev below it: that of the allocation, whose
 /// netdev may stand on another bus (virtio), else that of the netdev.
 pub(crate) fn function(link: &Link, config: &Config) -> Option<String> {
-    let allocated = config.allocation.as_ref().and_then(|a| a.hca.as_ref());
+    let allocated = config.allocation.as_ref().and_then(|a| a.hcas.first());
     match allocated {
         Some(HcaId::Pci(address)) => Some(address.to_string()),
         _ if link.bus.as_deref() == Some("pci") => link.bus_device.clone(),

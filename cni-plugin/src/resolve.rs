@@ -19,8 +19,9 @@ use hca::{
 };
 use netlink_packet_route::link::InfoKind;
 
-pub use dependents::{Dependent, rivals};
+pub use dependents::{Dependent, explain};
 pub use host_link::{HostLink, NodeNetwork};
+pub(crate) use rdma_only::needs_a_chain;
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
 pub use requested::Requested;
 pub use target::{Missing, move_target, name_of};
@@ -43,7 +44,6 @@ pub enum Resolved {
     Move(HostLink),
     /// A child becomes the pod's.
     Child {
-        /// What it is.
         kind: ChildKind,
         /// The link it stands on.
         parent: Parent,
@@ -176,9 +176,6 @@ pub fn resolve(
 
 /// What a network that names a master on the host resolves to, for whichever pod; none where the
 /// allocation or the pod decides.
-///
-/// # Errors
-/// As [`resolve`].
 pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>, Error> {
     let (Some(name), Requested::Child(kind)) = (&config.master, config.requested()) else {
         return Ok(None);
@@ -228,7 +225,7 @@ fn parent_on_host(
 /// The HCA that the allocation names, if it names one.
 fn named_hca(config: &Config) -> Option<(&HcaId, &str)> {
     let allocation = config.allocation.as_ref()?;
-    Some((allocation.hca.as_ref()?, &allocation.text))
+    Some((allocation.hcas.first()?, &allocation.text))
 }
 
 /// What stands on the HCA of an allocation; nothing on one without a bus that a pod has.
@@ -244,9 +241,6 @@ fn occupants(node: &Node, hca: &HcaId, text: &str) -> Result<Occupants, Error> {
 
 /// Refuses a netdev that is not one of the allocated HCA: the pod would have the device nodes of one
 /// HCA and its address on another. A unit of all HCAs of a pool names none.
-///
-/// # Errors
-/// Code 7 naming both.
 fn is_allocated(node: &Node, config: &Config, host: &HostLink) -> Result<(), Error> {
     let Some((hca, text)) = named_hca(config) else {
         return Ok(());

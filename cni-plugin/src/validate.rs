@@ -16,7 +16,7 @@ use crate::{
     config::{Attach, ChildKind, Config, Devices},
     error::Error,
     interface_config::InterfaceConfig,
-    parts::OneRail,
+    parts::Numbering,
     plan,
     rdma::RdmaRequirement,
     resolve::Requested,
@@ -47,7 +47,6 @@ pub struct Findings {
     ranges: Vec<String>,
     /// Why it would be refused.
     pub errors: Vec<String>,
-    /// What is worth knowing.
     pub notes: Vec<String>,
 }
 
@@ -108,7 +107,7 @@ fn check_plugin(
     // None of these hides another.
     let before = found.errors.len();
     found.notes.extend(config.notes.iter().cloned());
-    found.note(check_attach(&request, &config, network));
+    found.note(|found| check_attach(&request, &config, network, found));
     found.notes.extend(left_behind(&request, &config, policy));
     let passthru = config.mode.as_deref() == Some("passthru") && !config.link_in_container;
     if passthru && !policy.allow.passthru {
@@ -123,22 +122,22 @@ fn check_plugin(
             places.policy.display()
         ));
     }
-    let addresses = check_addresses(&request, &config, policy, places);
-    found.note(addresses);
+    found.note(|found| check_addresses(&request, &config, policy, places, found));
     if host.is_some() && found.errors.len() == before {
-        let asked = status::run(places, format!("validate {}", network.name), &request);
-        found.note(asked.map(|()| Findings::default()));
+        found.note(|_| status::run(places, format!("validate {}", network.name), &request));
     }
 }
 
 /// Which interface the pod gets.
-fn check_attach(request: &Request, config: &Config, network: &Network) -> Result<Findings, Error> {
+fn check_attach(
+    request: &Request,
+    config: &Config,
+    network: &Network,
+    found: &mut Findings,
+) -> Result<(), Error> {
     let requested = config.requested();
     let by_unit = network.resource.is_some() || config.allocation.is_some();
-    let mut found = Findings {
-        attach: Some(attach(config, requested, by_unit)?),
-        ..Findings::default()
-    };
+    found.attach = Some(attach(config, requested, by_unit)?);
     // Without attach, unit and link decide, and keys may not fit what they come to.
     let children = ChildKind::ALL.into_iter().map(Attach::Child);
     let possible: Vec<Attach> = match requested.attach() {
@@ -181,7 +180,7 @@ fn check_attach(request: &Request, config: &Config, network: &Network) -> Result
              master the child is made on the netdev of the unit"
         ));
     }
-    Ok(found)
+    Ok(())
 }
 
 /// What a move without an IPAM leaves on the host.
@@ -195,19 +194,18 @@ fn left_behind(request: &Request, config: &Config, policy: &Policy) -> Option<St
     })
 }
 
-/// Which addresses.
 fn check_addresses(
     request: &Request,
     config: &Config,
     policy: &Policy,
     places: &Places,
-) -> Result<Findings, Error> {
-    let mut found = Findings::default();
+    found: &mut Findings,
+) -> Result<(), Error> {
     if let Some(mtu) = config.mtu {
         plan::carries_ipv6(mtu, config, false)?;
     }
     let Some(kind) = request.config.ipam_type()? else {
-        return Ok(found);
+        return Ok(());
     };
     found.ipam = Some(kind.to_owned());
     addresses::allowed_by(&policy.allow.ipam, &places.policy, kind)?;
@@ -218,7 +216,7 @@ fn check_addresses(
         found.notes.push(format!(
             "ipam of type {kind}: its keys are not checked here"
         ));
-        return Ok(found);
+        return Ok(());
     }
     let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
     let read = own.config(request)?;
@@ -237,13 +235,13 @@ fn check_addresses(
     }
     if config.devices == Devices::One {
         let of_rails = read.rails();
-        let one = OneRail {
+        let numbering = Numbering {
             asked: config.rail,
             ranges: of_rails.as_ref(),
             rails: &policy.rails,
             path: &places.policy,
         };
-        one.number(None)?;
+        numbering.one(None)?;
     }
     let ranges = read.all_ranges();
     found
@@ -253,21 +251,13 @@ fn check_addresses(
     found
         .notes
         .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
-    Ok(found)
+    Ok(())
 }
 
 impl Findings {
-    /// Adds what one check came to.
-    fn note(&mut self, checked: Result<Findings, Error>) {
-        match checked {
-            Ok(found) => {
-                self.attach = found.attach.or(self.attach.take());
-                self.ipam = found.ipam.or(self.ipam.take());
-                self.ranges.extend(found.ranges);
-                self.notes.extend(found.notes);
-            }
-            Err(error) => self.errors.push(error.to_string()),
-        }
+    fn note(&mut self, check: impl FnOnce(&mut Self) -> Result<(), Error>) {
+        let failed = check(self).err();
+        self.errors.extend(failed.map(|error| error.to_string()));
     }
 }
 
@@ -386,7 +376,6 @@ fn is_ours(plugin: &Value) -> bool {
 }
 
 impl Findings {
-    /// For a program.
     #[must_use]
     pub fn document(&self, network: &Network) -> Value {
         json!({

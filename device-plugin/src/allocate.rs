@@ -4,7 +4,7 @@ use kubelet_api::deviceplugin::ContainerAllocateResponse;
 
 use crate::binding::slot_specification;
 use crate::deliver;
-use crate::snapshot::{Health, Member, Shape, Snapshot, Unit};
+use crate::snapshot::{Health, Member, Snapshot, Unit};
 
 /// Why units cannot be handed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +73,7 @@ pub(crate) fn allocate(
             }
         }
     }
-    if snapshot.shape() == Shape::Late {
+    if snapshot.late().is_some() {
         return Ok(slot_specification::response(&slots));
     }
     Ok(deliver::response(snapshot, &members))

@@ -34,16 +34,26 @@ pub struct Candidate {
     pub pf_netdevs: Vec<String>,
 }
 
-/// What kind of function a [`Candidate`] is.
+/// The function that a [`Candidate`] is, with the number of a VF or SF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Function {
+pub struct Function {
+    /// Physical, virtual or scalable, or not on a bus at all.
+    pub kind: FunctionKind,
+    /// VF number on the PF, or number of the SF.
+    pub index: Option<u32>,
+}
+
+/// A kind of function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FunctionKind {
     /// A PCI function that is not virtual.
-    Physical,
-    /// An SR-IOV virtual function, with its number on the PF.
-    Virtual(u32),
-    /// An auxiliary device (`sf`), with its number.
-    Scalable(u32),
-    /// No bus below it: soft RoCE on a virtual netdev.
+    Pf,
+    /// An SR-IOV virtual function.
+    Vf,
+    /// An auxiliary device (`sf`).
+    Sf,
+    /// Soft RoCE or soft iWARP on a netdev without a bus.
     Software,
 }
 
@@ -89,25 +99,32 @@ impl Candidate {
 
     /// Physical, virtual or scalable function, or not on a bus at all.
     pub fn function(&self) -> Function {
-        match (&self.id, &self.pci) {
+        let (kind, index) = match (&self.id, &self.pci) {
             (HcaId::Auxiliary(name), _) => {
                 let mut devices = self.rdma_devices.iter();
                 let number = devices.find_map(|device| device.subfunction);
                 let by_name = || name.as_str().rsplit('.').next()?.parse().ok();
-                Function::Scalable(number.or_else(by_name).unwrap_or_default())
+                (
+                    FunctionKind::Sf,
+                    Some(number.or_else(by_name).unwrap_or_default()),
+                )
             }
             (_, Some(pci)) => match pci.sriov {
-                Sriov::Virtual { index, .. } => Function::Virtual(index.unwrap_or(u32::MAX)),
-                Sriov::None | Sriov::Physical { .. } => Function::Physical,
+                Sriov::Virtual { index, .. } => (FunctionKind::Vf, Some(index.unwrap_or(u32::MAX))),
+                Sriov::None | Sriov::Physical { .. } => (FunctionKind::Pf, None),
             },
-            (_, None) => Function::Software,
-        }
+            (_, None) => (FunctionKind::Software, None),
+        };
+        Function { kind, index }
     }
 
     /// VFs of a physical function.
     pub fn virtual_functions(&self) -> usize {
-        match (self.function(), self.pci.as_ref().map(|pci| &pci.sriov)) {
-            (Function::Physical, Some(Sriov::Physical { functions, .. })) => functions.len(),
+        match (
+            self.function().kind,
+            self.pci.as_ref().map(|pci| &pci.sriov),
+        ) {
+            (FunctionKind::Pf, Some(Sriov::Physical { functions, .. })) => functions.len(),
             _ => 0,
         }
     }
@@ -145,31 +162,23 @@ impl Candidate {
     }
 }
 
-impl Function {
+impl FunctionKind {
     /// The word for it in configuration files.
     pub fn word(self) -> &'static str {
         match self {
-            Function::Physical => "pf",
-            Function::Virtual(_) => "vf",
-            Function::Scalable(_) => "sf",
-            Function::Software => "software",
-        }
-    }
-
-    /// VF or SF number.
-    pub fn index(self) -> Option<u32> {
-        match self {
-            Function::Virtual(index) | Function::Scalable(index) => Some(index),
-            Function::Physical | Function::Software => None,
+            Self::Pf => "pf",
+            Self::Vf => "vf",
+            Self::Sf => "sf",
+            Self::Software => "software",
         }
     }
 }
 
 impl std::fmt::Display for Function {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.index() {
-            Some(index) => write!(formatter, "{} {index}", self.word()),
-            None => formatter.write_str(self.word()),
+        match self.index {
+            Some(index) => write!(formatter, "{} {index}", self.kind.word()),
+            None => formatter.write_str(self.kind.word()),
         }
     }
 }

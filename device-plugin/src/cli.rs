@@ -13,9 +13,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use flags::{Defaults, config_file};
+pub use crate::config::Defaults;
+pub use flags::config_file;
 use flags::{NodePolicy, RUN_DIR};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::node_paths::NodePaths;
@@ -55,41 +57,6 @@ enum Command {
     Uninstall(uninstall::Uninstall),
 }
 
-/// Where the host's kernel file systems are.
-#[derive(Debug, Args)]
-struct HostRoot {
-    /// Directory below which the host's sys, dev and proc are found
-    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
-    host_root: PathBuf,
-    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
-    #[arg(
-        long,
-        value_name = "ADDRESS,…",
-        env = "RDMA_NODE_ADDRESSES",
-        value_delimiter = ','
-    )]
-    node_addresses: Vec<IpAddr>,
-}
-
-impl HostRoot {
-    fn host(&self) -> hca::Host {
-        hca::Host::at(&self.host_root)
-    }
-}
-
-/// Where the kubelet keeps things.
-#[derive(Debug, Args)]
-struct KubeletRoot {
-    /// The kubelet's --root-dir
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RDMA_KUBELET_ROOT_DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    kubelet_root_dir: PathBuf,
-}
-
 #[derive(Debug, Args)]
 struct Run {
     /// Configuration file [default: the first that exists of the three plugins' usual places]
@@ -103,20 +70,27 @@ struct Run {
         default_value = "/var/lib/kubelet/device-plugins"
     )]
     device_plugin_dir: PathBuf,
-    #[command(flatten)]
-    kubelet: KubeletRoot,
-    #[command(flatten)]
-    host: HostRoot,
-    #[command(flatten)]
-    defaults: Defaults,
-    /// How the kubelet learns of the resources
+    /// The kubelet's --root-dir
     #[arg(
         long,
-        value_name = "WAY",
-        env = "RDMA_REGISTRATION",
-        default_value = "socket"
+        value_name = "DIR",
+        env = "RDMA_KUBELET_ROOT_DIR",
+        default_value = "/var/lib/kubelet"
     )]
-    registration: Registration,
+    kubelet_root_dir: PathBuf,
+    /// Directory below which the host's sys, dev and proc are found
+    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
+    host_root: PathBuf,
+    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
+    #[arg(
+        long,
+        value_name = "ADDRESS,…",
+        env = "RDMA_NODE_ADDRESSES",
+        value_delimiter = ','
+    )]
+    node_addresses: Vec<IpAddr>,
+    #[command(flatten)]
+    defaults: Defaults,
     /// Where CDI specifications are written, for pools that deliver by them
     #[arg(
         long,
@@ -175,9 +149,11 @@ struct Run {
         long,
         value_name = "LEVEL",
         env = "RDMA_LOG_LEVEL",
-        default_value = "info"
+        default_value = "info",
+        value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"])
+            .try_map(|word| word.parse::<tracing::Level>())
     )]
-    log_level: LogLevel,
+    log_level: tracing::Level,
     /// Log lines for people or for machines
     #[arg(
         long,
@@ -190,23 +166,6 @@ struct Run {
 
 /// Where `rdma-netdev` asks.
 const NODE_SOCKET: &str = "/run/rdma-netdev/node.sock";
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogLevel {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Registration {
-    /// By a call on kubelet.sock
-    Socket,
-    /// By a socket that the kubelet finds by itself; refused, with the reason
-    PluginWatcher,
-}
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LogFormat {
@@ -285,29 +244,11 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn serve(args: Run) -> anyhow::Result<()> {
-    node_server::log::start(
-        match args.log_level {
-            LogLevel::Error => tracing::Level::ERROR,
-            LogLevel::Warn => tracing::Level::WARN,
-            LogLevel::Info => tracing::Level::INFO,
-            LogLevel::Debug => tracing::Level::DEBUG,
-            LogLevel::Trace => tracing::Level::TRACE,
-        },
-        matches!(args.log_format, LogFormat::Json),
-    );
-    if args.registration == Registration::PluginWatcher {
-        // grpc-go's "unix" scheme without an explicit authority; h2 checks RFC 9113 8.3.1.
-        anyhow::bail!(
-            "--registration plugin-watcher is not supported: the kubelet's client for plugins that \
-             it finds sends the socket's path as the authority of its requests, which HTTP/2 does \
-             not allow and this program's HTTP/2 library refuses; leave it out: registration on \
-             kubelet.sock works with every kubelet"
-        );
-    }
+    node_server::log::start(args.log_level, matches!(args.log_format, LogFormat::Json));
     let paths = NodePaths {
-        host: args.host.host(),
+        host: hca::Host::at(&args.host_root),
         node: Places {
-            root: args.host.host_root,
+            root: args.host_root,
             node: args.node.name(),
             policy: args.node.policy,
         },
@@ -318,11 +259,11 @@ fn serve(args: Run) -> anyhow::Result<()> {
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
         device_plugin_dir: args.device_plugin_dir,
-        kubelet_root_dir: args.kubelet.kubelet_root_dir,
+        kubelet_root_dir: args.kubelet_root_dir,
     };
     run::run(run::Settings {
         config_file: config_file(args.config_file)?,
-        defaults: args.defaults.read(),
+        defaults: args.defaults,
         paths: Arc::new(paths),
         node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
         state_dir: args.state_dir,
@@ -332,7 +273,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         } else {
             Details::Loopback
         },
-        node_addresses: args.host.node_addresses.clone(),
+        node_addresses: args.node_addresses,
         reclaim_interval: (args.reclaim_interval > 0)
             .then(|| Duration::from_secs(args.reclaim_interval)),
     })

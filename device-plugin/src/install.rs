@@ -15,9 +15,10 @@
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use anyhow::{Context as _, anyhow};
 use nix::fcntl::{Flock, FlockArg};
 use node::cni_program::{NAMES, ask, version_of};
 use node::policy::{Policy, PolicyError};
@@ -37,48 +38,12 @@ pub(crate) enum Outcome {
     },
 }
 
-/// Why nothing was installed. What was there before still is.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum InstallError {
-    /// A call to the kernel failed.
-    #[error("{what} {}: {source}", path.display())]
-    Io {
-        /// What was attempted.
-        what: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The new program does not run on this node.
-    #[error("{} does not run on this node: {why}; the image may be of another architecture", program.display())]
-    DoesNotRun {
-        /// The program as it lies in the image.
-        program: PathBuf,
-        /// How that showed.
-        why: String,
-    },
-    /// The policy is not in order, or lies where others could change it.
-    #[error("{wrong}; {}", wrong.remedy())]
-    Policy {
-        /// Which rule it breaks.
-        wrong: PolicyError,
-    },
-}
-
-impl InstallError {
-    fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::Io { what, path, source }
-    }
-}
-
 /// Installs the program at `source` into `directory`, under the same name.
 ///
 /// # Errors
-/// [`InstallError`]; the directory is as it was.
-pub(crate) fn program(source: &Path, directory: &Path) -> Result<Outcome, InstallError> {
-    let content = std::fs::read(source).map_err(InstallError::io("read", source))?;
+/// Why it is not installed; the directory is as it was.
+pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<Outcome> {
+    let content = std::fs::read(source).with_context(failed("read", source))?;
     let target = directory.join(source.file_name().unwrap_or_default());
     let _turn = take_turn(directory)?;
     let before = present(&target);
@@ -89,9 +54,11 @@ pub(crate) fn program(source: &Path, directory: &Path) -> Result<Outcome, Instal
         version: version_of(&target),
     });
     place(&content, 0o755, &target, |beside| {
-        runs(beside, &target).map_err(|why| InstallError::DoesNotRun {
-            program: source.to_owned(),
-            why,
+        runs(beside, &target).map_err(|why| {
+            anyhow!(
+                "{} does not run on this node: {why}; the image may be of another architecture",
+                source.display()
+            )
         })
     })?;
     Ok(replaced.unwrap_or(Outcome::Installed))
@@ -104,13 +71,9 @@ pub(crate) fn program(source: &Path, directory: &Path) -> Result<Outcome, Instal
 /// name in the cluster may differ from it.
 ///
 /// # Errors
-/// [`InstallError`]; the policy in force is as it was.
-pub(crate) fn policy(
-    source: &Path,
-    target: &Path,
-    node: Option<&str>,
-) -> Result<Outcome, InstallError> {
-    let mut text = std::fs::read(source).map_err(InstallError::io("read", source))?;
+/// Why it is not installed; the policy in force is as it was.
+pub(crate) fn policy(source: &Path, target: &Path, node: Option<&str>) -> anyhow::Result<Outcome> {
+    let mut text = std::fs::read(source).with_context(failed("read", source))?;
     check_policy(source, &text)?;
     if let (Some(node), Ok(Value::Object(mut keys))) = (node, serde_json::from_slice(&text)) {
         keys.entry("node").or_insert_with(|| node.into());
@@ -126,24 +89,31 @@ pub(crate) fn policy(
     place(&text, 0o644, target, |beside| {
         // Once more where it will lie: whether others could write there counts too.
         let trusted = Policy::load(beside);
-        trusted
-            .map(drop)
-            .map_err(|wrong| InstallError::Policy { wrong })
+        trusted.map(drop).map_err(|wrong| refused(&wrong))
     })?;
     let replaced = Outcome::Replaced { version: None };
     Ok(before.map_or(Outcome::Installed, |_| replaced))
 }
 
-fn check_policy(source: &Path, text: &[u8]) -> Result<(), InstallError> {
-    Policy::parse(source, text)
-        .map(drop)
-        .map_err(|wrong| InstallError::Policy { wrong })
+fn check_policy(source: &Path, text: &[u8]) -> anyhow::Result<()> {
+    let parsed = Policy::parse(source, text);
+    parsed.map(drop).map_err(|wrong| refused(&wrong))
 }
 
-fn take_turn(directory: &Path) -> Result<Flock<File>, InstallError> {
-    let opened = File::open(directory).map_err(InstallError::io("open", directory))?;
+fn refused(wrong: &PolicyError) -> anyhow::Error {
+    anyhow!("{wrong}; {}", wrong.remedy())
+}
+
+fn failed(what: &str, path: &Path) -> impl FnOnce() -> String {
+    let text = format!("{what} {}", path.display());
+    move || text
+}
+
+fn take_turn(directory: &Path) -> anyhow::Result<Flock<File>> {
+    let opened = File::open(directory).with_context(failed("open", directory))?;
     Flock::lock(opened, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| InstallError::io("lock", directory)(errno.into()))
+        .map_err(|(_, errno)| errno)
+        .with_context(failed("lock", directory))
 }
 
 /// What lies at `path`; a link, or anything else that is no file, is replaced unread.
@@ -166,18 +136,18 @@ fn place(
     content: &[u8],
     mode: u32,
     target: &Path,
-    prove: impl FnOnce(&Path) -> Result<(), InstallError>,
-) -> Result<(), InstallError> {
+    prove: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let directory = target.parent().unwrap_or(Path::new("/"));
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     let beside = directory.join(format!(".{name}.new"));
     let put = || {
-        write_synced(&beside, content, mode).map_err(InstallError::io("write", &beside))?;
+        write_synced(&beside, content, mode).with_context(failed("write", &beside))?;
         prove(&beside)?;
-        std::fs::rename(&beside, target).map_err(InstallError::io("rename to", target))?;
+        std::fs::rename(&beside, target).with_context(failed("rename to", target))?;
         File::open(directory)
             .and_then(|opened| opened.sync_all())
-            .map_err(InstallError::io("sync", directory))
+            .with_context(failed("sync", directory))
     };
     put().inspect_err(|_| {
         // The first error is the one to report; a left-over does no harm.
@@ -233,6 +203,8 @@ fn answers_version(program: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     struct Node {

@@ -50,6 +50,7 @@ pub mod port_counters;
 mod prefer;
 pub mod reader;
 mod reclaim;
+mod remarks;
 mod report;
 mod run;
 pub mod scan;

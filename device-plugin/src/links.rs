@@ -87,8 +87,7 @@ impl Links {
         down
     }
 
-    /// Takes note of what [`set_up`] did. A fault is logged when it is new, and tried again at the
-    /// next scan.
+    /// Takes note of what [`set_up`] did. A fault is tried again at the next scan.
     pub(crate) fn tried(&mut self, outcomes: Vec<(Down, Result<(), String>)>) {
         let mut faults = Vec::new();
         for (down, outcome) in outcomes {
@@ -102,9 +101,6 @@ impl Links {
                     down.name, down.resource
                 )),
             }
-        }
-        for fault in faults.iter().filter(|fault| !self.faults.contains(fault)) {
-            tracing::warn!("{fault}");
         }
         self.faults = faults;
     }

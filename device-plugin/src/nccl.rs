@@ -6,87 +6,37 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::{anyhow, ensure};
 use hca::PciAddress;
 use hca::topology::Place;
 
 /// The largest file read: the largest known describe a few hundred devices.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// Why a topology file cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("read the NCCL topology file {}: {cause}", path.display())]
-pub struct ReadError {
-    path: PathBuf,
-    cause: String,
-}
-
 /// Reads the places of all devices out of a file.
 ///
 /// # Errors
-/// [`ReadError`] with path and cause.
-pub fn read(file: &Path) -> Result<BTreeMap<PciAddress, Place>, ReadError> {
-    let failed = |cause: &dyn std::fmt::Display| ReadError {
-        path: file.to_owned(),
-        cause: cause.to_string(),
+/// The path and the cause, with line and remedy.
+pub fn read(file: &Path) -> anyhow::Result<BTreeMap<PciAddress, Place>> {
+    let read = || {
+        let mut text = String::new();
+        let opened = std::fs::File::open(file)?;
+        opened.take(MOST_BYTES).read_to_string(&mut text)?;
+        places(&text)
     };
-    let mut text = String::new();
-    let opened = std::fs::File::open(file).map_err(|error| failed(&error))?;
-    let mut most = opened.take(MOST_BYTES);
-    most.read_to_string(&mut text)
-        .map_err(|error| failed(&error))?;
-    places(&text).map_err(|error| failed(&error))
+    read().map_err(|cause| anyhow!("read the NCCL topology file {}: {cause}", file.display()))
 }
 
-/// Why a file is not a NCCL topology.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// It is not XML.
-    #[error("not XML: {0}")]
-    Xml(String),
-    /// Its top is something else.
-    #[error(
-        "the top element is {0:?}, expected \"system\" as in a file that NCCL_TOPO_DUMP_FILE writes"
-    )]
-    NotASystem(String),
-    /// An attribute is missing or wrong.
-    #[error("line {line}: {element} has {attribute}={value:?}, expected {expected}")]
-    Attribute {
-        /// Line of the file.
-        line: u32,
-        /// The element.
-        element: &'static str,
-        /// The attribute.
-        attribute: &'static str,
-        /// What it says; empty if it is missing.
-        value: String,
-        /// What would be right.
-        expected: &'static str,
-    },
-    /// A device is in two places.
-    #[error("line {line}: {address} is in this file twice")]
-    Twice {
-        /// Line of the second.
-        line: u32,
-        /// The device.
-        address: PciAddress,
-    },
-    /// There is no device in it.
-    #[error("no pci element: the file describes no device")]
-    Empty,
-}
-
-/// Reads the places of all devices in a topology file.
-///
-/// # Errors
-/// [`Error`] with line and remedy.
-pub fn places(text: &str) -> Result<BTreeMap<PciAddress, Place>, Error> {
-    let document = roxmltree::Document::parse(text).map_err(|e| Error::Xml(e.to_string()))?;
+fn places(text: &str) -> anyhow::Result<BTreeMap<PciAddress, Place>> {
+    let document = roxmltree::Document::parse(text).map_err(|error| anyhow!("not XML: {error}"))?;
     let system = document.root_element();
-    if system.tag_name().name() != "system" {
-        return Err(Error::NotASystem(system.tag_name().name().to_owned()));
-    }
+    let top = system.tag_name().name();
+    ensure!(
+        top == "system",
+        "the top element is {top:?}, expected \"system\" as in a file that NCCL_TOPO_DUMP_FILE writes"
+    );
     let mut places = BTreeMap::new();
     for (number, cpu) in children(system, "cpu").enumerate() {
         let numa = numa(cpu)?;
@@ -95,11 +45,11 @@ pub fn places(text: &str) -> Result<BTreeMap<PciAddress, Place>, Error> {
             descend(pci, &root, numa, &[], &mut places)?;
         }
     }
-    if places.is_empty() {
-        Err(Error::Empty)
-    } else {
-        Ok(places)
-    }
+    ensure!(
+        !places.is_empty(),
+        "no pci element: the file describes no device"
+    );
+    Ok(places)
 }
 
 /// Adds a device, or a switch with what is below it. `above` are the bridges so far: the upstream
@@ -112,7 +62,7 @@ fn descend(
     numa: Option<u32>,
     above: &[PciAddress],
     places: &mut BTreeMap<PciAddress, Place>,
-) -> Result<(), Error> {
+) -> anyhow::Result<()> {
     let address = address(pci)?;
     let mut chain = above.to_vec();
     if !above.is_empty() {
@@ -128,12 +78,12 @@ fn descend(
             numa,
             data_direct: None,
         };
-        if places.insert(address, place).is_some() {
-            return Err(Error::Twice {
-                line: line(pci),
-                address,
-            });
-        }
+        let twice = places.insert(address, place).is_some();
+        ensure!(
+            !twice,
+            "line {}: {address} is in this file twice",
+            line(pci)
+        );
         return Ok(());
     }
     below.try_for_each(|child| descend(child, root, numa, &chain, places))
@@ -148,29 +98,24 @@ fn children<'a, 'input>(
 }
 
 /// `numaid`; -1 says that the node is not known.
-fn numa(cpu: roxmltree::Node<'_, '_>) -> Result<Option<u32>, Error> {
+fn numa(cpu: roxmltree::Node<'_, '_>) -> anyhow::Result<Option<u32>> {
     let value = cpu.attribute("numaid").unwrap_or_default();
-    match value.parse::<i64>() {
-        Ok(-1) => Ok(None),
-        Ok(id) if u32::try_from(id).is_ok() => Ok(u32::try_from(id).ok()),
-        _ => Err(Error::Attribute {
-            line: line(cpu),
-            element: "cpu",
-            attribute: "numaid",
-            value: value.to_owned(),
-            expected: "the number of a NUMA node",
-        }),
-    }
+    let known = value.parse().ok();
+    ensure!(
+        known.is_some() || value == "-1",
+        "line {}: cpu has numaid={value:?}, expected the number of a NUMA node",
+        line(cpu)
+    );
+    Ok(known)
 }
 
-fn address(pci: roxmltree::Node<'_, '_>) -> Result<PciAddress, Error> {
+fn address(pci: roxmltree::Node<'_, '_>) -> anyhow::Result<PciAddress> {
     let value = pci.attribute("busid").unwrap_or_default();
-    value.parse().map_err(|_| Error::Attribute {
-        line: line(pci),
-        element: "pci",
-        attribute: "busid",
-        value: value.to_owned(),
-        expected: "a PCI address such as 0000:3b:00.0",
+    value.parse().map_err(|_| {
+        anyhow!(
+            "line {}: pci has busid={value:?}, expected a PCI address such as 0000:3b:00.0",
+            line(pci)
+        )
     })
 }
 
@@ -272,6 +217,7 @@ mod tests {
     #[test]
     fn entities_are_not_expanded_from_outside() {
         let bomb = "<!DOCTYPE system [<!ENTITY a 'x'><!ENTITY b '&a;&a;'>]><system>&b;</system>";
-        assert!(matches!(places(bomb), Err(Error::Xml(_))));
+        let error = places(bomb).unwrap_err().to_string();
+        assert!(error.starts_with("not XML: "), "{error}");
     }
 }

@@ -39,23 +39,29 @@ impl NodePaths {
         hca::host::show(&state_dir);
         state_dir
     }
+}
 
-    /// Of a node whose every directory is this one.
-    #[cfg(test)]
-    pub(crate) fn all_in(directory: &std::path::Path) -> Self {
-        let directory = || directory.to_owned();
-        Self {
-            node: Places {
-                root: "/".into(),
-                policy: directory().join("policy.json"),
-                node: Some("n1".into()),
-            },
-            host: Host::at("/"),
-            run_dir: directory(),
-            cdi_dir: directory(),
-            device_info_dir: directory(),
-            device_plugin_dir: directory(),
-            kubelet_root_dir: directory(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl NodePaths {
+        /// Of a node whose every directory is this one.
+        pub(crate) fn all_in(directory: &std::path::Path) -> Self {
+            let directory = || directory.to_owned();
+            Self {
+                node: Places {
+                    root: "/".into(),
+                    policy: directory().join("policy.json"),
+                    node: Some("n1".into()),
+                },
+                host: Host::at("/"),
+                run_dir: directory(),
+                cdi_dir: directory(),
+                device_info_dir: directory(),
+                device_plugin_dir: directory(),
+                kubelet_root_dir: directory(),
+            }
         }
     }
 }

@@ -11,12 +11,13 @@ use hca::network::Uplinks;
 use hca::uplink::Why;
 use hca::{HcaId, LinkLayer, NetnsMode, Reserved};
 
-use crate::candidate::{Candidate, Function};
+use crate::candidate::{Candidate, FunctionKind};
+use crate::config::selector::Match;
 use crate::config::{Config, PoolConfig, PortHealth, ResourceName, Sharing};
 use crate::device_nodes::HcaDevices;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{HcaAllocation, Holder};
-use crate::snapshot::{Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
+use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).
 const SLOTS_WITHOUT_GIDS: u32 = 128;
@@ -62,6 +63,17 @@ pub enum Reason {
     UplinksUnknown(String),
     /// A pod holds it by a unit of this resource, and one of the two has it for itself.
     Held(String, Holder),
+}
+
+impl Reason {
+    /// How much it matters to an administrator.
+    pub(crate) fn level(&self) -> tracing::Level {
+        match self {
+            Self::Claimed(_) | Self::UplinksUnknown(_) => tracing::Level::ERROR,
+            Self::Held(..) => tracing::Level::WARN,
+            Self::HasVfs(_) | Self::Uplink(..) | Self::Reserved(_) => tracing::Level::INFO,
+        }
+    }
 }
 
 impl fmt::Display for Excluded {
@@ -149,8 +161,12 @@ pub fn assemble_on(
         for candidate in &candidates {
             let held = node.held.get(&candidate.id).into_iter().flatten();
             let is_held = held.clone().any(|holding| is_of(holding, pool));
-            let (chosen, hidden) = choice(pool, candidate);
-            let obstacle = (chosen || hidden && is_held).then(|| {
+            let is_chosen = match choice(pool, candidate) {
+                Some(Match::Yes) => true,
+                Some(Match::Hidden) => is_held,
+                Some(Match::No) | None => false,
+            };
+            let obstacle = is_chosen.then(|| {
                 held_otherwise(pool, held).or_else(|| obstacle(pool, candidate, seen, &claims))
             });
             match obstacle {
@@ -196,10 +212,10 @@ pub fn assemble_on(
                 member.health = Health::Unhealthy(reason.clone());
             }
         }
-        let shape = shape(pool, &mut members, &mut remarks);
-        let mut terms = Terms::of(pool);
-        if !seen.vhost_net && !terms.extra_nodes.is_empty() {
-            terms.extra_nodes.clear();
+        let shared_units = units(pool, &mut members, &mut remarks);
+        let mut pool = pool.clone();
+        if !seen.vhost_net && !pool.extra_nodes.is_empty() {
+            pool.extra_nodes.clear();
             remarks.push(format!(
                 "{}: containers go without /dev/vhost-net and /dev/net/tun, which this host does not \
                  have; load vhost_net and tun",
@@ -207,8 +223,8 @@ pub fn assemble_on(
             ));
         }
         snapshots.push(Snapshot::new(
-            Arc::new(terms),
-            shape,
+            Arc::new(pool),
+            shared_units,
             members,
             machine.clone(),
         ));
@@ -250,19 +266,16 @@ fn withheld(
     })
 }
 
-/// Whether any of a pool's selectors chooses an HCA.
-fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
-    choice(pool, candidate).0
+/// What the best of a pool's selectors says.
+fn choice(pool: &PoolConfig, candidate: &Candidate) -> Option<Match> {
+    pool.selectors
+        .iter()
+        .map(|one| one.matches(candidate))
+        .max()
 }
 
-/// Whether any of a pool's selectors chooses an HCA, and whether one might that asks for what is not
-/// visible.
-fn choice(pool: &PoolConfig, candidate: &Candidate) -> (bool, bool) {
-    let checks = pool.selectors.iter().map(|one| one.check(candidate));
-    checks.fold((false, false), |(chosen, hidden), check| match check {
-        Ok(()) => (true, hidden),
-        Err(mismatch) => (chosen, hidden || mismatch.hidden),
-    })
+fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
+    choice(pool, candidate) == Some(Match::Yes)
 }
 
 /// Whether an HCA is held by a unit of this pool.
@@ -413,13 +426,14 @@ fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -
     match port.link_layer {
         LinkLayer::Ethernet => is_down,
         LinkLayer::InfiniBand | LinkLayer::Unknown => {
-            is_down && matches!(candidate.function(), Function::Virtual(_))
+            is_down && candidate.function().kind == FunctionKind::Vf
         }
     }
 }
 
-/// The number of units, within what a GID table and one message can hold.
-fn shape(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -> Shape {
+/// Sets the units of each member, within what a GID table and one message can hold. Returns the number
+/// of units that each stand for all members.
+fn units(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -> u32 {
     let room = |member: &Member| {
         let roce = member
             .hca
@@ -428,13 +442,9 @@ fn shape(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -
         roce.filter_map(|port| port.gids.pods()).min()
     };
     match pool.sharing {
-        Sharing::Exclusive { policy } => {
+        Sharing::Exclusive { .. } | Sharing::Late(_) => {
             members.iter_mut().for_each(|member| member.slots = 1);
-            Shape::Exclusive { policy }
-        }
-        Sharing::Late(_) => {
-            members.iter_mut().for_each(|member| member.slots = 1);
-            Shape::Late
+            0
         }
         Sharing::Pooled { units } => {
             let room = members.iter().filter_map(room).min();
@@ -443,11 +453,9 @@ fn shape(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -
             {
                 remarks.push(too_many(pool, units, room));
             }
-            Shape::Pooled {
-                units: units.or(room).unwrap_or(SLOTS_WITHOUT_GIDS),
-            }
+            units.or(room).unwrap_or(SLOTS_WITHOUT_GIDS)
         }
-        Sharing::Slots { per_hca, policy } => {
+        Sharing::Slots { per_hca, .. } => {
             let mut warned = false;
             for member in members.iter_mut() {
                 let room = room(member);
@@ -465,7 +473,7 @@ fn shape(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -
                 };
             }
             fit_one_message(pool, members, remarks);
-            Shape::Slots { policy }
+            0
         }
     }
 }

@@ -10,15 +10,14 @@ use hca::HcaId;
 
 use crate::binding::store::Bindings;
 use crate::candidate::Candidate;
-use crate::candidate::gather::Unusable;
 use crate::candidate::memory::Memory;
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
-use crate::pool::{self, Excluded, Reason};
+use crate::pool::{self, Excluded};
 use crate::slots;
-use crate::snapshot::{Health, Shape, Slot, Snapshot, UnhealthyReason};
+use crate::snapshot::{Health, Slot, Snapshot, UnhealthyReason};
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
@@ -26,7 +25,8 @@ pub(crate) struct PoolStates {
     memory: Memory,
     damper: Damper,
     snapshots: Vec<Arc<Snapshot>>,
-    logged: Logged,
+    remarks: Vec<String>,
+    excluded: Vec<Excluded>,
     transitions: Transitions,
     /// Who holds what, once known.
     allocated: Option<Arc<AllocatedUnits>>,
@@ -44,14 +44,6 @@ const GATE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often HCAs of a resource became healthy or unhealthy.
 pub(crate) type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
-
-/// What was logged already, and is not again while it stays true.
-#[derive(Debug, Default)]
-struct Logged {
-    remarks: Vec<String>,
-    excluded: Vec<Excluded>,
-    unusable: Vec<Unusable>,
-}
 
 impl PoolStates {
     /// No pools yet. `memory` is what an earlier daemon knew.
@@ -95,7 +87,7 @@ impl PoolStates {
         for snapshot in &mut pools.snapshots {
             let due = self.damper.damp(snapshot, &config.damping, now);
             again = again.into_iter().chain(due).min();
-            if snapshot.shape() == Shape::Late {
+            if snapshot.late().is_some() {
                 let slots = self.slots(snapshot);
                 snapshot.set_slots(slots);
             }
@@ -118,7 +110,11 @@ impl PoolStates {
                 },
             )
             .collect();
-        self.logged.log(pools.remarks, pools.excluded, unusable);
+        let unusable = unusable.into_iter();
+        let unusable =
+            unusable.map(|one| format!("{} cannot be offered: {}", one.rdma_device, one.reason));
+        self.remarks = pools.remarks.into_iter().chain(unusable).collect();
+        self.excluded = pools.excluded;
         again
     }
 
@@ -220,12 +216,12 @@ impl PoolStates {
 
     /// HCAs that a pool chooses and does not have.
     pub(crate) fn excluded(&self) -> &[Excluded] {
-        &self.logged.excluded
+        &self.excluded
     }
 
     /// What an administrator should know about the way the configuration meets this host.
     pub(crate) fn remarks(&self) -> &[String] {
-        &self.logged.remarks
+        &self.remarks
     }
 
     /// How often health changed.
@@ -239,43 +235,10 @@ impl PoolStates {
     }
 }
 
-impl Logged {
-    fn log(&mut self, remarks: Vec<String>, excluded: Vec<Excluded>, unusable: Vec<Unusable>) {
-        for remark in remarks
-            .iter()
-            .filter(|remark| !self.remarks.contains(remark))
-        {
-            tracing::warn!("{remark}");
-        }
-        for one in excluded.iter().filter(|one| !self.excluded.contains(one)) {
-            match one.reason {
-                Reason::Claimed(_) => tracing::error!("{one}"),
-                Reason::HasVfs(_) | Reason::Uplink(..) | Reason::Reserved(_) => {
-                    tracing::info!("{one}");
-                }
-                Reason::Held(..) => tracing::warn!("{one}"),
-                Reason::UplinksUnknown(_) => tracing::error!("{one}"),
-            }
-        }
-        for one in unusable.iter().filter(|one| !self.unusable.contains(one)) {
-            tracing::warn!(
-                rdma_device = one.rdma_device,
-                reason = one.reason,
-                "cannot be offered"
-            );
-        }
-        *self = Self {
-            remarks,
-            excluded,
-            unusable,
-        };
-    }
-}
-
 /// Says what became of each HCA, once for each change, and counts it.
 fn note_changes(before: Option<&Snapshot>, after: &Snapshot, transitions: &mut Transitions) {
     let resource = after.resource();
-    if after.members().is_empty() && before.is_none() && !after.terms().optional {
+    if after.members().is_empty() && before.is_none() && !after.pool().optional {
         tracing::warn!(%resource, "no HCA of this host is in the pool yet");
     }
     for member in after.members() {

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::topology::{Request, choose};
 
-use crate::config::Policy;
-use crate::snapshot::{Member, Shape, Snapshot, Unit};
+use crate::config::{Policy, Sharing};
+use crate::snapshot::{Member, Snapshot, Unit};
 
 /// Chooses `size` of `available`, with all of `required` among them.
 ///
@@ -25,12 +25,14 @@ pub(crate) fn prefer(
     required: &[String],
     size: usize,
 ) -> Vec<String> {
-    let policy = match snapshot.shape() {
-        Shape::Pooled { .. } | Shape::Late => return lowest_first(available, required, size),
-        Shape::Slots { policy } | Shape::Exclusive { policy } => policy,
+    let policy = match snapshot.pool().sharing {
+        Sharing::Pooled { .. } | Sharing::Late(_) => {
+            return lowest_first(available, required, size);
+        }
+        Sharing::Slots { policy, .. } | Sharing::Exclusive { policy } => policy,
     };
     if policy == Policy::Numa
-        && matches!(snapshot.shape(), Shape::Exclusive { .. })
+        && !snapshot.pool().sharing.is_shared()
         && let Some(chosen) = as_a_set(snapshot, available, required, size)
     {
         return chosen;
@@ -80,12 +82,10 @@ struct Group<'s> {
 
 impl<'s> Groups<'s> {
     fn of(snapshot: &'s Snapshot, available: &'s [String], required: &[String]) -> Self {
-        let carrier = |member: &Member| match snapshot.shape() {
-            Shape::Exclusive { .. } => member
-                .hca
-                .owner()
-                .map_or_else(|| member.hca.id.to_string(), |pf| pf.to_string()),
-            Shape::Slots { .. } | Shape::Pooled { .. } | Shape::Late => member.hca.id.to_string(),
+        let is_shared = snapshot.pool().sharing.is_shared();
+        let carrier = |member: &Member| match member.hca.owner().filter(|_| !is_shared) {
+            Some(pf) => pf.to_string(),
+            None => member.hca.id.to_string(),
         };
         let mut places: BTreeMap<String, usize> = BTreeMap::new();
         let mut groups: Vec<Group<'s>> = Vec::new();

@@ -274,7 +274,7 @@ impl Report {
                 healthy: counts.healthy,
                 unhealthy: counts.unhealthy,
             },
-            delivery: delivery.map(|snapshot| snapshot.terms().delivery.word().to_owned()),
+            delivery: delivery.map(|snapshot| snapshot.pool().delivery.word().to_owned()),
             hcas: members.map(hca).collect(),
             held,
             registered: state.registered,

@@ -37,7 +37,7 @@ use crate::node_socket::{self, NodeSocket, pods};
 use crate::reader::{Reader, Readers};
 use crate::reclaim;
 use crate::sessions::{Common, Sessions};
-use crate::state_files::state_files;
+use crate::state_files::StateFiles;
 use crate::telemetry::http::ReportPages;
 use daemon::{Daemon, Known, Signals};
 pub(crate) use settings::Settings;
@@ -150,8 +150,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ));
 
     remove_leftovers(&settings, &node_files);
-    let (files, writer) = state_files(paths.clone(), &readers);
-    services.spawn(writer.run(stop.clone()));
+    let files = StateFiles::new(paths.clone(), &readers);
     let (node_socket, state) =
         NodeSocket::new(settings.node_socket.clone(), &FailureKind::OF_DAEMON);
     let counts = node_socket.counts.clone();

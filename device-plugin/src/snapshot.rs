@@ -1,6 +1,5 @@
 //! What is sent to the kubelet about one resource: immutable once made, shared by reference.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,85 +11,19 @@ use kubelet_api::deviceplugin::{
 };
 
 use crate::candidate::Candidate;
-use crate::config::{
-    Delivery, Late, NodeClass, NodeRule, Policy, PoolConfig, ResourceName, Sharing, Variables,
-};
+use crate::config::{Late, NodeClass, PoolConfig, ResourceName, Sharing};
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    terms: Arc<Terms>,
+    pool: Arc<PoolConfig>,
     tag: PoolTag,
-    shape: Shape,
+    /// Units that each stand for all members; 0 in other pools.
+    shared_units: u32,
     members: Vec<Member>,
     /// The units of a pool with late binding; empty in others.
     slots: Vec<Slot>,
     machine: Arc<Machine>,
-}
-
-/// What holds for all units of a resource, as configured.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Terms {
-    /// The resource.
-    pub resource: ResourceName,
-    /// Whether units carry NUMA topology.
-    pub topology: bool,
-    /// Whether a node without an HCA of the pool is as it should be.
-    pub optional: bool,
-    /// How containers get their devices.
-    pub delivery: Delivery,
-    /// Nodes that a container gets with each HCA.
-    pub nodes: NodeRule,
-    /// Nodes that every container gets.
-    pub extra_nodes: Vec<String>,
-    /// What the administrator says about HCAs, by identity or `*`.
-    pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
-    /// How the resource's name is written in names of environment variables.
-    pub variables: Variables,
-    /// How its units become HCAs, if that is decided late.
-    pub late: Option<Late>,
-}
-
-impl Terms {
-    /// The terms of a configured pool.
-    pub fn of(pool: &PoolConfig) -> Self {
-        Self {
-            resource: pool.resource.clone(),
-            topology: !pool.exclude_topology,
-            optional: pool.optional,
-            delivery: pool.delivery,
-            nodes: pool.nodes.clone(),
-            extra_nodes: pool.extra_nodes.clone(),
-            additional_info: pool.additional_info.clone(),
-            variables: pool.variables,
-            late: match pool.sharing {
-                Sharing::Late(late) => Some(late),
-                _ => None,
-            },
-        }
-    }
-}
-
-/// How members become units.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
-    /// Every unit stands for all members.
-    Pooled {
-        /// Units in all.
-        units: u32,
-    },
-    /// A unit is a slot of one member.
-    Slots {
-        /// Preferred units.
-        policy: Policy,
-    },
-    /// A unit is a member.
-    Exclusive {
-        /// Preferred units.
-        policy: Policy,
-    },
-    /// A unit is a slot that becomes one member later.
-    Late,
 }
 
 /// One HCA in a pool.
@@ -104,19 +37,6 @@ pub struct Member {
     pub slots: u32,
     /// Whether it can be used.
     pub health: Health,
-}
-
-#[cfg(test)]
-impl Member {
-    /// A healthy member without nodes.
-    pub(crate) fn example(hca: Candidate) -> Self {
-        Self {
-            hca: Arc::new(hca),
-            nodes: Vec::new(),
-            slots: 1,
-            health: Health::Healthy,
-        }
-    }
 }
 
 /// A unit of a pool with late binding.
@@ -246,27 +166,35 @@ pub enum Unit<'s> {
 }
 
 impl Snapshot {
-    /// A snapshot of a resource; members are in the order in which they are listed.
+    /// A snapshot of a pool; members are in the order in which they are listed. `shared_units` is the
+    /// number of units that each stand for all members.
     pub fn new(
-        terms: Arc<Terms>,
-        shape: Shape,
+        pool: Arc<PoolConfig>,
+        shared_units: u32,
         members: Vec<Member>,
         machine: Arc<Machine>,
     ) -> Self {
-        let tag = PoolTag::of(terms.resource.as_str());
         Self {
-            terms,
-            tag,
-            shape,
+            tag: PoolTag::of(pool.resource.as_str()),
+            pool,
+            shared_units,
             members,
             slots: Vec::new(),
             machine,
         }
     }
 
-    /// What holds for all units.
-    pub fn terms(&self) -> &Terms {
-        &self.terms
+    /// The pool as configured, without what this host does not have.
+    pub fn pool(&self) -> &PoolConfig {
+        &self.pool
+    }
+
+    /// How its units become HCAs, if that is decided late.
+    pub fn late(&self) -> Option<Late> {
+        match self.pool.sharing {
+            Sharing::Late(late) => Some(late),
+            _ => None,
+        }
     }
 
     /// The machine that the members are in.
@@ -282,12 +210,12 @@ impl Snapshot {
 
     /// The resource.
     pub fn resource(&self) -> &ResourceName {
-        &self.terms.resource
+        &self.pool.resource
     }
 
-    /// How members become units.
-    pub fn shape(&self) -> Shape {
-        self.shape
+    /// Units that each stand for all members; 0 in other pools.
+    pub fn shared_units(&self) -> u32 {
+        self.shared_units
     }
 
     /// The HCAs.
@@ -344,15 +272,16 @@ impl Snapshot {
     /// The unit of this identity; `None` if the resource has none such.
     pub fn unit(&self, id: &str) -> Option<Unit<'_>> {
         let member = |hca: &HcaId| self.members.iter().find(|member| member.hca.id == *hca);
-        match (self.shape, id.parse::<UnitId>().ok()?) {
-            (Shape::Pooled { units }, UnitId::Pool { pool, slot }) => {
-                (pool == self.tag && slot < units && !self.members.is_empty()).then_some(Unit::Pool)
+        match (self.pool.sharing, id.parse::<UnitId>().ok()?) {
+            (Sharing::Pooled { .. }, UnitId::Pool { pool, slot }) => {
+                (pool == self.tag && slot < self.shared_units && !self.members.is_empty())
+                    .then_some(Unit::Pool)
             }
-            (Shape::Slots { .. }, UnitId::Shared { hca, pool, slot }) => member(&hca)
+            (Sharing::Slots { .. }, UnitId::Shared { hca, pool, slot }) => member(&hca)
                 .filter(|member| pool == self.tag && slot < member.slots)
                 .map(Unit::Member),
-            (Shape::Exclusive { .. }, UnitId::Exclusive(hca)) => member(&hca).map(Unit::Member),
-            (Shape::Late, UnitId::Slot { pool, slot }) if pool == self.tag => {
+            (Sharing::Exclusive { .. }, UnitId::Exclusive(hca)) => member(&hca).map(Unit::Member),
+            (Sharing::Late(_), UnitId::Slot { pool, slot }) if pool == self.tag => {
                 let slot = self.slots.iter().find(|known| known.number == slot);
                 slot.map(Unit::Slot)
             }
@@ -394,33 +323,36 @@ impl Snapshot {
             prefix,
             shares,
             healthy: member.health.is_healthy(),
-            numa_node: member.hca.numa_node().filter(|_| self.terms.topology),
+            numa_node: member
+                .hca
+                .numa_node()
+                .filter(|_| !self.pool.exclude_topology),
         };
         let members = self.members.iter();
-        match self.shape {
-            Shape::Pooled { .. } if self.members.is_empty() => Vec::new(),
-            Shape::Pooled { units } => vec![Group {
+        match self.pool.sharing {
+            Sharing::Pooled { .. } if self.members.is_empty() => Vec::new(),
+            Sharing::Pooled { .. } => vec![Group {
                 prefix: format!("pool_{}_", self.tag),
-                shares: Some(units),
+                shares: Some(self.shared_units),
                 // Its units stand for all members: it is usable while one is.
                 healthy: members.clone().any(|member| member.health.is_healthy()),
                 numa_node: None,
             }],
-            Shape::Slots { .. } => members
+            Sharing::Slots { .. } => members
                 .map(|member| {
                     let prefix = format!("{}_{}_", member.hca.id, self.tag);
                     of_member(member, prefix, Some(member.slots))
                 })
                 .collect(),
-            Shape::Exclusive { .. } => members
+            Sharing::Exclusive { .. } => members
                 .map(|member| of_member(member, member.hca.id.to_string(), None))
                 .collect(),
-            Shape::Late => {
+            Sharing::Late(_) => {
                 let group = |slot: &Slot| Group {
                     prefix: self.slot_name(slot.number),
                     shares: None,
                     healthy: slot.health.is_healthy(),
-                    numa_node: slot.numa_node.filter(|_| self.terms.topology),
+                    numa_node: slot.numa_node.filter(|_| !self.pool.exclude_topology),
                 };
                 self.slots.iter().map(group).collect()
             }
@@ -499,25 +431,29 @@ pub struct Counts {
 mod tests {
     use super::*;
     use crate::candidate::example::named;
+    use crate::config::Policy;
 
-    fn snapshot(shape: Shape, members: &[(&str, Health)]) -> Snapshot {
+    impl Member {
+        /// A healthy member without nodes.
+        pub(crate) fn example(hca: Candidate) -> Self {
+            Self {
+                hca: Arc::new(hca),
+                nodes: Vec::new(),
+                slots: 1,
+                health: Health::Healthy,
+            }
+        }
+    }
+
+    fn snapshot(sharing: Sharing, members: &[(&str, Health)]) -> Snapshot {
         let members = members.iter().map(|(id, health)| Member {
             slots: 2,
             health: health.clone(),
             ..Member::example(named(id, &[]))
         });
-        let terms = Terms {
-            resource: ResourceName::parse("rdma/a").unwrap(),
-            variables: crate::config::Variables::default(),
-            topology: true,
-            optional: false,
-            delivery: Delivery::DeviceSpecs,
-            nodes: NodeRule::verbs(),
-            extra_nodes: Vec::new(),
-            additional_info: BTreeMap::new(),
-            late: None,
-        };
-        Snapshot::new(Arc::new(terms), shape, members.collect(), Arc::default())
+        let resource = ResourceName::parse("rdma/a").unwrap();
+        let pool = PoolConfig::new(resource, sharing, Vec::new());
+        Snapshot::new(Arc::new(pool), 2, members.collect(), Arc::default())
     }
 
     #[test]
@@ -531,13 +467,14 @@ mod tests {
             ("0000:5e:00.0", Health::Unhealthy(UnhealthyReason::Gone)),
             ("0000:5f:00.0", Health::Unhealthy(UnhealthyReason::Excluded)),
         ];
-        for shape in [
-            Shape::Pooled { units: 2 },
-            Shape::Slots {
+        for sharing in [
+            Sharing::Pooled { units: Some(2) },
+            Sharing::Slots {
+                per_hca: None,
                 policy: Policy::Spread,
             },
         ] {
-            let snapshot = snapshot(shape, &members);
+            let snapshot = snapshot(sharing, &members);
             let hcas = |id: &str| -> Vec<String> {
                 let hcas = snapshot.hcas(id);
                 hcas.iter().map(ToString::to_string).collect()

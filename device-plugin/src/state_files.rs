@@ -1,10 +1,9 @@
 //! Small files that programs of the node read, or the next daemon: kept as they should be.
 //!
-//! A disk can be full, read-only or slow for a while, and a file can be removed or replaced. So one
-//! task compares each file with its content at each scan and every [`COMPARE_INTERVAL`], and writes
-//! those that differ. What it cannot write is at `/readyz` for as long as that lasts. No task waits
-//! for a file longer than [`SETTLE_TIMEOUT`]. Killed anywhere, a file is the old one or the new one
-//! (`node::file`).
+//! A disk can be full, read-only or slow for a while, and a file can be removed or replaced. So each
+//! file is compared with its content at each scan and each pulse of the loop, and written where it
+//! differs. What cannot be written is at `/readyz` for as long as that lasts. Killed anywhere, a file is
+//! the old one or the new one (`node::file`).
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -12,14 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use node::file;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
 
-/// Time between two comparisons that no scan asked for.
-const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a scan waits for its files.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -41,115 +36,52 @@ pub(crate) struct File {
     pub consequence: &'static str,
 }
 
-#[derive(Debug, Default)]
-struct Wanted {
-    generation: u64,
-    files: Vec<File>,
-}
-
-#[derive(Debug, Default)]
-struct Outcome {
-    generation: u64,
-    faults: Vec<String>,
-}
-
-/// Which files there should be.
+/// The files that there should be.
 #[derive(Debug)]
 pub(crate) struct StateFiles {
-    wanted: watch::Sender<Wanted>,
-    outcome: watch::Receiver<Outcome>,
-}
-
-/// The task that writes them.
-#[derive(Debug)]
-pub(crate) struct Writer {
     paths: Arc<NodePaths>,
-    wanted: watch::Receiver<Wanted>,
-    outcome: watch::Sender<Outcome>,
-    reader: Reader,
-}
-
-/// No file yet.
-pub(crate) fn state_files(paths: Arc<NodePaths>, readers: &Readers) -> (StateFiles, Writer) {
-    let wanted = watch::Sender::new(Wanted::default());
-    let outcome = watch::Sender::new(Outcome::default());
-    let files = StateFiles {
-        outcome: outcome.subscribe(),
-        wanted,
-    };
-    let writer = Writer {
-        paths,
-        wanted: files.wanted.subscribe(),
-        outcome,
-        reader: readers.reader("state", "the writing of the node's files", SETTLE_TIMEOUT),
-    };
-    (files, writer)
+    wanted: Arc<[File]>,
+    /// Writes them. Its value is what cannot be written.
+    writer: Reader<Vec<String>>,
 }
 
 impl StateFiles {
+    /// No file yet.
+    pub(crate) fn new(paths: Arc<NodePaths>, readers: &Readers) -> Self {
+        let what = "the writing of the node's files";
+        Self {
+            paths,
+            wanted: Arc::default(),
+            writer: readers.reader("state", what, SETTLE_TIMEOUT),
+        }
+    }
+
     /// From now on there should be these files. What was wanted before and is not any more stays as
     /// it is.
-    pub(crate) fn want(&self, files: Vec<File>) {
-        self.wanted.send_modify(|wanted| {
-            wanted.generation += 1;
-            wanted.files = files;
-        });
+    pub(crate) fn want(&mut self, files: Vec<File>) {
+        self.wanted = files.into();
     }
 
-    /// Waits until the files are as they were wanted last, or cannot be, or are late.
-    pub(crate) async fn settled(&mut self) {
-        let generation = self.wanted.borrow().generation;
-        let settled = self
-            .outcome
-            .wait_for(|outcome| outcome.generation >= generation);
-        let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
+    /// Starts to write those that differ.
+    pub(crate) fn compare(&self) {
+        let (paths, files) = (self.paths.clone(), self.wanted.clone());
+        self.writer.start(move || write_all(&paths, &files));
     }
 
-    /// Returns when there is another outcome.
-    pub(crate) async fn changed(&mut self) {
-        if self.outcome.changed().await.is_err() {
-            std::future::pending().await
-        }
+    /// Writes those that differ. Returns when they are written, or cannot be, or are late.
+    pub(crate) async fn settled(&self) {
+        let (paths, files) = (self.paths.clone(), self.wanted.clone());
+        let written = self.writer.read(move || write_all(&paths, &files));
+        // What is late is said by the readers.
+        let _ = written.await;
     }
 
     /// What cannot be written.
     pub(crate) fn faults(&self) -> Vec<String> {
-        self.outcome.borrow().faults.clone()
-    }
-}
-
-impl Writer {
-    /// Writes what is wanted until `stop`.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                changed = self.wanted.changed() => if changed.is_err() {
-                    return stop.cancelled().await;
-                },
-                () = tokio::time::sleep(COMPARE_INTERVAL) => {}
-            }
-            let (generation, files) = {
-                let wanted = self.wanted.borrow_and_update();
-                (wanted.generation, wanted.files.clone())
-            };
-            let paths = self.paths.clone();
-            let written = self.reader.run(move || write_all(&paths, &files));
-            let Ok(faults) = written.await else {
-                continue;
-            };
-            self.outcome.send_if_modified(|outcome| {
-                for fault in faults
-                    .iter()
-                    .filter(|fault| !outcome.faults.contains(fault))
-                {
-                    tracing::warn!("{fault}");
-                }
-                let news = outcome.faults != faults || outcome.generation != generation;
-                *outcome = Outcome { generation, faults };
-                news
-            });
-        }
+        self.writer
+            .last()
+            .map(|last| last.value)
+            .unwrap_or_default()
     }
 }
 
@@ -209,10 +141,8 @@ mod tests {
         let path = dir.path().join("state/a");
         // In the place of its directory there is a file.
         std::fs::write(dir.path().join("state"), "").unwrap();
-        let (mut files, writer) =
-            state_files(Arc::new(NodePaths::all_in(dir.path())), &Readers::default());
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(writer.run(stop.clone()));
+        let paths = Arc::new(NodePaths::all_in(dir.path()));
+        let mut files = StateFiles::new(paths, &Readers::default());
         files.want(vec![file(path.clone())]);
         files.settled().await;
         let faults = files.faults();
@@ -222,7 +152,6 @@ mod tests {
         );
         std::fs::remove_file(dir.path().join("state")).unwrap();
         for _ in 0..2 {
-            files.want(vec![file(path.clone())]);
             files.settled().await;
             assert_eq!(files.faults(), [""; 0]);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
@@ -230,11 +159,8 @@ mod tests {
         }
         // A FIFO in the file's place is replaced; to read it would wait for a writer.
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
-        files.want(vec![file(path.clone())]);
         files.settled().await;
         assert_eq!(files.faults(), [""; 0]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
-        stop.cancel();
-        task.await.unwrap();
     }
 }

@@ -187,17 +187,6 @@ fn named(list: &[String]) -> String {
     }
 }
 
-/// What became of one path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Removed {
-    /// It is gone.
-    Gone,
-    /// A directory that is a mount point here: it is empty.
-    Emptied,
-    /// It stays, and why.
-    Kept(&'static str),
-}
-
 /// Removes everything, in the order of the head comment; `said` is called for each path that was
 /// there. [`check`] comes before.
 ///
@@ -205,18 +194,20 @@ pub(crate) enum Removed {
 /// The first path that cannot be removed; the command may be given again.
 pub(crate) fn remove(
     places: &Places,
-    mut said: impl FnMut(&Path, &Removed),
+    mut said: impl FnMut(&Path, &str),
 ) -> Result<(), (PathBuf, io::Error)> {
     let (policy, _) = Policy::load_for_release(&places.policy);
     let mut one = |path: PathBuf, kept: Option<&'static str>| {
         if path.symlink_metadata().is_err() {
             return Ok(());
         }
-        let removed = match kept {
-            Some(why) => Removed::Kept(why),
-            None => remove_path(&path).map_err(|error| (path.clone(), error))?,
-        };
-        said(&path, &removed);
+        match kept {
+            Some(why) => said(&path, &format!("stays: {why}")),
+            None => {
+                let removed = remove_path(&path);
+                said(&path, removed.map_err(|error| (path.clone(), error))?);
+            }
+        }
         Ok(())
     };
     for name in cni_program::NAMES.into_iter().chain(["rdmactl"]) {
@@ -287,10 +278,11 @@ fn hold_calls(state_dir: &Path) -> io::Result<Option<fs::File>> {
     Ok(Some(file))
 }
 
-fn remove_path(path: &Path) -> io::Result<Removed> {
+/// Returns what became of it: a directory that is a mount point here stays, empty.
+fn remove_path(path: &Path) -> io::Result<&'static str> {
     if !path.symlink_metadata()?.is_dir() {
         fs::remove_file(path)?;
-        return Ok(Removed::Gone);
+        return Ok("removed");
     }
     let mut contents = fs::read_dir(path)?
         .map(|entry| Ok(entry?.path()))
@@ -304,9 +296,9 @@ fn remove_path(path: &Path) -> io::Result<Removed> {
     }
     let mount_point = [Errno::EBUSY, Errno::EROFS].map(|errno| Some(errno as i32));
     match fs::remove_dir(path) {
-        Ok(()) => Ok(Removed::Gone),
+        Ok(()) => Ok("removed"),
         // In a container it is a mount point, below a root that may be read-only.
-        Err(error) if mount_point.contains(&error.raw_os_error()) => Ok(Removed::Emptied),
+        Err(error) if mount_point.contains(&error.raw_os_error()) => Ok("emptied"),
         Err(error) => Err(error),
     }
 }
@@ -455,10 +447,10 @@ mod tests {
             }
         }
 
-        fn remove(&self) -> Vec<(PathBuf, Removed)> {
+        fn remove(&self) -> Vec<(PathBuf, String)> {
             let mut removed = Vec::new();
             remove(&self.places(), |path, what| {
-                removed.push((path.to_owned(), what.clone()))
+                removed.push((path.to_owned(), what.to_owned()))
             })
             .unwrap();
             removed
@@ -499,12 +491,12 @@ mod tests {
     fn a_shared_store_and_a_directory_that_is_none_stay() {
         let node = NodeFiles::new(&json!({"type": "file", "shared": true}));
         fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
-        let kept = Removed::Kept("other nodes use it, too");
+        let kept = "stays: other nodes use it, too".to_owned();
         assert!(node.remove().contains(&(node.path("leases"), kept)));
         assert!(node.path("leases/leases").exists());
 
         let node = NodeFiles::new(&json!({"type": "file"}));
-        let kept = Removed::Kept("it is no store of this project");
+        let kept = "stays: it is no store of this project".to_owned();
         assert!(node.remove().contains(&(node.path("leases"), kept)));
     }
 

@@ -10,16 +10,13 @@ use std::convert::Infallible;
 
 use serde::Serialize;
 
-use crate::address::MacAddress;
-use crate::association::{self, Claim};
+use crate::association;
 use crate::chardev::{self, CharDevice};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::netns_mode::{NetnsMode, netns_mode};
 use crate::parent::Parent;
 use crate::pci::PciAddress;
-use crate::port::Port;
-use crate::port_id::PortId;
 use crate::rdma::{self, RdmaDevice};
 use crate::reserved;
 use crate::unit::{self, HcaId};
@@ -97,24 +94,6 @@ impl HcaId {
                     device: device.name.clone(),
                 }),
         }
-    }
-
-    /// The identity of an RDMA device that is in another network namespace; `None` for a soft
-    /// device, whose GUID cannot be read from here.
-    ///
-    /// # Errors
-    /// [`unit::Error::Form`] for an auxiliary name that is not of the kernel's form.
-    pub fn of_elsewhere(device: &Elsewhere) -> std::result::Result<Option<Self>, unit::Error> {
-        Self::of_place(device.pci, device.auxiliary.as_deref())
-    }
-
-    /// The identity of an RDMA device that cannot be read; `None` for one on no bus, whose identity
-    /// is an attribute.
-    ///
-    /// # Errors
-    /// [`unit::Error::Form`] for an auxiliary name that is not of the kernel's form.
-    pub fn of_unreadable(device: &Unreadable) -> std::result::Result<Option<Self>, unit::Error> {
-        Self::of_place(device.pci, device.auxiliary.as_deref())
     }
 }
 
@@ -341,111 +320,5 @@ impl Inventory {
         let members = bond.lowers.iter().map(String::as_str);
         let others = members.filter(|name| *name != netdev.name && !has_device(name));
         std::iter::once(bond.name.as_str()).chain(others).collect()
-    }
-
-    /// Netdevs with this link-layer address, current or permanent.
-    pub fn netdevs_by_mac(&self, mac: &MacAddress) -> impl Iterator<Item = &Netdev> {
-        self.netdevs.iter().filter(move |netdev| {
-            netdev.mac.as_ref() == Some(mac) || netdev.permanent_mac.as_ref() == Some(mac)
-        })
-    }
-
-    /// The RDMA ports through which a netdev's traffic can go; empty if it is not RDMA-capable.
-    ///
-    /// The same answer as [`crate::lookup::ports_of_netdev`], from what is known already: ports
-    /// of the netdev's own hardware, else those of the netdevs below it, else of the RDMA devices
-    /// that claim it.
-    #[must_use]
-    pub fn ports_of_netdev(&self, name: &str) -> Vec<PortId> {
-        let mut ports = BTreeSet::new();
-        let mut seen = BTreeSet::new();
-        self.collect_ports(name, &mut seen, &mut ports);
-        ports.into_iter().collect()
-    }
-
-    fn collect_ports<'a>(
-        &'a self,
-        name: &'a str,
-        seen: &mut BTreeSet<&'a str>,
-        ports: &mut BTreeSet<PortId>,
-    ) {
-        let Some(netdev) = self.netdev(name) else {
-            return;
-        };
-        if !seen.insert(name) {
-            return;
-        }
-        let before = ports.len();
-        let ipoib_child = netdev.is_ipoib() && netdev.is_child();
-        ports.extend(self.ports_where(|device, port| {
-            !ipoib_child
-                && shares_hardware(device, netdev)
-                && if device.soft_parent.is_some() {
-                    association::claims(claim(device, port), netdev)
-                } else {
-                    let single = device.ports.len() == 1;
-                    association::serves(netdev, port.number, port.link_layer, single)
-                }
-        }));
-        if ports.len() == before {
-            for lower in &netdev.lowers {
-                self.collect_ports(lower, seen, ports);
-            }
-            let mut ipoib = self.netdevs.iter().filter(|n| ipoib_child && n.is_ipoib());
-            if let Some(parent) = ipoib.find(|n| n.ifindex == netdev.iflink) {
-                self.collect_ports(&parent.name, seen, ports);
-            }
-        }
-        if ports.len() == before {
-            ports.extend(self.ports_where(|device, port| {
-                let on_own_hardware = device.soft_parent.is_none()
-                    && self
-                        .netdevs
-                        .iter()
-                        .any(|other| shares_hardware(device, other));
-                !on_own_hardware && association::claims(claim(device, port), netdev)
-            }));
-        }
-    }
-
-    fn ports_where(
-        &self,
-        wanted: impl Fn(&RdmaDevice, &Port) -> bool,
-    ) -> impl Iterator<Item = PortId> {
-        self.rdma_devices.iter().flat_map(move |device| {
-            let ports: Vec<PortId> = device
-                .ports
-                .iter()
-                .filter(|port| wanted(device, port))
-                .map(|port| PortId {
-                    device: device.name.clone(),
-                    port: port.number,
-                })
-                .collect();
-            ports
-        })
-    }
-}
-
-fn claim<'a>(device: &'a RdmaDevice, port: &'a Port) -> Claim<'a> {
-    Claim {
-        soft_parent: device.soft_parent.as_deref(),
-        node_guid: device.node_guid,
-        link_layer: port.link_layer,
-        gids: &port.gids.entries,
-    }
-}
-
-/// True if both stand on one sub-function, or on one PCI function itself.
-fn shares_hardware(device: &RdmaDevice, netdev: &Netdev) -> bool {
-    let subfunction = netdev
-        .auxiliary
-        .as_deref()
-        .filter(|name| unit::is_subfunction(name));
-    match (device.subfunction_name(), subfunction) {
-        (None, None) => {
-            netdev.pci.is_some() && device.pci.as_ref().map(|pci| pci.address) == netdev.pci
-        }
-        (device, netdev) => device == netdev,
     }
 }

@@ -37,16 +37,6 @@ pub fn on_pci(host: &Host, address: PciAddress) -> Result<Occupants> {
     occupants(host, &Parent::at(host, directory)?)
 }
 
-/// Netdevs and RDMA devices of one auxiliary device, such as the sub-function `mlx5_core.sf.4`.
-///
-/// # Errors
-/// [`host::Error::Missing`] if there is no such device, [`host::Error::BadName`] if there cannot be;
-/// [`host::Error::Read`] if sysfs cannot be read.
-pub fn on_auxiliary(host: &Host, name: &str) -> Result<Occupants> {
-    let directory = host.bus_entry("auxiliary device", "auxiliary", name)?;
-    occupants(host, &Parent::at(host, directory)?)
-}
-
 /// Netdevs and RDMA devices of an HCA, by the name both plugins have for it.
 ///
 /// # Errors
@@ -55,7 +45,10 @@ pub fn on_auxiliary(host: &Host, name: &str) -> Result<Occupants> {
 pub fn on_hca(host: &Host, hca: &HcaId) -> Result<Occupants> {
     let guid = match hca {
         HcaId::Pci(address) => return on_pci(host, *address),
-        HcaId::Auxiliary(name) => return on_auxiliary(host, name.as_str()),
+        HcaId::Auxiliary(name) => {
+            let directory = host.bus_entry("auxiliary device", "auxiliary", name.as_str())?;
+            return occupants(host, &Parent::at(host, directory)?);
+        }
         HcaId::NodeGuid(guid) => *guid,
     };
     let class = host.class("infiniband");

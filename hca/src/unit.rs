@@ -177,7 +177,12 @@ pub enum Error {
 }
 
 impl HcaId {
-    pub(crate) fn of_place(
+    /// The identity of what stands on this PCI function and auxiliary device; `None` for what is on no
+    /// bus, whose identity is an attribute.
+    ///
+    /// # Errors
+    /// [`Error::Form`] for an auxiliary name that is not of the kernel's form.
+    pub fn of_place(
         pci: Option<PciAddress>,
         auxiliary: Option<&str>,
     ) -> Result<Option<Self>, Error> {
@@ -231,21 +236,6 @@ impl fmt::Display for UnitId {
             Self::Shared { hca, pool, slot } => write!(f, "{hca}_{pool}_{slot}"),
             Self::Pool { pool, slot } => write!(f, "pool_{pool}_{slot}"),
             Self::Slot { pool, slot } => write!(f, "slot_{pool}_{slot}"),
-        }
-    }
-}
-
-impl UnitId {
-    /// The name, if it is short enough to be one.
-    ///
-    /// # Errors
-    /// [`Error::TooLong`] for a share of an auxiliary device with a very long name.
-    pub fn name(&self) -> Result<String, Error> {
-        let text = self.to_string();
-        if text.len() <= MAX_LENGTH {
-            Ok(text)
-        } else {
-            Err(Error::TooLong { text })
         }
     }
 }
@@ -313,7 +303,6 @@ crate::json::by_text!(HcaId, UnitId);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::Elsewhere;
     use proptest::prelude::*;
 
     fn hca() -> impl Strategy<Value = HcaId> {
@@ -349,14 +338,6 @@ mod tests {
     /// Sub-functions are HCAs of their own; the RDMA auxiliary device of a function is not.
     #[test]
     fn a_device_in_another_namespace_is_known_by_what_it_stands_on() {
-        let uverbs = crate::chardev::CharDevice {
-            name: "uverbs0".to_owned(),
-            path: "/dev/infiniband/uverbs0".into(),
-            number: crate::chardev::DeviceNumber {
-                major: 231,
-                minor: 192,
-            },
-        };
         let pci = "0000:3b:00.2";
         for (on, auxiliary, expected) in [
             (Some(pci), None, Some(pci)),
@@ -365,34 +346,22 @@ mod tests {
             (None, Some("mlx5_core.rdma.0"), Some("mlx5_core.rdma.0")),
             (None, None, None),
         ] {
-            let elsewhere = Elsewhere {
-                rdma_device: "mlx5_0".to_owned(),
-                uverbs: uverbs.clone(),
-                pci: on.map(|address| address.parse().unwrap()),
-                auxiliary: auxiliary.map(str::to_owned),
-            };
-            let id = HcaId::of_elsewhere(&elsewhere).unwrap();
+            let id = HcaId::of_place(on.map(|on| on.parse().unwrap()), auxiliary).unwrap();
             let id = id.map(|id| id.to_string());
             assert_eq!(id.as_deref(), expected, "{on:?} {auxiliary:?}");
         }
-        let misnamed = Elsewhere {
-            rdma_device: "mlx5_0".to_owned(),
-            uverbs,
-            pci: None,
-            auxiliary: Some("mlx5_core".to_owned()),
-        };
-        HcaId::of_elsewhere(&misnamed).unwrap_err();
+        HcaId::of_place(None, Some("mlx5_core")).unwrap_err();
     }
 
     proptest! {
         #[test]
         fn a_unit_reads_back_as_named(unit in unit()) {
-            prop_assert_eq!(unit.name().unwrap().parse(), Ok(unit));
+            prop_assert_eq!(unit.to_string().parse(), Ok(unit));
         }
 
         #[test]
         fn a_name_is_short_and_of_harmless_characters(unit in unit()) {
-            let name = unit.name().unwrap();
+            let name = unit.to_string();
             prop_assert!(name.len() <= MAX_LENGTH, "{}", name);
             prop_assert!(
                 name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b)),
@@ -489,6 +458,9 @@ mod tests {
             pool: PoolTag::of("x"),
             slot: 1,
         };
-        assert!(matches!(unit.name(), Err(Error::TooLong { .. })));
+        assert!(matches!(
+            unit.to_string().parse::<UnitId>(),
+            Err(Error::TooLong { .. })
+        ));
     }
 }

@@ -158,10 +158,8 @@ impl Config {
         // DEL reads it leniently.
         ipam.text("store")?;
         let gateway = match keys.text("gateway")? {
+            Some((section, _)) => gateway(section, profile)?,
             None => None,
-            Some((section, text)) => Some(address(text, profile).ok_or_else(|| {
-                section.wrong("gateway", format_args!("{text:?} is not an address"))
-            })?),
         };
         let (fixed, routes) = (fixed(&keys, strict)?, routes(&keys)?);
         let reserved = reserved(gateway, &fixed, &routes);
@@ -178,7 +176,7 @@ impl Config {
             gateway,
             fixed,
             routes,
-            dns: Dns::parse(&keys.section("dns")?)?,
+            dns: keys.section("dns")?.decode()?,
             ignored: ignored(&ipam),
         };
         read.check(&ipam)?;
@@ -336,6 +334,14 @@ fn one_range(
         .map_err(|error| Error::new(Code::InvalidConfig, error.to_string()).context(section.path()))
 }
 
+fn gateway(section: &Section<'_>, profile: Profile) -> Result<Option<IpAddr>, Error> {
+    let read = |text| {
+        let wrong = || section.wrong("gateway", format_args!("{text:?} is not an address"));
+        address(text, profile).ok_or_else(wrong)
+    };
+    section.text("gateway")?.map(read).transpose()
+}
+
 /// An address; in the strict profile without leading zeros.
 fn address(text: &str, profile: Profile) -> Option<IpAddr> {
     let strict = profile == Profile::Strict;
@@ -377,12 +383,7 @@ fn fixed(keys: &Merged<'_, '_>, strict: bool) -> Result<Vec<IpConfig>, Error> {
             let address: Cidr = text
                 .parse()
                 .map_err(|e: String| section.wrong("address", e))?;
-            let gateway = match section.text("gateway")? {
-                None => None,
-                Some(text) => Some(range::address(text).ok_or_else(|| {
-                    section.wrong("gateway", format_args!("{text:?} is not an address"))
-                })?),
-            };
+            let gateway = gateway(section, Profile::Compatible)?;
             if strict && gateway == Some(address.addr) {
                 let rule = format!("{} is the address itself", address.addr);
                 return Err(section.wrong("gateway", rule));
@@ -407,7 +408,10 @@ fn reserved(gateway: Option<IpAddr>, fixed: &[IpConfig], routes: &[Route]) -> Ve
 }
 
 fn routes(keys: &Merged<'_, '_>) -> Result<Vec<Route>, Error> {
-    keys.sections("routes")?.iter().map(Route::parse).collect()
+    keys.sections("routes")?
+        .iter()
+        .map(Section::decode)
+        .collect()
 }
 
 fn ignored(ipam: &Section<'_>) -> Vec<String> {

@@ -13,6 +13,7 @@ pub use span::Span;
 
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
+use std::fmt::Display;
 use std::net::IpAddr;
 
 pub(crate) use parse::{address, has_leading_zero, with_length};
@@ -35,78 +36,32 @@ pub struct Spec<'a> {
 }
 
 /// A range that was checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range {
     subnet: IpNetwork,
     window: Span,
     spans: Vec<Span>,
 }
 
-/// Why a range cannot be used. `key` is relative to the object the range stands in.
+/// Why a range cannot be used. It begins with the key, relative to the object the range stands in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RangeError {
+#[error("{0}")]
+pub struct RangeError(String);
+
+impl RangeError {
+    fn of(key: &str, why: impl Display) -> Self {
+        Self(format!("{key}: {why}"))
+    }
+
     /// A text is no address, CIDR or pair of addresses.
-    #[error("{key}: {value:?} is not {expected}")]
-    Syntax {
-        /// Key within the range's object.
-        key: String,
-        value: String,
-        expected: &'static str,
-    },
-    /// `start-end/len`: the start does not lie in the end's network.
-    #[error("range: {start} does not lie in {subnet}, the network of {end}")]
-    StartOutside {
-        start: IpAddr,
-        end: IpAddr,
-        subnet: IpNetwork,
-    },
-    /// A network without room between its first and last address.
-    #[error("range: {0} has no address between its first and its last")]
-    TooSmall(IpNetwork),
+    fn syntax(key: &str, value: &str, expected: &str) -> Self {
+        Self::of(key, format_args!("{value:?} is not {expected}"))
+    }
+
     /// A bound or exclusion of the other family, or elsewhere.
-    #[error("{key}: {value:?} does not lie in {subnet}")]
-    Outside {
-        /// Key within the range's object.
-        key: String,
-        value: String,
-        subnet: IpNetwork,
-    },
-    /// The end comes before the start.
-    #[error("range_end: {end} comes before {start}, where the range starts")]
-    Inverted { start: IpAddr, end: IpAddr },
-    /// A number with a leading zero.
-    #[error(
-        "{key}: {value:?} has a number with a leading zero, which may be meant as octal; leave the zero out"
-    )]
-    LeadingZero {
-        /// Key within the range's object.
-        key: String,
-        value: String,
-    },
-    /// Addresses that no interface of a pod can have.
-    #[error(
-        "range: {subnet} has addresses of {block}, which are for {purpose}: no interface of a pod can have them"
-    )]
-    Reserved {
-        subnet: IpNetwork,
-        /// The addresses that it must not have.
-        block: &'static str,
-        purpose: &'static str,
-    },
-    /// Bounds around nothing but the network's first or last address.
-    #[error(
-        "range: {subnet} has no address for a pod from {start} to {end}: its first and last address are not given"
-    )]
-    NoneBetween {
-        /// The first address of the bounds.
-        start: IpAddr,
-        /// The last address of the bounds.
-        end: IpAddr,
-        subnet: IpNetwork,
-    },
-    /// Exclusions, gateway, next hops and fixed addresses leave nothing.
-    #[error("exclude: exclusions, gateway, next hops and fixed addresses leave no address of {0}")]
-    Empty(IpNetwork),
+    fn outside(key: &str, value: &str, subnet: IpNetwork) -> Self {
+        Self::of(key, format_args!("{value:?} does not lie in {subnet}"))
+    }
 }
 
 impl Range {
@@ -123,7 +78,10 @@ impl Range {
         let window = match usable(subnet) {
             Some(window) => window,
             None if strict => Span::of(subnet),
-            None => return Err(RangeError::TooSmall(subnet)),
+            None => {
+                let why = format!("{subnet} has no address between its first and its last");
+                return Err(RangeError::of("range", why));
+            }
         };
         let bounds = match bounds {
             // The dash form replaces explicit bounds, as in whereabouts.
@@ -146,13 +104,62 @@ impl Range {
         );
         let spans = span::without(window, taken);
         if strict && spans.is_empty() {
-            return Err(RangeError::Empty(subnet));
+            let why = format!(
+                "exclusions, gateway, next hops and fixed addresses leave no address of {subnet}"
+            );
+            return Err(RangeError::of("exclude", why));
         }
         Ok(Self {
             subnet,
             window,
             spans,
         })
+    }
+
+    /// The range of a network that gives these addresses, from first to last, ascending.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn of_parts(subnet: IpNetwork, parts: &[(IpAddr, IpAddr)]) -> Result<Self, &'static str> {
+        let mut spans: Vec<Span> = Vec::new();
+        for (first, last) in parts {
+            if !subnet.contains(*first) || !subnet.contains(*last) {
+                return Err("a span is not in it");
+            }
+            let (first, last) = (bits(*first), bits(*last));
+            if first > last || spans.last().is_some_and(|before| before.last >= first) {
+                return Err("its spans do not ascend");
+            }
+            spans.push(Span { first, last });
+        }
+        let (Some(lowest), Some(highest)) = (spans.first(), spans.last()) else {
+            return Err("it has no span");
+        };
+        Ok(Self {
+            subnet: IpNetwork::new(subnet.network(), subnet.prefix()).unwrap_or(subnet),
+            window: Span {
+                first: lowest.first,
+                last: highest.last,
+            },
+            spans,
+        })
+    }
+
+    /// The range that gives every address of a network.
+    #[must_use]
+    pub fn whole(subnet: IpNetwork) -> Self {
+        let window = Span::of(subnet);
+        Self {
+            subnet,
+            window,
+            spans: vec![window],
+        }
+    }
+
+    /// How many of its addresses a network has.
+    #[must_use]
+    pub fn size_within(&self, network: IpNetwork) -> u128 {
+        self.within(&[network]).size()
     }
 
     /// The same range, of which no address of some networks is given.
@@ -289,11 +296,12 @@ fn refuse_reserved(subnet: IpNetwork) -> Result<(), RangeError> {
     };
     match RESERVED.into_iter().find(|(block, _)| overlaps(block)) {
         None => Ok(()),
-        Some((block, purpose)) => Err(RangeError::Reserved {
-            subnet,
-            block,
-            purpose,
-        }),
+        Some((block, purpose)) => Err(RangeError::of(
+            "range",
+            format_args!(
+                "{subnet} has addresses of {block}, which are for {purpose}: no interface of a pod can have them"
+            ),
+        )),
     }
 }
 
@@ -309,10 +317,12 @@ fn refuse_leading_zeros(spec: &Spec<'_>) -> Result<(), RangeError> {
         .chain(exclude);
     match texts.find(|(_, text)| parse::has_leading_zero(text)) {
         None => Ok(()),
-        Some((key, text)) => Err(RangeError::LeadingZero {
-            key,
-            value: text.to_owned(),
-        }),
+        Some((key, text)) => Err(RangeError::of(
+            &key,
+            format_args!(
+                "{text:?} has a number with a leading zero, which may be meant as octal; leave the zero out"
+            ),
+        )),
     }
 }
 
@@ -336,18 +346,9 @@ fn bound(
     if !strict {
         return Ok(parsed);
     }
-    let value = text.to_owned();
     match parse::address(text) {
-        None => Err(RangeError::Syntax {
-            key: key.to_owned(),
-            value,
-            expected: "an address",
-        }),
-        Some(_) if parsed.is_none() => Err(RangeError::Outside {
-            key: key.to_owned(),
-            value,
-            subnet,
-        }),
+        None => Err(RangeError::syntax(key, text, "an address")),
+        Some(_) if parsed.is_none() => Err(RangeError::outside(key, text, subnet)),
         Some(_) => Ok(parsed),
     }
 }
@@ -364,7 +365,8 @@ fn clip(
         if let (Some(start), Some(end)) = (start, end)
             && end < start
         {
-            return Err(RangeError::Inverted { start, end });
+            let why = format!("{end} comes before {start}, where the range starts");
+            return Err(RangeError::of("range_end", why));
         }
         let (start, end) = (
             start.unwrap_or(subnet.network()),
@@ -376,7 +378,7 @@ fn clip(
         };
         return stated
             .intersection(window)
-            .ok_or(RangeError::NoneBetween { start, end, subnet });
+            .ok_or_else(|| RangeError::of("range", format_args!("{subnet} has no address for a pod from {start} to {end}: its first and last address are not given")));
     }
     let inside = |address: IpAddr| Some(bits(address)).filter(|bits| window.contains(*bits));
     let first = start.and_then(inside).unwrap_or(window.first);
@@ -400,21 +402,13 @@ fn exclusion(
         } else {
             "an address or a CIDR"
         };
-        return Err(RangeError::Syntax {
-            key,
-            value: text.to_owned(),
-            expected,
-        });
+        return Err(RangeError::syntax(&key, text, expected));
     };
     if v4 == subnet.is_ipv4() && span.intersection(Span::of(subnet)).is_some() {
         return Ok(Some(span));
     }
     if strict {
-        return Err(RangeError::Outside {
-            key,
-            value: text.to_owned(),
-            subnet,
-        });
+        return Err(RangeError::outside(&key, text, subnet));
     }
     Ok(None)
 }
@@ -433,6 +427,11 @@ mod tests {
 
     fn lenient(spec: &Spec<'_>) -> Result<Range, RangeError> {
         Range::new(spec, Profile::Compatible)
+    }
+
+    fn assert_refused(range: Result<Range, RangeError>, why: &str) {
+        let refused = range.unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
     }
 
     fn window(range: &Range) -> (String, String) {
@@ -480,10 +479,7 @@ mod tests {
                 ..Spec::default()
             };
             assert_eq!(strict(&spec).unwrap().size(), size, "{text}");
-            assert!(
-                matches!(lenient(&spec), Err(RangeError::TooSmall(_))),
-                "{text}"
-            );
+            assert_refused(lenient(&spec), "has no address between");
         }
     }
 
@@ -505,11 +501,7 @@ mod tests {
                 range: text,
                 ..Spec::default()
             };
-            let refused = strict(&spec);
-            assert!(
-                matches!(refused, Err(RangeError::Reserved { .. })),
-                "{text}: {refused:?}"
-            );
+            assert_refused(strict(&spec), "no interface of a pod can have them");
             assert!(lenient(&spec).is_ok(), "{text}");
         }
         for text in ["169.254.0.0/16", "fe80::/64", "1.0.0.0/8", "240.0.0.0/8"] {
@@ -595,10 +587,7 @@ mod tests {
             end: Some("10.0.0.4"),
             ..net
         };
-        assert!(matches!(
-            strict(&inverted),
-            Err(RangeError::Inverted { .. })
-        ));
+        assert_refused(strict(&inverted), "comes before");
         assert_eq!(
             window(&lenient(&inverted).unwrap()),
             ("10.0.0.9".into(), "10.0.0.254".into())
@@ -630,11 +619,7 @@ mod tests {
                 end,
                 ..edge
             };
-            let refused = strict(&spec).unwrap_err();
-            assert!(
-                matches!(refused, RangeError::NoneBetween { .. }),
-                "{range}: {refused}"
-            );
+            assert_refused(strict(&spec), "has no address for a pod");
         }
         let whole = Spec {
             range: "10.0.0.0-10.0.0.1/31",
@@ -657,15 +642,12 @@ mod tests {
             range: "10.0.0.5-10.0.1.9/28",
             ..Spec::default()
         };
-        assert!(matches!(
-            lenient(&spec),
-            Err(RangeError::StartOutside { .. })
-        ));
+        assert_refused(lenient(&spec), "the network of 10.0.1.9");
         let spec = Spec {
             range: "10.0.0.9-10.0.0.5/24",
             ..Spec::default()
         };
-        assert!(matches!(strict(&spec), Err(RangeError::Inverted { .. })));
+        assert_refused(strict(&spec), "comes before");
     }
 
     #[test]
@@ -712,10 +694,7 @@ mod tests {
                 exclude: &exclude,
                 ..Spec::default()
             };
-            assert!(
-                matches!(strict(&spec), Err(RangeError::Outside { .. })),
-                "{elsewhere}"
-            );
+            assert_refused(strict(&spec), "does not lie in");
             assert_eq!(lenient(&spec).unwrap().size(), 254);
         }
     }
@@ -728,7 +707,7 @@ mod tests {
             exclude: &exclude,
             ..Spec::default()
         };
-        assert!(matches!(strict(&spec), Err(RangeError::Empty(_))));
+        assert_refused(strict(&spec), "leave no address of");
         assert_eq!(lenient(&spec).unwrap().size(), 0);
     }
 

@@ -9,23 +9,25 @@
 //! [`LOCK_TRIES`] tries is not counted: a call never waits for a statistic.
 //!
 //! Killed between the read and the write a program leaves the file as it was; the lock goes with
-//! the process. The write is less than a page, which Linux writes whole. A file of another length
-//! or version is started anew.
+//! the process. The write is less than a page, which Linux writes whole, and never shorter than what
+//! it replaces, because counters only grow. A file that cannot be read is started anew.
 
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 pub use cni_wire::{Code, Command};
+use serde::{Deserialize, Serialize};
 
 /// The directory below the root of the host's files.
 const DIRECTORY: &str = "run/rdma-netdev";
-/// Begins the file: what it is, and the version of what follows.
-const MAGIC: u64 = u64::from_le_bytes(*b"rdmacni1");
-/// The commands that are counted, in the file's order.
+/// A file of counters has less.
+const MAX_BYTES: u64 = 4096;
+/// The commands that are counted.
 pub const COMMANDS: [Command; 5] = [
     Command::Add,
     Command::Del,
@@ -47,60 +49,25 @@ pub const BOUNDS: [Duration; 10] = [
     Duration::from_secs(5),
     Duration::from_secs(30),
 ];
-/// Codes of failures, in the file's order; others are counted together after them.
-const CODES: [Code; 18] = [
-    Code::IncompatibleVersion,
-    Code::UnsupportedField,
-    Code::UnknownContainer,
-    Code::InvalidEnvironment,
-    Code::Io,
-    Code::Decode,
-    Code::InvalidConfig,
-    Code::InvalidNetns,
-    Code::TryAgain,
-    Code::Unavailable,
-    Code::UnavailableLimited,
-    Code::Kernel,
-    Code::Policy,
-    Code::Exhausted,
-    Code::Exists,
-    Code::Differs,
-    Code::State,
-    Code::Internal,
-];
-/// Successes, failures by code, failures by any other code.
-const ENDINGS: usize = 1 + CODES.len() + 1;
-/// Those, the buckets, and the sum of durations in microseconds.
-const WORDS_OF_COMMAND: usize = ENDINGS + BOUNDS.len() + 1 + 1;
-const WORDS: usize = 1 + COMMANDS.len() * WORDS_OF_COMMAND;
-const BYTES: usize = WORDS * 8;
-
 /// How often the lock is tried.
 const LOCK_TRIES: u32 = 10;
 /// Between two tries; the lock is held for a few microseconds.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The counters of one program.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Calls {
-    words: [u64; WORDS],
-}
+/// The counters of one program, by the names of commands.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calls(BTreeMap<String, CommandCalls>);
 
-/// How calls of a command ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    Success,
-    Failure(Code),
-    /// With a code that has no counter of its own.
-    OtherFailure,
-}
-
-/// How long the calls of a command took.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Durations {
+/// The calls of one command.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandCalls {
+    pub successes: u64,
+    /// By the numbers of their codes; those without a name here are counted together as 0.
+    pub failures: BTreeMap<u32, u64>,
     /// Calls by the bounds of [`BOUNDS`], each in one bucket; the last one has no bound.
     pub buckets: [u64; BOUNDS.len() + 1],
-    pub sum: Duration,
+    /// How long they took together.
+    pub micros: u64,
 }
 
 /// The file of a program's counters; `root` is the directory below which the host's files are.
@@ -121,9 +88,9 @@ pub fn count(file: &Path, command: Command, code: Option<Code>, took: Duration) 
 }
 
 fn add(path: &Path, command: Command, code: Option<Code>, took: Duration) -> io::Result<()> {
-    let Some(command) = COMMANDS.iter().position(|known| *known == command) else {
+    if !COMMANDS.contains(&command) {
         return Ok(());
-    };
+    }
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -132,21 +99,22 @@ fn add(path: &Path, command: Command, code: Option<Code>, took: Duration) -> io:
         .mode(0o600)
         .custom_flags(nix::libc::O_NOFOLLOW)
         .open(path)?;
-    if !lock(&file) {
+    if !retry_lock(|| file.try_lock()) {
         return Ok(());
     }
-    let mut calls = Calls::of(&file)?.unwrap_or_else(Calls::zero);
+    let mut calls = Calls::of(&file)?.unwrap_or_default();
     calls.add(command, code, took);
-    file.write_all_at(&calls.bytes(), 0)?;
-    if file.metadata()?.len() != BYTES as u64 {
-        file.set_len(BYTES as u64)?;
+    let text = serde_json::to_vec(&calls)?;
+    file.write_all_at(&text, 0)?;
+    if file.metadata()?.len() > text.len() as u64 {
+        file.set_len(text.len() as u64)?;
     }
     Ok(())
 }
 
-fn lock(file: &File) -> bool {
+fn retry_lock(lock: impl Fn() -> Result<(), TryLockError>) -> bool {
     for _ in 0..LOCK_TRIES {
-        if file.try_lock().is_ok() {
+        if lock().is_ok() {
             return true;
         }
         thread::sleep(LOCK_RETRY_INTERVAL);
@@ -155,95 +123,46 @@ fn lock(file: &File) -> bool {
 }
 
 impl Calls {
-    fn zero() -> Self {
-        let mut words = [0; WORDS];
-        words[0] = MAGIC;
-        Self { words }
-    }
-
     /// Reads a program's counters; `None` where it was never called since the node booted, or the
-    /// file is none of this version.
+    /// file cannot be read.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         match File::open(path) {
-            Ok(file) => Self::of(&file),
+            Ok(file) => {
+                // Without the lock a counter may be read in the middle of a write.
+                retry_lock(|| file.try_lock_shared());
+                Self::of(&file)
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     fn of(file: &File) -> io::Result<Option<Self>> {
-        let mut bytes = [0; BYTES];
-        if file.metadata()?.len() != BYTES as u64 {
-            return Ok(None);
-        }
-        file.read_exact_at(&mut bytes, 0)?;
-        let mut words = [0; WORDS];
-        let (chunks, _) = bytes.as_chunks::<8>();
-        for (word, chunk) in words.iter_mut().zip(chunks) {
-            *word = u64::from_le_bytes(*chunk);
-        }
-        Ok((words.first() == Some(&MAGIC)).then_some(Self { words }))
+        let mut text = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text).ok())
     }
 
-    fn bytes(&self) -> Vec<u8> {
-        self.words
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect()
-    }
-
-    fn add(&mut self, command: usize, code: Option<Code>, took: Duration) {
+    fn add(&mut self, command: Command, code: Option<Code>, took: Duration) {
+        let calls = self.0.entry(command.as_str().to_owned()).or_default();
         let ending = match code {
-            None => 0,
-            Some(code) => {
-                let known = CODES.iter().position(|known| *known == code);
-                known.map_or(ENDINGS - 1, |position| position + 1)
-            }
+            None => &mut calls.successes,
+            Some(Code::Other(_)) => calls.failures.entry(0).or_default(),
+            Some(code) => calls.failures.entry(code.number()).or_default(),
         };
+        *ending = ending.saturating_add(1);
         let bucket = BOUNDS.iter().position(|bound| took <= *bound);
-        let bucket = ENDINGS + bucket.unwrap_or(BOUNDS.len());
+        if let Some(bucket) = calls.buckets.get_mut(bucket.unwrap_or(BOUNDS.len())) {
+            *bucket = bucket.saturating_add(1);
+        }
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        let first = 1 + command * WORDS_OF_COMMAND;
-        for (offset, more) in [(ending, 1), (bucket, 1), (WORDS_OF_COMMAND - 1, micros)] {
-            if let Some(word) = self.words.get_mut(first + offset) {
-                *word = word.saturating_add(more);
-            }
-        }
+        calls.micros = calls.micros.saturating_add(micros);
     }
 
-    fn of_command(&self, command: Command) -> &[u64] {
-        let position = COMMANDS.iter().position(|known| *known == command);
-        let first = position.map_or(WORDS, |position| 1 + position * WORDS_OF_COMMAND);
-        self.words
-            .get(first..first + WORDS_OF_COMMAND)
-            .unwrap_or_default()
-    }
-
-    /// How often calls of a command ended in each way; ways that did not occur are left out, but
-    /// for success.
+    /// Those of one command.
     #[must_use]
-    pub fn endings(&self, command: Command) -> Vec<(Ending, u64)> {
-        let endings = std::iter::once(Ending::Success)
-            .chain(CODES.map(Ending::Failure))
-            .chain(std::iter::once(Ending::OtherFailure));
-        let counted = endings.zip(self.of_command(command).iter().copied());
-        counted
-            .filter(|(ending, count)| *ending == Ending::Success || *count > 0)
-            .collect()
-    }
-
-    /// How long calls of a command took.
-    #[must_use]
-    pub fn durations(&self, command: Command) -> Durations {
-        let words = self.of_command(command);
-        let mut buckets = [0; BOUNDS.len() + 1];
-        for (bucket, word) in buckets.iter_mut().zip(words.iter().skip(ENDINGS)) {
-            *bucket = *word;
-        }
-        Durations {
-            buckets,
-            sum: Duration::from_micros(words.last().copied().unwrap_or(0)),
-        }
+    pub fn of_command(&self, command: Command) -> CommandCalls {
+        self.0.get(command.as_str()).cloned().unwrap_or_default()
     }
 }
 
@@ -266,19 +185,29 @@ mod tests {
         count(&file, Command::Del, None, ms(30));
         count(&file, Command::Version, None, ms(30));
         let calls = Calls::read(&file).unwrap().unwrap();
-        assert_eq!(
-            calls.endings(Command::Add),
-            [
-                (Ending::Success, 2),
-                (Ending::Failure(Code::Exhausted), 1),
-                (Ending::OtherFailure, 1)
-            ]
-        );
-        let durations = calls.durations(Command::Add);
-        assert_eq!(durations.buckets, [1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1]);
-        assert_eq!(durations.sum, ms(60_018));
-        assert_eq!(calls.endings(Command::Del), [(Ending::Success, 1)]);
-        assert_eq!(calls.endings(Command::Gc), [(Ending::Success, 0)]);
+        let added = CommandCalls {
+            successes: 2,
+            failures: BTreeMap::from([(0, 1), (Code::Exhausted.number(), 1)]),
+            buckets: [1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1],
+            micros: 60_018_000,
+        };
+        assert_eq!(calls.of_command(Command::Add), added);
+        assert_eq!(calls.of_command(Command::Del).successes, 1);
+        assert_eq!(calls.of_command(Command::Gc), CommandCalls::default());
+    }
+
+    #[test]
+    fn the_fullest_file_is_less_than_a_page() {
+        const MANY: u64 = 1_000_000_000_000;
+        let most = CommandCalls {
+            successes: MANY,
+            failures: (980..1000).map(|code| (code, MANY)).collect(),
+            buckets: [MANY; BOUNDS.len() + 1],
+            micros: MANY,
+        };
+        let commands = COMMANDS.map(|command| (command.as_str().to_owned(), most.clone()));
+        let text = serde_json::to_vec(&Calls(commands.into())).unwrap();
+        assert!((text.len() as u64) < MAX_BYTES, "{}", text.len());
     }
 
     #[test]
@@ -296,9 +225,7 @@ mod tests {
                 .sum();
         });
         let calls = Calls::read(&file).unwrap().unwrap();
-        let [(_, successes)] = calls.endings(Command::Add)[..] else {
-            panic!("{calls:?}");
-        };
+        let successes = calls.of_command(Command::Add).successes;
         // One that did not get the lock is not counted; none is counted twice or lost to another.
         assert!(
             successes <= counted as u64 && successes > 50,
@@ -307,15 +234,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_of_this_version_is_started_anew() {
+    fn a_file_that_cannot_be_read_is_started_anew() {
         let place = tempfile::tempdir().unwrap();
         let file = file_in(place.path(), "rdma-netdev");
-        for text in [vec![0; BYTES], b"short".to_vec(), vec![7; 2 * BYTES]] {
+        for text in [vec![0; 1000], b"{".to_vec(), vec![b' '; 5000]] {
             fs::write(&file, text).unwrap();
             assert_eq!(Calls::read(&file).unwrap(), None);
             count(&file, Command::Add, None, Duration::ZERO);
             let calls = Calls::read(&file).unwrap().unwrap();
-            assert_eq!(calls.endings(Command::Add), [(Ending::Success, 1)]);
+            assert_eq!(calls.of_command(Command::Add).successes, 1);
         }
     }
 
@@ -348,6 +275,6 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(1));
         drop(holder);
         let calls = Calls::read(&file).unwrap().unwrap();
-        assert_eq!(calls.endings(Command::Add), [(Ending::Success, 1)]);
+        assert_eq!(calls.of_command(Command::Add).successes, 1);
     }
 }

@@ -9,7 +9,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -53,14 +53,9 @@ impl FileId {
 /// What the kernel said. The file is as it was, unless the error says that it was replaced: then only
 /// its directory could not be synced.
 pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
-    let (mut file, beside) = open_beside(path, 0o644)?;
-    let mut write = || {
-        file.write_all(content.as_ref())?;
+    put(path, 0o644, content.as_ref(), |file, beside| {
         file.sync_data()?;
-        fs::rename(&beside, path)
-    };
-    write().inspect_err(|_| {
-        let _ = fs::remove_file(&beside);
+        fs::rename(beside, path)
     })?;
     let directory = path
         .parent()
@@ -79,29 +74,36 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
 /// # Errors
 /// [`io::ErrorKind::AlreadyExists`] if there is one; what the kernel said. No file is made then.
 pub fn create(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
-    let (mut file, beside) = open_beside(path, 0o600)?;
-    let mut write = || {
-        file.write_all(content.as_ref())?;
+    put(path, 0o600, content.as_ref(), |_, beside| {
         // Fails where the name exists, as a rename would not.
-        fs::hard_link(&beside, path)
-    };
-    let written = write();
-    let _ = fs::remove_file(&beside);
-    written
+        fs::hard_link(beside, path)?;
+        let _ = fs::remove_file(beside);
+        Ok(())
+    })
 }
 
-/// A new file in the directory of `path`, of a name that no other process chooses, and its path.
-fn open_beside(path: &Path, mode: u32) -> io::Result<(File, PathBuf)> {
+/// Writes a new file in the directory of `path`, of a name that no other process chooses, and calls
+/// `place`. Where that fails the new file is removed.
+fn put(
+    path: &Path,
+    mode: u32,
+    content: &[u8],
+    place: impl FnOnce(&File, &Path) -> io::Result<()>,
+) -> io::Result<()> {
     let (Some(name), Some(directory)) = (path.file_name(), path.parent()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let beside = directory.join(format!(".{}.{:016x}.new", name.display(), random64()));
-    let file = OpenOptions::new()
+    let mut options = OpenOptions::new();
+    let mut file = options
         .write(true)
         .create_new(true)
         .mode(mode)
         .open(&beside)?;
-    Ok((file, beside))
+    let placed = file.write_all(content).and_then(|()| place(&file, &beside));
+    placed.inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })
 }
 
 /// Replaces a file as [`replace`] does, without its promise for a loss of power: for what is of this
@@ -110,12 +112,8 @@ fn open_beside(path: &Path, mode: u32) -> io::Result<(File, PathBuf)> {
 /// # Errors
 /// What the kernel said; the file is as it was.
 pub fn replace_in_boot(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
-    let (mut file, beside) = open_beside(path, 0o644)?;
-    let written = file
-        .write_all(content.as_ref())
-        .and_then(|()| fs::rename(&beside, path));
-    written.inspect_err(|_| {
-        let _ = fs::remove_file(&beside);
+    put(path, 0o644, content.as_ref(), |_, beside| {
+        fs::rename(beside, path)
     })
 }
 

@@ -7,29 +7,27 @@
 //! - [`file`](mod@file): files that readers see whole, and that survive a loss of power
 //! - [`cni_program`]: the programs that a container runtime executes, and their versions
 //! - [`calls`]: counters of the CNI programs' calls, which the daemon reads
-//! - [`gojson`]: JSON as Go's decoder reads it, for files of the programs that these replace
 //! - [`log`]: the log of the CNI programs
-//! - [`duration`], [`spelling`], [`table`], [`terminal`]: values, misspelt keys, columns and questions
-//!   for people
+//! - [`duration`], [`table`], [`terminal`]: values, columns and questions for people
 //! - [`random`]: numbers that part writers that meet
 //! - [`state_dirs`]: where attachments were journalled, whatever the policy says now
 //! - [`trust`]: which files and directories are believed
 
 #![forbid(unsafe_code)]
 
+pub use cni_wire::{json, spelling};
+
 pub mod calls;
 pub mod cni_program;
 pub mod document;
 pub mod duration;
 pub mod file;
-pub mod gojson;
 pub mod identity;
 pub mod log;
 pub mod netns;
 pub mod pattern;
 pub mod policy;
 pub mod random;
-pub mod spelling;
 pub mod state_dirs;
 pub mod table;
 pub mod terminal;

@@ -312,7 +312,7 @@ impl State {
 mod tests {
     use std::time::Instant;
 
-    use node_wire::{ClientError, ask};
+    use node_wire::{Fault, ask};
     use tempfile::TempDir;
 
     use super::*;
@@ -362,26 +362,26 @@ mod tests {
         let started = Instant::now();
         assert!(ask(CALL_TIMEOUT).is_ok() && started.elapsed() >= Duration::from_millis(300));
         let late = ask(Duration::from_millis(50)).unwrap_err();
-        assert!(matches!(late, ClientError::TimedOut { .. }), "{late}");
+        assert!(matches!(late.fault, Fault::TimedOut { .. }), "{late}");
         let failure = Failure::new(FailureKind::NotAllowed, "no");
         socket.behave(Behaviour::Fail(failure.clone()));
         assert_eq!(ask(CALL_TIMEOUT).unwrap_err().failure(), Some(&failure));
         socket.behave(Behaviour::Bytes(b"{}".to_vec()));
         let malformed = ask(CALL_TIMEOUT).unwrap_err();
         assert!(
-            matches!(malformed, ClientError::Malformed { .. }),
+            matches!(malformed.fault, Fault::Malformed { .. }),
             "{malformed}"
         );
         socket.behave(Behaviour::Close);
         let closed = ask(CALL_TIMEOUT).unwrap_err();
-        assert!(matches!(closed, ClientError::Closed { .. }), "{closed}");
+        assert!(matches!(closed.fault, Fault::Closed { .. }), "{closed}");
         socket.behave(Behaviour::Answer);
         socket.be_dead();
         let refused = ask(CALL_TIMEOUT).unwrap_err();
-        assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
+        assert!(matches!(refused.fault, Fault::Refused { .. }), "{refused}");
         socket.be_absent().unwrap();
         let none = ask(CALL_TIMEOUT).unwrap_err();
-        assert!(matches!(none, ClientError::NoSocket { .. }), "{none}");
+        assert!(matches!(none.fault, Fault::NoSocket { .. }), "{none}");
         socket.come_back().unwrap();
         assert!(ask(CALL_TIMEOUT).is_ok());
     }

@@ -52,15 +52,12 @@ pub(super) struct Facts {
     pub optional: BTreeSet<String>,
     /// What should be so.
     pub expected: Vec<Expected>,
-    /// RDMA devices that are management functions of an `NVSwitch`, with the resources that offer them.
-    pub switches: BTreeMap<String, Vec<String>>,
 }
 
 checks! {
     "H01" "there is an HCA" h01_any;
     "H02" "each pool has an HCA that can be used" h02_pools;
     "H03" "as many HCAs as expected can be used" h03_expected;
-    "H04" "no pool offers a function of an NVSwitch" h04_switches;
 }
 
 /// Reads the host.
@@ -71,7 +68,8 @@ pub(super) fn read(context: &Context) -> Facts {
     let key = |function: Option<PciAddress>, name: &str| {
         function.map_or_else(|| name.to_owned(), |function| function.to_string())
     };
-    for device in &inventory.rdma_devices {
+    let for_pods = |device: &&hca::RdmaDevice| device.reserved.is_none();
+    for device in inventory.rdma_devices.iter().filter(for_pods) {
         let function = device.pci.as_ref().map(|pci| pci.address);
         let hca = hcas.entry(key(function, &device.name));
         let hca = hca.or_insert_with(|| PoolHca::new(&device.name, Some("no port is active")));
@@ -93,19 +91,7 @@ pub(super) fn read(context: &Context) -> Facts {
         pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
         optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),
         expected: context.settings.requirements.expected.clone(),
-        switches: switches(context),
     }
-}
-
-fn switches(context: &Context) -> BTreeMap<String, Vec<String>> {
-    let devices = context.snapshot.inventory.rdma_devices.iter();
-    let of_switches = devices.filter(|device| device.reserved == Some(hca::Reserved::NvSwitch));
-    let of_switches = of_switches.map(|device| {
-        let pools = context.pools_of(&device.name).iter();
-        let offered = pools.map(|pool| pool.resource.clone()).collect();
-        (device.name.clone(), offered)
-    });
-    of_switches.collect()
 }
 
 fn h01_any(facts: &Facts) -> Findings {
@@ -192,26 +178,6 @@ fn h03_expected(facts: &Facts) -> Findings {
         finding.on(of)
     };
     Ok(facts.expected.iter().map(judge).collect())
-}
-
-fn h04_switches(facts: &Facts) -> Findings {
-    let judge = |(device, resources): (&String, &Vec<String>)| {
-        let finding = match resources.is_empty() {
-            true => Finding::pass("it is a function of an NVSwitch, and no pool offers it"),
-            false => Finding::fail(
-                format!(
-                    "it is a function of an NVSwitch, which carries no traffic of pods, and is offered \
-                     as {}",
-                    resources.join(", ")
-                ),
-                "narrow the selectors of the pool, such as by pciAddresses or linkTypes",
-            ),
-        };
-        finding.on(device)
-    };
-    let why = "no function of an NVSwitch is here";
-    need(!facts.switches.is_empty(), why)?;
-    Ok(facts.switches.iter().map(judge).collect())
 }
 
 fn usable(hcas: &[PoolHca]) -> usize {

@@ -4,7 +4,7 @@ mod node_tree;
 
 use std::fs;
 
-use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, machine};
+use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, cloud, machine};
 
 use super::check::Check;
 use super::*;
@@ -31,7 +31,7 @@ fn a_fit_node_passes_what_a_tree_of_files_can_show() {
     );
     assert_eq!(
         of(Verdict::NotApplicable),
-        "A01 A02 A05 A06 D05 H02 H03 H04 L04 L09 L13 L14 M04 P04 P12 R02 R03 R05"
+        "A01 A02 A05 A06 D05 H02 H03 L04 L09 L13 L14 M04 P04 P12 R02 R03 R05"
     );
 }
 
@@ -289,6 +289,19 @@ fn a_node_that_lost_an_hca_is_not_fit() {
     assert_eq!(expecting(&(all - 1).to_string()).1, Verdict::Pass);
     node.take("/sys/class/infiniband");
     assert_eq!(expecting("1"), (Verdict::Fail, Verdict::Fail));
+}
+
+#[test]
+fn functions_of_nvswitches_are_not_counted_as_hcas() {
+    let node = Node::bare();
+    cloud::hgx_b200(&node.tree);
+    let usable = |number: usize| {
+        let mut settings = node.settings();
+        settings.requirements.expected = vec![number.to_string().parse().unwrap()];
+        node.verdicts_with(settings, None)["H03"]
+    };
+    // Eight NICs and the bond for storage.
+    assert_eq!((usable(9), usable(10)), (Verdict::Pass, Verdict::Fail));
 }
 
 #[test]

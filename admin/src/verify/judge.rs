@@ -104,8 +104,8 @@ fn judge(
         (
             "it is flat from 16 KiB on: the path between GPU and NIC is the limit, they are not \
              on one PCIe switch, or ACS sends their traffic by the processor",
-            "see \"rdmactl topology\" for a NIC nearer to this GPU, and preflight P03 \
-             and P05",
+            "set binding: late for the pool, see \"rdmactl topology\" for a NIC nearer to this GPU; and \
+             preflight P03 and P05",
         )
     } else if flat(run) {
         (
@@ -247,13 +247,13 @@ fn judge_collective(log: &nccl::Log, text: &str, expected: Expected) -> Finding 
             "the GPUs are at different places of their nodes, so one NIC chosen by its name is \
              near to some of them only"
                 .to_owned(),
-            "let the NIC be chosen by the GPU: ask for both in one container and see \
-             \"rdmactl topology --gpus\"",
+            "set binding: late for the pool: then each pod gets the NICs next to its GPUs",
         )
     } else {
         (
             "GPU and NIC are not on one PCIe switch, or GPUDirect is not in use".to_owned(),
-            "see \"rdmactl topology\" and preflight D01 to D03, P03, P05",
+            "set binding: late for the pool, see \"rdmactl topology\"; and preflight D01 to D03, P03, \
+             P05",
         )
     };
     let why = format!("{percent}: {why}");
@@ -264,8 +264,8 @@ fn judge_collective(log: &nccl::Log, text: &str, expected: Expected) -> Finding 
     }
 }
 
-const HALVES: &str = "give a pod the GPUs of one half: the kubelet's topologyManagerPolicy \
-    single-numa-node with scope pod, or all GPUs of the node to one pod";
+const HALVES: &str = "set binding: late for the pool, so that each GPU has a NIC next to it; or give a \
+    pod the GPUs of one half: the kubelet's topologyManagerPolicy single-numa-node with scope pod";
 
 /// How many different sets of GPUs the hosts have.
 fn positions(hosts: &[(&str, Vec<&str>)]) -> usize {

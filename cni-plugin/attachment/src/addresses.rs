@@ -21,37 +21,17 @@ use crate::{
     node::Node,
 };
 
-/// Our own type.
 const OWN: &str = "rdma-ipam";
 /// The type whose configuration ours reads, too.
 const COMPATIBLE: &str = "whereabouts";
 /// The names under which this plugin itself is installed.
 const SELF: [&str; 2] = ["rdma-netdev", "rdma"];
-/// An IPAM, found.
 #[derive(Debug)]
 pub enum Ipam {
     /// None: no addresses are given.
     None,
-    /// Ours.
     Own,
-    /// Another one.
     Other(Delegate),
-}
-
-/// Why a request's IPAM program does not run.
-enum Refusal {
-    /// It is not in `CNI_PATH`, or `ipam` is wrong.
-    Unusable(Error),
-    /// No policy allows it.
-    Never(Error),
-}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Unusable(error) | Refusal::Never(error) => error,
-        }
-    }
 }
 
 impl Ipam {
@@ -70,14 +50,14 @@ impl Ipam {
             return Ok(Ipam::None);
         };
         let (allowed, path) = (&node.policy.values.allow.ipam, &node.policy.path);
-        let listed = |name: &str| allowed.iter().any(|known| known == name);
         // What is not listed is not even searched for.
-        if !listed(kind) && kind != COMPATIBLE {
+        if !is_listed(allowed, kind) {
             return Err(unlisted(allowed, path, kind));
         }
         match find(kind, &request.env.path)? {
-            Ipam::Own if !listed(kind) && !listed(OWN) => Err(unlisted(allowed, path, kind)),
-            Ipam::Other(_) if !listed(kind) => Err(unlisted(allowed, path, kind)),
+            Ipam::Other(_) if !allowed.iter().any(|known| known == kind) => {
+                Err(unlisted(allowed, path, kind))
+            }
             found => Ok(found),
         }
     }
@@ -103,38 +83,44 @@ impl Ipam {
         matches!(self, Ipam::Other(delegate) if delegate.program().ends_with("dhcp"))
     }
 
-    /// Asks for addresses; none without an IPAM. Nothing stays leased on failure, also when the
-    /// IPAM itself failed half-way.
+    /// Leases the addresses of interfaces, each by its rail where it has one; none without an IPAM. All
+    /// or none: nothing stays leased on failure, also when the IPAM itself failed half-way.
     ///
     /// # Errors
-    /// The IPAM's; code 6 for an answer without an address.
-    pub fn add(&self, node: &Node, request: &Request) -> Result<Option<CniResult>, Error> {
-        let ask = || match self {
-            Ipam::None => Ok(None),
-            Ipam::Own => node.ipam.add(request).map(Some),
-            Ipam::Other(delegate) => delegate.add(request).map(Some),
-        };
-        let Some(answer) = self.logged(node, Command::Add, ask).transpose() else {
-            return Ok(None);
-        };
-        let answer = answer.and_then(|result| {
-            if result.ips.is_empty() {
-                return Err(
+    /// The IPAM's; code 6 for an answer without an address; code 7 for an IPAM that gives addresses to
+    /// one interface only.
+    pub fn add(
+        &self,
+        node: &Node,
+        request: &Request,
+        rails: &[Option<u32>],
+    ) -> Result<Vec<Option<CniResult>>, Error> {
+        if rails.len() > 1 {
+            self.serves_several()?;
+        }
+        let known: Option<Vec<u32>> = rails.iter().copied().collect();
+        let leased = self.logged(node, Command::Add, || match (self, known) {
+            (Ipam::None, _) => Ok(vec![None; rails.len()]),
+            (Ipam::Own, Some(rails)) => {
+                let leased = node.ipam.add_rails(request, &rails)?;
+                Ok(leased.into_iter().map(Some).collect())
+            }
+            (Ipam::Own, None) => Ok(vec![Some(node.ipam.add(request)?)]),
+            (Ipam::Other(delegate), _) => Ok(vec![Some(delegate.add(request)?)]),
+        });
+        let leased = leased.and_then(|leased: Vec<Option<CniResult>>| {
+            match leased.iter().flatten().any(|result| result.ips.is_empty()) {
+                false => Ok(leased),
+                true => Err(
                     Error::new(Code::Decode, "the IPAM answered without an address")
                         .with_details("leave ipam out for an interface without addresses"),
-                );
+                ),
             }
-            Ok(result)
         });
-        answer
-            .map(Some)
-            .map_err(|error| self.release_after(node, request, error))
+        leased.map_err(|error| self.release_after(node, request, error))
     }
 
     /// Refuses an IPAM that gives addresses to one interface only.
-    ///
-    /// # Errors
-    /// Code 7.
     pub fn serves_several(&self) -> Result<(), Error> {
         match self {
             Ipam::None | Ipam::Own => Ok(()),
@@ -143,9 +129,6 @@ impl Ipam {
     }
 
     /// The rails for which the network has ranges; none where it has not one for each.
-    ///
-    /// # Errors
-    /// Ours: `ipam` is wrong.
     pub fn rails(&self, node: &Node, request: &Request) -> Result<Option<BTreeSet<u32>>, Error> {
         match self {
             Ipam::Own => node.ipam.rails(request),
@@ -153,37 +136,21 @@ impl Ipam {
         }
     }
 
-    /// Asks for the addresses of several interfaces, one result for each rail, all or none; none
-    /// without an IPAM. Nothing stays leased on failure.
-    ///
-    /// # Errors
-    /// The IPAM's; code 7 for one that gives addresses to one interface only.
-    pub fn add_rails(
-        &self,
-        node: &Node,
-        request: &Request,
-        rails: &[u32],
-    ) -> Result<Vec<Option<CniResult>>, Error> {
-        self.serves_several()?;
-        if matches!(self, Ipam::None) {
-            return Ok(rails.iter().map(|_| None).collect());
-        }
-        let given = self.logged(node, Command::Add, || node.ipam.add_rails(request, rails));
-        given
-            .map(|results| results.into_iter().map(Some).collect())
-            .map_err(|error| self.release_after(node, request, error))
-    }
-
-    /// CHECK of several interfaces, by their rails.
+    /// CHECK, of several interfaces by their rails.
     ///
     /// # Errors
     /// As [`Ipam::ask`].
-    pub fn check_rails(&self, node: &Node, request: &Request, rails: &[u32]) -> Result<(), Error> {
-        match self {
-            Ipam::Own => self.logged(node, Command::Check, || {
-                node.ipam.check_rails(request, rails)
+    pub fn check(
+        &self,
+        node: &Node,
+        request: &Request,
+        rails: Option<Vec<u32>>,
+    ) -> Result<(), Error> {
+        match (self, rails) {
+            (Ipam::Own, Some(rails)) => self.logged(node, Command::Check, || {
+                node.ipam.check_rails(request, &rails)
             }),
-            Ipam::None | Ipam::Other(_) => self.ask(node, Command::Check, request),
+            _ => self.ask(node, Command::Check, request),
         }
     }
 
@@ -197,9 +164,6 @@ impl Ipam {
     }
 
     /// Releases all addresses of the attachment.
-    ///
-    /// # Errors
-    /// The IPAM's.
     pub fn del(&self, node: &Node, request: &Request) -> Result<(), Error> {
         self.start_del(node, request).map_err(Error::from)
     }
@@ -216,10 +180,6 @@ impl Ipam {
         })
     }
 
-    /// CHECK, STATUS or GC.
-    ///
-    /// # Errors
-    /// The IPAM's.
     pub fn ask(&self, node: &Node, command: Command, request: &Request) -> Result<(), Error> {
         self.logged(node, command, || match self {
             Ipam::None => Ok(()),
@@ -311,15 +271,14 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
             }
             done => done.map_err(Error::from),
         },
-        Err(Refusal::Never(e)) => {
-            node.log.warn(format_args!(
-                "{}: IPAM {} is not run: {e}",
-                record.owner(),
-                noted.kind
-            ));
+        // No policy allows it.
+        Err(e) if e.code == Code::Policy => {
+            let (owner, kind) = (record.owner(), &noted.kind);
+            node.log
+                .warn(format_args!("{owner}: IPAM {kind} is not run: {e}"));
             Ok(())
         }
-        Err(Refusal::Unusable(e)) if e.code == Code::InvalidConfig => {
+        Err(e) if e.code == Code::InvalidConfig => {
             gone(node, record, &noted.kind, &e);
             // They may be ours, under the other name.
             match noted.kind == COMPATIBLE {
@@ -327,7 +286,7 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
                 false => Ok(()),
             }
         }
-        Err(Refusal::Unusable(e)) => Err(e),
+        Err(e) => Err(e),
     }
 }
 
@@ -340,14 +299,14 @@ fn gone(node: &Node, record: &Record, kind: &str, why: &Error) {
 }
 
 /// The program of a type. Whether it runs is the policy's decision; this plugin never does.
-fn find(kind: &str, path: &[PathBuf]) -> Result<Ipam, Refusal> {
+fn find(kind: &str, path: &[PathBuf]) -> Result<Ipam, Error> {
     if kind == OWN {
         return Ok(Ipam::Own);
     }
     if SELF.contains(&kind) {
         return Err(no_ipam(kind, "it is the name of this plugin"));
     }
-    let delegate = Delegate::find(kind, path).map_err(Refusal::Unusable)?;
+    let delegate = Delegate::find(kind, path)?;
     let program = delegate.program();
     // Under another name it would call itself without end.
     if is_this_program(program, path) {
@@ -376,13 +335,10 @@ fn same_file(one: &Path, other: &Path) -> bool {
     id(one).is_some_and(|one| id(other) == Some(one))
 }
 
-fn no_ipam(kind: &str, why: &str) -> Refusal {
-    let error = Error::new(
-        Code::Policy,
-        format!("ipam.type {kind:?} is not an IPAM plugin: {why}"),
-    )
-    .with_details("no policy allows it; name an IPAM plugin, such as rdma-ipam");
-    Refusal::Never(error)
+fn no_ipam(kind: &str, why: &str) -> Error {
+    let msg = format!("ipam.type {kind:?} is not an IPAM plugin: {why}");
+    Error::new(Code::Policy, msg)
+        .with_details("no policy allows it; name an IPAM plugin, such as rdma-ipam")
 }
 
 /// Whether a policy, the file at `path`, lets networks name this type: what can be said where its
@@ -392,13 +348,17 @@ fn no_ipam(kind: &str, why: &str) -> Refusal {
 /// Code 101: the policy's `allow.ipam` does not list it, or it is this plugin.
 pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Error> {
     if SELF.contains(&kind) {
-        return Err(no_ipam(kind, "it is the name of this plugin").into());
+        return Err(no_ipam(kind, "it is the name of this plugin"));
     }
+    match is_listed(allowed, kind) {
+        true => Ok(()),
+        false => Err(unlisted(allowed, path, kind)),
+    }
+}
+
+fn is_listed(allowed: &[String], kind: &str) -> bool {
     let listed = |name: &str| allowed.iter().any(|known| known == name);
-    if listed(kind) || (kind == COMPATIBLE && listed(OWN)) {
-        return Ok(());
-    }
-    Err(unlisted(allowed, path, kind))
+    listed(kind) || kind == COMPATIBLE && listed(OWN)
 }
 
 /// Whether a type is ours, under either of the names that our configuration is known by.
@@ -448,7 +408,7 @@ mod tests {
             Ok(Ipam::None) => Ok("none"),
             Ok(Ipam::Own) => Ok("own"),
             Ok(Ipam::Other(_)) => Ok("other"),
-            Err(refusal) => Err(Error::from(refusal).code),
+            Err(refusal) => Err(refusal.code),
         }
     }
 

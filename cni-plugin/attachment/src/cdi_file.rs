@@ -18,7 +18,6 @@ pub const PREFIX: &str = "rdma-device-plugin-slot_";
 /// What the names of all files of pools begin with.
 pub const POOL_PREFIX: &str = "rdma-device-plugin-pool-";
 
-/// A CDI directory.
 #[derive(Debug)]
 pub struct CdiDirectory {
     path: PathBuf,
@@ -89,9 +88,6 @@ impl CdiDirectory {
     }
 
     /// The same, and makes the directory if it is missing.
-    ///
-    /// # Errors
-    /// As [`CdiDirectory::open`], or it cannot be made.
     pub fn create(path: &Path) -> Result<Self, CdiError> {
         match Self::open(path) {
             Err(error) if error.is_missing() => {}
@@ -116,9 +112,6 @@ impl CdiDirectory {
     }
 
     /// The text of a file; none where there is no such file.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, CdiError> {
         match std::fs::read(self.below(name)) {
             Ok(text) => Ok(Some(text)),
@@ -157,9 +150,6 @@ impl CdiDirectory {
     }
 
     /// Names of all files of ours that begin so: [`PREFIX`] or [`POOL_PREFIX`].
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>, CdiError> {
         let entries = std::fs::read_dir(self.below(""));
         let entries = entries.map_err(self.failed("list the CDI directory", ""))?;

@@ -13,7 +13,7 @@ use netlink::{
 };
 
 use crate::{
-    error::Error,
+    error::{Error, Kind},
     journal::{Part, Record, record::Child},
     namespaces::{self, Search},
     node::Node,
@@ -31,9 +31,6 @@ pub fn temporary_name(netns_inode: u64, ifname: &str) -> String {
 }
 
 /// Removes the child of a killed ADD that was made beside its master on the host and not moved to its pod.
-///
-/// # Errors
-/// The kernel's refusal.
 pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> Result<(), Error> {
     let unfinished = |child: &&Child| !child.in_pod && child.pod_index.is_none();
     let Some(child) = part.child.as_ref().filter(unfinished) else {
@@ -54,7 +51,7 @@ pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> R
 /// `inside` is a socket of `pod`.
 ///
 /// # Errors
-/// The kernel's refusal; [`Error::ChildNowhere`] where it may be in a namespace that is not found.
+/// The kernel's refusal; [`Kind::ChildNowhere`] where it may be in a namespace that is not found.
 pub(crate) fn remove(
     node: &Node,
     record: &Record,
@@ -106,13 +103,19 @@ pub(crate) fn remove(
 
 /// That a child may be in a namespace that is not found.
 pub(crate) fn nowhere(record: &Record, part: &Part, child: &Child) -> Error {
-    Error::ChildNowhere {
-        kind: child.kind.clone(),
-        name: part.ifname.clone(),
-        master: child.master.clone(),
-        owner: record.owner(),
-    }
+    let (kind, name, master) = (&child.kind, &part.ifname, &child.master);
+    let what = format!(
+        "{kind} {name} on {master} of {} is not in its pod, which moved links to a network namespace \
+         without a thread",
+        record.owner()
+    );
+    Error::new(Kind::ChildNowhere(name.clone()), what).with(REMEDY)
 }
+
+/// For an attachment of which something is not found.
+pub(crate) const REMEDY: &str = "end what holds the network namespaces that the pod made, and the daemon undoes the attachment; if \
+     the interface is known to be gone, remove the record of the attachment from stateDir/attachments \
+     and release its addresses with rdma-ipam release";
 
 /// The interfaces of other attachments of the same pod, and other ones of this attachment: the index
 /// in the pod and the MAC address of each.
@@ -146,7 +149,7 @@ fn delete_alike(
     others: &[Interface],
 ) -> netlink::Result<()> {
     let is_others = |link: &Link| {
-        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        let mac = link.mac_text();
         let is_it =
             |(index, known): &Interface| *index == Some(link.index) || known.as_ref() == Some(&mac);
         others.iter().any(is_it)
@@ -161,9 +164,6 @@ fn delete_alike(
 
 /// Removes the child of a pod whose namespace is gone from the namespace of a thread that it was moved
 /// to. It is known by the MAC address it was given: its index is in each namespace another link's.
-///
-/// # Errors
-/// The kernel's refusal.
 pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
     if child.kind == IPOIB || child.in_pod || child.pod_index.is_none() || child.mac.is_none() {
         return Ok(());
@@ -191,9 +191,6 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
 /// namespace, but gives one of IPoIB to the host, down and under any name (`netns_refund` of
 /// `ipoib_link_ops`), some time after the namespace is gone: `timeout` is how long it may take. True
 /// when it was there.
-///
-/// # Errors
-/// The kernel's refusal.
 pub(crate) fn remove_returned(
     node: &mut Node,
     record: &Record,
@@ -231,7 +228,7 @@ pub(crate) fn remove_returned(
 fn find_returned<'a>(links: &'a [Link], child: &Child) -> Option<&'a Link> {
     let queue_pair = |mac: &str| mac.get(..11).map(str::to_owned);
     links.iter().find(|link| {
-        let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+        let mac = link.mac_text();
         is_like(link, child, Below::Beside)
             && child.pod_index == Some(link.index)
             && (child.mac.as_deref()).is_none_or(|known| queue_pair(known) == queue_pair(&mac))
@@ -291,7 +288,7 @@ fn by_identity<'a>(links: &'a [Link], child: &Child, below: Below) -> Option<&'a
         .find(|link| child.pod_index == Some(link.index));
     by_index.or_else(|| {
         candidates.find(|link| {
-            let mac = hca::MacAddress::new(link.mac.as_slice()).to_string();
+            let mac = link.mac_text();
             child.mac.as_ref() == Some(&mac)
         })
     })

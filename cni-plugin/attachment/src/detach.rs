@@ -19,7 +19,7 @@ use crate::{
     addresses,
     cdi_file::CdiDirectory,
     child,
-    error::Error,
+    error::{Error, Kind},
     journal::{Key, Part, Record},
     namespaces::{self, Search},
     netdev::{
@@ -65,7 +65,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         Ok(returned) => {
                             unfinished.push(part);
                             let away = returned.pf_away;
-                            pf_away = away.map(|pf| Error::pf_away(record, taken, pf)).or(pf_away);
+                            pf_away = away.map(|pf| self::pf_away(record, taken, &pf)).or(pf_away);
                         }
                         Err(e) => failures.push(e),
                     }
@@ -108,15 +108,18 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     let is_missing = is_over && failures.iter().all(Error::is_nowhere);
     if let Some(failed) = Error::all(failures) {
         return Err(match is_missing {
-            true => Error::Kept {
-                owner: record.owner(),
-                missing: Box::new(failed),
-            },
+            true => {
+                let what = format!(
+                    "the record and the addresses of {} stay: {failed}",
+                    record.owner()
+                );
+                Error::new(Kind::Kept, what).with(child::REMEDY)
+            }
             false => failed,
         });
     }
     if unfinished.is_empty() {
-        return Ok(node.journal.forget(key)?);
+        return node.journal.forget(key);
     }
     // Their names are somebody else's for now, or a PF is away: the record stays for the repair, and
     // holds nothing else.
@@ -135,6 +138,16 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     };
     node.journal.replace(key, &rest)?;
     pf_away.map_or(Ok(()), Err)
+}
+
+/// The GUIDs of the VF that returns from an attachment stay: `pf` is away.
+pub fn pf_away(record: &Record, vf: &Snapshot, pf: &str) -> Error {
+    let (vf, owner) = (&vf.name, record.owner());
+    let what = format!("{vf} may have the GUID of {owner}: its PF {pf} has no netdev on the host");
+    Error::new(Kind::PfAway, what).with(
+        "no pod gets the VF until its GUIDs are restored: return the PF's netdev to the host, then run \
+         rdmactl attachments reclaim, or let the next ADD do it",
+    )
 }
 
 /// A limit of time for several waits together.
@@ -222,8 +235,7 @@ fn find_living(node: &Node, record: &Record) -> Result<Option<Namespace>, Error>
 fn note_strayed(node: &Node, key: &Key, record: &Record, failures: &[Error]) -> Result<(), Error> {
     let mut noted = record.clone();
     for part in &mut noted.parts {
-        let is_it =
-            |e: &Error| matches!(e, Error::ChildNowhere { name, .. } if *name == part.ifname);
+        let is_it = |e: &Error| e.kind == Kind::ChildNowhere(part.ifname.clone());
         if let Some(child) = &mut part.child {
             child.strayed |= failures.iter().any(is_it);
         }
@@ -270,13 +282,13 @@ fn return_rdma(
     let from =
         |other: Option<&Namespace>, timeout| rdma::return_devices(node, &part.rdma, other, timeout);
     let missing = match from(pod, timeout) {
-        Err(missing @ Error::RdmaNowhere { .. }) => missing,
+        Err(missing) if missing.kind == Kind::Nowhere => missing,
         done => return done,
     };
     let (host, proc) = (&node.netns.namespace, &node.roots.proc);
     let found = namespaces::search_outside(host, proc, pod, |other| {
         match from(Some(other), Duration::ZERO) {
-            Err(Error::RdmaNowhere { .. }) => Ok(false),
+            Err(e) if e.kind == Kind::Nowhere => Ok(false),
             done => done.map(|()| true),
         }
     })?;
@@ -302,10 +314,10 @@ fn return_from_anywhere(
     };
     let returned = restore::return_netdev(&mut context, taken, origin, first);
     let ended = match (&returned, pod) {
-        (Err(restore::Error::Nowhere { .. }), _) => false,
+        (Err(e), _) if e.kind == Kind::Nowhere => false,
         // A virtual link that is not found may have ended.
         (Ok(report), Some(_)) if report.hardware_gone && taken.identity.is_virtual() => true,
-        _ => return Ok(returned?),
+        _ => return returned,
     };
     let (host, proc) = (context.namespace, context.proc);
     let mut found = None;
@@ -320,22 +332,19 @@ fn return_from_anywhere(
             found = Some(report);
             Ok(true)
         }
-        Err(restore::Error::Nowhere { .. }) => Ok(false),
+        Err(e) if e.kind == Kind::Nowhere => Ok(false),
         Err(e) => Err(e),
     };
     let search = namespaces::search_outside(host, proc, pod, return_from)?;
     match (found, pod) {
         (Some(found), _) => Ok(found),
-        (None, Some(_)) if ended && search == Search::Unknown => Err(restore::Error::Nowhere {
-            name: taken.name.clone(),
-            waited: Duration::ZERO,
+        (None, Some(_)) if ended && search == Search::Unknown => {
+            Err(Error::nowhere(&taken.name, Duration::ZERO))
         }
-        .into()),
         (None, Some(_)) if !ended => {
-            let again = restore::return_netdev(&mut node.host_context(), taken, origin, timeout);
-            Ok(again?)
+            restore::return_netdev(&mut node.host_context(), taken, origin, timeout)
         }
-        (None, _) => Ok(returned?),
+        (None, _) => returned,
     }
 }
 

@@ -1,215 +1,191 @@
-//! Why an attachment cannot be undone, or the node not be used.
+//! Why an attachment cannot be made or undone, or the node not be used: what was attempted, on which
+//! object, and what the person on call does about it.
 
-use std::{path::PathBuf, time::Duration};
+use std::{fmt, io, path::Path, time::Duration};
 
-use ::node::policy::PolicyError;
-use netlink::Name;
+use ::node::{policy::PolicyError, trust};
 
-use crate::{
-    cdi_file::CdiError,
-    journal::{self, Record},
-    netdev::{restore, snapshot::Snapshot},
-};
+use crate::cdi_file::CdiError;
 
-/// A failure. What the specification's code for it is, the CNI plugin says.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The node's policy is wrong.
-    #[error(transparent)]
-    Policy(#[from] PolicyError),
-    /// The kernel refused a request.
-    #[error(transparent)]
-    Kernel(#[from] netlink::Error),
-    /// The journal cannot be used.
-    #[error(transparent)]
-    Journal(#[from] journal::Error),
-    /// A file that the daemon writes for the CNI programs cannot be read.
-    #[error("read {}: {cause}", path.display())]
-    State {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        cause: String,
-    },
-    /// The RDMA hardware cannot be read.
-    #[error(transparent)]
-    Hardware(#[from] hca::Error),
-    /// A moved netdev did not return.
-    #[error(transparent)]
-    Netdev(#[from] restore::Error),
-    /// A moved RDMA device did not return.
-    #[error("RDMA device {name} is neither on the host nor in the pod after {waited:?}")]
-    RdmaNowhere {
-        /// Its name on the host.
-        name: String,
-        /// How long it was waited for.
-        waited: Duration,
-    },
-    /// A child may live in a namespace that cannot be found.
-    #[error(
-        "{kind} {name} on {master} of {owner} is not in its pod, which moved links to a network \
-         namespace without a thread"
-    )]
-    ChildNowhere {
-        /// Its kind.
-        kind: String,
-        /// Its name in the pod.
-        name: String,
-        /// The netdev below it.
-        master: String,
-        /// Whose it is.
-        owner: String,
-    },
+/// What callers tell apart. The CNI plugin has a code for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Policy,
+    Kernel,
+    /// Hardware or a CDI file cannot be read or changed.
+    Io,
+    /// The file system refused, or a file or directory is not trusted.
+    File,
+    /// A file is damaged, or of a newer version, or links cannot be told apart.
+    State,
+    /// A record is empty or cut off: it is of an earlier boot.
+    Incomplete,
+    /// The attachment has a record already.
+    Exists,
+    /// Another call holds a lock for longer than this one waits.
+    Locked,
+    /// A netdev or RDMA device has not returned yet.
+    Nowhere,
+    /// The child of this name may live in a namespace that cannot be found.
+    ChildNowhere(String),
     /// The pod's namespace is over and something of the attachment is not found.
-    #[error("the record and the addresses of {owner} stay: {missing}")]
-    Kept {
-        /// Whose attachment it is.
-        owner: String,
-        /// What is not found.
-        missing: Box<Error>,
-    },
+    Kept,
     /// The GUIDs of a VF cannot be restored.
-    #[error("{netdev} may have the GUID of {owner}: its PF {pf} has no netdev on the host")]
-    PfAway {
-        /// The VF's netdev.
-        netdev: Name,
-        /// Whose attachment it was.
-        owner: String,
-        /// PCI address of the PF.
-        pf: String,
-    },
-    /// An RDMA device does not change its namespace.
-    #[error(transparent)]
-    RdmaMove(netlink::Error),
-    /// What the IPAM answered, or why it cannot be asked; in its own text, with its own code.
-    #[error(transparent)]
-    Ipam(#[from] cni_wire::Error),
-    /// A CDI file of a slot cannot be removed.
-    #[error(transparent)]
-    Cdi(#[from] CdiError),
-    /// Several parts of an attachment could not be undone.
-    #[error("{first}{}", others.iter().map(|one| format!("; {one}")).collect::<String>())]
-    Several {
-        /// The first failure.
-        first: Box<Error>,
-        /// The others, in order.
-        others: Vec<Error>,
-    },
+    PfAway,
+    /// What the IPAM answered, or why it cannot be asked, with its own code.
+    Ipam(cni_wire::Code),
 }
 
+/// A failure, and those of other parts of the same attachment.
+#[derive(Debug)]
+pub struct Error {
+    pub kind: Kind,
+    pub what: String,
+    /// None where the message says it all.
+    pub remedy: Option<String>,
+    pub others: Vec<Error>,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        self.others
+            .iter()
+            .try_for_each(|other| write!(f, "; {other}"))
+    }
+}
+
+impl std::error::Error for Error {}
+
 impl Error {
-    /// The GUIDs of the VF that returns from an attachment stay: `pf` is away.
-    pub fn pf_away(record: &Record, vf: &Snapshot, pf: String) -> Self {
-        Error::PfAway {
-            netdev: vf.name.clone(),
-            owner: record.owner(),
-            pf,
+    pub(crate) fn new(kind: Kind, what: impl fmt::Display) -> Self {
+        Error {
+            kind,
+            what: what.to_string(),
+            remedy: None,
+            others: Vec::new(),
+        }
+    }
+
+    #[must_use]
+    pub(crate) fn with(self, remedy: impl Into<String>) -> Self {
+        Error {
+            remedy: Some(remedy.into()),
+            ..self
+        }
+    }
+
+    /// The file system refused `attempt` on `path`.
+    pub(crate) fn file(attempt: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
+        let path = path.as_ref().to_owned();
+        trust::Error::Io {
+            attempt,
+            path,
+            source,
+        }
+        .into()
+    }
+
+    /// `what` did not return.
+    pub(crate) fn nowhere(what: impl fmt::Display, waited: Duration) -> Self {
+        let what =
+            format!("{what} is neither on the host nor in the pod's namespace after {waited:?}");
+        Error::new(Kind::Nowhere, what)
+            .with("a namespace that is being torn down still has it; try again")
+    }
+
+    /// An RDMA device does not change its namespace.
+    pub fn rdma_move(error: netlink::Error) -> Self {
+        let has_mode = !error.is(libc::EOPNOTSUPP);
+        let refused = Error::from(error);
+        match has_mode {
+            true => refused,
+            false => refused.with(
+                "its driver cannot be moved between namespaces, or the RDMA subsystem is not in \
+                 exclusive mode any more (rdma system show)",
+            ),
         }
     }
 
     /// Whether something of an attachment was not found, and nothing else is wrong.
     pub(crate) fn is_nowhere(&self) -> bool {
-        matches!(
-            self,
-            Error::Netdev(restore::Error::Nowhere { .. })
-                | Error::RdmaNowhere { .. }
-                | Error::ChildNowhere { .. }
-        )
+        matches!(self.kind, Kind::Nowhere | Kind::ChildNowhere(_))
     }
 
     /// The failures of an attachment's parts as one; none without any.
     pub(crate) fn all(failures: Vec<Error>) -> Option<Error> {
         let mut failures = failures.into_iter();
         let first = failures.next()?;
-        let others: Vec<Error> = failures.collect();
-        Some(match others.is_empty() {
-            true => first,
-            false => Error::Several {
-                first: Box::new(first),
-                others,
-            },
+        Some(Error {
+            others: failures.collect(),
+            ..first
         })
     }
 
     /// The failure with its remedy, for people.
     pub fn with_remedy(&self) -> String {
-        match (self, self.remedy()) {
-            (Error::Several { first, others }, _) => std::iter::once(&**first)
-                .chain(others)
-                .map(Error::with_remedy)
-                .collect::<Vec<_>>()
-                .join("; "),
-            // It says its own.
-            (Error::Ipam(_), _) | (_, None) => self.to_string(),
-            (_, Some(remedy)) => format!("{self} ({remedy})"),
-        }
-    }
-
-    /// What the person on call does about it; none where the message says it all.
-    pub fn remedy(&self) -> Option<String> {
-        let remedy = match self {
-            Error::Policy(e) => return Some(e.remedy().to_string()),
-            Error::Journal(e) => e.remedy()?,
-            Error::Ipam(e) => return Some(e.details.clone()).filter(|text| !text.is_empty()),
-            Error::Several { first, .. } => return first.remedy(),
-            Error::State { .. } => {
-                "the daemon of this node writes it; restart rdma-device-plugin (nothing is \
-                 attached without it, because it protects the node's own netdevs and HCAs of \
-                 exclusive pools)"
-            }
-            Error::Netdev(restore::Error::Nowhere { .. }) | Error::RdmaNowhere { .. } => {
-                "a namespace that is being torn down still has it; try again"
-            }
-            Error::ChildNowhere { .. } | Error::Kept { .. } => {
-                "end what holds the network namespaces that the pod made, and the daemon undoes the \
-                 attachment; if the interface is known to be gone, remove the record of the \
-                 attachment from stateDir/attachments and release its addresses with rdma-ipam \
-                 release"
-            }
-            Error::PfAway { .. } => {
-                "no pod gets the VF until its GUIDs are restored: return the PF's netdev to the host, \
-                 then run rdmactl attachments reclaim, or let the next ADD do it"
-            }
-            Error::Netdev(restore::Error::Ambiguous { .. }) => {
-                "delete those of them that are not it, or end the pod's namespace, then try again"
-            }
-            Error::RdmaMove(e) if e.is(libc::EOPNOTSUPP) => {
-                "its driver cannot be moved between namespaces, or the RDMA subsystem is not in \
-                 exclusive mode any more (rdma system show)"
-            }
-            Error::Kernel(_)
-            | Error::Cdi(_)
-            | Error::Hardware(_)
-            | Error::Netdev(restore::Error::Kernel(_))
-            | Error::RdmaMove(_) => return None,
+        let own = match &self.remedy {
+            Some(remedy) => format!("{} ({remedy})", self.what),
+            None => self.what.clone(),
         };
-        Some(remedy.to_owned())
+        let others = self.others.iter().map(Error::with_remedy);
+        std::iter::once(own)
+            .chain(others)
+            .collect::<Vec<_>>()
+            .join("; ")
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Self {
+        Error::new(Kind::Policy, &error).with(error.remedy())
+    }
+}
 
-    #[test]
-    fn each_failure_is_said_with_its_own_remedy_and_once() {
-        let away = || Error::RdmaNowhere {
-            name: "mlx5_1".into(),
-            waited: Duration::from_secs(5),
+impl From<netlink::Error> for Error {
+    fn from(error: netlink::Error) -> Self {
+        Error::new(Kind::Kernel, error)
+    }
+}
+
+impl From<hca::Error> for Error {
+    fn from(error: hca::Error) -> Self {
+        Error::new(Kind::Io, error)
+    }
+}
+
+impl From<CdiError> for Error {
+    fn from(error: CdiError) -> Self {
+        Error::new(Kind::Io, error)
+    }
+}
+
+impl From<cni_wire::Error> for Error {
+    fn from(error: cni_wire::Error) -> Self {
+        Error {
+            remedy: Some(error.details).filter(|details| !details.is_empty()),
+            ..Error::new(Kind::Ipam(error.code), error.msg)
+        }
+    }
+}
+
+impl From<trust::Error> for Error {
+    fn from(error: trust::Error) -> Self {
+        let remedy = match error.kind() {
+            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                "no attachment can be recorded: make room, and free inodes, on the file system of \
+                 stateDir of the node's policy"
+            }
+            Some(io::ErrorKind::ReadOnlyFilesystem) => {
+                "no attachment can be recorded: mount the file system of stateDir of the node's \
+                 policy writable"
+            }
+            Some(_) => return Error::new(Kind::File, error),
+            None => {
+                "let root own stateDir of the node's policy, every directory above it and each file \
+                 in it, mode 0755 or stricter; find out what put another file there, and remove it"
+            }
         };
-        let ipam = || {
-            let error = cni_wire::Error::new(cni_wire::Code::Exhausted, "no address");
-            Error::from(error.with_details("free one"))
-        };
-        assert!(Error::all(Vec::new()).is_none());
-        let one = Error::all(vec![away()]).unwrap().with_remedy();
-        assert_eq!(one, away().with_remedy());
-        assert!(
-            one.contains("mlx5_1") && one.ends_with("try again)"),
-            "{one}"
-        );
-        assert_eq!(ipam().with_remedy(), "no address (free one)");
-        let both = Error::all(vec![away(), ipam()]).unwrap().with_remedy();
-        assert_eq!(both, format!("{one}; no address (free one)"));
+        Error::new(Kind::File, error).with(remedy)
     }
 }

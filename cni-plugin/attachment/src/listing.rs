@@ -9,7 +9,8 @@ use node::{
 use serde::Serialize;
 
 use crate::{
-    journal::{Error, Key, Part, Record, Store},
+    error::Error,
+    journal::{Key, Part, Record, Store},
     node::Node,
     reclaim::{Netns, netns},
 };
@@ -28,9 +29,7 @@ pub struct Attachment {
     /// `CNI_IFNAME`, where the interface has another name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cni_ifname: Option<String>,
-    /// Name of the network.
     pub network: String,
-    /// ID of the sandbox.
     pub container: String,
     /// `move`, `macvlan`, …; `None` where nothing was made yet or all is undone but the lease.
     pub kind: Option<String>,
@@ -40,7 +39,6 @@ pub struct Attachment {
     pub pci_address: Option<String>,
     /// RDMA devices that went along.
     pub rdma_devices: Vec<String>,
-    /// The pod's network namespace.
     pub netns: String,
     /// `alive`, `gone` or `unknown`.
     pub netns_state: &'static str,
@@ -122,9 +120,6 @@ pub type Records = (Vec<(Key, Record)>, Vec<String>);
 
 /// All attachments of a node whose record can be read, oldest first, and what is to be said of the
 /// others.
-///
-/// # Errors
-/// As [`Store::records_of_node`].
 pub fn records(node: &Node) -> Result<Records, Error> {
     let policy = &node.policy;
     let (mut records, unreadable) = Store::records_of_node(&policy.path, &policy.values.state_dir)?;

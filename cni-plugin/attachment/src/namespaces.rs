@@ -51,9 +51,7 @@ pub(crate) fn open_many() {
 /// What became of a search through namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// It was found.
     Found,
-    /// It is in none.
     Nowhere,
     /// It is in none that is found, and there are others.
     Unknown,
@@ -121,9 +119,6 @@ pub fn search_reached<E: From<netlink::Error>>(
 
 /// Searches outside of a pod's namespace for what is in it no more: where links were moved to from it,
 /// or, when it is over, in all namespaces that a thread is in.
-///
-/// # Errors
-/// As [`search_reached`].
 pub fn search_outside<E: From<netlink::Error>>(
     host: &Namespace,
     proc: &Path,

@@ -18,7 +18,7 @@ use ipam::plugin::Plugin as Ipam;
 use netlink::{Namespace, Socket};
 
 use crate::{
-    error::Error,
+    error::{Error, Kind},
     journal::{Key, Record, Store},
     log::{self, Log},
     netdev::restore::HostContext,
@@ -29,7 +29,6 @@ use crate::{
 pub struct Places {
     /// Prefix of `sys`, `dev`, `proc`; `/` but for tests and daemons in a container.
     pub root: PathBuf,
-    /// The policy's file.
     pub policy: PathBuf,
     /// `RDMA_NODE_NAME`.
     pub node: Option<String>,
@@ -38,21 +37,16 @@ pub struct Places {
 /// A node and what a call needs of it. Functions take the parts that they use.
 #[derive(Debug)]
 pub struct Node {
-    /// The kernel's file systems.
     pub roots: Host,
     /// The root directory of the host: `/` but in tests and for daemons in a container.
     pub root: PathBuf,
     /// What the node's administrator allows.
     pub policy: NodePolicy,
-    /// The journal.
     pub journal: Store,
-    /// The host's network namespace.
     pub netns: HostNetns,
     /// The IPAM of this project, in this process.
     pub ipam: Ipam,
-    /// The kernel's boot ID.
     pub boot: String,
-    /// Where events are written.
     pub log: Log,
     reported_unreadable: Cell<bool>,
 }
@@ -60,18 +54,14 @@ pub struct Node {
 /// The host's network namespace: the one this process runs in.
 #[derive(Debug)]
 pub struct HostNetns {
-    /// The namespace.
     pub namespace: Namespace,
-    /// A socket of it.
     pub socket: Socket,
 }
 
 /// The node's policy and where it stands.
 #[derive(Debug)]
 pub struct NodePolicy {
-    /// What it says.
     pub values: Policy,
-    /// The file.
     pub path: PathBuf,
     /// What is wrong with the file, for commands that go on with the rest of it.
     pub fault: Option<PolicyError>,
@@ -133,9 +123,6 @@ impl Node {
 
     /// The records of the journal that can be read. The others are logged, once in a call: they
     /// are no reason to refuse another attachment.
-    ///
-    /// # Errors
-    /// The journal cannot be listed.
     pub fn records(&self) -> Result<Vec<(Key, Record)>, Error> {
         let (records, unreadable) = self.journal.records()?;
         if !self.reported_unreadable.replace(true) {
@@ -193,9 +180,11 @@ impl Node {
     /// A file of the state directory with one value a line; none where there is no such file.
     fn state_lines<T: FromStr>(&self, name: &str) -> Result<Vec<T>, Error> {
         let path = self.policy.values.state_dir.join(name);
-        let failed = |cause: String| Error::State {
-            path: path.clone(),
-            cause,
+        let failed = |cause: String| {
+            Error::new(Kind::State, format_args!("read {}: {cause}", path.display())).with(
+                "the daemon of this node writes it; restart rdma-device-plugin (nothing is attached \
+                 without it, because it protects the node's own netdevs and HCAs of exclusive pools)",
+            )
         };
         let text = trust::read(&path, MAX_STATE_BYTES).map_err(|e| failed(e.to_string()))?;
         let text = String::from_utf8(text.unwrap_or_default());

@@ -85,7 +85,7 @@ pub fn return_devices(
                 if let Some(device) = find(known, &there, &parents) {
                     let given = || rdma::give(&mut inside, device, &node.netns.namespace);
                     pod.enter(&node.netns.namespace, given)?
-                        .map_err(Error::RdmaMove)?;
+                        .map_err(Error::rdma_move)?;
                 }
             }
         }
@@ -114,10 +114,8 @@ pub fn return_devices(
                 break;
             }
             if started.elapsed() >= timeout {
-                return Err(Error::RdmaNowhere {
-                    name: known.name.clone(),
-                    waited: timeout,
-                });
+                let what = format_args!("RDMA device {}", known.name);
+                return Err(Error::nowhere(what, timeout));
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -150,17 +148,11 @@ fn is_anywhere(
 }
 
 /// The verbs character devices of all namespaces, each with the name of its RDMA device.
-///
-/// # Errors
-/// Sysfs cannot be read.
 pub fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
     hca::chardev::verbs(host).map_err(Error::from)
 }
 
 /// The mode of the RDMA subsystem; none without one.
-///
-/// # Errors
-/// Sysfs cannot be read.
 pub fn mode(host: &Host) -> Result<Option<NetnsMode>, Error> {
     hca::netns_mode(host).map_err(Error::from)
 }

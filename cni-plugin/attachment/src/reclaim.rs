@@ -45,9 +45,6 @@ pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'stat
 
 /// Undoes an attachment that is over, in whichever state directory its record is. False when it is
 /// another one by now, or none: a call of the runtime came first.
-///
-/// # Errors
-/// As [`detach`], or a call of the runtime for it is running.
 pub fn undo(node: &mut Node, key: &Key, seen: &Record, timeout: Duration) -> Result<bool, Error> {
     let current = node.journal.clone();
     let journals = node.earlier_journals()?;

@@ -1,7 +1,9 @@
 //! Addresses of links.
 
+use std::net::IpAddr;
+
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
-use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 
 use super::{Result, Socket, socket};
 
@@ -12,9 +14,6 @@ const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 
 /// All addresses of a link, both families, in the kernel's order.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list(socket: &mut Socket, index: u32) -> Result<Vec<AddressMessage>> {
     let mut filter = AddressMessage::default();
     filter.header.index = index;
@@ -23,10 +22,22 @@ pub fn list(socket: &mut Socket, index: u32) -> Result<Vec<AddressMessage>> {
     })
 }
 
+/// An interface's own address, not its peer's: that stands in `IFA_ADDRESS`, its own then in `IFA_LOCAL`.
+pub fn own(message: &AddressMessage) -> Option<IpAddr> {
+    let attributes = || message.attributes.iter();
+    let local = attributes().find_map(|a| match a {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    local.or_else(|| {
+        attributes().find_map(|a| match a {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    })
+}
+
 /// Every address of the namespace.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list_all(socket: &mut Socket) -> Result<Vec<AddressMessage>> {
     list(socket, 0)
 }
@@ -40,17 +51,11 @@ pub fn add(socket: &mut Socket, what: &str, address: &AddressMessage) -> Result<
 }
 
 /// Adds an address, or gives the one that is there the same flags and lifetimes.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn replace(socket: &mut Socket, what: &str, address: &AddressMessage) -> Result<()> {
     socket.request(what, RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, address)
 }
 
 /// Removes an address; one that is not there is removed.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn delete(socket: &mut Socket, what: &str, address: &AddressMessage) -> Result<()> {
     match socket.request(what, RTM_DELADDR, 0, address) {
         Err(e) if e.is(libc::EADDRNOTAVAIL) => Ok(()),

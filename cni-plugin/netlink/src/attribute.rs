@@ -17,6 +17,19 @@ pub fn number(value: &[u8]) -> Option<u32> {
     }
 }
 
+/// Puts a value into a structure of the kernel's, as far as there is room.
+pub fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    for (to, from) in bytes.iter_mut().skip(at).zip(value) {
+        *to = *from;
+    }
+}
+
+/// The number at a place of such a structure; 0 behind its end.
+pub fn word(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    word.map(|word| u32::from_ne_bytes(*word)).unwrap_or(0)
+}
+
 /// A message in the making: a header, then attributes, each padded to 4 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Raw(Vec<u8>);
@@ -27,7 +40,6 @@ impl Raw {
         Raw(header.to_vec())
     }
 
-    /// With one more attribute.
     #[must_use]
     pub fn with(mut self, kind: u16, value: &[u8]) -> Self {
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
@@ -44,7 +56,6 @@ impl Raw {
         self.with(kind | NLA_F_NESTED, &inner.0)
     }
 
-    /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

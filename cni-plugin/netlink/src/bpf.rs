@@ -9,7 +9,10 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
 };
 
-use super::{Error, Result, attribute};
+use super::{
+    Error, Result,
+    attribute::{put, word},
+};
 
 const PROG_DETACH: libc::c_int = 9;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
@@ -29,16 +32,6 @@ const LINK_INFO_BYTES: u32 = 32;
 
 /// What is asked: the first bytes of `union bpf_attr`; the rest counts as zero.
 type Attributes = [u8; 64];
-
-fn put(attributes: &mut [u8], at: usize, value: &[u8]) {
-    for (to, from) in attributes.iter_mut().skip(at).zip(value) {
-        *to = *from;
-    }
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(attribute::number).unwrap_or(0)
-}
 
 /// One call. Pointers in `attributes` were put there by `query` and `info`.
 fn bpf(command: libc::c_int, attributes: &mut Attributes) -> io::Result<RawFd> {
@@ -72,10 +65,8 @@ fn address_of(buffer: &mut [u8]) -> [u8; 8] {
     (buffer.as_mut_ptr().expose_provenance() as u64).to_ne_bytes()
 }
 
-/// A tcx program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tcx {
-    /// The program's ID.
     pub id: u32,
     /// The BPF link that holds it; 0 for none.
     link: u32,
@@ -130,10 +121,6 @@ fn query(index: u32, direction: (u32, &'static str)) -> io::Result<Vec<Tcx>> {
     Ok((0..count).map(of_number).collect())
 }
 
-/// Detaches a tcx program.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn detach_tcx(index: u32, program: &Tcx) -> Result<()> {
     let detach = || {
         if program.link != 0 {

@@ -9,9 +9,6 @@ use super::{Error, Result};
 /// Time since the boot, suspension included (`CLOCK_BOOTTIME`). It cannot be set, and leases run on
 /// while a machine sleeps; what is measured with it does not outlive the boot, as the journal's
 /// netdevs do not.
-///
-/// # Errors
-/// The kernel has no such clock.
 pub fn since_boot() -> Result<Duration> {
     clock_gettime(ClockId::CLOCK_BOOTTIME)
         .map(Duration::from)

@@ -99,9 +99,6 @@ pub struct Ethtool {
 
 impl Ethtool {
     /// Opens a socket; none on a kernel without the family.
-    ///
-    /// # Errors
-    /// The system call that failed.
     pub fn open() -> Result<Option<Self>> {
         let mut socket = Socket::open_generic()?;
         let message = command(CTRL_CMD_GETFAMILY).with(CTRL_ATTR_FAMILY_NAME, b"ethtool\0");
@@ -140,9 +137,6 @@ impl Ethtool {
     }
 
     /// The settings of one group; none where the driver or the kernel has none.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
     pub fn settings(&mut self, index: u32, group: &Group) -> Result<Option<Settings>> {
         let what = format!("read {} of netdev {index}", group.name);
         let found = self.get(&what, group.get, index, COMPACT)?;
@@ -154,9 +148,6 @@ impl Ethtool {
     }
 
     /// Sets some settings of one group.
-    ///
-    /// # Errors
-    /// The kernel's refusal, or the driver's.
     pub fn set(
         &mut self,
         what: &str,
@@ -180,9 +171,6 @@ impl Ethtool {
     }
 
     /// The features that can be changed, and whether each is wanted.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
     pub fn features(&mut self, index: u32) -> Result<BTreeMap<String, bool>> {
         let what = format!("read features of netdev {index}");
         let found = self.get(&what, FEATURES_GET, index, 0)?.unwrap_or_default();
@@ -199,9 +187,6 @@ impl Ethtool {
     }
 
     /// Wants features or does not. The driver may have its reasons for another state.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
     pub fn set_features(
         &mut self,
         what: &str,

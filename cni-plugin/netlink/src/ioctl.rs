@@ -7,7 +7,10 @@ use std::{
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::{Error, Name, Result};
+use super::{
+    Error, Name, Result,
+    attribute::{put, word},
+};
 
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
@@ -20,17 +23,6 @@ const RULE_LOCATION: usize = 16 + 160;
 const RULE_COUNT: usize = 184;
 const RULE_LOCATIONS: usize = 188;
 const RXNFC_BYTES: usize = 192;
-fn word(bytes: &[u8], at: usize) -> u32 {
-    let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
-    word.map(|word| u32::from_ne_bytes(*word)).unwrap_or(0)
-}
-
-fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    for (to, from) in bytes.iter_mut().skip(at).zip(value) {
-        *to = *from;
-    }
-}
-
 /// A socket on which requests are made, of the namespace the thread is in.
 fn handle() -> io::Result<OwnedFd> {
     let made = socket(
@@ -92,9 +84,6 @@ fn rxnfc(command: u32, locations: u32) -> Vec<u8> {
 
 /// The places in the NIC's table that have a rule; none where the driver has no such table. Call from
 /// within the NIC's namespace.
-///
-/// # Errors
-/// The driver's refusal.
 pub fn flow_rules(interface: &Name) -> Result<Vec<u32>> {
     let read = || -> io::Result<Vec<u32>> {
         let mut count = rxnfc(ETHTOOL_GRXCLSRLCNT, 0);
@@ -121,10 +110,6 @@ pub fn flow_rules(interface: &Name) -> Result<Vec<u32>> {
     }
 }
 
-/// Removes a rule.
-///
-/// # Errors
-/// The driver's refusal.
 pub fn delete_flow_rule(interface: &Name, location: u32) -> Result<()> {
     let mut buffer = rxnfc(ETHTOOL_SRXCLSRLDEL, 0);
     put(&mut buffer, RULE_LOCATION, &location.to_ne_bytes());

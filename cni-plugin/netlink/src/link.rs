@@ -22,6 +22,7 @@ pub use vf::{set_vf, vf_properties, vfs, without_driver};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 
+use hca::MacAddress;
 use netlink_packet_core::{DecodeError, DefaultNla};
 use netlink_packet_route::link::{
     InfoData, InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, State,
@@ -84,11 +85,8 @@ impl Number {
 /// How an XDP program is attached (`XDP_FLAGS_*`, `include/uapi/linux/if_link.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
-    /// In the network stack.
     Generic,
-    /// In the driver.
     Driver,
-    /// In the NIC.
     Hardware,
 }
 
@@ -127,23 +125,20 @@ const LONGEST_ALTNAME_BYTES: usize = 127;
 /// A link as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Index in its namespace.
+    /// In its namespace.
     pub index: u32,
-    /// Primary name.
     pub name: Name,
-    /// Alternative names.
     pub altnames: Vec<Name>,
     /// `ifalias`.
     pub alias: Option<Name>,
     /// Hardware type (`ARPHRD_*`): 1 Ethernet, 32 InfiniBand.
     pub hardware: u16,
-    /// Present hardware address.
     pub mac: Vec<u8>,
     /// Hardware address of all others on the link.
     pub broadcast: Vec<u8>,
     /// Burnt-in hardware address, where the driver has one.
     pub permanent_mac: Vec<u8>,
-    /// MTU in bytes.
+    /// In bytes.
     pub mtu: u32,
     /// The largest MTU the driver takes; 0 when it names none.
     pub max_mtu: u32,
@@ -194,6 +189,11 @@ impl Link {
     pub fn is_hardware(&self) -> bool {
         self.bus_device.is_some()
             && (self.kind.is_none() || self.is_infiniband() && self.parent.is_none())
+    }
+
+    /// The present hardware address as text.
+    pub fn mac_text(&self) -> String {
+        MacAddress::new(self.mac.as_slice()).to_string()
     }
 
     /// Whether it is IP over InfiniBand.
@@ -301,7 +301,6 @@ impl Link {
 pub enum By<'a> {
     /// Its primary or an alternative name.
     Name(&'a [u8]),
-    /// Its index.
     Index(u32),
 }
 
@@ -324,9 +323,6 @@ fn without_counters() -> LinkAttribute {
 }
 
 /// Reads one link; none when there is none of that name or index.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
     let mut message = LinkMessage::default();
     match by {
@@ -360,23 +356,16 @@ pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
 }
 
 /// All links of a namespace.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list(socket: &mut Socket) -> Result<Vec<Link>> {
     list_of(socket, None, |_| true)
 }
 
 /// All links but loopback and those that are one of a pair: these stand on no other link, and a node
 /// has one for each pod. They are not parsed.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list_unpaired(socket: &mut Socket) -> Result<Vec<Link>> {
     list_of(socket, None, |payload| !is_paired_or_loopback(payload))
 }
 
-/// Pure.
 fn is_paired_or_loopback(payload: &[u8]) -> bool {
     let (header, attributes) = payload.split_at_checked(HEADER_BYTES).unwrap_or_default();
     let hardware = header.get(2..4).and_then(<[u8]>::first_chunk);
@@ -393,9 +382,6 @@ fn is_paired_or_loopback(payload: &[u8]) -> bool {
 }
 
 /// The ports of a bond, bridge or VRF, by its index.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn ports(socket: &mut Socket, controller: u32) -> Result<Vec<Link>> {
     let ports = LinkAttribute::Controller(controller);
     list_of(socket, Some(ports), |_| true)

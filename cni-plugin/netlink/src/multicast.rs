@@ -8,9 +8,6 @@ use hca::MacAddress;
 use super::{Error, Result, link::Link};
 
 /// A static multicast address of a link of the namespace this process is in; none where it has none.
-///
-/// # Errors
-/// The table cannot be read.
 pub fn first_static(proc: &Path, link: &Link) -> Result<Option<MacAddress>> {
     let path = proc.join("thread-self/net/dev_mcast");
     match fs::read(&path) {

@@ -31,12 +31,10 @@ impl Name {
         )
     }
 
-    /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

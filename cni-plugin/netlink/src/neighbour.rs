@@ -15,9 +15,6 @@ const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
 
 /// The permanent neighbours of a link, both families.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
     let mut filter = NeighbourMessage::default();
     filter.attributes.push(NeighbourAttribute::IfIndex(link));
@@ -30,9 +27,6 @@ pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMes
 }
 
 /// The proxies of a link, both families.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list_proxies(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
     let mut filter = NeighbourMessage::default();
     filter.header.flags = NeighbourFlags::Proxy;
@@ -47,9 +41,6 @@ pub fn list_proxies(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessa
 
 /// The unicast addresses that a link receives beside its own (`ndo_dflt_fdb_dump()`): those of
 /// macvlans and ipvlans on it that are up, in whatever namespace, and those that somebody added.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list_unicast(socket: &mut Socket, link: u32) -> Result<Vec<Vec<u8>>> {
     let mut filter = NeighbourMessage::default();
     filter.header.family = AddressFamily::Bridge;
@@ -78,9 +69,6 @@ pub fn list_unicast(socket: &mut Socket, link: u32) -> Result<Vec<Vec<u8>>> {
 }
 
 /// Adds a neighbour, or corrects the one that is there.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn replace(socket: &mut Socket, what: &str, neighbour: &NeighbourMessage) -> Result<()> {
     socket.request(what, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, neighbour)
 }

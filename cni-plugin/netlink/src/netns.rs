@@ -127,9 +127,6 @@ impl Namespace {
     }
 
     /// The namespace the calling thread is in.
-    ///
-    /// # Errors
-    /// `/proc` is not there.
     pub fn current(proc: &Path) -> Result<Self> {
         let path = proc.join("thread-self/ns/net");
         Self::open(&path)?.ok_or_else(|| {
@@ -142,9 +139,6 @@ impl Namespace {
 
     /// Opens a namespace by its path; none when the path is gone or is no namespace any more,
     /// as when a bind mount was undone and its file stayed behind.
-    ///
-    /// # Errors
-    /// Any other failure to open it.
     pub fn open(path: &Path) -> Result<Option<Self>> {
         let what = || format!("open network namespace {}", path.display());
         // A path below /proc of a dead process: ESRCH; one whose parent is a file: ENOTDIR.
@@ -190,7 +184,6 @@ impl Namespace {
         }))
     }
 
-    /// What identifies it.
     pub fn id(&self) -> Id {
         self.id
     }
@@ -286,9 +279,6 @@ impl Namespace {
     }
 
     /// A socket that belongs to this namespace.
-    ///
-    /// # Errors
-    /// The namespace cannot be entered, or the socket not opened.
     pub fn socket(&self, own: &Namespace) -> Result<Socket> {
         self.enter(own, Socket::open)?
     }

@@ -1,8 +1,6 @@
 //! Nexthop objects (`ip nexthop`), which have no types in the packet crates: `struct nhmsg` and
 //! `NHA_*` of `include/uapi/linux/nexthop.h`.
 
-use netlink_packet_core::{DecodeError, Parseable};
-
 use super::{
     Result, Socket,
     attribute::{self, Raw},
@@ -16,62 +14,40 @@ const NHA_ID: u16 = 1;
 const NHA_GROUP: u16 = 2;
 const NHA_OIF: u16 = 5;
 
-/// A nexthop object, or a group of them, as the kernel describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Nexthop(Raw);
-
-impl Nexthop {
-    fn attribute(&self, wanted: u16) -> Option<Vec<u8>> {
-        let mut found = None;
-        let attributes = self.0.as_bytes().get(HEADER_BYTES..).unwrap_or_default();
-        attribute::each(attributes, |kind, value| {
-            if kind == wanted {
-                found = Some(value.to_vec());
-            }
-        });
-        found
-    }
-
-    fn number(&self, wanted: u16) -> Option<u32> {
-        self.attribute(wanted)
-            .and_then(|value| attribute::number(&value))
-    }
-
-    /// The number that routes name it by.
-    fn id(&self) -> u32 {
-        self.number(NHA_ID).unwrap_or(0)
-    }
-
-    /// The numbers of a group's members (`struct nexthop_grp`, 8 bytes each); empty for an object.
-    fn members(&self) -> Vec<u32> {
-        let group = self.attribute(NHA_GROUP).unwrap_or_default();
-        let members = group.chunks_exact(8);
-        members.filter_map(attribute::number).collect()
-    }
+/// A nexthop object, or a group of them.
+#[derive(Debug, Default)]
+struct Nexthop {
+    /// By which routes name it.
+    id: u32,
+    link: Option<u32>,
+    /// The numbers of a group's objects.
+    members: Vec<u32>,
 }
 
-impl Parseable<[u8]> for Nexthop {
-    fn parse(payload: &[u8]) -> std::result::Result<Self, DecodeError> {
-        if payload.len() < HEADER_BYTES {
-            return Err(DecodeError::from("a nexthop shorter than its header"));
-        }
-        Ok(Nexthop(Raw::new(payload)))
+impl Nexthop {
+    fn parse(payload: &[u8]) -> Option<Self> {
+        let mut found = Nexthop::default();
+        attribute::each(payload.get(HEADER_BYTES..)?, |kind, value| match kind {
+            NHA_ID => found.id = attribute::word(value, 0),
+            NHA_OIF => found.link = attribute::number(value),
+            // `struct nexthop_grp`, 8 bytes each.
+            NHA_GROUP => {
+                let members = value.chunks_exact(8);
+                found.members = members.filter_map(attribute::number).collect();
+            }
+            _ => {}
+        });
+        Some(found)
     }
 }
 
 /// The number of an object that leaves through a link; none on a kernel before 5.3.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn through(socket: &mut Socket, link: u32) -> Result<Option<u32>> {
     let filter = Raw::new(&[0; HEADER_BYTES]).with(NHA_OIF, &link.to_ne_bytes());
-    Ok(dump(socket, &filter)?.first().map(Nexthop::id))
+    Ok(dump(socket, &filter)?.first().map(|object| object.id))
 }
 
 /// The links that the object or group with this number leaves through.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn links(socket: &mut Socket, id: u32) -> Result<Vec<u32>> {
     let all = dump(socket, &Raw::new(&[0; HEADER_BYTES]))?;
     Ok(links_of(&all, id))
@@ -79,19 +55,18 @@ pub fn links(socket: &mut Socket, id: u32) -> Result<Vec<u32>> {
 
 /// A group has objects as members, never groups (`nh_check_attr_group()`). Pure.
 fn links_of(all: &[Nexthop], id: u32) -> Vec<u32> {
-    let members: Vec<u32> = all
-        .iter()
-        .filter(|object| object.id() == id)
-        .flat_map(Nexthop::members)
-        .collect();
-    all.iter()
-        .filter(|object| object.id() == id || members.contains(&object.id()))
-        .filter_map(|object| object.number(NHA_OIF))
+    let of_id = |object: &&Nexthop| object.id == id;
+    let groups = all.iter().filter(of_id);
+    let members: Vec<u32> = groups.flat_map(|group| group.members.clone()).collect();
+    let objects = all.iter();
+    objects
+        .filter(|object| of_id(object) || members.contains(&object.id))
+        .filter_map(|object| object.link)
         .collect()
 }
 
 fn dump(socket: &mut Socket, filter: &Raw) -> Result<Vec<Nexthop>> {
-    let parse = |payload: &[u8]| Nexthop::parse(payload).map(Some);
+    let parse = |payload: &[u8]| Ok(Nexthop::parse(payload));
     match socket.dump("list nexthops", RTM_GETNEXTHOP, filter, parse) {
         Err(e) if e.is(libc::EOPNOTSUPP) => Ok(Vec::new()),
         done => done,
@@ -113,7 +88,7 @@ mod tests {
             .with(NHA_ID, &20u32.to_ne_bytes())
             .with(NHA_GROUP, &members);
         let group = Nexthop::parse(group.as_bytes()).unwrap();
-        assert_eq!(group.members(), [7, 8]);
+        assert_eq!(group.members, [7, 8]);
         let object = |id: u32, link: u32| {
             let raw = Raw::new(&[0; 8])
                 .with(NHA_ID, &id.to_ne_bytes())
@@ -124,6 +99,6 @@ mod tests {
         assert_eq!(links_of(&all, 20), [2, 3]);
         assert_eq!(links_of(&all, 9), [4]);
         assert!(links_of(&all, 6).is_empty());
-        assert!(Nexthop::parse(&[0; 4]).is_err());
+        assert!(Nexthop::parse(&[0; 4]).is_none());
     }
 }

@@ -68,9 +68,6 @@ impl fmt::Display for Hooked {
 
 /// Chains and flow tables on a netdev of the namespace the thread is in; none on a kernel without
 /// nftables.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn on(netdev: &Name) -> Result<Vec<Hooked>> {
     let Some(mut socket) = Socket::open_netfilter()? else {
         return Ok(Vec::new());

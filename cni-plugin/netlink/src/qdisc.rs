@@ -22,16 +22,11 @@ const TCA_KIND: u16 = 1;
 /// no handle), and `ingress` or `clsact`, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Qdiscs {
-    /// The root.
     pub root: Option<String>,
     /// `ingress` or `clsact`.
     pub ingress: Option<String>,
 }
 
-/// Reads both.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn get(socket: &mut Socket, link: u32) -> Result<Qdiscs> {
     Ok(Qdiscs {
         root: one(socket, link, ROOT)?
@@ -44,9 +39,7 @@ pub fn get(socket: &mut Socket, link: u32) -> Result<Qdiscs> {
 fn one(socket: &mut Socket, link: u32, parent: u32) -> Result<Option<(u32, String)>> {
     let mut header = [0; HEADER_BYTES];
     for (at, value) in [(INDEX, link), (PARENT, parent)] {
-        for (to, from) in header.iter_mut().skip(at).zip(value.to_ne_bytes()) {
-            *to = from;
-        }
+        attribute::put(&mut header, at, &value.to_ne_bytes());
     }
     let mut found = None;
     // The answer is a notification, of which the asker has no part without the flag
@@ -58,10 +51,7 @@ fn one(socket: &mut Socket, link: u32, parent: u32) -> Result<Option<(u32, Strin
         NLM_F_ECHO,
         &Raw::new(&header),
         |payload| {
-            let handle = payload
-                .get(HANDLE..)
-                .and_then(attribute::number)
-                .unwrap_or(0);
+            let handle = attribute::word(payload, HANDLE);
             attribute::each(
                 payload.get(HEADER_BYTES..).unwrap_or_default(),
                 |kind, value| {

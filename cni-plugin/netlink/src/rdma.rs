@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use hca::Guid;
 
 use super::{
-    Namespace, Result, Socket,
+    Name, Namespace, Result, Socket,
     attribute::{self, Raw},
 };
 
@@ -33,7 +33,6 @@ pub struct Device {
     /// Index, by which requests name the device. A move keeps it; a driver that binds again gives
     /// another.
     pub index: u32,
-    /// Name.
     pub name: String,
     /// Node GUID; `None` if zero.
     pub node_guid: Option<Guid>,
@@ -45,7 +44,7 @@ impl Device {
         let (mut index, mut name, mut node_guid) = (None, None, None);
         attribute::each(payload, |kind, value| match kind {
             DEV_INDEX => index = attribute::number(value),
-            DEV_NAME => name = Some(text(value)),
+            DEV_NAME => name = Some(Name::of_attribute(value).to_string()),
             NODE_GUID => node_guid = long(value).filter(|guid| *guid != 0).map(Guid),
             _ => {}
         });
@@ -70,7 +69,7 @@ impl Node {
     fn parse(payload: &[u8]) -> Option<Self> {
         let (mut name, mut number) = (None, None);
         attribute::each(payload, |kind, value| match kind {
-            CHARDEV_NAME => name = Some(text(value)),
+            CHARDEV_NAME => name = Some(Name::of_attribute(value).to_string()),
             CHARDEV => number = long(value),
             _ => {}
         });
@@ -81,17 +80,8 @@ impl Node {
     }
 }
 
-fn text(value: &[u8]) -> String {
-    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(text).into_owned()
-}
-
 fn long(value: &[u8]) -> Option<u64> {
     value.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
-}
-
-fn terminated(text: &str) -> Vec<u8> {
-    [text.as_bytes(), &[0]].concat()
 }
 
 fn of_device(device: &Device) -> Raw {
@@ -111,9 +101,6 @@ pub fn socket(of: &Namespace, own: &Namespace) -> Result<Option<Socket>> {
 }
 
 /// The devices of the socket's namespace; of all of them in shared mode.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list(socket: &mut Socket) -> Result<Vec<Device>> {
     socket.dump("list RDMA devices", GET, &Raw::default(), |payload| {
         Ok(Device::parse(payload))
@@ -121,11 +108,8 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Device>> {
 }
 
 /// The verbs node a device has now; none without the module `ib_uverbs`.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<Node>> {
-    let request = of_device(device).with(CHARDEV_TYPE, &terminated("uverbs"));
+    let request = of_device(device).with(CHARDEV_TYPE, &Name::from("uverbs").to_attribute());
     let what = format!("find the verbs node of RDMA device {}", device.name);
     let mut node = None;
     let asked = socket.ask(what, GET_CHARDEV, 0, &request, |payload| {
@@ -163,12 +147,9 @@ pub fn give(socket: &mut Socket, device: &Device, to: &Namespace) -> Result<()> 
 }
 
 /// Renames a device of the socket's namespace.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn rename(socket: &mut Socket, device: &Device, name: &str) -> Result<()> {
     let what = format!("rename RDMA device {} to {name}", device.name);
-    let request = of_device(device).with(DEV_NAME, &terminated(name));
+    let request = of_device(device).with(DEV_NAME, &Name::from(name).to_attribute());
     socket.request(what, SET, 0, &request)
 }
 
@@ -226,7 +207,7 @@ mod tests {
             name: String::new(),
             node_guid: None,
         };
-        let request = of_device(&device).with(DEV_NAME, &terminated("mlx5_7"));
+        let request = of_device(&device).with(DEV_NAME, &Name::from("mlx5_7").to_attribute());
         assert_eq!(request.as_bytes(), expected);
         assert_eq!(SET, 0x1402);
     }

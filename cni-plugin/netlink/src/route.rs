@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
     AddressFamily,
-    route::{RouteAttribute, RouteMessage},
+    route::{RouteAddress, RouteAttribute, RouteMessage},
 };
 
 use super::{Result, Socket, rule, socket};
@@ -15,30 +15,20 @@ const HEADER_BYTES: usize = 12;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
 
-/// Both families.
 pub const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
 /// All routes of a family that leave through a link, in every table, in the kernel's order.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list(socket: &mut Socket, family: AddressFamily, link: u32) -> Result<Vec<RouteMessage>> {
     dump(socket, family, Some(RouteAttribute::Oif(link)), |_| true)
 }
 
 /// All routes of a family, in every table.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list_all(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RouteMessage>> {
     dump(socket, family, None, |_| true)
 }
 
 /// The routes of a family in one table whose destination has a prefix length that is `wanted`. The
 /// others, of which there may be very many, are not parsed.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list_table(
     socket: &mut Socket,
     family: AddressFamily,
@@ -50,6 +40,26 @@ pub fn list_table(
         Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
         done => done,
     }
+}
+
+/// `RT_TABLE_MAIN`
+pub const MAIN: u32 = 254;
+
+/// None for what is no IP address.
+pub fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some((*ip).into()),
+        RouteAddress::Inet6(ip) => Some((*ip).into()),
+        _ => None,
+    }
+}
+
+/// Where a route leads; none for everywhere.
+pub fn destination(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Destination(to) => ip(to),
+        _ => None,
+    })
 }
 
 /// The table of a route.
@@ -65,9 +75,6 @@ pub fn table_of(route: &RouteMessage) -> u32 {
 }
 
 /// The numbers of all tables that have a route, or that a rule looks up.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
     let mut tables = BTreeSet::new();
     for family in FAMILIES {
@@ -78,9 +85,6 @@ pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
 }
 
 /// The route the kernel would take for a packet to an address; none when there is none.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn get(socket: &mut Socket, to: IpAddr) -> Result<Option<RouteMessage>> {
     let mut query = RouteMessage::default();
     (
@@ -139,9 +143,6 @@ pub fn append(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<(
 }
 
 /// Adds a route in the place of one to the same destination with the same metric.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn replace(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
     socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, route)
 }

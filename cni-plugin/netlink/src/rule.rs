@@ -16,9 +16,6 @@ const RTM_GETRULE: u16 = 34;
 
 /// All rules of a family, or of every family for `Unspec`; none where the kernel has no such family,
 /// or no rules.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn list(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RuleMessage>> {
     let mut filter = RuleMessage::default();
     filter.header.family = family;
@@ -31,9 +28,6 @@ pub fn list(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RuleMessag
 }
 
 /// Adds a rule; one that is there is added.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn add(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()> {
     match socket.request(what, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule) {
         Err(e) if e.is(libc::EEXIST) => Ok(()),
@@ -42,9 +36,6 @@ pub fn add(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()> {
 }
 
 /// Removes a rule; one that is not there is removed.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn delete(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()> {
     match socket.request(what, RTM_DELRULE, 0, rule) {
         Err(e) if e.is(libc::ENOENT) => Ok(()),

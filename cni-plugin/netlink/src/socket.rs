@@ -32,22 +32,17 @@ const DUMP_ATTEMPTS: u32 = 8;
 /// Why a request to the kernel failed: what was attempted, and what the kernel said.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused.
     #[error("{what}: {}{}", plain(.cause), in_parentheses(.message))]
     Refused {
         /// The attempt and its object.
         what: String,
-        /// The errno.
         cause: io::Error,
-        /// The extended acknowledgement's text.
         message: Option<String>,
     },
-    /// A system call failed.
     #[error("{what}: {}", plain(.cause))]
     Call {
         /// The attempt and its object.
         what: String,
-        /// The errno.
         cause: io::Error,
     },
     /// An answer was not understood.
@@ -220,33 +215,21 @@ impl From<DecodeError> for Failure {
 
 impl Socket {
     /// Opens a socket in the namespace the thread is in.
-    ///
-    /// # Errors
-    /// The system call that failed.
     pub fn open() -> Result<Self> {
         Self::of_protocol(NETLINK_ROUTE, "route")
     }
 
     /// Opens a socket for generic netlink in the namespace the thread is in.
-    ///
-    /// # Errors
-    /// The system call that failed.
     pub fn open_generic() -> Result<Self> {
         Self::of_protocol(NETLINK_GENERIC, "generic")
     }
 
     /// Opens a socket for netfilter in the namespace the thread is in; none on a kernel without it.
-    ///
-    /// # Errors
-    /// The system call that failed.
     pub fn open_netfilter() -> Result<Option<Self>> {
         Self::of_module(NETLINK_NETFILTER, "netfilter")
     }
 
     /// Opens a socket for RDMA netlink in the namespace the thread is in; none without an RDMA stack.
-    ///
-    /// # Errors
-    /// The system call that failed.
     pub fn open_rdma() -> Result<Option<Self>> {
         Self::of_module(NETLINK_RDMA, "RDMA")
     }
@@ -278,9 +261,6 @@ impl Socket {
     ///
     /// `what` names the attempt and its object, for the error. A refusal for want of memory is
     /// answered with the same request, once.
-    ///
-    /// # Errors
-    /// The kernel's refusal, or the system call that failed.
     pub fn request(
         &mut self,
         what: impl fmt::Display,
@@ -292,9 +272,6 @@ impl Socket {
     }
 
     /// The same, with each message that comes before the acknowledgement.
-    ///
-    /// # Errors
-    /// As [`Socket::request`], and an answer that `each` does not understand.
     pub fn ask(
         &mut self,
         what: impl fmt::Display,
@@ -323,9 +300,6 @@ impl Socket {
 
     /// Asks for all objects that match `body`. One that `parse` does not understand is passed over:
     /// it may be of anybody's making, a pod's too, and must not hide the others.
-    ///
-    /// # Errors
-    /// As [`Socket::ask`]; also when concurrent changes never let a consistent answer through.
     pub fn dump<T>(
         &mut self,
         what: impl fmt::Display,

@@ -70,9 +70,6 @@ pub fn write(
 }
 
 /// Writes a setting that the kernel may not have.
-///
-/// # Errors
-/// As [`write`], but a missing file is no error.
 pub fn write_if_there(
     proc: &Path,
     group: &str,

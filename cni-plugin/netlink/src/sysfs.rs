@@ -38,7 +38,6 @@ impl Sysfs {
         })
     }
 
-    /// Its root.
     pub fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }

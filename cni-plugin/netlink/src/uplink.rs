@@ -9,7 +9,7 @@ use netlink_packet_route::{
     AddressFamily,
     address::AddressAttribute,
     link::InfoKind,
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
+    route::{RouteAttribute, RouteMessage, RouteProtocol, RouteType},
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
@@ -20,9 +20,6 @@ use super::{
 };
 
 /// All addresses of the namespace, each with the index of its link.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
     let mut found = Vec::new();
     for message in address::list_all(socket)? {
@@ -38,9 +35,6 @@ pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
 /// The netdevs by name that would cut the node off if they were taken, and why. `node_addresses` are
 /// those the node is known by; `addresses` are [`addresses`]. `asked` is one of them that need not be
 /// read again.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn uplinks(
     socket: &mut Socket,
     asked: Option<&Link>,
@@ -85,15 +79,12 @@ pub fn uplinks(
 }
 
 /// The link of the main table's default route with the lowest metric; none for one of several links.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
     for family in route::FAMILIES {
         let mut links = Links::default();
         let mut routes = Vec::new();
-        for message in default_routes(socket, family, MAIN)? {
-            routes.push(default_route(socket, &mut links, &message, MAIN)?);
+        for message in default_routes(socket, family, route::MAIN)? {
+            routes.push(default_route(socket, &mut links, &message, route::MAIN)?);
         }
         routes.retain(|route| route.destination.1 == 0);
         let best = routes.iter().min_by_key(|route| route.metric);
@@ -119,16 +110,6 @@ fn default_routes(
     Ok(routes)
 }
 
-fn destination(route: &RouteMessage) -> Option<IpAddr> {
-    route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Destination(to) => ip(to),
-            _ => None,
-        })
-}
-
 /// Facts of a route of [`default_routes`].
 fn default_route(
     socket: &mut Socket,
@@ -144,7 +125,7 @@ fn default_route(
     let mut found = DefaultRoute {
         netdevs: Vec::new(),
         destination: (
-            destination(message).unwrap_or(everywhere),
+            route::destination(message).unwrap_or(everywhere),
             header.destination_prefix_length,
         ),
         table,
@@ -155,7 +136,7 @@ fn default_route(
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Priority(metric) => found.metric = *metric,
-            RouteAttribute::PrefSource(source) => found.source = ip(source),
+            RouteAttribute::PrefSource(source) => found.source = route::ip(source),
             _ => {}
         }
     }
@@ -163,14 +144,6 @@ fn default_route(
         found.netdevs.extend(links.name(socket, index)?);
     }
     Ok(found)
-}
-
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(ip) => Some((*ip).into()),
-        RouteAddress::Inet6(ip) => Some((*ip).into()),
-        _ => None,
-    }
 }
 
 /// Links by their indexes, as far as they were asked for.
@@ -204,9 +177,6 @@ impl Links {
 /// `RT_TABLE_UNSPEC`, of rules that look up none or that of a VRF, and `RT_TABLE_LOCAL`.
 const NO_WAY_OUT: [u32; 2] = [0, 255];
 
-/// `RT_TABLE_MAIN`
-const MAIN: u32 = 254;
-
 /// The tables in which the node's own packets are looked up whatever their source: the main one, and
 /// those of rules that select by nothing, or by mark, user or protocol. Rules with a source, a
 /// destination or an interface are source routing of rails and of pods. Pure.
@@ -215,7 +185,7 @@ fn tables(rules: &[RuleMessage], family: AddressFamily) -> BTreeSet<u32> {
     let all = of_family.filter(|rule| is_for_the_node(rule));
     let mut tables: BTreeSet<u32> = all.map(rule::table_of).collect();
     tables.retain(|table| !NO_WAY_OUT.contains(table));
-    tables.insert(MAIN);
+    tables.insert(route::MAIN);
     tables
 }
 
@@ -287,7 +257,6 @@ fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Pure.
 fn remotes(kind: &str, info: &BTreeMap<u16, Vec<u8>>) -> Vec<IpAddr> {
     let values = remote_attributes(kind).iter().filter_map(|a| info.get(a));
     let address = |value: &Vec<u8>| {

@@ -1,4 +1,5 @@
-//! ADD: request → bind → recover → resolve → authorize → plan → journal → apply → result.
+//! ADD: request → bind → recover → resolve → authorize → number → lease → plan → journal → apply →
+//! result.
 //!
 //! - *bind* asks the daemon which HCA a slot becomes, with `devices: all` each of the pod's;
 //! - *recover* returns the NIC that a dead pod left, if the request means it;
@@ -8,50 +9,49 @@
 //! - *plan* says what will be done, as plain data;
 //! - *apply* does it.
 //!
+//! One NIC is a list of one. `rdma-only` is a NIC without an interface.
+//!
 //! Before the record is in the journal nothing of the host is changed but leases, which the IPAM
 //! finds by container and interface. After it, whatever fails is undone by the same function
 //! that serves DEL, and the same holds when this process dies. The attachment is locked from the
 //! beginning to the end, so that no DEL and no second ADD of it comes in between.
 
+mod answer;
+mod give;
 mod guid;
-mod interface;
-mod rdma_only;
-mod several;
+mod nics;
+mod record;
+mod undo;
 
 use std::time::Duration;
 
 use attachment::{
-    addresses::Ipam,
-    detach::{detach, living},
-    journal::{
-        Key, Part, Record,
-        record::{Netns, VERSION},
-    },
-    netdev::{restore, snapshot::Snapshot},
-    node::{Node, now},
+    addresses::{self, Ipam},
+    child::IPOIB,
+    journal::{Key, Lock, Record},
+    netdev::snapshot::Identity,
+    node::Node,
 };
 use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
 use netlink::{
     Namespace, Socket,
-    link::{self, By},
+    link::{self, By, Change, Link},
     sysctl,
 };
 use serde_json::Value;
 
 use super::pod_namespace;
 use crate::{
-    allocation::{self, Allocated},
-    authorize::{Asked, Rules, authorize},
+    apply,
     bind::{self, Bound},
     config::{ChildKind, Config, Devices},
     error::Error,
-    parts::{Numbering, OneRail},
-    plan,
-    rdma::{self, RdmaRequirement},
-    recover::{self, Recovered},
-    resolve::{self, NodeNetwork, Requested, Resolved, resolve},
+    parts,
+    plan::Plan,
+    rdma,
+    recover::Recovered,
+    resolve::{self, Requested, Resolved},
 };
-use several::Units;
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
 const MAX_CONFIG_BYTES: usize = 1 << 20;
@@ -78,16 +78,13 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     request.config.has_each_key_once()?;
     let mut config = Config::read(request, &node.policy.values.pkeys)?;
     if !config.notes.is_empty() {
-        node.log.warn(format_args!(
-            "network {}: {}",
-            request.config.name,
-            config.notes.join("; ")
-        ));
+        let (name, notes) = (&request.config.name, config.notes.join("; "));
+        node.log.warn(format_args!("network {name}: {notes}"));
     }
     let before = request.config.prev_result()?;
     let requested = config.requested();
     if requested == Requested::RdmaOnly && before.is_none() {
-        return Err(rdma_only::needs_a_chain());
+        return Err(resolve::needs_a_chain());
     }
     let mut before = before.unwrap_or_default();
     before
@@ -96,12 +93,12 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let ipam = Ipam::of(&node, request)?;
     let chain = match requested {
         Requested::Child(Some(ChildKind::Ipvlan)) => {
-            interface::inherit(&mut config, &mut before, &ipam)?
+            answer::inherit(&mut config, &mut before, &ipam)?
         }
         _ => None,
     };
     if config.devices == Devices::All {
-        several::check(&config, &ipam, chain.as_ref())?;
+        parts::check(&config, &ipam, chain.is_some())?;
     }
     let pod = pod_namespace(&node, request)?;
     let attachment = node
@@ -109,12 +106,11 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;
     attachment.share_with_programs()?;
     let mut inside = pod.socket(&node.netns.namespace)?;
-    undo_earlier(&mut node, &key, &pod, &mut inside, requested)?;
+    undo::earlier(&mut node, &key, &pod, &mut inside, requested)?;
     if requested != Requested::RdmaOnly {
         name_is_free(&mut inside, &id.ifname, &pod)?;
     }
-
-    let bound = bind::bind(&node, request, &mut config)?;
+    let bound = bind::bind(&node, request, &config)?;
     let mut add = Add {
         node: &mut node,
         request,
@@ -125,19 +121,9 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         inside: &mut inside,
         ipam: &ipam,
         bound: bound.as_ref(),
+        record: None,
     };
-    let mut added = add.attach(before, chain);
-    // A GUID is set, and recorded, before there is anything else to undo.
-    if config.guid.is_some()
-        && added.is_err()
-        && let Some(record) = add.node.journal.read(&key)?
-    {
-        added = added.map_err(|first| add.undo(&record, first));
-    }
-    if let (Err(_), Some(bound)) = (&added, &bound) {
-        bound.unbind(&node);
-    }
-    added
+    add.attach(before, chain).map_err(|first| add.undo(first))
 }
 
 /// An ADD whose request was read, on a pod that is free for it.
@@ -152,287 +138,161 @@ struct Add<'a> {
     inside: &'a mut Socket,
     ipam: &'a Ipam,
     bound: Option<&'a Bound>,
+    /// What is in the journal.
+    record: Option<Record>,
 }
 
-/// A NIC of the attachment, resolved and allowed, and the interface that is made of it.
-#[derive(Debug)]
+/// A NIC of the attachment, resolved and allowed.
 struct Nic {
-    /// The interface's name in the pod.
-    ifname: IfName,
-    /// The rail, with `devices: all` or where the network asks for one.
-    rail: Option<u32>,
-    /// The configuration; of several NICs each has its own allocation.
-    config: Config,
-    /// What it is made of.
-    resolved: Resolved,
+    plan: Plan,
     /// What keeps other processes off the NIC.
-    recovered: Recovered,
-    /// Whether RDMA devices move with it.
-    moves_rdma: bool,
-    /// The netdev before its GUID was set, where a record names it already.
-    taken: Option<Snapshot>,
+    _lock: Recovered,
+    /// Its addresses and routes by the IPAM or the chain.
+    leased: Option<CniResult>,
+    /// The interface, once it is made.
+    link: Option<Link>,
 }
 
 impl Add<'_> {
-    /// From recovering to the result. `before` is the chain's result, `chain` what of it is the
-    /// interface's.
+    /// `before` is the chain's result, `chain` what of it is the interface's.
     fn attach(&mut self, before: CniResult, chain: Option<CniResult>) -> Result<Value, Error> {
-        let units = match &self.config.allocation {
-            Some(named) if self.config.devices == Devices::All => {
-                Some(several::ask(self.node, self.request, named, self.bound)?)
+        let (allocated, devices) = self.units()?;
+        let mut nics = self.nics(allocated.as_ref(), devices.as_ref(), &before)?;
+        self.number(&mut nics, devices.as_ref())?;
+        let dns = self.request.config.dns()?;
+        self.lease(&mut nics, chain)?;
+        let kept = match self.plan(&mut nics) {
+            Ok(kept) => kept,
+            Err(error) => {
+                let (node, request) = (&*self.node, self.request);
+                return Err(self.ipam.release_after(node, request, error.into()).into());
             }
-            _ => None,
         };
-        let mut nics = self.nics(units.as_ref(), &before)?;
-        if self.config.requested() == Requested::RdmaOnly {
-            return self.follow(nics, &before);
+        self.make(&mut nics)?;
+        drop(kept);
+        self.configure(&mut nics)?;
+        let made = self.answer(&nics, &before)?;
+        if let Some(bound) = self.bound {
+            bound.commit(self.node)?;
         }
-        self.number(&mut nics, units.as_ref())?;
-        self.make(nics, before, chain)
+        let mut result = before;
+        if !made.interfaces.is_empty() {
+            answer::merge(&mut result, made, dns);
+        }
+        Ok(result.to_json(self.request.config.version))
     }
 
-    /// Recovers, resolves, authorizes and checks each NIC that the request means.
-    fn nics(&mut self, units: Option<&Units>, before: &CniResult) -> Result<Vec<Nic>, Error> {
-        // Of a slot the daemon has asked the kubelet.
-        let allocated = match self.bound {
-            Some(bound) => Some(bound.allocated()),
-            None => units.map(|units| units.allocated.clone()),
-        };
-        let configs = match units {
-            None => vec![self.config.clone()],
-            Some(units) => several::configs(self.config, &units.devices, self.bound),
-        };
-        // All are back on the host before the first is judged.
-        let mut recovered = Vec::new();
-        for config in &configs {
-            recovered.push(recover(self.node, config)?);
-        }
-        let mut network = NodeNetwork::default();
-        let mut nics = Vec::new();
-        for (config, recovered) in configs.into_iter().zip(recovered) {
-            let mut resolved = resolve(
-                self.node,
-                self.request,
-                &config,
-                before,
-                self.pod,
-                self.inside,
-                &mut network,
-            )?;
-            config.fits(resolved.attach(), self.request.config.ipam_type()?)?;
-            let moves_rdma = moves_rdma(self.node, &config, &resolved)?;
-            self.allow(&config, &resolved, moves_rdma, allocated.as_ref())?;
-            plan::check(&resolved, &config, &self.node.policy.values.allow)?;
-            let mut taken = None;
-            if let (Some(guid), Resolved::Move(host)) = (config.guid, &resolved) {
-                let snapshot = interface::snapshot(self.node, self.ipam, host, &recovered)?;
-                taken = Some(self.set_guid(host, snapshot, guid)?);
-                network = NodeNetwork::default();
-                resolved = resolve(
-                    self.node,
-                    self.request,
-                    &config,
-                    before,
-                    self.pod,
-                    self.inside,
-                    &mut network,
-                )?;
-            }
-            nics.push(Nic {
-                taken,
-                ifname: self.id.ifname.clone(),
-                rail: None,
-                config,
-                resolved,
-                recovered,
-                moves_rdma,
-            });
-        }
-        Ok(nics)
-    }
-
-    /// Asks the policy, and the kubelet where the request takes something from the host; `allocated` is
-    /// its answer where it was asked already.
-    fn allow(
-        &self,
-        config: &Config,
-        resolved: &Resolved,
-        moves_rdma: bool,
-        allocated: Option<&Allocated>,
-    ) -> Result<(), Error> {
-        let node = &*self.node;
-        let exclusive = node.exclusive_hcas()?;
-        let rules = Rules {
-            allow: &node.policy.values.allow,
-            path: &node.policy.path,
-            exclusive: &exclusive,
-        };
-        let asked = Asked {
-            passthru: config.mode.as_deref() == Some("passthru"),
-            moves_rdma,
-            pkey: plan::partition(resolved, config),
-            guid: config.guid,
-        };
-        authorize(resolved, asked, rules, || match allocated {
-            Some(allocated) => Ok(allocated.clone()),
+    /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
+    /// IPAM wants to see the interface first.
+    fn lease(&mut self, nics: &mut [Nic], chain: Option<CniResult>) -> Result<(), Error> {
+        let leased = match chain {
+            Some(of_chain) => vec![Some(of_chain)],
+            None if self.ipam.needs_the_link() => return Ok(()),
             None => {
-                let args = &self.request.env.args;
-                Ok(allocation::ask(&node.daemon_socket(), args, &node.log)?.allocated())
+                let rails: Vec<_> = nics.iter().map(|nic| nic.plan.rail).collect();
+                self.ipam.add(self.node, self.request, &rails)?
             }
-        })
-    }
-
-    /// Says which rail each NIC is on, with `devices: all` also what its interface is called, by the
-    /// order of the rails.
-    fn number(&mut self, nics: &mut [Nic], units: Option<&Units>) -> Result<(), Error> {
-        let ranges = self.ipam.rails(self.node, self.request)?;
-        let policy = &self.node.policy;
-        match units {
-            None => {
-                let rail = OneRail {
-                    asked: self.config.rail,
-                    ranges: ranges.as_ref(),
-                    rails: &policy.values.rails,
-                    path: &policy.path,
-                };
-                for nic in nics {
-                    nic.rail = rail.number(nic.resolved.host_link())?;
-                }
-            }
-            Some(units) => {
-                let numbering = Numbering {
-                    rails: &policy.values.rails,
-                    path: &policy.path,
-                    devices: &units.devices,
-                    ranges: ranges.as_ref(),
-                };
-                several::number(self.config, self.id, numbering, nics)?;
-                for nic in nics {
-                    name_is_free(self.inside, &nic.ifname, self.pod)?;
-                }
-            }
+        };
+        for (nic, leased) in nics.iter_mut().zip(leased) {
+            nic.leased = leased;
         }
         Ok(())
     }
 
-    /// Undoes what failed after its record was written. The first error stays the first.
-    fn undo(&mut self, record: &Record, first: Error) -> Error {
-        match detach(self.node, self.key, record, restore::RETURN_TIMEOUT) {
-            Ok(()) => first,
-            Err(e) => first.with_details(format!("undoing it failed too: {}", e.with_remedy())),
+    /// Completes the plans and writes them down. Netdevs of the host are kept from being moved until the
+    /// children on them are made: a move that was quicker has taken the netdev, and the kernel refuses
+    /// the child.
+    fn plan(&mut self, nics: &mut [Nic]) -> Result<Vec<Lock>, Error> {
+        if !self.ipam.needs_the_link() && self.config.requested() != Requested::RdmaOnly {
+            self.give(nics)?;
         }
-    }
-
-    /// A record of the attachment with these parts.
-    fn record_of(&self, parts: Vec<Part>) -> Record {
-        let netns = self.pod.id();
-        let args = &self.request.env.args;
-        let pod = (args.get("K8S_POD_NAMESPACE"), args.get("K8S_POD_NAME"));
-        Record {
-            version: VERSION,
-            network: self.request.config.name.clone(),
-            container_id: self.id.container_id.to_string(),
-            ifname: self.id.ifname.to_string(),
-            pod: match pod {
-                (Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
-                _ => None,
-            },
-            created: now(),
-            boot: self.node.boot.clone(),
-            netns: Netns {
-                path: self.pod.path().display().to_string(),
-                device: netns.device,
-                inode: netns.inode,
-                cookie: self.pod.cookie(&self.node.netns.namespace).ok(),
-            },
-            parts,
-            ipam: None,
-        }
-    }
-}
-
-/// Returns the NIC that a configuration means, if a dead pod left it, and locks it.
-fn recover(node: &mut Node, config: &Config) -> Result<Recovered, Error> {
-    match config.requested() {
-        Requested::Move => recover::recover(node, &resolve::move_target(config)?, config.port),
-        Requested::Child(_) | Requested::RdmaOnly => Ok(Recovered::default()),
-    }
-}
-
-/// Whether RDMA devices leave the host for the pod.
-fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool, Error> {
-    let (mode, has_rdma, name) = match resolved {
-        Resolved::RdmaOnly(target) => (target.mode, true, target.interface_name()),
-        Resolved::Move(_) | Resolved::Child { .. } => {
-            let Some(host) = resolved.host_link() else {
-                return Ok(false);
-            };
-            let mode = match config.rdma {
-                RdmaRequirement::Required => attachment::rdma::mode(&node.roots)?,
-                RdmaRequirement::Auto | RdmaRequirement::Off => host.mode,
-            };
-            (mode, !host.rdma.is_empty(), host.link.name.to_string())
-        }
-    };
-    rdma::moves(config.rdma, resolved.attach(), mode, has_rdma, &name)
-}
-
-/// Undoes what an ADD that died left under the same name. One that lives is an error.
-fn undo_earlier(
-    node: &mut Node,
-    key: &Key,
-    pod: &Namespace,
-    inside: &mut Socket,
-    requested: Requested,
-) -> Result<(), Error> {
-    let Some(record) = node.journal.read(key)? else {
-        return Ok(node.journal.forget(key)?);
-    };
-    let lives = living(&record)?.is_some_and(|there| there.id() == pod.id());
-    let has_interface = record.parts.iter().any(Part::has_interface);
-    let is_attached = match (lives, has_interface) {
-        (false, _) => false,
-        (true, true) => has_all(inside, &record)?,
-        (true, false) => {
-            let rdma: Vec<_> = record.rdma().cloned().collect();
-            !rdma.is_empty() && rdma::check(node, pod, &rdma).is_ok()
-        }
-    };
-    if is_attached {
-        let remedy = match (has_interface, requested) {
-            (true, Requested::RdmaOnly) => {
-                "this plugin made the interface; leave rdma out there and attach rdma-only out of \
-                 the list"
+        let mut kept = Vec::new();
+        for Nic { plan, .. } in &*nics {
+            self.node.log.debug(format_args!("plan: {plan}"));
+            if let (Resolved::Child { .. }, Some(host)) =
+                (&plan.resolved, plan.resolved.host_link())
+            {
+                let identity = Identity::on(&self.node.roots, &host.link);
+                kept.push(self.node.journal.lock_in_place(&identity)?);
             }
-            _ => "the runtime must DEL it first",
-        };
-        return Err(Error::new(
-            Code::Exists,
-            format!(
-                "{} is attached to network {} already",
-                record.owner(),
-                record.network
-            ),
-        )
-        .with_details(remedy));
-    }
-    detach(node, key, &record, restore::RETURN_TIMEOUT).map_err(|e| {
-        Error::from(e).context(format_args!(
-            "undo an earlier attachment of {}",
-            record.owner()
-        ))
-    })
-}
-
-/// Whether all interfaces of an attachment are there. An ADD that was killed between two of them was
-/// never answered, so that it is undone like one that made none.
-fn has_all(inside: &mut Socket, record: &Record) -> Result<bool, Error> {
-    for part in &record.parts {
-        if link::get(inside, By::Name(part.ifname.as_bytes()))?.is_none() {
-            return Ok(false);
         }
+        let parts = nics.iter().map(|nic| nic.plan.part()).collect();
+        let ipam = addresses::note(self.request)?;
+        let record = self.record_of(parts);
+        self.write_down(Record { ipam, ..record })?;
+        Ok(kept)
     }
-    Ok(true)
+
+    /// Makes the interfaces; RDMA devices move first.
+    fn make(&mut self, nics: &mut [Nic]) -> Result<(), Error> {
+        let mut devices = Vec::new();
+        for Nic { plan, .. } in &*nics {
+            if let Some(taken) = &plan.snapshot {
+                let journal = &self.node.journal;
+                journal.take(&taken.identity, self.key, &self.node.boot)?;
+            }
+            devices.extend(plan.rdma.iter().cloned());
+        }
+        rdma::move_in(self.node, self.pod, &devices, self.numbers())?;
+        for nic in &mut *nics {
+            nic.link = apply::make(&mut self.node.netns, self.pod, self.inside, &nic.plan)
+                .map_err(|refused| resolve::explain(self.node, &nic.plan.resolved, refused))?;
+        }
+        // The second write says that the children were made: DEL searches other namespaces for those alone.
+        // It comes before the pod runs, which could make links like them.
+        self.note(|parts| {
+            for (part, nic) in parts.iter_mut().zip(&*nics) {
+                if let (Some(child), Some(link)) = (&mut part.child, &nic.link) {
+                    child.pod_index = Some(link.index);
+                    if child.kind == IPOIB {
+                        child.mac = Some(link.mac_text());
+                    }
+                }
+            }
+        })
+    }
+
+    /// Gives the interfaces what they are to have, and announces them. An IPAM that wants to see the
+    /// interface first is asked now; what fails then is undone with the record, which releases the lease.
+    fn configure(&mut self, nics: &mut [Nic]) -> Result<(), Error> {
+        let name = netlink::Name::from(self.id.ifname.as_str());
+        let mut links = nics.iter().filter_map(|nic| nic.link.as_ref());
+        // Runtimes search for an interface of the call's name.
+        if let Some(first) = links
+            .clone()
+            .next()
+            .filter(|_| links.all(|link| link.name != name))
+        {
+            link::add_altname(self.inside, first, &name)?;
+        }
+        if let Some(first) = nics.first_mut().filter(|_| self.ipam.needs_the_link())
+            && let Some(link) = &first.link
+        {
+            let what = format!("set {} up", link.name);
+            link::change(self.inside, what, link.index, &Change::up())?;
+            let leased = self.ipam.add(self.node, self.request, &[None])?;
+            first.leased = leased.into_iter().next().flatten();
+            self.give(nics)?;
+            self.note(|parts| {
+                for (part, nic) in parts.iter_mut().zip(&*nics) {
+                    part.rules = nic.plan.rules();
+                }
+            })?;
+        }
+        let (inside, proc) = (&mut *self.inside, &self.node.roots.proc);
+        self.pod.enter(&self.node.netns.namespace, || {
+            for nic in &mut *nics {
+                if let (Some(link), Some(given)) = (&mut nic.link, &nic.plan.given) {
+                    *link = apply::configure(inside, proc, link, given)?;
+                }
+            }
+            let made = nics.iter_mut().filter_map(|Nic { plan, link, .. }| {
+                Some((link.as_mut()?, plan.given.as_ref()?, plan.resolved.attach()))
+            });
+            apply::announce(inside, made)
+        })??;
+        self.note_carriers(nics)
+    }
 }
 
 /// The journal's name for the attachment.

@@ -6,8 +6,7 @@ use attachment::{
     netdev::{display, replay},
     node::Node,
 };
-use cni_wire::{CniResult, Code, Command, Interface, Request};
-use hca::MacAddress;
+use cni_wire::{CniResult, Code, Interface, Request};
 use netlink::{
     Socket, address,
     link::{self, By, Link},
@@ -57,12 +56,8 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
     }
     let ipam = Ipam::of(&node, request)?;
     drop(inside);
-    let rails: Option<Vec<u32>> = recorded.parts.iter().map(|part| part.rail).collect();
-    let leased = match rails {
-        Some(rails) => ipam.check_rails(&node, request, &rails),
-        None => ipam.ask(&node, Command::Check, request),
-    };
-    Ok(leased?)
+    let rails = recorded.parts.iter().map(|part| part.rail).collect();
+    Ok(ipam.check(&node, request, rails)?)
 }
 
 /// One interface of the attachment.
@@ -98,7 +93,7 @@ fn differs(msg: String) -> Error {
 }
 
 fn check_link(expected: &Interface, link: &Link) -> Result<(), Error> {
-    let mac = MacAddress::new(link.mac.as_slice()).to_string();
+    let mac = link.mac_text();
     if let Some(before) = expected
         .mac
         .as_ref()
@@ -134,7 +129,7 @@ fn check_addresses(
         .filter(|ip| ip.interface.is_none_or(|i| i == index))
     {
         let there = addresses.iter().any(|message| {
-            interface_config::own_address(message) == Some(ip.address.addr)
+            address::own(message) == Some(ip.address.addr)
                 && message.header.prefix_len == ip.address.prefix
         });
         if !there {
@@ -197,7 +192,7 @@ fn check_routes(
                 route::table_of(found) == route::table_of(&wanted)
                     && found.header.destination_prefix_length
                         == wanted.header.destination_prefix_length
-                    && replay::destination(found) == replay::destination(&wanted)
+                    && route::destination(found) == route::destination(&wanted)
                     && replay::gateway(found) == replay::gateway(&wanted)
             });
         if !there {

@@ -1,16 +1,20 @@
 //! DEL: whatever is left of an attachment goes; what is gone already is success.
 
-use std::{fmt, mem, path::Path, time::Duration};
+use std::{
+    fmt, mem,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use attachment::{
     addresses::Ipam,
     detach::detach,
-    journal::{self, Key, Lock, Record},
+    error::Kind,
+    journal::{Key, Lock, Record},
     netdev::restore,
     node::Node,
 };
 use cni_wire::{AttachmentId, Code, Interface, Request};
-use hca::MacAddress;
 use netlink::{
     Namespace, Socket,
     link::{self, By, Change, Link},
@@ -34,13 +38,16 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     let Some(key) = Key::of(&request.config.name, id) else {
         return Ok(());
     };
-    let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
+    // One limit for all journals: the runtime does not wait for each of them.
+    let started = Instant::now();
+    let left = || ATTACHMENT_LOCK_TIMEOUT.saturating_sub(started.elapsed());
+    let _attachment = lock(&node, &key, left())?;
     if let Some(record) = node.journal.read(&key)? {
         return end(&mut node, &key, &record);
     }
     for earlier in node.earlier_journals()? {
         let current = mem::replace(&mut node.journal, earlier);
-        let _attachment = lock(&node, &key, ATTACHMENT_LOCK_TIMEOUT)?;
+        let _attachment = lock(&node, &key, left())?;
         if let Some(record) = node.journal.read(&key)? {
             return end(&mut node, &key, &record);
         }
@@ -69,11 +76,11 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
 /// then is the daemon's to undo. So it must after a first DEL while a PF is away.
 fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
-        Err(kept @ attachment::Error::Kept { .. }) => {
+        Err(kept) if kept.kind == Kind::Kept => {
             node.log.warn(kept.with_remedy());
             return Ok(());
         }
-        Err(away @ attachment::Error::PfAway { .. }) if record.is_returned() => {
+        Err(away) if away.kind == Kind::PfAway && record.is_returned() => {
             node.log.warn(away.with_remedy());
         }
         done => done?,
@@ -104,7 +111,7 @@ pub(super) fn lock(node: &Node, key: &Key, timeout: Duration) -> Result<Option<L
             lock.share_with_programs()?;
             Ok(Some(lock))
         }
-        Err(e @ journal::Error::Locked { .. }) => Err(e.into()),
+        Err(e) if e.kind == Kind::Locked => Err(e.into()),
         Err(e) => {
             node.log.warn(format_args!(
                 "another call of this attachment is not kept out: {e}"
@@ -151,9 +158,8 @@ fn sweep(node: &mut Node, request: &Request, id: &AttachmentId) -> Result<(), Er
         made.sandbox == request.env.netns && (all || made.name == id.ifname.as_str())
     };
     for made in made.iter().filter(ours) {
-        let mac = |link: &Link| MacAddress::new(link.mac.as_slice()).to_string();
         let is_same = |link: &Link| {
-            (made.mac.as_ref()).is_none_or(|known| known.eq_ignore_ascii_case(&mac(link)))
+            (made.mac.as_ref()).is_none_or(|known| known.eq_ignore_ascii_case(&link.mac_text()))
         };
         // By its name in this namespace alone: an alternative name may be another link's.
         let found = link::get(&mut inside, By::Name(made.name.as_bytes()))?;

@@ -2,7 +2,9 @@
 
 use std::{iter, time::Duration};
 
-use attachment::{addresses::Ipam, detach::detach, journal::Key, netdev::restore, node::Node};
+use attachment::{
+    addresses::Ipam, detach::detach, error::Kind, journal::Key, netdev::restore, node::Node,
+};
 use cni_wire::{Command, Request};
 
 use super::del;
@@ -56,11 +58,11 @@ fn collect(node: &mut Node, key: &Key) -> Result<bool, Error> {
     let _attachment = del::lock(node, key, LOCK_TIMEOUT)?;
     match node.journal.read(key)? {
         Some(record) => match detach(node, key, &record, restore::RETURN_TIMEOUT) {
-            Err(kept @ attachment::Error::Kept { .. }) => {
+            Err(kept) if kept.kind == Kind::Kept => {
                 node.log.warn(kept.with_remedy());
                 Ok(false)
             }
-            Err(away @ attachment::Error::PfAway { .. }) => {
+            Err(away) if away.kind == Kind::PfAway => {
                 node.log.warn(away.with_remedy());
                 Ok(true)
             }

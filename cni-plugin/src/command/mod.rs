@@ -21,9 +21,6 @@ use serde_json::Value;
 use crate::error::Error;
 
 /// Serves one call. What it fails with is logged: the runtime may show it to the pod's user alone.
-///
-/// # Errors
-/// The command's.
 pub fn run(places: &Places, request: &Request) -> Result<Option<Value>, Error> {
     let started = Instant::now();
     let subject = node::log::subject(request);

@@ -16,7 +16,7 @@ use crate::{
     authorize::{Asked, Rules, by_policy},
     config::{Config, Devices},
     error::Error,
-    parts::OneRail,
+    parts::Numbering,
     plan,
     rdma::{self, RdmaRequirement},
     resolve::{self, Resolved},
@@ -73,14 +73,14 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
     } else {
         let ranges = ipam.rails(&node, request);
         let ranges = ranges.map_err(|e| Error::from(e).unavailable())?;
-        let rail = OneRail {
+        let rail = Numbering {
             asked: config.rail,
             ranges: ranges.as_ref(),
             rails: &node.policy.values.rails,
             path: &node.policy.path,
         };
         let host = master.as_ref().and_then(Resolved::host_link);
-        rail.number(host).map_err(Error::unavailable)?;
+        rail.one(host).map_err(Error::unavailable)?;
     }
     Ok(ipam.ask(&node, Command::Status, request)?)
 }

@@ -5,9 +5,7 @@ use cni_wire::{Error, Request, Section};
 /// What becomes the pod's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
-    /// The netdev itself.
     Move,
-    /// A child of it.
     Child(ChildKind),
     /// No interface: the RDMA device of one that another plugin of the chain made.
     RdmaOnly,

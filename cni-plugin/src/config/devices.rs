@@ -15,70 +15,41 @@ cni_wire::words! {
     }
 }
 
-/// The pattern of the interfaces' names.
+/// The pattern of the interfaces' names, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
-    text: String,
-    pieces: Vec<Piece>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
-    Literal(String),
-    Ifname,
-    Rail,
-    Host,
-}
+pub struct Names(String);
 
 /// What the names are unless the network says otherwise.
 const DEFAULT: &str = "{ifname}-{rail}";
 
 impl Default for Names {
     fn default() -> Self {
-        Names {
-            text: DEFAULT.to_owned(),
-            pieces: vec![Piece::Ifname, Piece::Literal("-".to_owned()), Piece::Rail],
-        }
+        Names(DEFAULT.to_owned())
     }
 }
 
 impl Names {
-    /// Reads a pattern.
-    ///
     /// # Errors
     /// The reason, without the pattern.
     fn parse(text: &str) -> Result<Self, String> {
         const EXPECTED: &str = "the placeholders are {ifname}, {rail} and {host}";
-        let mut pieces = Vec::new();
         let mut rest = text;
         while let Some(at) = rest.find(['{', '}']) {
-            let (literal, from) = rest.split_at(at);
+            let from = rest.get(at..).unwrap_or_default();
             let placeholder = from.strip_prefix('{').and_then(|from| from.split_once('}'));
             let (word, after) =
                 placeholder.ok_or_else(|| format!("has a single brace; {EXPECTED}"))?;
-            if !literal.is_empty() {
-                pieces.push(Piece::Literal(literal.to_owned()));
+            if !["ifname", "rail", "host"].contains(&word) {
+                return Err(format!("has {{{word}}}; {EXPECTED}"));
             }
-            pieces.push(match word {
-                "ifname" => Piece::Ifname,
-                "rail" => Piece::Rail,
-                "host" => Piece::Host,
-                other => return Err(format!("has {{{other}}}; {EXPECTED}")),
-            });
             rest = after;
         }
-        if !rest.is_empty() {
-            pieces.push(Piece::Literal(rest.to_owned()));
-        }
-        if !pieces.contains(&Piece::Rail) && !pieces.contains(&Piece::Host) {
+        if !text.contains("{rail}") && !text.contains("{host}") {
             return Err(
                 "gives all interfaces one name: it has neither {rail} nor {host}".to_owned(),
             );
         }
-        let names = Names {
-            text: text.to_owned(),
-            pieces,
-        };
+        let names = Names(text.to_owned());
         // A network that no node can use is refused before one is asked.
         let shortest = names.name("x", 0, "x");
         IfName::parse(&shortest)
@@ -87,13 +58,8 @@ impl Names {
     }
 
     fn name(&self, ifname: &str, rail: u32, host: &str) -> String {
-        let pieces = self.pieces.iter().map(|piece| match piece {
-            Piece::Literal(text) => text.clone(),
-            Piece::Ifname => ifname.to_owned(),
-            Piece::Rail => rail.to_string(),
-            Piece::Host => host.to_owned(),
-        });
-        pieces.collect()
+        let name = self.0.replace("{rail}", &rail.to_string());
+        name.replace("{host}", host).replace("{ifname}", ifname)
     }
 
     /// The name of one interface: on a rail, of the netdev that the host calls `host`.
@@ -105,15 +71,14 @@ impl Names {
         IfName::parse(&name).map_err(|reason| {
             Error::new(
                 Code::InvalidConfig,
-                format!("names: {:?} makes {name:?} of {host}: {reason}", self.text),
+                format!("names: {:?} makes {name:?} of {host}: {reason}", self.0),
             )
             .with_details("choose a shorter pattern, such as \"r{rail}\"")
         })
     }
 
-    /// As it is written.
     pub fn as_str(&self) -> &str {
-        &self.text
+        &self.0
     }
 }
 

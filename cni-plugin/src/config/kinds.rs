@@ -99,9 +99,6 @@ const KEYS: &[Key] = &[
 
 impl Config {
     /// Refuses keys beside what decides in their place.
-    ///
-    /// # Errors
-    /// Code 7 naming both.
     pub(super) fn agrees(&self) -> Result<(), Error> {
         let slot = self.allocation.as_ref();
         let slot = slot.filter(|a| matches!(a.unit, UnitId::Slot { .. }));
@@ -262,7 +259,7 @@ mod tests {
         let unit: UnitId = "slot_3e71787e_0".parse().unwrap();
         let slot = with(|c| {
             c.allocation = Some(crate::config::Allocation {
-                hca: None,
+                hcas: Vec::new(),
                 unit: unit.clone(),
                 text: "slot_3e71787e_0".into(),
                 slot: None,

@@ -47,9 +47,6 @@ pub fn has_partition(resolved: &Resolved, config: &Config) -> Result<(), Error> 
 
 /// Refuses IPv6 on an interface whose MTU is too small for it. `given` says whether an
 /// address or route of it needs IPv6.
-///
-/// # Errors
-/// Code 7.
 pub fn carries_ipv6(mtu: u32, config: &Config, given: bool) -> Result<(), Error> {
     let asks = [
         ("an address or route", given),

@@ -17,6 +17,7 @@ use attachment::{
     namespaces,
     node::Node,
 };
+use cni_wire::Code;
 use hca::{HcaId, Host, PciAddress};
 use netlink::{
     Namespace,
@@ -24,8 +25,8 @@ use netlink::{
 };
 use netlink_packet_route::link::InfoKind;
 
-use super::{HostLink, NodeNetwork};
-use crate::error::Error;
+use super::{HostLink, NodeNetwork, Parent, Resolved};
+use crate::{config::ChildKind, error::Error};
 
 /// Something that stands on a netdev.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +35,6 @@ pub enum Dependent {
     Link {
         /// `macvlan`, `vxlan`, ...
         kind: String,
-        /// Its name.
         name: String,
         /// The path of its namespace; none for the host's.
         netns: Option<PathBuf>,
@@ -54,10 +54,7 @@ pub enum Dependent {
         cause: String,
     },
     /// The virtual functions of a physical one.
-    VirtualFunctions {
-        /// How many there are.
-        count: u32,
-    },
+    VirtualFunctions { count: u32 },
 }
 
 impl fmt::Display for Dependent {
@@ -249,14 +246,35 @@ fn attachment_on(
     Ok(None)
 }
 
+/// Names the children that keep the kernel from making one of another kind. Both kinds want the
+/// only handler of received frames that a netdev has (`netdev_rx_handler_register()`). Whose
+/// they are stands in the journal, all of which is read for that: only after a refusal.
+pub fn explain(node: &mut Node, resolved: &Resolved, refused: Error) -> Error {
+    let Resolved::Child {
+        kind: ChildKind::Macvlan | ChildKind::Ipvlan,
+        parent: Parent::OfHost(host),
+    } = resolved
+    else {
+        return refused;
+    };
+    let (attach, netdev) = (resolved.attach().as_str(), &host.link.name);
+    match rivals(node, &host.link) {
+        Ok(Some((kind, whose))) if kind != attach => Error::new(
+            Code::InvalidConfig,
+            format!(
+                "attach {attach} on {netdev} is refused: it carries {kind} children ({whose}), \
+                 and a netdev carries children of one of these kinds"
+            ),
+        )
+        .with_details(format!("set attach to {kind}, or name another netdev"))
+        .with_details(refused.to_string()),
+        _ => refused,
+    }
+}
+
 /// The kind of children, `macvlan` or `ipvlan`, that a netdev of the host carries, and whose one of
-/// them is; none where it has none that is known.
-///
-/// Children in pods are known from the journal, those on the host from sysfs.
-///
-/// # Errors
-/// The journal cannot be listed, the kernel does not answer.
-pub fn rivals(node: &mut Node, link: &Link) -> Result<Option<(String, String)>, Error> {
+/// them is. Children in pods are known from the journal, those on the host from sysfs.
+fn rivals(node: &mut Node, link: &Link) -> Result<Option<(String, String)>, Error> {
     for name in uppers(&node.roots.sys, link) {
         let upper = link::get(&mut node.netns.socket, link::By::Name(name.as_bytes()))?;
         let kind = upper.and_then(|upper| upper.kind);

@@ -20,7 +20,6 @@ use crate::error::Error;
 /// A netdev of the host's namespace and its part in the host's own networking.
 #[derive(Clone, Debug, Default)]
 pub struct HostLink {
-    /// The netdev.
     pub link: Link,
     /// Its RDMA ports; empty when it has none.
     pub rdma: Vec<PortId>,
@@ -41,7 +40,6 @@ pub struct HostLink {
     pub controller: Option<(String, String)>,
     /// Why taking it would cut the node off; none when it would not.
     pub uplink: Option<String>,
-    /// Its own addresses.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -95,9 +93,8 @@ pub(super) fn read(
 ) -> Result<HostLink, Error> {
     let node_addresses = node.known_addresses()?;
     let with_selectors = node.policy.values.allow.netdevs.is_some();
-    let socket = &mut node.netns.socket;
-    let roots = &node.roots;
-    HostLink::read_beside(
+    let (roots, socket) = (&node.roots, &mut node.netns.socket);
+    HostLink::read(
         roots,
         socket,
         link,
@@ -116,24 +113,6 @@ impl HostLink {
     /// # Errors
     /// Code 5 or 100 when reading fails.
     pub fn read(
-        roots: &Host,
-        socket: &mut Socket,
-        link: Link,
-        with_selectors: bool,
-        node_addresses: &[IpAddr],
-    ) -> Result<HostLink, Error> {
-        let mut network = NodeNetwork::default();
-        HostLink::read_beside(
-            roots,
-            socket,
-            link,
-            with_selectors,
-            node_addresses,
-            &mut network,
-        )
-    }
-
-    fn read_beside(
         roots: &Host,
         socket: &mut Socket,
         link: Link,

@@ -11,7 +11,7 @@ use netlink::{
     sysfs::Sysfs,
 };
 
-use super::{HostLink, NodeNetwork, PodLink, Resolved, name_of, read_named, unreadable};
+use super::{HostLink, NodeNetwork, PodLink, name_of, read_named, target::names_none, unreadable};
 use crate::{
     config::{Config, Devices, Target},
     error::Error,
@@ -31,7 +31,6 @@ pub struct RdmaOnly {
 /// An interface of the pod that the previous result names.
 #[derive(Clone, Debug)]
 pub struct PodInterface {
-    /// The link.
     pub link: PodLink,
     /// Its place among the interfaces of the previous result.
     pub position: usize,
@@ -43,7 +42,6 @@ pub struct PodInterface {
 /// An RDMA device of the host.
 #[derive(Clone, Debug)]
 pub struct RdmaTarget {
-    /// The device.
     pub device: RdmaDevice,
     /// The HCA it belongs to; none for a device that no unit can name.
     pub hca: Option<HcaId>,
@@ -52,41 +50,11 @@ pub struct RdmaTarget {
 }
 
 impl RdmaOnly {
-    /// The devices of several requests that are about one pod.
-    ///
-    /// # Errors
-    /// There is none, or one of another kind.
-    pub(crate) fn joined(all: impl IntoIterator<Item = Resolved>) -> Result<RdmaOnly, Error> {
-        let mut joined: Option<RdmaOnly> = None;
-        for resolved in all {
-            let Resolved::RdmaOnly(target) = resolved else {
-                return Err(Error::new(
-                    Code::Internal,
-                    "the request is not about RDMA devices",
-                ));
-            };
-            match &mut joined {
-                None => joined = Some(target),
-                Some(joined) => joined.devices.extend(target.devices),
-            }
-        }
-        let mut joined =
-            joined.ok_or_else(|| Error::new(Code::Internal, "the request is about nothing"))?;
-        joined
-            .devices
-            .sort_by(|a, b| a.device.name.cmp(&b.device.name));
-        joined
-            .devices
-            .dedup_by(|a, b| a.device.name == b.device.name);
-        Ok(joined)
-    }
-
     /// What messages call the interface.
     pub fn interface_name(&self) -> String {
         name(&self.interfaces)
     }
 
-    /// Names of the devices.
     pub fn names(&self) -> BTreeSet<String> {
         let devices = self.devices.iter();
         devices.map(|target| target.device.name.clone()).collect()
@@ -108,7 +76,6 @@ impl RdmaOnly {
     }
 }
 
-/// What messages call interfaces.
 fn name(interfaces: &[PodInterface]) -> String {
     let names: Vec<String> = interfaces
         .iter()
@@ -118,6 +85,15 @@ fn name(interfaces: &[PodInterface]) -> String {
         true => "the chain".to_owned(),
         false => names.join(", "),
     }
+}
+
+/// That it cannot be the first of a chain.
+pub(crate) fn needs_a_chain() -> Error {
+    Error::new(
+        Code::InvalidConfig,
+        "prevResult is missing: attach rdma-only follows a plugin that makes an interface",
+    )
+    .with_details("put it behind that plugin in the list, or set attach to move")
 }
 
 /// Resolves a request of attach `rdma-only`.
@@ -228,16 +204,13 @@ fn devices(
     interfaces: &[PodInterface],
 ) -> Result<BTreeSet<String>, Error> {
     if let Some(allocation) = &config.allocation {
-        return match &allocation.hca {
-            Some(hca) => of_hca(&node.roots, hca),
-            None => Err(Error::new(
-                Code::InvalidConfig,
-                format!(
-                    "deviceID {} is a share of several HCAs and names none",
-                    allocation.text
-                ),
-            )
-            .with_details("name the RDMA device with rdmaDevice")),
+        let mut devices = BTreeSet::new();
+        for hca in &allocation.hcas {
+            devices.extend(of_hca(&node.roots, hca)?);
+        }
+        return match allocation.hcas.is_empty() {
+            false => Ok(devices),
+            true => Err(names_none(config, "name the RDMA device with rdmaDevice")),
         };
     }
     match &config.device {

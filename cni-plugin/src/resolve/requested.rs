@@ -64,7 +64,7 @@ mod tests {
     fn unit(text: &str) -> Option<crate::config::Allocation> {
         Some(crate::config::Allocation {
             unit: text.parse().unwrap(),
-            hca: None,
+            hcas: Vec::new(),
             text: text.into(),
             slot: None,
         })

@@ -30,17 +30,16 @@ pub fn move_target(config: &Config) -> Result<Target, Error> {
 /// The HCA of the allocation.
 pub(super) fn allocated(config: &Config) -> Result<Target, Error> {
     let allocation = config.allocation.as_ref();
-    if let Some(hca) = allocation.and_then(|allocation| allocation.hca.clone()) {
-        return Ok(Target::Hca(hca));
+    match allocation.and_then(|allocation| allocation.hcas.first()) {
+        Some(hca) => Ok(Target::Hca(hca.clone())),
+        None => Err(names_none(config, "name the netdev with master")),
     }
-    Err(Error::new(
-        Code::InvalidConfig,
-        format!(
-            "deviceID {} is a share of several HCAs and names none",
-            allocation.map_or("", |allocation| &allocation.text)
-        ),
-    )
-    .with_details("name the netdev with master"))
+}
+
+pub(super) fn names_none(config: &Config, remedy: &str) -> Error {
+    let unit = config.allocation.as_ref().map_or("", |unit| &unit.text);
+    let msg = format!("deviceID {unit} is a share of several HCAs and names none");
+    Error::new(Code::InvalidConfig, msg).with_details(remedy)
 }
 
 /// Why there is no netdev to work with.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hca::topology::Class;
+use hca::topology::choose::peer_to_peer_share;
 use node_wire::status::PodAlignment;
 
 use super::store::Bindings;
@@ -24,14 +25,12 @@ pub(crate) fn of_pods(bindings: &Bindings) -> Vec<PodAlignment> {
             .rev()
             .map(Class::label)
             .find(|label| gpus.iter().any(|gpu| gpu.class == *label));
-        let near = gpus.iter().filter(|gpu| gpu.peer_to_peer).count();
-        let of = |count: usize| u32::try_from(count).map(f64::from).unwrap_or(f64::MAX);
         PodAlignment {
             resource: resource.to_owned(),
             namespace: namespace.to_owned(),
             pod: pod.to_owned(),
             worst: worst.map(str::to_owned),
-            score: (!gpus.is_empty()).then(|| of(near) / of(gpus.len())),
+            score: peer_to_peer_share(gpus.iter().map(|gpu| gpu.peer_to_peer)),
         }
     });
     aligned.collect()

@@ -8,10 +8,13 @@
 //!    └─ unbind, a new sandbox, or evidence that it is over ◀──────┴────┘
 //! ```
 //!
-//! Questions are served one at a time: those of one daemon by its gate, those of two daemons at once,
-//! as in a rolling update, by a lock of the kernel. A daemon that is killed leaves some of a pod's
-//! bindings; the same question again keeps them and adds the rest. What a client gave up on is done
-//! all the same, and freed as any other binding.
+//! Bindings change by one question at a time: of one daemon by its gate, of two daemons at once, as in
+//! a rolling update, by a lock of the kernel. Under the lock files of bindings are read and written,
+//! and nothing else is waited for. The kubelet, the GPUs and the device nodes are read before: they
+//! say what a pod has, and which HCA is free is decided on the bindings alone.
+//!
+//! A daemon that is killed leaves some of a pod's bindings; the same question again keeps them and adds
+//! the rest. What a client gave up on is done all the same, and freed as any other binding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -105,7 +108,6 @@ impl Binder {
     /// The unit is not the pod's, or there are no HCAs as they must be; nothing is bound then that
     /// was not before.
     pub(crate) async fn bind(&self, question: BindQuestion) -> Result<Bound, Failure> {
-        let _turn = self.turn().await?;
         let BindQuestion { pod, sandbox, unit } = question;
         let units = self.pods.units(&pod).await?;
         let needed = std::slice::from_ref(&unit);
@@ -129,6 +131,8 @@ impl Binder {
             belongs(pod, unit, units, &report)?;
         }
         let slots = pools_of(units, &report);
+        let placed = self.placed(pod, units, &report).await;
+        let _turn = self.turn().await?;
         let (paths, owner, of_sandbox) = (self.paths.clone(), pod.clone(), sandbox.clone());
         let wanted: BTreeSet<String> = slots.iter().flat_map(slots_of).collect();
         let held_elsewhere = report.allocated.as_ref().map(|held| held.hcas());
@@ -158,9 +162,8 @@ impl Binder {
             .flat_map(slots_of)
             .all(|slot| kept(&slot).is_some());
         if !is_whole {
-            let (of_pod, gpus) = self.gpus_of(pod, units, &report).await?;
+            let (of_pod, machine) = placed?;
             warnings.extend(of_pod.warnings.iter().cloned());
-            let machine = self.machine(&report, &gpus).await?;
             for asked in &slots {
                 let made = choose(
                     asked,
@@ -250,18 +253,25 @@ impl Binder {
         Ok((resolve(gpus.clone()).await?, gpus))
     }
 
-    /// The machine with its GPUs, and with what the administrator says about their places.
-    async fn machine(&self, report: &Report, gpus: &Gpus) -> Result<Machine, Failure> {
+    /// The GPUs of a pod, and the machine with all GPUs where the administrator says they are.
+    async fn placed(
+        &self,
+        pod: &Pod,
+        units: &PodUnits,
+        report: &Report,
+    ) -> Result<(PodGpus, Machine), Failure> {
+        let (of_pod, gpus) = self.gpus_of(pod, units, report).await?;
         let snapshots = report
             .pools
             .iter()
             .filter_map(|pool| pool.snapshot.as_ref());
-        let late = snapshots.clone().find(|one| one.terms().late.is_some());
+        let late = snapshots.clone().find(|one| one.late().is_some());
         let read = late.map(|snapshot| snapshot.machine().clone());
         let machine = gpus.in_machine(&read.unwrap_or_default());
         let topology = report.topology.clone();
         let placed = self.blocking(move || placed(machine, &topology)).await?;
-        placed.map_err(|why| Failure::new(FailureKind::CannotBind, why))
+        let machine = placed.map_err(|why| Failure::new(FailureKind::CannotBind, why))?;
+        Ok((of_pod, machine))
     }
 
     /// Frees slots of a sandbox that the CNI plugin's journal does not have any more.
@@ -314,7 +324,6 @@ impl Binder {
     /// # Errors
     /// Why the container must not start.
     pub(crate) async fn start(&self, resource: &str, ids: &[String]) -> Result<(), Failure> {
-        let _turn = self.turn().await?;
         let pod = self.pods.holder(resource, ids).await?;
         let paths = self.paths.clone();
         let bindings = self.blocking(move || paths.store().read()).await?;
@@ -328,25 +337,22 @@ impl Binder {
         };
         let report = self.report();
         let may_bind = report.pools.iter().any(|pool| {
-            let late = pool.snapshot.as_ref().and_then(|one| one.terms().late);
+            let late = pool.snapshot.as_ref().and_then(|one| one.late());
             pool.resource.as_str() == resource && late.is_some_and(|late| late.bind_at_start)
         });
         let mut unbound = Vec::new();
-        let mut by_sandbox: BTreeMap<Option<String>, Vec<(String, Stage)>> = BTreeMap::new();
+        let mut bound: BTreeMap<(Option<String>, Stage), Vec<String>> = BTreeMap::new();
         for id in ids {
-            match of_slot(id) {
-                Some(one) if one.stage == Stage::Bound => match may_bind {
-                    // Other slots of the pod have attachments, this one has none.
-                    true => by_sandbox
-                        .entry(one.sandbox)
-                        .or_default()
-                        .push((id.clone(), Stage::Started)),
-                    false => unbound.push(id.clone()),
-                },
-                Some(one) => by_sandbox
-                    .entry(one.sandbox)
-                    .or_default()
-                    .push((id.clone(), one.stage)),
+            let stage = match of_slot(id) {
+                // Other slots of the pod have attachments, this one has none.
+                Some(one) if one.stage == Stage::Bound => {
+                    may_bind.then_some((one.sandbox, Stage::Started))
+                }
+                Some(one) => Some((one.sandbox, one.stage)),
+                None => None,
+            };
+            match stage {
+                Some(stage) => bound.entry(stage).or_default().push(id.clone()),
                 None => unbound.push(id.clone()),
             }
         }
@@ -363,21 +369,17 @@ impl Binder {
         }
         if !unbound.is_empty() {
             let units = self.pods.units(&pod).await?;
-            let bound = self.bind_pod(&pod, None, &unbound, &units).await?;
-            for warning in bound.warnings {
+            let made = self.bind_pod(&pod, None, &unbound, &units).await?;
+            for warning in made.warnings {
                 tracing::warn!(pod = %pod, warning, "a pod is bound at the start of a container");
             }
-            let started = unbound.into_iter().map(|id| (id, Stage::Started));
-            by_sandbox.entry(None).or_default().extend(started);
+            bound
+                .entry((None, Stage::Started))
+                .or_default()
+                .extend(unbound);
         }
-        for (sandbox, slots) in by_sandbox {
-            for stage in [Stage::Attached, Stage::Started] {
-                let of_stage = slots.iter().filter(|(_, known)| *known == stage);
-                let units: Vec<String> = of_stage.map(|(id, _)| id.clone()).collect();
-                if !units.is_empty() {
-                    self.write(&pod, sandbox.clone(), &units, stage).await?;
-                }
-            }
+        for ((sandbox, stage), units) in bound {
+            self.write(&pod, sandbox, &units, stage).await?;
         }
         Ok(())
     }
@@ -561,4 +563,72 @@ pub(crate) fn served(gpus: &[ServedGpu]) -> String {
         .map(|one| format!("{} {}", one.gpu, one.class))
         .collect();
     gpus.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use node_server::socket::NodeSocket;
+
+    use super::*;
+    use crate::config::Format;
+    use crate::node_socket::pods::{Caller, Sources, pods};
+    use crate::report::Configuration;
+
+    /// A binder of a node whose kubelet does not answer: what would call it is not run.
+    fn binder(paths: &Arc<NodePaths>) -> (Binder, Caller) {
+        let readers = Readers::default();
+        let sources = Sources {
+            socket: paths.run_dir.join("none.sock"),
+            device_plugin_dir: paths.device_plugin_dir.clone(),
+            node: "n1".into(),
+        };
+        let (pods, caller) = pods(&readers, sources, Arc::default());
+        let configuration = Configuration {
+            file: "config.yaml".into(),
+            format: Format::Native,
+            generation: 1,
+            refused: 0,
+            error: None,
+        };
+        let (socket, _) = NodeSocket::new(None, &[]);
+        let report = Report::new(Instant::now(), configuration, socket, readers.clone());
+        let binder = Binder::new(
+            &readers,
+            paths.clone(),
+            Arc::new(pods),
+            watch::channel(Arc::new(report)).1,
+            Requests::new().0,
+            Triggers::new().0,
+        );
+        (binder, caller)
+    }
+
+    #[tokio::test]
+    async fn no_lock_is_held_while_the_kubelet_is_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Arc::new(NodePaths::all_in(dir.path()));
+        let (binder, _caller) = binder(&paths);
+        let pod = Pod {
+            namespace: "a".into(),
+            name: "b".into(),
+            uid: None,
+        };
+        let question = BindQuestion {
+            pod,
+            sandbox: "s".into(),
+            unit: "slot_3e71787e_0".into(),
+        };
+        let slots = ["slot_3e71787e_0".to_owned()];
+        let (bind, start) = (binder.bind(question), binder.start("rdma/nic", &slots));
+        tokio::pin!(bind, start);
+        tokio::select! {
+            bound = &mut bind => panic!("{bound:?}"),
+            started = &mut start => panic!("{started:?}"),
+            () = tokio::time::sleep(Duration::from_millis(300)) => {}
+        }
+        // Another daemon waits for it for a second and a half.
+        assert!(paths.store().lock().is_ok());
+    }
 }

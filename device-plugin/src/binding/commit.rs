@@ -37,7 +37,6 @@ impl Binder {
     /// # Errors
     /// A slot is not bound to this sandbox, or its HCA cannot be given.
     pub(crate) async fn commit(&self, question: CommitQuestion) -> Result<Committed, Failure> {
-        let _turn = self.turn().await?;
         let CommitQuestion {
             pod,
             sandbox,
@@ -90,7 +89,10 @@ impl Binder {
         };
         let has_news = files.iter().any(|file| !of_sandbox.contains(&file.binding));
         let paths = self.paths.clone();
-        let written = self.blocking(move || write_all(&paths, files)).await?;
+        let _turn = self.turn().await?;
+        let written = self
+            .blocking(move || write_all(&paths, files, &of_sandbox))
+            .await?;
         if has_news {
             self.triggers.send(Trigger::Binding);
         }
@@ -126,7 +128,7 @@ fn current(host: &Host, of_sandbox: &[Binding], report: &Report) -> Current {
         let known = members.find(|member| member.hca.id.to_string() == binding.hca)?;
         let read = HcaDevices::read(host, &known.hca);
         let member = match read {
-            Ok(devices) => with_devices(known, &devices, &snapshot.terms().nodes),
+            Ok(devices) => with_devices(known, &devices, &snapshot.pool().nodes),
             Err(error) => Err(error.to_string()),
         };
         Some((known.hca.id.clone(), member))
@@ -204,7 +206,7 @@ fn file_of(
         .filter_map(|one| member(&one.hca)?.as_ref().ok())
         .collect();
     Ok(Some(SlotFile {
-        text: slot_specification::text(unit, snapshot.terms(), own, &of_container),
+        text: slot_specification::text(unit, snapshot.pool(), own, &of_container),
         binding: Binding {
             stage: match binding.stage {
                 // A container runs with it. An attachment that is made later and undone does not
@@ -217,10 +219,30 @@ fn file_of(
     }))
 }
 
-/// Writes files and notes that they are there. The note comes first: a file without its note would
-/// outlive evidence that is looked for by it.
-fn write_all(paths: &NodePaths, files: Vec<SlotFile>) -> Result<Vec<String>, Failure> {
+/// Writes files and notes that they are there, if the bindings are as they were `known`. The note comes
+/// first: a file without its note would outlive evidence that is looked for by it.
+fn write_all(
+    paths: &NodePaths,
+    files: Vec<SlotFile>,
+    known: &[Binding],
+) -> Result<Vec<String>, Failure> {
     let store = paths.store();
+    let bindings = store.read().map_err(unavailable)?;
+    let is_as_known = |one: &Binding| bindings.all.values().any(|now| now == one);
+    let is_written = |one: &&Binding| files.iter().any(|file| file.binding.unit == one.unit);
+    if let Some(one) = known
+        .iter()
+        .filter(is_written)
+        .find(|one| !is_as_known(one))
+    {
+        return Err(Failure::new(
+            FailureKind::NotBound,
+            format!(
+                "the binding of {} was changed in this moment; try again",
+                one.unit
+            ),
+        ));
+    }
     let directory = CdiDirectory::create(&paths.cdi_dir).map_err(unavailable)?;
     let mut names = Vec::new();
     for SlotFile { binding, text } in files {

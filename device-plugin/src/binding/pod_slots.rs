@@ -65,7 +65,7 @@ pub(super) fn late_pool(resource: &str, report: &Report) -> Option<(Arc<Snapshot
         .iter()
         .find(|pool| pool.resource.as_str() == resource)?;
     let snapshot = pool.snapshot.clone()?;
-    let late = snapshot.terms().late?;
+    let late = snapshot.late()?;
     Some((snapshot, late))
 }
 

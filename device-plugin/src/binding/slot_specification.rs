@@ -9,9 +9,9 @@ use fnv::FnvHasher;
 use kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use serde_json::{Value, json};
 
-use crate::config::NodeClass;
+use crate::config::{NodeClass, PoolConfig, Sharing};
 use crate::deliver::{env, nodes};
-use crate::snapshot::{Health, Member, Terms, UnhealthyReason};
+use crate::snapshot::{Health, Member, UnhealthyReason};
 
 /// Vendor and class of all slots.
 const KIND: &str = "rdma-device-plugin/slot";
@@ -45,24 +45,29 @@ fn prefix(slot: &str) -> String {
 
 /// The text of a slot's file. `of_container` are all HCAs of the resource that the container has: two
 /// slots of one container set the same variables to the same values.
-pub(crate) fn text(slot: &str, terms: &Terms, member: &Member, of_container: &[&Member]) -> String {
-    let nodes: Vec<Value> = nodes::paths(terms, &[member])
+pub(crate) fn text(
+    slot: &str,
+    pool: &PoolConfig,
+    member: &Member,
+    of_container: &[&Member],
+) -> String {
+    let nodes: Vec<Value> = nodes::paths(pool, &[member])
         .into_iter()
         .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
         .collect();
     let device = json!({"name": slot, "containerEdits": {
-        "deviceNodes": nodes, "env": variables(terms, of_container)}});
+        "deviceNodes": nodes, "env": variables(pool, of_container)}});
     let document = json!({"cdiVersion": VERSION, "kind": KIND, "devices": [device]});
     format!("{document:#}\n")
 }
 
 /// The environment of a container with these HCAs, sorted.
-fn variables(terms: &Terms, members: &[&Member]) -> Vec<String> {
-    let mut variables: Vec<String> = env::variables(terms, members)
+fn variables(pool: &PoolConfig, members: &[&Member]) -> Vec<String> {
+    let mut variables: Vec<String> = env::variables(pool, members)
         .into_iter()
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
-    if terms.late.is_some_and(|late| late.environment) {
+    if matches!(pool.sharing, Sharing::Late(late) if late.environment) {
         let ports: Vec<String> = members
             .iter()
             .flat_map(|member| member.hca.rdma_names())
@@ -99,39 +104,24 @@ pub(crate) fn write(
     sandbox: Option<&str>,
     text: &str,
 ) -> Result<String, CdiError> {
-    let name = file_name(slot, sandbox);
-    remove_others(directory, slot, Some(&name))?;
+    let (name, prefix) = (file_name(slot, sandbox), prefix(slot));
+    for other in directory.names(PREFIX)? {
+        if other.starts_with(&prefix) && other != name {
+            directory.remove(&other)?;
+        }
+    }
     if directory.read(&name)?.as_deref() != Some(text.as_bytes()) {
         directory.write(&name, text)?;
     }
     Ok(name)
 }
 
-/// Removes the files of a slot but for one.
-///
-/// # Errors
-/// [`CdiError`].
-pub(crate) fn remove_others(
-    directory: &CdiDirectory,
-    slot: &str,
-    but: Option<&str>,
-) -> Result<(), CdiError> {
-    let prefix = prefix(slot);
-    for name in directory.names(PREFIX)? {
-        if name.starts_with(&prefix) && Some(name.as_str()) != but {
-            directory.remove(&name)?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use super::*;
     use crate::candidate::example::named;
-    use crate::config::{Delivery, Late, ResourceName, Variables};
+    use crate::config::{Late, ResourceName};
     use crate::snapshot::{DeviceNode, UnhealthyReason};
 
     fn member(index: u32) -> Member {
@@ -148,21 +138,13 @@ mod tests {
         }
     }
 
-    fn terms(environment: bool) -> Terms {
-        Terms {
-            optional: false,
-            resource: ResourceName::parse("rdma/nic").unwrap(),
-            topology: true,
-            delivery: Delivery::Cdi,
-            nodes: crate::config::NodeRule::verbs(),
-            extra_nodes: Vec::new(),
-            additional_info: BTreeMap::new(),
-            variables: Variables::Shell,
-            late: Some(Late {
-                environment,
-                ..Late::default()
-            }),
-        }
+    fn pool(environment: bool) -> PoolConfig {
+        let late = Late {
+            environment,
+            ..Late::default()
+        };
+        let resource = ResourceName::parse("rdma/nic").unwrap();
+        PoolConfig::new(resource, Sharing::Late(late), Vec::new())
     }
 
     #[test]
@@ -187,7 +169,7 @@ mod tests {
     #[test]
     fn a_slots_file_has_the_nodes_of_its_hca_and_the_variables_of_its_container() {
         let (one, two) = (member(0), member(1));
-        let text = text("slot_3e71787e_1", &terms(true), &two, &[&one, &two]);
+        let text = text("slot_3e71787e_1", &pool(true), &two, &[&one, &two]);
         let read: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(read["kind"], "rdma-device-plugin/slot");
         let device = &read["devices"][0];
@@ -213,7 +195,7 @@ mod tests {
         ] {
             assert!(variables.contains(&expected), "{variables:?}");
         }
-        let plain = super::text("slot_3e71787e_1", &terms(false), &two, &[&two]);
+        let plain = super::text("slot_3e71787e_1", &pool(false), &two, &[&two]);
         assert!(!plain.contains("NCCL"), "{plain}");
     }
 

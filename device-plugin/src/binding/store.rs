@@ -58,7 +58,7 @@ pub(crate) struct Binding {
 }
 
 /// How far a binding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Stage {
     /// Decided.

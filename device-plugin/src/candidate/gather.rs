@@ -37,7 +37,7 @@ pub fn list(
         (&device.name, hca)
     });
     let elsewhere = inventory.elsewhere.iter().map(|away| {
-        let hca = match HcaId::of_elsewhere(away) {
+        let hca = match HcaId::of_place(away.pci, away.auxiliary.as_deref()) {
             Ok(Some(id)) => Ok(Candidate {
                 elsewhere: true,
                 ..candidate(id, named(&away.rdma_device), function(away.pci), inventory)
@@ -52,7 +52,7 @@ pub fn list(
         (&away.rdma_device, hca)
     });
     let unreadable = inventory.unreadable.iter().map(|device| {
-        let hca = match HcaId::of_unreadable(device) {
+        let hca = match HcaId::of_place(device.pci, device.auxiliary.as_deref()) {
             Ok(Some(id)) => Ok(Candidate {
                 fault: Some(device.reason.clone()),
                 ..candidate(

@@ -6,8 +6,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config;
-
 /// Long flags that are known with a single dash.
 const LONG: [&str; 14] = [
     "cdi-dir",
@@ -48,49 +46,6 @@ pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Ve
             }
         })
         .collect()
-}
-
-/// What the command line says about configurations of the two peers.
-#[derive(Debug, Args)]
-pub struct Defaults {
-    /// Prefix of resources of a resourceList that name none
-    #[arg(
-        long,
-        value_name = "PREFIX",
-        env = "RDMA_RESOURCE_PREFIX",
-        default_value = config::sriov::DEFAULT_PREFIX
-    )]
-    resource_prefix: String,
-    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
-    #[arg(
-        long,
-        env = "RDMA_USE_CDI",
-        num_args = 0..=1,
-        require_equals = true,
-        default_value = "false",
-        default_missing_value = "true"
-    )]
-    use_cdi: bool,
-    /// Offer no unit before this is there, a file or a kernel module (`file:/PATH`, `module:NAME`);
-    /// for the two peers' formats, ours says it for each pool
-    #[arg(
-        long,
-        value_name = "WHAT,…",
-        env = "RDMA_WAIT_FOR",
-        value_delimiter = ','
-    )]
-    wait_for: Vec<config::Gate>,
-}
-
-impl Defaults {
-    /// The same for the readers.
-    pub fn read(&self) -> config::Defaults {
-        config::Defaults {
-            resource_prefix: self.resource_prefix.clone(),
-            use_cdi: self.use_cdi,
-            wait_for: self.wait_for.clone(),
-        }
-    }
 }
 
 /// Where attachments and leases of this node are found.

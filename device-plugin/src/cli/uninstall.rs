@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use node::policy::Policy;
 
 use super::flags::{NodePolicy, RUN_DIR};
-use crate::uninstall::{self, Places, Refusal, Removed};
+use crate::uninstall::{self, Places, Refusal};
 
 /// Removes what was put on this node: CNI programs, journal, leases of this node, policy. Refuses
 /// while a pod has an interface or an address of it.
@@ -91,12 +91,7 @@ impl Uninstall {
             return Ok(writeln!(out, "nothing on this node is in use")?);
         }
         let mut lines = String::new();
-        let removed = uninstall::remove(&places, |path, removed| {
-            let what = match removed {
-                Removed::Gone => "removed".to_owned(),
-                Removed::Emptied => "emptied".to_owned(),
-                Removed::Kept(why) => format!("stays: {why}"),
-            };
+        let removed = uninstall::remove(&places, |path, what| {
             lines += &format!("{}: {what}\n", path.display());
         });
         out.write_all(lines.as_bytes())?;

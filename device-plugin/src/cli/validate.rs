@@ -7,9 +7,9 @@ use anyhow::bail;
 use node::document::versioned;
 use serde_json::{Value, json};
 
-use super::flags::{Defaults, config_file};
+use super::flags::config_file;
 use crate::candidate::Candidate;
-use crate::config::{self, Config, PoolConfig, Sharing};
+use crate::config::{self, Config, Defaults, PoolConfig, Sharing};
 use crate::host_snapshot::HostSnapshot;
 use crate::pool::{self, Pools, Reason};
 use crate::snapshot::{Health, UnhealthyReason};
@@ -42,7 +42,7 @@ impl Validate {
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let path = config_file(self.file.clone().or(self.config_file.clone()))?;
         let place = path.display().to_string();
-        let checked = check(&place, &config::text(&path)?, &self.defaults.read(), None);
+        let checked = check(&place, &config::text(&path)?, &self.defaults, None);
         match self.json {
             true => writeln!(out, "{:#}", versioned(checked.document()))?,
             false => out.write_all(checked.text.as_bytes())?,
@@ -89,7 +89,7 @@ impl Checked {
 pub fn check(
     place: &str,
     text: &str,
-    defaults: &config::Defaults,
+    defaults: &Defaults,
     host: Option<&(HostSnapshot, Vec<Candidate>)>,
 ) -> Checked {
     let config = match config::parse_with(text, defaults) {

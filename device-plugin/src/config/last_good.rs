@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Config, Defaults, Error};
+use super::{Config, Defaults};
 
 /// Name of the file in the state directory.
 pub(crate) const FILE: &str = "device-plugin-config.last-good";
@@ -43,7 +43,7 @@ impl Kept {
     ///
     /// # Errors
     /// The file is wrong as a whole, and no good one is kept.
-    pub(crate) fn start(&self, file: &Path, defaults: &Defaults) -> Result<Start, Error> {
+    pub(crate) fn start(&self, file: &Path, defaults: &Defaults) -> anyhow::Result<Start> {
         let read = super::text(file)
             .and_then(|text| super::check(file, &text, defaults).map(|config| (text, config)));
         let (error, partial) = match read {

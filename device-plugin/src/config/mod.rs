@@ -17,9 +17,9 @@ pub(crate) mod sriov;
 mod value;
 
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use node::gojson;
+use node::json;
 
 pub use model::{
     Config, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_POOLED_UNITS, MAX_UNITS,
@@ -31,40 +31,11 @@ pub use resource::ResourceName;
 /// Largest configuration file that is read; a ConfigMap holds at most 1 MiB.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// Why a configuration is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The file cannot be read.
-    #[error("read configuration {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-    /// The file is larger than any ConfigMap.
-    #[error("read configuration {path}: {bytes} bytes, at most {MAX_BYTES} are read")]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        bytes: u64,
-    },
-    /// The content is wrong.
-    #[error("configuration {path}: {problems}")]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problems: Problems,
-    },
-}
-
 /// Reads and checks a configuration file.
 ///
 /// # Errors
-/// [`Error`]: it cannot be read, or is wrong.
-pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
+/// It cannot be read, or is wrong.
+pub fn load(path: &Path, defaults: &Defaults) -> anyhow::Result<Config> {
     check(path, &text(path)?, defaults)
 }
 
@@ -72,43 +43,59 @@ pub fn load(path: &Path, defaults: &Defaults) -> Result<Config, Error> {
 ///
 /// # Errors
 /// It cannot be read, or is larger than any ConfigMap.
-pub fn text(path: &Path) -> Result<String, Error> {
-    let read = |source| Error::Read {
-        path: path.into(),
-        source,
+pub fn text(path: &Path) -> anyhow::Result<String> {
+    let read = || {
+        let (file, meta) = node::file::open_regular(path)?;
+        let bytes = meta.len();
+        anyhow::ensure!(
+            bytes <= MAX_BYTES,
+            "{bytes} bytes, at most {MAX_BYTES} are read"
+        );
+        let mut text = String::new();
+        file.take(MAX_BYTES).read_to_string(&mut text)?;
+        Ok(text)
     };
-    let (file, meta) = node::file::open_regular(path).map_err(read)?;
-    let mut text = String::new();
-    if meta.len() <= MAX_BYTES {
-        let mut most = file.take(MAX_BYTES);
-        most.read_to_string(&mut text).map_err(read)?;
-        return Ok(text);
-    }
-    Err(Error::TooLarge {
-        path: path.into(),
-        bytes: meta.len(),
-    })
+    read().map_err(|error| anyhow::anyhow!("read configuration {}: {error}", path.display()))
 }
 
 /// Checks the text of the configuration file at `path`.
 ///
 /// # Errors
-/// [`Error::Invalid`].
-pub fn check(path: &Path, text: &str, defaults: &Defaults) -> Result<Config, Error> {
-    parse_with(text, defaults).map_err(|problems| Error::Invalid {
-        path: path.into(),
-        problems,
-    })
+/// All that is wrong with it.
+pub fn check(path: &Path, text: &str, defaults: &Defaults) -> anyhow::Result<Config> {
+    parse_with(text, defaults)
+        .map_err(|problems| anyhow::anyhow!("configuration {}: {problems}", path.display()))
 }
 
 /// What the command line says about configurations of the peers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct Defaults {
-    /// Prefix of a resource in a `resourceList` that names none (`--resource-prefix`).
+    /// Prefix of resources of a resourceList that name none
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        env = "RDMA_RESOURCE_PREFIX",
+        default_value = sriov::DEFAULT_PREFIX
+    )]
     pub resource_prefix: String,
-    /// Delivery by CDI for pools that say nothing about it (`--use-cdi`).
+    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
+    #[arg(
+        long,
+        env = "RDMA_USE_CDI",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true"
+    )]
     pub use_cdi: bool,
-    /// What has to be there before units are offered (`--wait-for`).
+    /// Offer no unit before this is there, a file or a kernel module (`file:/PATH`, `module:NAME`);
+    /// for the two peers' formats, ours says it for each pool
+    #[arg(
+        long,
+        value_name = "WHAT,…",
+        env = "RDMA_WAIT_FOR",
+        value_delimiter = ','
+    )]
     pub wait_for: Vec<Gate>,
 }
 
@@ -152,12 +139,12 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
 }
 
 /// Recognises the format by its top-level key. Go folds key case, so this does too.
-fn format_of(text: &str) -> Result<(Format, Option<gojson::Value>), Problems> {
-    let Ok(document) = gojson::parse(text) else {
+fn format_of(text: &str) -> Result<(Format, Option<json::Value>), Problems> {
+    let Ok(document) = json::parse(text) else {
         // Our own format may be YAML. What is neither gets the YAML reader's message, which has
         // line, column and the offending text, unless it was plainly meant as JSON of a peer.
         if text.trim_start().starts_with('{')
-            && let Err(error) = gojson::parse(text)
+            && let Err(error) = json::parse(text)
             && ["configList", "resourceList"]
                 .iter()
                 .any(|key| text.contains(key))

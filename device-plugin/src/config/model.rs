@@ -137,7 +137,7 @@ pub struct PoolConfig {
     pub nodes: NodeRule,
     /// Whether units go without NUMA topology.
     pub exclude_topology: bool,
-    /// How containers get their devices; `None` where the file leaves it to the daemon.
+    /// How containers get their devices.
     pub delivery: Delivery,
     /// HCAs that are excluded although a selector chooses them.
     pub exclude: Exclusion,
@@ -156,6 +156,28 @@ pub struct PoolConfig {
     pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
     /// How the resource's name is written in names of environment variables.
     pub variables: Variables,
+}
+
+impl PoolConfig {
+    /// A pool with what both peers do with their HCAs.
+    pub fn new(resource: ResourceName, sharing: Sharing, selectors: Vec<Selector>) -> Self {
+        Self {
+            resource,
+            sharing,
+            selectors,
+            nodes: NodeRule::everything(),
+            exclude_topology: false,
+            delivery: Delivery::default(),
+            exclude: Exclusion::NONE,
+            port_health: PortHealth::Ignored,
+            wait_for: Vec::new(),
+            optional: false,
+            link_up: false,
+            extra_nodes: Vec::new(),
+            additional_info: BTreeMap::new(),
+            variables: Variables::Shell,
+        }
+    }
 }
 
 /// How a resource's name is written in names of environment variables.

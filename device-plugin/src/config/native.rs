@@ -24,7 +24,6 @@
 //! Anything ambiguous is an error that names the line: unknown and repeated keys, words outside a list
 //! of choices, keys that do not belong to the mode.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use node::spelling::nearest;
@@ -34,7 +33,7 @@ use serde_saphyr::{Location, Spanned};
 
 use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, NodeRule,
-    Policy, PoolConfig, PortHealth, Sharing, TopologyConfig, Variables,
+    Policy, PoolConfig, PortHealth, Sharing, TopologyConfig,
 };
 use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
@@ -151,14 +150,11 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
     }
     let pools = file.pools.value.into_iter();
     let pools = pools.map(|pool| pool.read(&mut findings)).collect();
-    findings.conclude(Config {
-        format: Format::Native,
-        rescan: file.rescan_interval,
+    let config = findings.conclude(Format::Native, file.rescan_interval, pools)?;
+    Ok(Config {
         damping: file.health,
-        pools,
         topology: file.topology,
-        warnings: Vec::new(),
-        refused: Vec::new(),
+        ..config
     })
 }
 
@@ -177,9 +173,6 @@ impl Pool {
         let problems = problems.iter().map(|one| format!("{place}{name}: {one}"));
         findings.problems.extend(problems);
         PoolConfig {
-            sharing,
-            resource: self.resource.value,
-            selectors: self.select,
             nodes: self.nodes,
             exclude_topology: self.exclude_topology,
             delivery: self.delivery.unwrap_or(match self.binding {
@@ -197,9 +190,7 @@ impl Pool {
             wait_for: self.wait_for,
             optional: self.optional,
             link_up: self.link_up,
-            extra_nodes: Vec::new(),
-            additional_info: BTreeMap::new(),
-            variables: Variables::Shell,
+            ..PoolConfig::new(self.resource.value, sharing, self.select)
         }
     }
 

@@ -1,10 +1,11 @@
 //! What is wrong with a configuration.
 
 use std::fmt;
+use std::time::Duration;
 
 use hca::unit::PoolTag;
 
-use super::model::{Config, PoolConfig};
+use super::model::{Config, Damping, Format, PoolConfig, TopologyConfig};
 
 /// Everything wrong with one configuration; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,23 +74,31 @@ impl Findings {
     }
 
     /// The configuration if nothing was wrong with the file as a whole and something is left of it.
-    pub(super) fn conclude(mut self, config: Config) -> Result<Config, Problems> {
-        self.problems.extend(name_clashes(&config.pools));
-        if config.pools.is_empty() || !self.problems.is_empty() {
+    pub(super) fn conclude(
+        mut self,
+        format: Format,
+        rescan: Option<Duration>,
+        pools: Vec<PoolConfig>,
+    ) -> Result<Config, Problems> {
+        self.problems.extend(name_clashes(&pools));
+        if pools.is_empty() || !self.problems.is_empty() {
             self.problems.append(&mut self.refused);
         }
-        if self.problems.is_empty() {
-            Ok(Config {
-                warnings: self.warnings,
-                refused: self.refused,
-                ..config
-            })
-        } else {
-            Err(Problems {
+        if !self.problems.is_empty() {
+            return Err(Problems {
                 problems: self.problems,
                 warnings: self.warnings,
-            })
+            });
         }
+        Ok(Config {
+            format,
+            rescan,
+            damping: Damping::default(),
+            pools,
+            topology: TopologyConfig::default(),
+            warnings: self.warnings,
+            refused: self.refused,
+        })
     }
 }
 

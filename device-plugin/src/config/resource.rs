@@ -56,6 +56,21 @@ impl ResourceName {
         })
     }
 
+    /// The name of a resource in a peer's file, which allows letters, digits and what is in `also`.
+    pub(super) fn of_peer(prefix: &str, name: &str, also: &str) -> Result<Self, String> {
+        if name.is_empty() {
+            return Err("resourceName is missing".into());
+        }
+        let legal = |c: char| c.is_ascii_alphanumeric() || also.contains(c);
+        if let Some(bad) = name.chars().find(|c| !legal(*c)) {
+            return Err(format!(
+                "resourceName {name:?} has the character {bad:?}; letters, digits and {also:?} are \
+                 allowed"
+            ));
+        }
+        Self::parse(&format!("{prefix}/{name}")).map_err(|error| error.to_string())
+    }
+
     /// The whole name, as the kubelet and pods write it.
     pub fn as_str(&self) -> &str {
         &self.full

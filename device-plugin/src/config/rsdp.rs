@@ -14,28 +14,27 @@
 //! - More units than one message to the kubelet holds are lowered to what it holds, with a warning.
 //! - A resource that is wrong is refused, and the others are served, where that plugin ends.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use node::gojson::{self, Value};
+use node::json::{self, Value};
 use node::pattern::Pattern;
 use serde::Deserialize;
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, MAX_POOLED_UNITS,
-    MAX_TIME, NodeRule, PoolConfig, PortHealth, Sharing, Variables,
+    Config, DEFAULT_RESCAN_INTERVAL, Format, MAX_POOLED_UNITS, MAX_TIME, PoolConfig, Sharing,
 };
 use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
-use super::selector::{FunctionKind, Selector};
+use super::selector::Selector;
 use super::spelling;
+use crate::candidate::FunctionKind;
 
 const DEFAULT_PREFIX: &str = "rdma";
 
 /// Reads a parsed document.
 pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
     let mut findings = Findings::default();
-    let decoded = gojson::decode(document, "", &mut findings.warnings);
+    let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
     let rescan = match file.periodic_update_interval {
         None => Some(DEFAULT_RESCAN_INTERVAL),
@@ -72,15 +71,7 @@ pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
             findings.resource(|findings| read_pool(value, &format!("configList[{i}]"), findings))
         })
         .collect();
-    findings.conclude(Config {
-        format: Format::Rsdp,
-        rescan,
-        damping: Damping::default(),
-        topology: super::model::TopologyConfig::default(),
-        pools,
-        warnings: Vec::new(),
-        refused: Vec::new(),
-    })
+    findings.conclude(Format::Rsdp, rescan, pools)
 }
 
 #[derive(Default, Deserialize)]
@@ -112,53 +103,19 @@ struct Selectors {
 }
 
 fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolConfig> {
-    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let decoded = json::decode(value, path, &mut findings.warnings);
     let entry: Entry = findings.keep(decoded)?;
-    let resource = resource_name(&entry, path, findings);
+    let prefix = Some(entry.resource_prefix.as_str()).filter(|prefix| !prefix.is_empty());
+    let resource =
+        ResourceName::of_peer(prefix.unwrap_or(DEFAULT_PREFIX), &entry.resource_name, "_");
+    let resource = findings.keep(resource.map_err(|error| format!("{path}: {error}")));
     let units = units(entry.rdma_hca_max, path, findings);
     let selector = selector(entry.devices, entry.selectors, path, findings);
+    let sharing = Sharing::Pooled { units: units? };
     Some(PoolConfig {
-        resource: resource?,
-        sharing: Sharing::Pooled { units: units? },
-        selectors: vec![selector?],
-        nodes: NodeRule::everything(),
         exclude_topology: true,
-        delivery: Delivery::default(),
-        exclude: Exclusion::NONE,
-        port_health: PortHealth::Ignored,
-        wait_for: Vec::new(),
-        optional: false,
-        link_up: false,
-        extra_nodes: Vec::new(),
-        additional_info: BTreeMap::new(),
-        variables: Variables::Shell,
+        ..PoolConfig::new(resource?, sharing, vec![selector?])
     })
-}
-
-fn resource_name(entry: &Entry, path: &str, findings: &mut Findings) -> Option<ResourceName> {
-    if entry.resource_name.is_empty() {
-        findings.problem(format!("{path}: resourceName is missing"));
-        return None;
-    }
-    if let Some(bad) = entry
-        .resource_name
-        .chars()
-        .find(|c| !c.is_ascii_alphanumeric() && *c != '_')
-    {
-        findings.problem(format!(
-            "{path}: resourceName {:?} has the character {bad:?}; letters, digits and \"_\" are \
-             allowed",
-            entry.resource_name
-        ));
-        return None;
-    }
-    let prefix = if entry.resource_prefix.is_empty() {
-        DEFAULT_PREFIX
-    } else {
-        &entry.resource_prefix
-    };
-    let parsed = ResourceName::parse(&format!("{prefix}/{}", entry.resource_name));
-    findings.keep(parsed.map_err(|error| format!("{path}: {error}")))
 }
 
 /// Units in all: `Some(None)` derives them.
@@ -238,15 +195,7 @@ fn selector(
         functions.push(FunctionKind::Software);
     }
     let ids = entry.vendors.iter().chain(&entry.device_ids);
-    let misspelt = ids.filter_map(|word| spelling::pci_id(word)).chain(
-        entry
-            .link_types
-            .iter()
-            .filter_map(|word| spelling::link_type(word)),
-    );
-    let drivers = entry.drivers.iter();
-    let misspelt = misspelt.chain(drivers.filter_map(|word| spelling::driver(word)));
-    for warning in misspelt {
+    for warning in spelling::warnings(ids, &entry.link_types, &[], &entry.drivers) {
         findings.warn(format!("{path}: {warning}"));
     }
     let exact = |words: Vec<String>| words.into_iter().map(Pattern::Exact).collect();

@@ -13,22 +13,22 @@ use serde::Deserialize;
 
 use super::range::RangeSet;
 use super::value::{
-    DriverName, GuidPattern, HexId, PartitionKey, link_types, list, numbers, one_or_many, ranges,
+    drivers, guids, link_types, numbers, one_or_many, partition_keys, pci_ids, ranges,
 };
-use crate::candidate::{Candidate, Function, link_type};
+use crate::candidate::{Candidate, FunctionKind, link_type};
 
 /// A conjunction of criteria; an empty list imposes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Selector {
     /// PCI vendor, four hex digits.
-    #[serde(deserialize_with = "list::<_, HexId, _>")]
+    #[serde(deserialize_with = "pci_ids")]
     pub vendors: Vec<Pattern>,
     /// PCI device, four hex digits.
-    #[serde(rename = "deviceIDs", deserialize_with = "list::<_, HexId, _>")]
+    #[serde(rename = "deviceIDs", deserialize_with = "pci_ids")]
     pub device_ids: Vec<Pattern>,
     /// PCI driver.
-    #[serde(deserialize_with = "list::<_, DriverName, _>")]
+    #[serde(deserialize_with = "drivers")]
     pub drivers: Vec<Pattern>,
     /// Netdev name on the host.
     pub if_names: Vec<Pattern>,
@@ -47,12 +47,12 @@ pub struct Selector {
     #[serde(skip)]
     pub owners: OwnerRule,
     /// Partition keys without the membership bit.
-    #[serde(rename = "pKeys", deserialize_with = "list::<_, PartitionKey, _>")]
+    #[serde(rename = "pKeys", deserialize_with = "partition_keys")]
     pub pkeys: Vec<u16>,
     /// RDMA device name.
     pub rdma_devices: Vec<Pattern>,
     /// Node or port GUID, sixteen hex digits.
-    #[serde(deserialize_with = "list::<_, GuidPattern, _>")]
+    #[serde(deserialize_with = "guids")]
     pub guids: Vec<Pattern>,
     /// Port numbers.
     #[serde(deserialize_with = "numbers")]
@@ -120,82 +120,40 @@ pub struct SpeedRange {
     pub max_mbps: u32,
 }
 
-/// A function kind without its number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FunctionKind {
-    /// Physical function.
-    Pf,
-    /// Virtual function.
-    Vf,
-    /// Scalable function.
-    Sf,
-    /// Soft RoCE or soft iWARP on a netdev without a bus.
-    Software,
+/// Whether a selector chooses an HCA. The worst of all criteria decides, and the best of alternatives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Match {
+    /// A criterion that is visible fails.
+    No,
+    /// It asks for what is not visible now, so it might.
+    Hidden,
+    /// All criteria hold.
+    Yes,
 }
 
-impl FunctionKind {
-    /// All of them, in the order that messages list them.
-    pub const ALL: [(&'static str, FunctionKind); 4] = [
-        ("pf", FunctionKind::Pf),
-        ("vf", FunctionKind::Vf),
-        ("sf", FunctionKind::Sf),
-        ("software", FunctionKind::Software),
-    ];
-
-    fn covers(self, function: Function) -> bool {
-        matches!(
-            (self, function),
-            (FunctionKind::Pf, Function::Physical)
-                | (FunctionKind::Vf, Function::Virtual(_))
-                | (FunctionKind::Sf, Function::Scalable(_))
-                | (FunctionKind::Software, Function::Software)
-        )
-    }
-}
-
-/// Why an HCA is not selected: the first criterion that it fails, else the first that asks for what
-/// is not visible.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mismatch {
-    /// Key of the criterion as written in configuration files.
-    pub criterion: &'static str,
-    /// What the configuration asks for.
-    pub wanted: String,
-    /// What the HCA has.
-    pub found: String,
-    /// Whether this is not visible now, so it might match.
-    pub hidden: bool,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            criterion,
-            wanted,
-            found,
-            hidden,
-        } = self;
-        match (*criterion, *hidden) {
-            ("not", false) => return write!(formatter, "excluded by \"not\": {wanted}"),
-            (_, false) => {}
-            (_, true) => {
-                return write!(
-                    formatter,
-                    "{criterion}: wanted {wanted}, not visible now: it is in another network \
-                     namespace, or does not answer"
-                );
-            }
-        }
-        write!(formatter, "{criterion}: wanted {wanted}, found {found}")
-    }
-}
-
-/// One key of a selector: what it asks for, what an HCA has, and how the two are matched.
+/// One key of a selector, and how an HCA is matched.
 struct Criterion {
     key: &'static str,
     about: About,
+    /// What the selector asks for, for a person; `None` if it does not ask for this.
+    wanted: fn(&Selector) -> Option<String>,
+    /// What the HCA has.
+    found: fn(&Candidate) -> Vec<String>,
     test: Test,
+}
+
+enum Test {
+    /// A word of what was found matches one of these patterns.
+    Words(fn(&Selector) -> &[Pattern]),
+    Hca(fn(&Selector, &Candidate) -> bool),
+    /// All criteria of this kind hold for one and the same port.
+    Port(fn(&Selector, &Port) -> bool),
+}
+
+/// What a selector consists of.
+enum Term<'s> {
+    Key(&'static Criterion),
+    Not(&'s Selector),
 }
 
 /// What a criterion asks about, which decides whether all of it is visible.
@@ -219,261 +177,180 @@ impl About {
             About::Place => true,
             About::Devices => hca.is_read(),
             About::Netdevs => hca.shows_netdevs(),
-            About::Owner => hca.function() != Function::Physical || hca.shows_netdevs(),
+            About::Owner => hca.function().kind != FunctionKind::Pf || hca.shows_netdevs(),
             About::Links => hca.is_read() || !hca.netdevs.is_empty(),
         }
     }
 }
 
-enum Test {
-    /// One of the HCA's values matches one of the patterns.
-    Words {
-        patterns: fn(&Selector) -> &[Pattern],
-        values: fn(&Candidate) -> Vec<String>,
-    },
-    /// The HCA as a whole decides.
-    Hca {
-        /// `None` if the selector does not ask for this.
-        wanted: fn(&Selector) -> Option<String>,
-        holds: fn(&Selector, &Candidate) -> bool,
-        values: fn(&Candidate) -> Vec<String>,
-    },
-    /// All criteria of this kind hold for one and the same port.
-    Port {
-        /// `None` if the selector does not ask for this.
-        wanted: fn(&Selector) -> Option<String>,
-        holds: fn(&Selector, &Port) -> bool,
-        values: fn(&Port) -> Vec<String>,
-    },
-}
-
-/// Every key but `not`, in the order in which they are checked and printed.
-const CRITERIA: &[Criterion] = &[
-    Criterion {
-        key: "rdmaDevices",
-        about: About::Place,
-        test: Test::Words {
-            patterns: |selector| &selector.rdma_devices,
-            values: |hca| of_devices(hca, |device| Some(device.name.clone())),
-        },
-    },
-    Criterion {
-        key: "ifNames",
-        about: About::Netdevs,
-        test: Test::Words {
-            patterns: |selector| &selector.if_names,
-            values: |hca| {
-                let bonds = hca.bond_names.iter().map(String::as_str);
-                hca.netdev_names().chain(bonds).map(str::to_owned).collect()
-            },
-        },
-    },
-    Criterion {
-        key: "pciAddresses",
-        about: About::Place,
-        test: Test::Words {
-            patterns: |selector| &selector.pci_addresses,
-            values: |hca| of_pci(hca, |pci| pci.address.to_string()),
-        },
-    },
-    Criterion {
-        key: "vendors",
-        about: About::Place,
-        test: Test::Words {
-            patterns: |selector| &selector.vendors,
-            values: |hca| of_pci(hca, |pci| format!("{:04x}", pci.vendor)),
-        },
-    },
-    Criterion {
-        key: "deviceIDs",
-        about: About::Place,
-        test: Test::Words {
-            patterns: |selector| &selector.device_ids,
-            values: |hca| of_pci(hca, |pci| format!("{:04x}", pci.device)),
-        },
-    },
-    Criterion {
-        key: "drivers",
-        about: About::Devices,
-        test: Test::Words {
-            patterns: |selector| &selector.drivers,
-            values: Candidate::drivers,
-        },
-    },
-    Criterion {
-        key: "acpiIndexes",
-        about: About::Place,
-        test: Test::Hca {
-            wanted: |selector| alternatives(selector.acpi_indexes.iter()),
-            holds: |selector, hca| match acpi_index(hca) {
-                Some(index) => any_matches(&selector.acpi_indexes, &index),
-                // The SR-IOV plugin's `[""]`: a function without an index. A pattern of ours that
-                // matches everything does not match what is not there.
-                None => selector
-                    .acpi_indexes
-                    .contains(&Pattern::Exact(String::new())),
-            },
-            values: |hca| acpi_index(hca).into_iter().collect(),
-        },
-    },
-    Criterion {
-        key: "guids",
-        about: About::Devices,
-        test: Test::Words {
-            patterns: |selector| &selector.guids,
-            values: |hca| {
-                let nodes = hca
-                    .rdma_devices
-                    .iter()
-                    .filter_map(|device| device.node_guid);
-                let ports = hca.ports().filter_map(Port::guid);
-                let digits = |Guid(guid): Guid| format!("{guid:016x}");
-                nodes.chain(ports).map(digits).collect()
-            },
-        },
-    },
-    Criterion {
-        key: "firmware",
-        about: About::Devices,
-        test: Test::Words {
-            patterns: |selector| &selector.firmware,
-            values: |hca| of_devices(hca, |device| device.firmware.clone()),
-        },
-    },
-    Criterion {
-        key: "boardIDs",
-        about: About::Devices,
-        test: Test::Words {
-            patterns: |selector| &selector.board_ids,
-            values: |hca| of_devices(hca, |device| device.board_id.clone()),
-        },
-    },
-    Criterion {
-        key: "functions",
-        about: About::Place,
-        test: Test::Hca {
-            wanted: |selector| alternatives(selector.functions.iter().map(|kind| kind.word())),
-            holds: |selector, hca| selector.functions.iter().any(|k| k.covers(hca.function())),
-            values: |hca| vec![hca.function().word().to_owned()],
-        },
-    },
-    Criterion {
-        key: "pfNames",
-        about: About::Owner,
-        test: Test::Hca {
-            wanted: |selector| alternatives(selector.pf_names.iter()),
-            holds: |selector, hca| owned(&selector.pf_names, selector.owners, hca, &pf_names(hca)),
-            values: |hca| numbered(hca, &pf_names(hca)),
-        },
-    },
-    Criterion {
-        key: "rootDevices",
-        about: About::Place,
-        test: Test::Hca {
-            wanted: |selector| alternatives(selector.root_devices.iter()),
-            holds: |selector, hca| {
-                owned(
-                    &selector.root_devices,
-                    selector.owners,
-                    hca,
-                    &pf_address(hca),
-                )
-            },
-            values: |hca| numbered(hca, &pf_address(hca)),
-        },
-    },
-    Criterion {
-        key: "numaNodes",
-        about: About::Place,
-        test: Test::Hca {
-            wanted: |selector| range(&selector.numa_nodes),
-            holds: |selector, hca| {
-                hca.numa_node()
-                    .is_some_and(|n| selector.numa_nodes.contains(n))
-            },
-            values: |hca| hca.numa_node().iter().map(ToString::to_string).collect(),
-        },
-    },
-    Criterion {
-        key: "linkTypes",
-        about: About::Links,
-        test: Test::Words {
-            patterns: |selector| &selector.link_types,
-            // Netdevs decide where there are any.
-            values: |hca| {
-                let mut layers: Vec<_> = hca.netdevs.iter().map(Netdev::link_layer).collect();
-                if layers.is_empty() {
-                    layers.extend(hca.ports().map(|port| port.link_layer));
-                }
-                let words = layers.into_iter().map(|layer| link_type(layer).to_owned());
-                words.collect()
-            },
-        },
-    },
-    Criterion {
-        key: "ports",
-        about: About::Devices,
-        test: Test::Port {
-            wanted: |selector| range(&selector.ports),
-            holds: |selector, port| selector.ports.contains(port.number),
-            values: |port| vec![port.number.to_string()],
-        },
-    },
-    Criterion {
-        key: "linkSpeed",
-        about: About::Devices,
-        test: Test::Port {
-            wanted: |selector| alternatives(selector.link_speed.iter()),
-            holds: |selector, port| {
-                rate_mbps(port)
-                    .is_some_and(|rate| selector.link_speed.iter().any(|r| r.contains(rate)))
-            },
-            values: |port| vec![rate(rate_mbps(port))],
-        },
-    },
-    Criterion {
-        key: "pKeys",
-        about: About::Devices,
-        test: Test::Port {
-            wanted: |selector| alternatives(pkeys(selector.pkeys.iter().copied())),
-            holds: |selector, port| partitions(port).any(|key| selector.pkeys.contains(&key)),
-            values: |port| pkeys(partitions(port)).collect(),
-        },
-    },
-];
-
-impl Test {
-    /// What the selector asks for, if it does. A list of one empty word does.
-    fn wanted(&self, selector: &Selector) -> Option<String> {
-        match self {
-            Self::Words { patterns, .. } => alternatives(patterns(selector).iter()),
-            Self::Hca { wanted, .. } | Self::Port { wanted, .. } => wanted(selector),
+macro_rules! criterion {
+    ($key:literal, $about:ident, $found:expr, $field:ident) => {
+        criterion!(
+            $key,
+            $about,
+            $found,
+            |selector| alternatives(selector.$field.iter()),
+            Words(|selector| &selector.$field)
+        )
+    };
+    ($key:literal, $about:ident, $found:expr, $wanted:expr, $kind:ident($test:expr)) => {
+        Criterion {
+            key: $key,
+            about: About::$about,
+            wanted: $wanted,
+            found: $found,
+            test: Test::$kind($test),
         }
-    }
-
-    /// Whether an HCA has it, and else what it has. `ports` are those that hold so far.
-    fn check(
-        &self,
-        selector: &Selector,
-        hca: &Candidate,
-        ports: &mut Vec<&Port>,
-    ) -> Result<(), Vec<String>> {
-        let (holds, values) = match self {
-            Self::Words { patterns, values } => {
-                let values = values(hca);
-                let patterns = patterns(selector);
-                (values.iter().any(|v| any_matches(patterns, v)), values)
-            }
-            Self::Hca { holds, values, .. } => (holds(selector, hca), values(hca)),
-            Self::Port { holds, values, .. } => {
-                let values = ports.iter().flat_map(|port| values(port)).collect();
-                ports.retain(|port| holds(selector, port));
-                (!ports.is_empty(), values)
-            }
-        };
-        if holds { Ok(()) } else { Err(values) }
-    }
+    };
 }
+
+/// Every key but `not`, in the order in which they are printed.
+const CRITERIA: &[Criterion] = &[
+    criterion!(
+        "rdmaDevices",
+        Place,
+        |hca| of_devices(hca, |one| Some(one.name.clone())),
+        rdma_devices
+    ),
+    criterion!(
+        "ifNames",
+        Netdevs,
+        |hca| {
+            let bonds = hca.bond_names.iter().map(String::as_str);
+            hca.netdev_names().chain(bonds).map(str::to_owned).collect()
+        },
+        if_names
+    ),
+    criterion!(
+        "pciAddresses",
+        Place,
+        |hca| of_pci(hca, |pci| Some(pci.address.to_string())),
+        pci_addresses
+    ),
+    criterion!(
+        "vendors",
+        Place,
+        |hca| of_pci(hca, |pci| Some(format!("{:04x}", pci.vendor))),
+        vendors
+    ),
+    criterion!(
+        "deviceIDs",
+        Place,
+        |hca| of_pci(hca, |pci| Some(format!("{:04x}", pci.device))),
+        device_ids
+    ),
+    criterion!("drivers", Devices, Candidate::drivers, drivers),
+    criterion!(
+        "acpiIndexes",
+        Place,
+        acpi_index,
+        |selector| alternatives(selector.acpi_indexes.iter()),
+        Hca(|selector, hca| match acpi_index(hca).first() {
+            Some(index) => any_matches(&selector.acpi_indexes, index),
+            // The SR-IOV plugin's `[""]`: a function without an index. A pattern of ours that
+            // matches everything does not match what is not there.
+            None => selector
+                .acpi_indexes
+                .contains(&Pattern::Exact(String::new())),
+        })
+    ),
+    criterion!(
+        "guids",
+        Devices,
+        |hca| {
+            let nodes = hca.rdma_devices.iter().filter_map(|one| one.node_guid);
+            let ports = hca.ports().filter_map(Port::guid);
+            let digits = |Guid(guid): Guid| format!("{guid:016x}");
+            nodes.chain(ports).map(digits).collect()
+        },
+        guids
+    ),
+    criterion!(
+        "firmware",
+        Devices,
+        |hca| of_devices(hca, |one| one.firmware.clone()),
+        firmware
+    ),
+    criterion!(
+        "boardIDs",
+        Devices,
+        |hca| of_devices(hca, |one| one.board_id.clone()),
+        board_ids
+    ),
+    criterion!(
+        "functions",
+        Place,
+        |hca| vec![hca.function().kind.word().to_owned()],
+        |selector| alternatives(selector.functions.iter().map(|kind| kind.word())),
+        Hca(|selector, hca| selector.functions.contains(&hca.function().kind))
+    ),
+    criterion!(
+        "pfNames",
+        Owner,
+        |hca| numbered(hca, pf_names(hca)),
+        |selector| alternatives(selector.pf_names.iter()),
+        Hca(|selector, hca| owned(&selector.pf_names, selector.owners, hca, &pf_names(hca)))
+    ),
+    criterion!(
+        "rootDevices",
+        Place,
+        |hca| numbered(hca, pf_address(hca)),
+        |selector| alternatives(selector.root_devices.iter()),
+        Hca(|selector, hca| owned(
+            &selector.root_devices,
+            selector.owners,
+            hca,
+            &pf_address(hca)
+        ))
+    ),
+    criterion!(
+        "numaNodes",
+        Place,
+        |hca| hca.numa_node().iter().map(ToString::to_string).collect(),
+        |selector| range(&selector.numa_nodes),
+        Hca(|selector, hca| hca
+            .numa_node()
+            .is_some_and(|n| selector.numa_nodes.contains(n)))
+    ),
+    criterion!(
+        "linkTypes",
+        Links,
+        |hca| {
+            // Netdevs decide where there are any.
+            let mut layers: Vec<_> = hca.netdevs.iter().map(Netdev::link_layer).collect();
+            if layers.is_empty() {
+                layers.extend(hca.ports().map(|port| port.link_layer));
+            }
+            let words = layers.into_iter().map(|layer| link_type(layer).to_owned());
+            words.collect()
+        },
+        link_types
+    ),
+    criterion!(
+        "ports",
+        Devices,
+        |hca| hca.ports().map(|port| port.number.to_string()).collect(),
+        |selector| range(&selector.ports),
+        Port(|selector, port| selector.ports.contains(port.number))
+    ),
+    criterion!(
+        "linkSpeed",
+        Devices,
+        |hca| hca.ports().filter_map(rate_mbps).map(rate).collect(),
+        |selector| alternatives(selector.link_speed.iter()),
+        Port(|selector, port| {
+            let mut ranges = selector.link_speed.iter();
+            rate_mbps(port).is_some_and(|rate| ranges.any(|range| range.contains(rate)))
+        })
+    ),
+    criterion!(
+        "pKeys",
+        Devices,
+        |hca| hca.ports().flat_map(partitions).map(pkey).collect(),
+        |selector| alternatives(selector.pkeys.iter().copied().map(pkey)),
+        Port(|selector, port| partitions(port).any(|key| selector.pkeys.contains(&key)))
+    ),
+];
 
 impl Selector {
     /// Whether no criterion is set, so that everything would match.
@@ -486,41 +363,70 @@ impl Selector {
     }
 
     /// Whether the HCA satisfies every criterion.
-    pub fn matches(&self, candidate: &Candidate) -> bool {
-        self.check(candidate).is_ok()
+    pub fn matches(&self, candidate: &Candidate) -> Match {
+        let terms = self.terms(candidate);
+        terms.map(|(holds, _)| holds).min().unwrap_or(Match::Yes)
     }
 
-    /// Says which criterion an HCA fails first.
-    pub fn check(&self, candidate: &Candidate) -> Result<(), Mismatch> {
+    /// Why the HCA is not chosen, if so: the first criterion that it fails, else the first that asks
+    /// for what is not visible.
+    pub fn why_not(&self, candidate: &Candidate) -> Option<String> {
+        let failing = self
+            .terms(candidate)
+            .filter(|(holds, _)| *holds != Match::Yes);
+        let (holds, term) = failing.min_by_key(|(holds, _)| *holds)?;
+        let (key, wanted, found) = match term {
+            Term::Key(one) => (
+                one.key,
+                (one.wanted)(self).unwrap_or_default(),
+                (one.found)(candidate),
+            ),
+            Term::Not(not) if holds == Match::No => {
+                return Some(format!("excluded by \"not\": {not}"));
+            }
+            Term::Not(not) => ("not", not.to_string(), Vec::new()),
+        };
+        let found = match (holds, found.is_empty()) {
+            (Match::Hidden, _) => {
+                "not visible now: it is in another network namespace, or does not answer".to_owned()
+            }
+            (_, true) => "found none".to_owned(),
+            (_, false) => format!("found {}", found.join(", ")),
+        };
+        Some(format!("{key}: wanted {wanted}, {found}"))
+    }
+
+    fn terms<'s>(&'s self, candidate: &'s Candidate) -> impl Iterator<Item = (Match, Term<'s>)> {
         let mut ports = self.ports_of_link_type(candidate);
-        let mut hidden = None;
-        for Criterion { key, about, test } in CRITERIA {
-            let Some(wanted) = test.wanted(self) else {
-                continue;
-            };
-            if let Err(found) = test.check(self, candidate, &mut ports) {
-                let mismatch = mismatch(key, wanted, &found);
-                if about.is_visible(candidate) {
-                    return Err(mismatch);
+        let asked = CRITERIA.iter().filter(|one| (one.wanted)(self).is_some());
+        let criteria = asked.map(move |criterion| {
+            let holds = match criterion.test {
+                Test::Words(patterns) => {
+                    let mut words = (criterion.found)(candidate).into_iter();
+                    words.any(|word| any_matches(patterns(self), &word))
                 }
-                hidden.get_or_insert(mismatch);
-            }
-        }
-        for selector in &self.not {
-            let excluded = || mismatch("not", selector.to_string(), &[]);
-            match selector.check(candidate) {
-                Ok(()) => return Err(excluded()),
-                Err(unsure) if unsure.hidden => drop(hidden.get_or_insert_with(excluded)),
-                Err(_) => {}
-            }
-        }
-        match hidden {
-            Some(mismatch) => Err(Mismatch {
-                hidden: true,
-                ..mismatch
-            }),
-            None => Ok(()),
-        }
+                Test::Hca(holds) => holds(self, candidate),
+                Test::Port(holds) => {
+                    ports.retain(|port| holds(self, port));
+                    !ports.is_empty()
+                }
+            };
+            let holds = match holds {
+                true => Match::Yes,
+                false if criterion.about.is_visible(candidate) => Match::No,
+                false => Match::Hidden,
+            };
+            (holds, Term::Key(criterion))
+        });
+        let excluded = self.not.iter().map(|not| {
+            let holds = match not.matches(candidate) {
+                Match::Yes => Match::No,
+                Match::Hidden => Match::Hidden,
+                Match::No => Match::Yes,
+            };
+            (holds, Term::Not(not))
+        });
+        criteria.chain(excluded)
     }
 
     /// The ports that port criteria may hold for. Where there is no netdev, the link type is a
@@ -541,8 +447,29 @@ fn of_devices(hca: &Candidate, value: fn(&RdmaDevice) -> Option<String>) -> Vec<
     hca.rdma_devices.iter().filter_map(value).collect()
 }
 
-fn of_pci(hca: &Candidate, value: fn(&PciFunction) -> String) -> Vec<String> {
-    hca.pci.iter().map(value).collect()
+fn of_pci(hca: &Candidate, value: fn(&PciFunction) -> Option<String>) -> Vec<String> {
+    hca.pci.iter().filter_map(value).collect()
+}
+
+fn acpi_index(hca: &Candidate) -> Vec<String> {
+    of_pci(hca, |pci| Some(pci.acpi_index?.to_string()))
+}
+
+fn pf_address(hca: &Candidate) -> Vec<String> {
+    of_pci(hca, |pci| Some(pci.physical().to_string()))
+}
+
+fn pf_names(hca: &Candidate) -> Vec<String> {
+    let bonded = hca.function().kind == FunctionKind::Pf;
+    let bond_names = hca.bond_names.iter().filter(|_| bonded);
+    hca.pf_netdevs.iter().chain(bond_names).cloned().collect()
+}
+
+/// Names of a PF with the number of the VF or SF.
+fn numbered(hca: &Candidate, names: Vec<String>) -> Vec<String> {
+    let index = hca.function().index;
+    let number = index.map(|index| format!("#{index}")).unwrap_or_default();
+    names.iter().map(|name| format!("{name}{number}")).collect()
 }
 
 fn rate_mbps(port: &Port) -> Option<u32> {
@@ -554,67 +481,22 @@ fn partitions(port: &Port) -> impl Iterator<Item = u16> {
     port.pkeys.iter().map(|(_, key)| key & 0x7fff)
 }
 
-fn acpi_index(hca: &Candidate) -> Option<String> {
-    Some(hca.pci.as_ref()?.acpi_index?.to_string())
-}
-
-fn pf_names(hca: &Candidate) -> Vec<String> {
-    let bonded = hca.function() == Function::Physical;
-    let bond_names = hca.bond_names.iter().filter(|_| bonded);
-    hca.pf_netdevs.iter().chain(bond_names).cloned().collect()
-}
-
-fn pf_address(hca: &Candidate) -> Vec<String> {
-    hca.pf().iter().map(ToString::to_string).collect()
-}
-
-/// Names of a PF with the number of the VF or SF.
-fn numbered(hca: &Candidate, names: &[String]) -> Vec<String> {
-    let index = hca.function().index();
-    let number = index.map(|index| format!("#{index}")).unwrap_or_default();
-    names.iter().map(|name| format!("{name}{number}")).collect()
-}
-
-fn pkeys(keys: impl Iterator<Item = u16>) -> impl Iterator<Item = String> {
-    keys.map(|key| format!("{key:#06x}"))
-}
-
-impl FunctionKind {
-    fn word(self) -> &'static str {
-        Self::ALL
-            .iter()
-            .find(|(_, kind)| *kind == self)
-            .map_or("", |(word, _)| word)
-    }
+fn pkey(key: u16) -> String {
+    format!("{key:#06x}")
 }
 
 /// Whether an entry names the PF (by one of `names`) and the number of this VF or SF.
 fn owned(entries: &[Owner], rule: OwnerRule, hca: &Candidate, names: &[String]) -> bool {
-    let index = hca.function().index();
+    let index = hca.function().index;
     let in_range = |entry: &Owner| match &entry.indexes {
         None => true,
         Some(range) => index.is_some_and(|index| range.contains(index)),
     };
-    let mut naming = entries
-        .iter()
-        .filter(|entry| names.iter().any(|name| entry.pf.matches(name)));
+    let is_named = |entry: &&Owner| names.iter().any(|name| entry.pf.matches(name));
+    let mut naming = entries.iter().filter(is_named);
     match rule {
         OwnerRule::Any => naming.any(in_range),
         OwnerRule::First => naming.next().is_some_and(in_range),
-    }
-}
-
-fn mismatch(criterion: &'static str, wanted: String, found: &[String]) -> Mismatch {
-    let found = if found.is_empty() {
-        "none".into()
-    } else {
-        found.join(", ")
-    };
-    Mismatch {
-        criterion,
-        wanted,
-        found,
-        hidden: false,
     }
 }
 
@@ -628,11 +510,10 @@ fn range(numbers: &RangeSet) -> Option<String> {
     (!numbers.is_empty()).then(|| numbers.to_string())
 }
 
-fn rate(mbps: Option<u32>) -> String {
-    match mbps {
-        None => "unknown".into(),
-        Some(mbps) if mbps % 1000 == 0 => format!("{}G", mbps / 1000),
-        Some(mbps) => format!("{mbps}M"),
+fn rate(mbps: u32) -> String {
+    match mbps % 1000 {
+        0 => format!("{}G", mbps / 1000),
+        _ => format!("{mbps}M"),
     }
 }
 
@@ -674,10 +555,6 @@ impl SpeedRange {
         let (min_mbps, max_mbps) = (parse_rate(low)?, parse_rate(high)?);
         (min_mbps <= max_mbps).then_some(Self { min_mbps, max_mbps })
     }
-
-    fn contains(self, mbps: u32) -> bool {
-        (self.min_mbps..=self.max_mbps).contains(&mbps)
-    }
 }
 
 fn parse_rate(text: &str) -> Option<u32> {
@@ -695,9 +572,15 @@ fn parse_rate(text: &str) -> Option<u32> {
     digits.trim_end().parse::<u32>().ok()?.checked_mul(factor)
 }
 
+impl SpeedRange {
+    fn contains(self, mbps: u32) -> bool {
+        (self.min_mbps..=self.max_mbps).contains(&mbps)
+    }
+}
+
 impl fmt::Display for SpeedRange {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (low, high) = (rate(Some(self.min_mbps)), rate(Some(self.max_mbps)));
+        let (low, high) = (rate(self.min_mbps), rate(self.max_mbps));
         match (self.min_mbps, self.max_mbps) {
             (least, most) if least == most => write!(formatter, "{low}"),
             (_, u32::MAX) => write!(formatter, ">={low}"),
@@ -711,7 +594,7 @@ impl fmt::Display for Selector {
     /// Prints the criteria that are set, as `vendors: 15b3; ifNames: ens1f0 or ens1f1`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let not = alternatives(self.not.iter().map(|not| format!("({not})")));
-        let criteria = CRITERIA.iter().map(|c| (c.key, c.test.wanted(self)));
+        let criteria = CRITERIA.iter().map(|c| (c.key, (c.wanted)(self)));
         let criteria = criteria.chain([("not", not)]);
         let text: Vec<String> = criteria
             .filter_map(|(key, wanted)| Some(format!("{key}: {}", wanted?)))

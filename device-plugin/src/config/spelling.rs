@@ -5,8 +5,22 @@ use hca::{LinkLayer, PciAddress};
 
 use crate::candidate;
 
+/// What is wrong with PCI vendor and device IDs, link types, PCI addresses and drivers.
+pub(super) fn warnings<'w>(
+    ids: impl Iterator<Item = &'w String>,
+    link_types: &'w [String],
+    addresses: &'w [String],
+    drivers: &'w [String],
+) -> impl Iterator<Item = String> {
+    let ids = ids.filter_map(|word| pci_id(word));
+    let link_types = link_types.iter().filter_map(|word| link_type(word));
+    let addresses = addresses.iter().filter_map(|word| pci_address(word));
+    let drivers = drivers.iter().filter_map(|word| driver(word));
+    ids.chain(link_types).chain(addresses).chain(drivers)
+}
+
 /// What is wrong with a PCI vendor or device ID, if anything is.
-pub(super) fn pci_id(word: &str) -> Option<String> {
+fn pci_id(word: &str) -> Option<String> {
     let is_id = |text: &str| {
         text.len() == 4
             && text
@@ -26,7 +40,7 @@ pub(super) fn pci_id(word: &str) -> Option<String> {
 }
 
 /// What is wrong with a link type, if anything is.
-pub(super) fn link_type(word: &str) -> Option<String> {
+fn link_type(word: &str) -> Option<String> {
     let words = [LinkLayer::Ethernet, LinkLayer::InfiniBand].map(candidate::link_type);
     if words.contains(&word) {
         return None;
@@ -49,7 +63,7 @@ pub(super) fn link_type(word: &str) -> Option<String> {
 }
 
 /// What is wrong with a PCI address, if anything is.
-pub(super) fn pci_address(word: &str) -> Option<String> {
+fn pci_address(word: &str) -> Option<String> {
     let canonical = |text: &str| {
         let address: PciAddress = text.parse().ok()?;
         Some(address.to_string())

@@ -13,19 +13,20 @@
 
 use std::collections::BTreeMap;
 
-use node::gojson::{self, Value};
+use node::json::{self, Value};
 use node::pattern::Pattern;
 use serde::Deserialize;
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, NodeRule, Policy,
-    PoolConfig, PortHealth, Sharing, TUN, VHOST_NET, Variables,
+    Config, DEFAULT_RESCAN_INTERVAL, Exclusion, Format, Policy, PoolConfig, Sharing, TUN,
+    VHOST_NET, Variables,
 };
 use super::problems::{Findings, Problems};
 use super::range::RangeSet;
 use super::resource::ResourceName;
-use super::selector::{FunctionKind, Owner, OwnerRule, Selector};
+use super::selector::{Owner, OwnerRule, Selector};
 use super::spelling;
+use crate::candidate::FunctionKind;
 
 /// Prefix of a resource that names none.
 pub(crate) const DEFAULT_PREFIX: &str = "intel.com";
@@ -36,7 +37,7 @@ const VHOST_NODES: [&str; 2] = [VHOST_NET, TUN];
 /// Reads a parsed document; `prefix` is for resources that name none.
 pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
     let mut findings = Findings::default();
-    let decoded = gojson::decode(document, "", &mut findings.warnings);
+    let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
     if file.resource_list.is_empty() && findings.problems.is_empty() {
         findings.problem("resourceList is empty; it needs at least one resource");
@@ -57,15 +58,7 @@ pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
         );
     }
     let rescan = Some(DEFAULT_RESCAN_INTERVAL);
-    findings.conclude(Config {
-        format: Format::Sriov,
-        rescan,
-        damping: Damping::default(),
-        topology: super::model::TopologyConfig::default(),
-        pools,
-        warnings: Vec::new(),
-        refused: Vec::new(),
-    })
+    findings.conclude(Format::Sriov, rescan, pools)
 }
 
 /// Kinds of devices of that plugin that are served here.
@@ -98,7 +91,7 @@ fn read_pool(
     prefix: &str,
     findings: &mut Findings,
 ) -> Option<PoolConfig> {
-    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let decoded = json::decode(value, path, &mut findings.warnings);
     let entry: Entry = findings.keep(decoded)?;
     let leave = |why: &str| {
         format!(
@@ -116,7 +109,9 @@ fn read_pool(
         findings.warn(leave("isRdma is not true"));
         return None;
     }
-    let resource = resource_name(&entry, path, prefix, findings);
+    let own = Some(entry.resource_prefix.as_str()).filter(|own| !own.is_empty());
+    let resource = ResourceName::of_peer(own.unwrap_or(prefix), &entry.resource_name, "_-");
+    let resource = findings.keep(resource.map_err(|error| format!("{path}: {error}")));
     let device_type = device_type(&entry.device_type, path, findings);
     let (device_type, criteria) = (device_type?, criteria?);
     let alternatives: Vec<Selector> = criteria
@@ -133,20 +128,12 @@ fn read_pool(
         })
         .collect();
     let vhost = criteria.iter().any(|one| one.need_vhost_net);
+    let sharing = Sharing::Exclusive {
+        policy: Policy::default(),
+    };
     Some(PoolConfig {
-        resource: resource?,
-        sharing: Sharing::Exclusive {
-            policy: Policy::default(),
-        },
-        selectors: alternatives,
-        nodes: NodeRule::everything(),
         exclude_topology: entry.exclude_topology,
-        delivery: Delivery::default(),
         exclude: Exclusion::IN_USE,
-        port_health: PortHealth::Ignored,
-        wait_for: Vec::new(),
-        optional: false,
-        link_up: false,
         extra_nodes: VHOST_NODES
             .iter()
             .filter(|_| vhost)
@@ -154,35 +141,8 @@ fn read_pool(
             .collect(),
         additional_info: entry.additional_info,
         variables: Variables::Sriov,
+        ..PoolConfig::new(resource?, sharing, alternatives)
     })
-}
-
-fn resource_name(
-    entry: &Entry,
-    path: &str,
-    default_prefix: &str,
-    findings: &mut Findings,
-) -> Option<ResourceName> {
-    if entry.resource_name.is_empty() {
-        findings.problem(format!("{path}: resourceName is missing"));
-        return None;
-    }
-    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if let Some(bad) = entry.resource_name.chars().find(|c| !legal(*c)) {
-        findings.problem(format!(
-            "{path}: resourceName {:?} has the character {bad:?}; letters, digits, \"_\" and \"-\" \
-             are allowed",
-            entry.resource_name
-        ));
-        return None;
-    }
-    let prefix = if entry.resource_prefix.is_empty() {
-        default_prefix
-    } else {
-        &entry.resource_prefix
-    };
-    let parsed = ResourceName::parse(&format!("{prefix}/{}", entry.resource_name));
-    findings.keep(parsed.map_err(|error| format!("{path}: {error}")))
 }
 
 fn device_type(word: &str, path: &str, findings: &mut Findings) -> Option<DeviceType> {
@@ -243,7 +203,7 @@ fn read_selectors(
 }
 
 fn read_criteria(value: &Value, path: &str, findings: &mut Findings) -> Option<Criteria> {
-    let decoded = gojson::decode(value, path, &mut findings.warnings);
+    let decoded = json::decode(value, path, &mut findings.warnings);
     findings.keep(decoded)
 }
 
@@ -290,24 +250,8 @@ impl Criteria {
             DeviceType::Net => {}
         }
         let ids = self.vendors.iter().chain(&self.devices);
-        let misspelt = ids
-            .filter_map(|word| spelling::pci_id(word))
-            .chain(
-                self.link_types
-                    .iter()
-                    .filter_map(|word| spelling::link_type(word)),
-            )
-            .chain(
-                self.pci_addresses
-                    .iter()
-                    .filter_map(|word| spelling::pci_address(word)),
-            )
-            .chain(
-                self.drivers
-                    .iter()
-                    .filter_map(|word| spelling::driver(word)),
-            );
-        for warning in misspelt {
+        for warning in spelling::warnings(ids, &self.link_types, &self.pci_addresses, &self.drivers)
+        {
             findings.warn(format!("{path}: {warning}"));
         }
         if self.link_types.len() > 1 {

@@ -19,110 +19,60 @@ use super::selector::Selector;
 use super::spelling;
 use crate::candidate::link_type;
 
-/// A list whose values are written as `W`.
-pub(super) fn list<'de, D: Deserializer<'de>, W: Deserialize<'de> + Into<T>, T>(
+/// A list of words, each read by itself.
+fn list<'de, D: Deserializer<'de>, T>(
     deserializer: D,
+    read: fn(&str) -> Result<T, String>,
 ) -> Result<Vec<T>, D::Error> {
-    let words = Vec::<W>::deserialize(deserializer)?;
-    Ok(words.into_iter().map(Into::into).collect())
+    let words = Vec::<String>::deserialize(deserializer)?;
+    let read = words.iter().map(|word| read(word));
+    read.collect::<Result<_, _>>().map_err(D::Error::custom)
 }
 
-/// A PCI ID: four hex digits, with or without `0x`, in either case.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-pub(super) struct HexId(String);
-
-impl TryFrom<String> for HexId {
-    type Error = String;
-
-    fn try_from(word: String) -> Result<Self, String> {
+/// PCI IDs: four hex digits, with or without `0x`, in either case.
+pub(super) fn pci_ids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
+    list(from, |word| {
         let lower = word.to_ascii_lowercase();
         let digits = lower.strip_prefix("0x").unwrap_or(&lower);
         match digits.len() == 4 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-            true => Ok(Self(digits.to_owned())),
+            true => Ok(Pattern::Exact(digits.to_owned())),
             false => Err(format!("{word:?} is not four hex digits, as 15b3")),
         }
-    }
+    })
 }
 
-impl From<HexId> for Pattern {
-    fn from(id: HexId) -> Self {
-        Pattern::Exact(id.0)
-    }
+/// The names of PCI drivers, or patterns of them.
+pub(super) fn drivers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
+    list(from, |word| match spelling::driver(word) {
+        Some(wrong) => Err(wrong),
+        None => Pattern::parse(word).map_err(|error| error.to_string()),
+    })
 }
 
-/// The name of a PCI driver, or a pattern of it.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-pub(super) struct DriverName(Pattern);
-
-impl TryFrom<String> for DriverName {
-    type Error = String;
-
-    fn try_from(word: String) -> Result<Self, String> {
-        match spelling::driver(&word) {
-            Some(wrong) => Err(wrong),
-            None => Pattern::parse(&word)
-                .map(Self)
-                .map_err(|error| error.to_string()),
-        }
-    }
-}
-
-impl From<DriverName> for Pattern {
-    fn from(driver: DriverName) -> Self {
-        driver.0
-    }
-}
-
-/// Sixteen hex digits, with or without colons and `0x`, or a pattern of them.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-pub(super) struct GuidPattern(Pattern);
-
-impl TryFrom<String> for GuidPattern {
-    type Error = String;
-
-    fn try_from(word: String) -> Result<Self, String> {
+/// GUIDs: sixteen hex digits, with or without colons and `0x`, or a pattern of them.
+pub(super) fn guids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
+    list(from, |word| {
         let plain = word.to_ascii_lowercase().replace(':', "");
         let digits = plain.strip_prefix("0x").unwrap_or(&plain);
         let pattern = Pattern::parse(digits).map_err(|error| error.to_string())?;
         let is_guid = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
         match is_guid || matches!(pattern, Pattern::Glob(_)) {
-            true => Ok(Self(pattern)),
+            true => Ok(pattern),
             false => Err(format!("GUID {word:?} is not sixteen hex digits")),
         }
-    }
+    })
 }
 
-impl From<GuidPattern> for Pattern {
-    fn from(guid: GuidPattern) -> Self {
-        guid.0
-    }
-}
-
-/// A partition key without the membership bit.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-pub(super) struct PartitionKey(u16);
-
-impl TryFrom<String> for PartitionKey {
-    type Error = String;
-
-    fn try_from(word: String) -> Result<Self, String> {
-        let digits = word.strip_prefix("0x").unwrap_or(&word);
+/// Partition keys without the membership bit.
+pub(super) fn partition_keys<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u16>, D::Error> {
+    list(from, |word| {
+        let digits = word.strip_prefix("0x").unwrap_or(word);
         let key = u16::from_str_radix(digits, 16).ok();
         let key = key.map(|key| key & 0x7fff).filter(|key| *key != 0);
-        key.map(Self).ok_or_else(|| {
+        key.ok_or_else(|| {
             format!("partition key {word:?} is not hexadecimal between 0x1 and 0xffff")
         })
-    }
-}
-
-impl From<PartitionKey> for u16 {
-    fn from(key: PartitionKey) -> Self {
-        key.0
-    }
+    })
 }
 
 /// The words of link types; `other` is what no selector can ask for.
@@ -260,26 +210,14 @@ pub(super) fn module<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strin
 pub(super) fn rails<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<PciAddress, u32>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(try_from = "String")]
-    struct Numbered(PciAddress, u32);
-    impl TryFrom<String> for Numbered {
-        type Error = String;
-
-        fn try_from(text: String) -> Result<Self, String> {
-            let parts = text.split_once('=');
-            let parsed =
-                parts.and_then(|(nic, rail)| Some(Self(nic.parse().ok()?, rail.parse().ok()?)));
-            parsed.ok_or_else(|| {
-                format!("rails {text:?}: write a physical function and a number, as 0000:3b:00.0=0")
-            })
-        }
-    }
-    let all = Vec::<Numbered>::deserialize(deserializer)?;
-    Ok(all
-        .into_iter()
-        .map(|Numbered(nic, rail)| (nic, rail))
-        .collect())
+    let all = list(deserializer, |text| {
+        let parts = text.split_once('=');
+        let parsed = parts.and_then(|(nic, rail)| Some((nic.parse().ok()?, rail.parse().ok()?)));
+        parsed.ok_or_else(|| {
+            format!("rails {text:?}: write a physical function and a number, as 0000:3b:00.0=0")
+        })
+    })?;
+    Ok(all.into_iter().collect())
 }
 
 pub(super) fn exclusion<'de, D: Deserializer<'de>>(

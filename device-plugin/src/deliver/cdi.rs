@@ -65,7 +65,7 @@ fn specification(snapshot: &Snapshot) -> Value {
         .iter()
         .filter(|member| !member.nodes.is_empty())
         .map(|member| {
-            let nodes: Vec<Value> = nodes::paths(snapshot.terms(), &[member])
+            let nodes: Vec<Value> = nodes::paths(snapshot.pool(), &[member])
                 .into_iter()
                 .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
                 .collect();
@@ -131,7 +131,8 @@ mod tests {
     use super::*;
     use crate::candidate::example::named;
     use crate::config::{Delivery, NodeClass, Policy};
-    use crate::snapshot::{DeviceNode, Shape, Terms};
+    use crate::config::{PoolConfig, Sharing};
+    use crate::snapshot::DeviceNode;
 
     fn snapshot(resource: &str, uverbs: &[&str]) -> Snapshot {
         let members = uverbs.iter().enumerate().map(|(index, uverbs)| {
@@ -147,21 +148,14 @@ mod tests {
                 ..Member::example(named(&format!("0000:3b:00.{index}"), &[]))
             }
         });
-        let terms = Terms {
-            resource: ResourceName::parse(resource).unwrap(),
-            topology: true,
-            optional: false,
-            delivery: Delivery::Cdi,
-            nodes: crate::config::NodeRule::verbs(),
-            extra_nodes: Vec::new(),
-            variables: crate::config::Variables::default(),
-            additional_info: Default::default(),
-            late: None,
-        };
-        let shape = Shape::Exclusive {
+        let sharing = Sharing::Exclusive {
             policy: Policy::Spread,
         };
-        Snapshot::new(Arc::new(terms), shape, members.collect(), Arc::default())
+        let pool = PoolConfig {
+            delivery: Delivery::Cdi,
+            ..PoolConfig::new(ResourceName::parse(resource).unwrap(), sharing, Vec::new())
+        };
+        Snapshot::new(Arc::new(pool), 0, members.collect(), Arc::default())
     }
 
     #[test]

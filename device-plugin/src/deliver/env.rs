@@ -8,15 +8,15 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Map, Value, json};
 
 use crate::config::model::{TUN, VHOST_NET};
-use crate::config::{NodeClass, ResourceName, Variables};
-use crate::snapshot::{Member, Terms};
+use crate::config::{NodeClass, PoolConfig, ResourceName, Variables};
+use crate::snapshot::Member;
 
 /// Variables for a container:
 /// - `RDMA_DEVICES_<RESOURCE>` lists RDMA devices as applications name them (`mlx5_0,mlx5_1`);
 /// - `PCIDEVICE_<RESOURCE>` lists HCA identities, as the SR-IOV plugin does;
 /// - `PCIDEVICE_<RESOURCE>_INFO` says more about each of them, in that plugin's JSON.
-pub(crate) fn variables(terms: &Terms, members: &[&Member]) -> HashMap<String, String> {
-    let suffix = suffix(&terms.resource);
+pub(crate) fn variables(pool: &PoolConfig, members: &[&Member]) -> HashMap<String, String> {
+    let suffix = suffix(&pool.resource);
     let devices: Vec<&str> = members
         .iter()
         .flat_map(|member| member.hca.rdma_names())
@@ -27,13 +27,13 @@ pub(crate) fn variables(terms: &Terms, members: &[&Member]) -> HashMap<String, S
         .collect();
     let info: Map<String, Value> = members
         .iter()
-        .map(|member| (member.hca.id.to_string(), describe(terms, member)))
+        .map(|member| (member.hca.id.to_string(), describe(pool, member)))
         .collect();
     let (identities, info) = (identities.join(","), Value::Object(info).to_string());
     let mut variables = HashMap::from([(format!("RDMA_DEVICES_{suffix}"), devices.join(","))]);
-    let suffixes = match terms.variables {
+    let suffixes = match pool.variables {
         Variables::Shell => vec![suffix],
-        Variables::Sriov => vec![sriov_suffix(&terms.resource), suffix],
+        Variables::Sriov => vec![sriov_suffix(&pool.resource), suffix],
     };
     for suffix in suffixes {
         variables.insert(format!("PCIDEVICE_{suffix}"), identities.clone());
@@ -64,7 +64,7 @@ pub(crate) fn suffix(resource: &ResourceName) -> String {
 }
 
 /// What the SR-IOV plugin's information providers say about an RDMA device.
-fn describe(terms: &Terms, member: &Member) -> Value {
+fn describe(pool: &PoolConfig, member: &Member) -> Value {
     let mut rdma = Map::new();
     for (word, class) in NodeClass::ALL {
         let paths: Vec<&str> = member
@@ -80,11 +80,11 @@ fn describe(terms: &Terms, member: &Member) -> Value {
     rdma.insert("rdma_dev".into(), member.hca.rdma_names().join(",").into());
     let id = member.hca.id.to_string();
     let mut info = json!({"generic": {"deviceID": id}, "rdma": rdma});
-    if let (Some(info), false) = (info.as_object_mut(), terms.extra_nodes.is_empty()) {
+    if let (Some(info), false) = (info.as_object_mut(), pool.extra_nodes.is_empty()) {
         let vhost = json!({"net-mount": VHOST_NET, "tun-mount": TUN});
         info.insert("vhost".into(), vhost);
     }
-    let extra = extra_info(terms, &id);
+    let extra = extra_info(pool, &id);
     if let (Some(info), false) = (info.as_object_mut(), extra.is_empty()) {
         info.insert("extraInfo".into(), json!(extra));
     }
@@ -92,10 +92,10 @@ fn describe(terms: &Terms, member: &Member) -> Value {
 }
 
 /// What the administrator says about all HCAs, and above that about this one.
-fn extra_info<'t>(terms: &'t Terms, id: &str) -> BTreeMap<&'t str, &'t str> {
+fn extra_info<'t>(pool: &'t PoolConfig, id: &str) -> BTreeMap<&'t str, &'t str> {
     ["*", id]
         .into_iter()
-        .filter_map(|key| terms.additional_info.get(key))
+        .filter_map(|key| pool.additional_info.get(key))
         .flatten()
         .map(|(key, text)| (key.as_str(), text.as_str()))
         .collect()

@@ -15,14 +15,14 @@ use crate::snapshot::{Member, Snapshot};
 
 /// The response for a container that gets these HCAs of a resource.
 pub(crate) fn response(snapshot: &Snapshot, members: &[&Member]) -> ContainerAllocateResponse {
-    let terms = snapshot.terms();
+    let pool = snapshot.pool();
     let mut response = ContainerAllocateResponse {
-        envs: env::variables(terms, members),
+        envs: env::variables(pool, members),
         ..ContainerAllocateResponse::default()
     };
-    match terms.delivery {
-        Delivery::DeviceSpecs => response.devices = nodes::specs(terms, members),
-        Delivery::Cdi => response.cdi_devices = cdi::names(&terms.resource, members),
+    match pool.delivery {
+        Delivery::DeviceSpecs => response.devices = nodes::specs(pool, members),
+        Delivery::Cdi => response.cdi_devices = cdi::names(&pool.resource, members),
     }
     response
 }

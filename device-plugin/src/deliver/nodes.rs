@@ -4,30 +4,31 @@ use std::collections::BTreeSet;
 
 use kubelet_api::deviceplugin::DeviceSpec;
 
-use crate::snapshot::{Member, Terms};
+use crate::config::PoolConfig;
+use crate::snapshot::Member;
 
 /// Open for reading and writing; no container makes further nodes of the device (`m`).
 pub(crate) const PERMISSIONS: &str = "rw";
 
 /// Paths of all nodes of these HCAs, each once: `rdma_cm` belongs to all of them.
-pub(crate) fn paths<'m>(terms: &'m Terms, members: &[&'m Member]) -> Vec<&'m str> {
+pub(crate) fn paths<'m>(pool: &'m PoolConfig, members: &[&'m Member]) -> Vec<&'m str> {
     let mut seen = BTreeSet::new();
     let of_members = members
         .iter()
         .flat_map(|member| &member.nodes)
         .map(|node| node.path.as_str());
     of_members
-        .chain(terms.extra_nodes.iter().map(String::as_str))
+        .chain(pool.extra_nodes.iter().map(String::as_str))
         .filter(|path| seen.insert(*path))
         .collect()
 }
 
 /// The same as device specifications; a container sees a node where the host has it.
-pub(crate) fn specs(terms: &Terms, members: &[&Member]) -> Vec<DeviceSpec> {
+pub(crate) fn specs(pool: &PoolConfig, members: &[&Member]) -> Vec<DeviceSpec> {
     let spec = |path: &str| DeviceSpec {
         container_path: path.into(),
         host_path: path.into(),
         permissions: PERMISSIONS.into(),
     };
-    paths(terms, members).into_iter().map(spec).collect()
+    paths(pool, members).into_iter().map(spec).collect()
 }

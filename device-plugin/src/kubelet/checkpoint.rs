@@ -14,9 +14,10 @@
 //! verified: the kubelet replaces the file by rename, so it is always whole.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Display;
 use std::fs::{File, Metadata};
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::io::{self, Read as _};
+use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -31,33 +32,6 @@ use serde::Deserialize;
 pub(crate) const FILE: &str = "kubelet_internal_checkpoint";
 /// The longest file that is read. Entries hold what plugins answered, some kilobytes each.
 const MAX_BYTES: u64 = 64 << 20;
-
-/// Why the checkpoint says nothing.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    /// It cannot be read.
-    #[error("the kubelet's checkpoint {path} cannot be read: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-    /// It is written otherwise than any kubelet wrote it so far.
-    #[error("the kubelet's checkpoint {path} cannot be read: {reason}")]
-    Form {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-}
-
-impl Error {
-    fn is_missing(&self) -> bool {
-        matches!(self, Self::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
-    }
-}
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -102,37 +76,28 @@ impl DeviceIds {
     }
 }
 
-/// The checkpoint of a device-plugins directory, opened.
-struct Opened {
-    path: PathBuf,
-    file: File,
-    meta: Metadata,
+/// Opens the checkpoint of a device-plugins directory.
+fn open(directory: &Path) -> io::Result<(File, Metadata)> {
+    node::file::open_regular(&directory.join(FILE))
 }
 
-impl Opened {
-    fn open(directory: &Path) -> Result<Self, Error> {
-        let path = directory.join(FILE);
-        match node::file::open_regular(&path) {
-            Ok((file, meta)) => Ok(Self { path, file, meta }),
-            Err(source) => Err(Error::Read { path, source }),
-        }
+fn read_entries((file, meta): (File, Metadata)) -> io::Result<Vec<Entry>> {
+    if meta.len() > MAX_BYTES {
+        let why = format!("{} bytes, more than {MAX_BYTES}", meta.len());
+        return Err(io::Error::other(why));
     }
+    let mut text = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut text)?;
+    Ok(entries(&text)?)
+}
 
-    fn entries(self) -> Result<Vec<Entry>, Error> {
-        let Self { path, file, meta } = self;
-        if meta.len() > MAX_BYTES {
-            let reason = format!("{} bytes, more than {MAX_BYTES}", meta.len());
-            return Err(Error::Form { path, reason });
-        }
-        let mut text = Vec::new();
-        if let Err(source) = file.take(MAX_BYTES).read_to_end(&mut text) {
-            return Err(Error::Read { path, source });
-        }
-        entries(&text).map_err(|error| Error::Form {
-            path,
-            reason: error.to_string(),
-        })
-    }
+/// Why the checkpoint says nothing.
+fn unreadable(directory: &Path, why: impl Display) -> String {
+    let path = directory.join(FILE);
+    format!(
+        "the kubelet's checkpoint {} cannot be read: {why}",
+        path.display()
+    )
 }
 
 fn entries(text: &[u8]) -> Result<Vec<Entry>, serde_json::Error> {
@@ -144,29 +109,25 @@ fn entries(text: &[u8]) -> Result<Vec<Entry>, serde_json::Error> {
 /// container that has one of them.
 ///
 /// # Errors
-/// [`Error`]: the checkpoint says nothing.
+/// Why the checkpoint says nothing.
 pub(crate) fn allocated_nodes(
     directory: &Path,
     resource: &str,
     ids: &[String],
-) -> Result<Vec<BTreeSet<String>>, Error> {
-    let opened = Opened::open(directory)?;
-    let path = opened.path.clone();
-    let entries = opened.entries()?.into_iter().filter(|entry| {
-        entry.resource_name == resource && entry.device_ids.iter().any(|id| ids.contains(id))
-    });
-    let answers = entries.map(|entry| {
-        let answer = BASE64_STANDARD
-            .decode(entry.alloc_resp.unwrap_or_default())
-            .map_err(|error| error.to_string())?;
-        let answer = ContainerAllocateResponse::decode(answer.as_slice())
-            .map_err(|error| error.to_string())?;
-        let devices = answer.devices.into_iter();
-        Ok(devices.map(|device| device.host_path).collect())
-    });
-    answers
-        .collect::<Result<_, String>>()
-        .map_err(|reason| Error::Form { path, reason })
+) -> Result<Vec<BTreeSet<String>>, String> {
+    let read = || -> anyhow::Result<_> {
+        let entries = read_entries(open(directory)?)?.into_iter().filter(|entry| {
+            entry.resource_name == resource && entry.device_ids.iter().any(|id| ids.contains(id))
+        });
+        let answers = entries.map(|entry| {
+            let answer = BASE64_STANDARD.decode(entry.alloc_resp.unwrap_or_default())?;
+            let answer = ContainerAllocateResponse::decode(answer.as_slice())?;
+            let devices = answer.devices.into_iter();
+            Ok(devices.map(|device| device.host_path).collect())
+        });
+        answers.collect()
+    };
+    read().map_err(|error| unreadable(directory, error))
 }
 
 /// UIDs of pods by resource and device ID.
@@ -235,16 +196,6 @@ impl Owners {
         }
     }
 
-    /// Of these devices: pod UID, resource, device ID.
-    #[cfg(test)]
-    pub(crate) fn of(devices: &[(&str, &str, &str)]) -> Self {
-        let mut owners = Self::default();
-        for (uid, resource, id) in devices {
-            owners.add((*uid).into(), (*resource).into(), (*id).into());
-        }
-        owners
-    }
-
     fn add(&mut self, uid: String, resource: String, id: String) {
         let ids = self.0.entry(resource).or_default();
         ids.entry(id).or_default().insert(uid);
@@ -272,17 +223,17 @@ pub(crate) struct Kept {
 /// kubelet has allocated nothing yet.
 ///
 /// # Errors
-/// [`Error`]: the checkpoint says nothing.
-pub(crate) fn read(directory: &Path, known: Option<Kept>) -> Result<Option<Kept>, Error> {
-    let opened = match Opened::open(directory) {
-        Err(error) if error.is_missing() => return Ok(None),
-        opened => opened?,
+/// Why the checkpoint says nothing.
+pub(crate) fn read(directory: &Path, known: Option<Kept>) -> Result<Option<Kept>, String> {
+    let opened = match open(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(|error| unreadable(directory, error))?,
     };
-    let file = FileId::of_metadata(&opened.meta);
+    let file = FileId::of_metadata(&opened.1);
     if let Some(known) = known.filter(|known| known.file == file) {
         return Ok(Some(known));
     }
-    let entries = opened.entries()?;
+    let entries = read_entries(opened).map_err(|error| unreadable(directory, error))?;
     let owners = Arc::new(Owners::of_entries(&entries));
     let held = entries.into_iter().map(|entry| Held {
         namespace: String::new(),
@@ -304,6 +255,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    impl Owners {
+        /// Of these devices: pod UID, resource, device ID.
+        pub(crate) fn of(devices: &[(&str, &str, &str)]) -> Self {
+            let mut owners = Self::default();
+            for (uid, resource, id) in devices {
+                owners.add((*uid).into(), (*resource).into(), (*id).into());
+            }
+            owners
+        }
+    }
 
     fn answer(paths: &[&str]) -> String {
         let devices = paths.iter().map(|path| DeviceSpec {

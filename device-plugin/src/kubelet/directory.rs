@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,23 +30,6 @@ pub(crate) struct Contents {
     pub reads: u64,
 }
 
-/// A device-plugins directory that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    /// It does not exist or is no directory.
-    #[error(
-        "the kubelet's device-plugins directory {path} cannot be used: {source}; \
-         mount it into this container, or name it with --device-plugin-dir \
-         (kubelets use /var/lib/kubelet/device-plugins whatever their --root-dir)"
-    )]
-    Unusable {
-        /// The directory.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
 /// Checks at start that the directory exists.
 ///
 /// A kubelet makes it when it first starts and never removes it, and a DaemonSet's pod runs under a
@@ -55,18 +37,17 @@ pub(crate) enum Error {
 /// behind a resource that never appears. Once running, its absence is waited out.
 ///
 /// # Errors
-/// [`Error::Unusable`] if it is missing or is not a directory.
-pub(crate) fn check(path: &Path) -> Result<(), Error> {
-    let unusable = |source| Error::Unusable {
-        path: path.into(),
-        source,
-    };
-    let meta = fs::metadata(path).map_err(unusable)?;
-    if meta.is_dir() {
-        Ok(())
-    } else {
-        Err(unusable(io::ErrorKind::NotADirectory.into()))
-    }
+/// It is missing or is not a directory.
+pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
+    let read = fs::read_dir(path).map(drop);
+    read.map_err(|error| {
+        anyhow::anyhow!(
+            "the kubelet's device-plugins directory {} cannot be used: {error}; mount it into this \
+             container, or name it with --device-plugin-dir (kubelets use \
+             /var/lib/kubelet/device-plugins whatever their --root-dir)",
+            path.display()
+        )
+    })
 }
 
 /// Keeps `contents` true until `stop`.

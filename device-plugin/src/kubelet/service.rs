@@ -28,7 +28,7 @@ use super::checkpoint;
 use crate::allocate;
 use crate::config::{NodeClass, ResourceName};
 use crate::deliver::device_info;
-use crate::snapshot::{Health, Shape, Snapshot, Unit};
+use crate::snapshot::{Health, Snapshot, Unit};
 
 /// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
@@ -352,7 +352,7 @@ impl DevicePlugin for Service {
             self.requests.scan().await?;
         }
         let snapshot = self.snapshot()?;
-        if snapshot.shape() == Shape::Late {
+        if snapshot.late().is_some() {
             let ids = request.into_inner().devices_ids;
             self.requests.start(snapshot.resource(), ids).await?;
             return Ok(Response::new(PreStartContainerResponse {}));
@@ -364,7 +364,6 @@ impl DevicePlugin for Service {
         let asked = ids.clone();
         let kept = tokio::task::spawn_blocking(move || {
             checkpoint::allocated_nodes(&directory, &resource, &asked)
-                .map_err(|error| error.to_string())
         });
         let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
         // Not written yet, or not to be read: what this process allocated is known at least.

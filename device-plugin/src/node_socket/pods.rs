@@ -117,7 +117,7 @@ impl Checkpoint {
         let directory = self.directory.clone();
         let read = self.reader.run(move || {
             hca::host::show(&directory);
-            checkpoint::read(&directory, known).map_err(|error| error.to_string())
+            checkpoint::read(&directory, known)
         });
         read.await.map_err(|late| late.to_string())?
     }
@@ -181,22 +181,11 @@ impl Pods {
     /// # Errors
     /// The kubelet did not answer, or its answer has no such pod.
     pub(crate) async fn units(&self, pod: &Pod) -> Result<PodUnits, Failure> {
-        let listing = match tokio::time::timeout(KUBELET_TIMEOUT, self.units_or_view(pod)).await {
-            Ok(Ok(Answer::Known(units))) => return Ok(units),
-            Ok(Ok(Answer::Fresh(view))) => Ok(view),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(format!("no answer within {KUBELET_TIMEOUT:?}")),
-        };
-        let view = listing.map_err(|error| {
-            Failure::new(
-                FailureKind::KubeletUnavailable,
-                format!(
-                    "ask the kubelet at {} which devices pod {pod} has: {error}",
-                    self.socket.display()
-                ),
-            )
-        })?;
-        answer::pod_units(pod, &view)
+        let what = format!("which devices pod {pod} has");
+        match self.ask(&what, self.units_or_view(pod)).await? {
+            Answer::Known(units) => Ok(units),
+            Answer::Fresh(view) => answer::pod_units(pod, &view),
+        }
     }
 
     /// The pod that holds these units of a resource in one container.
@@ -204,21 +193,25 @@ impl Pods {
     /// # Errors
     /// The kubelet did not answer, lists no such pod, or several.
     pub(crate) async fn holder(&self, resource: &str, ids: &[String]) -> Result<Pod, Failure> {
-        let listing = match tokio::time::timeout(KUBELET_TIMEOUT, self.list()).await {
-            Ok(listing) => listing,
-            Err(_) => Err(format!("no answer within {KUBELET_TIMEOUT:?}")),
-        };
-        let view = listing.map_err(|error| {
-            Failure::new(
-                FailureKind::KubeletUnavailable,
-                format!(
-                    "ask the kubelet at {} which pod has {} of {resource}: {error}",
-                    self.socket.display(),
-                    ids.join(", ")
-                ),
-            )
-        })?;
+        let what = format!("which pod has {} of {resource}", ids.join(", "));
+        let view = self.ask(&what, self.list()).await?;
         answer::holder(resource, ids, &view)
+    }
+
+    /// Waits for an answer of the kubelet, which is asked `what`.
+    async fn ask<T>(
+        &self,
+        what: &str,
+        answer: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, Failure> {
+        let answer = tokio::time::timeout(KUBELET_TIMEOUT, answer).await;
+        let answer =
+            answer.unwrap_or_else(|_| Err(format!("no answer within {KUBELET_TIMEOUT:?}")));
+        answer.map_err(|error| {
+            let socket = self.socket.display();
+            let message = format!("ask the kubelet at {socket} {what}: {error}");
+            Failure::new(FailureKind::KubeletUnavailable, message)
+        })
     }
 
     async fn units_or_view(&self, pod: &Pod) -> Result<Answer, String> {

@@ -34,6 +34,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Interval;
+use tracing::Level;
 
 use super::settings::Settings;
 use crate::candidate::memory::Memory;
@@ -49,6 +50,7 @@ use crate::node_socket::pods::{self, Pods};
 use crate::pool_state::PoolStates;
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
+use crate::remarks::Said;
 use crate::report::{Configuration, Pool, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
@@ -161,6 +163,7 @@ pub(super) struct Daemon {
     links: Links,
     /// What could not be read at the last scan, beside RDMA devices.
     faults: Vec<String>,
+    said: Said,
     report: watch::Sender<Arc<Report>>,
 }
 
@@ -238,6 +241,7 @@ impl Daemon {
             runtime_obstacle: None,
             links: Links::default(),
             faults: Vec::new(),
+            said: Said::default(),
             report,
         };
         daemon.log_configuration();
@@ -292,6 +296,8 @@ impl Daemon {
                 }
                 () = tick(&mut pulse) => {
                     self.note_late_reads();
+                    self.files.compare();
+                    self.publish();
                     continue;
                 }
                 Some(reason) = heard.recv() => self.gather(reason, &mut heard).await,
@@ -329,10 +335,6 @@ impl Daemon {
                     self.publish();
                     continue;
                 }
-                () = self.files.changed() => {
-                    self.publish();
-                    continue;
-                }
                 Some(()) = self.sessions.ended() => continue,
                 Some(_) = services.join_next() => {
                     break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
@@ -362,7 +364,8 @@ impl Daemon {
         ended
     }
 
-    fn publish(&self) {
+    /// Publishes the state, and logs the remarks that are new.
+    fn publish(&mut self) {
         let mut sessions: BTreeMap<_, _> = self
             .sessions
             .reports()
@@ -377,26 +380,28 @@ impl Daemon {
                 allocations: session.allocations,
             })
         });
+        let excluded = self.pool_states.excluded();
+        let remarks = [
+            self.pool_states.remarks(),
+            self.links.faults(),
+            &self.cdi_doubt,
+            &self.faults,
+            &self.files.faults(),
+        ]
+        .concat();
+        let said = excluded
+            .iter()
+            .map(|one| (one.reason.level(), one.to_string()));
+        let said = said.chain(remarks.iter().map(|one| (Level::WARN, one.clone())));
+        self.said.say(said.collect());
         self.report.send_replace(Arc::new(Report {
             started: self.started,
             config: self.configuration.clone(),
             scans: self.scans.clone(),
             netns_mode: self.netns_mode,
             pools: pools.collect(),
-            excluded: self
-                .pool_states
-                .excluded()
-                .iter()
-                .map(ToString::to_string)
-                .collect(),
-            remarks: [
-                self.pool_states.remarks(),
-                self.links.faults(),
-                &self.cdi_doubt,
-                &self.faults,
-                &self.files.faults(),
-            ]
-            .concat(),
+            excluded: excluded.iter().map(ToString::to_string).collect(),
+            remarks,
             transitions: self.pool_states.transitions().clone(),
             allocated: self.allocated.clone(),
             reclaim: self.known.found.borrow().clone(),

@@ -1,9 +1,10 @@
 //! Metrics of what takes time to read; see [`Measured`].
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::port_counters::PortCounter;
-use node::calls::{BOUNDS, COMMANDS, Calls, Code, Command, Ending};
+use node::calls::{BOUNDS, COMMANDS, Calls, Code, Command};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -131,13 +132,12 @@ fn of_calls(programs: &[(&'static str, Calls)]) -> Vec<Family> {
     let (mut all, mut failures) = (Vec::new(), Vec::new());
     for (program, calls) in programs {
         for command in COMMANDS {
-            let mut sum = 0;
-            for (ending, count) in calls.endings(command) {
-                sum += count;
-                let (code, reason) = match ending {
-                    Ending::Success => continue,
-                    Ending::Failure(code) => (code.number().to_string(), word(code)),
-                    Ending::OtherFailure => ("other".to_owned(), "other"),
+            let calls = calls.of_command(command);
+            let sum = calls.successes + calls.failures.values().sum::<u64>();
+            for (code, count) in calls.failures {
+                let (code, reason) = match code {
+                    0 => ("other".to_owned(), "other"),
+                    code => (code.to_string(), word(Code::from(code))),
                 };
                 let mut labels = labels(program, command);
                 labels.extend([("code", code), ("reason", reason.to_owned())]);
@@ -176,16 +176,16 @@ fn durations(
     )?;
     for (program, calls) in programs {
         for command in [Command::Add, Command::Del] {
-            let durations = calls.durations(command);
+            let calls = calls.of_command(command);
             let bounds = BOUNDS.iter().map(|bound| bound.as_secs_f64());
             let bounds = bounds.chain(std::iter::once(f64::INFINITY));
-            let buckets: Vec<(f64, u64)> = bounds.zip(durations.buckets).collect();
-            let count = durations.buckets.iter().sum();
+            let buckets: Vec<(f64, u64)> = bounds.zip(calls.buckets).collect();
+            let count = calls.buckets.iter().sum();
             let labels = labels(program, command);
             family
                 .encode_family(&labels)?
                 .encode_histogram::<NoLabelSet>(
-                    durations.sum.as_secs_f64(),
+                    Duration::from_micros(calls.micros).as_secs_f64(),
                     count,
                     &buckets,
                     None,
@@ -215,8 +215,6 @@ fn ages(all: &Measured) -> Family {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;

@@ -346,7 +346,7 @@ fn of_node_socket(report: &Report) -> Vec<Family> {
     let listening = *socket.state.borrow() == node_socket::State::Listening;
     let results = socket.counts.all().into_iter();
     let results = results.map(|(result, count)| {
-        let labels = vec![("result", result.as_str().to_owned())];
+        let labels = vec![("result", result.label())];
         (labels, number(count))
     });
     vec![

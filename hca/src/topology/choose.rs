@@ -80,18 +80,21 @@ pub struct Pair {
 }
 
 impl Choice {
-    /// Share of GPUs whose memory their NIC reaches without a copy through host memory, from 0 to 1;
-    /// `None` without GPUs.
+    /// The share of its GPUs; see [`peer_to_peer_share`].
     #[must_use]
     pub fn peer_to_peer(&self) -> Option<f64> {
-        let near = self.pairs.iter().filter(|pair| pair.direct).count();
-        let of = |n| u32::try_from(n).map(f64::from).ok();
-        if self.pairs.is_empty() {
-            None
-        } else {
-            Some(of(near)? / of(self.pairs.len())?)
-        }
+        peer_to_peer_share(self.pairs.iter().map(|pair| pair.direct))
     }
+}
+
+/// Share of GPUs whose memory their NIC reaches without a copy through host memory, from 0 to 1;
+/// `None` without GPUs. `direct` says of each GPU whether its NIC does.
+#[must_use]
+pub fn peer_to_peer_share(direct: impl Iterator<Item = bool>) -> Option<f64> {
+    let (near, all) = direct.fold((0.0, 0.0), |(near, all), is_direct| {
+        (near + f64::from(u8::from(is_direct)), all + 1.0)
+    });
+    (all > 0.0).then(|| near / all)
 }
 
 /// Why no NICs can be chosen.

@@ -133,34 +133,6 @@ impl Numa {
         }
         Ok(Self { nodes })
     }
-
-    /// Nodes with their CPUs and distances, for tests.
-    #[cfg(test)]
-    pub(crate) fn with_memory_nodes(cpus: &[&str], rows: &[&[u32]]) -> Self {
-        let node = |(id, (cpus, row)): (usize, (&&str, &&[u32]))| NumaNode {
-            id: id.try_into().unwrap_or(u32::MAX),
-            cpus: (*cpus).to_owned(),
-            package: (!cpus.is_empty()).then(|| id.try_into().unwrap_or(u32::MAX)),
-            distances: row.to_vec(),
-        };
-        Self {
-            nodes: cpus.iter().zip(rows).enumerate().map(node).collect(),
-        }
-    }
-
-    /// Nodes with their packages, for tests.
-    #[cfg(test)]
-    pub(crate) fn for_test(nodes: &[(u32, u32)]) -> Self {
-        let node = |&(id, package)| NumaNode {
-            id,
-            cpus: String::new(),
-            package: Some(package),
-            distances: Vec::new(),
-        };
-        Self {
-            nodes: nodes.iter().map(node).collect(),
-        }
-    }
 }
 
 /// The first number of a kernel CPU list.
@@ -171,6 +143,34 @@ fn first_cpu(list: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Numa {
+        /// Nodes with their CPUs and distances, for tests.
+        pub(crate) fn with_memory_nodes(cpus: &[&str], rows: &[&[u32]]) -> Self {
+            let node = |(id, (cpus, row)): (usize, (&&str, &&[u32]))| NumaNode {
+                id: id.try_into().unwrap_or(u32::MAX),
+                cpus: (*cpus).to_owned(),
+                package: (!cpus.is_empty()).then(|| id.try_into().unwrap_or(u32::MAX)),
+                distances: row.to_vec(),
+            };
+            Self {
+                nodes: cpus.iter().zip(rows).enumerate().map(node).collect(),
+            }
+        }
+
+        /// Nodes with their packages, for tests.
+        pub(crate) fn for_test(nodes: &[(u32, u32)]) -> Self {
+            let node = |&(id, package)| NumaNode {
+                id,
+                cpus: String::new(),
+                package: Some(package),
+                distances: Vec::new(),
+            };
+            Self {
+                nodes: nodes.iter().map(node).collect(),
+            }
+        }
+    }
 
     fn memory_only(rows: &[&[u32]]) -> Numa {
         let node = |(id, row): (usize, &&[u32])| NumaNode {

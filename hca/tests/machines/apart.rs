@@ -114,7 +114,7 @@ fn a_device_moved_to_another_namespace_is_remembered_by_its_node() {
     );
     assert_eq!(elsewhere.uverbs.name, "uverbs1");
     assert_eq!(
-        HcaId::of_elsewhere(elsewhere),
+        HcaId::of_place(elsewhere.pci, elsewhere.auxiliary.as_deref()),
         Ok(Some(HcaId::Pci(pci(PF1)))),
         "the unit keeps its name"
     );

@@ -39,7 +39,6 @@ fn each_function_of_a_dual_port_card_is_a_device() {
         by_mac.iter().map(|n| n.name.as_str()).collect::<Vec<_>>(),
         ["ens1f1np1"]
     );
-    assert!(inventory.netdevs_by_mac(&mac).eq(by_mac.iter()));
 }
 
 #[test]

@@ -59,6 +59,10 @@ const LONGEST_PAUSE_TICKS: u32 = 30;
 /// How often an object is read again that others change meanwhile.
 const MOST_READ: usize = 4;
 
+/// What is wrong with a block that is not one of the blocks of its range.
+const CONTRADICTS: &str = "an AddressBlock is not one of the blocks of its AddressRange, and may overlap those of \
+    other nodes: it is not used; end its pods and remove it";
+
 /// How long a mark of a block is remembered that this broker has seen.
 const MARKS_AGE: Duration = Duration::from_secs(86_400);
 
@@ -141,11 +145,7 @@ pub struct Shared {
 impl Shared {
     /// Reads this node's object, whose UID may be another one than before.
     pub async fn read_me(&self) -> Result<NodeId, Failure> {
-        let read: Option<NodeObject> = self
-            .client
-            .node(&self.name)
-            .await
-            .map_err(|e| failure(&e))?;
+        let read: Option<NodeObject> = self.client.node(&self.name).await?;
         let Some(read) = read else {
             let why = format!(
                 "the cluster has no Node {:?}; name it as the cluster does: node in the policy, --node, or \
@@ -238,13 +238,15 @@ impl Shared {
     }
 }
 
-/// The failure to answer an ADD with.
-pub(crate) fn failure(error: &ApiError) -> Failure {
-    let kind = match error {
-        ApiError::Refused { code, .. } if *code < 500 && *code != 429 => FailureKind::Other,
-        _ => FailureKind::ClusterUnavailable,
-    };
-    Failure::new(kind, error.to_string())
+/// What an ADD is answered with.
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let kind = match &error {
+            ApiError::Refused { code, .. } if *code < 500 && *code != 429 => FailureKind::Other,
+            _ => FailureKind::ClusterUnavailable,
+        };
+        Self::new(kind, error.to_string())
+    }
 }
 
 /// A question for a block, and where its answer goes.
@@ -318,6 +320,14 @@ impl Own {
             usage: None,
             empty_since: None,
             noted,
+        }
+    }
+
+    /// One of which a request had no answer.
+    fn in_doubt(object: BlockObject) -> Self {
+        Self {
+            doubt: Some(Doubt::Whose),
+            ..Self::new(object)
         }
     }
 
@@ -526,34 +536,35 @@ impl Worker {
                 self.failures = 0;
                 self.paused_until = None;
             }
-            Err(why) => {
+            Err(error) => {
                 self.failures = self.failures.saturating_add(1);
                 let ticks = (1u32 << self.failures.min(6)).min(LONGEST_PAUSE_TICKS);
                 self.paused_until = Some(Instant::now() + self.shared.timing.tick * ticks);
-                tracing::warn!(space = %self.space, error = why, "cannot care for the node's blocks of addresses");
+                tracing::warn!(space = %self.space, %error, "cannot care for the node's blocks of addresses");
             }
         }
     }
 
-    async fn background(&mut self) -> Result<(), String> {
-        self.settle().await.map_err(|error| error.to_string())?;
+    async fn background(&mut self) -> anyhow::Result<()> {
+        self.settle().await?;
         // Blocks that the node has are cared for, though it cannot get another one.
         let before = self.refresh_before().await;
-        self.grant_all().map_err(|error| error.to_string())?;
-        let store = self.open_store().map_err(|error| error.to_string())?;
+        let checked = self.check_grants().await;
+        self.grant_all()?;
+        let store = self.open_store()?;
         self.renew_all().await;
         let adopted = self.adopt(store.as_ref()).await;
-        self.refresh(store.as_ref())
-            .map_err(|error| error.to_string())?;
+        self.refresh(store.as_ref())?;
         self.deny_ends().await;
-        self.return_foreign()
-            .await
-            .map_err(|error| error.to_string())?;
+        self.return_foreign().await?;
         let ahead = self.claim_ahead().await;
-        self.give_spare().await.map_err(|error| error.to_string())?;
-        self.note_usage().await.map_err(|error| error.to_string())?;
+        self.give_spare().await?;
+        self.note_usage().await?;
+        checked?;
         adopted?;
-        ahead.and(before).map_err(|failure| failure.message)
+        ahead
+            .and(before)
+            .map_err(|failure| anyhow::anyhow!(failure.message))
     }
 
     /// The local store, opened anew: a directory that was open may be another one by now.
@@ -649,22 +660,12 @@ impl Worker {
             }
         };
         let standing = standing::ownership(&block, &me, &self.grants.blocks);
-        if standing == standing::Ownership::Grant && !self.is_granted(network) {
-            match self.contradiction(network).await {
-                Ok(None) => {}
-                Ok(Some(range)) => {
-                    tracing::warn!(
-                        object = block.metadata.name, block = %network, range,
-                        "an AddressBlock is not one of the blocks of its AddressRange, and may overlap those of \
-                         other nodes: it is not believed; remove it"
-                    );
-                    return;
-                }
-                Err(error) => {
-                    tracing::warn!(space = %self.space, %error, "cannot read how ranges are cut into blocks");
-                    return self.unread.push(block);
-                }
-            }
+        if standing == standing::Ownership::Grant
+            && !self.is_granted(network)
+            && let Err(error) = self.known_ranges().await
+        {
+            tracing::warn!(space = %self.space, %error, "cannot read how ranges are cut into blocks");
+            return self.unread.push(block);
         }
         match standing {
             standing::Ownership::Grant if block.spec.over.is_some() => self.deny_end(block).await,
@@ -712,15 +713,22 @@ impl Worker {
             }
             _ => drop(self.own.insert(network, Own::new(block))),
         }
+        if let Some(range) = self
+            .contradiction(network)
+            .filter(|_| !self.is_granted(network))
+        {
+            tracing::warn!(space = %self.space, block = %network, range, "{CONTRADICTS}");
+        }
         if let Err(error) = self.grant(network) {
             tracing::error!(space = %self.space, block = %network, %error, "cannot note that the node has a block");
         }
     }
 
-    /// What is to be on disk of a block of this node; `None` while that is not known.
+    /// What is to be on disk of a block of this node; `None` while that is not known, or while the block
+    /// contradicts a range.
     fn grant_of(&self, network: IpNetwork) -> Option<Grant> {
         let own = self.own.get(&network).filter(|own| own.doubt.is_none())?;
-        let is_known = self.knows_before();
+        let is_known = self.knows_before() && self.contradiction(network).is_none();
         is_known.then(|| own.grant(self.leased_before(network)))
     }
 

@@ -3,8 +3,8 @@
 //! Pure. A configuration for some rails is one like any other: it has the ranges of the first rail,
 //! then those of the next, so that one order takes an address of each.
 
-use super::{Config, MAX_RANGES, RANGE_KEYS, address, refuse_unknown};
-use crate::range::{Range, Spec};
+use super::{Config, MAX_RANGES, RANGE_KEYS, gateway, one_range, refuse_unknown};
+use crate::range::Range;
 use cni_wire::{Code, Error, Section};
 use node::policy::{MAX_RAIL, Profile};
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,23 +83,9 @@ fn one(section: &Section<'_>, reserved: &[IpAddr], profile: Profile) -> Result<R
     let known = [&RANGE_KEYS[..], &["gateway"]].concat();
     refuse_unknown(section, &known)?;
     let text: &str = section.require("range")?;
-    let gateway =
-        match section.text("gateway")? {
-            None => None,
-            Some(text) => Some(address(text, profile).ok_or_else(|| {
-                section.wrong("gateway", format_args!("{text:?} is not an address"))
-            })?),
-        };
-    let spec = Spec {
-        range: text,
-        start: section.text("range_start")?,
-        end: section.text("range_end")?,
-        exclude: &section.texts("exclude")?,
-        reserved: &reserved.iter().copied().chain(gateway).collect::<Vec<_>>(),
-    };
-    let range = Range::new(&spec, profile).map_err(|error| {
-        Error::new(Code::InvalidConfig, error.to_string()).context(section.path())
-    })?;
+    let gateway = gateway(section, profile)?;
+    let reserved: Vec<IpAddr> = reserved.iter().copied().chain(gateway).collect();
+    let range = one_range(section, text, &reserved, profile)?;
     if let Some(gateway) = gateway.filter(|gateway| gateway.is_ipv4() != range.subnet().is_ipv4()) {
         let rule = format!(
             "{gateway} is of another family than its range {}",

@@ -77,7 +77,7 @@ fn question(need: &Need) -> BlockNeed {
 
 fn refused(error: &ClientError, need: &Need) -> Error {
     let what = format!("{need}, and it gets no other: {error}");
-    let (code, remedy) = match (error, error.failure().map(|failure| failure.kind)) {
+    let (code, remedy) = match (&error.fault, error.failure().map(|failure| failure.kind)) {
         (_, Some(FailureKind::Exhausted)) => (
             Code::Exhausted,
             "see kubectl get addressblocks -A, and rdmactl addresses reclaim on nodes that have many; enlarge the range",
@@ -90,7 +90,7 @@ fn refused(error: &ClientError, need: &Need) -> Error {
             Code::Policy,
             "correct the network's range, or stores in /etc/rdma-netdev/policy.json, the same on all nodes",
         ),
-        (ClientError::QuestionTooLarge { .. }, _) => {
+        (node_wire::Fault::QuestionTooLarge(_), _) => {
             (Code::InvalidConfig, "shorten the list in exclude")
         }
         _ => (

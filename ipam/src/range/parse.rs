@@ -44,10 +44,10 @@ pub(crate) fn with_length(text: &str) -> Option<(IpAddr, Option<u8>)> {
 
 /// `net/len` or `start-end/len`: the network and, for the second form, its bounds.
 pub(super) fn range(text: &str) -> Result<(IpNetwork, Option<(IpAddr, IpAddr)>), RangeError> {
-    let wrong = || RangeError::Syntax {
-        key: "range".to_owned(),
-        value: text.to_owned(),
-        expected: "a CIDR (10.0.0.0/24) or a pair of addresses with prefix length (10.0.0.5-10.0.0.9/24)",
+    let wrong = || {
+        let expected =
+            "a CIDR (10.0.0.0/24) or a pair of addresses with prefix length (10.0.0.5-10.0.0.9/24)";
+        RangeError::syntax("range", text, expected)
     };
     let Some((start, end)) = text.split_once('-') else {
         return Ok((masked(network(text).ok_or_else(wrong)?), None));
@@ -56,7 +56,8 @@ pub(super) fn range(text: &str) -> Result<(IpNetwork, Option<(IpAddr, IpAddr)>),
     let end_with_length = network(end).ok_or_else(wrong)?;
     let (subnet, end) = (masked(end_with_length), end_with_length.ip());
     if !subnet.contains(start) {
-        return Err(RangeError::StartOutside { start, end, subnet });
+        let why = format!("{start} does not lie in {subnet}, the network of {end}");
+        return Err(RangeError::of("range", why));
     }
     Ok((subnet, Some((start, end))))
 }

@@ -151,6 +151,16 @@ struct Rest {
     oldest: Option<(u64, u128, Candidate)>,
     /// The shards, each with the time of the last change of a name in it.
     full: Vec<(Numbered, i64)>,
+    /// Whether a shard was passed over.
+    skipped: bool,
+}
+
+/// Which shards are passed over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Skip {
+    None,
+    /// Those that are believed to be full.
+    Full,
 }
 
 /// An address that a search proposes.
@@ -405,31 +415,21 @@ impl Store {
             let first = choice.free.first().copied();
             let next = first.map(|free| free.address);
             let below = |address: u128| next.is_none_or(|next| address < next);
-            let whole = Span {
+            let before = Span {
                 first: number << 8,
-                last: number << 8 | 0xff,
+                last: next.map_or(number << 8 | 0xff, |next| next.saturating_sub(1)),
             };
-            let spans = want
-                .range
-                .spans()
-                .iter()
-                .filter_map(|span| span.intersection(whole));
+            let spans = want.range.spans().iter();
             let addresses: u128 = spans
-                .filter_map(|span| {
-                    span.intersection(Span {
-                        first: 0,
-                        last: next.unwrap_or(u128::MAX),
-                    })
-                })
-                .fold(0, |sum, span| sum.saturating_add(span.size()));
+                .filter_map(|span| span.intersection(before))
+                .map(Span::size)
+                .sum();
             let resting = choice.resting.iter().filter(|c| below(c.address)).count() as u128;
             survey.cooling_down = survey.cooling_down.saturating_add(resting);
             let of_earlier = taken_out.iter().filter(|c| below(c.address)).count() as u128;
             survey.of_earlier_parts = survey.of_earlier_parts.saturating_add(of_earlier);
-            let free = u128::from(next.is_some());
-            survey.leased = survey
-                .leased
-                .saturating_add(addresses.saturating_sub(resting + of_earlier + free));
+            let leased = addresses.saturating_sub(resting + of_earlier);
+            survey.leased = survey.leased.saturating_add(leased);
             if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
                 && longest.is_none_or(|(than, _)| at < than)
             {
@@ -473,7 +473,7 @@ impl Store {
             if held.address == address
                 && held.freed.is_none()
                 && let Some(Content::Record(record, _)) = read(&dir, &held.name())?
-                && let Some((_, lease)) = held.in_record(&record)
+                && let Some(lease) = held.in_record(&record)
             {
                 return Ok(Some(format!("{}, since {}", lease.holder, lease.created)));
             }
@@ -621,7 +621,7 @@ impl<'a> Search<'a> {
                 return Err(self.exhausted());
             }
             system::sleep(Duration::from_millis(*wait));
-            swept = self.sweep(&mut hints, contended, proposed)?;
+            swept = self.sweep(&mut hints, contended, Skip::None, proposed)?;
         }
     }
 
@@ -639,15 +639,11 @@ impl<'a> Search<'a> {
     /// The lowest address that is free and has rested: in shards that are not believed to be full,
     /// then in all.
     fn first_free(&self, hints: &mut Hints<'_>, proposed: &Proposed) -> Result<Swept, StoreError> {
-        let full = hints.full(self.want.shards(), now());
-        if full.contains(&true) {
-            let believed = (self.want.shards().enumerate())
-                .filter(|(order, _)| full.get(*order) != Some(&true));
-            if let found @ Swept::Found(_) = self.sweep(hints, believed, proposed)? {
-                return Ok(found);
-            }
+        let all = || self.want.shards().enumerate();
+        match self.sweep(hints, all(), Skip::Full, proposed)? {
+            Swept::Nothing(rest) if rest.skipped => self.sweep(hints, all(), Skip::None, proposed),
+            swept => Ok(swept),
         }
-        self.sweep(hints, self.want.shards().enumerate(), proposed)
     }
 
     /// One way through shards, by their order and number: finds the first address that is
@@ -656,11 +652,16 @@ impl<'a> Search<'a> {
         &self,
         hints: &mut Hints<'_>,
         shards: impl Iterator<Item = Numbered>,
+        skip: Skip,
         proposed: &Proposed,
     ) -> Result<Swept, StoreError> {
         let mut rest = Rest::default();
         for (order, number) in shards {
-            let stamp = hints.stamp(number);
+            if skip == Skip::Full && hints.is_full(number, now()) {
+                rest.skipped = true;
+                continue;
+            }
+            let before = hints.entry(number);
             let Some(mut read) = self.read_shard(number, self.store.cooldown)? else {
                 continue;
             };
@@ -677,7 +678,7 @@ impl<'a> Search<'a> {
                 // Full but for what this order is about to take, it need not become full.
                 None if !own.is_empty() => rest.note(order, number, &read),
                 None => {
-                    hints.mark_full(number, stamp, read.choice.rested_at);
+                    hints.mark_full(number, before, read.choice.rested_at);
                     rest.note(order, number, &read);
                 }
             }

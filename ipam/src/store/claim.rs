@@ -269,7 +269,7 @@ impl Store {
             None => false,
             Some(Content::Record(record, _)) => other_class
                 .in_record(&record)
-                .is_none_or(|(_, other)| other.range == lease.range),
+                .is_none_or(|other| other.range == lease.range),
             Some(_) => true,
         })
     }

@@ -4,6 +4,7 @@
 //! after everything is linked (see [`crate::grants`] for why that is enough).
 //! How much of a block is in use, the broker reads here.
 
+use super::dir::Dir;
 use super::name::{self, LeaseName};
 use super::release::now;
 use super::take::{Part, Space};
@@ -308,19 +309,29 @@ impl Store {
         Ok(outside)
     }
 
+    /// The directories that may have leases of a block.
+    fn shards_of_block(
+        &self,
+        network_name: Option<&str>,
+        block: IpNetwork,
+    ) -> impl Iterator<Item = Result<Option<Rc<Dir>>, StoreError>> {
+        let (first, last) = (bits(block.network()), bits(block.broadcast()));
+        let space = name::space(network_name);
+        (name::shard_number(first)..=name::shard_number(last)).map(move |number| {
+            let shard = name::shard(block.is_ipv4(), number);
+            self.open_below(&["leases", &space, &shard])
+        })
+    }
+
     /// When leases of a block came or went last: much cheaper than [`Store::block_use`].
     pub fn block_stamp(
         &self,
         network_name: Option<&str>,
         block: IpNetwork,
     ) -> Result<BlockStamp, StoreError> {
-        let (first, last) = (bits(block.network()), bits(block.broadcast()));
-        let space = name::space(network_name);
         let mut times = Vec::new();
-        for number in name::shard_number(first)..=name::shard_number(last) {
-            let shard = name::shard(block.is_ipv4(), number);
-            let dir = self.open_below(&["leases", &space, &shard])?;
-            let stat = dir.map(|dir| dir.stat_self()).transpose()?;
+        for dir in self.shards_of_block(network_name, block) {
+            let stat = dir?.map(|dir| dir.stat_self()).transpose()?;
             times.push(stat.map(|stat| (stat.st_mtime, stat.st_mtime_nsec)));
         }
         Ok(BlockStamp { times })
@@ -333,15 +344,11 @@ impl Store {
         network_name: Option<&str>,
         block: IpNetwork,
     ) -> Result<BlockUse, StoreError> {
-        let (first, last) = (bits(block.network()), bits(block.broadcast()));
         let cooldown = u64::try_from(self.cooldown.as_millis()).unwrap_or(u64::MAX);
         let rested = now().saturating_sub(cooldown);
         let (mut held, mut resting) = (BTreeSet::new(), BTreeSet::new());
-        for number in name::shard_number(first)..=name::shard_number(last) {
-            let shard = name::shard(block.is_ipv4(), number);
-            let space = name::space(network_name);
-            // Not by a directory that was open: another one may be in its place.
-            let Some(dir) = self.open_below(&["leases", &space, &shard])? else {
+        for dir in self.shards_of_block(network_name, block) {
+            let Some(dir) = dir? else {
                 continue;
             };
             for name in dir.names()? {

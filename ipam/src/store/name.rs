@@ -55,11 +55,10 @@ impl LeaseName {
         }
     }
 
-    /// The lease of a record that has this name, held or freed, and its position.
-    pub(crate) fn in_record<'r>(&self, record: &'r Record) -> Option<(usize, &'r Lease)> {
+    /// The lease of a record that has this name, held or freed.
+    pub(crate) fn in_record<'r>(&self, record: &'r Record) -> Option<&'r Lease> {
         let freed = self.freed;
-        let mut leases = record.leases().iter().enumerate();
-        leases.find(|(_, lease)| {
+        record.leases().iter().find(|lease| {
             Self {
                 freed,
                 ..Self::of(lease)

@@ -63,6 +63,16 @@ pub struct Refused {
     pub error: StoreError,
 }
 
+impl Refused {
+    /// Of the part with a number.
+    fn of(part: usize) -> impl Fn(StoreError) -> Self + Copy {
+        move |error| Self {
+            part: Some(part),
+            error,
+        }
+    }
+}
+
 impl From<StoreError> for Refused {
     fn from(error: StoreError) -> Self {
         Self { part: None, error }
@@ -198,10 +208,7 @@ impl Store {
             if order.interface_of(part) != interface {
                 continue;
             }
-            let refused = |error| Refused {
-                part: Some(number),
-                error,
-            };
+            let refused = Refused::of(number);
             let range = granted.cut(&part.space, part.range.clone());
             let range = range.map_err(refused)?;
             let kept = self.keep(order.profile, number, part, &mut of.there);
@@ -218,11 +225,7 @@ impl Store {
         let mut missing = Vec::new();
         for open in open {
             let reused = self.reuse(order.profile, open.part, &mut of.there);
-            let reused = reused.map_err(|error| Refused {
-                part: Some(open.number),
-                error,
-            })?;
-            match reused {
+            match reused.map_err(Refused::of(open.number))? {
                 Some(lease) => drop(leases.insert(open.number, lease)),
                 None => missing.push(open),
             }
@@ -280,10 +283,7 @@ impl Store {
         let mut found: Vec<(usize, PreviousLease)> = Vec::new();
         for missing in missing {
             let number = missing.number;
-            let refused = |error| Refused {
-                part: Some(number),
-                error,
-            };
+            let refused = Refused::of(number);
             let space = &missing.part.space;
             if let Some(address) = missing.part.requested {
                 if !granted.has(space, address).map_err(refused)? {
@@ -316,10 +316,7 @@ impl Store {
         }
         for (number, previous) in &found {
             let released = self.release_previous(previous);
-            released.map_err(|error| Refused {
-                part: Some(*number),
-                error,
-            })?;
+            released.map_err(Refused::of(*number))?;
         }
         Ok(())
     }
@@ -333,10 +330,7 @@ impl Store {
         let granted = Granted::new(self);
         let mut proposed = Proposed::default();
         for (number, part) in order.parts.iter().enumerate() {
-            let refused = |error| Refused {
-                part: Some(number),
-                error,
-            };
+            let refused = Refused::of(number);
             let range = granted
                 .cut(&part.space, part.range.clone())
                 .map_err(refused)?;
@@ -354,10 +348,7 @@ impl Store {
             let range = granted.cut(&part.space, part.range.clone());
             let survey = range
                 .and_then(|range| self.survey(&part.want(&range, &order.holder), &mut proposed));
-            survey.map_err(|error| Refused {
-                part: Some(number),
-                error,
-            })
+            survey.map_err(Refused::of(number))
         };
         order.parts.iter().enumerate().map(survey).collect()
     }

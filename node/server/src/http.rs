@@ -3,11 +3,9 @@
 //! Each page is made at the moment of the question; nothing is collected beforehand.
 //!
 //! Any client that reaches the port may be untrusted. So there are few connections at a time, each
-//! for one question, with a small head that has to come soon; where all places are taken, the oldest
-//! one that has still not asked goes. What names pods is for those who ask on the loopback address,
+//! for one question, with a small head that has to come soon ([`Crowd`]). What names pods is for those who ask on the loopback address,
 //! unless the administrator opens it.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,9 +19,9 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use crate::crowd::{Asked, Crowd};
 
 pub trait Pages: Send + Sync + 'static {
     /// The paths that there are.
@@ -33,8 +31,6 @@ pub trait Pages: Send + Sync + 'static {
     fn page(&self, path: &str, in_full: bool) -> Answer;
 }
 
-/// Most connections at a time.
-const MAX_CONNECTIONS: usize = 32;
 /// Longest head of a request; the least that the library takes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 /// How long a request's head may take to come.
@@ -43,9 +39,6 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long to wait before a port that is taken is tried again.
 const BIND_INTERVAL: Duration = Duration::from_secs(10);
-/// How long to wait when the kernel gives no connection, for want of descriptors for instance.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
 /// What a server says to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Details {
@@ -89,75 +82,20 @@ pub async fn serve<P: Pages>(
     }
 }
 
-/// A connection that has a place.
-struct Place {
-    task: tokio::task::AbortHandle,
-    /// True from the moment on that the question is there.
-    asked: watch::Receiver<bool>,
+async fn accept<P: Pages>(mut listener: TcpListener, details: Details, pages: Arc<P>) {
+    let converse = |stream, asked| converse(stream, details, pages.clone(), asked);
+    let mut crowd = Crowd::new(Duration::ZERO);
+    crowd.serve(&mut listener, converse, || {}).await;
 }
 
-async fn accept<P: Pages>(listener: TcpListener, details: Details, pages: Arc<P>) {
-    let mut tasks = JoinSet::new();
-    let mut places: VecDeque<Place> = VecDeque::new();
-    loop {
-        let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(_) => {
-                    // Places that are taken may free a descriptor.
-                    let fewer = places.len().saturating_sub(1);
-                    make_room(&mut places, &mut tasks, fewer).await;
-                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
-                    continue;
-                }
-            },
-            Some(_) = tasks.join_next() => {
-                places.retain(|place| !place.task.is_finished());
-                continue;
-            }
-        };
-        make_room(&mut places, &mut tasks, MAX_CONNECTIONS - 1).await;
-        if places.len() >= MAX_CONNECTIONS {
-            // All of them are being answered, which takes a moment.
-            drop(stream);
-            continue;
-        }
-        let asked = watch::Sender::new(false);
-        let place = asked.subscribe();
-        let pages = pages.clone();
-        let task = tasks.spawn(async move { converse(stream, details, &*pages, &asked).await });
-        places.push_back(Place { task, asked: place });
-    }
-}
-
-/// Ends the oldest connections that have not asked yet, until at most this many are left.
-async fn make_room(places: &mut VecDeque<Place>, tasks: &mut JoinSet<()>, most: usize) {
-    places.retain(|place| !place.task.is_finished());
-    while places.len() > most {
-        let Some(idle) = places.iter().position(|place| !*place.asked.borrow()) else {
-            return;
-        };
-        if let Some(place) = places.remove(idle) {
-            place.task.abort();
-        }
-        // The aborted one gives its descriptor back here.
-        let _ = tasks.join_next().await;
-    }
-}
-
-async fn converse(
-    stream: TcpStream,
-    details: Details,
-    pages: &impl Pages,
-    asked: &watch::Sender<bool>,
-) {
+async fn converse(stream: TcpStream, details: Details, pages: Arc<impl Pages>, asked: Asked) {
     let to_loopback = stream
         .local_addr()
         .is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let in_full = details == Details::EveryClient || to_loopback;
     let service = service_fn(|request: Request<Incoming>| {
-        asked.send_replace(true);
-        let answer = answer(request.method(), request.uri().path(), in_full, pages);
+        asked.set();
+        let answer = answer(request.method(), request.uri().path(), in_full, &*pages);
         std::future::ready(Ok::<_, Infallible>(answer.response()))
     });
     let connection = http1::Builder::new()
@@ -213,6 +151,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+    use crate::crowd::MAX_CONNECTIONS;
 
     #[derive(Debug)]
     struct Health;

@@ -3,10 +3,12 @@
 //!
 //! - [`socket`]: a unix socket on which root asks one question a connection;
 //! - [`http`]: probes and metrics;
+//! - `crowd`: so many connections at a time;
 //! - [`log`]: log lines on stderr.
 
 #![forbid(unsafe_code)]
 
+mod crowd;
 pub mod http;
 pub mod log;
 pub mod socket;

@@ -98,32 +98,21 @@ impl From<FailureKind> for QuestionResult {
 }
 
 impl QuestionResult {
+    /// The value of a metric's label.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::TimedOut => "timed_out",
-            Self::Failed(kind) => match kind {
-                FailureKind::UnsupportedVersion => "unsupported_version",
-                FailureKind::UnknownQuestion => "unknown_question",
-                FailureKind::Malformed => "malformed",
-                FailureKind::NotAllowed => "not_allowed",
-                FailureKind::UnknownPod => "unknown_pod",
-                FailureKind::AnotherPod => "another_pod",
-                FailureKind::AmbiguousPod => "ambiguous_pod",
-                FailureKind::KubeletUnavailable => "kubelet_unavailable",
-                FailureKind::NotAllocated => "not_allocated",
-                FailureKind::CannotBind => "cannot_bind",
-                FailureKind::NotBound => "not_bound",
-                FailureKind::BindingsUnavailable => "bindings_unavailable",
-                FailureKind::AnswerTooLarge => "answer_too_large",
-                FailureKind::Exhausted => "exhausted",
-                FailureKind::HeldByAnotherNode => "held_by_another_node",
-                FailureKind::ClusterUnavailable => "cluster_unavailable",
-                FailureKind::Mismatch => "mismatch",
-                FailureKind::Other => "other",
-            },
+    pub fn label(self) -> String {
+        let name = match self {
+            Self::Failed(kind) => format!("{kind:?}"),
+            other => format!("{other:?}"),
+        };
+        let mut label = String::new();
+        for c in name.chars() {
+            if c.is_ascii_uppercase() && !label.is_empty() {
+                label.push('_');
+            }
+            label.push(c.to_ascii_lowercase());
         }
+        label
     }
 }
 
@@ -177,11 +166,11 @@ impl<A: Answers> Socket<A> {
     async fn run(&mut self, stop: &CancellationToken) {
         while !stop.is_cancelled() {
             match self.bind().await {
-                Ok((listener, bound)) => {
+                Ok((mut listener, bound)) => {
                     self.set(State::Listening);
                     tokio::select! {
                         () = stop.cancelled() => {}
-                        () = self.connections.serve(&listener) => {}
+                        () = self.connections.serve(&mut listener) => {}
                         () = lost(&bound, &self.path, &self.state) => {}
                     }
                     bound.remove();
@@ -205,8 +194,7 @@ impl<A: Answers> Socket<A> {
         let nonce = self.nonce.clone();
         let (listener, bound) = tokio::task::spawn_blocking(move || place.bind(&nonce))
             .await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| error.to_string())??;
         listener
             .set_nonblocking(true)
             .and_then(|()| UnixListener::from_std(listener))

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::{gojson, trust};
+use crate::trust;
+use cni_wire::json;
 
 /// Why a policy file was refused. The message says what and where; the remedy
 /// is apart, so that a CNI error can carry it in `details`.
@@ -13,7 +14,7 @@ pub enum PolicyError {
     File(#[from] trust::Error),
     /// Its content is not in order.
     #[error("node policy {}: {fault}", path.display())]
-    Content { path: PathBuf, fault: gojson::Error },
+    Content { path: PathBuf, fault: json::Error },
 }
 
 impl PolicyError {

@@ -5,8 +5,9 @@ use super::{
     BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, Policy, PolicyError, Selector, Store,
     StoreBounds, StoreKind, partition_key, port_guid,
 };
-use crate::gojson::{self, Value};
+
 use crate::{duration, identity, pattern::Pattern};
+use cni_wire::json::{self, Value};
 use ipnetwork::IpNetwork;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ const MAX_BLOCK_BITS: u32 = 16;
 
 /// The whole file, every key and value in order.
 pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
-    let policy = gojson::parse(text).and_then(decode);
+    let policy = json::parse(text).and_then(decode);
     policy.map_err(|fault| PolicyError::Content {
         path: path.to_owned(),
         fault,
@@ -29,7 +30,7 @@ pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
 /// Each top-level key that is in order by itself, defaults for the rest.
 pub(super) fn salvage(text: &[u8]) -> Policy {
     let mut policy = Policy::default();
-    let Ok(Value::Object(mut fields)) = gojson::parse(text) else {
+    let Ok(Value::Object(mut fields)) = json::parse(text) else {
         return policy;
     };
     // Those first by whose names others are written.
@@ -47,10 +48,10 @@ pub(super) fn salvage(text: &[u8]) -> Policy {
 
 pub(super) fn has_key(key: &str) -> bool {
     let document = Value::Object(vec![(key.to_owned(), Value::Null)]);
-    !matches!(decode(document), Err(gojson::Error::UnknownKey { .. }))
+    !matches!(decode(document), Err(json::Error::UnknownKey { .. }))
 }
 
-fn decode(mut document: Value) -> Result<Policy, gojson::Error> {
+fn decode(mut document: Value) -> Result<Policy, json::Error> {
     // Partitions of `allow.pkeys` may have names of `pkeys`.
     let mut names = document.get_mut("pkeys").cloned();
     let allowed = document
@@ -65,7 +66,7 @@ fn decode(mut document: Value) -> Result<Policy, gojson::Error> {
             }
         }
     }
-    gojson::decode_strictly(&document)
+    json::decode_strictly(&document)
 }
 
 /// What `read` makes of a value; where it makes nothing of it, `rule` says what the value must be.
@@ -78,17 +79,89 @@ fn checked<'de, D: Deserializer<'de>, T: Deserialize<'de>, U>(
     value.ok_or_else(|| D::Error::custom(rule))
 }
 
-pub(super) fn version<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    let rule = "this program reads version 1 only";
-    checked(from, rule, |version| (version == 1).then_some(version))
+/// Functions that read a value of the first type, make the second one of it by the last expression, and
+/// say the rule where that makes nothing of it.
+macro_rules! readers {
+    ($($(#[$doc:meta])* $name:ident: $from:ty => $to:ty, $rule:literal, $read:expr;)*) => {$(
+        $(#[$doc])*
+        pub(super) fn $name<'de, D: Deserializer<'de>>(from: D) -> Result<$to, D::Error> {
+            checked(from, $rule, $read as fn($from) -> Option<$to>)
+        }
+    )*};
 }
 
-pub(super) fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    let rule = "must be a name of letters, digits, '-', '.' and '_', which begins with a letter, a \
-                digit or '_'";
-    checked(from, rule, |name: String| {
-        identity::is_name(&name).then_some(Some(name))
-    })
+readers! {
+    version: u64 => u64, "this program reads version 1 only",
+        |version| (version == 1).then_some(version);
+
+    name: String => Option<String>,
+        "must be a name of letters, digits, '-', '.' and '_', which begins with a letter, a digit or '_'",
+        |name| identity::is_name(&name).then_some(Some(name));
+
+    /// A label of RFC 1123. It becomes part of a path of the API.
+    namespace: String => String,
+        "must be the namespace of whereabouts' objects: at most 63 of a-z, 0-9 and '-'",
+        |name| {
+            let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+            let is_label = (1..=63).contains(&name.len()) && name.bytes().all(fits);
+            (is_label && !name.starts_with('-') && !name.ends_with('-')).then_some(name)
+        };
+
+    networks: Vec<String> => Option<Vec<IpNetwork>>,
+        "must be a list of networks, as in [\"10.0.0.0/8\"]",
+        |texts| not_empty(texts, |text| network(&text)).map(Some);
+
+    network_names: Vec<String> => Option<Vec<String>>,
+        "must be a list of names, \"\" for networks without network_name",
+        |names| not_empty(names, Some).map(Some);
+
+    cooldown: String => Duration,
+        "must be a duration of at most a day, as in \"30s\", \"2m\" or \"0\"",
+        |text| duration::parse(&text).filter(|d| *d <= Duration::from_secs(86_400));
+
+    /// Those of `allow.pkeys`, whose names were replaced before.
+    partitions: Vec<Partition> => Option<Vec<u16>>,
+        "must be a list of partition keys (\"0x8001\") and names of \"pkeys\"",
+        |list| Some(Some(list.into_iter().map(|Partition(key)| key).collect()));
+
+    guids: Vec<String> => Vec<RangeInclusive<u64>>,
+        "must be a list of GUIDs and ranges such as \"02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff\"",
+        |texts| texts.iter().map(|text| guid_range(text)).collect();
+
+    /// Names of programs in `CNI_PATH`, never paths.
+    ipam_programs: Vec<String> => Vec<String>,
+        "must be a list of names of IPAM programs, without \"/\"",
+        |names| {
+            let is_program = |name: &String| !name.is_empty() && !name.contains('/');
+            names.iter().all(is_program).then_some(names)
+        };
+
+    patterns: Vec<String> => Vec<Pattern>,
+        "must be a list, not empty, of words, or patterns of \"*\", \"?\" and sets such as \"[0-3]\"",
+        |words| not_empty(words, |word| pattern(&word));
+
+    /// Without regard to the case of hexadecimal digits, and to a prefix.
+    hex_patterns: Vec<String> => Vec<Pattern>,
+        "must be a list, not empty, of hexadecimal numbers, or patterns of \"*\", \"?\" and \"[0-3]\"",
+        |words| not_empty(words, |word| {
+            pattern(&word).and(pattern(&word.trim_start_matches("0x").to_ascii_lowercase()))
+        });
+}
+
+/// All elements, each of which must be something; none of an empty list.
+fn not_empty<T, U>(list: Vec<T>, read: impl Fn(T) -> Option<U>) -> Option<Vec<U>> {
+    let read: Option<Vec<U>> = list.into_iter().map(read).collect();
+    read.filter(|list| !list.is_empty())
+}
+
+fn pattern(word: &str) -> Option<Pattern> {
+    (!word.is_empty()).then(|| Pattern::parse(word).ok())?
+}
+
+fn guid_range(text: &str) -> Option<RangeInclusive<u64>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = port_guid(first)?..=port_guid(last)?;
+    (!range.is_empty()).then_some(range)
 }
 
 /// An absolute path without `..`, so that what is written is what is used.
@@ -205,19 +278,6 @@ impl TryFrom<StoreKeys> for Store {
     }
 }
 
-/// A label of RFC 1123. It becomes part of a path of the API.
-fn namespace<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    let rule = "must be the namespace of whereabouts' objects: at most 63 of a-z, 0-9 and '-'";
-    let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    checked(from, rule, |name: String| {
-        let is_label = (1..=63).contains(&name.len())
-            && name.bytes().all(fits)
-            && !name.starts_with('-')
-            && !name.ends_with('-');
-        is_label.then_some(name)
-    })
-}
-
 /// A prefix length of an address of `BITS` bits, from a count of addresses.
 pub(super) fn block_length<'de, D: Deserializer<'de>, const BITS: u32>(
     from: D,
@@ -230,31 +290,9 @@ pub(super) fn block_length<'de, D: Deserializer<'de>, const BITS: u32>(
     })
 }
 
-fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<IpNetwork>>, D::Error> {
-    let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
-    checked(from, rule, |texts: Vec<String>| {
-        let networks: Option<Vec<_>> = texts.iter().map(|text| network(text)).collect();
-        networks.filter(|list| !list.is_empty()).map(Some)
-    })
-}
-
 /// A network with its prefix length.
 pub(super) fn network(text: &str) -> Option<IpNetwork> {
     text.contains('/').then(|| text.parse().ok())?
-}
-
-fn network_names<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
-    let rule = "must be a list of names, \"\" for networks without network_name";
-    checked(from, rule, |names: Vec<String>| {
-        (!names.is_empty()).then_some(Some(names))
-    })
-}
-
-pub(super) fn cooldown<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    let rule = "must be a duration of at most a day, as in \"30s\", \"2m\" or \"0\"";
-    checked(from, rule, |text: String| {
-        duration::parse(&text).filter(|d| *d <= Duration::from_secs(86_400))
-    })
 }
 
 /// Names that no number could be taken for.
@@ -270,14 +308,6 @@ pub(super) fn partition_names<'de, D: Deserializer<'de>>(
         Ok((name, key))
     };
     partitions.into_iter().map(named).collect()
-}
-
-/// Only those of `allow.pkeys` whose names were replaced.
-pub(super) fn partitions<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u16>>, D::Error> {
-    let rule = "must be a list of partition keys (\"0x8001\") and names of \"pkeys\"";
-    checked(from, rule, |list: Vec<Partition>| {
-        Some(Some(list.into_iter().map(|Partition(key)| key).collect()))
-    })
 }
 
 struct Partition(u16);
@@ -298,19 +328,6 @@ pub(super) fn vf<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RangeInclusiv
     Vf::deserialize(from).map(|vf| vf.guid)
 }
 
-fn guids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RangeInclusive<u64>>, D::Error> {
-    let range = |text: &String| {
-        let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let range = port_guid(first)?..=port_guid(last)?;
-        (!range.is_empty()).then_some(range)
-    };
-    let rule = "must be a list of GUIDs and ranges such as \
-                \"02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff\"";
-    checked(from, rule, |texts: Vec<String>| {
-        texts.iter().map(range).collect()
-    })
-}
-
 pub(super) struct Rail(pub(super) u32);
 
 impl<'de> Deserialize<'de> for Rail {
@@ -318,15 +335,6 @@ impl<'de> Deserialize<'de> for Rail {
         let rule = "must be the number of a rail, from 0 to 255";
         checked(from, rule, |rail| (rail <= MAX_RAIL).then_some(Self(rail)))
     }
-}
-
-/// Names of programs in `CNI_PATH`, never paths.
-pub(super) fn ipam_programs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    let rule = "must be a list of names of IPAM programs, without \"/\"";
-    checked(from, rule, |names: Vec<String>| {
-        let is_program = |name: &String| !name.is_empty() && !name.contains('/');
-        names.iter().all(is_program).then_some(names)
-    })
 }
 
 pub(super) fn selectors<'de, D: Deserializer<'de>>(
@@ -337,32 +345,6 @@ pub(super) fn selectors<'de, D: Deserializer<'de>>(
         return Err(D::Error::custom("each selector must ask for something"));
     }
     Ok(Some(selectors))
-}
-
-pub(super) fn patterns<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
-    checked_patterns(from, |word| word)
-}
-
-pub(super) fn hex_patterns<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
-    checked_patterns(from, |word| {
-        word.trim_start_matches("0x").to_ascii_lowercase()
-    })
-}
-
-fn checked_patterns<'de, D: Deserializer<'de>>(
-    from: D,
-    normal: impl Fn(String) -> String,
-) -> Result<Vec<Pattern>, D::Error> {
-    let rule = "must be a list, not empty, of words, or patterns of \"*\", \"?\" and sets such as \
-                \"[0-3]\"";
-    checked(from, rule, |words: Vec<String>| {
-        let pattern = |word: String| match word.as_str() {
-            "" => None,
-            _ => Pattern::parse(&normal(word)).ok(),
-        };
-        let patterns: Option<Vec<Pattern>> = words.into_iter().map(pattern).collect();
-        patterns.filter(|patterns| !patterns.is_empty())
-    })
 }
 
 #[cfg(test)]
@@ -563,10 +545,7 @@ mod tests {
                 "allow.vf: expected an object",
             ),
             (r#"{"allow": {"vf": {"vlan": []}}}"#, "vlan"),
-            (
-                r#"{"allow": {"vf": {}}}"#,
-                "allow.vf: must have the key \"guid\"",
-            ),
+            (r#"{"allow": {"vf": {}}}"#, "allow.vf.guid: is missing"),
             (
                 r#"{"allow": {"vf": {"guid": ["0200000000000009-0200000000000008"]}}}"#,
                 "allow.vf.guid: must be a list",
@@ -692,7 +671,7 @@ mod tests {
         for (after, says) in [
             ("1", "default.after"),
             (r#""whereabouts""#, "default.after"),
-            ("{}", "default.after: must have the key \"whereabouts\""),
+            ("{}", "default.after.whereabouts: is missing"),
             (r#"{"whereabouts": "-a"}"#, "default.after.whereabouts"),
             (r#"{"whereabouts": "a/b"}"#, "default.after.whereabouts"),
             (r#"{"whereabouts": "a", "host-local": "b"}"#, "host-local"),

@@ -212,7 +212,7 @@ impl NetworkConfig {
     /// # Errors
     /// Code 7 naming the key that has a wrong type.
     pub fn dns(&self) -> Result<Dns, Error> {
-        Dns::parse(&self.root().section("dns")?)
+        self.root().section("dns")?.decode()
     }
 
     /// What the plugins before this one answered; none when this is the first.

@@ -4,36 +4,26 @@ use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr};
 
 use crate::{Code, Error};
 
-/// What the runtime asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Attach a container, or adjust its attachment.
-    Add,
-    /// Undo ADD.
-    Del,
-    /// Compare an attachment with what ADD answered.
-    Check,
-    /// Say whether ADD can be served.
-    Status,
-    /// Remove everything but the attachments named.
-    Gc,
-    /// Say which versions are spoken.
-    Version,
+words! {
+    /// What the runtime asks for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Command {
+        /// Attach a container, or adjust its attachment.
+        Add = "ADD",
+        /// Undo ADD.
+        Del = "DEL",
+        /// Compare an attachment with what ADD answered.
+        Check = "CHECK",
+        /// Say whether ADD can be served.
+        Status = "STATUS",
+        /// Remove everything but the attachments named.
+        Gc = "GC",
+        /// Say which versions are spoken.
+        Version = "VERSION",
+    }
 }
 
 impl Command {
-    /// As in `CNI_COMMAND`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Command::Add => "ADD",
-            Command::Del => "DEL",
-            Command::Check => "CHECK",
-            Command::Status => "STATUS",
-            Command::Gc => "GC",
-            Command::Version => "VERSION",
-        }
-    }
-
     /// Whether it is about one container's interface.
     pub fn has_attachment(self) -> bool {
         matches!(self, Command::Add | Command::Del | Command::Check)
@@ -44,17 +34,14 @@ impl FromStr for Command {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        use Command::{Add, Check, Del, Gc, Status, Version};
-        [Add, Del, Check, Status, Gc, Version]
-            .into_iter()
-            .find(|command| command.as_str() == text)
-            .ok_or_else(|| {
-                Error::new(
-                    Code::InvalidEnvironment,
-                    format!("CNI_COMMAND {text:?} is not a command of the CNI specification"),
-                )
-                .with_details("expected ADD, DEL, CHECK, STATUS, GC or VERSION")
-            })
+        let mut all = Command::ALL.into_iter();
+        all.find(|command| command.as_str() == text).ok_or_else(|| {
+            Error::new(
+                Code::InvalidEnvironment,
+                format!("CNI_COMMAND {text:?} is not a command of the CNI specification"),
+            )
+            .with_details("expected ADD, DEL, CHECK, STATUS, GC or VERSION")
+        })
     }
 }
 

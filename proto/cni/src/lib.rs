@@ -5,6 +5,7 @@
 //! - [`version`]: the versions of the specification and which of them exist;
 //! - [`error`]: the error object and its codes;
 //! - [`env`]: the command, the container and the interface, from the environment;
+//! - [`json`]: JSON into types, as Go reads it or strictly; [`spelling`]: the word that was meant;
 //! - [`section`]: one JSON object of a configuration, read as Go reads it;
 //! - [`config`]: the network configuration on stdin, and with it the whole [`Request`];
 //! - [`result`]: what ADD answers, in every version, and what `prevResult` says;
@@ -25,9 +26,11 @@ pub mod config;
 pub mod delegate;
 pub mod env;
 pub mod error;
+pub mod json;
 pub mod result;
 pub mod section;
 pub mod serve;
+pub mod spelling;
 pub mod text;
 pub mod version;
 

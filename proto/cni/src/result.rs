@@ -15,7 +15,8 @@ use std::{
     str::FromStr,
 };
 
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::{Map, Value};
 
 use crate::{Code, Error, Section, Version};
 
@@ -114,6 +115,12 @@ impl FromStr for Cidr {
     }
 }
 
+impl Serialize for Cidr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.addr, self.prefix)
@@ -121,39 +128,49 @@ impl fmt::Display for Cidr {
 }
 
 /// A network interface of a result.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Interface {
     /// Its name in the namespace it is in.
     pub name: String,
     /// Its hardware address; none for devices without a netdev.
+    #[serde(deserialize_with = "optional")]
     pub mac: Option<String>,
     /// Its MTU in bytes.
+    #[serde(deserialize_with = "positive")]
     pub mtu: Option<u32>,
     /// The path of its namespace as the runtime gave it; none for the host's.
+    #[serde(deserialize_with = "optional")]
     pub sandbox: Option<String>,
     /// The socket of a vhost-user device.
+    #[serde(deserialize_with = "optional")]
     pub socket_path: Option<String>,
     /// The PCI address behind it.
+    #[serde(rename = "pciID", deserialize_with = "optional")]
     pub pci_id: Option<String>,
 }
 
 /// An address of a result.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpConfig {
     /// The address with the prefix length of its network.
+    #[serde(deserialize_with = "address")]
     pub address: Cidr,
     /// The gateway of that network.
+    #[serde(default, deserialize_with = "optional")]
     pub gateway: Option<IpAddr>,
     /// The interface that has it, as an index into the result's interfaces.
     pub interface: Option<usize>,
 }
 
 /// A route of a result.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// The destination.
+    #[serde(deserialize_with = "address")]
     pub dst: Cidr,
     /// The next hop; without one, the gateway of the first address of the family.
+    #[serde(default, deserialize_with = "optional")]
     pub gw: Option<IpAddr>,
     /// The path MTU in bytes.
     pub mtu: Option<u32>,
@@ -180,49 +197,16 @@ impl Route {
             scope: None,
         }
     }
-
-    /// Reads one route.
-    ///
-    /// # Errors
-    /// Code 7 naming the key.
-    pub fn parse(section: &Section<'_>) -> Result<Self, Error> {
-        Ok(Route {
-            dst: parsed(section, "dst")?.ok_or_else(|| {
-                Error::new(
-                    Code::InvalidConfig,
-                    format!("{} is missing", section.path_of("dst")),
-                )
-            })?,
-            gw: parsed(section, "gw")?,
-            mtu: section.get("mtu")?,
-            advmss: section.get("advmss")?,
-            priority: section.get("priority")?,
-            table: section.get("table")?,
-            scope: section.get("scope")?,
-        })
-    }
-
-    fn to_json(&self, version: Version) -> Value {
-        let mut object = Map::new();
-        object.insert("dst".into(), json!(self.dst.to_string()));
-        put(&mut object, "gw", self.gw.map(|gw| gw.to_string()));
-        if version >= Version::V1_0_0 {
-            put(&mut object, "mtu", self.mtu);
-            put(&mut object, "advmss", self.advmss);
-            put(&mut object, "priority", self.priority);
-            put(&mut object, "table", self.table);
-            put(&mut object, "scope", self.scope);
-        }
-        Value::Object(object)
-    }
 }
 
 /// Name resolution of a result; the runtime decides what becomes of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Dns {
     /// Servers, by preference.
     pub nameservers: Vec<String>,
     /// The local domain.
+    #[serde(deserialize_with = "optional")]
     pub domain: Option<String>,
     /// Domains to search.
     pub search: Vec<String>,
@@ -235,38 +219,11 @@ impl Dns {
     pub fn is_empty(&self) -> bool {
         *self == Dns::default()
     }
-
-    /// Reads it.
-    ///
-    /// # Errors
-    /// Code 7 naming the key that has a wrong type.
-    pub fn parse(section: &Section<'_>) -> Result<Self, Error> {
-        Ok(Dns {
-            nameservers: section.get("nameservers")?.unwrap_or_default(),
-            domain: section.text("domain")?.map(str::to_owned),
-            search: section.get("search")?.unwrap_or_default(),
-            options: section.get("options")?.unwrap_or_default(),
-        })
-    }
-
-    fn to_json(&self) -> Value {
-        let mut object = Map::new();
-        for (key, list) in [
-            ("nameservers", &self.nameservers),
-            ("search", &self.search),
-            ("options", &self.options),
-        ] {
-            if !list.is_empty() {
-                object.insert(key.into(), json!(list));
-            }
-        }
-        put(&mut object, "domain", self.domain.as_deref());
-        Value::Object(object)
-    }
 }
 
 /// The answer to ADD, whatever the version it came in or goes out as.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CniResult {
     /// Interfaces, ours first where we made one.
     pub interfaces: Vec<Interface>,
@@ -296,37 +253,7 @@ impl CniResult {
             (None, Some(_)) => {}
             (text, _) => drop(Version::parse(text.unwrap_or_default())?),
         }
-        let mut result = CniResult {
-            dns: Dns::parse(&root.section("dns")?)?,
-            ..Self::default()
-        };
-        for section in root.sections("interfaces")? {
-            result.interfaces.push(Interface {
-                name: section.text("name")?.unwrap_or_default().to_owned(),
-                mac: section.text("mac")?.map(str::to_owned),
-                mtu: section.get::<u32>("mtu")?.filter(|mtu| *mtu > 0),
-                sandbox: section.text("sandbox")?.map(str::to_owned),
-                socket_path: section.text("socketPath")?.map(str::to_owned),
-                pci_id: section.text("pciID")?.map(str::to_owned),
-            });
-        }
-        for section in root.sections("ips")? {
-            let address = parsed(&section, "address")?.ok_or_else(|| {
-                Error::new(
-                    Code::InvalidConfig,
-                    format!("{} is missing", section.path_of("address")),
-                )
-            })?;
-            result.ips.push(IpConfig {
-                address,
-                gateway: parsed(&section, "gateway")?,
-                interface: section.get("interface")?,
-            });
-        }
-        for section in root.sections("routes")? {
-            result.routes.push(Route::parse(&section)?);
-        }
-        Ok(result)
+        root.decode()
     }
 
     /// Checks that every address names an interface that is there.
@@ -354,87 +281,78 @@ impl CniResult {
     /// The document in a version.
     pub fn to_json(&self, version: Version) -> Value {
         let mut object = Map::new();
-        object.insert("cniVersion".into(), json!(version.as_str()));
-        if !self.interfaces.is_empty() {
-            let list = self
-                .interfaces
-                .iter()
-                .map(|one| interface_to_json(one, version))
-                .collect();
-            object.insert("interfaces".into(), Value::Array(list));
+        object.insert("cniVersion".into(), version.as_str().into());
+        // Texts, numbers and lists: serialization does not fail.
+        if let Ok(Value::Object(fields)) = serde_json::to_value(self) {
+            object.extend(fields);
         }
-        if !self.ips.is_empty() {
-            let list = self
-                .ips
-                .iter()
-                .map(|one| ip_to_json(one, version))
-                .collect();
-            object.insert("ips".into(), Value::Array(list));
+        if version < Version::V1_0_0 {
+            let members = |object: &mut Map<String, Value>,
+                           key: &str,
+                           change: fn(&mut Map<String, Value>)| {
+                let list = object.get_mut(key).and_then(Value::as_array_mut);
+                let members = list.into_iter().flatten();
+                members.filter_map(Value::as_object_mut).for_each(change);
+            };
+            members(&mut object, "interfaces", |interface| {
+                interface.retain(|key, _| matches!(key.as_str(), "name" | "mac" | "sandbox"));
+            });
+            members(&mut object, "routes", |route| {
+                route.retain(|key, _| matches!(key.as_str(), "dst" | "gw"));
+            });
+            members(&mut object, "ips", |ip| {
+                let is_ipv6 = ip
+                    .get("address")
+                    .and_then(Value::as_str)
+                    .is_some_and(|a| a.contains(':'));
+                ip.insert("version".into(), if is_ipv6 { "6" } else { "4" }.into());
+            });
         }
-        if !self.routes.is_empty() {
-            let list = self
-                .routes
-                .iter()
-                .map(|route| route.to_json(version))
-                .collect();
-            object.insert("routes".into(), Value::Array(list));
-        }
-        if !self.dns.is_empty() {
-            object.insert("dns".into(), self.dns.to_json());
-        }
-        Value::Object(object)
+        let mut document = Value::Object(object);
+        prune(&mut document);
+        document
     }
 }
 
-fn interface_to_json(interface: &Interface, version: Version) -> Value {
-    let mut object = Map::new();
-    object.insert("name".into(), json!(interface.name));
-    put(&mut object, "mac", interface.mac.as_deref());
-    if version >= Version::V1_0_0 {
-        put(&mut object, "mtu", interface.mtu);
-    }
-    put(&mut object, "sandbox", interface.sandbox.as_deref());
-    if version >= Version::V1_0_0 {
-        put(&mut object, "socketPath", interface.socket_path.as_deref());
-        put(&mut object, "pciID", interface.pci_id.as_deref());
-    }
-    Value::Object(object)
-}
-
-fn ip_to_json(ip: &IpConfig, version: Version) -> Value {
-    let mut object = Map::new();
-    if version < Version::V1_0_0 {
-        object.insert(
-            "version".into(),
-            json!(if ip.address.addr.is_ipv4() { "4" } else { "6" }),
-        );
-    }
-    put(&mut object, "interface", ip.interface);
-    object.insert("address".into(), json!(ip.address.to_string()));
-    put(&mut object, "gateway", ip.gateway.map(|gw| gw.to_string()));
-    Value::Object(object)
-}
-
-fn put(object: &mut Map<String, Value>, key: &str, value: Option<impl Into<Value>>) {
-    if let Some(value) = value {
-        object.insert(key.to_owned(), value.into());
+/// Removes what says nothing.
+fn prune(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(prune),
+        Value::Object(object) => {
+            object.values_mut().for_each(prune);
+            object.retain(|_, value| match value {
+                Value::Null => false,
+                Value::Array(list) => !list.is_empty(),
+                Value::Object(object) => !object.is_empty(),
+                _ => true,
+            });
+        }
+        _ => {}
     }
 }
 
-/// A text key parsed by `FromStr`; empty counts as absent.
-fn parsed<T: FromStr>(section: &Section<'_>, key: &str) -> Result<Option<T>, Error> {
-    section
-        .text(key)?
-        .map(|text| {
-            text.parse()
-                .map_err(|_| section.wrong(key, format_args!("{text:?} is not an address")))
-        })
-        .transpose()
+/// A text that is read by `FromStr`; an empty one counts as absent.
+fn optional<'de, D: Deserializer<'de>, T: FromStr>(from: D) -> Result<Option<T>, D::Error> {
+    let text = Option::<String>::deserialize(from)?.filter(|text| !text.is_empty());
+    let read = |text: String| {
+        text.parse()
+            .map_err(|_| D::Error::custom("must be an address"))
+    };
+    text.map(read).transpose()
+}
+
+fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Cidr, D::Error> {
+    optional(from)?.ok_or_else(|| D::Error::custom("must be an address with prefix length"))
+}
+
+fn positive<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    Ok(Option::deserialize(from)?.filter(|number| *number > 0))
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -538,9 +456,12 @@ mod tests {
         let parse = |value: Value| CniResult::parse(&value, Some(Version::V1_0_0)).unwrap_err();
         assert_eq!(
             parse(json!({"ips": [{"address": "10.0.0.1"}]})).msg,
-            "ips[0].address: \"10.0.0.1\" is not an address"
+            "ips[0].address: must be an address, found the string \"10.0.0.1\""
         );
-        assert_eq!(parse(json!({"ips": [{}]})).msg, "ips[0].address is missing");
+        assert_eq!(
+            parse(json!({"ips": [{}]})).msg,
+            "ips[0].address: is missing"
+        );
         assert_eq!(parse(json!([])).code, Code::Decode);
         for version in ["3.0.0", "0.2.0"] {
             let error = parse(json!({"cniVersion": version, "ip4": {"ip": "10.0.0.1/24"}}));

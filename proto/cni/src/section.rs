@@ -5,10 +5,10 @@
 //! alone where the value is null; configurations in the field rely on that (libcni itself
 //! writes `CNIVersion` into a `prevResult`). A strict reader would silently miss those keys.
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use crate::{Code, Error};
+use crate::{Code, Error, json};
 
 /// A JSON object and where in the configuration it stands.
 #[derive(Clone, Debug)]
@@ -171,6 +171,22 @@ impl<'a> Section<'a> {
             .enumerate()
             .map(|(index, element)| Section::of(element, format!("{path}[{index}]")))
             .collect()
+    }
+
+    /// The object as a type; keys that the type does not have are ignored.
+    ///
+    /// # Errors
+    /// Code 7 naming the key that is missing or has another type.
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        let fields = self.map.into_iter().flatten();
+        let fields = fields.map(|(key, value)| Ok((key.clone(), json::Value::deserialize(value)?)));
+        let object = fields
+            .collect::<Result<_, serde_json::Error>>()
+            .map(json::Value::Object);
+        object
+            .map_err(json::Error::Syntax)
+            .and_then(|object| json::decode(&object, &self.path, &mut Vec::new()))
+            .map_err(|error| Error::new(Code::InvalidConfig, error.to_string()))
     }
 
     /// A value as an object, standing at a path.

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::document::Pod;
+use crate::document::{Pod, name, units};
 
 /// Bind all slots of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,8 +14,10 @@ pub struct BindQuestion {
     /// The pod.
     pub pod: Pod,
     /// `CNI_CONTAINERID`: the pod's sandbox. A new sandbox of the pod is bound anew.
+    #[serde(deserialize_with = "name")]
     pub sandbox: String,
     /// The slot that the runtime passed for this attachment.
+    #[serde(deserialize_with = "name")]
     pub unit: String,
 }
 
@@ -26,8 +28,10 @@ pub struct CommitQuestion {
     /// The pod.
     pub pod: Pod,
     /// The sandbox.
+    #[serde(deserialize_with = "name")]
     pub sandbox: String,
     /// The slots whose devices are in place.
+    #[serde(deserialize_with = "units")]
     pub units: Vec<String>,
 }
 
@@ -36,10 +40,15 @@ pub struct CommitQuestion {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UnbindQuestion {
     /// The sandbox.
+    #[serde(deserialize_with = "name")]
     pub sandbox: String,
     /// The slots; if there are none, all of the sandbox. Those that containers started with without an
     /// attachment stay.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "units",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub units: Vec<String>,
 }
 

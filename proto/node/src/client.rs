@@ -1,6 +1,6 @@
 //! Asks a server of the node, blocking, within one time limit for everything.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -15,8 +15,8 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use nix::sys::time::TimeVal;
 use nix::unistd::geteuid;
 
-use crate::document::{self, Ask, Failure, NoAnswer};
-use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES};
+use crate::document::{self, Ask, Failure};
+use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// Permission bits that let somebody else than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -51,124 +51,91 @@ impl std::fmt::Display for Peer {
 
 /// Why there is no answer. The text says what was attempted and what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+#[error("ask {peer}: {fault}")]
+pub struct ClientError {
+    /// Who was asked.
+    pub peer: Peer,
+    /// What went wrong.
+    pub fault: Fault,
+}
+
+/// What went wrong with a question.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
     /// There is no socket.
-    #[error(
-        "ask {peer}: there is no such socket; \
-         is the DaemonSet rdma-device-plugin running on this node?"
-    )]
-    NoSocket {
-        /// Who was asked.
-        peer: Peer,
-    },
+    #[error("there is no such socket; is the DaemonSet rdma-device-plugin running on this node?")]
+    NoSocket,
     /// There is a socket, and no process listens on it.
     #[error(
-        "ask {peer}: connection refused, the process that made this \
-         socket has ended; is the DaemonSet rdma-device-plugin running on this node?"
+        "connection refused, the process that made this socket has ended; is the DaemonSet \
+         rdma-device-plugin running on this node?"
     )]
-    Refused {
-        /// Who was asked.
-        peer: Peer,
-    },
-    /// The socket may be somebody else's. Nothing was asked.
+    Refused,
+    /// The socket may be somebody else's. Nothing was asked. With what is wrong, of which object.
     #[error(
-        "{peer} is not asked: {why}; only root may be able to put a \
-         socket there: remove it and restart the DaemonSet rdma-device-plugin on this node"
+        "it is not asked: {0}; only root may be able to put a socket there: remove it and restart the \
+         DaemonSet rdma-device-plugin on this node"
     )]
-    NotTrusted {
-        /// Who was asked.
-        peer: Peer,
-        /// What is wrong, and with which object.
-        why: String,
-    },
+    NotTrusted(String),
     /// The time limit passed.
     #[error(
-        "ask {peer}: {step} took longer than the limit of {limit:?} \
-         for the whole question; see the log of the DaemonSet rdma-device-plugin on this node"
+        "{step} took longer than the limit of {limit:?} for the whole question; see the log of the \
+         DaemonSet rdma-device-plugin on this node"
     )]
     TimedOut {
-        /// Who was asked.
-        peer: Peer,
         /// What it was spent on.
         step: Step,
         /// The limit.
         limit: Duration,
     },
     /// The kernel refused.
-    #[error("ask {peer}: {step}: {source}")]
+    #[error("{step}: {source}")]
     Io {
-        /// Who was asked.
-        peer: Peer,
         /// What was attempted.
         step: Step,
         /// What the kernel said.
         source: io::Error,
     },
-    /// The daemon closed the connection first.
+    /// The server closed the connection first.
     #[error(
-        "ask {peer}: it closed the connection without an answer; \
-         see the log of the DaemonSet rdma-device-plugin on this node"
+        "it closed the connection without an answer; see the log of the DaemonSet rdma-device-plugin \
+         on this node"
     )]
-    Closed {
-        /// Who was asked.
-        peer: Peer,
-    },
+    Closed,
     /// The question is longer than [`QUESTION_MAX_BYTES`]. Nothing was asked.
-    #[error("the question to {peer} has {bytes} bytes, more than {QUESTION_MAX_BYTES}")]
-    QuestionTooLarge {
-        /// Who was to be asked.
-        peer: Peer,
-        /// Its length.
-        bytes: usize,
-    },
+    #[error("the question has {0} bytes, more than {QUESTION_MAX_BYTES}")]
+    QuestionTooLarge(usize),
     /// The answer is longer than [`ANSWER_MAX_BYTES`].
     #[error(
-        "the answer of {peer} is longer than {ANSWER_MAX_BYTES} bytes: \
-         install both programs of one release"
+        "the answer is longer than {ANSWER_MAX_BYTES} bytes: install all programs of one release"
     )]
-    AnswerTooLarge {
-        /// Who was asked.
-        peer: Peer,
-    },
-    /// The answer is no valid document.
-    #[error(
-        "the answer of {peer} is malformed: {why}; \
-         install both programs of one release"
-    )]
-    Malformed {
-        /// Who was asked.
-        peer: Peer,
-        /// What is wrong.
-        why: String,
-    },
+    AnswerTooLarge,
+    /// The answer is not a valid document.
+    #[error("the answer is malformed: {0}; install all programs of one release")]
+    Malformed(String),
     /// The answer is of another version of the documents.
     #[error(
-        "the answer of {peer} has version {version}, this program \
-         knows version {}: install both programs of one release",
-        crate::VERSION
+        "the answer has version {0}, this program knows version {VERSION}: install all programs of one \
+         release"
     )]
-    Version {
-        /// Who was asked.
-        peer: Peer,
-        /// The answer's version.
-        version: u64,
-    },
-    /// The daemon answered with a failure.
-    #[error("{peer} answered: {failure}")]
-    Failed {
-        /// Who was asked.
-        peer: Peer,
-        /// What it said.
-        failure: Failure,
-    },
+    Version(u64),
+    /// The server answered with a failure.
+    #[error("it answered: {0}")]
+    Failed(Failure),
+}
+
+impl Fault {
+    fn io(step: Step, source: io::Error) -> Self {
+        Self::Io { step, source }
+    }
 }
 
 impl ClientError {
-    /// The daemon's own failure, if the daemon answered.
+    /// The server's own failure, if it answered.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
-        match self {
-            Self::Failed { failure, .. } => Some(failure),
+        match &self.fault {
+            Fault::Failed(failure) => Some(failure),
             _ => None,
         }
     }
@@ -204,49 +171,34 @@ impl std::fmt::Display for Step {
 /// [`ClientError`]; nothing is asked of a socket that somebody else than root or this process's
 /// own user could have made.
 pub fn ask<Q: Ask>(socket: &Path, question: &Q, limit: Duration) -> Result<Q::Answer, ClientError> {
-    let document = question.question().encode();
-    let peer = Peer {
-        server: Q::SERVER,
-        socket: socket.into(),
+    let asked = || {
+        let document = question.question().encode();
+        if document.len() > QUESTION_MAX_BYTES {
+            return Err(Fault::QuestionTooLarge(document.len()));
+        }
+        let call = Call {
+            socket,
+            limit,
+            deadline: Instant::now() + limit,
+            own_uid: geteuid().as_raw(),
+        };
+        call.check_path()?;
+        let mut stream = call.connect()?;
+        call.check_peer(&stream)?;
+        call.write(&mut stream, &document)?;
+        document::decode_answer(&call.read(&mut stream)?)
     };
-    if document.len() > QUESTION_MAX_BYTES {
-        return Err(ClientError::QuestionTooLarge {
-            peer,
-            bytes: document.len(),
-        });
-    }
-    let call = Call {
-        socket,
-        peer,
-        limit,
-        deadline: Instant::now() + limit,
-        own_uid: geteuid().as_raw(),
-    };
-    call.check_path()?;
-    let mut stream = call.connect()?;
-    call.check_peer(&stream)?;
-    call.write(&mut stream, &document)?;
-    let answer = call.read(&mut stream)?;
-    match document::decode_answer(&answer) {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(failure)) => Err(ClientError::Failed {
-            peer: call.peer.clone(),
-            failure,
-        }),
-        Err(NoAnswer::Malformed(why)) => Err(ClientError::Malformed {
-            peer: call.peer.clone(),
-            why,
-        }),
-        Err(NoAnswer::Version(version)) => Err(ClientError::Version {
-            peer: call.peer.clone(),
-            version,
-        }),
-    }
+    asked().map_err(|fault| ClientError {
+        peer: Peer {
+            server: Q::SERVER,
+            socket: socket.into(),
+        },
+        fault,
+    })
 }
 
 struct Call<'c> {
     socket: &'c Path,
-    peer: Peer,
     limit: Duration,
     deadline: Instant,
     own_uid: u32,
@@ -255,45 +207,32 @@ struct Call<'c> {
 impl Call<'_> {
     /// Directory and socket belong to root or to this process's user, and no other user can write
     /// to them. So no other user can put another socket in place between this and the connect.
-    fn check_path(&self) -> Result<(), ClientError> {
+    fn check_path(&self) -> Result<(), Fault> {
         let directory = match self.socket.parent() {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
-        let meta = self.meta(directory)?;
-        // A link's target may be anybody's; `symlink_metadata` makes it no directory.
-        if !meta.is_dir() {
-            return Err(self.distrust(format!("{} is not a directory", directory.display())));
-        }
-        self.check_owner(directory, &meta)?;
-        let meta = self.meta(self.socket)?;
-        if !meta.file_type().is_socket() {
-            return Err(self.distrust(format!("{} is not a socket", self.socket.display())));
-        }
-        self.check_owner(self.socket, &meta)
+        // A link's target may be anybody's; `symlink_metadata` makes it neither of the two.
+        let is_socket = |meta: &Metadata| meta.file_type().is_socket();
+        self.check(directory, "directory", Metadata::is_dir)?;
+        self.check(self.socket, "socket", is_socket)
     }
 
-    fn meta(&self, path: &Path) -> Result<fs::Metadata, ClientError> {
-        fs::symlink_metadata(path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => ClientError::NoSocket {
-                peer: self.peer.clone(),
-            },
-            _ => self.io(Step::Check, error),
-        })
-    }
-
-    fn check_owner(&self, path: &Path, meta: &fs::Metadata) -> Result<(), ClientError> {
-        if !self.trusts(meta.uid()) {
-            return Err(self.distrust(format!("{} belongs to uid {}", path.display(), meta.uid())));
-        }
-        if meta.mode() & WRITABLE_BY_OTHERS != 0 {
-            return Err(self.distrust(format!(
-                "{} is writable by others (mode {:04o})",
-                path.display(),
-                meta.mode() & 0o7777
-            )));
-        }
-        Ok(())
+    fn check(&self, path: &Path, kind: &str, is: fn(&Metadata) -> bool) -> Result<(), Fault> {
+        let meta = fs::symlink_metadata(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Fault::NoSocket,
+            _ => Fault::io(Step::Check, error),
+        })?;
+        let why = if !is(&meta) {
+            format!("is not a {kind}")
+        } else if !self.trusts(meta.uid()) {
+            format!("belongs to uid {}", meta.uid())
+        } else if meta.mode() & WRITABLE_BY_OTHERS != 0 {
+            format!("is writable by others (mode {:04o})", meta.mode() & 0o7777)
+        } else {
+            return Ok(());
+        };
+        Err(Fault::NotTrusted(format!("{} {why}", path.display())))
     }
 
     fn trusts(&self, uid: u32) -> bool {
@@ -302,16 +241,12 @@ impl Call<'_> {
 
     /// A connect to a unix socket waits while the listener's backlog is full, and keeps to the
     /// sender's time limit there (`net/unix/af_unix.c`, `unix_stream_connect`).
-    fn connect(&self) -> Result<UnixStream, ClientError> {
+    fn connect(&self) -> Result<UnixStream, Fault> {
         let failed = |errno: Errno| match errno {
-            Errno::ENOENT => ClientError::NoSocket {
-                peer: self.peer.clone(),
-            },
-            Errno::ECONNREFUSED => ClientError::Refused {
-                peer: self.peer.clone(),
-            },
+            Errno::ENOENT => Fault::NoSocket,
+            Errno::ECONNREFUSED => Fault::Refused,
             Errno::EAGAIN => self.late(Step::Connect),
-            errno => self.io(Step::Connect, errno.into()),
+            errno => Fault::io(Step::Connect, errno.into()),
         };
         let address = UnixAddr::new(self.socket).map_err(failed)?;
         let file = socket::socket(
@@ -335,20 +270,20 @@ impl Call<'_> {
     }
 
     /// The process that listens is of root or of this process's user.
-    fn check_peer(&self, stream: &UnixStream) -> Result<(), ClientError> {
+    fn check_peer(&self, stream: &UnixStream) -> Result<(), Fault> {
         let peer = socket::getsockopt(stream, PeerCredentials)
-            .map_err(|errno| self.io(Step::Connect, errno.into()))?;
+            .map_err(|errno| Fault::io(Step::Connect, errno.into()))?;
         if self.trusts(peer.uid()) {
             return Ok(());
         }
-        Err(self.distrust(format!(
+        Err(Fault::NotTrusted(format!(
             "process {} of uid {} listens on it",
             peer.pid(),
             peer.uid()
         )))
     }
 
-    fn write(&self, stream: &mut UnixStream, document: &[u8]) -> Result<(), ClientError> {
+    fn write(&self, stream: &mut UnixStream, document: &[u8]) -> Result<(), Fault> {
         let mut rest = document;
         while !rest.is_empty() {
             let left = self.left(Step::Write)?;
@@ -371,7 +306,7 @@ impl Call<'_> {
         }
     }
 
-    fn read(&self, stream: &mut UnixStream) -> Result<Vec<u8>, ClientError> {
+    fn read(&self, stream: &mut UnixStream) -> Result<Vec<u8>, Fault> {
         let mut answer = Vec::new();
         let mut piece = [0; 4096];
         loop {
@@ -388,21 +323,17 @@ impl Call<'_> {
                 Err(error) => return Err(self.failed(Step::Read, error)),
             }
             if answer.len() > ANSWER_MAX_BYTES {
-                return Err(ClientError::AnswerTooLarge {
-                    peer: self.peer.clone(),
-                });
+                return Err(Fault::AnswerTooLarge);
             }
         }
         if answer.is_empty() {
-            return Err(ClientError::Closed {
-                peer: self.peer.clone(),
-            });
+            return Err(Fault::Closed);
         }
         Ok(answer)
     }
 
     /// Time that is left; never zero, which the kernel takes for no limit.
-    fn left(&self, step: Step) -> Result<Duration, ClientError> {
+    fn left(&self, step: Step) -> Result<Duration, Fault> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(self.late(step));
@@ -410,34 +341,16 @@ impl Call<'_> {
         Ok(left)
     }
 
-    fn failed(&self, step: Step, error: io::Error) -> ClientError {
+    fn failed(&self, step: Step, error: io::Error) -> Fault {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => self.late(step),
-            _ => self.io(step, error),
+            _ => Fault::io(step, error),
         }
     }
 
-    fn late(&self, step: Step) -> ClientError {
-        ClientError::TimedOut {
-            peer: self.peer.clone(),
-            step,
-            limit: self.limit,
-        }
-    }
-
-    fn io(&self, step: Step, source: io::Error) -> ClientError {
-        ClientError::Io {
-            peer: self.peer.clone(),
-            step,
-            source,
-        }
-    }
-
-    fn distrust(&self, why: String) -> ClientError {
-        ClientError::NotTrusted {
-            peer: self.peer.clone(),
-            why,
-        }
+    fn late(&self, step: Step) -> Fault {
+        let limit = self.limit;
+        Fault::TimedOut { step, limit }
     }
 }
 

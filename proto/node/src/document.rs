@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
-use crate::client::Server;
+use crate::client::{Fault, Server};
 use crate::status::{DaemonStatus, StatusQuestion};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
@@ -40,13 +39,48 @@ pub enum Question {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Pod {
     /// `K8S_POD_NAMESPACE`.
+    #[serde(deserialize_with = "name")]
     pub namespace: String,
     /// `K8S_POD_NAME`.
+    #[serde(deserialize_with = "name")]
     pub name: String,
     /// `K8S_POD_UID`, where the runtime passes it. It distinguishes a pod from an earlier
     /// one of the same name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "optional_name",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub uid: Option<String>,
+}
+
+/// A text that a name can be, so that no name can stand for all or be longer than any.
+pub(crate) fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let name = String::deserialize(from)?;
+    match name.len() {
+        1..=NAME_MAX_BYTES => Ok(name),
+        bytes => Err(D::Error::custom(format!(
+            "a name has {bytes} bytes, expected 1 to {NAME_MAX_BYTES}"
+        ))),
+    }
+}
+
+#[derive(Deserialize)]
+struct Name(#[serde(deserialize_with = "name")] String);
+
+fn optional_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<Name>::deserialize(from)?.map(|Name(name)| name))
+}
+
+/// Slots of one question.
+pub(crate) fn units<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let units = Vec::<Name>::deserialize(from)?;
+    match units.len() {
+        0..=MAX_SLOTS => Ok(units.into_iter().map(|Name(name)| name).collect()),
+        many => Err(D::Error::custom(format!(
+            "{many} units, at most {MAX_SLOTS}"
+        ))),
+    }
 }
 
 impl fmt::Display for Pod {
@@ -262,22 +296,26 @@ asks! {
     BlockNeed: Block, BlocksGranted, Broker;
 }
 
-/// The names of the questions in their documents.
-const NAMES: [&str; 6] = ["podUnits", "status", "bind", "commit", "unbind", "block"];
+/// What every version of a document has.
+#[derive(Deserialize)]
+struct Head {
+    version: u64,
+}
 
 /// The document of a question.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct QuestionDocument {
+struct QuestionDocument<Q> {
     version: u64,
-    question: Question,
+    question: Q,
 }
 
 impl Question {
     /// The failure with which a server answers a question that is another server's.
     #[must_use]
     pub fn not_mine(&self) -> Failure {
-        unknown_question(&serde_json::to_value(self).unwrap_or_default())
+        let why = "this program does not answer that question: install all programs of one release";
+        Failure::new(FailureKind::UnknownQuestion, why)
     }
 
     /// The document.
@@ -285,7 +323,7 @@ impl Question {
     pub fn encode(&self) -> Vec<u8> {
         encode(&QuestionDocument {
             version: VERSION,
-            question: self.clone(),
+            question: self,
         })
     }
 
@@ -295,128 +333,68 @@ impl Question {
     /// The failure to answer with: too long, not JSON, another version, another question, a field
     /// that is unknown, missing or out of its limits.
     pub fn decode(document: &[u8]) -> Result<Self, Failure> {
-        let malformed = |why: String| Failure::new(FailureKind::Malformed, why);
+        let malformed = |why: String| {
+            // serde's words for a variant that there is not.
+            let kind = match why.starts_with("unknown variant") {
+                true => FailureKind::UnknownQuestion,
+                false => FailureKind::Malformed,
+            };
+            let why =
+                format!("the question is malformed: {why}; install all programs of one release");
+            Failure::new(kind, why)
+        };
         if document.len() > QUESTION_MAX_BYTES {
             return Err(malformed(format!(
-                "the question is longer than {QUESTION_MAX_BYTES} bytes"
+                "it is longer than {QUESTION_MAX_BYTES} bytes"
             )));
         }
-        // Version and question first: only then is it known which fields there may be.
-        let fields: Map<String, Value> = serde_json::from_slice(document)
-            .map_err(|error| malformed(format!("the question is malformed: {error}")))?;
-        let field = |name| fields.get(name).unwrap_or(&Value::Null);
-        match field("version").as_u64() {
-            Some(VERSION) => {}
-            Some(version) => {
-                return Err(Failure::new(
-                    FailureKind::UnsupportedVersion,
-                    format!(
-                        "the question has version {version}, this daemon knows version {VERSION}: \
-                         install both programs of one release"
-                    ),
-                ));
-            }
-            None => {
-                return Err(malformed(format!(
-                    "the question is malformed: version is {}, expected {VERSION}",
-                    field("version")
-                )));
-            }
-        }
-        let name = name_of(field("question"));
-        if !NAMES.contains(&name) {
-            return Err(unknown_question(field("question")));
-        }
-        let QuestionDocument { question, .. } = serde_json::from_slice(document)
-            .map_err(|error| malformed(format!("{name} is malformed: {error}")))?;
-        let checked = match &question {
-            Self::PodUnits(pod) => check(pod),
-            Self::Bind(bind) => check(&bind.pod)
-                .and_then(|()| check_slots(&bind.sandbox, std::slice::from_ref(&bind.unit))),
-            Self::Commit(commit) => {
-                check(&commit.pod).and_then(|()| check_slots(&commit.sandbox, &commit.units))
-            }
-            Self::Unbind(unbind) => check_slots(&unbind.sandbox, &unbind.units),
-            Self::Status(_) | Self::Block(_) => Ok(()),
-        };
-        checked.map_err(|why| malformed(format!("{name}: {why}")))?;
-        Ok(question)
-    }
-}
-
-/// The name of a question in its document: `{"NAME": {...}}`.
-fn name_of(question: &Value) -> &str {
-    let names = question.as_object().and_then(|object| object.keys().next());
-    names.map_or("", String::as_str)
-}
-
-fn unknown_question(question: &Value) -> Failure {
-    let name = name_of(question);
-    let why = format!("the question {name:?} is unknown here: install all programs of one release");
-    Failure::new(FailureKind::UnknownQuestion, why)
-}
-
-fn check_slots(sandbox: &str, units: &[String]) -> Result<(), String> {
-    let texts = units.iter().map(|unit| ("unit", unit.as_str()));
-    for (field, value) in [("sandbox", sandbox)].into_iter().chain(texts) {
-        if value.is_empty() || value.len() > NAME_MAX_BYTES {
-            return Err(format!(
-                "{field} has {} bytes, expected 1 to {NAME_MAX_BYTES}",
-                value.len()
+        // The version first: only then is it known which fields there may be.
+        let head: Head =
+            serde_json::from_slice(document).map_err(|error| malformed(error.to_string()))?;
+        if head.version != VERSION {
+            return Err(Failure::new(
+                FailureKind::UnsupportedVersion,
+                format!(
+                    "the question has version {}, this program knows version {VERSION}: install all \
+                     programs of one release",
+                    head.version
+                ),
             ));
         }
+        let document: QuestionDocument<Self> =
+            serde_json::from_slice(document).map_err(|error| malformed(error.to_string()))?;
+        Ok(document.question)
     }
-    match units.len() {
-        0..=MAX_SLOTS => Ok(()),
-        many => Err(format!("{many} units, at most {MAX_SLOTS}")),
-    }
-}
-
-fn check(pod: &Pod) -> Result<(), String> {
-    let fields = [
-        ("namespace", Some(&pod.namespace)),
-        ("name", Some(&pod.name)),
-        ("uid", pod.uid.as_ref()),
-    ];
-    for (field, value) in fields {
-        let length = value.map_or(1, String::len);
-        if length == 0 || length > NAME_MAX_BYTES {
-            return Err(format!(
-                "pod.{field} has {length} bytes, expected 1 to {NAME_MAX_BYTES}"
-            ));
-        }
-    }
-    Ok(())
 }
 
 #[derive(Serialize, Deserialize)]
 struct AnswerDocument<A> {
     version: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    answer: Option<A>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
+    #[serde(flatten)]
+    outcome: Outcome<A>,
 }
 
-impl<'a, A> AnswerDocument<&'a A> {
-    fn new(outcome: Result<&'a A, Failure>) -> Self {
-        let (answer, error) = match outcome {
-            Ok(answer) => (Some(answer), None),
-            Err(failure) => (None, Some(failure)),
-        };
-        Self {
-            version: VERSION,
-            answer,
-            error,
-        }
-    }
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Outcome<A> {
+    Answer(A),
+    Error(Failure),
 }
 
 /// The document of an answer or of a failure, at most [`ANSWER_MAX_BYTES`] long: an answer that
 /// would be longer becomes the failure [`FailureKind::AnswerTooLarge`].
 #[must_use]
 pub fn encode_answer(answer: &Result<Answer, Failure>) -> Vec<u8> {
-    let bytes = encode(&AnswerDocument::new(answer.as_ref().map_err(Clone::clone)));
+    let document = |outcome| {
+        encode(&AnswerDocument {
+            version: VERSION,
+            outcome,
+        })
+    };
+    let bytes = document(match answer {
+        Ok(answer) => Outcome::Answer(answer),
+        Err(failure) => Outcome::Error(failure.clone()),
+    });
     if bytes.len() <= ANSWER_MAX_BYTES {
         return bytes;
     }
@@ -424,46 +402,27 @@ pub fn encode_answer(answer: &Result<Answer, Failure>) -> Vec<u8> {
         "the answer has {} bytes, more than {ANSWER_MAX_BYTES}",
         bytes.len()
     );
-    let failure = Failure::new(FailureKind::AnswerTooLarge, why);
-    encode(&AnswerDocument::<&Answer>::new(Err(failure)))
-}
-
-/// Why bytes are not an answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoAnswer {
-    /// Not a whole, valid document.
-    #[error("{0}")]
-    Malformed(String),
-    /// A document of another version.
-    #[error("the answer has version {0}, this program knows version {VERSION}")]
-    Version(u64),
+    document(Outcome::Error(Failure::new(
+        FailureKind::AnswerTooLarge,
+        why,
+    )))
 }
 
 /// Reads the answer to a question, as a client does.
 ///
 /// # Errors
-/// [`NoAnswer`] if it is malformed, of another version, or the answer to another question.
-pub fn decode_answer<A: DeserializeOwned>(document: &[u8]) -> Result<Result<A, Failure>, NoAnswer> {
-    /// What every version of an answer has.
-    #[derive(Deserialize)]
-    struct Head {
-        version: u64,
-    }
-    let malformed = |error: serde_json::Error| NoAnswer::Malformed(error.to_string());
+/// The server's failure; the document is malformed, of another version, or the answer to another
+/// question.
+pub fn decode_answer<A: DeserializeOwned>(document: &[u8]) -> Result<A, Fault> {
+    let malformed = |error: serde_json::Error| Fault::Malformed(error.to_string());
     let head: Head = serde_json::from_slice(document).map_err(malformed)?;
     if head.version != VERSION {
-        return Err(NoAnswer::Version(head.version));
+        return Err(Fault::Version(head.version));
     }
     let document: AnswerDocument<A> = serde_json::from_slice(document).map_err(malformed)?;
-    match (document.answer, document.error) {
-        (None, Some(failure)) => Ok(Err(failure)),
-        (Some(answer), None) => Ok(Ok(answer)),
-        (Some(_), Some(_)) => Err(NoAnswer::Malformed(
-            "it has both an answer and an error".to_owned(),
-        )),
-        (None, None) => Err(NoAnswer::Malformed(
-            "it has neither an answer nor an error".to_owned(),
-        )),
+    match document.outcome {
+        Outcome::Answer(answer) => Ok(answer),
+        Outcome::Error(failure) => Err(Fault::Failed(failure)),
     }
 }
 
@@ -475,7 +434,7 @@ fn encode(document: &impl Serialize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -484,6 +443,13 @@ mod tests {
             namespace: "ml".into(),
             name: "train-0".into(),
             uid: Some("8f".into()),
+        }
+    }
+
+    fn failure_in(document: &[u8]) -> Failure {
+        match decode_answer::<PodUnits>(document).unwrap_err() {
+            Fault::Failed(failure) => failure,
+            fault => panic!("{fault}"),
         }
     }
 
@@ -542,7 +508,7 @@ mod tests {
                  "pool": ["0000:3b:00.0", "0000:5e:00.0"]},
                 {"container": "worker", "resource": "nvidia.com/gpu", "units": ["GPU-7"]}]}})
         );
-        assert_eq!(decode_answer(&bytes), Ok(Ok(units)));
+        assert_eq!(decode_answer::<PodUnits>(&bytes).unwrap(), units);
 
         let failure = Failure::new(FailureKind::UnknownPod, "no such pod");
         let bytes = encode_answer(&Err(failure.clone()));
@@ -551,7 +517,7 @@ mod tests {
             document,
             json!({"version": 1, "error": {"kind": "unknownPod", "message": "no such pod"}})
         );
-        assert_eq!(decode_answer::<PodUnits>(&bytes), Ok(Err(failure)));
+        assert_eq!(failure_in(&bytes), failure);
     }
 
     #[test]
@@ -577,16 +543,16 @@ mod tests {
             ),
             (
                 json!({"version": 1, "question": {"podUnits": {"namespace": "", "name": "b"}}}),
-                "pod.namespace has 0 bytes",
+                "a name has 0 bytes",
             ),
             (
                 json!({"version": 1, "question": {"podUnits": {"namespace": "a", "name": "b", "uid": "u".repeat(300)}}}),
-                "pod.uid has 300 bytes",
+                "a name has 300 bytes",
             ),
             (json!({"question": {"podUnits": pod()}}), "version"),
             (
                 json!({"version": "1", "question": {"podUnits": pod()}}),
-                "version",
+                "expected u64",
             ),
             (json!([1]), "malformed"),
         ] {
@@ -613,30 +579,30 @@ mod tests {
     #[test]
     fn kind_of_a_newer_daemon_is_read_as_other() {
         let document = br#"{"version":1,"error":{"kind":"moonPhase","message":"full"},"more":1}"#;
-        let failure = decode_answer::<PodUnits>(document).unwrap().unwrap_err();
-        assert_eq!(failure, Failure::new(FailureKind::Other, "full"));
+        assert_eq!(
+            failure_in(document),
+            Failure::new(FailureKind::Other, "full")
+        );
     }
 
     #[test]
     fn answer_that_is_no_answer_is_refused() {
         let units = r#""answer":{"uidChecked":true,"allocations":[]}"#;
-        let error = r#""error":{"kind":"unknownPod","message":""}"#;
         for document in [
             String::new(),
             "null".into(),
             r#"{"version":1}"#.into(),
-            format!(r#"{{"version":1,{units},{error}}}"#),
             format!(r#"{{"version":1,{units}"#),
             format!(r#"{{"version":1,{units}}}{{}}"#),
         ] {
             let refused = decode_answer::<PodUnits>(document.as_bytes());
             assert!(
-                matches!(refused, Err(NoAnswer::Malformed(_))),
+                matches!(refused, Err(Fault::Malformed(_))),
                 "{document}: {refused:?}"
             );
         }
         let newer = decode_answer::<PodUnits>(br#"{"version":7,"shape":"new"}"#);
-        assert_eq!(newer, Err(NoAnswer::Version(7)));
+        assert!(matches!(newer, Err(Fault::Version(7))), "{newer:?}");
     }
 
     #[test]
@@ -650,8 +616,7 @@ mod tests {
         };
         let bytes = encode_answer(&Ok(Answer::PodUnits(units)));
         assert!(bytes.len() < ANSWER_MAX_BYTES);
-        let failure = decode_answer::<PodUnits>(&bytes).unwrap().unwrap_err();
-        assert_eq!(failure.kind, FailureKind::AnswerTooLarge);
+        assert_eq!(failure_in(&bytes).kind, FailureKind::AnswerTooLarge);
     }
 
     #[test]
@@ -686,10 +651,10 @@ mod tests {
             blocks: vec!["10.0.0.16/28".into()],
         };
         let answer = encode_answer(&Ok(Answer::Block(granted.clone())));
-        assert_eq!(decode_answer(&answer), Ok(Ok(granted)));
+        assert_eq!(decode_answer::<BlocksGranted>(&answer).unwrap(), granted);
         // The answer to another question is none.
         let other = decode_answer::<PodUnits>(&answer);
-        assert!(matches!(other, Err(NoAnswer::Malformed(_))), "{other:?}");
+        assert!(matches!(other, Err(Fault::Malformed(_))), "{other:?}");
         let unknown = json!({"version": 1, "question": {"block": {"more": 1}}});
         assert_eq!(failure_of(&unknown).kind, FailureKind::Malformed);
     }
@@ -771,19 +736,19 @@ mod tests {
             warnings: Vec::new(),
         };
         let bytes = encode_answer(&Ok(Answer::Bound(bound.clone())));
-        assert_eq!(decode_answer(&bytes), Ok(Ok(bound)));
+        assert_eq!(decode_answer::<Bound>(&bytes).unwrap(), bound);
         let other = decode_answer::<Committed>(&bytes);
-        assert!(matches!(other, Err(NoAnswer::Malformed(_))), "{other:?}");
+        assert!(matches!(other, Err(Fault::Malformed(_))), "{other:?}");
         for (document, named) in [
             (
                 json!({"version": 1, "question": {"bind": {"pod": pod(), "sandbox": "",
                     "unit": "x"}}}),
-                "sandbox has 0 bytes",
+                "a name has 0 bytes",
             ),
             (
                 json!({"version": 1, "question": {"commit": {"pod": pod(), "sandbox": "a",
                     "units": ["u".repeat(300)]}}}),
-                "unit has 300 bytes",
+                "a name has 300 bytes",
             ),
             (
                 json!({"version": 1, "question": {"commit": {"pod": pod(), "sandbox": "a",

@@ -55,7 +55,7 @@ pub use binding::{
     BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion, Unbound,
 };
 pub use block::{BlockNeed, BlocksGranted};
-pub use client::{ClientError, Peer, Server, ask};
+pub use client::{ClientError, Fault, Peer, Server, ask};
 pub use document::{Allocation, Answer, Ask, Claim, Failure, FailureKind, Pod, PodUnits, Question};
 pub use status::{DaemonStatus, StatusQuestion};
 

@@ -17,7 +17,7 @@ use netlink_packet_route::link::MacVlanMode;
 use rdma_netdev::apply;
 use rdma_netdev::config::{Attach, ChildKind, Config};
 use rdma_netdev::interface_config::InterfaceConfig;
-use rdma_netdev::resolve::HostLink;
+use rdma_netdev::resolve::{HostLink, NodeNetwork};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -31,7 +31,8 @@ fn main() -> Result<()> {
     let mut inside = pod.socket(&own)?;
     link::get(&mut inside, By::Name(name.as_bytes()))?;
     let link = link::get(&mut socket, By::Name(master.as_bytes()))?.context("no master")?;
-    let found = HostLink::read(&host, &mut socket, link, false, &[])?;
+    let mut network = NodeNetwork::default();
+    let found = HostLink::read(&host, &mut socket, link, false, &[], &mut network)?;
     let child = NewChild {
         name,
         child: Child::Macvlan {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,11 @@ use super::cni_late_machine::{Admitted, NETDEVS, NIC, NICS, Node, is_late, links
 pub(crate) const CASES: &[Case] = &[
     case!(all_slots_of_a_pod_are_one_attachment, Root, Netns),
     case!(slots_of_all_containers_are_one_attachment, Root, Netns),
+    case!(
+        a_pod_on_gke_has_the_names_and_addresses_of_its_nics,
+        Root,
+        Netns
+    ),
     case!(the_policy_numbers_the_rails_of_slots, Root, Netns),
     case!(
         children_of_all_slots_have_one_host_number,
@@ -144,6 +150,55 @@ fn slots_of_all_containers_are_one_attachment() -> Result<()> {
         let options = node.kubelet.run_options("default/a", container)?;
         assert_eq!(options.cdi_devices.len(), 2, "{container}");
     }
+    node.del(&pod, &keys)?;
+    returned(&node, &pod, &before, "after DEL")
+}
+
+/// The policy and the network that are shipped for GKE, on its machine: addresses by DHCP, each NIC with
+/// a route to the fabric by its gateway.
+fn a_pod_on_gke_has_the_names_and_addresses_of_its_nics() -> Result<()> {
+    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests");
+    let read = |name: &str| fs::read_to_string(manifests.join(name));
+    let policy: Value = serde_json::from_str(&read("overlays/gke/policy.json")?)?;
+    let kustomization: Value = serde_saphyr::from_str(&read("examples/gke/kustomization.yaml")?)?;
+    let patch = kustomization["patches"][0]["patch"].as_str();
+    let patch: Value = serde_saphyr::from_str(patch.context("the network's patch")?)?;
+    let network = patch[0]["value"].as_str().context("a network")?;
+    let network: Value = serde_json::from_str(network)?;
+    let plugin = &network["plugins"][0];
+
+    let node = Node::new()?;
+    let cdi = node.scene.host.directory().join("cdi");
+    let keys = json!({"cdiDir": cdi, "fabricAddresses": policy["fabricAddresses"]});
+    node.scene.policy(&json!({"unallocated": null}), &keys)?;
+    for (number, netdev) in NETDEVS.iter().enumerate() {
+        let subnet = format!("192.168.{}", number + 1);
+        for line in [
+            format!("link set {netdev} up mtu 8896"),
+            format!("addr add {subnet}.4/32 dev {netdev} valid_lft 3600 preferred_lft 3600"),
+            format!("route add {subnet}.1 dev {netdev} scope link"),
+            format!("route add {subnet}.0/24 via {subnet}.1 dev {netdev}"),
+        ] {
+            node.scene.on_host(&[&line])?;
+        }
+    }
+    let before = node.scene.host_state()?;
+    ensure!(plugin.get("ipam").is_none(), "the fabric's addresses stay");
+    let keys = json!({"attach": plugin["attach"], "names": plugin["names"]});
+    let pod = node.admit("job", &[0, 1, 6, 7])?;
+    let result = node.add(&pod, &keys)?;
+    let expected = [0, 1, 6, 7].map(|number| {
+        let address = format!("192.168.{}.4/32", number + 1);
+        (NETDEVS[number].to_owned(), vec![address])
+    });
+    assert_eq!(interfaces(&result), expected, "{result:#}");
+    let routes = pod.netns.ip("route show")?;
+    ensure!(
+        routes.contains("192.168.7.0/24 via 192.168.7.1 dev gpu6rdma0"),
+        "{routes}"
+    );
+    let link = pod.netns.ip_json("link show gpu6rdma0")?;
+    ensure!(link[0]["mtu"] == 8896, "{link}");
     node.del(&pod, &keys)?;
     returned(&node, &pod, &before, "after DEL")
 }

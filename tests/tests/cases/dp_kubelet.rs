@@ -37,7 +37,6 @@ pub(crate) const CASES: &[Case] = &[
     case!(asked_to_stop_it_leaves_no_socket, Root),
     case!(a_missing_kubelet_directory_is_said, Root),
     case!(a_wrong_configuration_is_said, Root),
-    case!(the_plugin_watcher_is_refused_with_the_reason, Root),
     case!(an_optional_pool_is_offered_from_its_first_hca_on, Root),
 ];
 
@@ -443,24 +442,6 @@ fn a_wrong_configuration_is_said() -> Result<()> {
         assert!(daemon.log().contains(words), "{config}: {}", daemon.log());
     }
     assert!(kubelet.registrations().is_empty());
-    Ok(())
-}
-
-fn the_plugin_watcher_is_refused_with_the_reason() -> Result<()> {
-    let machine = Machine::new()?;
-    let _kubelet = machine.kubelet()?;
-    let file = machine.directory().join("config.json");
-    fs::write(&file, SHARED)?;
-    let mut daemon = machine.daemon_on(
-        &file,
-        &["--registration".as_ref(), "plugin-watcher".as_ref()],
-    )?;
-    assert!(!daemon.ended(WAIT_TIMEOUT)?.success());
-    let said = daemon.log();
-    assert!(
-        said.contains("authority") && said.contains("kubelet.sock"),
-        "{said}"
-    );
     Ok(())
 }
 

@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use node_wire::{
-    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, UnbindQuestion, ask,
+    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, Fault, UnbindQuestion, ask,
 };
 use serde_json::Value;
 
@@ -290,7 +290,10 @@ fn hcas(bound: &Bound) -> Vec<&str> {
 
 fn kind<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Result<FailureKind> {
     match answer {
-        Err(ClientError::Failed { failure, .. }) => Ok(failure.kind),
+        Err(ClientError {
+            fault: Fault::Failed(failure),
+            ..
+        }) => Ok(failure.kind),
         other => bail!("{other:?}"),
     }
 }
@@ -488,7 +491,11 @@ fn bindings_change_by_one_daemon_at_a_time() -> Result<()> {
     let pod = node.admit("a", &[1], 1)?;
     let path = node.machine.bindings().with_file_name("bindings.lock");
     let refused = |answer: Result<(), ClientError>| -> Result<()> {
-        let Err(ClientError::Failed { failure, .. }) = answer else {
+        let Err(ClientError {
+            fault: Fault::Failed(failure),
+            ..
+        }) = answer
+        else {
             bail!("{answer:?}");
         };
         assert_eq!(failure.kind, FailureKind::BindingsUnavailable);

@@ -12,7 +12,7 @@ use e2e::case;
 use e2e::daemon::{Daemon, HCAS, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{CHECKPOINT_FILE, Kubelet, Pod};
-use node_wire::{Allocation, ClientError, FailureKind, PodUnits, ask};
+use node_wire::{Allocation, ClientError, FailureKind, Fault, PodUnits, ask};
 use serde_json::json;
 
 use crate::plugin::{Plugin, Script};
@@ -135,7 +135,10 @@ impl Node {
 
     pub(super) fn failure(&self, pod: &node_wire::Pod) -> Result<FailureKind> {
         match self.ask(pod) {
-            Err(ClientError::Failed { failure, .. }) => Ok(failure.kind),
+            Err(ClientError {
+                fault: Fault::Failed(failure),
+                ..
+            }) => Ok(failure.kind),
             other => bail!("{other:?}; {}", self.daemon.log()),
         }
     }

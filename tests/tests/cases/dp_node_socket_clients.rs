@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::standin;
 use e2e::case;
 use e2e::harness::Case;
-use node_wire::{ClientError, FailureKind, ask};
+use node_wire::{FailureKind, Fault, ask};
 use serde_json::Value;
 
 use super::dp_node_socket::{
@@ -213,7 +213,7 @@ fn peer_that_is_not_root_is_refused() -> Result<()> {
     );
     // And our own client does not believe in it any more.
     let error = node.ask(&pod).unwrap_err();
-    assert!(matches!(error, ClientError::NotTrusted { .. }), "{error}");
+    assert!(matches!(error.fault, Fault::NotTrusted(_)), "{error}");
     open(&socket, 0o600)?;
     node.answer(&pod)?;
     Ok(())

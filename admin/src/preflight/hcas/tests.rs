@@ -35,14 +35,6 @@ fn node(number: usize, faulty: usize) -> Facts {
     }
 }
 
-fn switch(resources: &[&str]) -> Facts {
-    let resources = resources.iter().map(|&one| one.to_owned()).collect();
-    Facts {
-        switches: BTreeMap::from([("mlx5_8".to_owned(), resources)]),
-        ..node(8, 0)
-    }
-}
-
 #[test]
 fn each_check_says_what_is_wrong() {
     let container = Facts {
@@ -73,9 +65,6 @@ fn each_check_says_what_is_wrong() {
             NotApplicable,
             "optional",
         ),
-        ("H04", node(8, 0), NotApplicable, ""),
-        ("H04", switch(&[]), Pass, "no pool offers it"),
-        ("H04", switch(&["rdma/a"]), Fail, "rdma/a"),
         ("H03", node(8, 0), NotApplicable, ""),
         ("H03", expecting("8", node(8, 0)), Pass, "8 can be used"),
         (

@@ -18,7 +18,7 @@ use nix::{
 };
 use node::trust;
 
-use super::Error;
+use super::{Error, Kind};
 
 /// The first pause between two attempts at a lock; each next one is longer.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -51,24 +51,29 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// For root alone: a record says which netdev is to be given what name.
-pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|e| Error::file("make", path, e))
-}
-
 /// Opens the file at `path` for reading and writing with `options`, with its directory where that is
 /// missing.
-pub(super) fn open_to_write(path: &Path, options: &mut fs::OpenOptions) -> Result<File, Error> {
+pub(super) fn open_to_write(
+    path: &Path,
+    options: &mut fs::OpenOptions,
+) -> Result<File, trust::Error> {
+    let failed = |attempt, path: &Path, source| trust::Error::Io {
+        attempt,
+        path: path.to_owned(),
+        source,
+    };
     let mut opened = trust::open(path, options.read(true).write(true))?;
     if opened.is_none() {
-        make_directory(trust::parent(path))?;
+        // For root alone: a record says which netdev is to be given what name.
+        let directory = trust::parent(path);
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
+        made.map_err(|e| failed("make", directory, e))?;
         opened = trust::open(path, options)?;
     }
-    opened.ok_or_else(|| Error::file("open", path, io::ErrorKind::NotFound.into()))
+    opened.ok_or_else(|| failed("open", path, io::ErrorKind::NotFound.into()))
 }
 
 /// Who else may hold a lock.
@@ -88,9 +93,6 @@ pub struct Lock {
 impl Lock {
     /// Has the programs that this process runs hold the lock as well. So an IPAM program that
     /// outlives an ADD, killed by the runtime, leases nothing after DEL has released.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
     pub fn share_with_programs(&self) -> Result<(), Error> {
         let shared = fcntl(&self.file, FcntlArg::F_SETFD(FdFlag::empty()));
         let failed = |errno: Errno| Error::file("share the lock", &self.path, errno.into());
@@ -100,7 +102,7 @@ impl Lock {
     /// The lock of this name in the file at `path`, for one alone.
     ///
     /// # Errors
-    /// [`Error::Locked`] where another has it for longer than `timeout`.
+    /// [`Kind::Locked`] where another has it for longer than `timeout`.
     pub fn exclusive(path: &Path, name: &str, timeout: Duration) -> Result<Self, Error> {
         Self::take(path, name, Sharing::Exclusive, timeout)
     }
@@ -118,7 +120,7 @@ impl Lock {
         timeout: Duration,
     ) -> Result<Self, Error> {
         let (file, is_writable) = match open_to_write(path, File::options().create(true)) {
-            Err(e) if e.is_read_only() => {
+            Err(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem) => {
                 let file = trust::open(path, File::options().read(true))?;
                 (file.ok_or(e)?, false)
             }
@@ -168,11 +170,16 @@ impl Lock {
                     pause = (pause * 2).min(MAX_RETRY_INTERVAL);
                 }
                 Err(Errno::EAGAIN | Errno::EACCES) => {
-                    return Err(Error::Locked {
-                        name: name.to_owned(),
-                        path: path.to_owned(),
-                        waited: timeout,
-                    });
+                    let what = format!(
+                        "another call holds the lock of {name} for more than {} s (fuser -v {} lists \
+                         the calls)",
+                        timeout.as_secs(),
+                        path.display()
+                    );
+                    return Err(Error::new(Kind::Locked, what).with(
+                        "an ADD or DEL of the same container and interface, or of the same netdev, is \
+                         running, or an IPAM program that it ran; try again",
+                    ));
                 }
                 Err(e) => return Err(Error::file("lock", path, e.into())),
             }
@@ -199,7 +206,7 @@ mod tests {
         for name in ["link", "directory"] {
             let path = place.path().join(name);
             let error = take(&path, "nic", Sharing::Exclusive).unwrap_err();
-            assert!(matches!(error, Error::File(_)), "{name}: {error}");
+            assert_eq!(error.kind, Kind::File, "{name}: {error}");
         }
         assert_eq!(fs::read(place.path().join("target")).unwrap(), b"kept");
     }
@@ -211,7 +218,7 @@ mod tests {
         let held = take(&path, "nic", Sharing::Exclusive).unwrap();
         for sharing in [Sharing::Exclusive, Sharing::Shared] {
             let error = take(&path, "nic", sharing).unwrap_err();
-            assert!(matches!(error, Error::Locked { .. }), "{error}");
+            assert_eq!(error.kind, Kind::Locked, "{error}");
             assert!(error.to_string().contains("nic"), "{error}");
         }
         take(&path, "other", Sharing::Exclusive).unwrap();

@@ -3,19 +3,17 @@
 //! result, no namespace and no master.
 //!
 //! - [`record`]: what is written, versioned; imports no netlink;
-//! - [`store`]: the files, their locks, and who owns a moved netdev;
-//! - [`error`]: why it cannot be used, without the codes of CNI.
+//! - [`store`]: the files, their locks, and who owns a moved netdev.
 //!
 //! It outlives this process, not the kernel: what it speaks of (links, namespaces, addresses of
 //! netdevs) ends with the boot, so nothing is synced to disk, and a record of an earlier boot
 //! says only what leases there were.
 
-pub mod error;
 mod file;
 pub mod record;
 pub mod store;
 
-pub use error::Error;
+use crate::error::{Error, Kind};
 pub use file::{Lock, observe_locks};
 pub use record::{Netns, Part, RdmaDevice, Record};
 pub use store::{Claim, Key, Records, Store, UnreadableRecord};

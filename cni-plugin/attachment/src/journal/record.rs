@@ -13,9 +13,7 @@ pub const VERSION: u32 = 1;
 pub struct Record {
     /// Format of this file, [`VERSION`].
     pub version: u32,
-    /// The network's name.
     pub network: String,
-    /// The container.
     pub container_id: String,
     /// `CNI_IFNAME`.
     pub ifname: String,
@@ -24,9 +22,7 @@ pub struct Record {
     pub pod: Option<String>,
     /// Seconds since 1970 when it was written.
     pub created: u64,
-    /// The kernel's boot ID.
     pub boot: String,
-    /// The pod's namespace.
     pub netns: Netns,
     /// Its interfaces: one of the name `ifname`, or with `devices: all` one for each NIC.
     pub parts: Vec<Part>,
@@ -71,7 +67,6 @@ pub struct Part {
 /// A namespace as the runtime named it, and what identified it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netns {
-    /// The path.
     pub path: String,
     /// Device of the namespace file.
     pub device: u64,
@@ -223,7 +218,6 @@ impl Record {
         self.parts.iter().flat_map(|part| &part.rdma)
     }
 
-    /// As text, for messages.
     pub fn owner(&self) -> String {
         match &self.pod {
             Some(pod) => format!(

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
 use super::{
-    Error, Record,
+    Error, Kind, Record,
     file::{Lock, Sharing, open_to_write, remove},
     record::VERSION,
 };
@@ -95,7 +95,6 @@ impl Key {
             .unwrap_or(&self.0)
     }
 
-    /// The file's name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -105,18 +104,14 @@ impl Key {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
-    /// Format of this file.
     pub version: u32,
-    /// The attachment's record.
     pub owner: String,
-    /// The kernel's boot ID.
     pub boot: String,
 }
 
 /// A record that is there and cannot be used.
 #[derive(Debug)]
 pub struct UnreadableRecord {
-    /// Its name.
     pub key: Key,
     /// The network, by its name.
     pub network: String,
@@ -128,11 +123,13 @@ pub struct UnreadableRecord {
 
 impl std::fmt::Display for UnreadableRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {}: {}", self.id, self.network, self.error)?;
-        match self.error.remedy() {
-            Some(remedy) => write!(f, " ({remedy})"),
-            None => Ok(()),
-        }
+        write!(
+            f,
+            "{} of {}: {}",
+            self.id,
+            self.network,
+            self.error.with_remedy()
+        )
     }
 }
 
@@ -195,9 +192,6 @@ impl Store {
     /// Whether only root, or the user this program runs as, can change what the journal says: a
     /// record names netdevs and what they are to be given. A directory that is not there is made
     /// by the first record. Nothing is read before; asked once.
-    ///
-    /// # Errors
-    /// [`Error::File`] naming the directory.
     pub fn check_owner(&self) -> Result<(), Error> {
         if self.trusted.get().is_none() {
             trust::check_directory(&self.directory)?;
@@ -215,7 +209,7 @@ impl Store {
     /// It cannot be read, is damaged, or a newer version of this program wrote it.
     pub fn read(&self, key: &Key) -> Result<Option<Record>, Error> {
         match self.read_complete(key) {
-            Err(Error::Incomplete { .. }) => Ok(None),
+            Err(e) if e.kind == Kind::Incomplete => Ok(None),
             read => read,
         }
     }
@@ -226,13 +220,19 @@ impl Store {
         let Some(text) = trust::read(&path, MAX_RECORD_BYTES)? else {
             return Ok(None);
         };
-        let unreadable = |path: PathBuf, e: serde_json::Error| match e.classify() {
-            // Of an earlier boot.
-            Category::Eof => Error::Incomplete { path },
-            _ => Error::Damaged {
-                path,
-                cause: e.to_string(),
-            },
+        let unreadable = |e: serde_json::Error| match e.classify() {
+            Category::Eof => Error::new(
+                Kind::Incomplete,
+                format_args!(
+                    "{} is not complete: the machine stopped while it was written",
+                    path.display()
+                ),
+            ),
+            _ => Error::new(
+                Kind::State,
+                format_args!("{} is damaged: {e}", path.display()),
+            )
+            .with("nothing can be restored from it; check the netdev, then remove the file"),
         };
         // Only the version is sure to be there in every version.
         #[derive(Deserialize)]
@@ -246,19 +246,13 @@ impl Store {
             return Ok(read.ok());
         }
         match serde_json::from_slice::<Head>(&text) {
-            Ok(head) if head.version > VERSION => Err(Error::Newer {
-                path,
-                version: head.version,
-            }),
-            Ok(_) => read.map(Some).map_err(|e| unreadable(path, e)),
-            Err(e) => Err(unreadable(path, e)),
+            Ok(head) if head.version > VERSION => Err(newer(&path, head.version)),
+            Ok(_) => read.map(Some).map_err(unreadable),
+            Err(e) => Err(unreadable(e)),
         }
     }
 
     /// All records, by name. One that cannot be used does not hide the others.
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
     pub fn records(&self) -> Result<Records, Error> {
         let (mut records, mut unreadable) = (Vec::new(), Vec::new());
         for (key, network, id) in self.list()? {
@@ -295,12 +289,13 @@ impl Store {
     /// Writes the record of a new attachment.
     ///
     /// # Errors
-    /// [`Error::Exists`] when there is one, [`Error::TooLarge`], or the file system's. Nothing is
+    /// [`Kind::Exists`] when there is one; it is too large, or the file system's. Nothing is
     /// left then.
     pub fn create(&self, key: &Key, record: &Record) -> Result<(), Error> {
-        let exists = || Error::Exists {
-            owner: record.owner(),
-            network: record.network.clone(),
+        let exists = || {
+            let (owner, network) = (record.owner(), &record.network);
+            let what = format!("{owner} is attached to network {network} already");
+            Error::new(Kind::Exists, what).with("the runtime must DEL it first")
         };
         let path = self.attachments().join(&key.0);
         let text = self.encoded(key, record, MAX_NEW_RECORD_BYTES)?;
@@ -315,7 +310,7 @@ impl Store {
     /// Writes a record in the place of the one there is.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], or the file system's; the old one is there then.
+    /// It is too large, or the file system's; the old one is there then.
     pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let path = self.attachments().join(&key.0);
         let text = self.encoded(key, record, MAX_RECORD_BYTES)?;
@@ -329,11 +324,10 @@ impl Store {
         let path = self.attachments().join(&key.0);
         let text = serde_json::to_vec(record).map_err(|e| Error::file("write", &path, e.into()))?;
         if text.len() as u64 > limit {
-            return Err(Error::TooLarge {
-                path,
-                bytes: text.len(),
-                limit,
-            });
+            let (path, bytes) = (path.display(), text.len());
+            let what = format!("{path} would have {bytes} bytes, and a record has at most {limit}");
+            return Err(Error::new(Kind::State, what)
+                .with("make the network configuration and CNI_ARGS smaller; both are kept in it"));
         }
         Ok(text)
     }
@@ -355,18 +349,12 @@ impl Store {
     }
 
     /// Removes a record; one that is gone is removed.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
         remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
     }
 
     /// The names of all records.
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
     pub fn list(&self) -> Result<Vec<(Key, String, AttachmentId)>, Error> {
         self.check_owner()?;
         let directory = self.attachments();
@@ -386,9 +374,6 @@ impl Store {
     }
 
     /// Whether a record could be written now.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn check_writable(&self) -> Result<(), Error> {
         self.draft("probe")?.write(b"{}")
     }
@@ -397,7 +382,7 @@ impl Store {
     /// meanwhile. Waits at most for `timeout`, usually [`ATTACHMENT_LOCK_TIMEOUT`].
     ///
     /// # Errors
-    /// [`Error::Locked`] when another holds it for longer; the file system's.
+    /// [`Kind::Locked`] when another holds it for longer; the file system's.
     pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<Lock, Error> {
         self.take_lock(key.attachment(), Sharing::Exclusive, timeout)
     }
@@ -405,25 +390,19 @@ impl Store {
     /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
     ///
     /// # Errors
-    /// [`Error::Locked`] when another holds it for too long; the file system's.
+    /// [`Kind::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
         self.take_lock(&identity.key(), Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Keeps a netdev where it is while a child is made on it and recorded. Others may do so at the same
     /// time.
-    ///
-    /// # Errors
-    /// As [`Store::lock`].
     pub fn lock_in_place(&self, identity: &Identity) -> Result<Lock, Error> {
         self.take_lock(&identity.key(), Sharing::Shared, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
     /// at a time could swap.
-    ///
-    /// # Errors
-    /// As [`Store::lock`].
     pub fn lock_rdma(&self) -> Result<Lock, Error> {
         self.take_lock("rdma", Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
     }
@@ -443,18 +422,12 @@ impl Store {
             return Ok(None);
         };
         if claim.version > CLAIM_VERSION {
-            return Err(Error::Newer {
-                path,
-                version: claim.version,
-            });
+            return Err(newer(&path, claim.version));
         }
         Ok(Some(claim))
     }
 
     /// Makes an attachment the owner of a netdev. Call with its lock held.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn take(&self, identity: &Identity, key: &Key, boot: &str) -> Result<(), Error> {
         let path = self.devices().join(identity.key());
         let failed = |e| Error::file("write", &path, e);
@@ -472,12 +445,18 @@ impl Store {
     }
 
     /// Removes the claim of a netdev. Call with its lock held.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn release(&self, identity: &Identity) -> Result<(), Error> {
         remove(&self.devices().join(identity.key()))
     }
+}
+
+fn newer(path: &Path, version: u32) -> Error {
+    let what = format!(
+        "{} has version {version} of the journal, this program knows {VERSION}",
+        path.display()
+    );
+    Error::new(Kind::State, what)
+        .with("upgrade rdma-netdev on this node again; it was newer before")
 }
 
 /// Allocates the blocks of a file that will be renamed over another: ext4 writes out those that it has

@@ -1,10 +1,10 @@
 //! Addresses, routes, rules and neighbours as a person writes them, for messages and for the
 //! reader of a journal.
 
-use netlink::{route, rule};
+use netlink::{address, route, rule};
 use netlink_packet_route::{
     AddressFamily,
-    address::{AddressAttribute, AddressMessage},
+    address::AddressMessage,
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia},
     rule::{RuleAttribute, RuleMessage},
@@ -12,17 +12,7 @@ use netlink_packet_route::{
 
 /// `10.0.0.1/24`
 pub fn address(message: &AddressMessage) -> String {
-    // A peer's address stands in IFA_ADDRESS; the interface's own is then in IFA_LOCAL.
-    let local = message.attributes.iter().find_map(|a| match a {
-        AddressAttribute::Local(address) => Some(address),
-        _ => None,
-    });
-    let address = local.or_else(|| {
-        message.attributes.iter().find_map(|a| match a {
-            AddressAttribute::Address(address) => Some(address),
-            _ => None,
-        })
-    });
+    let address = address::own(message);
     match address {
         Some(address) => format!("{address}/{}", message.header.prefix_len),
         None => "an address".to_owned(),

@@ -137,9 +137,6 @@ impl Identity {
     }
 
     /// The link of a namespace that is this netdev; none when none is for certain.
-    ///
-    /// # Errors
-    /// Several could be it.
     pub fn find<'a>(&self, links: &'a [Link], place: Place) -> Result<Option<&'a Link>, Ambiguous> {
         let mut found: Vec<&Link> = links.iter().filter(|link| self.is(link, place)).collect();
         // Of netdevs of one function the port's name decides, where it does.

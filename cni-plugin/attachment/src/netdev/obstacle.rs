@@ -16,7 +16,6 @@ use super::{
 pub struct Obstacle {
     /// What it is, a sentence without a full stop.
     pub what: String,
-    /// What to do.
     pub remedy: String,
 }
 
@@ -29,7 +28,6 @@ impl fmt::Display for Obstacle {
 /// Where the pod's addresses come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// An IPAM.
     OfIpam,
     /// The netdev's own of the host.
     OfHost,
@@ -37,9 +35,6 @@ pub enum Addresses {
 
 /// What keeps a netdev of the host from being moved. Reads alone; the thread is in the host's
 /// namespace.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn obstacles(
     socket: &mut Socket,
     proc: &Path,

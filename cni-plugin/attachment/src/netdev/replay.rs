@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use netlink::{route, rule};
+use netlink::{address, route, rule};
 use netlink_packet_route::{
     address::{
         AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol,
@@ -22,8 +22,6 @@ use netlink_packet_route::{
 
 /// `RT_TABLE_LOCAL`
 const LOCAL: u32 = 255;
-/// `RT_TABLE_MAIN`
-pub const MAIN: u32 = 254;
 /// `RT_TABLE_DEFAULT`
 const DEFAULT: u32 = 253;
 
@@ -111,32 +109,9 @@ pub fn label(address: &AddressMessage) -> Option<&str> {
 
 /// Whether two messages are of one address of an interface.
 pub fn is_same(one: &AddressMessage, other: &AddressMessage) -> bool {
-    own(one).is_some() && own(one) == own(other) && one.header.prefix_len == other.header.prefix_len
-}
-
-/// An interface's own address, not its peer's.
-fn own(address: &AddressMessage) -> Option<IpAddr> {
-    let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {
-        address.attributes.iter().find_map(wanted)
-    };
-    find(|a| match a {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    })
-    .or_else(|| {
-        find(|a| match a {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-    })
-}
-
-fn of_route(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(address) => Some((*address).into()),
-        RouteAddress::Inet6(address) => Some((*address).into()),
-        _ => None,
-    }
+    address::own(one).is_some()
+        && address::own(one) == address::own(other)
+        && one.header.prefix_len == other.header.prefix_len
 }
 
 /// Whether an address' subnet has another.
@@ -146,7 +121,7 @@ fn covers(address: &AddressMessage, other: IpAddr) -> bool {
         IpAddr::V4(a) => u128::from(a.to_bits()).checked_shr(host_bits(32)),
         IpAddr::V6(a) => a.to_bits().checked_shr(host_bits(128)),
     };
-    own(address)
+    address::own(address)
         .is_some_and(|own| own.is_ipv4() == other.is_ipv4() && network(own) == network(other))
 }
 
@@ -159,8 +134,8 @@ pub fn needs_one_of(
 ) -> bool {
     route.attributes.iter().any(|a| match a {
         RouteAttribute::PrefSource(source) => {
-            let source = of_route(source);
-            these.iter().any(|address| own(address) == source)
+            let source = route::ip(source);
+            these.iter().any(|address| address::own(address) == source)
         }
         _ => false,
     }) || gateway(route).is_some_and(|gateway| {
@@ -174,7 +149,7 @@ pub fn is_from_one_of(rule: &RuleMessage, these: &[AddressMessage]) -> bool {
     let single = [32, 128].contains(&rule.header.src_len);
     single
         && rule.attributes.iter().any(|a| match a {
-            RuleAttribute::Source(source) => these.iter().any(|a| own(a) == Some(*source)),
+            RuleAttribute::Source(source) => these.iter().any(|a| address::own(a) == Some(*source)),
             _ => false,
         })
 }
@@ -246,34 +221,14 @@ pub fn has_gateway(route: &RouteMessage) -> bool {
     })
 }
 
-/// Where a route leads; none for everywhere.
-pub fn destination(route: &RouteMessage) -> Option<&RouteAddress> {
-    route.attributes.iter().find_map(|a| match a {
-        RouteAttribute::Destination(to) => Some(to),
-        _ => None,
-    })
-}
-
 /// A route's next hop, of its own family or of another.
 pub fn gateway(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|a| match a {
-        RouteAttribute::Gateway(via) => of_route(via),
+        RouteAttribute::Gateway(via) => route::ip(via),
         RouteAttribute::Via(RouteVia::Inet(via)) => Some((*via).into()),
         RouteAttribute::Via(RouteVia::Inet6(via)) => Some((*via).into()),
         _ => None,
     })
-}
-
-/// A route's metric; 0 is the kernel's for none.
-pub fn metric(route: &RouteMessage) -> u32 {
-    route
-        .attributes
-        .iter()
-        .find_map(|a| match a {
-            RouteAttribute::Priority(metric) => Some(*metric),
-            _ => None,
-        })
-        .unwrap_or(0)
 }
 
 /// Whether a route is to everywhere.
@@ -380,7 +335,7 @@ pub fn rule_concerns(rule: &RuleMessage, name: &str, tables: &[u32]) -> bool {
         .iter()
         .any(|a| matches!(a, RuleAttribute::Iifname(n) | RuleAttribute::Oifname(n) if n == name));
     let table = rule::table_of(rule);
-    by_name || (!matches!(table, LOCAL | MAIN | DEFAULT) && tables.contains(&table))
+    by_name || (!matches!(table, LOCAL | route::MAIN | DEFAULT) && tables.contains(&table))
 }
 
 /// A rule about the interface `to` that was about `from`.

@@ -16,6 +16,7 @@ use std::{
 
 pub use transfer::ANY_TEMPORARY;
 
+use crate::error::Error;
 use netlink::{
     Name, Namespace, Socket,
     link::{self, Link},
@@ -25,12 +26,7 @@ use transfer::{
     remove_children_elsewhere, rename,
 };
 
-use super::{
-    identity::{Ambiguous, Place},
-    snapshot::Snapshot,
-    state::Restoration,
-    vf::Guids,
-};
+use super::{identity::Place, snapshot::Snapshot, state::Restoration, vf::Guids};
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
 /// returns it after two grace periods, with many namespaces one after the other.
@@ -39,14 +35,11 @@ pub const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the driver of a VF may take to make its netdev and RDMA device, once it is bound again.
 pub const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where a restoration happens.
 #[derive(Debug)]
 pub struct HostContext<'a> {
     /// The host's namespace, in which the thread is.
     pub namespace: &'a Namespace,
-    /// A socket of it.
     pub socket: &'a mut Socket,
-    /// The proc file system.
     pub proc: &'a Path,
     /// The sysfs of the host.
     pub sys: &'a Path,
@@ -62,7 +55,6 @@ pub struct Origin<'a> {
 }
 
 impl<'a> Origin<'a> {
-    /// Nothing is read yet.
     pub fn new(pod: &'a Namespace) -> Self {
         Origin {
             pod,
@@ -71,7 +63,6 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// How a netdev returned.
 #[derive(Debug, Default)]
 pub struct Returned {
     /// What could not be restored, as text.
@@ -91,32 +82,6 @@ impl Returned {
     pub fn is_whole(&self) -> bool {
         self.goes_by.is_none() && self.pf_away.is_none()
     }
-}
-
-/// Why a netdev did not return.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// It is in no namespace that can be read.
-    #[error("{name} is neither on the host nor in the pod's namespace after {waited:?}")]
-    Nowhere {
-        /// Its name on the host.
-        name: Name,
-        /// How long it was waited for.
-        waited: Duration,
-    },
-    /// Other links cannot be distinguished from it.
-    #[error("{name} is not returned: {place} {cause}")]
-    Ambiguous {
-        /// Its name on the host.
-        name: Name,
-        /// Where the links are.
-        place: &'static str,
-        /// Which links.
-        cause: Ambiguous,
-    },
-    /// The kernel refused.
-    #[error(transparent)]
-    Kernel(#[from] netlink::Error),
 }
 
 /// Returns a netdev to the host, out of the pod when it is there, and restores it.
@@ -194,10 +159,7 @@ pub fn return_netdev(
             return Ok(report);
         }
         if started.elapsed() >= timeout {
-            return Err(Error::Nowhere {
-                name: taken.name.clone(),
-                waited: timeout,
-            });
+            return Err(Error::nowhere(&taken.name, timeout));
         }
         thread::sleep(Duration::from_millis(20));
     }

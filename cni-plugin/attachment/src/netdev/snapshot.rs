@@ -48,7 +48,6 @@ pub(super) fn of_hexadecimal(text: &str) -> Option<Vec<u8>> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
-    /// As text.
     pub text: String,
     /// The message's bytes in hexadecimal.
     pub message: String,
@@ -64,7 +63,6 @@ impl Message {
         }
     }
 
-    /// Of a rule.
     pub fn rule(rule: &RuleMessage) -> Self {
         Message::of(rule, display::rule(rule))
     }
@@ -108,21 +106,15 @@ pub struct Snapshot {
 /// What a pod without an IPAM is given of a netdev's state.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
-    /// Addresses without an end.
     pub addresses: Vec<AddressMessage>,
-    /// Routes that these serve.
     pub routes: Vec<RouteMessage>,
-    /// Rules.
     pub rules: Vec<RuleMessage>,
-    /// Permanent neighbours.
+    /// Permanent ones.
     pub neighbours: Vec<NeighbourMessage>,
 }
 
 impl Snapshot {
     /// Records the state of a netdev of the namespace that the thread and the socket are in.
-    ///
-    /// # Errors
-    /// The kernel's refusal, or settings that cannot be listed.
     pub fn take(socket: &mut Socket, proc: &Path, link: &Link) -> netlink::Result<Self> {
         Ok(Snapshot {
             identity: Identity::of(link),
@@ -154,9 +146,6 @@ impl Snapshot {
     /// they are static: what renews them, a DHCP client or the kernel, does not see the pod, and
     /// the lease may be somebody else's once it has ended. Routes and rules that are of no use
     /// without them stay as well.
-    ///
-    /// # Errors
-    /// The journal is damaged.
     pub fn given_to_pod(&self) -> Result<Given, DecodeError> {
         let mut all: Vec<AddressMessage> = self.parsed(state::ADDRESS)?;
         if self.static_addresses {
@@ -177,10 +166,6 @@ impl Snapshot {
         })
     }
 
-    /// The routes as messages.
-    ///
-    /// # Errors
-    /// The journal is damaged.
     pub fn parsed_routes(&self) -> Result<Vec<RouteMessage>, DecodeError> {
         self.parsed(state::ROUTE)
     }

@@ -130,7 +130,6 @@ struct Attribute {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// Written where it differs.
     Value,
     /// As a value, but a driver may have it at one time only; it is read again only when it was
     /// written.

@@ -39,7 +39,6 @@ pub struct Vf {
 /// What became of the GUIDs of a VF that returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guids {
-    /// It has its own.
     Unchanged,
     /// Its driver has read its own again: it has another netdev now.
     Renewed,
@@ -50,9 +49,6 @@ pub enum Guids {
 impl Vf {
     /// The properties of the VF with this PCI address; none for what is no VF, or whose PF has no
     /// netdev on the host.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
     pub fn take(host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<Option<Vf>> {
         let Some((pf, number)) = place(host, address) else {
             return Ok(None);
@@ -79,9 +75,6 @@ impl Vf {
     }
 
     /// Sets node and port GUID of the VF at a PCI address, and has `driver` read them.
-    ///
-    /// # Errors
-    /// The refusal of kernel or driver.
     pub fn set_guid(
         &self,
         sys: &Path,
@@ -105,9 +98,6 @@ impl Vf {
     }
 
     /// Restores the GUIDs if an attachment has changed them.
-    ///
-    /// # Errors
-    /// The refusal of kernel or driver.
     pub fn restore_guid(
         &self,
         sys: &Path,
@@ -129,9 +119,6 @@ impl Vf {
     }
 
     /// The VF of this host, other than this one, that has a GUID by what its PF says; as text.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
     pub fn other_with(
         &self,
         host: &Host,
@@ -206,9 +193,6 @@ impl Vf {
     /// Gives back what differs of what the VF may do: all but its address, which it may then
     /// set itself. One that the PF sets for it it could not change again before its driver is
     /// loaded anew (`igb_ndo_set_vf_mac`). Returns what could not be, as text.
-    ///
-    /// # Errors
-    /// The PF cannot be read.
     pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let rights = Vf {
             properties: self
@@ -223,9 +207,6 @@ impl Vf {
     }
 
     /// Gives back what differs. Returns what could not be, as text.
-    ///
-    /// # Errors
-    /// The PF cannot be read.
     pub fn restore(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let Some((pf, now)) = self.now(sys, socket)? else {
             return Ok(vec![format!(

@@ -29,11 +29,9 @@ const IFLA_XDP_FLAGS: u16 = 3;
 pub struct Change<'a> {
     /// Another namespace. The link is down afterwards, without addresses and routes.
     pub netns: Option<&'a Namespace>,
-    /// Another name.
     pub name: Option<&'a [u8]>,
-    /// MTU in bytes.
+    /// In bytes.
     pub mtu: Option<u32>,
-    /// Hardware address.
     pub mac: Option<&'a [u8]>,
     /// Hardware address of all others on the link.
     pub broadcast: Option<&'a [u8]>,
@@ -43,8 +41,15 @@ pub struct Change<'a> {
     pub flags: Option<(LinkFlags, LinkFlags)>,
 }
 
-impl Change<'_> {
-    /// Up, and nothing else.
+impl<'a> Change<'a> {
+    /// Another name, and nothing else.
+    pub fn name(name: &'a [u8]) -> Self {
+        Change {
+            name: Some(name),
+            ..Change::default()
+        }
+    }
+
     pub fn up() -> Self {
         Change {
             flags: Some((LinkFlags::Up, LinkFlags::Up)),
@@ -52,7 +57,6 @@ impl Change<'_> {
         }
     }
 
-    /// Down, and nothing else.
     pub fn down() -> Self {
         Change {
             flags: Some((LinkFlags::empty(), LinkFlags::Up)),
@@ -105,9 +109,6 @@ fn set(
 }
 
 /// Sets one of [`Link::numbers`]. A name that is none of them is passed over.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn set_number(
     socket: &mut Socket,
     what: impl fmt::Display,
@@ -127,9 +128,6 @@ pub fn set_number(
 }
 
 /// Sets numbers that the kind of a link says of itself.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn set_info(
     socket: &mut Socket,
     what: impl fmt::Display,
@@ -152,9 +150,6 @@ pub fn set_info(
 }
 
 /// Sets RFC 2863's state of a link that waits for it (`set_operstate()`).
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn set_oper_state(
     socket: &mut Socket,
     what: impl fmt::Display,
@@ -211,9 +206,6 @@ impl InetSettings {
 
 /// Sets settings of an interface, all or none; answers whether it has all families that they are of:
 /// IPv6 may be off, or the MTU too small for it.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn set_inet(
     socket: &mut Socket,
     what: impl fmt::Display,
@@ -259,9 +251,6 @@ pub fn detach_xdp(
 }
 
 /// Deletes a link; one that is gone is deleted.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn delete(socket: &mut Socket, link: &Link) -> Result<()> {
     let mut message = LinkMessage::default();
     message.header.index = link.index;
@@ -294,9 +283,6 @@ pub fn add_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> 
 }
 
 /// Takes an alternative name from a link.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn remove_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> {
     altname(socket, RTM_DELLINKPROP, 0, link, name)
 }

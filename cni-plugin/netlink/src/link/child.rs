@@ -28,7 +28,6 @@ pub enum Child {
     Ipoib {
         /// With the membership bit.
         pkey: u16,
-        /// datagram or connected.
         mode: IpoibMode,
         /// Whether user space may join multicast groups.
         user_multicast: bool,
@@ -79,9 +78,7 @@ impl Child {
 /// A child to be made.
 #[derive(Clone, Debug)]
 pub struct NewChild<'a> {
-    /// Its name.
     pub name: &'a str,
-    /// What it is.
     pub child: Child,
     /// Index of the link it stands on.
     pub parent: u32,

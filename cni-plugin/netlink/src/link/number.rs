@@ -11,18 +11,12 @@ const RTM_NEWNSID: u16 = 88;
 const RTM_GETNSID: u16 = 90;
 
 /// The number by which the socket's namespace knows another one; none when it has none.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn known_number(socket: &mut Socket, other: &Namespace) -> Result<Option<i32>> {
     ask_number(socket, &number_of(other)?, other)
 }
 
 /// The number by which `other` knows `wanted`, without entering it; none where the socket's namespace
 /// has no number for `other` and so cannot ask about it.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn number_within(
     socket: &mut Socket,
     other: &Namespace,
@@ -37,9 +31,6 @@ pub fn number_within(
 }
 
 /// The number by which the socket's namespace knows another one; made when there is none.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
     let message = number_of(other)?;
     if let Some(number) = ask_number(socket, &message, other)? {
@@ -61,9 +52,6 @@ pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
 }
 
 /// The numbers of all namespaces that the socket's namespace knows. One that ends loses its number.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn known_numbers(socket: &mut Socket) -> Result<BTreeSet<i32>> {
     let what = "ask for the numbers of namespaces";
     let numbers = socket.dump(what, RTM_GETNSID, &NsidMessage::default(), |payload| {

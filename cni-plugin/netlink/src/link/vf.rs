@@ -9,9 +9,6 @@ use super::{RTM_GETLINK, RTM_SETLINK};
 use crate::{Error, Result, Socket};
 
 /// What a PF says of one of its VFs; empty when it has none of that number.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Vec<VfInfo>> {
     // Each names the VF it is of; its MAC address is always there.
     let is_it = |p: &VfInfo| matches!(p, VfInfo::Mac(mac) if mac.vf_id == number);
@@ -20,9 +17,6 @@ pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Vec<Vf
 }
 
 /// What a PF says of all its VFs.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn vfs(socket: &mut Socket, pf: u32) -> Result<Vec<Vec<VfInfo>>> {
     /// `RTEXT_FILTER_VF` and `RTEXT_FILTER_SKIP_STATS`
     const FILTER: [LinkExtentMask; 2] = [LinkExtentMask::Vf, LinkExtentMask::SkipStats];
@@ -45,9 +39,6 @@ pub fn vfs(socket: &mut Socket, pf: u32) -> Result<Vec<Vec<VfInfo>>> {
 }
 
 /// Sets properties of a VF through its PF.
-///
-/// # Errors
-/// The kernel's refusal.
 pub fn set_vf(
     socket: &mut Socket,
     what: &str,

@@ -24,12 +24,13 @@ use super::Add;
 use crate::{
     error::Error,
     rdma::{self, Numbers},
+    recover::{self, Recovered},
     resolve::HostLink,
 };
 
 impl Add<'_> {
-    /// Sets node and port GUID of a VF, and waits for its netdev, which keeps its name. `taken` is its
-    /// state. Returns that with what restores the GUIDs.
+    /// Sets node and port GUID of a VF, and waits for its netdev, which keeps its name. Returns its state
+    /// before, with what restores the GUIDs.
     ///
     /// # Errors
     /// Code 7 for what is not a VF of a PF that is on the host; code 11 where the VF would not keep its
@@ -38,10 +39,11 @@ impl Add<'_> {
     pub(super) fn set_guid(
         &mut self,
         nic: &HostLink,
-        mut taken: Snapshot,
+        recovered: &Recovered,
         guid: Guid,
     ) -> Result<Snapshot, Error> {
-        let numbers = Numbers::of(self.bound.is_some());
+        let mut taken = recover::snapshot(self.node, self.ipam, nic, recovered)?;
+        let numbers = self.numbers();
         let refused = |why: &str, remedy: &str| {
             let msg = format!("guid: {} {why}", nic.link.name);
             Error::new(Code::InvalidConfig, msg).with_details(remedy)
@@ -81,7 +83,7 @@ impl Add<'_> {
             ..Part::named(self.id.ifname.as_str())
         };
         let record = self.record_of(vec![part]);
-        self.node.journal.create(self.key, &record)?;
+        self.write_down(record)?;
         self.node
             .journal
             .take(&taken.identity, self.key, &self.node.boot)?;
@@ -106,10 +108,7 @@ impl Add<'_> {
             {
                 if renewed.name != taken.name {
                     let what = format!("rename {} to {}", renewed.name, taken.name);
-                    let change = Change {
-                        name: Some(taken.name.as_bytes()),
-                        ..Change::default()
-                    };
+                    let change = Change::name(taken.name.as_bytes());
                     link::change(&mut self.node.netns.socket, what, renewed.index, &change)?;
                 }
                 return Ok(taken);

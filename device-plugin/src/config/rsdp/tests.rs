@@ -541,7 +541,7 @@ fn errors_of_all_resources_and_warnings_are_reported_at_once() {
 fn containers_get_what_that_plugin_gives_and_units_have_no_topology() {
     let text = one(r#"{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}"#);
     let pool = &parse(&text).unwrap().pools[0];
-    assert_eq!(pool.nodes, NodeRule::everything());
+    assert_eq!(pool.nodes, crate::config::NodeRule::everything());
     assert!(pool.exclude_topology);
 }
 

@@ -1,6 +1,7 @@
 //! Files of the SR-IOV network device plugin: what each means here.
 
 use super::*;
+use crate::config::selector::Match;
 use crate::config::{Defaults, parse, parse_with};
 
 fn one(entry: &str) -> String {
@@ -405,9 +406,11 @@ fn an_empty_acpi_index_asks_for_functions_without_one() {
     let mut without = with_index.clone();
     without.pci.as_mut().unwrap().acpi_index = None;
     let none = selector(&with(r#"{"acpiIndexes": [""], "isRdma": true}"#));
-    assert!(none.matches(&without) && !none.matches(&with_index));
+    assert_eq!(none.matches(&without), Match::Yes);
+    assert_eq!(none.matches(&with_index), Match::No);
     let seven = selector(&with(r#"{"acpiIndexes": ["7"], "isRdma": true}"#));
-    assert!(seven.matches(&with_index) && !seven.matches(&without));
+    assert_eq!(seven.matches(&with_index), Match::Yes);
+    assert_eq!(seven.matches(&without), Match::No);
 }
 
 #[test]
@@ -468,7 +471,7 @@ fn the_command_line_names_the_prefix_and_the_delivery() {
         .unwrap()
         .pools[0];
     assert_eq!(pool.resource.as_str(), "nvidia.com/a");
-    assert_eq!(pool.delivery, Delivery::Cdi);
+    assert_eq!(pool.delivery, crate::config::Delivery::Cdi);
 }
 
 proptest::proptest! {

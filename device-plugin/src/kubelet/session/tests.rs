@@ -1,6 +1,5 @@
 //! Sessions against a kubelet's registration server in this process.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -14,9 +13,9 @@ use tonic::{Request, Response, Status};
 use super::*;
 use crate::candidate::Candidate;
 use crate::candidate::example::{function, named};
-use crate::config::{Delivery, NodeClass, Policy};
+use crate::config::{NodeClass, Policy, PoolConfig, Sharing};
 use crate::kubelet::directory;
-use crate::snapshot::{DeviceNode, Health, Member, Shape, Snapshot, Terms, UnhealthyReason};
+use crate::snapshot::{DeviceNode, Health, Member, Snapshot, UnhealthyReason};
 
 const FAST: Timing = Timing {
     register: Duration::from_secs(5),
@@ -189,21 +188,12 @@ fn snapshot(health: Health) -> Snapshot {
             ..named("0000:3b:00.0", &["mlx5_0"])
         })
     };
-    let shape = Shape::Exclusive {
+    let sharing = Sharing::Exclusive {
         policy: Policy::Spread,
     };
-    let terms = Terms {
-        resource: ResourceName::parse("rdma/a").unwrap(),
-        topology: true,
-        optional: false,
-        delivery: Delivery::DeviceSpecs,
-        nodes: crate::config::NodeRule::verbs(),
-        extra_nodes: Vec::new(),
-        variables: crate::config::Variables::default(),
-        additional_info: BTreeMap::new(),
-        late: None,
-    };
-    Snapshot::new(Arc::new(terms), shape, vec![member], Arc::default())
+    let resource = ResourceName::parse("rdma/a").unwrap();
+    let pool = PoolConfig::new(resource, sharing, Vec::new());
+    Snapshot::new(Arc::new(pool), 0, vec![member], Arc::default())
 }
 
 #[tokio::test]

@@ -204,7 +204,7 @@ fn a_pool_with_late_binding_shares_no_hca_and_needs_cdi() {
     for order in [[late, shared], [shared, late]] {
         let pools = node.pools(&native(&order));
         for snapshot in &pools.snapshots {
-            let expected = usize::from(snapshot.shape() != Shape::Late);
+            let expected = usize::from(snapshot.late().is_none());
             assert_eq!(healthy(snapshot), expected, "{}", snapshot.resource());
         }
         assert!(

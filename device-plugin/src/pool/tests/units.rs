@@ -200,9 +200,9 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
     for hcas in [1, 2, 100] {
         let mut members: Vec<Member> = (0..hcas).map(member).collect();
         let mut remarks = Vec::new();
-        let shape = shape(&config.pools[0], &mut members, &mut remarks);
-        let terms = Arc::new(Terms::of(&config.pools[0]));
-        let snapshot = Snapshot::new(terms, shape, members, Arc::default());
+        let units = units(&config.pools[0], &mut members, &mut remarks);
+        let pool = Arc::new(config.pools[0].clone());
+        let snapshot = Snapshot::new(pool, units, members, Arc::default());
         let bytes = snapshot.listing().encoded_len();
         assert!(bytes <= MESSAGE_BYTES, "{hcas} HCAs: {bytes}");
         assert!(

@@ -10,11 +10,11 @@ use super::Daemon;
 use crate::binding::places::directory_obstacle;
 use crate::config::{Delivery, PoolConfig, Sharing};
 use crate::deliver::{cdi, device_info};
-use crate::snapshot::{Shape, Snapshot};
+use crate::snapshot::Snapshot;
 
 /// Whether containers get HCAs of a pool by the pool's CDI file. Slots have files of their own.
 fn is_by_pool_file(snapshot: &Snapshot) -> bool {
-    snapshot.terms().delivery == Delivery::Cdi && snapshot.shape() != Shape::Late
+    snapshot.pool().delivery == Delivery::Cdi && snapshot.late().is_none()
 }
 
 /// Why containers may not get what CDI files say.

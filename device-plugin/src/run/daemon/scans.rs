@@ -17,7 +17,6 @@ use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
 use crate::sessions::Withhold;
-use crate::snapshot::Shape;
 
 /// How long events are gathered before a scan: a device that appears causes several.
 const GATHER_INTERVAL: Duration = Duration::from_millis(10);
@@ -223,7 +222,7 @@ impl Daemon {
             .pool_states
             .snapshots()
             .iter()
-            .filter(|snapshot| matches!(snapshot.shape(), Shape::Exclusive { .. } | Shape::Late))
+            .filter(|snapshot| !snapshot.pool().sharing.is_shared())
             .flat_map(|snapshot| {
                 snapshot
                     .members()
@@ -235,10 +234,11 @@ impl Daemon {
         let known = self.pool_states.memory().text();
         let files = node_files::wanted(&self.settings, &exclusive, known, good);
         self.files.want(files);
-        if self.exclusive.as_ref() != Some(&exclusive) {
-            self.files.settled().await;
-            self.exclusive = Some(exclusive);
+        if self.exclusive.as_ref() == Some(&exclusive) {
+            return self.files.compare();
         }
+        self.files.settled().await;
+        self.exclusive = Some(exclusive);
     }
 
     /// Watches the device nodes from the moment on that their directory exists.

@@ -72,9 +72,9 @@ impl Tree {
     }
 }
 
-/// GKE A3 Ultra and A4: the eight NICs are `ConnectX-7` VFs (15b3:101e; Open MPI prints part 4126 in
-/// `docs` of the DRANET project), named `gpu0rdma0` to `gpu7rdma0`; two gVNICs (1ae0:0042, driver
-/// `gve`) carry the node. Addresses of the gVNICs are assumed.
+/// GKE A3 Ultra and A4: the eight NICs are `ConnectX-7` VFs (15b3:101e, which Open MPI prints as part
+/// 4126 in the MPI example of the DRANET project), named `gpu0rdma0` to `gpu7rdma0`; two gVNICs
+/// (1ae0:0042, driver `gve`) carry the node. Addresses of the gVNICs are assumed.
 pub fn gke(tree: &Tree) {
     a4(tree);
     for bus in ["91", "92", "98", "99", "c6", "c7", "cd", "ce"] {
@@ -147,7 +147,7 @@ pub fn oci(tree: &Tree) {
     tree.advertised_routes(&(0..16).flat_map(of).collect::<Vec<_>>());
 }
 
-/// Neither Ethernet nor InfiniBand, and no node GUID.
+/// An EFA as the driver shows it: neither Ethernet nor InfiniBand, without a node GUID.
 fn efa(tree: &Tree, address: &str, above: &str, numa_node: i32, name: &str) {
     tree.pci(&PciSpec {
         address,
@@ -167,7 +167,7 @@ fn efa(tree: &Tree, address: &str, above: &str, numa_node: i32, name: &str) {
         vendor_attributes: false,
         mad: false,
         ports: &[PortSpec {
-            link_layer: "Unspecified",
+            link_layer: "Unknown",
             gid_slots: 1,
             ..PortSpec::ROCE
         }],
@@ -176,7 +176,8 @@ fn efa(tree: &Tree, address: &str, above: &str, numa_node: i32, name: &str) {
 }
 
 /// AWS P5: on each of eight switches four EFA and one GPU (`p5.48xl-topo.xml` of aws/aws-ofi-nccl;
-/// names as the EFA device plugin lists them in aws/eks-charts). There is an ENA for the node.
+/// names as the EFA device plugin lists them in aws/eks-charts), and an ENA for the node. The generation
+/// of the EFA is assumed.
 pub fn p5(tree: &Tree) {
     tree.sockets(&["0-47,96-143", "48-95,144-191"]);
     for number in 0..8_u8 {

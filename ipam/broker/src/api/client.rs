@@ -321,13 +321,11 @@ impl Client {
         let parameters = kube_core::params::WatchParams {
             label_selector: Some(of_node(node)),
             field_selector: None,
-            // kube allows less than 295 here; the server more. Set below.
-            timeout: None,
+            timeout: Some(seconds),
             bookmarks: true,
             send_initial_events: false,
         };
         let request = self.blocks_path().watch(&parameters, version);
-        let request = request.and_then(|request| with_timeout(request, seconds));
         self.send("watch", "the AddressBlocks of this node", request)
             .await
     }
@@ -413,58 +411,9 @@ fn of_node(node: &str) -> String {
     format!("{NODE_LABEL}={}", label_hash(node))
 }
 
-fn with_timeout(
-    mut request: http::Request<Vec<u8>>,
-    seconds: u32,
-) -> Result<http::Request<Vec<u8>>, RequestError> {
-    let path = request.uri().path();
-    let query = request.uri().query().unwrap_or_default();
-    let query: Vec<&str> = query
-        .split('&')
-        .filter(|pair| !pair.starts_with("timeoutSeconds="))
-        .collect();
-    let uri = format!("{path}?{}&timeoutSeconds={seconds}", query.join("&"));
-    *request.uri_mut() = uri
-        .parse()
-        .map_err(|error: http::uri::InvalidUri| RequestError::BuildRequest(error.into()))?;
-    Ok(request)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_watch_asks_for_bookmarks_and_its_own_time() {
-        let parameters = kube_core::params::WatchParams {
-            label_selector: Some(of_node("n1")),
-            field_selector: None,
-            timeout: None,
-            bookmarks: true,
-            send_initial_events: false,
-        };
-        let request = Request::new("/apis/x").watch(&parameters, "17").unwrap();
-        let request = with_timeout(request, 600).unwrap();
-        let query: BTreeSet<&str> = request
-            .uri()
-            .query()
-            .unwrap()
-            .split('&')
-            .filter(|p| !p.is_empty())
-            .collect();
-        let label = format!(
-            "labelSelector=rdma-netdev.io%2Fnode-hash%3D{}",
-            label_hash("n1")
-        );
-        let expected = [
-            "watch=true",
-            "timeoutSeconds=600",
-            "allowWatchBookmarks=true",
-            "resourceVersion=17",
-            &label,
-        ];
-        assert_eq!(query, expected.into_iter().collect());
-    }
 
     #[test]
     fn a_list_from_the_servers_memory_says_so() {

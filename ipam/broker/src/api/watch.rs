@@ -17,9 +17,8 @@ use super::document::{BlockObject, NamedObject};
 use super::items::MAX_ITEM_BYTES;
 use super::transport::ApiError;
 
-/// How long one watch lasts. A longer one spares requests; a broken one is noticed sooner by
-/// keepalive.
-const WATCH_SECONDS: std::ops::Range<u64> = 480..720;
+/// How long one watch lasts. kube-core allows less than 295 seconds.
+const WATCH_SECONDS: std::ops::Range<u64> = 230..290;
 /// How long after its end a watch is given up that the server does not end.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// The wait after the first failure; it doubles up to the longest that [`run`] is told.

@@ -21,12 +21,12 @@ use node_wire::FailureKind;
 use tokio::time::Instant;
 
 use super::Worker;
-use super::claim::RangeKey;
 use crate::api::RangeObject;
+use ipam::range::Range;
 
 impl Worker {
     /// Claims the blocks of leases that are in none of this node's.
-    pub(super) async fn adopt(&mut self, store: Option<&Store>) -> Result<(), String> {
+    pub(super) async fn adopt(&mut self, store: Option<&Store>) -> anyhow::Result<()> {
         if self.adopt_at.is_none_or(|at| at > Instant::now()) {
             return Ok(());
         }
@@ -34,12 +34,8 @@ impl Worker {
         let mut failed = false;
         let outside = match store {
             Some(store) => {
-                let known = self
-                    .known_ranges()
-                    .await
-                    .map_err(|error| error.to_string())?;
-                let outside = self.outside(store, &known);
-                outside.map_err(|error| error.to_string())?
+                let known = self.known_ranges().await?;
+                self.outside(store, &known)?
             }
             None => Vec::new(),
         };
@@ -72,7 +68,7 @@ impl Worker {
                         *conflicts.entry(around).or_default() += 1;
                     }
                 }
-                Err(failure) => return Err(failure.message),
+                Err(failure) => anyhow::bail!(failure.message),
             }
         }
         // Counted anew as pods end.
@@ -86,11 +82,11 @@ impl Worker {
         &self,
         store: &Store,
         known: &[RangeObject],
-    ) -> Result<Vec<(IpAddr, RangeKey)>, StoreError> {
+    ) -> Result<Vec<(IpAddr, Range)>, StoreError> {
         let noted = self.noted_ranges(Some(store))?;
         let outside = store.outside_blocks()?.into_iter();
         let outside = outside.filter(|lease| lease.network_name == self.space.network_name);
-        let mut outside: Vec<(IpAddr, RangeKey)> = outside
+        let mut outside: Vec<(IpAddr, Range)> = outside
             .map(|lease| {
                 (
                     lease.address,

@@ -29,10 +29,10 @@ use ipnetwork::IpNetwork;
 use node_wire::{Failure, FailureKind};
 use tokio::time::Instant;
 
-use super::claim::RangeKey;
-use super::{Worker, failure};
+use super::Worker;
 use crate::api::ApiError;
 use crate::api::whereabouts::{PoolObject, WhereaboutsObjects};
+use ipam::range::Range;
 
 /// What is known of the leases there.
 #[derive(Debug)]
@@ -43,9 +43,9 @@ pub(super) struct Before {
     /// Blocks that the node had when the broker started: whole ones are of ranges that waited.
     blocks: Vec<IpNetwork>,
     /// Since when a range waits for ADDs of the old store to end.
-    waits: BTreeMap<RangeKey, Instant>,
+    waits: BTreeMap<Range, Instant>,
     /// Ranges that waited, and were read behind that.
-    settled: BTreeSet<RangeKey>,
+    settled: BTreeSet<Range>,
     read: Option<Instant>,
     leases: BTreeSet<IpAddr>,
 }
@@ -70,8 +70,8 @@ impl Before {
         let is_first = self.read.is_none();
         let came = leases.difference(&self.leases).filter(|_| !is_first);
         for address in came {
-            self.settled.retain(|range| !range.has(*address));
-            self.waits.retain(|range, _| !range.has(*address));
+            self.settled.retain(|range| !range.gives(*address));
+            self.waits.retain(|range, _| !range.gives(*address));
             self.blocks.retain(|block| !block.contains(*address));
         }
         self.leases = leases;
@@ -81,8 +81,8 @@ impl Before {
     /// The node lost a block: an administrator removes those of a range that went back to whereabouts, so
     /// the range waits again.
     pub(super) fn unsettle(&mut self, block: IpNetwork) {
-        self.settled.retain(|range| range.within(block) == 0);
-        self.waits.retain(|range, _| range.within(block) == 0);
+        self.settled.retain(|range| range.size_within(block) == 0);
+        self.waits.retain(|range, _| range.size_within(block) == 0);
         self.blocks.retain(|other| *other != block);
     }
 
@@ -115,8 +115,8 @@ impl Before {
         Ok(leases)
     }
 
-    fn has_waited(&self, range: &RangeKey) -> bool {
-        let is_whole = |block: &IpNetwork| range.within(*block) == u128::from(size(*block));
+    fn has_waited(&self, range: &Range) -> bool {
+        let is_whole = |block: &IpNetwork| range.size_within(*block) == u128::from(size(*block));
         self.settled.contains(range) || self.blocks.iter().any(is_whole)
     }
 
@@ -127,7 +127,7 @@ impl Before {
 
 impl Worker {
     /// Refuses to claim for a range until its leases of the store before are known to be all there.
-    pub(super) async fn settle_before(&mut self, range: &RangeKey) -> Result<(), Failure> {
+    pub(super) async fn settle_before(&mut self, range: &Range) -> Result<(), Failure> {
         self.read_old_before().await?;
         let settle = self.shared.timing.settle;
         let Some(before) = &mut self.before else {
@@ -176,8 +176,8 @@ impl Worker {
                 Ok(())
             }
             Err(error) => {
-                let failure = failure(&error);
-                Err(Failure::new(failure.kind, self.unread_before(&error)))
+                let why = self.unread_before(&error);
+                Err(Failure::new(Failure::from(error).kind, why))
             }
         }
     }
@@ -217,19 +217,21 @@ impl Worker {
     }
 
     /// How many addresses of a range in a block can be given.
-    pub(super) fn room(&self, range: &RangeKey, block: IpNetwork) -> u128 {
+    pub(super) fn room(&self, range: &Range, block: IpNetwork) -> u128 {
         let leased = self.leased_before(block);
-        let leased = leased.iter().filter(|address| range.has(**address));
-        range.within(block).saturating_sub(leased.count() as u128)
+        let leased = leased.iter().filter(|address| range.gives(**address));
+        range
+            .size_within(block)
+            .saturating_sub(leased.count() as u128)
     }
 
     /// How many addresses of a range are leased in the store before, for people.
-    pub(super) fn explain_before(&self, range: &RangeKey) -> String {
+    pub(super) fn explain_before(&self, range: &Range) -> String {
         let Some(before) = &self.before else {
             return String::new();
         };
         let leases = before.leases.iter();
-        match leases.filter(|address| range.has(**address)).count() {
+        match leases.filter(|address| range.gives(**address)).count() {
             0 => String::new(),
             leased => format!(", whereabouts leases {leased} of its addresses"),
         }

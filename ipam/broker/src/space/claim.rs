@@ -5,14 +5,14 @@ use std::net::IpAddr;
 
 use ipam::block::{Blocks, network_around, overlap};
 use ipam::grants::{Grant, MAX_BLOCKS};
-use ipam::range::{Span, bits};
+use ipam::range::Range;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use node::random::random64;
 use node_wire::{Answer, BlockNeed, BlocksGranted, Failure, FailureKind};
 use tokio::time::Instant;
 
-use super::{Asked, Doubt, Own, Worker, failure};
+use super::{Asked, Own, Worker};
 use crate::api::document::{BlockObject, NodeId, RangeSpec};
 use crate::api::{Created, RangeObject};
 use crate::decide::choice;
@@ -27,19 +27,10 @@ const MOST_BLOCKS: usize = 64;
 /// The range of a lease that no ADD noted has so many blocks of the policy's length: 2 to this.
 const UNKNOWN_RANGE_BITS: u8 = 4;
 
-/// What a range is, as a question says it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct RangeKey {
-    /// The range's network, host bits zero.
-    pub(super) subnet: IpNetwork,
-    /// What of it may be given, ascending.
-    pub(super) spans: Vec<Span>,
-}
-
 /// Addresses of blocks that were granted for others, and that nobody was told of.
 #[derive(Debug)]
 pub(super) struct Leftover {
-    range: RangeKey,
+    range: Range,
     granted: Instant,
     left: u128,
     blocks: Vec<IpNetwork>,
@@ -58,69 +49,14 @@ pub(super) enum Attempt {
     Taken,
 }
 
-impl RangeKey {
-    fn of(need: &BlockNeed) -> Result<Self, Failure> {
-        let wrong = |why: &str| {
-            let why = format!("block is malformed: range {}: {why}", need.range);
-            Failure::new(FailureKind::Malformed, why)
-        };
-        let subnet: IpNetwork = need
-            .range
-            .parse()
-            .map_err(|_| wrong("it is not a network"))?;
-        let subnet = network_around(subnet.network(), subnet.prefix()).unwrap_or(subnet);
-        let mut spans: Vec<Span> = Vec::new();
-        for (first, last) in &need.spans {
-            if !subnet.contains(*first) || !subnet.contains(*last) {
-                return Err(wrong("a span is not in it"));
-            }
-            let (first, last) = (bits(*first), bits(*last));
-            if first > last || spans.last().is_some_and(|before| before.last >= first) {
-                return Err(wrong("its spans do not ascend"));
-            }
-            spans.push(Span { first, last });
-        }
-        match spans.is_empty() {
-            true => Err(wrong("it has no span")),
-            false => Ok(Self { subnet, spans }),
-        }
-    }
-
-    /// Every address of a network.
-    fn whole(subnet: IpNetwork) -> Self {
-        let spans = vec![Span::of(subnet)];
-        Self { subnet, spans }
-    }
-
-    pub(super) fn is_ipv4(&self) -> bool {
-        self.subnet.is_ipv4()
-    }
-
-    /// The blocks that have addresses of the range.
-    fn blocks(&self, grid: &RangeSpec) -> Blocks {
-        let fixed = &grid.static_networks;
-        Blocks::cut(self.is_ipv4(), &self.spans, grid.block_prefix, fixed)
-    }
-
-    /// How many addresses of the range a network has.
-    pub(super) fn within(&self, network: IpNetwork) -> u128 {
-        if network.is_ipv4() != self.is_ipv4() {
-            return 0;
-        }
-        let network = Span::of(network);
-        let spans = self.spans.iter();
-        spans
-            .filter_map(|span| span.intersection(network))
-            .map(Span::size)
-            .fold(0, u128::saturating_add)
-    }
-
-    pub(super) fn has(&self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.is_ipv4() && {
-            let address = bits(address);
-            self.spans.iter().any(|span| span.contains(address))
-        }
-    }
+/// The range that a question is for.
+fn range_of(need: &BlockNeed) -> Result<Range, Failure> {
+    let subnet = need.range.parse().map_err(|_| "it is not a network");
+    let range = subnet.and_then(|subnet| Range::of_parts(subnet, &need.spans));
+    range.map_err(|why| {
+        let why = format!("block is malformed: range {}: {why}", need.range);
+        Failure::new(FailureKind::Malformed, why)
+    })
 }
 
 impl Worker {
@@ -157,7 +93,7 @@ impl Worker {
             return;
         }
         let started = Instant::now();
-        let range = match RangeKey::of(&first.need) {
+        let range = match range_of(&first.need) {
             Ok(range) => range,
             Err(failure) => return drop(first.reply.send(Err(failure))),
         };
@@ -175,7 +111,7 @@ impl Worker {
         let mut group = vec![first];
         for asked in std::mem::take(&mut self.asked) {
             let alike = asked.need.address.is_none()
-                && RangeKey::of(&asked.need).is_ok_and(|other| other == range);
+                && range_of(&asked.need).is_ok_and(|other| other == range);
             match alike {
                 true => group.push(asked),
                 false => self.asked.push_back(asked),
@@ -212,7 +148,7 @@ impl Worker {
     }
 
     /// Answers those that asked before a block came that has room for them, too.
-    fn serve_leftover(&mut self, range: &RangeKey, group: Vec<Asked>) -> Vec<Asked> {
+    fn serve_leftover(&mut self, range: &Range, group: Vec<Asked>) -> Vec<Asked> {
         let Some(leftover) = self.leftover.as_mut().filter(|one| one.range == *range) else {
             return group;
         };
@@ -231,7 +167,7 @@ impl Worker {
     /// Blocks with at least so many addresses of a range, as far as they can be had.
     async fn claim_addresses(
         &mut self,
-        range: &RangeKey,
+        range: &Range,
         wanted: u128,
         deadline: Instant,
     ) -> (Vec<IpNetwork>, Result<(), Failure>) {
@@ -256,7 +192,7 @@ impl Worker {
     /// One block of a range. `None` with [`Effort::Free`], if none is free.
     pub(super) async fn claim(
         &mut self,
-        range: &RangeKey,
+        range: &Range,
         effort: Effort,
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
@@ -274,7 +210,8 @@ impl Worker {
             grid => grid?,
         };
         self.grant_claimed_before()?;
-        let blocks = range.blocks(&grid);
+        let (v4, fixed) = (range.subnet().is_ipv4(), &grid.static_networks);
+        let blocks = Blocks::cut(v4, range.spans(), grid.block_prefix, fixed);
         let mut taken = BTreeSet::new();
         let first: Vec<IpNetwork> = choice::from_own_place(&blocks, &self.shared.name)
             .filter(|block| !self.own.contains_key(block) && self.room(range, *block) > 0)
@@ -287,10 +224,7 @@ impl Worker {
             }
         }
         let client = self.shared.client.clone();
-        let names = client
-            .block_names(&self.space)
-            .await
-            .map_err(|e| failure(&e))?;
+        let names = client.block_names(&self.space).await?;
         for _ in 0..MOST_DRAWN {
             let is_taken = |block| {
                 taken.contains(&block)
@@ -321,7 +255,7 @@ impl Worker {
     /// The block that has one address.
     pub(super) async fn claim_address(
         &mut self,
-        range: &RangeKey,
+        range: &Range,
         address: IpAddr,
         single: bool,
         deadline: Instant,
@@ -358,10 +292,10 @@ impl Worker {
         &self,
         address: IpAddr,
         single: bool,
-        range: &RangeKey,
+        range: &Range,
         grid: &RangeSpec,
     ) -> Result<IpNetwork, Failure> {
-        if !single && !range.has(address) {
+        if !single && !range.gives(address) {
             let why = format!("block is malformed: {address} is not in the range's spans");
             return Err(Failure::new(FailureKind::Malformed, why));
         }
@@ -395,22 +329,22 @@ impl Worker {
     pub(super) fn range_around(
         &self,
         known: &[RangeObject],
-        noted: &[RangeKey],
+        noted: &[Range],
         block: IpNetwork,
-    ) -> RangeKey {
+    ) -> Range {
         let around = known.iter().map(|range| &range.spec);
         let around = around.filter(|range| range.confirmed && overlap(range.range, block));
         let around: Vec<IpNetwork> = around.map(|range| range.range).collect();
-        let mut noted = noted.iter().filter(|range| range.within(block) > 0);
+        let mut noted = noted.iter().filter(|range| range.size_within(block) > 0);
         let prefix = self.policy_prefix(block.network()) - UNKNOWN_RANGE_BITS;
         let unknown = network_around(block.network(), prefix.min(block.prefix()));
         let first_noted = noted.clone().next().cloned();
         noted
-            .find(|range| around.contains(&range.subnet))
+            .find(|range| around.contains(&range.subnet()))
             .cloned()
-            .or_else(|| around.first().copied().map(RangeKey::whole))
+            .or_else(|| around.first().copied().map(Range::whole))
             .or(first_noted)
-            .unwrap_or_else(|| RangeKey::whole(unknown.unwrap_or(block)))
+            .unwrap_or_else(|| Range::whole(unknown.unwrap_or(block)))
     }
 
     /// Makes a block's object.
@@ -434,16 +368,9 @@ impl Worker {
             Ok(Created::Taken) => Ok(Attempt::Taken),
             Err(error) => {
                 if error.is_uncertain() && !self.own.contains_key(&block) {
-                    let doubt = Some(Doubt::Whose);
-                    self.own.insert(
-                        block,
-                        Own {
-                            doubt,
-                            ..Own::new(object)
-                        },
-                    );
+                    self.own.insert(block, Own::in_doubt(object));
                 }
-                Err(failure(&error))
+                Err(error.into())
             }
         }
     }
@@ -452,7 +379,7 @@ impl Worker {
     pub(super) fn accept(&mut self, object: BlockObject) -> Result<Attempt, Failure> {
         let block = object.spec.block;
         self.own.insert(block, Own::new(object));
-        self.grant_claimed(block)?;
+        self.grant_claimed_before()?;
         Ok(Attempt::Got)
     }
 
@@ -462,7 +389,7 @@ impl Worker {
         let store = self.open_store();
         let noted = store.and_then(|store| self.noted_ranges(store.as_ref()));
         let noted = noted.map_err(|error| Failure::new(FailureKind::Other, error.to_string()))?;
-        let known = self.known_ranges().await.map_err(|e| failure(&e))?;
+        let known = self.known_ranges().await?;
         let range = self.range_around(&known, &noted, grant.block);
         match self.grid(&range).await {
             Ok(grid) if !grid.contradicts(grant.block) => {}
@@ -489,7 +416,7 @@ impl Worker {
                 let name = self.space.block_name(grant.block);
                 let there = self.shared.client.block(&name).await;
                 // It is gone again: the next time decides.
-                if let Some(there) = there.map_err(|e| failure(&e))? {
+                if let Some(there) = there? {
                     self.decide(there, &me).await;
                 }
             }
@@ -523,20 +450,9 @@ impl Worker {
     /// block after the other, and use none.
     fn grant_claimed_before(&mut self) -> Result<(), Failure> {
         self.grant_all().map_err(|error| {
-            let why = format!(
-                "the node has blocks that cannot be written below {}: {error}",
-                self.directory.display()
-            );
-            Failure::new(FailureKind::Other, why)
-        })
-    }
-
-    fn grant_claimed(&mut self, block: IpNetwork) -> Result<(), Failure> {
-        self.grant(block).map_err(|error| {
-            let why = format!(
-                "the node has block {block}, but that cannot be written below {}: {error}",
-                self.directory.display()
-            );
+            let directory = self.directory.display();
+            let why =
+                format!("the node has blocks that cannot be written below {directory}: {error}");
             Failure::new(FailureKind::Other, why)
         })
     }
@@ -580,22 +496,24 @@ mod tests {
             &[("10.0.0.1", "fd00::1")],
             &[("10.0.0.1", "10.0.1.1")],
         ] {
-            let failure = RangeKey::of(&need(spans)).unwrap_err();
+            let failure = range_of(&need(spans)).unwrap_err();
             assert_eq!(failure.kind, FailureKind::Malformed);
         }
     }
 
     #[test]
     fn addresses_of_a_range_in_a_block_are_counted() {
-        let range = RangeKey::of(&need(&[
+        let range = range_of(&need(&[
             ("10.0.0.1", "10.0.0.7"),
             ("10.0.0.9", "10.0.0.254"),
         ]))
         .unwrap();
-        assert_eq!(range.within("10.0.0.0/28".parse().unwrap()), 14);
-        assert_eq!(range.within("10.0.0.240/28".parse().unwrap()), 15);
-        assert_eq!(range.within("10.0.1.0/28".parse().unwrap()), 0);
-        assert_eq!(range.within("fd00::/122".parse().unwrap()), 0);
-        assert!(range.has("10.0.0.7".parse().unwrap()) && !range.has("10.0.0.8".parse().unwrap()));
+        assert_eq!(range.size_within("10.0.0.0/28".parse().unwrap()), 14);
+        assert_eq!(range.size_within("10.0.0.240/28".parse().unwrap()), 15);
+        assert_eq!(range.size_within("10.0.1.0/28".parse().unwrap()), 0);
+        assert_eq!(range.size_within("fd00::/122".parse().unwrap()), 0);
+        assert!(
+            range.gives("10.0.0.7".parse().unwrap()) && !range.gives("10.0.0.8".parse().unwrap())
+        );
     }
 }

@@ -191,7 +191,7 @@ impl Worker {
         );
     }
 
-    /// The block is not this node's. Leases in it are in conflict from now on.
+    /// The block is not this node's.
     /// `until` is the `resourceVersion` of its object, by which that was seen.
     pub(super) fn lose(&mut self, network: IpNetwork, why: &str, until: Option<String>) {
         if let Some(own) = self.own.remove(&network) {
@@ -200,6 +200,11 @@ impl Worker {
         if let Some(before) = &mut self.before {
             before.unsettle(network);
         }
+        self.withdraw(network, why);
+    }
+
+    /// Gives no further address of a block. Leases in it are in conflict from now on.
+    pub(super) fn withdraw(&mut self, network: IpNetwork, why: &str) {
         let was_granted = self
             .grants
             .blocks
@@ -294,14 +299,7 @@ impl Worker {
             }
             Ok(Changed::Conflict | Changed::Gone) | Err(_) => {
                 // Whoever has it now; a grant stays until that is known.
-                let doubt = Some(Doubt::Whose);
-                self.own.insert(
-                    network,
-                    Own {
-                        doubt,
-                        ..Own::new(block)
-                    },
-                );
+                self.own.insert(network, Own::in_doubt(block));
             }
         }
     }
@@ -453,7 +451,6 @@ mod tests {
     use crate::api::document::RangeSpec;
     use crate::api::{Client, Endpoint, RangeObject, Transport};
     use crate::metrics::Metrics;
-    use crate::space::claim::RangeKey;
     use crate::space::{BlockStore, Shared, Timing};
 
     /// A node with one block, whose API does not answer.
@@ -513,7 +510,11 @@ mod tests {
 
     /// As after reading that a range is cut into blocks of 16.
     fn agree(worker: &mut Worker, range: &str) {
-        let mut spec = RangeSpec::new(&worker.space, range.parse().unwrap(), 28, &[]);
+        agree_on(worker, range, 28);
+    }
+
+    fn agree_on(worker: &mut Worker, range: &str, prefix: u8) {
+        let mut spec = RangeSpec::new(&worker.space, range.parse().unwrap(), prefix, &[]);
         spec.confirmed = true;
         let ranges = vec![RangeObject::new(spec)];
         worker.grids = Some((Instant::now(), Rc::new(ranges)));
@@ -619,18 +620,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_block_that_contradicts_its_range_is_not_used() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        lease(&worker);
+        let object = worker.own[&block()].object.clone();
+        agree_on(&mut worker, "10.0.0.0/16", 27);
+        worker.check_grants().await.unwrap();
+        assert_eq!(granted(&worker), []);
+        assert_eq!(worker.lost[&block()], 1, "its leases are in conflict");
+        worker.changed(object.clone()).await;
+        worker.all_listed(vec![object]).await;
+        worker.grant_all().unwrap();
+        assert_eq!(granted(&worker), []);
+        // An administrator corrected the range.
+        agree(&mut worker, "10.0.0.0/16");
+        worker.grant_all().unwrap();
+        assert_eq!(granted(&worker).len(), 1);
+    }
+
+    #[tokio::test]
     async fn a_block_in_doubt_is_not_answered_as_granted() {
         let place = tempfile::tempdir().unwrap();
         let mut worker = worker(place.path());
         agree(&mut worker, "10.0.0.0/24");
         let address: IpAddr = "10.0.0.5".parse().unwrap();
-        let range = RangeKey {
-            subnet: "10.0.0.0/24".parse().unwrap(),
-            spans: vec![ipam::range::Span {
-                first: 0x0a00_0001,
-                last: 0x0a00_00fe,
-            }],
-        };
+        let range = Range::whole("10.0.0.0/24".parse().unwrap());
         let late = Instant::now() + Timing::default().question;
         let granted = worker.claim_address(&range, address, false, late).await;
         assert_eq!(granted.unwrap(), block());

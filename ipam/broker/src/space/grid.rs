@@ -18,29 +18,28 @@ use node_wire::{Failure, FailureKind};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::claim::RangeKey;
-use super::{MOST_READ, Worker, failure};
+use super::{CONTRADICTS, MOST_READ, Worker};
 use crate::api::document::RangeSpec;
 use crate::api::{ApiError, BlockObject, RangeObject};
+use ipam::range::Range;
 
 impl Worker {
     /// How a range is cut. Creates and confirms its object if need be, and removes the note that it has
     /// no block: a sweep deletes an object with that note only if the object has not changed since.
-    pub(super) async fn grid(&mut self, range: &RangeKey) -> Result<RangeSpec, Failure> {
+    pub(super) async fn grid(&mut self, range: &Range) -> Result<RangeSpec, Failure> {
         if let Some((read, ranges)) = &self.grids
             && read.elapsed() < self.shared.timing.agreed
-            && let Some(spec) = in_force(ranges, range.subnet)
+            && let Some(spec) = in_force(ranges, range.subnet())
         {
             return Ok(spec.clone());
         }
-        let api = |error: ApiError| failure(&error);
         let client = self.shared.client.clone();
         for _ in 0..MOST_READ {
-            let ranges = self.read_ranges().await.map_err(api)?;
-            if let Some(spec) = in_force(&ranges, range.subnet) {
+            let ranges = self.read_ranges().await?;
+            if let Some(spec) = in_force(&ranges, range.subnet()) {
                 return Ok(spec.clone());
             }
-            let own = ranges.iter().find(|one| one.spec.range == range.subnet);
+            let own = ranges.iter().find(|one| one.spec.range == range.subnet());
             let spec = match own {
                 Some(own) => own.spec.clone(),
                 None => self.new_range(range, &ranges).await?,
@@ -49,42 +48,50 @@ impl Worker {
             if let Some(other) = others.find(|one| one.spec.confirmed || !spec.confirmed) {
                 let both = [own, Some(other)].into_iter().flatten();
                 for unconfirmed in both.filter(|one| !one.spec.confirmed) {
-                    let removed = client.delete_range(&unconfirmed.metadata).await;
-                    removed.map_err(api)?;
+                    client.delete_range(&unconfirmed.metadata).await?;
                 }
                 return Err(refusal(&spec, other));
             }
             match own {
-                None => drop(
-                    client
-                        .create_range(&RangeObject::new(spec))
-                        .await
-                        .map_err(api)?,
-                ),
+                None => drop(client.create_range(&RangeObject::new(spec)).await?),
                 Some(own) if !spec.confirmed => {
-                    drop(client.confirm_range(&own.metadata).await.map_err(api)?);
+                    drop(client.confirm_range(&own.metadata).await?);
                 }
                 Some(own) => {
                     let note = json!({"emptySince": null});
-                    let noted = client.note_in_range(&own.metadata, note).await;
-                    drop(noted.map_err(api)?);
+                    drop(client.note_in_range(&own.metadata, note).await?);
                 }
             }
         }
-        let name = self.space.block_name(range.subnet);
+        let name = self.space.block_name(range.subnet());
         let why = format!("AddressRange {name} comes and goes");
         Err(Failure::new(FailureKind::ClusterUnavailable, why))
     }
 
-    /// The confirmed range that a block contradicts.
-    pub(super) async fn contradiction(
-        &mut self,
-        block: IpNetwork,
-    ) -> Result<Option<String>, ApiError> {
-        let ranges = self.known_ranges().await?;
+    /// The confirmed range that a block contradicts, by what was read last.
+    pub(super) fn contradiction(&self, block: IpNetwork) -> Option<&str> {
+        let (_, ranges) = self.grids.as_ref()?;
         let mut ranges = ranges.iter().filter(|range| range.spec.confirmed);
-        let range = ranges.find(|range| range.spec.contradicts(block));
-        Ok(range.map(|range| range.metadata.name.clone()))
+        let range = ranges.find(|range| range.spec.contradicts(block))?;
+        Some(&range.metadata.name)
+    }
+
+    /// No address is leased any longer from blocks that contradict a range.
+    pub(super) async fn check_grants(&mut self) -> Result<(), ApiError> {
+        let sweep = self.shared.timing.sweep;
+        let is_old = self
+            .grids
+            .as_ref()
+            .is_none_or(|(read, _)| read.elapsed() >= sweep);
+        if is_old && !self.grants.blocks.is_empty() {
+            self.read_ranges().await?;
+        }
+        for network in self.grants.networks() {
+            if self.contradiction(network).is_some() {
+                self.withdraw(network, CONTRADICTS);
+            }
+        }
+        Ok(())
     }
 
     /// The ranges of the space, as read some seconds ago.
@@ -113,33 +120,29 @@ impl Worker {
 
     /// How a range without an object is to be cut: as blocks that are there already and in no other
     /// range, because the object was removed or lost; else by the node's policy.
-    async fn new_range(
-        &self,
-        range: &RangeKey,
-        ranges: &[RangeObject],
-    ) -> Result<RangeSpec, Failure> {
+    async fn new_range(&self, range: &Range, ranges: &[RangeObject]) -> Result<RangeSpec, Failure> {
         let mut blocks = self.grants.networks();
         let each = |block: BlockObject| blocks.push(block.spec.block);
-        let listed = self.shared.client.blocks_of_space(&self.space, each).await;
-        listed.map_err(|error| failure(&error))?;
+        let client = &self.shared.client;
+        client.blocks_of_space(&self.space, each).await?;
         let is_of = |range: &RangeObject, block| overlap(range.spec.range, block);
         blocks.retain(|block| {
-            overlap(*block, range.subnet) && !ranges.iter().any(|other| is_of(other, *block))
+            overlap(*block, range.subnet()) && !ranges.iter().any(|other| is_of(other, *block))
         });
         let there = blocks.iter().find(|block| !self.is_static(**block));
         let fixed = &self.static_networks;
         let prefix = there.map_or_else(
-            || Blocks::prefix(range.is_ipv4(), &range.spans, self.length, fixed),
+            || Blocks::prefix(range.subnet().is_ipv4(), range.spans(), self.length, fixed),
             |block| block.prefix(),
         );
-        let spec = RangeSpec::new(&self.space, range.subnet, prefix, fixed);
+        let spec = RangeSpec::new(&self.space, range.subnet(), prefix, fixed);
         match blocks.into_iter().find(|block| spec.contradicts(*block)) {
             None => Ok(spec),
             Some(block) => {
                 let why = format!(
                     "range {} cannot be cut into blocks of /{prefix}: AddressBlock {} is there; end the pods that \
                      have its addresses, and delete it",
-                    range.subnet,
+                    range.subnet(),
                     self.space.block_name(block)
                 );
                 Err(Failure::new(FailureKind::Mismatch, why))

@@ -14,12 +14,13 @@ use node_wire::{Failure, FailureKind};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::claim::{Attempt, MOST_DRAWN, RangeKey};
-use super::{Doubt, Own, Worker, failure};
+use super::claim::{Attempt, MOST_DRAWN};
+use super::{Own, Worker};
 use crate::api::document::{BlockObject, NODE_LABEL, NodeId, RangeSpec, label_hash};
 use crate::api::{ApiError, Changed};
 use crate::decide::choice;
 use crate::decide::standing::{Claim, NodeState};
+use ipam::range::Range;
 
 /// How many other nodes are asked for a block at one time.
 const MOST_ASKED: usize = 4;
@@ -44,19 +45,17 @@ impl Worker {
     /// A block of a node that is gone, or that its node gives back when asked.
     pub(super) async fn claim_of_others(
         &mut self,
-        range: &RangeKey,
+        range: &Range,
         grid: &RangeSpec,
         blocks: &Blocks,
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
-        let others = self.blocks_of_others(range, grid).await;
-        let others = others.map_err(|error| failure(&error))?;
+        let others = self.blocks_of_others(range, grid).await?;
         let mut search = Search::default();
         if let Some(block) = self.take_over_rested(&others, &mut search).await? {
             return Ok(block);
         }
-        let asked = self.ask_nodes(&others, deadline, &mut search).await;
-        asked.map_err(|error| failure(&error))?;
+        self.ask_nodes(&others, deadline, &mut search).await?;
         if !search.asked.is_empty() {
             let returned = self
                 .await_return(range, &search.asked, blocks, deadline)
@@ -72,7 +71,7 @@ impl Worker {
     /// The blocks of a range that other nodes have. What is not well named is not believed.
     async fn blocks_of_others(
         &self,
-        range: &RangeKey,
+        range: &Range,
         grid: &RangeSpec,
     ) -> Result<Vec<BlockObject>, ApiError> {
         let mut others: Vec<BlockObject> = Vec::new();
@@ -102,7 +101,7 @@ impl Worker {
         let mut over: Vec<(Timestamp, &BlockObject)> = over.collect();
         over.sort_by_key(|(since, _)| *since);
         for (_, object) in over.into_iter().take(MOST_DRAWN) {
-            let claim = self.judge(object).await.map_err(|error| failure(&error))?;
+            let claim = self.judge(object).await?;
             match claim {
                 Claim::Take => {
                     if let Attempt::Got = self.take_over(object).await? {
@@ -112,10 +111,7 @@ impl Worker {
                 Claim::Rests(until) => {
                     search.rests = Some(search.rests.map_or(until, |first| first.min(until)));
                 }
-                Claim::Unmark => {
-                    let unmarked = self.shared.unmark(&object.metadata).await;
-                    unmarked.map_err(|error| failure(&error))?;
-                }
+                Claim::Unmark => self.shared.unmark(&object.metadata).await?,
                 Claim::Held | Claim::Mark(_) => {}
             }
         }
@@ -173,13 +169,16 @@ impl Worker {
     /// Why no block could be had, for people.
     fn explain(
         &self,
-        range: &RangeKey,
+        range: &Range,
         grid: &RangeSpec,
         blocks: &Blocks,
         others: &[BlockObject],
         search: &Search,
     ) -> String {
-        let own = self.own.keys().filter(|block| range.within(**block) > 0);
+        let own = self
+            .own
+            .keys()
+            .filter(|block| range.size_within(**block) > 0);
         let nodes: BTreeSet<&str> = others.iter().map(|one| one.spec.node.as_str()).collect();
         let mut why = format!(
             "none of the {} blocks of the range is free: this node has {}, {} other nodes have {}",
@@ -219,17 +218,16 @@ impl Worker {
         single: bool,
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
-        let api = |error: ApiError| failure(&error);
         let name = self.space.block_name(block);
         let unsettled = |why: &str| {
             let why = format!("AddressBlock {name} {why}");
             Failure::new(FailureKind::ClusterUnavailable, why)
         };
-        let object = self.shared.client.block(&name).await.map_err(api)?;
+        let object = self.shared.client.block(&name).await?;
         let object = object.ok_or_else(|| unsettled("comes and goes"))?;
         let node = &object.spec.node;
         let mut rests = String::new();
-        match self.judge(&object).await.map_err(api)? {
+        match self.judge(&object).await? {
             Claim::Take => {
                 return match self.take_over(&object).await? {
                     Attempt::Got => Ok(block),
@@ -240,7 +238,7 @@ impl Worker {
                 };
             }
             Claim::Mark(why) => {
-                self.shared.mark_over(&object, &why).await.map_err(api)?;
+                self.shared.mark_over(&object, &why).await?;
                 rests = format!("; {why}, so it can be had after the cool-down");
             }
             Claim::Rests(until) => {
@@ -248,13 +246,13 @@ impl Worker {
             }
             // Of a pod that came to this node and takes its address along.
             Claim::Held if single => {
-                self.want(&object).await.map_err(api)?;
+                self.want(&object).await?;
                 if self.await_this(block, deadline).await? {
                     return Ok(block);
                 }
                 rests = "; it gives it back once the address is free and cooled down".to_owned();
             }
-            Claim::Unmark => self.shared.unmark(&object.metadata).await.map_err(api)?,
+            Claim::Unmark => self.shared.unmark(&object.metadata).await?,
             Claim::Held => {}
         }
         let why =
@@ -301,11 +299,9 @@ impl Worker {
             Ok(Changed::Conflict | Changed::Gone) => Ok(Attempt::Taken),
             Err(error) => {
                 if error.is_uncertain() {
-                    let doubt = Some(Doubt::Whose);
-                    let own = Own::new(object.clone());
-                    self.own.insert(block, Own { doubt, ..own });
+                    self.own.insert(block, Own::in_doubt(object.clone()));
                 }
-                Err(failure(&error))
+                Err(error.into())
             }
         }
     }
@@ -314,7 +310,7 @@ impl Worker {
     /// they may be of ranges with room. The mark stays, and the runtime asks again.
     async fn await_return(
         &mut self,
-        range: &RangeKey,
+        range: &Range,
         asked: &[IpNetwork],
         blocks: &Blocks,
         deadline: Instant,
@@ -326,7 +322,7 @@ impl Worker {
             }
             tokio::time::sleep_until(at).await;
             let names = self.shared.client.block_names(&self.space).await;
-            let names = names.map_err(|e| failure(&e))?;
+            let names = names?;
             let taken = |block: IpNetwork| {
                 self.own.contains_key(&block)
                     || self.room(range, block) == 0

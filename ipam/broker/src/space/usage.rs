@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ipam::block::size;
 use ipam::grants::MAX_BLOCKS;
-use ipam::range::{Span, bits};
+use ipam::range::Range;
 use ipam::store::{BlockStamp, Pool, Store, StoreError};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::Worker;
-use super::claim::{Effort, RangeKey};
+use super::claim::Effort;
 use crate::api::{ApiError, Changed};
 use crate::decide::supply::{OwnBlock, RangeUse};
 
@@ -42,19 +42,19 @@ pub(super) struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     read: Option<Instant>,
-    in_use: Vec<RangeKey>,
-    history: BTreeMap<RangeKey, VecDeque<(Instant, u128)>>,
-    none_free_until: BTreeMap<RangeKey, Instant>,
-    refused: BTreeMap<RangeKey, (Instant, Failure)>,
+    in_use: Vec<Range>,
+    history: BTreeMap<Range, VecDeque<(Instant, u128)>>,
+    none_free_until: BTreeMap<Range, Instant>,
+    refused: BTreeMap<Range, (Instant, Failure)>,
 }
 
 impl Ranges {
-    pub(super) fn refused(&self, range: &RangeKey) -> Option<(Instant, &Failure)> {
+    pub(super) fn refused(&self, range: &Range) -> Option<(Instant, &Failure)> {
         let (at, failure) = self.refused.get(range)?;
         Some((*at, failure))
     }
 
-    pub(super) fn note_refused(&mut self, range: &RangeKey, failure: Failure) {
+    pub(super) fn note_refused(&mut self, range: &Range, failure: Failure) {
         let now = Instant::now();
         self.refused
             .retain(|_, (at, _)| now.duration_since(*at) < GROWTH_TIME);
@@ -67,7 +67,7 @@ impl Ranges {
         ranges.filter(|range| self.in_use.contains(range)).count() as u64
     }
 
-    fn used_before(&mut self, range: &RangeKey, used: u128) -> u128 {
+    fn used_before(&mut self, range: &Range, used: u128) -> u128 {
         let history = self.history.entry(range.clone()).or_default();
         history.push_back((Instant::now(), used));
         while history
@@ -81,15 +81,8 @@ impl Ranges {
 }
 
 /// The range that a pool notes.
-fn range_of(pool: &Pool) -> RangeKey {
-    let span = |(first, last): &(IpAddr, IpAddr)| Span {
-        first: bits(*first),
-        last: bits(*last),
-    };
-    RangeKey {
-        subnet: pool.range,
-        spans: pool.spans.iter().map(span).collect(),
-    }
+fn range_of(pool: &Pool) -> Option<Range> {
+    Range::of_parts(pool.range, &pool.spans).ok()
 }
 
 impl Worker {
@@ -139,7 +132,7 @@ impl Worker {
                 .iter()
                 .filter(|pool| pool.network_name == self.space.network_name)
                 .filter(|pool| now.saturating_sub(pool.used) < in_use)
-                .map(range_of)
+                .filter_map(range_of)
                 .collect();
             self.ranges.read = Some(Instant::now());
         }
@@ -158,14 +151,14 @@ impl Worker {
     }
 
     /// The ranges of the space that ADDs of this node noted.
-    pub(super) fn noted_ranges(&self, store: Option<&Store>) -> Result<Vec<RangeKey>, StoreError> {
+    pub(super) fn noted_ranges(&self, store: Option<&Store>) -> Result<Vec<Range>, StoreError> {
         let mut pools = store.map_or(Ok(Vec::new()), Store::pools)?;
         pools.retain(|pool| pool.network_name == self.space.network_name);
-        Ok(pools.iter().map(range_of).collect())
+        Ok(pools.iter().filter_map(range_of).collect())
     }
 
     /// What the node has of each range in use.
-    pub(super) fn range_uses(&mut self) -> Vec<(RangeKey, RangeUse)> {
+    pub(super) fn range_uses(&mut self) -> Vec<(Range, RangeUse)> {
         let ranges = self.ranges.in_use.clone();
         let mut uses = Vec::new();
         for range in ranges {
@@ -178,7 +171,7 @@ impl Worker {
                 .iter()
                 .filter_map(|(network, _)| self.own.get(network)?.usage.as_ref())
                 .flat_map(|known| &known.held)
-                .filter(|address| range.has(**address))
+                .filter(|address| range.gives(**address))
                 .count() as u128;
             let block_size = own.iter().map(|(network, _)| size(*network)).max();
             let block_size = block_size.map_or(1, u128::from);

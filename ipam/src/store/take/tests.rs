@@ -528,3 +528,18 @@ fn the_record_of_an_add_that_was_killed_goes_with_del() {
         .unwrap();
     assert!(store.owned(container, "net1").unwrap().is_empty());
 }
+
+/// fsck gives a lease a record where the owner's numbers have a gap.
+#[test]
+fn a_record_of_two_numbers_gives_each_part_an_address_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let one = part(None, "10.0.0.0/24", None);
+    let first = order(vec![one.clone()]);
+    store.take(&first).unwrap();
+    let owned = store.owned_by(&first.holder).unwrap().remove(0);
+    let next = super::super::name::next_owned(&owned.name).unwrap();
+    assert!(owned.dir.link(&owned.name, &owned.dir, &next).unwrap());
+    let taken = addresses(&store.take(&order(vec![one.clone(), one])).unwrap());
+    assert_eq!(taken, ["10.0.0.1", "10.0.0.2"]);
+}

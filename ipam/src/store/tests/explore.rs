@@ -920,6 +920,8 @@ fn an_add_and_a_del_of_one_attachment() {
         Scenario::of(&[a, del]).with_records(2),
         Scenario::of(&[a, del]).after(&[a]).with_kills(),
         Scenario::of(&[add("a", 2), del]).with_kills(),
+        // Of two records.
+        Scenario::of(&[del]).after(&[a, add("a", 2)]).with_faults(),
     ]);
 }
 
@@ -942,6 +944,7 @@ fn a_release_and_another_call() {
             .with_faults(),
         Scenario::of(&[by_hand, a]).after(&[a]).with_kills(),
         Scenario::of(&[by_hand, b]).after(&[a]).with_kills(),
+        Scenario::of(&[by_hand, add("a", 2)]),
         Scenario::of(&[reclaim, del]).after(&[a]).with_faults(),
         Scenario::of(&[reclaim, a]).after(&[a]).with_kills(),
         Scenario::of(&[del, del]).after(&[a]).with_faults(),

@@ -1,11 +1,10 @@
-//! Connections: who may ask, how long it may take, how many at once.
+//! Connections of the socket: who may ask, and how long it may take.
 //!
 //! Peers are root, so none is an attacker; but each may hang, and none may keep the others from
 //! an answer. So a connection has time limits, and when all are in use, those that have not asked
-//! anything for a while are closed.
+//! anything for a while are closed ([`Crowd`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::unistd::geteuid;
@@ -13,19 +12,15 @@ use node_wire::document::encode_answer;
 use node_wire::{Answer, Failure, FailureKind, QUESTION_MAX_BYTES, Question};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
 use super::{Counts, QuestionResult};
+use crate::crowd::{Asked, Crowd};
 
-/// The most connections at a time. More wait in the listener's backlog.
-const MAX_CONNECTIONS: usize = 32;
 /// How long a peer may take to write its question, and then to read its answer.
 const PEER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a peer may take to write its question while all connections are in use.
 const CROWDED_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long to wait after a failed accept, which is out of file descriptors.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The shortest time between two log lines about refused peers.
 const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -39,23 +34,8 @@ pub trait Answers: Send + Sync + 'static {
 pub struct Connections<A> {
     answers: Arc<A>,
     counts: Arc<Counts>,
-    own_uid: u32,
-    tasks: JoinSet<()>,
-    open: Vec<Open>,
+    crowd: Crowd,
     refused: RefusedPeers,
-}
-
-#[derive(Debug)]
-struct Open {
-    since: Instant,
-    asked: Arc<AtomicBool>,
-    task: AbortHandle,
-}
-
-impl Open {
-    fn has_asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
-    }
 }
 
 impl<A: Answers> Connections<A> {
@@ -63,86 +43,43 @@ impl<A: Answers> Connections<A> {
         Self {
             answers: Arc::new(answers),
             counts,
-            own_uid: geteuid().as_raw(),
-            tasks: JoinSet::new(),
-            open: Vec::new(),
+            crowd: Crowd::new(CROWDED_TIMEOUT),
             refused: RefusedPeers::default(),
         }
     }
 
     /// Serves until it is dropped. Connections that are open then stay open.
-    pub async fn serve(&mut self, listener: &UnixListener) {
-        loop {
-            self.open.retain(|one| !one.task.is_finished());
-            let room = self.open.len() < MAX_CONNECTIONS;
-            let idle = self.idle().filter(|_| !room);
-            let due = idle.map(|one| one.since + CROWDED_TIMEOUT);
-            tokio::select! {
-                accepted = listener.accept(), if room => match accepted {
-                    Ok((stream, _)) => self.take(stream),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection of the node's socket");
-                        tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
-                    }
-                },
-                Some(_) = self.tasks.join_next() => {}
-                () = until(due) => self.close_idle(),
+    pub async fn serve(&mut self, listener: &mut UnixListener) {
+        let own_uid = geteuid().as_raw();
+        let counts = &self.counts;
+        let converse = |stream: UnixStream, asked| {
+            let may_ask = match stream.peer_cred() {
+                Ok(peer) if peer.uid() == 0 || peer.uid() == own_uid => true,
+                Ok(peer) => {
+                    counts.add(FailureKind::NotAllowed.into());
+                    self.refused.note(peer.uid(), peer.pid());
+                    refuse(&stream, peer.uid());
+                    false
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read who connected to the node's socket");
+                    false
+                }
+            };
+            let (answers, counts) = (self.answers.clone(), counts.clone());
+            async move {
+                if may_ask {
+                    serve_one(stream, answers, counts, asked).await;
+                }
             }
-        }
+        };
+        let closed = || counts.add(QuestionResult::TimedOut);
+        self.crowd.serve(listener, converse, closed).await;
     }
 
     /// Waits for the answers to questions that have been asked.
-    pub async fn drain(mut self) {
-        let silent = self.open.iter().filter(|one| !one.has_asked());
-        silent.for_each(|one| one.task.abort());
-        let drained = async { while self.tasks.join_next().await.is_some() {} };
-        let _ = timeout(PEER_TIMEOUT, drained).await;
-    }
-
-    /// The connection that has waited longest for its question.
-    fn idle(&self) -> Option<&Open> {
-        let silent = self.open.iter().filter(|one| !one.has_asked());
-        silent.min_by_key(|one| one.since)
-    }
-
-    /// Closes it, unless its question has arrived in the meantime.
-    fn close_idle(&mut self) {
-        let idle = self
-            .idle()
-            .filter(|one| one.since.elapsed() >= CROWDED_TIMEOUT);
-        let Some(id) = idle.map(|one| one.task.id()) else {
-            return;
-        };
-        self.counts.add(QuestionResult::TimedOut);
-        let closed = self.open.extract_if(.., |one| one.task.id() == id);
-        closed.for_each(|one| one.task.abort());
-    }
-
-    fn take(&mut self, stream: UnixStream) {
-        match stream.peer_cred() {
-            Ok(peer) if peer.uid() == 0 || peer.uid() == self.own_uid => {}
-            Ok(peer) => {
-                self.counts.add(FailureKind::NotAllowed.into());
-                self.refused.note(peer.uid(), peer.pid());
-                return refuse(&stream, peer.uid());
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot read who connected to the node's socket");
-                return;
-            }
-        }
-        let asked = Arc::new(AtomicBool::new(false));
-        let connection = serve_one(
-            stream,
-            self.answers.clone(),
-            self.counts.clone(),
-            asked.clone(),
-        );
-        self.open.push(Open {
-            since: Instant::now(),
-            asked,
-            task: self.tasks.spawn(connection),
-        });
+    pub async fn drain(self) {
+        let _ = timeout(PEER_TIMEOUT, self.crowd.drain()).await;
     }
 }
 
@@ -183,7 +120,7 @@ async fn serve_one<A: Answers>(
     mut stream: UnixStream,
     answers: Arc<A>,
     counts: Arc<Counts>,
-    asked: Arc<AtomicBool>,
+    asked: Asked,
 ) {
     let started = Instant::now();
     let question = match timeout(PEER_TIMEOUT, read(&mut stream)).await {
@@ -193,7 +130,7 @@ async fn serve_one<A: Answers>(
         Ok(Err(error)) => return late(stream, &counts, &error.to_string()).await,
         Err(_) => return late(stream, &counts, "the time is over").await,
     };
-    asked.store(true, Ordering::Relaxed);
+    asked.set();
     let answer = match &question {
         Ok(question) => answers.answer(question.clone()).await,
         Err(failure) => Err(failure.clone()),
@@ -234,11 +171,4 @@ async fn read(stream: &mut UnixStream) -> std::io::Result<Vec<u8>> {
         .read_to_end(&mut document)
         .await?;
     Ok(document)
-}
-
-async fn until(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
-        None => std::future::pending().await,
-    }
 }

@@ -5,7 +5,7 @@
 //! that it made itself, known by its inode.
 
 use std::fs::{self, DirBuilder, Permissions};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -45,41 +45,6 @@ pub struct Place {
     pub flag: &'static str,
 }
 
-/// Why the socket cannot be made.
-#[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
-    /// The path names no file in a directory.
-    #[error("{path}: not the path of a file; see {flag}")]
-    Path {
-        path: PathBuf,
-        /// The flag that names it.
-        flag: &'static str,
-    },
-    #[error(
-        "{attempt} {path}: {source}; mount the node's directory of this path into the program's \
-         container, or name another socket with {flag}"
-    )]
-    Io {
-        attempt: &'static str,
-        path: PathBuf,
-        source: std::io::Error,
-        /// The flag that names the socket.
-        flag: &'static str,
-    },
-    /// Another user could put a socket there.
-    #[error(
-        "the directory {path} is not used for the node's socket: {source}; it must be a directory of \
-         root's that no other user can write to: remove it, or name another socket with {flag}"
-    )]
-    Directory {
-        path: PathBuf,
-        /// What is wrong with it.
-        source: trust::Error,
-        /// The flag that names the socket.
-        flag: &'static str,
-    },
-}
-
 /// A socket that listens at its place.
 #[derive(Debug)]
 pub struct Bound {
@@ -101,13 +66,11 @@ impl Place {
     /// distinguishes this process from another one that does the same.
     ///
     /// # Errors
-    /// [`PlaceError`]; what was there is still there then.
-    pub fn bind(&self, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
+    /// What failed, and what to do about it; what was there is still there then.
+    pub fn bind(&self, nonce: &str) -> Result<(UnixListener, Bound), String> {
         let (Some(_), Some(name)) = (self.path.parent(), self.path.file_name()) else {
-            return Err(PlaceError::Path {
-                path: self.path.clone(),
-                flag: self.flag,
-            });
+            let path = self.path.display();
+            return Err(format!("{path}: not the path of a file; see {}", self.flag));
         };
         let directory = trust::parent(&self.path);
         self.prepare(directory)?;
@@ -121,21 +84,18 @@ impl Place {
         bound
     }
 
-    fn failed(
-        &self,
-        attempt: &'static str,
-        path: &Path,
-    ) -> impl FnOnce(std::io::Error) -> PlaceError {
-        let (path, flag) = (path.to_owned(), self.flag);
-        move |source| PlaceError::Io {
-            attempt,
-            path,
-            source,
-            flag,
+    fn failed(&self, attempt: &str, path: &Path) -> impl FnOnce(io::Error) -> String {
+        move |error| {
+            format!(
+                "{attempt} {}: {error}; mount the node's directory of this path into the program's \
+                 container, or name another socket with {}",
+                path.display(),
+                self.flag
+            )
         }
     }
 
-    fn bind_fresh(&self, fresh: &Path) -> Result<(UnixListener, Bound), PlaceError> {
+    fn bind_fresh(&self, fresh: &Path) -> Result<(UnixListener, Bound), String> {
         let listener = UnixListener::bind(fresh).map_err(self.failed("bind", fresh))?;
         fs::set_permissions(fresh, Permissions::from_mode(SOCKET_MODE))
             .map_err(self.failed("chmod", fresh))?;
@@ -151,17 +111,20 @@ impl Place {
     }
 
     /// Makes the directory, or checks the one that is there.
-    fn prepare(&self, directory: &Path) -> Result<(), PlaceError> {
+    fn prepare(&self, directory: &Path) -> Result<(), String> {
         match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(self.failed("create the directory", directory)(error));
             }
             _ => {}
         }
-        trust::check_one(directory).map_err(|error| PlaceError::Directory {
-            path: directory.into(),
-            source: error,
-            flag: self.flag,
+        trust::check_one(directory).map_err(|error| {
+            format!(
+                "the directory {} is not used for the node's socket: {error}; it must be a directory \
+                 of root's that no other user can write to: remove it, or name another socket with {}",
+                directory.display(),
+                self.flag
+            )
         })?;
         let meta = fs::symlink_metadata(directory)
             .map_err(self.failed("read owner and mode of", directory))?;
@@ -233,7 +196,7 @@ mod tests {
         (root, path)
     }
 
-    fn bind(path: &Path, nonce: &str) -> Result<(UnixListener, Bound), PlaceError> {
+    fn bind(path: &Path, nonce: &str) -> Result<(UnixListener, Bound), String> {
         let path = path.to_owned();
         let flag = "--node-socket";
         Place { path, flag }.bind(nonce)
@@ -276,7 +239,7 @@ mod tests {
     fn directory_of_others_is_refused_by_what_is_wrong_with_it() {
         let (root, path) = place();
         let refused = |why: &str| {
-            let error = bind(&path, "a").unwrap_err().to_string();
+            let error = bind(&path, "a").unwrap_err();
             assert!(error.contains(why), "{error}");
         };
         let directory = path.parent().unwrap();
@@ -301,16 +264,13 @@ mod tests {
 
     #[test]
     fn missing_parent_is_reported_with_what_to_do() {
-        let error = bind(Path::new("/nonexistent/rdma-netdev/node.sock"), "a").unwrap_err();
-        let text = error.to_string();
+        let text = bind(Path::new("/nonexistent/rdma-netdev/node.sock"), "a").unwrap_err();
         assert!(
             text.contains("/nonexistent/rdma-netdev") && text.contains("--node-socket"),
             "{text}"
         );
-        assert!(matches!(
-            bind(Path::new("/"), "a"),
-            Err(PlaceError::Path { .. })
-        ));
+        let text = bind(Path::new("/"), "a").unwrap_err();
+        assert!(text.contains("not the path of a file"), "{text}");
     }
 
     #[test]
@@ -343,7 +303,7 @@ mod tests {
     fn failed_rename_leaves_nothing_behind() {
         let (_root, path) = place();
         fs::create_dir_all(path.join("in-the-way")).unwrap();
-        let error = bind(&path, "a").unwrap_err().to_string();
+        let error = bind(&path, "a").unwrap_err();
         assert!(error.contains("rename the new socket"), "{error}");
         assert_eq!(names(path.parent().unwrap()), ["node.sock"]);
     }

@@ -10,8 +10,11 @@ use netlink::{
 
 use netlink_packet_route::link::LinkFlags;
 
-use super::{Error, HostContext, Origin, Returned};
-use crate::netdev::{identity::Place, snapshot::Snapshot};
+use super::{HostContext, Origin, Returned};
+use crate::{
+    error::{Error, Kind},
+    netdev::{identity::Place, snapshot::Snapshot},
+};
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
 pub(super) const ATTEMPTS: u32 = 8;
@@ -28,10 +31,11 @@ pub(super) fn find<'a>(
     location: &'static str,
 ) -> Result<Option<&'a Link>, Error> {
     let found = taken.identity.find(links, place);
-    found.map_err(|cause| Error::Ambiguous {
-        name: taken.name.clone(),
-        place: location,
-        cause,
+    found.map_err(|cause| {
+        let what = format!("{} is not returned: {location} {cause}", taken.name);
+        Error::new(Kind::State, what).with(
+            "delete those of them that are not it, or end the pod's namespace, then try again",
+        )
     })
 }
 
@@ -67,12 +71,21 @@ pub(super) fn confirmed(
     }
     let change = Change {
         netns: Some(pod),
-        name: Some(ANY_TEMPORARY),
-        ..Change::default()
+        ..Change::name(ANY_TEMPORARY)
     };
     let what = format!("move {name}, which is not {}, back to the pod", taken.name);
-    link::change(host_context.socket, what, arrived.index, &change)?;
-    Ok(None)
+    match link::change(host_context.socket, what, arrived.index, &change) {
+        Ok(()) => Ok(None),
+        Err(e) => Err(stray(e, name)),
+    }
+}
+
+/// A link of the pod stays on the host.
+fn stray(error: netlink::Error, name: &Name) -> Error {
+    Error::from(error).with(format!(
+        "{name} is a link of the pod that is left on the host: look at it with ip -d link show {name}, \
+         delete it with ip link delete {name}, then try again"
+    ))
 }
 
 /// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
@@ -200,8 +213,7 @@ pub(super) fn move_to_host(
         };
         let change = Change {
             netns: Some(host_context.namespace),
-            name: Some(name.as_bytes()),
-            ..Change::default()
+            ..Change::name(name.as_bytes())
         };
         let what = format!("move {} to the host as {name}", link.name);
         match link::change(inside, what, link.index, &change) {
@@ -283,14 +295,29 @@ pub(super) fn set_name(
         link.flags -= LinkFlags::Up;
     }
     let what = format!("rename {} to {name}", link.name);
-    let change = Change {
-        name: Some(name.as_bytes()),
-        ..Change::default()
-    };
+    let change = Change::name(name.as_bytes());
     match link::change(host_context.socket, what, link.index, &change) {
         Ok(()) => link.name = name,
         Err(e) if e.is(libc::EEXIST) => return Ok(false),
         Err(e) => return Err(e),
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_of_the_pod_left_on_the_host_is_named_with_its_remedy() {
+        let busy = std::io::Error::from_raw_os_error(libc::EBUSY);
+        let error = stray(
+            netlink::Error::call("move evil0 back", busy),
+            &"evil0".into(),
+        );
+        assert!(
+            error.with_remedy().contains("ip link delete evil0"),
+            "{error}"
+        );
+    }
 }

@@ -15,7 +15,6 @@ pub const ADDRESS: &str = "address";
 pub const NEIGHBOUR: &str = "neighbour";
 /// In every table, but for those that the kernel makes.
 pub const ROUTE: &str = "route";
-/// Those about it.
 pub const RULE: &str = "rule";
 
 type Read = netlink::Result<Entries>;

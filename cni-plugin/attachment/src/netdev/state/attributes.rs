@@ -15,7 +15,7 @@ use super::{
     ethtool,
 };
 use crate::netdev::{
-    identity::{mac_text, port_part},
+    identity::port_part,
     snapshot::{hexadecimal, of_hexadecimal},
 };
 
@@ -113,7 +113,7 @@ pub(super) static ATTRIBUTES: &[Attribute] = &[
         ..row(
             MAC,
             Kind::Value,
-            |netdev| single(Some(mac_text(&netdev.link.mac))),
+            |netdev| single(Some(netdev.link.mac_text())),
             restore_mac,
         )
     },

@@ -76,3 +76,27 @@ fn a_del_that_sleeps_frees_no_record_of_the_next_add() {
     store.give_back("c1", "net1", "rail0").unwrap();
     begun.nothing_is_left();
 }
+
+/// Else the numbers would have a gap, and no DEL would find what stayed.
+#[test]
+fn a_record_below_one_that_cannot_be_released_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let holder = holder("c1");
+    for (index, text) in ["10.0.0.0/24", "10.0.1.0/24"].into_iter().enumerate() {
+        let range = range(text);
+        open(place.path(), "n1")
+            .allocate(&want(&range, &holder), index)
+            .unwrap();
+    }
+    let shard = place.path().join("store/leases/default/10.0.1.0-24");
+    let aside = place.path().join("store/leases/aside");
+    std::fs::rename(&shard, &aside).unwrap();
+    std::os::unix::fs::symlink(&aside, &shard).unwrap();
+    let give_back = || open(place.path(), "n1").give_back("c1", "net1", "rail0");
+    give_back().unwrap_err();
+    std::fs::remove_file(&shard).unwrap();
+    std::fs::rename(&aside, &shard).unwrap();
+    let (freed, _) = give_back().unwrap();
+    assert_eq!(freed.len(), 1);
+    assert_eq!(open(place.path(), "n1").held("c1", "net1").unwrap(), []);
+}

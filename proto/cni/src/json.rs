@@ -1,4 +1,4 @@
-//! Reads configuration files in JSON into types: as Go's decoder does, for files of the RDMA shared
+//! Reads configuration files in JSON into types: as Go's decoder does, for what other CNI plugins answer and for files of the RDMA shared
 //! and the SR-IOV device plugin, or strictly, for the node's policy.
 //!
 //! Those plugins are Go programs, and files that work today lean on what Go's decoder forgives: keys
@@ -6,9 +6,6 @@
 //! twice into the same place (so the later scalar or list wins and objects merge), unknown keys are
 //! ignored. A strict serde derive would refuse such files. What Go refuses (a string where a
 //! number belongs, `1e3` for an integer, text after the document) is refused here too.
-//!
-//! [`cni_wire::section`] reads network configurations and has the rule by which Go matches keys. It
-//! needs neither repeated keys nor warnings.
 //!
 //! Unknown keys are the one thing treated better than in Go: they are still ignored, but reported
 //! with the nearest known key, because a misspelt selector silently widens a pool. The strict reading
@@ -18,22 +15,25 @@ use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use cni_wire::section::same_key;
 use serde::de::{
     self, Deserialize, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer,
     MapAccess, SeqAccess, Visitor,
 };
 
-use crate::spelling::nearest;
+use crate::{section::same_key, spelling::nearest};
 
 /// A JSON value with its keys in file order and duplicates kept.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
+    /// `null`.
     Null,
+    /// `true` or `false`.
     Bool(bool),
     /// A number, kept as written until somebody asks for a type.
     Number(serde_json::Number),
+    /// A text.
     String(String),
+    /// A list.
     Array(Vec<Value>),
     /// An object, in file order, duplicates kept.
     Object(Vec<(String, Value)>),
@@ -42,11 +42,13 @@ pub enum Value {
 /// Why a document, or one value in it, cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The text is not one JSON document.
     #[error("not valid JSON: {0}")]
     Syntax(#[source] serde_json::Error),
     /// A value that its key cannot have.
     #[error("{}{rule}{}", before(path, ": "), after(", found ", found))]
     Value {
+        /// Which value, as in `configList[0].selectors`.
         path: String,
         /// What it must be.
         rule: String,
@@ -55,10 +57,18 @@ pub enum Error {
     },
     /// A key that its object does not have. Only strict reading refuses it.
     #[error("unknown key {path:?}; {hint}")]
-    UnknownKey { path: String, hint: String },
+    UnknownKey {
+        /// Where it is, with its name.
+        path: String,
+        /// What may have been meant.
+        hint: String,
+    },
     /// What the type that is read says of a value, until its path is known.
     #[error("{0}")]
     Rule(String),
+    /// A key that must be there, until the path of its object is known.
+    #[error("{0} is missing")]
+    Missing(&'static str),
 }
 
 fn before(text: &str, separator: &str) -> String {
@@ -80,6 +90,11 @@ impl Error {
     fn at(self, path: String, found: String) -> Self {
         match self {
             Error::Rule(rule) => Error::Value { path, rule, found },
+            Error::Missing(key) => Error::Value {
+                path: before(&path, ".") + key,
+                rule: "is missing".to_owned(),
+                found: String::new(),
+            },
             placed => placed,
         }
     }
@@ -463,7 +478,11 @@ impl de::Error for Error {
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Error::Rule(format!("must have the key {field:?}"))
+        Error::Missing(field)
+    }
+
+    fn invalid_value(_: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        Error::Rule(format!("expected {expected}"))
     }
 
     fn invalid_type(_: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {

@@ -1,0 +1,172 @@
+//! What is answered to the runtime, and reported to Multus.
+
+use attachment::addresses::Ipam;
+use cni_wire::{CniResult, Code, Interface, IpConfig};
+use netlink::link::Link;
+
+use super::{Add, Nic};
+use crate::{
+    config::{Config, Devices},
+    error::Error,
+    interface_config::{self, InterfaceConfig},
+    plan::Plan,
+    rdma::RdmaRequirement,
+    report::{self, Reported},
+    resolve::{RdmaOnly, Resolved},
+};
+
+impl Add<'_> {
+    /// This plugin's own result, once the GIDs of its addresses are there and the device information
+    /// file is complete. `before` is the chain's.
+    pub(super) fn answer(&self, nics: &[Nic], before: &CniResult) -> Result<CniResult, Error> {
+        let mut all = CniResult::default();
+        let mut reported = Vec::new();
+        for Nic {
+            plan, leased, link, ..
+        } in nics
+        {
+            let moved = || plan.rdma.iter().map(|device| device.name.clone());
+            if let Resolved::RdmaOnly(target) = &plan.resolved {
+                reported.extend(self.behind(target, before, &moved().collect::<Vec<_>>()));
+            }
+            let Some(link) = link else { continue };
+            let mut part = self.part(plan, link, leased.clone().unwrap_or_default());
+            let ports = plan.resolved.host_link().map(|host| host.rdma.clone());
+            reported.push(Reported {
+                ifname: plan.ifname.to_string(),
+                ports: ports.unwrap_or_default(),
+                addresses: part.ips.iter().map(|ip| ip.address.addr).collect(),
+                moved: moved().collect(),
+                pci: plan
+                    .resolved
+                    .link()
+                    .and_then(|link| report::function(link, &plan.config)),
+            });
+            part.routes.retain(|route| !all.routes.contains(route));
+            merge(&mut all, part, cni_wire::Dns::default());
+        }
+        if self.config.rdma != RdmaRequirement::Off {
+            report::write(self.node, self.pod, self.id, self.config, &reported)?;
+        }
+        Ok(all)
+    }
+
+    /// One interface, with number 0.
+    fn part(&self, plan: &Plan, link: &Link, mut result: CniResult) -> CniResult {
+        let none = InterfaceConfig::default();
+        let given = plan.given.as_ref().unwrap_or(&none);
+        if result.ips.is_empty() {
+            result.ips = given.ips();
+        }
+        // An IPAM does not know our interfaces: every address is of ours.
+        for ip in &mut result.ips {
+            ip.interface = Some(0);
+        }
+        given.report_defaults(&mut result, self.request.config.version);
+        if plan.config.devices == Devices::All {
+            // Of several interfaces each has its own gateways.
+            let routes = result.routes.iter();
+            let hops: Vec<_> = routes
+                .map(|route| interface_config::next_hop(route, &result))
+                .collect();
+            for (route, hop) in result.routes.iter_mut().zip(hops) {
+                route.gw = hop;
+            }
+        }
+        let moved = plan.snapshot.as_ref();
+        let on_pci = moved.filter(|moved| moved.bus.as_deref() == Some("pci"));
+        result.interfaces = vec![Interface {
+            name: link.name.to_string(),
+            mac: (!link.mac.is_empty()).then(|| link.mac_text()),
+            mtu: Some(link.mtu),
+            sandbox: self.request.env.netns.clone(),
+            socket_path: None,
+            pci_id: on_pci.and_then(|moved| moved.identity.bus_device.clone()),
+        }];
+        result
+    }
+
+    /// What is behind the interfaces that other plugins of the chain made: of several each has the ports
+    /// behind it, of one it has all.
+    fn behind(&self, target: &RdmaOnly, before: &CniResult, moved: &[String]) -> Vec<Reported> {
+        let several = target.interfaces.len() > 1;
+        let none = target.interfaces.is_empty().then_some(None);
+        let interfaces = target.interfaces.iter().map(Some).chain(none);
+        let reported = interfaces.map(|interface| {
+            let position = interface.map(|interface| interface.position);
+            let link = interface.map(|interface| interface.link.link());
+            let ips = before.ips.iter();
+            let ips = ips.filter(|ip| ip.interface.is_none() || ip.interface == position);
+            let is_behind = |device: &String| {
+                interface.is_none_or(|interface| !several || interface.devices.contains(device))
+            };
+            Reported {
+                ifname: link.map_or(self.id.ifname.to_string(), |link| link.name.to_string()),
+                ports: {
+                    let mut ports = target.ports();
+                    ports.retain(|port| is_behind(&port.device));
+                    ports
+                },
+                addresses: ips.map(|ip| ip.address.addr).collect(),
+                moved: moved
+                    .iter()
+                    .filter(|device| is_behind(device))
+                    .cloned()
+                    .collect(),
+                pci: link.and_then(|link| report::function(link, self.config)),
+            }
+        });
+        reported.collect()
+    }
+}
+
+/// A chained ipvlan stands on the chain's only interface, unless a master is named, and without
+/// an IPAM it takes over the chain's addresses and routes, as the reference plugin does.
+///
+/// # Errors
+/// Code 7: several interfaces could be meant.
+pub(super) fn inherit(
+    config: &mut Config,
+    before: &mut CniResult,
+    ipam: &Ipam,
+) -> Result<Option<CniResult>, Error> {
+    if config.master.is_none() && config.allocation.is_none() {
+        config.master = match before.interfaces.as_slice() {
+            [] => None,
+            [only] => Some(only.name.clone()),
+            several => {
+                let names: Vec<&str> = several.iter().map(|i| i.name.as_str()).collect();
+                return Err(Error::new(
+                    Code::InvalidConfig,
+                    format!("prevResult has several interfaces: {}", names.join(", ")),
+                )
+                .with_details("say with master which one the ipvlan is to stand on"));
+            }
+        };
+    }
+    if !matches!(ipam, Ipam::None) || before.ips.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(CniResult {
+        ips: std::mem::take(&mut before.ips),
+        routes: std::mem::take(&mut before.routes),
+        ..CniResult::default()
+    }))
+}
+
+/// Ours first where there was nothing before; else behind what other plugins made, whose
+/// numbers must not change.
+pub(super) fn merge(result: &mut CniResult, made: CniResult, dns: cni_wire::Dns) {
+    let offset = result.interfaces.len();
+    result.interfaces.extend(made.interfaces);
+    result.ips.extend(made.ips.into_iter().map(|ip| IpConfig {
+        interface: ip.interface.map(|index| index + offset),
+        ..ip
+    }));
+    result.routes.extend(made.routes);
+    if !dns.is_empty() {
+        result.dns = dns;
+    } else if !made.dns.is_empty() {
+        result.dns = made.dns;
+    }
+}
