@@ -18,7 +18,7 @@ use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
 use crate::global::{Global, KubeletRoot, within_limit};
-use crate::topology::{self, Holders, Misaligned, alignment};
+use crate::topology::{self, Holders, Misaligned, misaligned};
 
 /// How long the daemon may take.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
@@ -157,7 +157,7 @@ impl NodeState {
                 .push(format!("which pods are misaligned is not known: {error}")),
             Err(hangs) => self.late.push(hangs.to_string()),
         }
-        self.misaligned = alignment(&self.machine, &self.holders()).misaligned;
+        self.misaligned = misaligned(&self.machine, &self.holders());
     }
 
     /// Which pod has which GPU and which NIC.

@@ -10,7 +10,7 @@ mod holders;
 mod matrix;
 mod view;
 
-pub(crate) use alignment::{Misaligned, alignment};
+pub(crate) use alignment::{Misaligned, misaligned};
 pub(crate) use holders::{Held, Holders};
 
 use std::collections::BTreeSet;

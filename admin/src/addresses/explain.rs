@@ -26,6 +26,8 @@ struct Explained<'c> {
     range: &'c Range,
     rail: Option<u32>,
     survey: Survey,
+    /// The store was used before.
+    is_used: bool,
     because: String,
 }
 
@@ -60,6 +62,7 @@ impl Explain {
                 Some(_) => because(&survey),
                 None => "no address was ever leased here".to_owned(),
             },
+            is_used: store.is_some(),
             survey,
         });
         let ranges: Vec<Explained<'_>> = explained.collect();
@@ -112,8 +115,8 @@ impl Explained<'_> {
             "gives": self.gives(),
             "size": self.range.size().to_string(),
             "next": self.survey.next,
-            "leased": self.survey.leased.to_string(),
-            "coolingDown": self.survey.cooling_down.to_string(),
+            "leased": self.is_used.then(|| self.survey.leased.to_string()),
+            "coolingDown": self.is_used.then(|| self.survey.cooling_down.to_string()),
             "because": self.because,
         });
         if let (Some(map), Some(rail)) = (document.as_object_mut(), self.rail) {

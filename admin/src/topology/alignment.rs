@@ -6,13 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hca::topology::{Choice, Class, Machine, Request, choose};
-use serde::Serialize;
 
 use super::holders::Holders;
 
 /// A pod with a NIC that is farther from a GPU than it need be.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Misaligned {
     /// The pod, `namespace/name`.
     pub pod: String,
@@ -36,18 +34,9 @@ impl Misaligned {
     }
 }
 
-/// How the pods with both GPUs and NICs are placed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Alignment {
-    /// Pods that could be judged.
-    pub pods: usize,
-    /// Those of them that are misaligned, by name.
-    pub misaligned: Vec<Misaligned>,
-}
-
 /// Judges every pod that holds at least one GPU and one NIC of this machine. A unit that stands
 /// for all HCAs of its pool names no NIC, and its pod is not judged.
-pub(crate) fn alignment(machine: &Machine, holders: &Holders) -> Alignment {
+pub(crate) fn misaligned(machine: &Machine, holders: &Holders) -> Vec<Misaligned> {
     let mut of_pod: BTreeMap<String, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
     for (index, gpu) in machine.gpus.iter().enumerate() {
         for pod in holders.gpu(gpu) {
@@ -60,13 +49,9 @@ pub(crate) fn alignment(machine: &Machine, holders: &Holders) -> Alignment {
         }
     }
     of_pod.retain(|_, (gpus, nics)| !gpus.is_empty() && !nics.is_empty());
-    let misaligned = of_pod
-        .iter()
-        .filter_map(|(pod, (gpus, nics))| judge(machine, pod, gpus, nics));
-    Alignment {
-        misaligned: misaligned.collect(),
-        pods: of_pod.len(),
-    }
+    let pods = of_pod.iter();
+    let misaligned = pods.filter_map(|(pod, (gpus, nics))| judge(machine, pod, gpus, nics));
+    misaligned.collect()
 }
 
 fn judge(
@@ -114,15 +99,15 @@ mod tests {
         Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
     }
 
-    fn judged(held: &[(&str, &str)]) -> Alignment {
+    fn judged(held: &[(&str, &str)]) -> Vec<Misaligned> {
         let machine = a4();
-        alignment(&machine, &holders(&machine.gpus, held))
+        misaligned(&machine, &holders(&machine.gpus, held))
     }
 
     #[test]
     fn a_nic_of_the_other_socket_is_misaligned() {
         let alignment = judged(&[("t/far", "0000:8f:00.0"), ("t/far", "0000:ce:00.0")]);
-        let [pod] = alignment.misaligned.try_into().unwrap();
+        let [pod] = alignment.try_into().unwrap();
         assert_eq!(
             pod.sentence(),
             "pod t/far: GPU 0 is served by mlx5_7 at SYS, where PIX can be had on this machine"
@@ -138,8 +123,7 @@ mod tests {
             ("t/nic-only", "0000:99:00.0"),
         ];
         let alignment = judged(&held);
-        assert_eq!(alignment.pods, 1, "{alignment:?}");
-        assert!(alignment.misaligned.is_empty(), "{alignment:?}");
+        assert!(alignment.is_empty(), "{alignment:?}");
     }
 
     #[test]
@@ -149,16 +133,12 @@ mod tests {
             ("t/two", "0000:cc:00.0"),
             ("t/two", "0000:91:00.0"),
         ];
-        assert!(judged(&held).misaligned.is_empty());
+        assert!(judged(&held).is_empty());
         let other = [
             ("t/two", "0000:8f:00.0"),
             ("t/two", "0000:90:00.0"),
             ("t/two", "0000:99:00.0"),
         ];
-        assert_eq!(
-            judged(&other).misaligned.len(),
-            1,
-            "another switch has both near"
-        );
+        assert_eq!(judged(&other).len(), 1, "another switch has both near");
     }
 }

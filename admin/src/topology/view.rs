@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, Place};
 use serde_json::{Value, json};
 
-use super::alignment::{Misaligned, alignment};
+use super::alignment::{Misaligned, misaligned};
 use super::holders::Holders;
 
 /// All that the faces show.
@@ -76,8 +76,8 @@ impl View {
         notes.extend(self.far_gpus());
         notes.extend(self.coherent_gpus());
         notes.extend(self.data_direct());
-        let placed = alignment(machine, &self.holders);
-        notes.extend(placed.misaligned.iter().map(Misaligned::sentence));
+        let misaligned = misaligned(machine, &self.holders);
+        notes.extend(misaligned.iter().map(Misaligned::sentence));
         notes.extend(self.remarks.iter().cloned());
         notes
     }
