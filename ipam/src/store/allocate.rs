@@ -259,20 +259,11 @@ impl Proposed {
 }
 
 impl Store {
-    /// Leases the lowest free address of a range, by the owner's record of this number.
-    ///
-    /// # Errors
-    /// [`StoreError::Exhausted`] after every shard was read, or what failed.
-    /// Nothing is leased then, but an error of a system call may leave a record
-    /// that leads the owner's DEL to what was begun.
-    pub fn allocate(&self, want: &Want<'_>, index: usize) -> Result<Lease, StoreError> {
-        self.allocate_one(Search::new(self, want.clone(), Goal::Lowest, 0), index)
-    }
-
     /// Leases one address of a range, and no other.
     ///
     /// # Errors
-    /// [`StoreError::Held`] naming the holder, or what failed.
+    /// [`StoreError::Held`] naming the holder, or what failed. An error of a system call may leave a
+    /// record that leads the owner's DEL to what was begun.
     pub fn allocate_this(
         &self,
         want: &Want<'_>,
