@@ -92,7 +92,6 @@ pub use granted::{BlockStamp, BlockUse, Need, NodeBlock, Outside};
 pub(crate) use name::{network_name as network_name_of, space as space_directory};
 pub use owner::Owned;
 pub use pools::Pool;
-pub use previous::PreviousLease;
 pub use release::CoolDown;
 pub use scan::{Entry, Finding};
 pub use take::{Order, Part, Refused, Space};

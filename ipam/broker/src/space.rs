@@ -16,6 +16,7 @@
 //! - [`claim`]: getting a block;
 //! - [`others`]: getting one that another node has;
 //! - [`give`]: giving one back, losing one;
+//! - [`granted`]: the file of the blocks that the node has;
 //! - [`usage`]: what of the blocks is leased;
 //! - [`adopt`]: leases from before the store was the cluster's.
 
@@ -23,6 +24,7 @@ mod adopt;
 mod before;
 mod claim;
 mod give;
+mod granted;
 mod grid;
 mod others;
 mod usage;
@@ -35,7 +37,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ipam::block::{AddressSpace, overlap, size};
-use ipam::grants::{Grant, Grants};
+use ipam::grants::Grant;
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
@@ -46,6 +48,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use before::Before;
+use granted::GrantsFile;
 
 use crate::api::document::{BlockObject, Metadata, NodeId};
 use crate::api::whereabouts::WhereaboutsObjects;
@@ -361,10 +364,7 @@ pub struct Worker {
     /// Networks that are not cut into blocks: each of their addresses is one.
     static_networks: Vec<IpNetwork>,
     before: Option<Before>,
-    directory: PathBuf,
-    grants: Grants,
-    /// Whether these are what the file has: a write that failed may have replaced it.
-    written: bool,
+    grants: GrantsFile,
     own: BTreeMap<IpNetwork, Own>,
     /// Blocks of another machine that had this node's name.
     foreign: BTreeMap<IpNetwork, BlockObject>,
@@ -401,8 +401,7 @@ impl Worker {
         space: AddressSpace,
         store: BlockStore,
     ) -> Result<Self, ipam::grants::GrantsError> {
-        let directory = ipam::grants::directory(&shared.policy.state_dir, &space.store);
-        let grants = Grants::read(&directory, &space)?;
+        let grants = GrantsFile::read(&shared.policy.state_dir, &space)?;
         Ok(Self {
             shared,
             space,
@@ -411,9 +410,7 @@ impl Worker {
             before: store
                 .before
                 .map(|before| Before::new(before, grants.networks())),
-            directory,
             grants,
-            written: true,
             own: BTreeMap::new(),
             foreign: BTreeMap::new(),
             removed: VecDeque::new(),
@@ -491,10 +488,10 @@ impl Worker {
         since.elapsed() >= self.shared.timing.empty
     }
 
-    /// Leaves nothing of the space. A file of grants without blocks says what no file says.
+    /// Leaves nothing of the space.
     fn end(self) {
         self.shared.metrics.borrow_mut().forget(&self.space);
-        if let Err(error) = Grants::remove(&self.directory, &self.space) {
+        if let Err(error) = self.grants.remove() {
             tracing::warn!(space = %self.space, %error, "cannot remove the file of a space that is not used");
         }
     }
@@ -661,7 +658,7 @@ impl Worker {
         };
         let standing = standing::ownership(&block, &me, &self.grants.blocks);
         if standing == standing::Ownership::Grant
-            && !self.is_granted(network)
+            && !self.grants.has_block(network)
             && let Err(error) = self.known_ranges().await
         {
             tracing::warn!(space = %self.space, %error, "cannot read how ranges are cut into blocks");
@@ -694,11 +691,6 @@ impl Worker {
         }
     }
 
-    fn is_granted(&self, network: IpNetwork) -> bool {
-        let mut grants = self.grants.blocks.iter();
-        grants.any(|grant| grant.block == network)
-    }
-
     /// Takes note of an object of this node's, and grants it.
     fn keep(&mut self, block: BlockObject) {
         let network = block.spec.block;
@@ -715,7 +707,7 @@ impl Worker {
         }
         if let Some(range) = self
             .contradiction(network)
-            .filter(|_| !self.is_granted(network))
+            .filter(|_| !self.grants.has_block(network))
         {
             tracing::warn!(space = %self.space, block = %network, range, "{CONTRADICTS}");
         }
@@ -735,14 +727,11 @@ impl Worker {
     /// Writes that the node has a block, unless that is written.
     fn grant(&mut self, network: IpNetwork) -> std::io::Result<()> {
         let grant = self.grant_of(network);
-        let Some(grant) = grant.filter(|grant| !self.is_written(grant)) else {
+        let Some(grant) = grant.filter(|grant| !self.grants.has_grant(grant)) else {
             return Ok(());
         };
-        let is_new = !self.is_granted(network);
-        let mut grants = self.grants.clone();
-        grants.blocks.retain(|other| other.block != network);
-        grants.blocks.push(grant);
-        self.write(grants)?;
+        let is_new = !self.grants.has_block(network);
+        self.grants.add(grant)?;
         self.lost.retain(|lost, _| !overlap(*lost, network));
         if is_new {
             tracing::info!(space = %self.space, block = %network, "this node has the block");
@@ -752,40 +741,8 @@ impl Worker {
 
     /// Writes that the node has the blocks of which that could not be written before.
     fn grant_all(&mut self) -> std::io::Result<()> {
-        let ungranted: Vec<IpNetwork> = self
-            .own
-            .keys()
-            .filter(|network| {
-                let grant = self.grant_of(**network);
-                grant.is_some_and(|grant| !self.is_written(&grant))
-            })
-            .copied()
-            .collect();
-        ungranted
-            .into_iter()
-            .try_for_each(|network| self.grant(network))
-    }
-
-    /// Writes that the node does not have a block.
-    fn revoke(&mut self, network: IpNetwork) -> std::io::Result<()> {
-        let mut grants = self.grants.clone();
-        grants.blocks.retain(|grant| grant.block != network);
-        if self.written && grants.blocks.len() == self.grants.blocks.len() {
-            return Ok(());
-        }
-        self.write(grants)
-    }
-
-    fn is_written(&self, grant: &Grant) -> bool {
-        self.written && self.grants.blocks.contains(grant)
-    }
-
-    fn write(&mut self, grants: Grants) -> std::io::Result<()> {
-        self.written = false;
-        grants.write(&self.directory, &self.space)?;
-        self.grants = grants;
-        self.written = true;
-        Ok(())
+        let own: Vec<IpNetwork> = self.own.keys().copied().collect();
+        own.into_iter().try_for_each(|network| self.grant(network))
     }
 }
 

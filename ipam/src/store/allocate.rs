@@ -151,16 +151,6 @@ struct Rest {
     oldest: Option<(u64, u128, Candidate)>,
     /// The shards, each with the time of the last change of a name in it.
     full: Vec<(Numbered, i64)>,
-    /// Whether a shard was passed over.
-    skipped: bool,
-}
-
-/// Which shards are passed over.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Skip {
-    None,
-    /// Those that are believed to be full.
-    Full,
 }
 
 /// An address that a search proposes.
@@ -259,20 +249,11 @@ impl Proposed {
 }
 
 impl Store {
-    /// Leases the lowest free address of a range, by the owner's record of this number.
-    ///
-    /// # Errors
-    /// [`StoreError::Exhausted`] after every shard was read, or what failed.
-    /// Nothing is leased then, but an error of a system call may leave a record
-    /// that leads the owner's DEL to what was begun.
-    pub fn allocate(&self, want: &Want<'_>, index: usize) -> Result<Lease, StoreError> {
-        self.allocate_one(Search::new(self, want.clone(), Goal::Lowest, 0), index)
-    }
-
     /// Leases one address of a range, and no other.
     ///
     /// # Errors
-    /// [`StoreError::Held`] naming the holder, or what failed.
+    /// [`StoreError::Held`] naming the holder, or what failed. An error of a system call may leave a
+    /// record that leads the owner's DEL to what was begun.
     pub fn allocate_this(
         &self,
         want: &Want<'_>,
@@ -621,7 +602,7 @@ impl<'a> Search<'a> {
                 return Err(self.exhausted());
             }
             system::sleep(Duration::from_millis(*wait));
-            swept = self.sweep(&mut hints, contended, Skip::None, proposed)?;
+            swept = self.sweep(&mut hints, contended, proposed)?;
         }
     }
 
@@ -639,11 +620,15 @@ impl<'a> Search<'a> {
     /// The lowest address that is free and has rested: in shards that are not believed to be full,
     /// then in all.
     fn first_free(&self, hints: &mut Hints<'_>, proposed: &Proposed) -> Result<Swept, StoreError> {
-        let all = || self.want.shards().enumerate();
-        match self.sweep(hints, all(), Skip::Full, proposed)? {
-            Swept::Nothing(rest) if rest.skipped => self.sweep(hints, all(), Skip::None, proposed),
-            swept => Ok(swept),
+        let full = hints.full(self.want.shards(), now());
+        if full.contains(&true) {
+            let believed = (self.want.shards().enumerate())
+                .filter(|(order, _)| full.get(*order) != Some(&true));
+            if let found @ Swept::Found(_) = self.sweep(hints, believed, proposed)? {
+                return Ok(found);
+            }
         }
+        self.sweep(hints, self.want.shards().enumerate(), proposed)
     }
 
     /// One way through shards, by their order and number: finds the first address that is
@@ -652,16 +637,11 @@ impl<'a> Search<'a> {
         &self,
         hints: &mut Hints<'_>,
         shards: impl Iterator<Item = Numbered>,
-        skip: Skip,
         proposed: &Proposed,
     ) -> Result<Swept, StoreError> {
         let mut rest = Rest::default();
         for (order, number) in shards {
-            if skip == Skip::Full && hints.is_full(number, now()) {
-                rest.skipped = true;
-                continue;
-            }
-            let before = hints.entry(number);
+            let stamp = hints.stamp(number);
             let Some(mut read) = self.read_shard(number, self.store.cooldown)? else {
                 continue;
             };
@@ -678,7 +658,7 @@ impl<'a> Search<'a> {
                 // Full but for what this order is about to take, it need not become full.
                 None if !own.is_empty() => rest.note(order, number, &read),
                 None => {
-                    hints.mark_full(number, before, read.choice.rested_at);
+                    hints.mark_full(number, stamp, read.choice.rested_at);
                     rest.note(order, number, &read);
                 }
             }

@@ -11,36 +11,25 @@ use std::path::Path;
 
 /// A lease that another container of the same pod holds.
 #[derive(Debug)]
-pub struct PreviousLease {
-    lease: Lease,
+pub(super) struct PreviousLease {
+    pub(super) lease: Lease,
     meta: Meta,
-    netns: Netns,
+    /// What this node knows of its network namespace, which must be one of this node's to be known.
+    pub(super) netns: Netns,
 }
 
 impl PreviousLease {
-    #[must_use]
-    pub fn lease(&self) -> &Lease {
-        &self.lease
-    }
-
     /// Whether this is the lease.
     pub(super) fn is(&self, lease: &Lease) -> bool {
         LeaseName::of(&self.lease) == LeaseName::of(lease)
             && self.lease.network_name == lease.network_name
-    }
-
-    /// What this node knows of its network namespace, which must be one of this
-    /// node's to be known.
-    #[must_use]
-    pub fn netns(&self) -> &Netns {
-        &self.netns
     }
 }
 
 impl Store {
     /// The lease of the same range that another container of the wanting pod holds; of
     /// several, the first that `wanted` lets pass.
-    pub fn previous_lease(
+    pub(super) fn previous_lease(
         &self,
         want: &Want<'_>,
         wanted: impl Fn(&Lease) -> bool,
@@ -84,7 +73,7 @@ impl Store {
     ///
     /// # Errors
     /// When a call failed; the lease may still be there then.
-    pub fn release_previous(&self, previous: &PreviousLease) -> Result<(), StoreError> {
+    pub(super) fn release_previous(&self, previous: &PreviousLease) -> Result<(), StoreError> {
         self.release_lease(&previous.lease, &previous.meta)
     }
 

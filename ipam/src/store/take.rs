@@ -303,14 +303,14 @@ impl Store {
             let want = missing.part.want(&missing.range, holder);
             let other = |lease: &Lease| found.iter().all(|(_, before)| !before.is(lease));
             if let Some(previous) = self.previous_lease(&want, other).map_err(refused)?
-                && may_take_over(profile, previous.lease(), holder, previous.netns())
+                && may_take_over(profile, &previous.lease, holder, &previous.netns)
                 && (profile == Profile::Compatible
-                    || missing.part.range.gives(previous.lease().address))
+                    || missing.part.range.gives(previous.lease.address))
                 && granted
-                    .has(space, previous.lease().address)
+                    .has(space, previous.lease.address)
                     .map_err(refused)?
             {
-                missing.goal = Goal::Rather(previous.lease().address);
+                missing.goal = Goal::Rather(previous.lease.address);
                 found.push((number, previous));
             }
         }

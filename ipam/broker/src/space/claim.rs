@@ -435,7 +435,7 @@ impl Worker {
             standing::Ownership::Renew => self.renew(object, me).await,
             standing::Ownership::Taken => self.obey(&object),
             // It was this machine's, and getting the new UID failed; or it is another machine's.
-            standing::Ownership::Foreign if !self.is_granted(network) => {
+            standing::Ownership::Foreign if !self.grants.has_block(network) => {
                 self.own.remove(&network);
                 self.keep_or_return(object, me).await;
             }
@@ -450,7 +450,7 @@ impl Worker {
     /// block after the other, and use none.
     fn grant_claimed_before(&mut self) -> Result<(), Failure> {
         self.grant_all().map_err(|error| {
-            let directory = self.directory.display();
+            let directory = self.grants.directory().display();
             let why =
                 format!("the node has blocks that cannot be written below {directory}: {error}");
             Failure::new(FailureKind::Other, why)

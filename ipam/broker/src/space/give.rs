@@ -63,7 +63,7 @@ impl Worker {
     }
 
     async fn give_back(&mut self, network: IpNetwork) -> Result<(), GiveError> {
-        self.revoke(network)?;
+        self.grants.revoke(network)?;
         match self.read_leases_in(network).map(|leases| leases.is_empty()) {
             Ok(true) => {}
             Ok(false) => {
@@ -205,12 +205,8 @@ impl Worker {
 
     /// Gives no further address of a block. Leases in it are in conflict from now on.
     pub(super) fn withdraw(&mut self, network: IpNetwork, why: &str) {
-        let was_granted = self
-            .grants
-            .blocks
-            .iter()
-            .any(|grant| grant.block == network);
-        if let Err(error) = self.revoke(network) {
+        let was_granted = self.grants.has_block(network);
+        if let Err(error) = self.grants.revoke(network) {
             tracing::error!(
                 space = %self.space, block = %network, %error,
                 "the node lost a block, and that cannot be written: ADDs still give its addresses"
@@ -525,7 +521,7 @@ mod tests {
     }
 
     fn granted(worker: &Worker) -> Vec<Grant> {
-        Grants::read(&worker.directory, &worker.space)
+        Grants::read(worker.grants.directory(), &worker.space)
             .unwrap()
             .blocks
     }
@@ -605,17 +601,22 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let mut worker = worker(place.path());
         let object = worker.own[&block()].object.clone();
-        worker.revoke(block()).unwrap();
-        let file = worker.directory.join(worker.space.directory_name());
+        worker.grants.revoke(block()).unwrap();
+        let file = worker
+            .grants
+            .directory()
+            .join(worker.space.directory_name());
         // As where the directory cannot be synced after the rename.
         std::fs::remove_file(&file).unwrap();
         std::fs::create_dir_all(file.join("full")).unwrap();
         worker.grant(block()).unwrap_err();
         std::fs::remove_dir_all(&file).unwrap();
-        let mut there = worker.grants.clone();
+        let mut there = worker.grants.noted.clone();
         there.blocks.push(Own::new(object).grant(Vec::new()));
-        there.write(&worker.directory, &worker.space).unwrap();
-        worker.revoke(block()).unwrap();
+        there
+            .write(worker.grants.directory(), &worker.space)
+            .unwrap();
+        worker.grants.revoke(block()).unwrap();
         assert_eq!(granted(&worker), []);
     }
 
@@ -649,7 +650,7 @@ mod tests {
         let late = Instant::now() + Timing::default().question;
         let granted = worker.claim_address(&range, address, false, late).await;
         assert_eq!(granted.unwrap(), block());
-        worker.revoke(block()).unwrap();
+        worker.grants.revoke(block()).unwrap();
         worker.doubt(block(), Doubt::Whose);
         let doubted = worker.claim_address(&range, address, false, late).await;
         assert_eq!(doubted.unwrap_err().kind, FailureKind::ClusterUnavailable);
@@ -677,7 +678,7 @@ mod tests {
         let object = worker.own[&block()].object.clone();
         worker.note_removed(object.metadata.uid.clone(), None);
         worker.own.remove(&block());
-        worker.revoke(block()).unwrap();
+        worker.grants.revoke(block()).unwrap();
         worker.changed(object.clone()).await;
         assert_eq!(granted(&worker), []);
         // The same block under another object was claimed anew.
@@ -724,7 +725,7 @@ mod tests {
             worker.own.insert(network, Own::new(object));
         }
         // Noted, but for the file.
-        worker.grants.blocks = worker
+        worker.grants.noted.blocks = worker
             .own
             .values()
             .map(|own| own.grant(Vec::new()))

@@ -43,6 +43,13 @@ fn shards_ascend_and_skip_what_is_excluded() {
     assert_eq!(of(&[(0, u128::MAX)]).len(), 10);
 }
 
+impl Store {
+    /// Leases the lowest free address of a range.
+    pub(crate) fn allocate(&self, want: &Want<'_>, index: usize) -> Result<Lease, StoreError> {
+        self.allocate_one(Search::new(self, want.clone(), Goal::Lowest, 0), index)
+    }
+}
+
 fn policy(place: &Path) -> Policy {
     let store = StorePolicy::file(place.join("store"));
     std::fs::create_dir_all(place.join("store")).unwrap();

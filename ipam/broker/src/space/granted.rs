@@ -1,0 +1,84 @@
+//! The blocks of an address space that this node has, in memory and in the file that ADDs read.
+
+use std::io;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use ipam::block::AddressSpace;
+use ipam::grants::{Grant, Grants, GrantsError};
+use ipnetwork::IpNetwork;
+
+#[derive(Debug)]
+pub(super) struct GrantsFile {
+    directory: PathBuf,
+    space: AddressSpace,
+    pub(super) noted: Grants,
+    /// Whether these are what the file has: a write that failed may have replaced it.
+    is_written: bool,
+}
+
+impl Deref for GrantsFile {
+    type Target = Grants;
+
+    fn deref(&self) -> &Grants {
+        &self.noted
+    }
+}
+
+impl GrantsFile {
+    /// # Errors
+    /// It cannot be read, which must not be taken for none.
+    pub(super) fn read(state_dir: &Path, space: &AddressSpace) -> Result<Self, GrantsError> {
+        let directory = ipam::grants::directory(state_dir, &space.store);
+        Ok(Self {
+            noted: Grants::read(&directory, space)?,
+            is_written: true,
+            space: space.clone(),
+            directory,
+        })
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub(super) fn has_block(&self, network: IpNetwork) -> bool {
+        self.blocks.iter().any(|grant| grant.block == network)
+    }
+
+    /// Whether the file says so.
+    pub(super) fn has_grant(&self, grant: &Grant) -> bool {
+        self.is_written && self.blocks.contains(grant)
+    }
+
+    /// Writes that the node has a block.
+    pub(super) fn add(&mut self, grant: Grant) -> io::Result<()> {
+        let mut grants = self.noted.clone();
+        grants.blocks.retain(|other| other.block != grant.block);
+        grants.blocks.push(grant);
+        self.write(grants)
+    }
+
+    /// Writes that the node does not have a block, unless that is written.
+    pub(super) fn revoke(&mut self, network: IpNetwork) -> io::Result<()> {
+        if self.is_written && !self.has_block(network) {
+            return Ok(());
+        }
+        let mut grants = self.noted.clone();
+        grants.blocks.retain(|grant| grant.block != network);
+        self.write(grants)
+    }
+
+    fn write(&mut self, grants: Grants) -> io::Result<()> {
+        self.is_written = false;
+        grants.write(&self.directory, &self.space)?;
+        self.noted = grants;
+        self.is_written = true;
+        Ok(())
+    }
+
+    /// Removes the file: one without blocks says what no file says.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        Grants::remove(&self.directory, &self.space)
+    }
+}
