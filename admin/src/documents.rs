@@ -38,13 +38,11 @@ pub(crate) fn objects(place: &str, text: &str) -> Result<Vec<Value>> {
 }
 
 /// Whether an object is a `NetworkAttachmentDefinition`.
-#[must_use]
 pub(crate) fn is_definition(object: &Value) -> bool {
     (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
 }
 
 /// The name of an object; empty where it has none.
-#[must_use]
 pub(crate) fn name_of(object: &Value) -> &str {
     let name = object.pointer("/metadata/name").and_then(Value::as_str);
     name.unwrap_or_default()

@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn each_document_is_described() {
-        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/JSON.md");
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
         let docs = fs::read_to_string(docs).unwrap();
         let mut all = vec![
             "kubectl rdma COMMAND".to_owned(),
@@ -96,7 +96,7 @@ mod tests {
         commands(&Cli::command(), "rdmactl", &mut all);
         for name in &all {
             let line = format!("| `{name} --json` |");
-            assert!(docs.contains(&line), "docs/JSON.md has no line {line:?}");
+            assert!(docs.contains(&line), "docs/json.md has no line {line:?}");
         }
         let described = docs.matches(" --json` |").count();
         assert_eq!(described, all.len(), "one of none");

@@ -3,13 +3,12 @@
 //! Each subject is one module: its facts as plain data, how they are read, and a table of checks, each
 //! with one small pure function. A check says what was read, the verdict, why, and what to do.
 //!
-//! - `checks`: the subjects; `check`: how checks are chosen; `context`: what all subjects read from
+//! - `check`: the subjects, and how checks are chosen; `context`: what all subjects read from
 //! - `modules` (M), `hcas` (H), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
 //!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
 //! - `counters`: error counters of L, G and P, which must not grow while they are watched
 
 mod check;
-mod checks;
 mod context;
 mod counters;
 mod gid;
@@ -45,8 +44,7 @@ use crate::global::{Global, NodeAddresses};
 use crate::output::{Ended, Outcome, say, say_json, style};
 use crate::report;
 use crate::verdict::{self, Verdict};
-use check::{NoSuchCheck, Selection};
-use checks::{catalogue, run};
+use check::{NoSuchCheck, Selection, catalogue, run};
 use context::{
     Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, Snapshot, mounted,
 };

@@ -16,7 +16,6 @@ const ORDER: [Verdict; 5] = [
 ];
 
 /// How many checks ended with each verdict.
-#[must_use]
 fn count(outcomes: &[Outcome], verdict: Verdict) -> usize {
     outcomes
         .iter()
@@ -25,7 +24,6 @@ fn count(outcomes: &[Outcome], verdict: Verdict) -> usize {
 }
 
 /// One line: the sum of it all.
-#[must_use]
 fn summary(outcomes: &[Outcome]) -> String {
     let counts: Vec<String> = ORDER
         .iter()
@@ -69,7 +67,6 @@ impl Style {
 
 /// Text: failed checks, then warnings, each with its objects, what was read and what to do; then
 /// one line of counts. With `all`, every check in its order, with all findings.
-#[must_use]
 pub(crate) fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
     let mut text = String::new();
     let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
@@ -140,7 +137,6 @@ fn finding(text: &mut String, (finding, objects): &(Finding, Vec<String>)) {
 }
 
 /// Everything as one document.
-#[must_use]
 pub(crate) fn document(outcomes: &[Outcome]) -> Value {
     json!({
         "checks": outcomes,

@@ -230,7 +230,7 @@ fn plain(object: &Value, text: String) -> Option<Part> {
         return Some(Part::Network(object.clone()));
     }
     let mut keys = fields.keys();
-    let is_policy = keys.any(|key| node::policy::KEYS.contains(&key.as_str()));
+    let is_policy = keys.any(|key| Policy::has_key(key));
     is_policy.then_some(Part::Policy(text))
 }
 

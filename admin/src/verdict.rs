@@ -26,7 +26,6 @@ pub(crate) enum Verdict {
 
 impl Verdict {
     /// As people read it.
-    #[must_use]
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::NotApplicable => "n/a",
@@ -68,25 +67,21 @@ impl Finding {
     }
 
     /// As it should be.
-    #[must_use]
     pub(crate) fn pass(why: impl Into<String>) -> Self {
         Self::new(Verdict::Pass, why)
     }
 
     /// The question does not arise.
-    #[must_use]
     pub(crate) fn not_applicable(why: impl Into<String>) -> Self {
         Self::new(Verdict::NotApplicable, why)
     }
 
     /// It cannot be read.
-    #[must_use]
     pub(crate) fn unknown(why: impl Into<String>) -> Self {
         Self::new(Verdict::Unknown, why)
     }
 
     /// Worse than it could be; what to do.
-    #[must_use]
     pub(crate) fn warn(why: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             remedy: Some(remedy.into()),
@@ -95,7 +90,6 @@ impl Finding {
     }
 
     /// Wrong; what to do.
-    #[must_use]
     pub(crate) fn fail(why: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             remedy: Some(remedy.into()),
@@ -104,7 +98,6 @@ impl Finding {
     }
 
     /// Names the object.
-    #[must_use]
     pub(crate) fn on(self, object: impl Into<String>) -> Self {
         Self {
             object: Some(object.into()),
@@ -113,7 +106,6 @@ impl Finding {
     }
 
     /// Adds what was read.
-    #[must_use]
     pub(crate) fn read(
         mut self,
         place: impl std::fmt::Display,
@@ -124,14 +116,11 @@ impl Finding {
     }
 
     /// Makes a fault a lesser one: a warning where the object matters less.
-    #[must_use]
-    pub(crate) fn softened(self, soften: bool) -> Self {
-        let verdict = if soften && self.verdict == Verdict::Fail {
-            Verdict::Warn
-        } else {
-            self.verdict
-        };
-        Self { verdict, ..self }
+    pub(crate) fn softened(mut self, soften: bool) -> Self {
+        if soften && self.verdict == Verdict::Fail {
+            self.verdict = Verdict::Warn;
+        }
+        self
     }
 }
 
@@ -147,4 +136,24 @@ pub(crate) struct Outcome {
     pub verdict: Verdict,
     /// What was found, object by object.
     pub findings: Vec<Finding>,
+}
+
+impl Outcome {
+    pub(crate) fn new(id: &'static str, title: &'static str, findings: Vec<Finding>) -> Self {
+        let worst = findings.iter().map(|finding| finding.verdict).max();
+        Self {
+            id,
+            title,
+            verdict: worst.unwrap_or(Verdict::NotApplicable),
+            findings,
+        }
+    }
+}
+
+/// The words of a list, or "none".
+pub(crate) fn words(list: &[impl std::borrow::Borrow<str>], between: &str) -> String {
+    match list {
+        [] => "none".to_owned(),
+        list => list.join(between),
+    }
 }

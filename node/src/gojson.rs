@@ -1,7 +1,7 @@
-//! JSON as Go's decoder reads it, for configuration files of the RDMA shared and the SR-IOV device
-//! plugin.
+//! Reads configuration files in JSON into types: as Go's decoder does, for files of the RDMA shared
+//! and the SR-IOV device plugin, or strictly, for the node's policy.
 //!
-//! Both are Go programs, and files that work today lean on what Go's decoder forgives: keys
+//! Those plugins are Go programs, and files that work today lean on what Go's decoder forgives: keys
 //! match without regard to case, `null` is the zero value, a key that appears twice is decoded
 //! twice into the same place (so the later scalar or list wins and objects merge), unknown keys are
 //! ignored. A strict serde derive would refuse such files. What Go refuses (a string where a
@@ -11,16 +11,17 @@
 //! needs neither repeated keys nor warnings.
 //!
 //! Unknown keys are the one thing treated better than in Go: they are still ignored, but reported
-//! with the nearest known key, because a misspelt selector silently widens a pool.
+//! with the nearest known key, because a misspelt selector silently widens a pool. The strict reading
+//! refuses them, and repeated keys and `null`.
 
 use std::cell::RefCell;
 use std::fmt;
+use std::marker::PhantomData;
 
 use cni_wire::section::same_key;
-use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{
-    self, Deserialize, DeserializeOwned, Deserializer, IntoDeserializer, MapAccess, SeqAccess,
-    Visitor,
+    self, Deserialize, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer,
+    MapAccess, SeqAccess, Visitor,
 };
 
 use crate::spelling::nearest;
@@ -43,21 +44,50 @@ pub enum Value {
 pub enum Error {
     #[error("not valid JSON: {0}")]
     Syntax(#[source] serde_json::Error),
-    /// A value of another type than its key asks for.
-    #[error("{path}: expected {expected}, found {found}")]
-    Type {
+    /// A value that its key cannot have.
+    #[error("{}{rule}{}", before(path, ": "), after(", found ", found))]
+    Value {
         path: String,
-        expected: &'static str,
+        /// What it must be.
+        rule: String,
+        /// What it is; empty if the rule says that.
         found: String,
     },
-    /// What the type that is read says of a value.
+    /// A key that its object does not have. Only strict reading refuses it.
+    #[error("unknown key {path:?}; {hint}")]
+    UnknownKey { path: String, hint: String },
+    /// What the type that is read says of a value, until its path is known.
     #[error("{0}")]
-    Other(String),
+    Rule(String),
+}
+
+fn before(text: &str, separator: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!("{text}{separator}"),
+    }
+}
+
+fn after(separator: &str, text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!("{separator}{text}"),
+    }
+}
+
+impl Error {
+    /// With the path of the value that it is about.
+    fn at(self, path: String, found: String) -> Self {
+        match self {
+            Error::Rule(rule) => Error::Value { path, rule, found },
+            placed => placed,
+        }
+    }
 }
 
 /// Reads one document; anything after it is an error, as in Go.
-pub fn parse(text: &str) -> Result<Value, Error> {
-    serde_json::from_str(text).map_err(Error::Syntax)
+pub fn parse(text: impl AsRef<[u8]>) -> Result<Value, Error> {
+    serde_json::from_slice(text.as_ref()).map_err(Error::Syntax)
 }
 
 impl Value {
@@ -73,11 +103,19 @@ impl Value {
         }
     }
 
-    fn mismatch(&self, path: &str, expected: &'static str) -> Error {
-        Error::Type {
+    fn mismatch(&self, path: &str, expected: &str) -> Error {
+        Error::Value {
             path: path.into(),
-            expected,
+            rule: format!("expected {expected}"),
             found: self.describe(),
+        }
+    }
+
+    /// The value of a key, if this is an object that has it.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Value> {
+        match self {
+            Value::Object(fields) => fields.iter_mut().find(|(k, _)| k == key).map(|(_, v)| v),
+            _ => None,
         }
     }
 
@@ -142,20 +180,18 @@ pub fn resolve<'k>(known: &[&'k str], key: &str) -> Option<&'k str> {
         .copied()
 }
 
+/// The known key that an unknown one was probably meant to be, else all of them.
+fn hint(key: &str, known: &[&str]) -> String {
+    match nearest(key, known) {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("known keys: {}", known.join(", ")),
+    }
+}
+
 /// The warning for a key that no peer knows, with the nearest known one if it is near.
 pub fn unknown_key(path: &str, key: &str, known: &[&str]) -> String {
-    let at = if path.is_empty() {
-        String::new()
-    } else {
-        format!(" in {path}")
-    };
-    match nearest(key, known) {
-        Some(near) => format!("unknown key {key:?}{at} is ignored; did you mean {near:?}?"),
-        None => format!(
-            "unknown key {key:?}{at} is ignored; known keys: {}",
-            known.join(", ")
-        ),
-    }
+    let at = after(" in ", path);
+    format!("unknown key {key:?}{at} is ignored; {}", hint(key, known))
 }
 
 /// Decodes a document, or one value of it at `path`, into a type whose keys all have defaults. `unknown`
@@ -168,18 +204,38 @@ pub fn decode<T: DeserializeOwned>(
     path: &str,
     unknown: &mut Vec<String>,
 ) -> Result<T, Error> {
-    let unknown = RefCell::new(unknown);
-    T::deserialize(Decoder {
+    let decoder = Decoder {
         value: value.clone(),
         path: path.to_owned(),
-        unknown: &unknown,
-    })
+        reading: Reading::Go(&RefCell::new(unknown)),
+    };
+    decoder.read(PhantomData)
+}
+
+/// Decodes a document into a type that says everything that may be in it.
+///
+/// # Errors
+/// The first key or value that the type does not have, or that is there twice.
+pub fn decode_strictly<T: DeserializeOwned>(value: &Value) -> Result<T, Error> {
+    let decoder = Decoder {
+        value: value.clone(),
+        path: String::new(),
+        reading: Reading::Strict,
+    };
+    decoder.read(PhantomData)
+}
+
+#[derive(Clone, Copy)]
+enum Reading<'u> {
+    /// With warnings about unknown keys.
+    Go(&'u RefCell<&'u mut Vec<String>>),
+    Strict,
 }
 
 struct Decoder<'u> {
     value: Value,
     path: String,
-    unknown: &'u RefCell<&'u mut Vec<String>>,
+    reading: Reading<'u>,
 }
 
 impl<'u> Decoder<'u> {
@@ -187,18 +243,79 @@ impl<'u> Decoder<'u> {
         Decoder {
             value,
             path,
-            unknown: self.unknown,
+            reading: self.reading,
         }
     }
 
     fn field(&self, key: &str, value: Value) -> Self {
-        let path = match self.path.as_str() {
-            "" => key.to_owned(),
-            path => format!("{path}.{key}"),
+        self.below(value, before(&self.path, ".") + key)
+    }
+
+    fn read<'de, S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Error> {
+        if let (Reading::Strict, Value::Null) = (self.reading, &self.value) {
+            return Err(self.value.mismatch(&self.path, "a value"));
+        }
+        // An object is not repeated in a message about it.
+        let found = match &self.value {
+            Value::Object(_) => String::new(),
+            value => value.describe(),
         };
-        self.below(value, path)
+        let path = self.path.clone();
+        seed.deserialize(self)
+            .map_err(|error| error.at(path, found))
+    }
+
+    /// The values of an object whose keys are `known`.
+    fn known_fields(&self, known: &'static [&'static str]) -> Result<Vec<Field<'u>>, Error> {
+        let mut merged: Vec<Field<'u>> = Vec::new();
+        for (key, value) in self.value.fields(&self.path)? {
+            let name = match self.reading {
+                Reading::Go(unknown) => {
+                    let name = resolve(known, key);
+                    if name.is_none() {
+                        let warning = unknown_key(&self.path, key, known);
+                        unknown.borrow_mut().push(warning);
+                    }
+                    name
+                }
+                Reading::Strict if known.contains(&key.as_str()) => Some(key.as_str()),
+                Reading::Strict => {
+                    return Err(Error::UnknownKey {
+                        path: before(&self.path, ".") + key,
+                        hint: hint(key, known),
+                    });
+                }
+            };
+            let Some(name) = name else { continue };
+            match merged.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, decoder)) => {
+                    self.check_repeated(&decoder.path)?;
+                    let earlier = std::mem::replace(&mut decoder.value, Value::Null);
+                    decoder.value = merge(earlier, value);
+                }
+                None => merged.push((name.to_owned(), self.field(key, value.clone()))),
+            }
+        }
+        if let Reading::Go(_) = self.reading {
+            // The type's default is Go's zero value.
+            merged.retain(|(_, one)| one.value != Value::Null);
+        }
+        Ok(merged)
+    }
+
+    fn check_repeated(&self, path: &str) -> Result<(), Error> {
+        match self.reading {
+            Reading::Go(_) => Ok(()),
+            Reading::Strict => Err(Error::Value {
+                path: path.to_owned(),
+                rule: "the key is there twice".to_owned(),
+                found: String::new(),
+            }),
+        }
     }
 }
+
+type Field<'u> = (String, Decoder<'u>);
 
 /// What Go has after it decoded both into one place: objects merge, of scalars and lists the later
 /// one counts, and `null` empties a list alone.
@@ -253,19 +370,21 @@ impl<'de> Deserializer<'de> for Decoder<'_> {
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         let elements = self.value.elements(&self.path)?.iter().enumerate();
-        let decoders = elements
+        let decoders: Vec<_> = elements
             .map(|(i, value)| self.below(value.clone(), format!("{}[{i}]", self.path)))
-            .map(Nested);
-        visitor.visit_seq(SeqDeserializer::new(decoders))
+            .collect();
+        visitor.visit_seq(Elements(decoders.into_iter()))
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        let fields = self.value.fields(&self.path)?.iter();
-        let decoders = fields.map(|(key, value)| {
-            let value = self.field(key, value.clone());
-            (key.clone(), Nested(value))
-        });
-        visitor.visit_map(MapDeserializer::new(decoders))
+        let mut fields: Vec<Field<'_>> = Vec::new();
+        for (key, value) in self.value.fields(&self.path)? {
+            if let Some((_, earlier)) = fields.iter().find(|(other, _)| other == key) {
+                self.check_repeated(&earlier.path)?;
+            }
+            fields.push((key.clone(), self.field(key, value.clone())));
+        }
+        visitor.visit_map(Fields(fields.into_iter(), None))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -274,49 +393,81 @@ impl<'de> Deserializer<'de> for Decoder<'_> {
         known: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        let mut merged: Vec<(&str, Decoder<'_>)> = Vec::new();
-        for (key, value) in self.value.fields(&self.path)? {
-            let Some(name) = resolve(known, key) else {
-                let said = unknown_key(&self.path, key, known);
-                self.unknown.borrow_mut().push(said);
-                continue;
-            };
-            match merged.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, decoder)) => {
-                    let earlier = std::mem::replace(&mut decoder.value, Value::Null);
-                    decoder.value = merge(earlier, value);
-                }
-                None => merged.push((name, self.field(key, value.clone()))),
+        let fields = self.known_fields(known)?;
+        visitor.visit_map(Fields(fields.into_iter(), None))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        words: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        match self.value {
+            Value::String(word) if words.contains(&word.as_str()) => {
+                visitor.visit_enum(word.into_deserializer())
+            }
+            _ => {
+                let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
+                Err(Error::Rule(format!("must be {}", words.join(" or "))))
             }
         }
-        // The type's default is Go's zero value.
-        let given = merged
-            .into_iter()
-            .filter(|(_, one)| one.value != Value::Null);
-        visitor.visit_map(MapDeserializer::new(
-            given.map(|(key, one)| (key, Nested(one))),
-        ))
     }
 
     serde::forward_to_deserialize_any! {
         i8 i16 i32 u8 u16 u32 u64 f32 f64 char str bytes byte_buf unit unit_struct newtype_struct
-        tuple tuple_struct enum identifier ignored_any
+        tuple tuple_struct identifier ignored_any
     }
 }
 
-struct Nested<'u>(Decoder<'u>);
+struct Elements<'u>(std::vec::IntoIter<Decoder<'u>>);
 
-impl<'u> IntoDeserializer<'_, Error> for Nested<'u> {
-    type Deserializer = Decoder<'u>;
+impl<'de> SeqAccess<'de> for Elements<'_> {
+    type Error = Error;
 
-    fn into_deserializer(self) -> Decoder<'u> {
-        self.0
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, Error> {
+        self.0.next().map(|element| element.read(seed)).transpose()
+    }
+}
+
+struct Fields<'u>(std::vec::IntoIter<Field<'u>>, Option<Decoder<'u>>);
+
+impl<'de> MapAccess<'de> for Fields<'_> {
+    type Error = Error;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, Error> {
+        let Some((key, value)) = self.0.next() else {
+            return Ok(None);
+        };
+        self.1 = Some(value);
+        seed.deserialize(key.into_deserializer()).map(Some)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
+        match self.1.take() {
+            Some(value) => value.read(seed),
+            None => Err(de::Error::custom("a value without a key")),
+        }
     }
 }
 
 impl de::Error for Error {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Error::Other(message.to_string())
+        Error::Rule(message.to_string())
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Error::Rule(format!("must have the key {field:?}"))
+    }
+
+    fn invalid_type(_: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        Error::Rule(format!("expected {expected}"))
     }
 }
 

@@ -14,7 +14,6 @@
 mod error;
 mod rails;
 mod read;
-pub use read::KEYS;
 mod selector;
 
 pub use error::PolicyError;
@@ -27,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnetwork::IpNetwork;
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{state_dirs, trust};
@@ -42,15 +42,23 @@ pub const DEFAULT_CDI_DIRECTORY: &str = "/var/run/cdi";
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The node's policy. Every field has a default; see [`Policy::default`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Policy {
+    /// Always 1.
+    #[serde(deserialize_with = "read::version")]
+    pub version: u64,
     /// `node`: this node's name in leases and logs. See [`Policy::node_name`].
+    #[serde(deserialize_with = "read::name")]
     pub node: Option<String>,
     /// `stateDir`: where attachments are journalled.
+    #[serde(deserialize_with = "read::absolute_path")]
     pub state_dir: PathBuf,
     /// `cdiDir`: the container runtime's directory of CDI files, which the daemon writes to.
+    #[serde(deserialize_with = "read::absolute_path")]
     pub cdi_dir: PathBuf,
     /// `stores`: the lease stores a network configuration may name.
+    #[serde(deserialize_with = "read::stores")]
     pub stores: BTreeMap<String, Store>,
     /// `ipam`: how addresses are chosen.
     pub ipam: Ipam,
@@ -59,6 +67,7 @@ pub struct Policy {
     /// `rails`: which rail of the fabric each NIC is on.
     pub rails: Rails,
     /// `pkeys`: InfiniBand partitions by the names that networks have for them.
+    #[serde(deserialize_with = "read::partition_names")]
     pub pkeys: BTreeMap<String, u16>,
     /// `fabricAddresses`: whose the addresses of RDMA NICs are that have a lifetime.
     pub fabric_addresses: FabricAddresses,
@@ -67,17 +76,20 @@ pub struct Policy {
 }
 
 /// Whose an address is that a NIC has for a time, by DHCP.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum FabricAddresses {
-    /// The host's, whose client renews it: it does not go into a pod.
+    /// The host's, whose client renews it: it does not go into a pod. The key is left out for it.
     #[default]
+    #[serde(skip)]
     Leased,
     /// `"static"`: the node's for as long as it lives. It goes into a pod without a lifetime.
     Static,
 }
 
 /// A lease store of the policy: a directory of leases.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "read::StoreKeys")]
 pub struct Store {
     pub directory: PathBuf,
     /// `type`, with the keys that only it has.
@@ -128,12 +140,15 @@ pub enum StoreKind {
     },
 }
 
-/// Prefix lengths of the blocks that a range is cut into.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Prefix lengths of the blocks that a range is cut into; a file says them in addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct BlockLength {
     /// Of IPv4 addresses, 16 to 32.
+    #[serde(deserialize_with = "read::block_length::<_, 32>")]
     pub ipv4: u8,
     /// Of IPv6 addresses, 112 to 128.
+    #[serde(deserialize_with = "read::block_length::<_, 128>")]
     pub ipv6: u8,
 }
 
@@ -157,18 +172,32 @@ pub struct StoreBounds {
     pub network_names: Option<Vec<String>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Ipam {
     /// `profile`; `None` leaves it to the configuration's `type`.
     pub profile: Option<Profile>,
     /// `cooldown`: how long a freed address rests before it is given again.
+    #[serde(deserialize_with = "read::cooldown")]
     pub cooldown: Duration,
     /// `flatFile`: where whereabouts' flat file is; `None` searches where whereabouts does.
+    #[serde(deserialize_with = "read::absolute_path")]
     pub flat_file: Option<PathBuf>,
 }
 
+impl Default for Ipam {
+    fn default() -> Self {
+        Ipam {
+            profile: None,
+            cooldown: Duration::from_secs(30),
+            flat_file: None,
+        }
+    }
+}
+
 /// How a range is read: as whereabouts does, or without its traps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Profile {
     /// Mistakes are refused, the gateway is never given to a pod, /31, /127
     /// and single addresses are usable.
@@ -179,21 +208,25 @@ pub enum Profile {
 /// `allow` of the policy: the default takes only netdevs of RDMA devices that
 /// carry neither the default route nor an address of the node, and gives to a
 /// pod only what the kubelet allocated to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Allow {
     /// `nonRdma`: netdevs without an RDMA device are allowed too.
     pub non_rdma: bool,
     /// `uplinks`: netdevs by which the node reaches the outside are allowed too.
     pub uplinks: bool,
     /// `netdevs`: when present, only netdevs that one of these selects.
+    #[serde(deserialize_with = "read::selectors")]
     pub netdevs: Option<Vec<Selector>>,
     /// `ipam`: the programs that a network's `ipam.type` may name.
+    #[serde(deserialize_with = "read::ipam_programs")]
     pub ipam: Vec<String>,
     /// `passthru`: macvlans of mode `passthru`, with which a pod changes the
     /// MAC address of the host's netdev.
     pub passthru: bool,
     /// `virtual`: links without a hardware parent (VLANs, veths, dummies) may be
     /// moved into a pod.
+    #[serde(rename = "virtual")]
     pub virtual_links: bool,
     /// `unallocated`: a pod may be given what the kubelet did not allocate to
     /// it. For runtimes without a kubelet.
@@ -202,11 +235,13 @@ pub struct Allow {
     /// excludes, or that is beyond the range's bounds.
     pub request_excluded: bool,
     /// `pkeys`: when present, only children in one of these InfiniBand partitions.
+    #[serde(deserialize_with = "read::partitions")]
     pub pkeys: Option<Vec<u16>>,
     /// `inactivePartitions`: IPoIB children without a carrier, also in a partition that their port
     /// is not a member of.
     pub inactive_partitions: bool,
     /// `vf.guid`: the GUIDs that a network may give a VF.
+    #[serde(rename = "vf", deserialize_with = "read::vf")]
     pub guids: Vec<RangeInclusive<u64>>,
 }
 
@@ -276,14 +311,17 @@ impl Default for Allow {
     }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Log {
     /// `file`: absolute path; `None` is stderr, which runtimes show for failures.
+    #[serde(deserialize_with = "read::absolute_path")]
     pub file: Option<PathBuf>,
     pub level: LogLevel,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     Error,
     /// And what an administrator should check.
@@ -298,15 +336,12 @@ impl Default for Policy {
     fn default() -> Self {
         let directory = PathBuf::from(DEFAULT_STORE_DIRECTORY);
         Self {
+            version: 1,
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
             cdi_dir: PathBuf::from(DEFAULT_CDI_DIRECTORY),
             stores: BTreeMap::from([("default".to_owned(), Store::file(directory))]),
-            ipam: Ipam {
-                profile: None,
-                cooldown: Duration::from_secs(30),
-                flat_file: None,
-            },
+            ipam: Ipam::default(),
             allow: Allow::default(),
             rails: Rails::default(),
             pkeys: BTreeMap::new(),
@@ -369,6 +404,12 @@ impl Policy {
         read::policy(path, text)
     }
 
+    /// Whether a policy may have this key.
+    #[must_use]
+    pub fn has_key(key: &str) -> bool {
+        read::has_key(key)
+    }
+
     /// For DEL and GC: the policy as far as it can be read, and what is wrong
     /// with it. A file that is not trusted counts as missing. The state directory
     /// of a wrong or missing file is the last good one.
@@ -377,7 +418,7 @@ impl Policy {
         let (mut policy, fault) = match read_trusted(path) {
             Ok(Some(text)) => match read::policy(path, &text) {
                 Ok(policy) => return (policy, None),
-                Err(error) => (read::salvage(path, &text), Some(error)),
+                Err(error) => (read::salvage(&text), Some(error)),
             },
             Ok(None) => (Self::default(), None),
             Err(error) => (Self::default(), Some(error)),

@@ -1,23 +1,4 @@
-//! Key checking for strict JSON readers: an unknown key is refused, by name,
-//! with the nearest known one.
-//!
-//! Pure. serde's `deny_unknown_fields` refuses too, but lists all keys instead
-//! of the one that was meant, and stops at the first.
-
-use serde_json::{Map, Value};
-
-/// Keys of `object` that are not in `known`, each with the known key that was
-/// probably meant.
-pub fn unknown<'a>(
-    object: &'a Map<String, Value>,
-    known: &[&'static str],
-) -> Vec<(&'a str, Option<&'static str>)> {
-    object
-        .keys()
-        .filter(|key| !known.contains(&key.as_str()))
-        .map(|key| (key.as_str(), nearest(key, known)))
-        .collect()
-}
+//! The word that a misspelt one was meant to be.
 
 /// The known word nearest to `word`, if it is near enough to be a slip: the
 /// same but for case and separators, or at most a third of its letters away.

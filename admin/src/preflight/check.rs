@@ -3,7 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::context::Context;
-use crate::verdict::{Finding, Outcome, Verdict};
+use super::{counters, gid, gpudirect, hcas, kubernetes, link, modules, pcie, qos, rails, runtime};
+#[cfg(test)]
+use crate::verdict::Verdict;
+use crate::verdict::{Finding, Outcome};
+
+/// The findings of a check, at least one; or the only one, which says why there is nothing to judge.
+pub(super) type Findings = Result<Vec<Finding>, Finding>;
 
 /// One check over the facts of its subject.
 #[derive(Debug)]
@@ -12,61 +18,95 @@ pub(super) struct Check<F> {
     pub id: &'static str,
     /// What should be so.
     pub title: &'static str,
-    /// Judges the facts: one finding for each object, at least one.
-    pub judge: fn(&F) -> Vec<Finding>,
+    /// Judges the facts.
+    pub judge: fn(&F) -> Findings,
 }
 
-/// The checks of one subject, and what they read.
-pub(super) struct Subject<F: 'static> {
-    /// The checks.
-    pub checks: &'static [Check<F>],
-    /// Reads the facts that all of them judge.
-    pub read: fn(&Context) -> F,
+/// The table of a subject's checks.
+macro_rules! checks {
+    ($($id:literal $title:literal $judge:ident;)+) => {
+        pub(super) const CHECKS: &[$crate::preflight::check::Check<Facts>] = &[
+            $($crate::preflight::check::Check { id: $id, title: $title, judge: $judge }),+
+        ];
+    };
 }
+pub(super) use checks;
+
+/// Ends a check that has nothing to judge.
+pub(super) fn need(there: bool, why: &str) -> Result<(), Finding> {
+    there
+        .then_some(())
+        .ok_or_else(|| Finding::not_applicable(why))
+}
+
+/// The checks of one subject, and the function that reads the facts that all of them judge.
+type Subject<F> = (&'static [Check<F>], fn(&Context) -> F);
 
 /// A [`Subject`] whatever its facts are.
-pub(super) trait Checks: Sync {
-    /// Ids and titles.
+trait Checks: Sync {
     fn titles(&self) -> Vec<(&'static str, &'static str)>;
 
     /// Makes the chosen checks; reads only if there are any.
     fn make(&self, context: &Context, selection: &Selection) -> Vec<Outcome>;
 }
 
-impl<F> Checks for Subject<F> {
+impl<F: 'static> Checks for Subject<F> {
     fn titles(&self) -> Vec<(&'static str, &'static str)> {
-        let titles = self.checks.iter().map(|check| (check.id, check.title));
+        let titles = self.0.iter().map(|check| (check.id, check.title));
         titles.collect()
     }
 
     fn make(&self, context: &Context, selection: &Selection) -> Vec<Outcome> {
-        judge(self.checks, selection, || (self.read)(context))
+        let chosen = self.0.iter().filter(|check| selection.has(check.id));
+        let chosen: Vec<&Check<F>> = chosen.collect();
+        if chosen.is_empty() {
+            return Vec::new();
+        }
+        let facts = (self.1)(context);
+        let outcome = |check: &Check<F>| {
+            let mut findings = (check.judge)(&facts).unwrap_or_else(|only| vec![only]);
+            if findings.is_empty() {
+                findings.push(Finding::not_applicable("there is nothing here to check"));
+            }
+            Outcome::new(check.id, check.title, findings)
+        };
+        chosen.into_iter().map(outcome).collect()
     }
 }
 
-fn judge<F>(checks: &[Check<F>], selection: &Selection, read: impl FnOnce() -> F) -> Vec<Outcome> {
-    let chosen: Vec<&Check<F>> = checks
-        .iter()
-        .filter(|check| selection.has(check.id))
-        .collect();
-    if chosen.is_empty() {
-        return Vec::new();
-    }
-    let facts = read();
-    let outcome = |check: &Check<F>| {
-        let mut findings = (check.judge)(&facts);
-        if findings.is_empty() {
-            findings.push(Finding::not_applicable("there is nothing here to check"));
-        }
-        let verdicts = findings.iter().map(|finding| finding.verdict);
-        Outcome {
-            id: check.id,
-            title: check.title,
-            verdict: verdicts.max().unwrap_or(Verdict::NotApplicable),
-            findings,
-        }
+/// The list of subjects, in the order of the catalogue; `counters` adds to those before.
+macro_rules! subjects {
+    ($($subject:ident)+) => { [$(&($subject::CHECKS, $subject::read as fn(&Context) -> $subject::Facts)),+] };
+}
+const SUBJECTS: [&dyn Checks; 11] = subjects! {
+    modules hcas link gid pcie gpudirect runtime rails qos kubernetes counters
+};
+
+/// Ids and titles of all checks, by subject and number.
+pub(super) fn catalogue() -> Vec<(&'static str, &'static str)> {
+    let titles = SUBJECTS.iter().flat_map(|subject| subject.titles());
+    let mut all: Vec<_> = titles.collect();
+    all.sort_by_key(|(id, _)| order(id));
+    all
+}
+
+/// Position of a check's subject, and its number.
+fn order(id: &str) -> (Option<usize>, &str) {
+    let of_letter = |subject: &&dyn Checks| {
+        let titles = subject.titles();
+        (titles.first()).is_some_and(|(first, _)| first.get(..1) == id.get(..1))
     };
-    chosen.into_iter().map(outcome).collect()
+    (SUBJECTS.iter().position(of_letter), id)
+}
+
+/// Makes the chosen checks.
+pub(super) fn run(context: &Context, selection: &Selection) -> Vec<Outcome> {
+    let made = SUBJECTS
+        .iter()
+        .flat_map(|subject| subject.make(context, selection));
+    let mut outcomes: Vec<Outcome> = made.collect();
+    outcomes.sort_by_key(|outcome| order(outcome.id));
+    outcomes
 }
 
 /// Which checks to make.
@@ -102,14 +142,13 @@ impl Selection {
     }
 
     /// True if a check is chosen.
-    #[must_use]
     pub(super) fn has(&self, id: &str) -> bool {
         (self.only.is_empty() || self.only.contains(id)) && !self.skip.contains(id)
     }
 }
 
 fn expand(words: &[String]) -> Result<BTreeSet<String>, NoSuchCheck> {
-    let catalogue = super::catalogue();
+    let catalogue = catalogue();
     let mut chosen = BTreeSet::new();
     for word in words {
         let upper = word.trim().to_uppercase();
@@ -141,7 +180,7 @@ pub(super) type Case<F> = (&'static str, F, Verdict, &'static str);
 pub(super) fn prove<F: std::fmt::Debug>(checks: &[Check<F>], cases: &[Case<F>]) {
     for (id, facts, verdict, words) in cases {
         let check = checks.iter().find(|check| check.id == *id).unwrap();
-        let findings = (check.judge)(facts);
+        let findings = (check.judge)(facts).unwrap_or_else(|only| vec![only]);
         let worst = findings.iter().max_by_key(|finding| finding.verdict);
         let said = worst.map_or(Verdict::NotApplicable, |finding| finding.verdict);
         assert_eq!(said, *verdict, "{id} of {facts:?}: {findings:?}");
@@ -209,24 +248,18 @@ mod tests {
 
     #[test]
     fn the_worst_finding_is_the_verdict() {
-        let checks: &[Check<()>] = &[Check {
-            id: "M01",
-            title: "",
-            judge: |()| {
-                vec![
-                    Finding::pass(""),
-                    Finding::fail("", ""),
-                    Finding::unknown(""),
-                ]
-            },
-        }];
-        let outcomes = judge(checks, &Selection::default(), || ());
-        assert_eq!(outcomes[0].verdict, Verdict::Fail);
+        let findings = vec![
+            Finding::pass(""),
+            Finding::fail("", ""),
+            Finding::unknown(""),
+        ];
+        let outcome = Outcome::new("M01", "", findings);
+        assert_eq!(outcome.verdict, Verdict::Fail);
     }
 
     #[test]
     fn each_check_has_an_id_of_its_own() {
-        let catalogue = super::super::catalogue();
+        let catalogue = super::catalogue();
         let ids: BTreeSet<&str> = catalogue.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids.len(), catalogue.len());
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hca::network::{self, Address, Network, Uplinks};
 use hca::topology::Machine;
-use hca::{Host, Inventory, NetnsMode};
+use hca::{Host, Inventory, NetnsMode, Port, RdmaDevice};
 
 use super::hcas::Expected;
 
@@ -103,6 +103,15 @@ pub(super) struct PoolHca {
     pub fault: Option<String>,
 }
 
+impl PoolHca {
+    pub(super) fn new(id: &str, fault: Option<&str>) -> Self {
+        Self {
+            id: id.to_owned(),
+            fault: fault.map(str::to_owned),
+        }
+    }
+}
+
 /// A pool that has an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Membership {
@@ -116,7 +125,6 @@ pub(super) struct Membership {
 
 impl Context {
     /// From one scan of the host.
-    #[must_use]
     pub(super) fn new(settings: Settings, snapshot: Snapshot, pools: Option<Pools>) -> Self {
         let host = Host::at(&settings.root);
         let live = is_running_kernel(&settings.root) && snapshot.in_host_namespace;
@@ -131,20 +139,17 @@ impl Context {
 
     /// True if the running kernel may be asked as well: it is the one whose files are read, and
     /// this process is in the network namespace that they show.
-    #[must_use]
     pub(super) fn live(&self) -> bool {
         self.live
     }
 
     /// True if the container's checks are made.
-    #[must_use]
     pub(super) fn in_pod(&self) -> bool {
         self.settings.scope == Scope::Pod
     }
 
     /// Routes and addresses of the namespace that is checked: the host's, or in a pod this
     /// process's; empty where they cannot be read.
-    #[must_use]
     pub(super) fn network(&self) -> Network {
         let directory = if self.in_pod() {
             self.host.proc.join("self/net")
@@ -161,7 +166,6 @@ impl Context {
     }
 
     /// The uplinks of the namespace that is checked.
-    #[must_use]
     pub(super) fn uplinks(&self) -> Uplinks {
         if self.in_pod() {
             self.network().uplinks(&self.host, &[])
@@ -171,13 +175,11 @@ impl Context {
     }
 
     /// A path of the host.
-    #[must_use]
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.settings.root.join(path.trim_start_matches('/'))
     }
 
     /// The pools an RDMA device is in; none if it is in none, or without a configuration.
-    #[must_use]
     pub(super) fn pools_of(&self, device: &str) -> &[Membership] {
         self.pools
             .as_ref()
@@ -186,18 +188,31 @@ impl Context {
     }
 
     /// True unless a configuration leaves this device out of all pools.
-    #[must_use]
     pub(super) fn offered(&self, device: &str) -> bool {
         self.pools
             .as_ref()
             .is_none_or(|pools| pools.of_device.contains_key(device))
     }
+
+    /// Ports of the devices that are offered.
+    pub(super) fn ports<'a>(
+        &'a self,
+        inventory: &'a Inventory,
+    ) -> impl Iterator<Item = (&'a RdmaDevice, &'a Port)> {
+        let devices = inventory.rdma_devices.iter();
+        let offered = devices.filter(|device| self.offered(&device.name));
+        offered.flat_map(|device| device.ports.iter().map(move |port| (device, port)))
+    }
+}
+
+/// What a port is called in findings.
+pub(super) fn port_name(device: &RdmaDevice, port: &Port) -> String {
+    format!("{}/{}", device.name, port.number)
 }
 
 /// Whether the files below `root` are the running kernel's: on the host itself, or in a container
 /// with the host's mounted there. A tree that was copied from a machine has another boot's id or none
 /// (`Documentation/admin-guide/sysctl/kernel.rst`, random).
-#[must_use]
 pub(super) fn is_running_kernel(root: &Path) -> bool {
     let boot = |root: &Path| fs::read(root.join("proc/sys/kernel/random/boot_id")).ok();
     let here = Path::new("/");
@@ -206,7 +221,6 @@ pub(super) fn is_running_kernel(root: &Path) -> bool {
 
 /// A directory or file of the host that the `DaemonSet` mounts at its own place: below `root`, or
 /// there if it is this machine's and not below `root`.
-#[must_use]
 pub(super) fn mounted(root: &Path, path: &Path) -> PathBuf {
     let relative = path.strip_prefix("/").unwrap_or(path);
     let (below, own) = (root.join(relative), Path::new("/").join(relative));

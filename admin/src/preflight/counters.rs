@@ -1,252 +1,148 @@
-//! Error counters that must not grow while they are watched (L12, P07, Q06).
-//!
-//! A count since boot says little: cables were pulled, drivers loaded. All counters are read twice,
-//! some seconds apart. A counter that grew is a finding.
+//! Counters of errors (L12, P07) and of congestion (Q06), read twice: they must not grow meanwhile.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use super::check::Check;
-use super::context::Context;
+use super::check::{Findings, checks, need};
+use super::context::{Context, port_name};
 use super::qos::dcb;
-use crate::verdict::{Finding, NO_NIC};
+use crate::verdict::{Finding, NO_NIC, words};
 use rdma_device_plugin::{files, port_counters};
 
 /// What is read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
-    /// Counters of ports.
-    pub ports: Vec<Watched>,
-    /// Counters of PCIe errors.
-    pub pcie: Vec<Watched>,
-    /// Counters of packets dropped or paused.
-    pub congestion: Vec<Watched>,
-    /// For how long.
+    /// Errors of ports.
+    pub ports: Watched,
+    /// Errors of PCIe links.
+    pub pcie: Watched,
+    /// Congestion of ports.
+    pub congestion: Watched,
+    /// How long they were watched.
     pub window: Duration,
-    /// There are RDMA devices at all.
+    /// There are RDMA devices.
     pub nics: bool,
 }
 
-/// Counters of one object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Watched {
-    /// The object.
-    pub object: String,
-    /// Names with the values before and after.
-    pub counters: BTreeMap<String, (u64, u64)>,
+/// Counters of objects by name, before and after.
+type Watched = BTreeMap<String, BTreeMap<String, (u64, u64)>>;
+
+checks! {
+    "L12" "error counters of ports stand still" l12_ports;
+    "P07" "PCIe links report no new errors" p07_pcie;
+    "Q06" "nothing is dropped or paused" q06_congestion;
 }
 
-/// Advanced error reporting in sysfs.
-const AER: [&str; 3] = ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"];
-
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "L12",
-        title: "error counters of ports stand still",
-        judge: l12_ports,
-    },
-    Check {
-        id: "P07",
-        title: "PCIe links report no new errors",
-        judge: p07_pcie,
-    },
-    Check {
-        id: "Q06",
-        title: "nothing is dropped or paused",
-        judge: q06_congestion,
-    },
-];
-
-/// Reads all, waits, and reads again; there is no wait where there is nothing to watch.
-#[must_use]
+/// Reads the host twice, unless it has no counters.
 pub(super) fn read(context: &Context) -> Facts {
-    let places = Places::of(context);
-    let before = places.read(context);
     let window = context.settings.requirements.window;
-    let nics = !context.snapshot.inventory.rdma_devices.is_empty();
-    if before.iter().all(BTreeMap::is_empty) {
-        return Facts {
-            window,
-            nics,
-            ..Facts::default()
-        };
-    }
-    thread::sleep(window);
-    let after = places.read(context);
-    let mut watched: Vec<Vec<Watched>> = before
-        .into_iter()
-        .zip(after)
-        .map(|(before, after)| join(before, &after))
-        .collect();
-    let mut next = || {
-        if watched.is_empty() {
-            Vec::new()
-        } else {
-            watched.remove(0)
-        }
-    };
-    Facts {
-        ports: next(),
-        pcie: next(),
-        congestion: next(),
+    let mut facts = Facts {
         window,
-        nics,
+        nics: !context.snapshot.inventory.rdma_devices.is_empty(),
+        ..Facts::default()
+    };
+    read_once(context, &mut facts);
+    if ![&facts.ports, &facts.pcie, &facts.congestion]
+        .iter()
+        .all(|watched| watched.is_empty())
+    {
+        thread::sleep(window);
+        read_once(context, &mut facts);
     }
+    facts
 }
 
-/// Values by object and counter.
-type Reading = BTreeMap<(String, String), u64>;
-
-fn join(before: Reading, after: &Reading) -> Vec<Watched> {
-    let mut objects: BTreeMap<String, BTreeMap<String, (u64, u64)>> = BTreeMap::new();
-    for ((object, counter), value) in before {
-        let key = (object, counter);
-        // A device that vanished meanwhile counts nothing.
-        let later = after.get(&key).copied().unwrap_or(value);
-        let (object, counter) = key;
-        objects
-            .entry(object)
-            .or_default()
-            .insert(counter, (value, later));
+fn read_once(context: &Context, facts: &mut Facts) {
+    let sys = &context.host.sys;
+    for (device, port) in context.ports(&context.snapshot.inventory) {
+        let object = port_name(device, port);
+        let place = format!("class/infiniband/{}/ports/{}", device.name, port.number);
+        let directory = sys.join(place);
+        note_named(
+            &mut facts.ports,
+            &object,
+            &directory,
+            &port_counters::ERRORS,
+        );
+        note_named(
+            &mut facts.congestion,
+            &object,
+            &directory,
+            &port_counters::CONGESTION,
+        );
+        let netdev = port.netdev.as_deref().filter(|_| context.live());
+        if let Some((sent, received)) = netdev.and_then(|netdev| dcb::ask(netdev).ok()?.pauses) {
+            note(&mut facts.congestion, &object, "pauses sent", sent);
+            note(&mut facts.congestion, &object, "pauses received", received);
+        }
     }
-    objects
-        .into_iter()
-        .map(|(object, counters)| Watched { object, counters })
-        .collect()
-}
-
-/// Where counters are.
-struct Places {
-    /// Ports with their directories and netdevs.
-    ports: Vec<(String, PathBuf, Option<String>)>,
-    /// PCI functions, NICs' and of the ports above them, with their directories.
-    functions: Vec<(String, PathBuf)>,
-}
-
-impl Places {
-    fn of(context: &Context) -> Self {
-        let sys = &context.host.sys;
-        let mut functions = BTreeMap::new();
-        for place in context
-            .snapshot
-            .machine
-            .nics
-            .iter()
-            .filter(|n| !n.rdma_devices.is_empty())
-            .map(|n| &n.place)
-        {
-            for address in &place.chain {
-                let directory = sys.join("bus/pci/devices").join(address.to_string());
-                functions.insert(address.to_string(), directory);
+    let nics = context.snapshot.machine.nics.iter();
+    let nics = nics.filter(|nic| !nic.rdma_devices.is_empty());
+    for address in nics
+        .flat_map(|nic| &nic.place.chain)
+        .map(ToString::to_string)
+    {
+        let directory = sys.join("bus/pci/devices").join(&address);
+        for file in ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"] {
+            let text = files::text(&directory.join(file)).unwrap_or_default();
+            if let Some(total) = aer_total(&text) {
+                note(&mut facts.pcie, &address, file, total);
             }
         }
-        let devices = context.snapshot.inventory.rdma_devices.iter();
-        let ports = devices
-            .filter(|device| context.offered(&device.name))
-            .flat_map(|device| {
-                device.ports.iter().map(|port| {
-                    let place = format!("class/infiniband/{}/ports/{}", device.name, port.number);
-                    (
-                        format!("{}/{}", device.name, port.number),
-                        sys.join(place),
-                        port.netdev.clone(),
-                    )
-                })
-            });
-        Self {
-            ports: ports.collect(),
-            functions: functions.into_iter().collect(),
-        }
-    }
-
-    fn read(&self, context: &Context) -> [Reading; 3] {
-        let mut readings = [Reading::new(), Reading::new(), Reading::new()];
-        let [ports, pcie, congestion] = &mut readings;
-        for (port, directory, netdev) in &self.ports {
-            read_named(ports, port, directory, &port_counters::ERRORS);
-            read_named(congestion, port, directory, &port_counters::CONGESTION);
-            let pauses = netdev.as_deref().filter(|_| context.live());
-            if let Some((sent, received)) = pauses.and_then(|n| dcb::ask(n).ok()?.pauses) {
-                congestion.insert((port.clone(), "pauses sent".to_owned()), sent);
-                congestion.insert((port.clone(), "pauses received".to_owned()), received);
-            }
-        }
-        for (address, directory) in &self.functions {
-            for file in AER {
-                if let Some(total) = files::text(&directory.join(file))
-                    .as_deref()
-                    .and_then(aer_total)
-                {
-                    pcie.insert((address.clone(), file.to_owned()), total);
-                }
-            }
-        }
-        readings
     }
 }
 
-fn read_named(reading: &mut Reading, object: &str, port: &Path, counters: &[&'static str]) {
+fn note_named(watched: &mut Watched, object: &str, port: &Path, counters: &[&'static str]) {
     for counter in counters {
         if let Some(value) = port_counters::value(port, counter) {
-            let name = port_counters::name(counter).to_owned();
-            reading.insert((object.to_owned(), name), value);
+            note(watched, object, port_counters::name(counter), value);
         }
     }
 }
 
-/// The sum of an AER file, whose last line is `TOTAL_ERR_COR 3`.
+/// The first value of a counter is the one before; an object that vanishes keeps it.
+fn note(watched: &mut Watched, object: &str, counter: &str, value: u64) {
+    let counters = watched.entry(object.to_owned()).or_default();
+    let values = counters.entry(counter.to_owned());
+    values
+        .and_modify(|values| values.1 = value)
+        .or_insert((value, value));
+}
+
+/// The last line of a file of advanced error reporting.
 fn aer_total(text: &str) -> Option<u64> {
     let total = text.lines().find(|line| line.starts_with("TOTAL"))?;
     total.split_whitespace().nth(1)?.parse().ok()
 }
 
-fn judge(facts: &Facts, watched: &[Watched], why: &str, remedy: &str) -> Vec<Finding> {
-    if watched.is_empty() {
-        let why = if facts.nics {
-            "the driver offers none of these counters"
-        } else {
-            NO_NIC
-        };
-        return vec![Finding::not_applicable(why)];
-    }
+fn judge(facts: &Facts, watched: &Watched, why: &str, remedy: &str) -> Findings {
+    need(facts.nics || !watched.is_empty(), NO_NIC)?;
+    let none = "the driver offers none of these counters";
+    need(!watched.is_empty(), none)?;
     let seconds = facts.window.as_secs_f32();
-    watched
-        .iter()
-        .map(|object| {
-            let grown: Vec<String> = object
-                .counters
-                .iter()
-                .filter(|(_, (before, after))| after > before)
-                .map(|(name, (before, after))| format!("{name} +{}", after - before))
-                .collect();
-            let since_boot: Vec<String> = object
-                .counters
-                .iter()
-                .filter(|(_, (_, after))| *after > 0)
-                .map(|(name, (_, after))| format!("{name} {after}"))
-                .collect();
-            let finding = if grown.is_empty() {
-                Finding::pass(format!("no growth in {seconds} s"))
-            } else {
-                Finding::warn(
-                    format!("{} in {seconds} s: {why}", grown.join(", ")),
-                    remedy,
-                )
-            };
-            let all = if since_boot.is_empty() {
-                "all zero".to_owned()
-            } else {
-                since_boot.join(", ")
-            };
-            finding.on(&object.object).read("since boot", all)
-        })
-        .collect()
+    let judge = |(object, counters): (&String, &BTreeMap<String, (u64, u64)>)| {
+        let (mut grown, mut since_boot) = (Vec::new(), Vec::new());
+        for (name, (before, after)) in counters {
+            grown.extend((after > before).then(|| format!("{name} +{}", after - before)));
+            since_boot.extend((*after > 0).then(|| format!("{name} {after}")));
+        }
+        let finding = match grown.is_empty() {
+            true => Finding::pass(format!("no growth in {seconds} s")),
+            false => Finding::warn(
+                format!("{} in {seconds} s: {why}", grown.join(", ")),
+                remedy,
+            ),
+        };
+        finding
+            .on(object)
+            .read("since boot", words(&since_boot, ", "))
+    };
+    Ok(watched.iter().map(judge).collect())
 }
 
-fn l12_ports(facts: &Facts) -> Vec<Finding> {
+fn l12_ports(facts: &Facts) -> Findings {
     judge(
         facts,
         &facts.ports,
@@ -255,7 +151,7 @@ fn l12_ports(facts: &Facts) -> Vec<Finding> {
     )
 }
 
-fn p07_pcie(facts: &Facts) -> Vec<Finding> {
+fn p07_pcie(facts: &Facts) -> Findings {
     judge(
         facts,
         &facts.pcie,
@@ -264,7 +160,7 @@ fn p07_pcie(facts: &Facts) -> Vec<Finding> {
     )
 }
 
-fn q06_congestion(facts: &Facts) -> Vec<Finding> {
+fn q06_congestion(facts: &Facts) -> Findings {
     judge(
         facts,
         &facts.congestion,
@@ -279,12 +175,9 @@ mod tests {
     use super::*;
     use crate::verdict::Verdict::{NotApplicable, Pass, Warn};
 
-    fn watched(object: &str, before: u64, after: u64) -> Vec<Watched> {
+    fn watched(object: &str, before: u64, after: u64) -> Watched {
         let counters = [("symbol_error".to_owned(), (before, after))].into();
-        vec![Watched {
-            object: object.to_owned(),
-            counters,
-        }]
+        [(object.to_owned(), counters)].into()
     }
 
     fn facts(before: u64, after: u64) -> Facts {
@@ -318,9 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_vanishes_is_no_error() {
-        let key = ("mlx5_0/1".to_owned(), "symbol_error".to_owned());
-        let joined = join([(key, 7)].into(), &Reading::new());
-        assert_eq!(joined, watched("mlx5_0/1", 7, 7));
+    fn the_first_value_is_kept_and_the_last_follows() {
+        let mut counters = Watched::new();
+        note(&mut counters, "mlx5_0/1", "symbol_error", 7);
+        assert_eq!(counters, watched("mlx5_0/1", 7, 7));
+        note(&mut counters, "mlx5_0/1", "symbol_error", 9);
+        assert_eq!(counters, watched("mlx5_0/1", 7, 9));
     }
 }

@@ -1,15 +1,16 @@
 //! GID tables of RoCE ports (G): without the right entry an address has no path.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hca::GidType;
 use hca::gid::{GidEntry, GidTable};
+use hca::{GidType, Port, RdmaDevice};
 
-use super::check::Check;
-use super::context::Context;
-use crate::verdict::{Finding, NO_NIC};
+use super::check::{Findings, checks, need};
+use super::context::{Context, port_name};
+use crate::verdict::{Finding, NO_NIC, words};
 
 /// What is read.
 #[derive(Debug, Clone, Default)]
@@ -38,32 +39,14 @@ pub(super) struct PortFacts {
 /// How long the kernel may take to fill the table after a netdev came up.
 const FILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "G01",
-        title: "every address has its RoCE v2 GID",
-        judge: g01_entries,
-    },
-    Check {
-        id: "G02",
-        title: "GIDs belong to the netdev of their address",
-        judge: g02_netdev,
-    },
-    Check {
-        id: "G03",
-        title: "the GID index is the same on all ports",
-        judge: g03_index,
-    },
-    Check {
-        id: "G06",
-        title: "the GID table has room for all units",
-        judge: g06_room,
-    },
-];
+checks! {
+    "G01" "every address has its RoCE v2 GID" g01_entries;
+    "G02" "GIDs belong to the netdev of their address" g02_netdev;
+    "G03" "the GID index is the same on all ports" g03_index;
+    "G06" "the GID table has room for all units" g06_room;
+}
 
 /// Reads the host. In a container it waits a little for the kernel to fill the tables.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let mut facts = read_once(context, &context.snapshot.inventory);
     let deadline = Instant::now() + FILL_TIMEOUT;
@@ -82,43 +65,36 @@ pub(super) fn read(context: &Context) -> Facts {
 
 fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
     let network = context.network();
-    let ports = inventory.rdma_devices.iter();
-    let ports = ports.filter(|device| context.offered(&device.name));
-    let ports = ports.flat_map(|device| {
-        let network = &network;
-        let roce = device
-            .ports
+    let facts = |(device, port): (&RdmaDevice, &Port)| {
+        let netdevs = port
+            .gids
+            .entries
             .iter()
-            // iWARP runs over Ethernet as well, but has no GIDs to speak of.
-            .filter(|port| device.is_roce(port));
-        roce.map(move |port| {
-            let netdevs = port
-                .gids
-                .entries
-                .iter()
-                .filter_map(|entry| entry.netdev.clone());
-            let mut netdevs: Vec<String> = port.netdev.iter().cloned().chain(netdevs).collect();
-            netdevs.sort();
-            netdevs.dedup();
-            PortFacts {
-                id: format!("{}/{}", device.name, port.number),
-                active: port.is_active(),
-                gids: port.gids.clone(),
-                addresses: netdevs
-                    .iter()
-                    .flat_map(|name| network.of(name).map(|a| (name.clone(), a.ip)))
-                    .collect(),
-                children: context
-                    .pools_of(&device.name)
-                    .iter()
-                    .filter(|pool| pool.shared)
-                    .map(|pool| pool.units)
-                    .sum(),
-            }
-        })
-    });
+            .filter_map(|entry| entry.netdev.as_deref());
+        let netdevs: BTreeSet<&str> = netdevs.chain(port.netdev.as_deref()).collect();
+        let of = |name| {
+            network
+                .of(name)
+                .map(move |address| (str::to_owned(name), address.ip))
+        };
+        let pools = context.pools_of(&device.name).iter();
+        PortFacts {
+            id: port_name(device, port),
+            active: port.is_active(),
+            gids: port.gids.clone(),
+            addresses: netdevs.into_iter().flat_map(of).collect(),
+            children: pools
+                .filter(|pool| pool.shared)
+                .map(|pool| pool.units)
+                .sum(),
+        }
+    };
+    // iWARP runs over Ethernet as well, but has no GIDs to speak of.
+    let roce = context
+        .ports(inventory)
+        .filter(|(device, port)| device.is_roce(port));
     Facts {
-        ports: ports.collect(),
+        ports: roce.map(facts).collect(),
         in_pod: context.in_pod(),
     }
 }
@@ -142,32 +118,22 @@ impl PortFacts {
     }
 }
 
-fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Option<Finding>) -> Vec<Finding> {
-    if facts.ports.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    if !facts.ports.iter().any(|port| port.active) {
-        return vec![Finding::not_applicable("no RoCE port is active")];
-    }
-    let active = facts.ports.iter().filter(|port| port.active);
-    active
-        .filter_map(|port| Some(judge(port)?.on(&port.id)))
-        .collect()
+fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Finding) -> Findings {
+    need(!facts.ports.is_empty(), NO_NIC)?;
+    let active: Vec<&PortFacts> = facts.ports.iter().filter(|port| port.active).collect();
+    need(!active.is_empty(), "no RoCE port is active")?;
+    Ok(active
+        .into_iter()
+        .map(|port| judge(port).on(&port.id))
+        .collect())
 }
 
 fn list(port: &PortFacts) -> String {
-    let entries: Vec<String> = port
-        .v2()
-        .map(|entry| format!("{} {}", entry.index, entry.gid.ip()))
-        .collect();
-    if entries.is_empty() {
-        "none".to_owned()
-    } else {
-        entries.join(", ")
-    }
+    let entry = |entry: &GidEntry| format!("{} {}", entry.index, entry.gid.ip());
+    words(&port.v2().map(entry).collect::<Vec<_>>(), ", ")
 }
 
-fn g01_entries(facts: &Facts) -> Vec<Finding> {
+fn g01_entries(facts: &Facts) -> Findings {
     each(facts, |port| {
         let lacking: Vec<String> = port.lacking().iter().map(ToString::to_string).collect();
         let finding = if port.v2().next().is_none() {
@@ -183,11 +149,11 @@ fn g01_entries(facts: &Facts) -> Vec<Finding> {
                 "the table may be full (G06); set the address again, or reload the driver",
             )
         };
-        Some(finding.read("RoCE v2 GIDs", list(port)))
+        finding.read("RoCE v2 GIDs", list(port))
     })
 }
 
-fn g02_netdev(facts: &Facts) -> Vec<Finding> {
+fn g02_netdev(facts: &Facts) -> Findings {
     each(facts, |port| {
         let wrong: Vec<String> = port
             .addresses
@@ -198,44 +164,32 @@ fn g02_netdev(facts: &Facts) -> Vec<Finding> {
             })
             .collect();
         if port.addresses.is_empty() {
-            return Some(Finding::not_applicable("its netdev has no address"));
-        }
-        Some(if wrong.is_empty() {
+            Finding::not_applicable("its netdev has no address")
+        } else if wrong.is_empty() {
             Finding::pass("they do")
         } else {
             Finding::warn(
                 format!("{}: traffic goes out with another source", wrong.join("; ")),
                 "give each address to one netdev only",
             )
-        })
+        }
     })
 }
 
-fn g03_index(facts: &Facts) -> Vec<Finding> {
+fn g03_index(facts: &Facts) -> Findings {
     let first_ipv4 = |port: &PortFacts| {
         let mut addresses = port.addresses.iter().filter(|(_, ip)| ip.is_ipv4());
-        addresses
-            .find_map(|(_, ip)| port.of(*ip))
-            .map(|entry| entry.index)
+        addresses.find_map(|(_, ip)| Some(port.of(*ip)?.index))
     };
-    let indices: Vec<(&str, u32)> = facts
-        .ports
-        .iter()
-        .filter(|port| port.active)
-        .filter_map(|port| Some((port.id.as_str(), first_ipv4(port)?)))
-        .collect();
+    let active = facts.ports.iter().filter(|port| port.active);
+    let indices = active.filter_map(|port| Some((port.id.as_str(), first_ipv4(port)?)));
+    let indices: Vec<(&str, u32)> = indices.collect();
+    need(!facts.ports.is_empty(), NO_NIC)?;
     let Some((_, first)) = indices.first() else {
-        let why = if facts.ports.is_empty() {
-            NO_NIC
-        } else {
-            "no port has an IPv4 GID"
-        };
-        return vec![Finding::not_applicable(why)];
+        return Err(Finding::not_applicable("no port has an IPv4 GID"));
     };
-    let list: Vec<String> = indices
-        .iter()
-        .map(|(id, index)| format!("{id} {index}"))
-        .collect();
+    let list = indices.iter().map(|(id, index)| format!("{id} {index}"));
+    let list: Vec<String> = list.collect();
     let finding = if indices.iter().all(|(_, index)| index == first) {
         Finding::pass(format!("{first} everywhere here; other nodes may differ"))
     } else {
@@ -244,13 +198,14 @@ fn g03_index(facts: &Facts) -> Vec<Finding> {
             "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 and later find it), or use rdma_cm (-R)",
         )
     };
-    vec![finding.read("index of the IPv4 RoCE v2 GID", list.join(", "))]
+    let read = "index of the IPv4 RoCE v2 GID";
+    Ok(vec![finding.read(read, list.join(", "))])
 }
 
-fn g06_room(facts: &Facts) -> Vec<Finding> {
+fn g06_room(facts: &Facts) -> Findings {
     each(facts, |port| {
         let Some(room) = port.gids.pods() else {
-            return Some(Finding::unknown("the table's size cannot be read"));
+            return Finding::unknown("the table's size cannot be read");
         };
         let wanted = port.children;
         let finding = if wanted > room {
@@ -263,7 +218,7 @@ fn g06_room(facts: &Facts) -> Vec<Finding> {
         } else {
             Finding::pass(format!("about {room} child netdevs fit"))
         };
-        Some(finding.read("GID slots", port.gids.slots))
+        finding.read("GID slots", port.gids.slots)
     })
 }
 

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use super::check::Check;
+use super::check::{Findings, checks, need};
 use super::context::Context;
-use super::modules::version;
-use crate::verdict::{Finding, NO_NIC};
+use crate::verdict::{Finding, NO_NIC, words};
 use rdma_device_plugin::files;
 
 /// What is read.
@@ -21,8 +20,6 @@ pub(super) struct Facts {
     pub nics: usize,
     /// The driver's version by itself (`/proc/driver/nvidia/version`).
     pub nvidia_version: Option<String>,
-    /// Release of the kernel.
-    pub release: Option<String>,
     /// Modules in the kernel.
     pub modules: BTreeSet<String>,
     /// Clients of the old peer memory interface (`/sys/kernel/mm/memory_peers`).
@@ -36,39 +33,14 @@ pub(super) struct Facts {
     pub all_nodes_to_gpu_pods: Option<bool>,
 }
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "D01",
-        title: "the GPU driver can export dma-bufs",
-        judge: d01_driver,
-    },
-    Check {
-        id: "D02",
-        title: "a peer memory module is loaded, or not needed",
-        judge: d02_peermem,
-    },
-    Check {
-        id: "D03",
-        title: "NICs can register dma-bufs",
-        judge: d03_dmabuf,
-    },
-    Check {
-        id: "D04",
-        title: "the RDMA core has the peer memory interface",
-        judge: d04_interface,
-    },
-    Check {
-        id: "D05",
-        title: "peer memory stands on the RDMA core in use",
-        judge: d05_order,
-    },
-    Check {
-        id: "D07",
-        title: "GPU pods get no verbs nodes unasked",
-        judge: d07_isolation,
-    },
-];
+checks! {
+    "D01" "the GPU driver can export dma-bufs" d01_driver;
+    "D02" "a peer memory module is loaded, or not needed" d02_peermem;
+    "D03" "NICs can register dma-bufs" d03_dmabuf;
+    "D04" "the RDMA core has the peer memory interface" d04_interface;
+    "D05" "peer memory stands on the RDMA core in use" d05_order;
+    "D07" "GPU pods get no verbs nodes unasked" d07_isolation;
+}
 
 const GET_DMABUF: &str = "ib_umem_dmabuf_get";
 const DRIVER_DMABUF: &str = "_reg_user_mr_dmabuf";
@@ -77,7 +49,6 @@ const PEER_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 const NVIDIA: u16 = 0x10de;
 
 /// Reads the host.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let (sys, proc) = (&context.host.sys, &context.host.proc);
     let machine = &context.snapshot.machine;
@@ -100,7 +71,6 @@ pub(super) fn read(context: &Context) -> Facts {
             .filter(|device| !device.is_soft())
             .count(),
         nvidia_version: files::text(&proc.join("driver/nvidia/version")),
-        release: files::text(&proc.join("sys/kernel/osrelease")),
         modules: files::names(&sys.join("module")).into_iter().collect(),
         memory_peers: files::names(&sys.join("kernel/mm/memory_peers")),
         core_holders: files::names(&sys.join("module/ib_core/holders")),
@@ -131,28 +101,18 @@ fn hands_out_all_nodes(environment: &[u8]) -> bool {
     variables.any(|variable| variable == b"MOFED_ENABLED=true" || variable == b"MOFED_ENABLED=1")
 }
 
-/// Why these questions do not arise, if they do not.
-fn without(facts: &Facts) -> Option<Vec<Finding>> {
-    let why = if facts.nvidia_gpus + facts.other_gpus == 0 {
-        "no GPU on this node"
-    } else if facts.nics == 0 {
-        NO_NIC
-    } else {
-        return None;
-    };
-    Some(vec![Finding::not_applicable(why)])
+fn need_gpu_and_nic(facts: &Facts) -> Result<(), Finding> {
+    need(
+        facts.nvidia_gpus + facts.other_gpus > 0,
+        "no GPU on this node",
+    )?;
+    need(facts.nics > 0, NO_NIC)
 }
 
-/// The same, for what only NVIDIA's driver has.
-fn without_nvidia(facts: &Facts) -> Option<Vec<Finding>> {
-    without(facts).or_else(|| {
-        let none = facts.nvidia_gpus == 0;
-        none.then(|| {
-            vec![Finding::not_applicable(
-                "no NVIDIA GPU: the driver exports dma-bufs itself",
-            )]
-        })
-    })
+fn need_nvidia(facts: &Facts) -> Result<(), Finding> {
+    need_gpu_and_nic(facts)?;
+    let why = "no NVIDIA GPU: the driver exports dma-bufs itself";
+    need(facts.nvidia_gpus > 0, why)
 }
 
 /// Major number of NVIDIA's driver, and whether it is the open one.
@@ -172,18 +132,9 @@ fn exports_dmabuf(facts: &Facts) -> bool {
 
 /// Whether NICs can register dma-bufs; `None` if that is not known.
 fn registers_dmabuf(facts: &Facts) -> Option<bool> {
-    let symbols = facts.symbols.as_ref().filter(|symbols| !symbols.is_empty());
-    let kernel = facts.release.as_deref().and_then(version);
-    match (symbols, kernel) {
-        (_, Some(version)) if version < (5, 12) => Some(false),
-        (Some(symbols), _) => Some(
-            symbols.contains(GET_DMABUF)
-                && symbols.iter().any(|name| name.ends_with(DRIVER_DMABUF)),
-        ),
-        // Names can be read, and none of these is there.
-        (None, _) if facts.symbols.is_some() => Some(false),
-        (None, _) => None,
-    }
+    let symbols = facts.symbols.as_ref()?;
+    let of_driver = || symbols.iter().any(|name| name.ends_with(DRIVER_DMABUF));
+    Some(symbols.contains(GET_DMABUF) && of_driver())
 }
 
 fn peer_module(facts: &Facts) -> Option<String> {
@@ -199,10 +150,8 @@ fn by_dmabuf(facts: &Facts) -> bool {
     exports_dmabuf(facts) && registers_dmabuf(facts) == Some(true)
 }
 
-fn d01_driver(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = without_nvidia(facts) {
-        return none;
-    }
+fn d01_driver(facts: &Facts) -> Findings {
+    need_nvidia(facts)?;
     let finding = match nvidia_driver(facts) {
         None => Finding::warn(
             "NVIDIA GPUs without NVIDIA's driver",
@@ -222,14 +171,13 @@ fn d01_driver(facts: &Facts) -> Vec<Finding> {
         .nvidia_version
         .as_deref()
         .and_then(|text| text.lines().next());
-    vec![finding.read("/proc/driver/nvidia/version", version.unwrap_or("missing"))]
+    let read = "/proc/driver/nvidia/version";
+    Ok(vec![finding.read(read, version.unwrap_or("missing"))])
 }
 
-fn d02_peermem(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = without_nvidia(facts) {
-        return none;
-    }
-    vec![match peer_module(facts) {
+fn d02_peermem(facts: &Facts) -> Findings {
+    need_nvidia(facts)?;
+    Ok(vec![match peer_module(facts) {
         Some(module) => {
             Finding::pass("GPU memory can be registered through it").read("loaded", module)
         }
@@ -239,13 +187,11 @@ fn d02_peermem(facts: &Facts) -> Vec<Finding> {
             "modprobe nvidia_peermem (the GPU operator's driver.rdma.enabled), or see D01 and D03",
         )
         .read("/sys/module", "neither nvidia_peermem nor nv_peer_mem"),
-    }]
+    }])
 }
 
-fn d03_dmabuf(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = without(facts) {
-        return none;
-    }
+fn d03_dmabuf(facts: &Facts) -> Findings {
+    need_gpu_and_nic(facts)?;
     let remedy = "a kernel of 5.12 or later and a NIC driver with dma-buf (mlx5, irdma, bnxt_re, efa), \
         or nvidia_peermem";
     let finding = match registers_dmabuf(facts) {
@@ -259,33 +205,18 @@ fn d03_dmabuf(facts: &Facts) -> Vec<Finding> {
             remedy,
         ),
     };
-    let symbols = facts.symbols.as_ref().map(|symbols| {
-        symbols
-            .iter()
-            .map(String::as_str)
-            .collect::<Vec<_>>()
-            .join(" ")
-    });
-    vec![
-        finding.read(
-            "/proc/kallsyms",
-            symbols
-                .filter(|s| !s.is_empty())
-                .as_deref()
-                .unwrap_or("none"),
-        ),
-    ]
+    let symbols = facts.symbols.iter().flatten();
+    let symbols: Vec<&str> = symbols.map(String::as_str).collect();
+    Ok(vec![finding.read("/proc/kallsyms", words(&symbols, " "))])
 }
 
-fn d04_interface(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = without_nvidia(facts) {
-        return none;
-    }
+fn d04_interface(facts: &Facts) -> Findings {
+    need_nvidia(facts)?;
     let has = facts
         .symbols
         .as_ref()
         .map(|symbols| symbols.contains(PEER_INTERFACE));
-    vec![match has {
+    Ok(vec![match has {
         Some(true) => Finding::pass("nvidia_peermem can load"),
         _ if by_dmabuf(facts) => Finding::not_applicable("not needed: dma-buf serves"),
         None => Finding::unknown("the kernel's names cannot be read"),
@@ -295,41 +226,33 @@ fn d04_interface(facts: &Facts) -> Vec<Finding> {
             "use dma-buf (D01, D03), or a driver stack with the interface (DOCA-OFED, Ubuntu's kernel)",
         ),
     }
-    .read("/proc/kallsyms", if has == Some(true) { PEER_INTERFACE } else { "no such name" })]
+    .read("/proc/kallsyms", if has == Some(true) { PEER_INTERFACE } else { "no such name" })])
 }
 
-fn d05_order(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = without_nvidia(facts) {
-        return none;
-    }
-    let loaded = PEER_MODULES
-        .iter()
-        .find(|module| facts.modules.contains(**module));
-    let Some(module) = loaded else {
-        return vec![Finding::not_applicable("no peer memory module is loaded")];
+fn d05_order(facts: &Facts) -> Findings {
+    need_nvidia(facts)?;
+    let mut loaded = PEER_MODULES.iter();
+    let Some(module) = loaded.find(|module| facts.modules.contains(**module)) else {
+        let why = "no peer memory module is loaded";
+        return Err(Finding::not_applicable(why));
+    };
+    let finding = match facts.core_holders.iter().any(|holder| holder == module) {
+        true => Finding::pass("it holds the RDMA core that is loaded"),
+        false => Finding::warn(
+            format!(
+                "{module} does not hold the RDMA core: it was loaded before another core, or \
+                 without one, and registers nothing"
+            ),
+            format!("modprobe -r {module}; modprobe {module}"),
+        ),
     };
     let holders = facts.core_holders.join(" ");
-    vec![
-        if facts.core_holders.iter().any(|holder| holder == module) {
-            Finding::pass("it holds the RDMA core that is loaded")
-        } else {
-            Finding::warn(
-                format!(
-                    "{module} does not hold the RDMA core: it was loaded before another core, or \
-                without one, and registers nothing"
-                ),
-                format!("modprobe -r {module}; modprobe {module}"),
-            )
-        }
-        .read("/sys/module/ib_core/holders", holders),
-    ]
+    Ok(vec![finding.read("/sys/module/ib_core/holders", holders)])
 }
 
-fn d07_isolation(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = without_nvidia(facts) {
-        return none;
-    }
-    vec![match facts.all_nodes_to_gpu_pods {
+fn d07_isolation(facts: &Facts) -> Findings {
+    need_nvidia(facts)?;
+    Ok(vec![match facts.all_nodes_to_gpu_pods {
         None => Finding::unknown("NVIDIA's device plugin is not in sight (hostPID shows it)"),
         Some(false) => Finding::pass("NVIDIA's device plugin hands out GPUs only"),
         Some(true) => Finding::warn(
@@ -337,7 +260,7 @@ fn d07_isolation(facts: &Facts) -> Vec<Finding> {
             "set MOFED_ENABLED=false there (the GPU operator's devicePlugin.env)",
         )
         .read("environment of nvidia-device-plugin", "MOFED_ENABLED=true"),
-    }]
+    }])
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-use super::check::Check;
+use hca::PciAddress;
+
+use super::check::{Findings, checks, need};
 use super::context::{Context, PoolHca};
 use crate::verdict::Finding;
 
@@ -52,57 +54,35 @@ pub(super) struct Facts {
     pub expected: Vec<Expected>,
 }
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "H01",
-        title: "there is an HCA",
-        judge: h01_any,
-    },
-    Check {
-        id: "H02",
-        title: "each pool has an HCA that can be used",
-        judge: h02_pools,
-    },
-    Check {
-        id: "H03",
-        title: "as many HCAs as expected can be used",
-        judge: h03_expected,
-    },
-];
+checks! {
+    "H01" "there is an HCA" h01_any;
+    "H02" "each pool has an HCA that can be used" h02_pools;
+    "H03" "as many HCAs as expected can be used" h03_expected;
+}
 
 /// Reads the host.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let inventory = &context.snapshot.inventory;
     // RDMA devices of one function are one HCA.
     let mut hcas: BTreeMap<String, PoolHca> = BTreeMap::new();
+    let key = |function: Option<PciAddress>, name: &str| {
+        function.map_or_else(|| name.to_owned(), |function| function.to_string())
+    };
     let for_pods = |device: &&hca::RdmaDevice| device.reserved.is_none();
     for device in inventory.rdma_devices.iter().filter(for_pods) {
-        let function = device.pci.as_ref().map(|pci| pci.address.to_string());
-        let hca = hcas
-            .entry(function.unwrap_or_else(|| device.name.clone()))
-            .or_insert_with(|| PoolHca {
-                id: device.name.clone(),
-                fault: Some("no port is active".to_owned()),
-            });
+        let function = device.pci.as_ref().map(|pci| pci.address);
+        let hca = hcas.entry(key(function, &device.name));
+        let hca = hca.or_insert_with(|| PoolHca::new(&device.name, Some("no port is active")));
         if device.ports.iter().any(hca::Port::is_active) {
             hca.fault = None;
         }
     }
     for away in &inventory.elsewhere {
-        let function = away.pci.map(|address| address.to_string());
-        let usable = PoolHca {
-            id: away.rdma_device.clone(),
-            fault: None,
-        };
-        hcas.insert(function.unwrap_or_else(|| usable.id.clone()), usable);
+        let usable = PoolHca::new(&away.rdma_device, None);
+        hcas.insert(key(away.pci, &away.rdma_device), usable);
     }
     for device in &inventory.unreadable {
-        let faulty = PoolHca {
-            id: device.rdma_device.clone(),
-            fault: Some(device.reason.clone()),
-        };
+        let faulty = PoolHca::new(&device.rdma_device, Some(&device.reason));
         hcas.entry(faulty.id.clone()).or_insert(faulty);
     }
     Facts {
@@ -114,27 +94,23 @@ pub(super) fn read(context: &Context) -> Facts {
     }
 }
 
-fn h01_any(facts: &Facts) -> Vec<Finding> {
-    if facts.in_pod {
-        return vec![Finding::not_applicable("not checked with --pod")];
-    }
+fn h01_any(facts: &Facts) -> Findings {
+    need(!facts.in_pod, "not checked with --pod")?;
     let ids: Vec<&str> = facts.hcas.iter().map(|hca| hca.id.as_str()).collect();
-    vec![if ids.is_empty() {
-        Finding::fail(
+    Ok(vec![match ids.len() {
+        0 => Finding::fail(
             "no RDMA device, neither here nor in a pod",
             "see M01 to M03 for a driver that is missing, and lspci for the NIC; a node that is meant \
              to have none is checked with --skip H",
-        )
-    } else {
-        Finding::pass(format!("{} of them", ids.len())).read("RDMA devices", ids.join(", "))
-    }]
+        ),
+        count => Finding::pass(format!("{count} of them")).read("RDMA devices", ids.join(", ")),
+    }])
 }
 
-fn h02_pools(facts: &Facts) -> Vec<Finding> {
+fn h02_pools(facts: &Facts) -> Findings {
     let Some(pools) = &facts.pools else {
-        return vec![Finding::not_applicable(
-            "no configuration says which pools there are",
-        )];
+        let why = "no configuration says which pools there are";
+        return Err(Finding::not_applicable(why));
     };
     let all_empty = pools.values().all(Vec::is_empty);
     let judge = |(resource, hcas): (&String, &Vec<PoolHca>)| {
@@ -157,10 +133,10 @@ fn h02_pools(facts: &Facts) -> Vec<Finding> {
         };
         finding.on(resource)
     };
-    pools.iter().map(judge).collect()
+    Ok(pools.iter().map(judge).collect())
 }
 
-fn h03_expected(facts: &Facts) -> Vec<Finding> {
+fn h03_expected(facts: &Facts) -> Findings {
     let judge = |expected: &Expected| {
         let none = Vec::new();
         let (of, hcas) = match (&expected.resource, &facts.pools) {
@@ -201,7 +177,7 @@ fn h03_expected(facts: &Facts) -> Vec<Finding> {
         };
         finding.on(of)
     };
-    facts.expected.iter().map(judge).collect()
+    Ok(facts.expected.iter().map(judge).collect())
 }
 
 fn usable(hcas: &[PoolHca]) -> usize {

@@ -4,8 +4,8 @@ pub(super) mod read;
 
 use std::collections::BTreeMap;
 
-use super::check::Check;
-use crate::verdict::Finding;
+use super::check::{Findings, checks, need};
+use crate::verdict::{Finding, words};
 
 pub(super) use read::read;
 
@@ -38,10 +38,6 @@ pub(super) struct Facts {
     pub cni_configurations: Vec<String>,
     /// Stores of the node's policy, with how opening them went; or why the policy is no good.
     pub stores: Result<Vec<(String, Opened)>, String>,
-    /// InfiniBand ports with their partition keys.
-    pub pkeys: Vec<(String, Vec<u16>)>,
-    /// The partition key that ports should have.
-    pub wanted_pkey: Option<u16>,
 }
 
 /// What a store is, or what is wrong with it and what to do.
@@ -81,81 +77,41 @@ pub(super) struct Policies {
     pub scope: String,
 }
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "K01",
-        title: "device plugins can register",
-        judge: k01_plugins,
-    },
-    Check {
-        id: "K02",
-        title: "the kubelet reports which pod has what",
-        judge: k02_pod_resources,
-    },
-    Check {
-        id: "K03",
-        title: "the kubelet aligns devices",
-        judge: k03_alignment,
-    },
-    Check {
-        id: "K07",
-        title: "no NIC is offered twice",
-        judge: k07_twice,
-    },
-    Check {
-        id: "K08",
-        title: "CNI programs are of this version",
-        judge: k08_programs,
-    },
-    Check {
-        id: "K09",
-        title: "address stores can be reached",
-        judge: k09_stores,
-    },
-    Check {
-        id: "K10",
-        title: "InfiniBand ports have the partition",
-        judge: k10_partition,
-    },
-];
-
-fn no_kubelet(facts: &Facts) -> Option<Vec<Finding>> {
-    (!facts.kubelet).then(|| {
-        vec![Finding::not_applicable(
-            "no kubelet's directory on this host",
-        )]
-    })
+checks! {
+    "K01" "device plugins can register" k01_plugins;
+    "K02" "the kubelet reports which pod has what" k02_pod_resources;
+    "K03" "the kubelet aligns devices" k03_alignment;
+    "K07" "no NIC is offered twice" k07_twice;
+    "K08" "CNI programs are of this version" k08_programs;
+    "K09" "address stores can be reached" k09_stores;
 }
 
-fn k01_plugins(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_kubelet(facts) {
-        return none;
-    }
+fn need_kubelet(facts: &Facts) -> Result<(), Finding> {
+    need(facts.kubelet, "no kubelet's directory on this host")
+}
+
+fn k01_plugins(facts: &Facts) -> Findings {
+    need_kubelet(facts)?;
     let Some(directory) = &facts.plugin_dir else {
-        return vec![Finding::fail(
+        return Err(Finding::fail(
             "the kubelet's directory of device plugins is not there",
             "start the kubelet, or name its directory with --device-plugin-dir",
-        )];
+        ));
     };
     let finding = if !directory.writable {
         Finding::fail("it is not writable", "mount it read-write, and run as root")
     } else if directory.socket {
         Finding::pass("the kubelet's socket is there")
     } else {
-        Finding::fail(
-            "the kubelet's socket is not there",
-            "systemctl status kubelet",
-        )
+        let why = "the kubelet's socket is not there";
+        Finding::fail(why, "systemctl status kubelet")
     };
-    vec![finding.on(&directory.path)]
+    Ok(vec![finding.on(&directory.path)])
 }
 
-fn k02_pod_resources(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_kubelet(facts) {
-        return none;
-    }
-    vec![match &facts.pod_resources {
+fn k02_pod_resources(facts: &Facts) -> Findings {
+    need_kubelet(facts)?;
+    Ok(vec![match &facts.pod_resources {
         Asked::Answered => Finding::pass("it answers"),
         Asked::NoSocket => Finding::fail(
             "pod-resources/kubelet.sock is not there: Multus cannot assign devices to networks",
@@ -163,22 +119,16 @@ fn k02_pod_resources(facts: &Facts) -> Vec<Finding> {
              KubeletPodResources",
         ),
         Asked::Failed(error) => Finding::fail(error, "run as root; check the kubelet's log"),
-    }]
+    }])
 }
 
-fn k03_alignment(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_kubelet(facts) {
-        return none;
-    }
+fn k03_alignment(facts: &Facts) -> Findings {
+    need_kubelet(facts)?;
     let Some(policies) = &facts.policies else {
-        return vec![Finding::unknown(
-            "the kubelet's configuration is not in sight",
-        )];
+        let why = "the kubelet's configuration is not in sight";
+        return Err(Finding::unknown(why));
     };
-    let strict = matches!(
-        policies.topology.as_str(),
-        "restricted" | "single-numa-node"
-    );
+    let strict = ["restricted", "single-numa-node"].contains(&policies.topology.as_str());
     let finding = if facts.numa_nodes_with_cpus <= 1 {
         Finding::pass("there is but one NUMA node to align to")
     } else if strict && policies.cpu == "static" {
@@ -195,141 +145,81 @@ fn k03_alignment(facts: &Facts) -> Vec<Finding> {
              cpuManagerPolicy: static",
         )
     };
-    vec![
-        finding
-            .read("topologyManagerPolicy", &policies.topology)
-            .read("topologyManagerScope", &policies.scope)
-            .read("cpuManagerPolicy", &policies.cpu),
-    ]
+    let finding = finding
+        .read("topologyManagerPolicy", &policies.topology)
+        .read("topologyManagerScope", &policies.scope)
+        .read("cpuManagerPolicy", &policies.cpu);
+    Ok(vec![finding])
 }
 
 /// Resources that have a device of the same hardware.
-fn k07_twice(facts: &Facts) -> Vec<Finding> {
-    if facts.registered.is_empty() {
-        return vec![Finding::not_applicable(
-            "no device plugin has registered, or the kubelet's checkpoint is not in sight",
-        )];
-    }
-    let shared = |ids: &[String], nic: &str| {
-        ids.iter().any(|id| {
-            let unit = id.parse::<hca::UnitId>().ok();
-            unit.and_then(|unit| unit.hca().map(ToString::to_string))
-                .as_deref()
-                == Some(nic)
-        })
+fn k07_twice(facts: &Facts) -> Findings {
+    let why = "no device plugin has registered, or the kubelet's checkpoint is not in sight";
+    need(!facts.registered.is_empty(), why)?;
+    let is_of = |id: &String, nic: &str| {
+        let unit = id.parse::<hca::UnitId>().ok();
+        unit.is_some_and(|unit| unit.hca().is_some_and(|hca| hca.to_string() == nic))
     };
-    facts
-        .nics
-        .iter()
-        .map(|nic| {
-            let by: Vec<&str> = facts
-                .registered
-                .iter()
-                .filter(|(_, ids)| shared(ids, nic))
-                .map(|(resource, _)| resource.as_str())
-                .collect();
-            let whole = by.iter().any(|resource| {
-                facts.registered.get(*resource).is_some_and(|ids| ids.contains(nic))
-            });
-            let finding = if by.len() > 1 && whole {
-                Finding::fail(
-                    "two resources offer it, and at least one of them whole: two pods would have it",
-                    "take it out of one of the configurations (selectors), and restart that plugin",
-                )
-            } else {
-                Finding::pass("offered once, or shared by all")
-            };
-            let by = if by.is_empty() { "none".to_owned() } else { by.join(", ") };
-            finding.on(nic).read("resources", by)
-        })
-        .collect()
+    let judge = |nic: &String| {
+        let offers = |ids: &Vec<String>| ids.iter().any(|id| is_of(id, nic));
+        let by = facts.registered.iter().filter(|(_, ids)| offers(ids));
+        let whole = by.clone().any(|(_, ids)| ids.contains(nic));
+        let by: Vec<&str> = by.map(|(resource, _)| resource.as_str()).collect();
+        let finding = match by.len() > 1 && whole {
+            true => Finding::fail(
+                "two resources offer it, and at least one of them whole: two pods would have it",
+                "take it out of one of the configurations (selectors), and restart that plugin",
+            ),
+            false => Finding::pass("offered once, or shared by all"),
+        };
+        finding.on(nic).read("resources", words(&by, ", "))
+    };
+    Ok(facts.nics.iter().map(judge).collect())
 }
 
-fn k08_programs(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_kubelet(facts) {
-        return none;
-    }
+fn k08_programs(facts: &Facts) -> Findings {
+    need_kubelet(facts)?;
     if !facts.programs_in_sight {
-        return vec![Finding::unknown(
+        return Err(Finding::unknown(
             "the directory of CNI programs is not mounted here: check on the node, or name where it \
              is mounted with --cni-bin-dir",
-        )];
+        ));
     }
-    let mut findings: Vec<Finding> = facts
-        .programs
-        .iter()
-        .map(|(program, version)| {
-            let remedy = "rdma-device-plugin install, or let the DaemonSet's init container do it";
-            let finding = match version {
-                None => Finding::warn("it is not there, or does not run", remedy),
-                Some(version) if *version == facts.version => Finding::pass("the same version"),
-                Some(version) => Finding::warn(
-                    format!("version {version}, the device plugin is {}", facts.version),
-                    remedy,
-                ),
-            };
-            finding.on(program)
-        })
-        .collect();
+    let remedy = "rdma-device-plugin install, or let the DaemonSet's init container do it";
+    let judge = |(program, version): &(String, Option<String>)| {
+        let finding = match version {
+            None => Finding::warn("it is not there, or does not run", remedy),
+            Some(version) if *version == facts.version => Finding::pass("the same version"),
+            Some(version) => Finding::warn(
+                format!("version {version}, the device plugin is {}", facts.version),
+                remedy,
+            ),
+        };
+        finding.on(program)
+    };
+    let mut findings: Vec<Finding> = facts.programs.iter().map(judge).collect();
     if facts.configurations_in_sight && facts.cni_configurations.is_empty() {
         findings.push(Finding::warn(
             "no CNI configuration: the node has no pod network yet",
             "install the cluster's network; name its directory with --cni-conf-dir",
         ));
     }
-    findings
+    Ok(findings)
 }
 
-fn k09_stores(facts: &Facts) -> Vec<Finding> {
-    match &facts.stores {
-        Err(error) => vec![Finding::fail(
-            error,
-            "correct the node's policy; without it no pod gets an interface",
-        )],
-        Ok(stores) => stores
-            .iter()
-            .map(|(name, opened)| {
-                let finding = match opened {
-                    Ok(what) => Finding::pass(what),
-                    Err((error, remedy)) => Finding::fail(error, remedy),
-                };
-                finding.on(format!("store {name}"))
-            })
-            .collect(),
-    }
-}
-
-fn k10_partition(facts: &Facts) -> Vec<Finding> {
-    if facts.pkeys.is_empty() {
-        return vec![Finding::not_applicable("no InfiniBand port")];
-    }
-    facts
-        .pkeys
-        .iter()
-        .map(|(port, keys)| {
-            let list: Vec<String> = keys.iter().map(|key| format!("{key:#06x}")).collect();
-            // The highest bit is full membership.
-            let has = |wanted: u16| keys.iter().any(|key| key & 0x7fff == wanted & 0x7fff);
-            let finding = match facts.wanted_pkey {
-                _ if keys.is_empty() => Finding::fail(
-                    "the partition table is empty: nothing can be sent",
-                    "check the subnet manager (L04)",
-                ),
-                Some(wanted) if !has(wanted) => Finding::fail(
-                    format!("{wanted:#06x} is not among its partitions"),
-                    "add the port's GUID to the partition in the subnet manager's configuration",
-                ),
-                Some(_) => Finding::pass("it is a member"),
-                None => Finding::pass("members of these partitions"),
-            };
-            let list = if list.is_empty() {
-                "none".to_owned()
-            } else {
-                list.join(" ")
-            };
-            finding.on(port).read("pkeys", list)
-        })
-        .collect()
+fn k09_stores(facts: &Facts) -> Findings {
+    let stores = facts.stores.as_ref().map_err(|error| {
+        let remedy = "correct the node's policy; without it no pod gets an interface";
+        Finding::fail(error, remedy)
+    })?;
+    let judge = |(name, opened): &(String, Opened)| {
+        let finding = match opened {
+            Ok(what) => Finding::pass(what),
+            Err((error, remedy)) => Finding::fail(error, remedy),
+        };
+        finding.on(format!("store {name}"))
+    };
+    Ok(stores.iter().map(judge).collect())
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use hca::pci::Sriov;
 use hca::{LinkLayer, Port, PortState, RdmaDevice};
 use node::policy::membership;
 
-use super::check::Check;
-use super::context::{Context, Membership};
+use super::check::{Findings, checks, need};
+use super::context::{Context, Membership, port_name};
 use crate::verdict::{Finding, NO_NIC};
 use hca::network::Uplinks;
 use rdma_device_plugin::candidate::without_node_guid;
@@ -20,6 +20,8 @@ pub(super) struct Facts {
     pub ports: Vec<PortFacts>,
     /// Rate that each port should have, in Gb/s.
     pub wanted_rate: Option<u32>,
+    /// Partition that InfiniBand ports should have.
+    pub wanted_pkey: Option<u16>,
     /// Why the node's uplinks are not known, if they are not.
     pub uplinks_unknown: Option<String>,
 }
@@ -69,91 +71,29 @@ pub(super) struct NetdevFacts {
 }
 
 impl PortFacts {
-    /// `mlx5_0/1`.
-    #[must_use]
-    pub(super) fn id(&self) -> String {
-        format!("{}/{}", self.device.name, self.port.number)
-    }
-
-    /// Its function's part in SR-IOV.
     fn sriov(&self) -> &Sriov {
         let pci = self.device.pci.as_ref();
         pci.map_or(&Sriov::None, |pci| &pci.sriov)
     }
 }
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "L01",
-        title: "netdevs of RDMA ports are up",
-        judge: l01_netdev,
-    },
-    Check {
-        id: "L02",
-        title: "ports are active",
-        judge: l02_state,
-    },
-    Check {
-        id: "L03",
-        title: "links are up",
-        judge: l03_phys_state,
-    },
-    Check {
-        id: "L04",
-        title: "InfiniBand ports have a subnet manager",
-        judge: l04_subnet,
-    },
-    Check {
-        id: "L05",
-        title: "ports run at their rate",
-        judge: l05_rate,
-    },
-    Check {
-        id: "L06",
-        title: "MTUs agree",
-        judge: l06_mtu,
-    },
-    Check {
-        id: "L07",
-        title: "RoCE messages have their full size",
-        judge: l07_roce_mtu,
-    },
-    Check {
-        id: "L08",
-        title: "pools leave the node's uplink alone",
-        judge: l08_uplink,
-    },
-    Check {
-        id: "L09",
-        title: "bonds are given whole",
-        judge: l09_bond,
-    },
-    Check {
-        id: "L10",
-        title: "functions with VFs are not offered",
-        judge: l10_sriov,
-    },
-    Check {
-        id: "L11",
-        title: "netdevs keep their names",
-        judge: l11_names,
-    },
-    // L12 counts errors.
-    Check {
-        id: "L13",
-        title: "InfiniBand ports are members of a partition",
-        judge: l13_partitions,
-    },
-    Check {
-        id: "L14",
-        title: "VFs have a node GUID",
-        judge: l14_node_guid,
-    },
-];
+checks! {
+    "L01" "netdevs of RDMA ports are up" l01_netdev;
+    "L02" "ports are active" l02_state;
+    "L03" "links are up" l03_phys_state;
+    "L04" "InfiniBand ports have a subnet manager" l04_subnet;
+    "L05" "ports run at their rate" l05_rate;
+    "L06" "MTUs agree" l06_mtu;
+    "L07" "RoCE messages have their full size" l07_roce_mtu;
+    "L08" "pools leave the node's uplink alone" l08_uplink;
+    "L09" "bonds are given whole" l09_bond;
+    "L10" "functions with VFs are not offered" l10_sriov;
+    "L11" "netdevs keep their names" l11_names;
+    "L13" "InfiniBand ports are members of a partition" l13_partitions;
+    "L14" "VFs have a node GUID" l14_node_guid;
+}
 
 /// Reads the host.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let uplinks = context.uplinks();
     let inventory = &context.snapshot.inventory;
@@ -173,6 +113,7 @@ pub(super) fn read(context: &Context) -> Facts {
     Facts {
         ports: ports.collect(),
         wanted_rate: context.settings.requirements.rate,
+        wanted_pkey: context.settings.requirements.pkey,
         uplinks_unknown: match uplinks {
             Uplinks::Known(_) => None,
             Uplinks::Unknown(reason) => Some(reason),
@@ -220,22 +161,16 @@ fn netdev(
 }
 
 /// One finding for each port that some pool may have.
-fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Option<Finding>) -> Vec<Finding> {
-    if facts.ports.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    facts
-        .ports
-        .iter()
-        .filter_map(|port| {
-            let finding = if port.offered {
-                judge(port)?
-            } else {
-                Finding::not_applicable("in no pool")
-            };
-            Some(finding.on(port.id()))
-        })
-        .collect()
+fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Option<Finding>) -> Findings {
+    need(!facts.ports.is_empty(), NO_NIC)?;
+    let finding = |port: &PortFacts| {
+        let finding = match port.offered {
+            true => judge(port)?,
+            false => Finding::not_applicable("in no pool"),
+        };
+        Some(finding.on(port_name(&port.device, &port.port)))
+    };
+    Ok(facts.ports.iter().filter_map(finding).collect())
 }
 
 /// Whether a port that does not work is a lesser fault: no pool has it, and another one of this
@@ -244,12 +179,11 @@ fn may_rest(facts: &Facts, port: &PortFacts) -> bool {
     port.pools.is_empty() && facts.ports.iter().any(|other| other.port.is_active())
 }
 
-fn l01_netdev(facts: &Facts) -> Vec<Finding> {
+fn l01_netdev(facts: &Facts) -> Findings {
     each(facts, |port| {
         let Some(netdev) = &port.netdev else {
-            return Some(Finding::not_applicable(
-                "it has no netdev in this namespace",
-            ));
+            let why = "it has no netdev in this namespace";
+            return Some(Finding::not_applicable(why));
         };
         let finding = if !netdev.up {
             Finding::fail(
@@ -270,17 +204,18 @@ fn l01_netdev(facts: &Facts) -> Vec<Finding> {
         } else {
             Finding::pass(format!("{} is up", netdev.name))
         };
-        let carrier = netdev
-            .carrier
-            .map_or("unreadable", |up| if up { "1" } else { "0" });
-        let finding = finding
-            .read("operstate", &netdev.operstate)
-            .read("carrier", carrier);
-        Some(finding.softened(may_rest(facts, port)))
+        let carrier = netdev.carrier.map(|up| u8::from(up).to_string());
+        let carrier = carrier.as_deref().unwrap_or("unreadable");
+        let finding = finding.read("operstate", &netdev.operstate);
+        Some(
+            finding
+                .read("carrier", carrier)
+                .softened(may_rest(facts, port)),
+        )
     })
 }
 
-fn l02_state(facts: &Facts) -> Vec<Finding> {
+fn l02_state(facts: &Facts) -> Findings {
     each(facts, |port| {
         let finding = match port.port.state {
             PortState::Active | PortState::ActiveDefer => Finding::pass("active"),
@@ -300,7 +235,7 @@ fn l02_state(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l03_phys_state(facts: &Facts) -> Vec<Finding> {
+fn l03_phys_state(facts: &Facts) -> Findings {
     each(facts, |port| {
         let finding = if port.port.phys_state == hca::port::PhysState::LinkUp {
             Finding::pass("link up")
@@ -315,7 +250,7 @@ fn l03_phys_state(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l04_subnet(facts: &Facts) -> Vec<Finding> {
+fn l04_subnet(facts: &Facts) -> Findings {
     each(facts, |port| {
         let finding = match port.port.link_layer {
             LinkLayer::InfiniBand if port.port.lid == 0 || port.port.sm_lid == 0 => Finding::fail(
@@ -331,12 +266,13 @@ fn l04_subnet(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l05_rate(facts: &Facts) -> Vec<Finding> {
+fn l05_rate(facts: &Facts) -> Findings {
     let fastest = |port: &PortFacts| {
+        let board = &port.device.board_id;
         let alike = facts
             .ports
             .iter()
-            .filter(|other| other.device.board_id == port.device.board_id);
+            .filter(|other| other.device.board_id == *board);
         alike
             .filter_map(|other| Some(other.port.rate.as_ref()?.mbps))
             .max()
@@ -382,7 +318,7 @@ fn is_narrow(port: &PortFacts) -> bool {
         && signalling.is_some_and(|signalling| signalling.starts_with("1X"))
 }
 
-fn l06_mtu(facts: &Facts) -> Vec<Finding> {
+fn l06_mtu(facts: &Facts) -> Findings {
     each(facts, |port| {
         let netdev = port.netdev.as_ref()?;
         let finding = match (netdev.physical_mtu, more_usual_mtu(facts, port, netdev.mtu)) {
@@ -436,7 +372,7 @@ fn are_mates(port: &PortFacts, other: &PortFacts) -> bool {
     alike && other.offered && port.port.link_layer == other.port.link_layer
 }
 
-fn l07_roce_mtu(facts: &Facts) -> Vec<Finding> {
+fn l07_roce_mtu(facts: &Facts) -> Findings {
     each(facts, |port| {
         if !port.device.is_roce(&port.port) {
             return Some(Finding::not_applicable("not RoCE"));
@@ -457,7 +393,7 @@ fn l07_roce_mtu(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l08_uplink(facts: &Facts) -> Vec<Finding> {
+fn l08_uplink(facts: &Facts) -> Findings {
     each(facts, |port| {
         let netdev = port.netdev.as_ref()?;
         if let Some(reason) = &facts.uplinks_unknown {
@@ -500,7 +436,7 @@ fn l08_uplink(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l09_bond(facts: &Facts) -> Vec<Finding> {
+fn l09_bond(facts: &Facts) -> Findings {
     each(facts, |port| {
         let netdev = port.netdev.as_ref()?;
         if !netdev.members.is_empty() {
@@ -526,7 +462,7 @@ fn l09_bond(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l10_sriov(facts: &Facts) -> Vec<Finding> {
+fn l10_sriov(facts: &Facts) -> Findings {
     each(facts, |port| {
         if let Some(netdev) = port.netdev.as_ref().filter(|netdev| netdev.representor) {
             return Some(Finding::fail(
@@ -559,7 +495,7 @@ fn l10_sriov(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l11_names(facts: &Facts) -> Vec<Finding> {
+fn l11_names(facts: &Facts) -> Findings {
     each(facts, |port| {
         let netdev = port.netdev.as_ref()?;
         let fallback = netdev
@@ -589,20 +525,25 @@ fn l11_names(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn l13_partitions(facts: &Facts) -> Vec<Finding> {
+fn l13_partitions(facts: &Facts) -> Findings {
     each(facts, |port| {
         let layer = port.port.link_layer;
         if layer != LinkLayer::InfiniBand {
             return Some(Finding::not_applicable(format!("link layer {layer}")));
         }
-        let keys = port.port.pkeys.iter().map(|(_, key)| *key);
-        let shown: Vec<String> = keys.clone().map(membership).collect();
+        let keys: Vec<u16> = port.port.pkeys.iter().map(|(_, key)| *key).collect();
+        let is_full = |key: &u16| key & 0x8000 != 0;
+        // Without the bit of the membership.
+        let is_in = |wanted: u16| keys.iter().any(|key| key & 0x7fff == wanted & 0x7fff);
+        let missing = facts.wanted_pkey.filter(|wanted| !is_in(*wanted));
         let remedy =
             "add the port's GUID to a partition as a full member (OpenSM: partitions.conf)";
-        let finding = if shown.is_empty() {
+        let finding = if keys.is_empty() {
             let why = "it is not a member of a partition: no packet leaves it";
             Finding::fail(why, remedy).softened(may_rest(facts, port))
-        } else if keys.clone().all(|key| key & 0x8000 == 0) {
+        } else if let Some(wanted) = missing {
+            Finding::fail(format!("{wanted:#06x} is not among its partitions"), remedy)
+        } else if !keys.iter().any(is_full) {
             Finding::warn(
                 "it is a limited member: other limited members do not reach it",
                 remedy,
@@ -610,11 +551,12 @@ fn l13_partitions(facts: &Facts) -> Vec<Finding> {
         } else {
             Finding::pass("it is a full member")
         };
+        let shown: Vec<String> = keys.iter().copied().map(membership).collect();
         Some(finding.read("PKeys", shown.join(", ")))
     })
 }
 
-fn l14_node_guid(facts: &Facts) -> Vec<Finding> {
+fn l14_node_guid(facts: &Facts) -> Findings {
     each(facts, |port| {
         if let Some((why, remedy)) = without_node_guid(&port.device) {
             return Some(Finding::fail(why, remedy));

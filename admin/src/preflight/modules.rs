@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hca::{NetnsMode, PciAddress};
-use netlink::release::MINIMUM;
-pub(super) use netlink::release::version;
+use hca::{NetnsMode, PciAddress, RdmaDevice};
+use netlink::release::{MINIMUM, version};
 
-use super::check::Check;
+use super::check::{Findings, checks, need};
 use super::context::Context;
 use crate::verdict::{Finding, NO_NIC};
 use rdma_device_plugin::candidate::RDMA_HALVES;
@@ -22,7 +21,7 @@ pub(super) struct Facts {
     /// Network functions whose driver can do RDMA, or whose vendor makes nothing else.
     pub functions: Vec<Function>,
     /// RDMA devices.
-    pub devices: Vec<Device>,
+    pub devices: Vec<RdmaDevice>,
     /// How RDMA devices relate to network namespaces.
     pub netns_mode: Option<NetnsMode>,
     /// How they should.
@@ -44,64 +43,23 @@ pub(super) struct Function {
     pub in_lag: bool,
 }
 
-/// An RDMA device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Device {
-    /// Name.
-    pub name: String,
-    /// Firmware version.
-    pub firmware: Option<String>,
-    /// Board.
-    pub board: Option<String>,
-}
-
 /// Mellanox, whose network functions all do RDMA.
 const MELLANOX: u16 = 0x15b3;
 
 /// Drivers that hold a function for a virtual machine or user space.
 const GIVEN_AWAY: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "M01",
-        title: "the RDMA core is in the kernel",
-        judge: m01_core,
-    },
-    Check {
-        id: "M02",
-        title: "NICs have their driver and its RDMA half",
-        judge: m02_drivers,
-    },
-    Check {
-        id: "M03",
-        title: "NICs with an RDMA driver have an RDMA device",
-        judge: m03_devices,
-    },
-    Check {
-        id: "M04",
-        title: "the driver container is done",
-        judge: m04_marker,
-    },
-    Check {
-        id: "M06",
-        title: "NICs of one kind have one firmware",
-        judge: m06_firmware,
-    },
-    Check {
-        id: "M07",
-        title: "RDMA devices relate to namespaces as wanted",
-        judge: m07_mode,
-    },
-    Check {
-        id: "M08",
-        title: "kernel version and features",
-        judge: m08_kernel,
-    },
-];
+checks! {
+    "M01" "the RDMA core is in the kernel" m01_core;
+    "M02" "NICs have their driver and its RDMA half" m02_drivers;
+    "M03" "NICs with an RDMA driver have an RDMA device" m03_devices;
+    "M04" "the driver container is done" m04_marker;
+    "M06" "NICs of one kind have one firmware" m06_firmware;
+    "M07" "RDMA devices relate to namespaces as wanted" m07_mode;
+    "M08" "kernel version and features" m08_kernel;
+}
 
 /// Reads the host.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let inventory = &context.snapshot.inventory;
     let proc = &context.host.proc;
@@ -120,15 +78,7 @@ pub(super) fn read(context: &Context) -> Facts {
         release: files::text(&proc.join("sys/kernel/osrelease")),
         modules,
         functions: functions(context),
-        devices: inventory
-            .rdma_devices
-            .iter()
-            .map(|device| Device {
-                name: device.name.clone(),
-                firmware: device.firmware.clone(),
-                board: device.board_id.clone(),
-            })
-            .collect(),
+        devices: inventory.rdma_devices.clone(),
         netns_mode: inventory.netns_mode,
         wanted_mode: context.settings.requirements.netns_mode,
         driver_container: drivers
@@ -190,15 +140,15 @@ fn half_of(driver: &str) -> Option<(&'static str, bool)> {
     known.map(|(_, half, bought_for_it)| (*half, *bought_for_it))
 }
 
-fn no_hardware(facts: &Facts) -> Option<Vec<Finding>> {
-    let none = facts.devices.is_empty() && facts.functions.is_empty();
-    none.then(|| vec![Finding::not_applicable(NO_NIC)])
+fn need_hardware(facts: &Facts) -> Result<(), Finding> {
+    need(
+        !facts.devices.is_empty() || !facts.functions.is_empty(),
+        NO_NIC,
+    )
 }
 
-fn m01_core(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_hardware(facts) {
-        return none;
-    }
+fn m01_core(facts: &Facts) -> Findings {
+    need_hardware(facts)?;
     let missing: Vec<&str> = ["ib_core", "ib_uverbs"]
         .into_iter()
         .filter(|module| !facts.modules.contains(*module))
@@ -221,13 +171,11 @@ fn m01_core(facts: &Facts) -> Vec<Finding> {
         Finding::pass("verbs and the connection manager are there")
             .read("/sys/module", "ib_core, ib_uverbs, rdma_ucm")
     };
-    vec![finding]
+    Ok(vec![finding])
 }
 
-fn m02_drivers(facts: &Facts) -> Vec<Finding> {
-    if facts.functions.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
+fn m02_drivers(facts: &Facts) -> Findings {
+    need(!facts.functions.is_empty(), NO_NIC)?;
     let judge = |function: &Function| {
         let finding = match function.driver.as_deref() {
             None => Finding::fail(
@@ -257,13 +205,11 @@ fn m02_drivers(facts: &Facts) -> Vec<Finding> {
             .on(function.address.to_string())
             .read("driver", driver)
     };
-    facts.functions.iter().map(judge).collect()
+    Ok(facts.functions.iter().map(judge).collect())
 }
 
-fn m03_devices(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_hardware(facts) {
-        return none;
-    }
+fn m03_devices(facts: &Facts) -> Findings {
+    need_hardware(facts)?;
     let with_half = facts.functions.iter().filter_map(|function| {
         let (half, bought_for_it) = half_of(function.driver.as_deref()?)?;
         facts
@@ -302,12 +248,12 @@ fn m03_devices(facts: &Facts) -> Vec<Finding> {
             facts.devices.len()
         )));
     }
-    findings
+    Ok(findings)
 }
 
-fn m04_marker(facts: &Facts) -> Vec<Finding> {
+fn m04_marker(facts: &Facts) -> Findings {
     let path = "/run/mellanox/drivers/.driver-ready";
-    vec![match facts.driver_container {
+    Ok(vec![match facts.driver_container {
         None => Finding::not_applicable("no driver container manages this node's drivers"),
         Some(true) => Finding::pass("the driver container is done").read(path, "exists"),
         Some(false) => Finding::fail(
@@ -315,16 +261,14 @@ fn m04_marker(facts: &Facts) -> Vec<Finding> {
             "wait for it (--wait); check the logs of the OFED or DOCA driver pod of this node",
         )
         .read(path, "missing"),
-    }]
+    }])
 }
 
-fn m06_firmware(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = no_hardware(facts) {
-        return none;
-    }
+fn m06_firmware(facts: &Facts) -> Findings {
+    need_hardware(facts)?;
     let mut boards: BTreeMap<&str, BTreeMap<&str, Vec<&str>>> = BTreeMap::new();
     for device in &facts.devices {
-        if let (Some(board), Some(firmware)) = (&device.board, &device.firmware) {
+        if let (Some(board), Some(firmware)) = (&device.board_id, &device.firmware) {
             boards
                 .entry(board)
                 .or_default()
@@ -333,41 +277,34 @@ fn m06_firmware(facts: &Facts) -> Vec<Finding> {
                 .push(&device.name);
         }
     }
-    boards
-        .into_iter()
-        .map(|(board, versions)| {
-            let list: Vec<String> = versions
-                .iter()
-                .map(|(firmware, devices)| format!("{firmware} on {}", devices.join(" ")))
-                .collect();
-            let finding = if versions.len() == 1 {
-                Finding::pass("one firmware")
-            } else {
-                Finding::warn(
-                    "NICs of one kind run different firmware: rails may differ in behaviour",
-                    "bring them to one version (mlxfwmanager, fwupd)",
-                )
-            };
-            finding.on(board).read("fw_ver", list.join("; "))
-        })
-        .collect()
+    let judge = |(board, versions): (&str, BTreeMap<&str, Vec<&str>>)| {
+        let on = |(firmware, devices): (&&str, &Vec<&str>)| {
+            format!("{firmware} on {}", devices.join(" "))
+        };
+        let list: Vec<String> = versions.iter().map(on).collect();
+        let finding = match versions.len() {
+            1 => Finding::pass("one firmware"),
+            _ => Finding::warn(
+                "NICs of one kind run different firmware: rails may differ in behaviour",
+                "bring them to one version (mlxfwmanager, fwupd)",
+            ),
+        };
+        finding.on(board).read("fw_ver", list.join("; "))
+    };
+    Ok(boards.into_iter().map(judge).collect())
 }
 
-fn m07_mode(facts: &Facts) -> Vec<Finding> {
-    let word = |mode: NetnsMode| match mode {
-        NetnsMode::Shared => "shared",
-        NetnsMode::Exclusive => "exclusive",
-    };
+fn m07_mode(facts: &Facts) -> Findings {
     let Some(mode) = facts.netns_mode else {
-        return no_hardware(facts)
-            .unwrap_or_else(|| vec![Finding::not_applicable("the RDMA core is not loaded")]);
+        need_hardware(facts)?;
+        return Err(Finding::not_applicable("the RDMA core is not loaded"));
     };
     let finding = match facts.wanted_mode {
         Some(wanted) if wanted != mode => Finding::fail(
             format!(
                 "{} is wanted, the kernel is in {}",
-                word(wanted),
-                word(mode)
+                wanted.word(),
+                mode.word()
             ),
             format!(
                 "options ib_core netns_mode={} in /etc/modprobe.d and reboot: the mode can only be \
@@ -381,12 +318,12 @@ fn m07_mode(facts: &Facts) -> Vec<Finding> {
             NetnsMode::Exclusive => "each namespace sees its own RDMA devices",
         }),
     };
-    vec![finding.read("rdma system netns", word(mode))]
+    Ok(vec![finding.read("rdma system netns", mode.word())])
 }
 
-fn m08_kernel(facts: &Facts) -> Vec<Finding> {
+fn m08_kernel(facts: &Facts) -> Findings {
     let Some(release) = &facts.release else {
-        return vec![Finding::unknown("the kernel's release cannot be read")];
+        return Err(Finding::unknown("the kernel's release cannot be read"));
     };
     let finding = match version(release) {
         None => Finding::unknown("a release of an unknown form"),
@@ -397,7 +334,7 @@ fn m08_kernel(facts: &Facts) -> Vec<Finding> {
         ),
         Some(_) => Finding::pass("RDMA namespaces and dma-buf registration are there"),
     };
-    vec![finding.read("/proc/sys/kernel/osrelease", release)]
+    Ok(vec![finding.read("/proc/sys/kernel/osrelease", release)])
 }
 
 #[cfg(test)]

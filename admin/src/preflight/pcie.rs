@@ -6,12 +6,12 @@ mod platform;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hca::PciAddress;
-use hca::topology::{Class, Distance, Lanes, Machine, PcieLink, Place};
+use hca::topology::{Class, Distance, Gpu, Lanes, Machine, PcieLink, Place};
+use hca::{PciAddress, RdmaDevice};
 
 use self::config_space::{ConfigSpace, Register};
 use self::platform::Platform;
-use super::check::Check;
+use super::check::{Findings, checks, need};
 use super::context::Context;
 use crate::verdict::{Finding, NO_NIC};
 use rdma_device_plugin::files;
@@ -34,7 +34,7 @@ pub(super) struct Facts {
 }
 
 /// A NIC or GPU.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Function {
     /// Its name: RDMA device or GPU number, with the address.
     pub name: String,
@@ -112,108 +112,64 @@ const ATS_ENABLE: u16 = 0x8000;
 /// The smallest window in which a data-centre GPU shows its whole memory.
 const SMALL_WINDOW_BYTES: u64 = 1 << 30;
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "P01",
-        title: "PCIe links run as fast and wide as they can",
-        judge: p01_link,
-    },
-    Check {
-        id: "P02",
-        title: "NUMA nodes are known",
-        judge: p02_numa,
-    },
-    Check {
-        id: "P03",
-        title: "switches let GPU and NIC talk directly",
-        judge: p03_acs,
-    },
-    Check {
-        id: "P04",
-        title: "in a virtual machine NICs translate addresses",
-        judge: p04_ats,
-    },
-    Check {
-        id: "P05",
-        title: "the IOMMU does not stand between GPU and NIC",
-        judge: p05_iommu,
-    },
-    Check {
-        id: "P06",
-        title: "NICs read in large requests, in relaxed order",
-        judge: p06_requests,
-    },
-    Check {
-        id: "P08",
-        title: "each GPU shares a switch with a NIC",
-        judge: p08_near,
-    },
-    Check {
-        id: "P09",
-        title: "peers see the whole memory of GPUs",
-        judge: p09_window,
-    },
-    Check {
-        id: "P12",
-        title: "a NIC's Data Direct function shares the GPU's IOMMU group",
-        judge: p12_data_direct,
-    },
-];
+checks! {
+    "P01" "PCIe links run as fast and wide as they can" p01_link;
+    "P02" "NUMA nodes are known" p02_numa;
+    "P03" "switches let GPU and NIC talk directly" p03_acs;
+    "P04" "in a virtual machine NICs translate addresses" p04_ats;
+    "P05" "the IOMMU does not stand between GPU and NIC" p05_iommu;
+    "P06" "NICs read in large requests, in relaxed order" p06_requests;
+    "P08" "each GPU shares a switch with a NIC" p08_near;
+    "P09" "peers see the whole memory of GPUs" p09_window;
+    "P12" "a NIC's Data Direct function shares the GPU's IOMMU group" p12_data_direct;
+}
 
 /// Reads the host.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let machine = &context.snapshot.machine;
+    let inventory = &context.snapshot.inventory;
     let devices = context.host.sys.join("bus/pci/devices");
-    let soft = |name: &String| {
-        context
-            .snapshot
-            .inventory
-            .rdma_device(name)
-            .is_some_and(hca::RdmaDevice::is_soft)
-    };
+    let is_soft = |name: &String| inventory.rdma_device(name).is_some_and(RdmaDevice::is_soft);
     let nics = machine
         .nics
         .iter()
-        .filter(|nic| !nic.rdma_devices.is_empty())
-        .map(|nic| Function {
-            rate_mbps: nic.rate_mbps,
-            soft: nic.rdma_devices.iter().any(soft),
-            data_direct: data_direct(machine, &devices, &nic.place),
-            ..function(
-                &devices,
-                &format!("{} {}", nic.title(), nic.place.address),
-                &nic.place,
-                nic.link,
-            )
-        });
+        .filter(|nic| !nic.rdma_devices.is_empty());
+    let nics = nics.map(|nic| Function {
+        rate_mbps: nic.rate_mbps,
+        soft: nic.rdma_devices.iter().any(is_soft),
+        data_direct: data_direct(machine, &devices, &nic.place),
+        ..function(&devices, &nic.title(), &nic.place, nic.link)
+    });
     let gpus = machine.gpus.iter().map(|gpu| {
-        let near = machine
-            .nics
-            .iter()
-            .map(|nic| machine.distance(&gpu.place, &nic.place));
-        let nearest = near.min();
-        let name = format!("GPU{} {}", gpu.ordinal, gpu.place.address);
+        let near = machine.nics.iter();
+        let nearest = near
+            .map(|nic| machine.distance(&gpu.place, &nic.place))
+            .min();
         let directory = devices.join(gpu.place.address.to_string());
+        let resource = files::text(&directory.join("resource"));
         Function {
             nearest,
             direct: nearest.is_some_and(|nearest| gpu.is_direct_at(nearest.class)),
             c2c: gpu.c2c,
-            window: files::text(&directory.join("resource"))
-                .as_deref()
-                .and_then(window),
+            window: resource.as_deref().and_then(window),
             memory: files::parsed(&directory.join("mem_info_vram_total")),
-            ..function(&devices, &name, &gpu.place, gpu.link)
+            ..function(
+                &devices,
+                &format!("GPU{}", gpu.ordinal),
+                &gpu.place,
+                gpu.link,
+            )
         }
     });
+    let bridge = |(address, below): (PciAddress, Below)| Bridge {
+        address,
+        acs_control: config(&devices, address).acs_control(),
+        below,
+    };
     Facts {
         nics: nics.collect(),
         gpus: gpus.collect(),
-        bridges: between(machine)
-            .into_iter()
-            .map(|(address, below)| bridge(&devices, address, below))
-            .collect(),
+        bridges: between(machine).into_iter().map(bridge).collect(),
         numa_nodes: machine.numa.nodes_with_cpus(),
         platform: platform::read(&context.host),
         hides_switches: machine.hides_switches(),
@@ -221,26 +177,19 @@ pub(super) fn read(context: &Context) -> Facts {
 }
 
 fn function(devices: &Path, name: &str, place: &Place, link: PcieLink) -> Function {
-    let directory = devices.join(place.address.to_string());
-    let config = config(&directory);
+    let config = config(devices, place.address);
     let above = place.chain.iter().rev().nth(1);
     let above = above.and_then(|port| PcieLink::read(&devices.join(port.to_string())).ok());
+    let iommu = format!("{}/iommu_group/type", place.address);
     Function {
-        name: name.to_owned(),
-        rate_mbps: None,
-        soft: false,
+        name: format!("{name} {}", place.address),
         link,
         port_above: above.and_then(|link| link.most),
         numa: place.numa,
-        iommu: files::text(&directory.join("iommu_group/type")),
+        iommu: files::text(&devices.join(iommu)),
         device_control: config.device_control(),
         ats_control: config.ats_control(),
-        window: None,
-        memory: None,
-        nearest: None,
-        direct: false,
-        c2c: false,
-        data_direct: None,
+        ..Function::default()
     }
 }
 
@@ -253,33 +202,26 @@ fn iommu_group(devices: &Path, address: PciAddress) -> Option<u32> {
 
 fn data_direct(machine: &Machine, devices: &Path, nic: &Place) -> Option<DataDirect> {
     let function = nic.data_direct.as_deref()?;
-    let beside = machine.gpus.iter().filter(|gpu| {
-        let class = machine.distance(&gpu.place, function).class;
-        class.is_peer_to_peer()
-    });
+    let beside = |gpu: &&Gpu| {
+        machine
+            .distance(&gpu.place, function)
+            .class
+            .is_peer_to_peer()
+    };
+    let group = |gpu: &Gpu| {
+        let group = iommu_group(devices, gpu.place.address);
+        (format!("GPU{}", gpu.ordinal), group)
+    };
     Some(DataDirect {
         address: function.address,
         iommu_group: iommu_group(devices, function.address),
-        gpus: beside
-            .map(|gpu| {
-                let name = format!("GPU{}", gpu.ordinal);
-                (name, iommu_group(devices, gpu.place.address))
-            })
-            .collect(),
+        gpus: machine.gpus.iter().filter(beside).map(group).collect(),
     })
 }
 
-fn config(directory: &Path) -> ConfigSpace {
-    ConfigSpace::new(std::fs::read(directory.join("config")).unwrap_or_default())
-}
-
-fn bridge(devices: &Path, address: PciAddress, below: Below) -> Bridge {
-    let config = config(&devices.join(address.to_string()));
-    Bridge {
-        address,
-        acs_control: config.acs_control(),
-        below,
-    }
+fn config(devices: &Path, address: PciAddress) -> ConfigSpace {
+    let file = devices.join(address.to_string()).join("config");
+    ConfigSpace::new(std::fs::read(file).unwrap_or_default())
 }
 
 /// Bridges below which the way from a GPU to a NIC on its switches runs: all but their common
@@ -323,323 +265,265 @@ fn window(resource: &str) -> Option<u64> {
     (end > start).then(|| end - start + 1)
 }
 
-fn on(function: &Function, finding: Finding) -> Finding {
-    finding.on(&function.name)
+/// One finding for each function.
+fn each<'f>(
+    functions: impl IntoIterator<Item = &'f Function>,
+    judge: impl Fn(&Function) -> Finding,
+) -> Findings {
+    let functions = functions.into_iter();
+    Ok(functions
+        .map(|function| judge(function).on(&function.name))
+        .collect())
+}
+
+fn unreadable() -> Finding {
+    Finding::unknown("only root reads configuration space beyond 64 bytes")
+}
+
+fn need_gpu(facts: &Facts) -> Result<(), Finding> {
+    need(!facts.gpus.is_empty(), "no GPU on this node")
 }
 
 fn hardware(facts: &Facts) -> impl Iterator<Item = &Function> {
     facts.nics.iter().filter(|nic| !nic.soft)
 }
 
-fn p01_link(facts: &Facts) -> Vec<Finding> {
-    if facts.nics.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    hardware(facts)
-        .map(|nic| {
-            let Some(current) = nic.link.current else {
-                return on(
-                    nic,
-                    Finding::unknown("sysfs does not show the link (a VF or a virtual machine)"),
-                );
-            };
-            let possible = [nic.link.most, nic.port_above]
-                .into_iter()
-                .flatten()
-                .min_by_key(|l| l.mbps());
-            let rate = nic.rate_mbps.unwrap_or_default();
-            let remedy = "reseat the card, use a slot with all its lanes, update the firmware";
-            let finding = if current.mbps() * 2 < rate {
-                Finding::fail(
-                    format!(
-                        "the link carries {} Gb/s, the ports {}",
-                        current.mbps() / 1000,
-                        rate / 1000
-                    ),
-                    remedy,
-                )
-            } else if let Some(possible) = possible.filter(|most| current.mbps() < most.mbps()) {
-                Finding::warn(format!("{possible} would be possible"), remedy)
-            } else if current.mbps() < rate {
-                Finding::warn(
-                    format!(
-                        "the link carries {} Gb/s, the ports {}",
-                        current.mbps() / 1000,
-                        rate / 1000
-                    ),
-                    "400 Gb/s need Gen5 x16, 200 need Gen4 x16, 100 need Gen3 x16",
-                )
-            } else {
-                Finding::pass("as fast and wide as it can")
-            };
-            on(nic, finding.read("current link", current))
-        })
-        .collect()
+fn p01_link(facts: &Facts) -> Findings {
+    need(!facts.nics.is_empty(), NO_NIC)?;
+    each(hardware(facts), |nic| {
+        let Some(current) = nic.link.current else {
+            return Finding::unknown("sysfs does not show the link (a VF or a virtual machine)");
+        };
+        let possible = nic.link.most.into_iter().chain(nic.port_above);
+        let possible = possible.min_by_key(|lanes| lanes.mbps());
+        let rate = nic.rate_mbps.unwrap_or_default();
+        let carries = || {
+            let (link, ports) = (current.mbps() / 1000, rate / 1000);
+            format!("the link carries {link} Gb/s, the ports {ports}")
+        };
+        let remedy = "reseat the card, use a slot with all its lanes, update the firmware";
+        let finding = if current.mbps() * 2 < rate {
+            Finding::fail(carries(), remedy)
+        } else if let Some(possible) = possible.filter(|most| current.mbps() < most.mbps()) {
+            Finding::warn(format!("{possible} would be possible"), remedy)
+        } else if current.mbps() < rate {
+            let remedy = "400 Gb/s need Gen5 x16, 200 need Gen4 x16, 100 need Gen3 x16";
+            Finding::warn(carries(), remedy)
+        } else {
+            Finding::pass("as fast and wide as it can")
+        };
+        finding.read("current link", current)
+    })
 }
 
-fn p02_numa(facts: &Facts) -> Vec<Finding> {
-    if facts.nics.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    let functions = facts.nics.iter().chain(&facts.gpus);
-    functions
-        .map(|function| {
-            let finding = match function.numa {
-                Some(node) => Finding::pass(format!("NUMA node {node}")),
-                None if facts.numa_nodes <= 1 => Finding::pass("there is but one node"),
-                None => Finding::warn(
-                    "the firmware does not state it: the kubelet cannot align the device",
-                    "update the firmware, or enable NUMA (ACPI SLIT/PXM) in its set-up",
-                ),
-            };
-            on(function, finding)
-        })
-        .collect()
+fn p02_numa(facts: &Facts) -> Findings {
+    need(!facts.nics.is_empty(), NO_NIC)?;
+    each(
+        facts.nics.iter().chain(&facts.gpus),
+        |function| match function.numa {
+            Some(node) => Finding::pass(format!("NUMA node {node}")),
+            None if facts.numa_nodes <= 1 => Finding::pass("there is but one node"),
+            None => Finding::warn(
+                "the firmware does not state it: the kubelet cannot align the device",
+                "update the firmware, or enable NUMA (ACPI SLIT/PXM) in its set-up",
+            ),
+        },
+    )
 }
 
-fn p03_acs(facts: &Facts) -> Vec<Finding> {
-    if facts.platform.virtual_machine {
-        return vec![Finding::not_applicable(
-            "a question for the hypervisor, see P04",
-        )];
-    }
-    if facts.bridges.is_empty() {
-        return vec![Finding::not_applicable(
-            if facts.gpus.iter().any(|gpu| gpu.c2c) {
-                "NICs reach the GPUs over C2C, not through a switch"
-            } else {
-                "no GPU shares a switch with a NIC"
-            },
-        )];
-    }
-    facts
-        .bridges
-        .iter()
-        .map(|bridge| {
-            let (redirect, remedy) = match bridge.below {
-                Below::Either => (
-                    ACS_REDIRECT,
-                    "switch ACS off in the firmware, or on the kernel's command line \
-                     (pci=config_acs=..., disable_acs_redir=...), or by setpci",
-                ),
-                // Grace translates the rest, so that this port must keep its other controls.
-                Below::DataDirect => (ACS_REQUEST, DATA_DIRECT_REMEDY),
-                Below::ItsGpu => (ACS_COMPLETION, DATA_DIRECT_REMEDY),
-            };
-            let finding = match bridge.acs_control {
-                Register::Value(control) if control & redirect != 0 => Finding::warn(
+fn p03_acs(facts: &Facts) -> Findings {
+    let why = "a question for the hypervisor, see P04";
+    need(!facts.platform.virtual_machine, why)?;
+    let why = match facts.gpus.iter().any(|gpu| gpu.c2c) {
+        true => "NICs reach the GPUs over C2C, not through a switch",
+        false => "no GPU shares a switch with a NIC",
+    };
+    need(!facts.bridges.is_empty(), why)?;
+    let judge = |bridge: &Bridge| {
+        let (redirect, remedy) = match bridge.below {
+            Below::Either => (
+                ACS_REDIRECT,
+                "switch ACS off in the firmware, or on the kernel's command line \
+                 (pci=config_acs=..., disable_acs_redir=...), or by setpci",
+            ),
+            // Grace translates the rest, so that this port must keep its other controls.
+            Below::DataDirect => (ACS_REQUEST, DATA_DIRECT_REMEDY),
+            Below::ItsGpu => (ACS_COMPLETION, DATA_DIRECT_REMEDY),
+        };
+        let finding = match bridge.acs_control {
+            Register::None => Finding::pass("it has no access control"),
+            Register::Unreadable => unreadable(),
+            Register::Value(control) => match control & redirect {
+                0 => Finding::pass("no redirection"),
+                _ => Finding::warn(
                     "access control redirects peer-to-peer traffic through the CPU: less than half \
                      of the bandwidth is left",
                     remedy,
-                )
-                .read("ACS control", format!("{control:#06x}")),
-                Register::Value(control) => {
-                    Finding::pass("no redirection").read("ACS control", format!("{control:#06x}"))
-                }
-                Register::None => Finding::pass("it has no access control"),
-                Register::Unreadable => {
-                    Finding::unknown("only root reads configuration space beyond 64 bytes")
-                }
-            };
-            finding.on(bridge.address.to_string())
-        })
-        .collect()
-}
-
-fn p04_ats(facts: &Facts) -> Vec<Finding> {
-    if !facts.platform.virtual_machine || facts.gpus.is_empty() {
-        return vec![Finding::not_applicable("not a virtual machine with GPUs")];
-    }
-    if facts.gpus.iter().any(|gpu| gpu.c2c) {
-        return vec![Finding::not_applicable(
-            "a Grace CPU has no ATS: NICs reach the GPUs over C2C or by Data Direct",
-        )];
-    }
-    hardware(facts)
-        .map(|nic| {
-            let finding = match nic.ats_control {
-                Register::Value(control) if control & ATS_ENABLE != 0 => {
-                    Finding::pass("ATS is on: peer traffic need not pass the IOMMU")
-                }
-                Register::Value(_) => Finding::warn(
-                    "ATS is off: traffic between GPU and NIC passes the host's IOMMU",
-                    "enable ATS in the NIC's firmware (mlxconfig ATS_ENABLED=1) and in the host",
                 ),
-                Register::None => Finding::unknown("the hypervisor shows no ATS"),
-                Register::Unreadable => {
-                    Finding::unknown("only root reads configuration space beyond 64 bytes")
-                }
-            };
-            on(nic, finding)
-        })
-        .collect()
-}
-
-fn p05_iommu(facts: &Facts) -> Vec<Finding> {
-    if facts.gpus.is_empty() {
-        return vec![Finding::not_applicable("no GPU on this node")];
-    }
-    let functions = hardware(facts).chain(&facts.gpus);
-    let coherent = facts.gpus.iter().all(|gpu| gpu.c2c);
-    functions
-        .map(|function| {
-            let finding = match function.iommu.as_deref() {
-                None => Finding::pass("no IOMMU, or it is off"),
-                Some("identity") => Finding::pass("passed through").read("type", "identity"),
-                // The way is through the CPU anyway, and so through its SMMU.
-                Some(translated) if coherent => Finding::pass(
-                    "the SMMU translates on the way to the CPU's memory and, over C2C, the GPU's",
-                )
-                .read("type", translated),
-                Some(translated) => Finding::warn(
-                    "addresses are translated: peer-to-peer traffic takes the way through the CPU",
-                    if facts.platform.arm {
-                        "iommu.passthrough=1 on the kernel's command line"
-                    } else {
-                        "iommu=pt on the kernel's command line"
-                    },
-                )
-                .read("type", translated),
-            };
-            on(function, finding)
-        })
-        .collect()
-}
-
-fn p06_requests(facts: &Facts) -> Vec<Finding> {
-    if facts.nics.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    hardware(facts)
-        .map(|nic| {
-            let Register::Value(control) = nic.device_control else {
-                return on(
-                    nic,
-                    Finding::unknown("only root reads configuration space beyond 64 bytes"),
-                );
-            };
-            // Bits 14 to 12: 128 bytes doubled as many times.
-            let request = 128_u32 << (control >> 12 & 7);
-            let relaxed = control & RELAXED_ORDERING != 0;
-            let finding = match (request >= 4096, relaxed) {
-                (true, true) => Finding::pass("requests of 4096 bytes, relaxed order"),
-                (false, _) => Finding::warn(
-                    format!("requests of {request} bytes cost bandwidth on fast NICs"),
-                    "mlxconfig or the firmware set-up; for now setpci CAP_EXP+8.w, highest digit 5",
-                ),
-                (true, false) => Finding::warn(
-                    "strict ordering costs bandwidth, most of all on AMD CPUs",
-                    "mlxconfig PCI_WR_ORDERING=1, or the firmware set-up",
-                ),
-            };
-            on(
-                nic,
-                finding.read("device control", format!("{control:#06x}")),
-            )
-        })
-        .collect()
-}
-
-fn p08_near(facts: &Facts) -> Vec<Finding> {
-    if facts.gpus.is_empty() {
-        return vec![Finding::not_applicable("no GPU on this node")];
-    }
-    if facts.nics.is_empty() {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    let hidden = if facts.hides_switches {
-        " (the hypervisor hides the switches)"
-    } else {
-        ""
+            }
+            .read("ACS control", format!("{control:#06x}")),
+        };
+        finding.on(bridge.address.to_string())
     };
-    facts
-        .gpus
-        .iter()
-        .filter_map(|gpu| {
-            let nearest = gpu.nearest?;
-            let finding = if nearest.class.is_peer_to_peer() {
-                Finding::pass("it does")
-            } else if gpu.direct {
-                Finding::pass("no, but they share a CPU, which is joined to the GPU by C2C")
-            } else if gpu.c2c {
-                Finding::warn(
-                    format!("the nearest NIC is at {nearest}, on another CPU: C2C does not reach that far"),
-                    "see topology; this tray has no NIC with an RDMA driver on the GPU's own CPU",
-                )
-            } else {
-                Finding::warn(
-                    format!("the nearest NIC is at {nearest}{hidden}: NCCL copies through host memory"),
-                    "see topology; NCCL_NET_GDR_LEVEL, or a topology file where switches are hidden",
-                )
-            };
-            Some(on(gpu, finding.read("nearest NIC", nearest)))
-        })
-        .collect()
+    Ok(facts.bridges.iter().map(judge).collect())
 }
 
-fn p09_window(facts: &Facts) -> Vec<Finding> {
-    if facts.gpus.is_empty() {
-        return vec![Finding::not_applicable("no GPU on this node")];
-    }
-    facts
-        .gpus
-        .iter()
-        .map(|gpu| {
-            let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-            let remedy = "enable Above 4G decoding and resizable BAR in the firmware; some GPUs have no larger one";
-            let finding = match (gpu.window, gpu.memory) {
-                _ if gpu.c2c => Finding::pass("over C2C all of it, whatever the window's size"),
-                (None, _) => Finding::unknown("the window's size cannot be read"),
-                (Some(window), Some(memory)) if window < memory => Finding::warn(
-                    format!("peers see {} of {}: larger buffers cannot be registered", mib(window), mib(memory)),
-                    remedy,
+fn p04_ats(facts: &Facts) -> Findings {
+    let there = facts.platform.virtual_machine && !facts.gpus.is_empty();
+    need(there, "not a virtual machine with GPUs")?;
+    let why = "a Grace CPU has no ATS: NICs reach the GPUs over C2C or by Data Direct";
+    need(!facts.gpus.iter().any(|gpu| gpu.c2c), why)?;
+    each(hardware(facts), |nic| match nic.ats_control {
+        Register::Value(control) if control & ATS_ENABLE != 0 => {
+            Finding::pass("ATS is on: peer traffic need not pass the IOMMU")
+        }
+        Register::Value(_) => Finding::warn(
+            "ATS is off: traffic between GPU and NIC passes the host's IOMMU",
+            "enable ATS in the NIC's firmware (mlxconfig ATS_ENABLED=1) and in the host",
+        ),
+        Register::None => Finding::unknown("the hypervisor shows no ATS"),
+        Register::Unreadable => unreadable(),
+    })
+}
+
+fn p05_iommu(facts: &Facts) -> Findings {
+    need_gpu(facts)?;
+    let coherent = facts.gpus.iter().all(|gpu| gpu.c2c);
+    let remedy = match facts.platform.arm {
+        true => "iommu.passthrough=1 on the kernel's command line",
+        false => "iommu=pt on the kernel's command line",
+    };
+    each(hardware(facts).chain(&facts.gpus), |function| {
+        let Some(kind) = &function.iommu else {
+            return Finding::pass("no IOMMU, or it is off");
+        };
+        let finding = match kind.as_str() {
+            "identity" => Finding::pass("passed through"),
+            // The way is through the CPU anyway, and so through its SMMU.
+            _ if coherent => Finding::pass(
+                "the SMMU translates on the way to the CPU's memory and, over C2C, the GPU's",
+            ),
+            _ => Finding::warn(
+                "addresses are translated: peer-to-peer traffic takes the way through the CPU",
+                remedy,
+            ),
+        };
+        finding.read("type", kind)
+    })
+}
+
+fn p06_requests(facts: &Facts) -> Findings {
+    need(!facts.nics.is_empty(), NO_NIC)?;
+    each(hardware(facts), |nic| {
+        let Register::Value(control) = nic.device_control else {
+            return unreadable();
+        };
+        // Bits 14 to 12: 128 bytes doubled as many times.
+        let request = 128_u32 << (control >> 12 & 7);
+        let relaxed = control & RELAXED_ORDERING != 0;
+        let finding = match (request >= 4096, relaxed) {
+            (true, true) => Finding::pass("requests of 4096 bytes, relaxed order"),
+            (false, _) => Finding::warn(
+                format!("requests of {request} bytes cost bandwidth on fast NICs"),
+                "mlxconfig or the firmware set-up; for now setpci CAP_EXP+8.w, highest digit 5",
+            ),
+            (true, false) => Finding::warn(
+                "strict ordering costs bandwidth, most of all on AMD CPUs",
+                "mlxconfig PCI_WR_ORDERING=1, or the firmware set-up",
+            ),
+        };
+        finding.read("device control", format!("{control:#06x}"))
+    })
+}
+
+fn p08_near(facts: &Facts) -> Findings {
+    need_gpu(facts)?;
+    need(!facts.nics.is_empty(), NO_NIC)?;
+    let hidden = match facts.hides_switches {
+        true => " (the hypervisor hides the switches)",
+        false => "",
+    };
+    each(&facts.gpus, |gpu| {
+        let Some(nearest) = gpu.nearest else {
+            return Finding::unknown("no NIC is on a PCI device");
+        };
+        let finding = if nearest.class.is_peer_to_peer() {
+            Finding::pass("it does")
+        } else if gpu.direct {
+            Finding::pass("no, but they share a CPU, which is joined to the GPU by C2C")
+        } else if gpu.c2c {
+            Finding::warn(
+                format!(
+                    "the nearest NIC is at {nearest}, on another CPU: C2C does not reach that far"
                 ),
-                (Some(window), None) if window < SMALL_WINDOW_BYTES => Finding::warn(
-                    format!("peers see only {}: larger buffers cannot be registered", mib(window)),
-                    remedy,
-                ),
-                (Some(window), _) => Finding::pass(format!("a window of {}", mib(window))),
-            };
-            on(gpu, finding)
-        })
-        .collect()
+                "see topology; this tray has no NIC with an RDMA driver on the GPU's own CPU",
+            )
+        } else {
+            Finding::warn(
+                format!("the nearest NIC is at {nearest}{hidden}: NCCL copies through host memory"),
+                "see topology; NCCL_NET_GDR_LEVEL, or a topology file where switches are hidden",
+            )
+        };
+        finding.read("nearest NIC", nearest)
+    })
+}
+
+fn p09_window(facts: &Facts) -> Findings {
+    need_gpu(facts)?;
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    let remedy =
+        "enable Above 4G decoding and resizable BAR in the firmware; some GPUs have no larger one";
+    let small = |seen: String| {
+        let why = format!("peers see {seen}: larger buffers cannot be registered");
+        Finding::warn(why, remedy)
+    };
+    each(&facts.gpus, |gpu| match (gpu.window, gpu.memory) {
+        _ if gpu.c2c => Finding::pass("over C2C all of it, whatever the window's size"),
+        (None, _) => Finding::unknown("the window's size cannot be read"),
+        (Some(window), Some(memory)) if window < memory => {
+            small(format!("{} of {}", mib(window), mib(memory)))
+        }
+        (Some(window), None) if window < SMALL_WINDOW_BYTES => {
+            small(format!("only {}", mib(window)))
+        }
+        (Some(window), _) => Finding::pass(format!("a window of {}", mib(window))),
+    })
 }
 
 const DATA_DIRECT_REMEDY: &str =
     "the ACS settings that `rdma_topo check` of rdma-core prints for this machine";
 
-fn p12_data_direct(facts: &Facts) -> Vec<Finding> {
-    let findings: Vec<Finding> = facts
-        .nics
-        .iter()
-        .filter_map(|nic| {
-            let function = nic.data_direct.as_ref()?;
-            let other = |(_, group): &&(String, Option<u32>)| *group != function.iommu_group;
-            let finding = if function.gpus.is_empty() {
-                Finding::warn(
-                    "no GPU shares its switch: GPUDirect goes over C2C",
-                    "see topology; rdma_topo of rdma-core shows what belongs together",
-                )
-            } else if let Some((gpu, _)) = function.gpus.iter().find(other) {
-                Finding::warn(
-                    format!("{gpu} is in another IOMMU group: NVIDIA's driver refuses the way between them"),
-                    DATA_DIRECT_REMEDY,
-                )
-            } else if function.iommu_group.is_none() {
-                Finding::unknown("there are no IOMMU groups: the SMMU is off, or sysfs does not show them")
-            } else {
-                Finding::pass("they share one")
-            };
-            let finding = finding.read("Data Direct function", function.address);
-            Some(on(nic, finding))
-        })
-        .collect();
-    if findings.is_empty() {
-        return vec![Finding::not_applicable(
-            "no NIC with a Data Direct function, or only root could see it",
-        )];
-    }
-    findings
+fn p12_data_direct(facts: &Facts) -> Findings {
+    let with_one = facts.nics.iter();
+    let with_one: Vec<_> = with_one.filter(|nic| nic.data_direct.is_some()).collect();
+    let why = "no NIC with a Data Direct function, or only root could see it";
+    need(!with_one.is_empty(), why)?;
+    each(with_one, |nic| {
+        let Some(function) = &nic.data_direct else {
+            return Finding::not_applicable(why);
+        };
+        let other = |(_, group): &&(String, Option<u32>)| *group != function.iommu_group;
+        let finding = if function.gpus.is_empty() {
+            Finding::warn(
+                "no GPU shares its switch: GPUDirect goes over C2C",
+                "see topology; rdma_topo of rdma-core shows what belongs together",
+            )
+        } else if let Some((gpu, _)) = function.gpus.iter().find(other) {
+            Finding::warn(
+                format!(
+                    "{gpu} is in another IOMMU group: NVIDIA's driver refuses the way between them"
+                ),
+                DATA_DIRECT_REMEDY,
+            )
+        } else if function.iommu_group.is_none() {
+            Finding::unknown(
+                "there are no IOMMU groups: the SMMU is off, or sysfs does not show them",
+            )
+        } else {
+            Finding::pass("they share one")
+        };
+        finding.read("Data Direct function", function.address)
+    })
 }
 
 #[cfg(test)]

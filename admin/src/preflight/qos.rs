@@ -5,10 +5,12 @@
 
 pub(super) mod dcb;
 
+use hca::{Port, RdmaDevice};
+
 use self::dcb::Dcb;
-use super::check::Check;
-use super::context::Context;
-use crate::verdict::Finding;
+use super::check::{Findings, checks, need};
+use super::context::{Context, port_name};
+use crate::verdict::{Finding, words};
 use rdma_device_plugin::files;
 
 /// What is read.
@@ -36,65 +38,43 @@ pub(super) struct PortFacts {
 const PRIORITY: u8 = 3;
 const DSCP: u16 = 26;
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "Q01",
-        title: "NICs sort packets by DSCP",
-        judge: q01_trust,
-    },
-    Check {
-        id: "Q02",
-        title: "flow control is on priority 3 only",
-        judge: q02_pfc,
-    },
-    Check {
-        id: "Q03",
-        title: "congestion is notified on priority 3",
-        judge: q03_ecn,
-    },
-    Check {
-        id: "Q04",
-        title: "RDMA connections use the lossless class",
-        judge: q04_tos,
-    },
-];
+checks! {
+    "Q01" "NICs sort packets by DSCP" q01_trust;
+    "Q02" "flow control is on priority 3 only" q02_pfc;
+    "Q03" "congestion is notified on priority 3" q03_ecn;
+    "Q04" "RDMA connections use the lossless class" q04_tos;
+}
 
 /// Reads the host.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
-    let inventory = &context.snapshot.inventory;
-    let roce = inventory
-        .rdma_devices
-        .iter()
-        .filter(|device| !device.is_soft() && context.offered(&device.name));
-    let ports = roce.flat_map(|device| {
-        let ethernet = device.ports.iter().filter(|port| device.is_roce(port));
-        ethernet.map(|port| read_port(context, &device.name, port.number, port.netdev.as_deref()))
-    });
+    let ports = context.ports(&context.snapshot.inventory);
+    let roce = ports.filter(|(device, port)| !device.is_soft() && device.is_roce(port));
     Facts {
-        ports: ports.collect(),
+        ports: roce
+            .map(|(device, port)| read_port(context, device, port))
+            .collect(),
     }
 }
 
-fn read_port(context: &Context, device: &str, port: u32, netdev: Option<&str>) -> PortFacts {
+fn read_port(context: &Context, device: &RdmaDevice, port: &Port) -> PortFacts {
     let sys = &context.host.sys;
+    let netdev = port.netdev.as_deref();
     let netdev_file = |file: &str| -> Option<String> {
         files::text(&sys.join("class/net").join(netdev?).join(file))
     };
     let flag = |file: &str| netdev_file(file).map(|value| value == "1");
-    let configured = sys.join(format!(
-        "kernel/config/rdma_cm/{device}/ports/{port}/default_roce_tos"
-    ));
-    let class = sys.join(format!("class/infiniband/{device}/tc/{port}/traffic_class"));
+    let (name, number) = (&device.name, port.number);
+    let configured = format!("kernel/config/rdma_cm/{name}/ports/{number}/default_roce_tos");
+    let class = format!("class/infiniband/{name}/tc/{number}/traffic_class");
     PortFacts {
-        id: format!("{device}/{port}"),
+        id: port_name(device, port),
         trust: netdev_file("qos/trust"),
         dcb: netdev
             .filter(|_| context.live())
             .and_then(|netdev| dcb::ask(netdev).ok()),
         ecn: flag("ecn/roce_rp/enable/3").zip(flag("ecn/roce_np/enable/3")),
-        tos: files::parsed(&configured).or_else(|| traffic_class(&files::text(&class)?)),
+        tos: files::parsed(&sys.join(configured))
+            .or_else(|| traffic_class(&files::text(&sys.join(class))?)),
     }
 }
 
@@ -103,18 +83,13 @@ fn traffic_class(text: &str) -> Option<u8> {
     text.rsplit('=').next()?.trim().parse().ok()
 }
 
-fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Finding) -> Vec<Finding> {
-    if facts.ports.is_empty() {
-        return vec![Finding::not_applicable("no RoCE NIC on this node")];
-    }
-    facts
-        .ports
-        .iter()
-        .map(|port| judge(port).on(&port.id))
-        .collect()
+fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Finding) -> Findings {
+    need(!facts.ports.is_empty(), "no RoCE NIC on this node")?;
+    let ports = facts.ports.iter();
+    Ok(ports.map(|port| judge(port).on(&port.id)).collect())
 }
 
-fn q01_trust(facts: &Facts) -> Vec<Finding> {
+fn q01_trust(facts: &Facts) -> Findings {
     each(facts, |port| {
         let remedy = "mlnx_qos -i NETDEV --trust=dscp, or dcb app add dev NETDEV dscp-prio 26:3";
         match (port.trust.as_deref(), &port.dcb) {
@@ -140,31 +115,28 @@ fn q01_trust(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn q02_pfc(facts: &Facts) -> Vec<Finding> {
+fn q02_pfc(facts: &Facts) -> Findings {
     each(facts, |port| {
         let Some(enabled) = port.dcb.as_ref().and_then(|dcb| dcb.pfc) else {
             return Finding::unknown("neither the driver nor the kernel reports it");
         };
-        let priorities: Vec<String> = (0..8)
-            .filter(|bit| enabled & 1 << bit != 0)
-            .map(|bit: u8| bit.to_string())
-            .collect();
+        let on = (0..8).filter(|bit| enabled & 1 << bit != 0);
+        let on: Vec<String> = on.map(|bit: u8| bit.to_string()).collect();
         let remedy = "mlnx_qos -i NETDEV --pfc 0,0,0,1,0,0,0,0, or dcb pfc set dev NETDEV \
-            prio-pfc all:off 3:on, and the switch alike";
-        match priorities.as_slice() {
-            [] => Finding::warn("off: packets are dropped under congestion", remedy)
-                .read("PFC", "none"),
-            [one] if *one == PRIORITY.to_string() => Finding::pass("it is").read("PFC", one),
-            several => Finding::warn(
+                      prio-pfc all:off 3:on, and the switch alike";
+        let finding = match enabled {
+            0 => Finding::warn("off: packets are dropped under congestion", remedy),
+            _ if enabled == 1 << PRIORITY => Finding::pass("it is"),
+            _ => Finding::warn(
                 "on other priorities: a paused one stops ordinary traffic, or RoCE is not covered",
                 remedy,
-            )
-            .read("PFC", several.join(" ")),
-        }
+            ),
+        };
+        finding.read("PFC", words(&on, " "))
     })
 }
 
-fn q03_ecn(facts: &Facts) -> Vec<Finding> {
+fn q03_ecn(facts: &Facts) -> Findings {
     each(facts, |port| match port.ecn {
         None => Finding::unknown("only NVIDIA's driver stack reports it (ecn/roce_rp/enable/3)"),
         Some((true, true)) => Finding::pass("on both sides"),
@@ -179,7 +151,7 @@ fn q03_ecn(facts: &Facts) -> Vec<Finding> {
     })
 }
 
-fn q04_tos(facts: &Facts) -> Vec<Finding> {
+fn q04_tos(facts: &Facts) -> Findings {
     each(facts, |port| match port.tos {
         None => Finding::unknown(
             "nothing is set in rdma_cm's configfs; applications may choose it (NCCL_IB_TC=106)",

@@ -3,16 +3,16 @@
 //! Linux answers ARP for any of its addresses on any netdev and drops packets whose way back is
 //! another netdev. With one network card that is a convenience; with eight rails it mixes them up.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netlink::Socket;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::rule::RuleAttribute;
 
-use super::check::Check;
+use super::check::{Findings, checks, need};
 use super::context::Context;
-use crate::verdict::{FOR_THE_CONTAINER, Finding};
+use crate::verdict::{FOR_THE_CONTAINER, Finding, words};
 use hca::network::{Network, Route, Uplinks};
 use rdma_device_plugin::files;
 
@@ -37,7 +37,7 @@ pub(super) struct Rail {
     /// Its netdev.
     pub netdev: String,
     /// Its addresses with their prefix lengths.
-    pub addresses: Vec<(IpAddr, u8)>,
+    pub addresses: Vec<IpAddr>,
     /// Subnets it is connected to.
     pub subnets: Vec<(IpAddr, u8)>,
     /// Its settings.
@@ -48,7 +48,7 @@ impl Rail {
     /// An address, or at least a subnet: with rails in one subnet it is not always known which
     /// address is whose.
     fn has_ipv4(&self) -> bool {
-        !self.subnets.is_empty() || self.addresses.iter().any(|(ip, _)| ip.is_ipv4())
+        !self.subnets.is_empty() || self.addresses.iter().any(IpAddr::is_ipv4)
     }
 }
 
@@ -63,37 +63,15 @@ pub(super) struct Settings {
     pub rp_filter: Option<u8>,
 }
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "A01",
-        title: "rails answer ARP for their own address only",
-        judge: a01_ignore,
-    },
-    Check {
-        id: "A02",
-        title: "rails announce their own address",
-        judge: a02_announce,
-    },
-    Check {
-        id: "A03",
-        title: "packets of rails are not dropped for their way back",
-        judge: a03_filter,
-    },
-    Check {
-        id: "A05",
-        title: "each rail's traffic leaves by that rail",
-        judge: a05_rules,
-    },
-    Check {
-        id: "A06",
-        title: "the default route is not a rail's",
-        judge: a06_default,
-    },
-];
+checks! {
+    "A01" "rails answer ARP for their own address only" a01_ignore;
+    "A02" "rails announce their own address" a02_announce;
+    "A03" "packets of rails are not dropped for their way back" a03_filter;
+    "A05" "each rail's traffic leaves by that rail" a05_rules;
+    "A06" "the default route is not a rail's" a06_default;
+}
 
 /// Reads the namespace that is checked.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let network = context.network();
     let inventory = &context.snapshot.inventory;
@@ -103,15 +81,12 @@ pub(super) fn read(context: &Context) -> Facts {
         let mut off = nics.iter().filter(|nic| nic.rail.is_none());
         off.any(|nic| nic.netdevs.iter().any(|name| name == netdev))
     };
-    let mut netdevs: Vec<&str> = inventory
-        .rdma_devices
-        .iter()
-        .filter(|device| context.offered(&device.name))
-        .flat_map(hca::RdmaDevice::netdevs)
+    let devices = inventory.rdma_devices.iter();
+    let devices = devices.filter(|device| context.offered(&device.name));
+    let netdevs = devices.flat_map(hca::RdmaDevice::netdevs);
+    let netdevs: BTreeSet<&str> = netdevs
         .filter(|name| inventory.netdev(name).is_some() && !off_rail(name))
         .collect();
-    netdevs.sort_unstable();
-    netdevs.dedup();
     let rails = netdevs
         .into_iter()
         .map(|netdev| rail(context, &network, netdev));
@@ -134,16 +109,11 @@ fn rail(context: &Context, network: &Network, netdev: &str) -> Rail {
             && !route.is_default()
             && route.destination.is_ipv4()
     };
+    let subnets = network.routes.iter().filter(connected);
     Rail {
         netdev: netdev.to_owned(),
-        addresses: network
-            .of(netdev)
-            .map(|address| (address.ip, address.prefix))
-            .collect(),
-        subnets: network
-            .routes
-            .iter()
-            .filter(connected)
+        addresses: network.of(netdev).map(|address| address.ip).collect(),
+        subnets: subnets
             .map(|route| (route.destination, route.prefix))
             .collect(),
         settings: settings(context, netdev),
@@ -168,28 +138,22 @@ fn rules() -> Option<Vec<IpAddr>> {
         RuleAttribute::Source(source) => Some(*source),
         _ => None,
     };
-    let sources = list
-        .iter()
-        .filter_map(|rule| rule.attributes.iter().find_map(source));
-    Some(sources.collect())
+    let rules = list.iter();
+    Some(
+        rules
+            .filter_map(|rule| rule.attributes.iter().find_map(source))
+            .collect(),
+    )
 }
 
 /// Rails that share a subnet with another one, or have none beyond their own address.
-fn mixed(facts: &Facts) -> Vec<&Rail> {
-    let mut of_subnet: BTreeMap<(IpAddr, u8), usize> = BTreeMap::new();
-    for subnet in facts.rails.iter().flat_map(|rail| &rail.subnets) {
-        *of_subnet.entry(*subnet).or_default() += 1;
-    }
-    let shares = |rail: &&Rail| {
-        rail.subnets
-            .iter()
-            .any(|subnet| of_subnet.get(subnet).is_some_and(|rails| *rails > 1))
-    };
-    facts.rails.iter().filter(shares).collect()
-}
-
-fn alone() -> Vec<Finding> {
-    vec![Finding::not_applicable("no two rails are in one subnet")]
+fn mixed(facts: &Facts) -> Result<Vec<&Rail>, Finding> {
+    let subnets = || facts.rails.iter().flat_map(|rail| &rail.subnets);
+    let is_shared = |subnet: &(IpAddr, u8)| subnets().filter(|other| *other == subnet).count() > 1;
+    let shares = |rail: &&Rail| rail.subnets.iter().any(is_shared);
+    let mixed: Vec<&Rail> = facts.rails.iter().filter(shares).collect();
+    need(!mixed.is_empty(), "no two rails are in one subnet")?;
+    Ok(mixed)
 }
 
 /// The kernel takes the larger of the two (`Documentation/networking/ip-sysctl.rst`).
@@ -204,30 +168,24 @@ fn setting<'a>(
     name: &str,
     of: fn(&Settings) -> Option<u8>,
     judge: impl Fn(u8, &Rail) -> Finding,
-) -> Vec<Finding> {
-    rails
-        .into_iter()
-        .map(|rail| {
-            let (all, own) = (of(&facts.all), of(&rail.settings));
-            let shown =
-                |value: Option<u8>| value.map_or("unreadable".to_owned(), |v| v.to_string());
-            let finding = match effective(all, own) {
-                Some(value) => judge(value, rail),
-                None => Finding::unknown("these settings are those of another namespace"),
-            };
-            finding
-                .on(&rail.netdev)
-                .read(format!("{name} of all"), shown(all))
-                .read(format!("{name} of {}", rail.netdev), shown(own))
-        })
-        .collect()
+) -> Findings {
+    let finding = |rail: &'a Rail| {
+        let (all, own) = (of(&facts.all), of(&rail.settings));
+        let shown = |value: Option<u8>| value.map_or("unreadable".to_owned(), |v| v.to_string());
+        let finding = match effective(all, own) {
+            Some(value) => judge(value, rail),
+            None => Finding::unknown("these settings are those of another namespace"),
+        };
+        let finding = finding
+            .on(&rail.netdev)
+            .read(format!("{name} of all"), shown(all));
+        finding.read(format!("{name} of {}", rail.netdev), shown(own))
+    };
+    Ok(rails.into_iter().map(finding).collect())
 }
 
-fn a01_ignore(facts: &Facts) -> Vec<Finding> {
-    let rails = mixed(facts);
-    if rails.is_empty() {
-        return alone();
-    }
+fn a01_ignore(facts: &Facts) -> Findings {
+    let rails = mixed(facts)?;
     setting(
         facts,
         rails,
@@ -243,11 +201,8 @@ fn a01_ignore(facts: &Facts) -> Vec<Finding> {
     )
 }
 
-fn a02_announce(facts: &Facts) -> Vec<Finding> {
-    let rails = mixed(facts);
-    if rails.is_empty() {
-        return alone();
-    }
+fn a02_announce(facts: &Facts) -> Findings {
+    let rails = mixed(facts)?;
     setting(
         facts,
         rails,
@@ -263,12 +218,9 @@ fn a02_announce(facts: &Facts) -> Vec<Finding> {
     )
 }
 
-fn a03_filter(facts: &Facts) -> Vec<Finding> {
-    if facts.rails.len() < 2 {
-        return vec![Finding::not_applicable(
-            "fewer than two rails with addresses",
-        )];
-    }
+fn a03_filter(facts: &Facts) -> Findings {
+    let why = "fewer than two rails with addresses";
+    need(facts.rails.len() > 1, why)?;
     setting(
         facts,
         &facts.rails,
@@ -288,84 +240,56 @@ fn a03_filter(facts: &Facts) -> Vec<Finding> {
     )
 }
 
-fn a05_rules(facts: &Facts) -> Vec<Finding> {
-    let rails = mixed(facts);
-    if rails.is_empty() {
-        return alone();
-    }
+fn a05_rules(facts: &Facts) -> Findings {
+    let rails = mixed(facts)?;
     let Some(rules) = &facts.rules else {
-        return vec![Finding::unknown(
-            "routing rules can only be asked of the running kernel",
-        )];
+        let why = "routing rules can only be asked of the running kernel";
+        return Err(Finding::unknown(why));
     };
-    let ipv4 = |rail: &Rail| {
-        rail.addresses
-            .iter()
-            .map(|(ip, _)| *ip)
-            .filter(IpAddr::is_ipv4)
-            .collect::<Vec<_>>()
+    let judge = |rail: &Rail| {
+        let addresses = rail.addresses.iter().filter(|ip| ip.is_ipv4());
+        let without = addresses
+            .filter(|ip| !rules.contains(ip))
+            .map(ToString::to_string);
+        let without: Vec<String> = without.collect();
+        let finding = match without.is_empty() {
+            true => Finding::pass("by a rule for its address"),
+            false => Finding::warn(
+                format!(
+                    "no rule for {}: its traffic leaves by whichever rail comes first",
+                    without.join(", ")
+                ),
+                "ip rule add from ADDRESS table N, with the rail's subnet in table N",
+            ),
+        };
+        finding.on(&rail.netdev)
     };
-    rails
-        .into_iter()
-        .map(|rail| {
-            let without: Vec<String> = ipv4(rail)
-                .into_iter()
-                .filter(|ip| !rules.contains(ip))
-                .map(|ip| ip.to_string())
-                .collect();
-            let finding = if without.is_empty() {
-                Finding::pass("by a rule for its address")
-            } else {
-                Finding::warn(
-                    format!(
-                        "no rule for {}: its traffic leaves by whichever rail comes first",
-                        without.join(", ")
-                    ),
-                    "ip rule add from ADDRESS table N, with the rail's subnet in table N",
-                )
-            };
-            finding.on(&rail.netdev)
-        })
-        .collect()
+    Ok(rails.into_iter().map(judge).collect())
 }
 
-fn a06_default(facts: &Facts) -> Vec<Finding> {
-    if !facts.in_pod {
-        return vec![Finding::not_applicable(FOR_THE_CONTAINER)];
-    }
-    let rails: Vec<&str> = facts
-        .rails
-        .iter()
-        .map(|rail| rail.netdev.as_str())
-        .collect();
-    if rails.is_empty() {
-        return vec![Finding::not_applicable("no rail with an address")];
-    }
+fn a06_default(facts: &Facts) -> Findings {
+    need(facts.in_pod, FOR_THE_CONTAINER)?;
+    need(!facts.rails.is_empty(), "no rail with an address")?;
+    let is_rail = |uplink: &&String| facts.rails.iter().any(|rail| rail.netdev == **uplink);
     let wrong: Vec<&str> = facts
         .uplinks
         .iter()
+        .filter(is_rail)
         .map(String::as_str)
-        .filter(|uplink| rails.contains(uplink))
         .collect();
-    let uplinks = if facts.uplinks.is_empty() {
-        "none".to_owned()
-    } else {
-        facts.uplinks.join(" ")
+    let finding = match wrong.is_empty() {
+        true => Finding::pass("it is not"),
+        false => Finding::fail(
+            format!(
+                "{} carries it: the pod loses the cluster's network and DNS",
+                wrong.join(", ")
+            ),
+            "take the gateway out of that network's configuration",
+        ),
     };
-    vec![
-        if wrong.is_empty() {
-            Finding::pass("it is not")
-        } else {
-            Finding::fail(
-                format!(
-                    "{} carries it: the pod loses the cluster's network and DNS",
-                    wrong.join(", ")
-                ),
-                "take the gateway out of that network's configuration",
-            )
-        }
-        .read("default routes", uplinks),
-    ]
+    Ok(vec![
+        finding.read("default routes", words(&facts.uplinks, " ")),
+    ])
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use hca::chardev::Node;
+use hca::RdmaDevice;
+use hca::chardev::{CharDevice, Node};
 
-use super::check::Check;
+use super::check::{Findings, checks, need};
 use super::context::Context;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
 use rdma_device_plugin::container_runtime::{self, Cdi};
@@ -66,42 +67,16 @@ const ENOUGH_SHARED_MEMORY_BYTES: u64 = 8 << 30;
 /// Runtimes by the first fifteen bytes of their names.
 const RUNTIMES: [&str; 4] = ["containerd", "crio", "dockerd", "k3s-server"];
 
-/// The checks.
-pub(super) const CHECKS: &[Check<Facts>] = &[
-    Check {
-        id: "R01",
-        title: "containers may lock memory",
-        judge: r01_locked,
-    },
-    Check {
-        id: "R02",
-        title: "the container may lock memory beyond its limit",
-        judge: r02_capability,
-    },
-    Check {
-        id: "R03",
-        title: "shared memory is large enough",
-        judge: r03_shared_memory,
-    },
-    Check {
-        id: "R04",
-        title: "device nodes are there, and no others",
-        judge: r04_nodes,
-    },
-    Check {
-        id: "R05",
-        title: "device nodes can be opened",
-        judge: r05_open,
-    },
-    Check {
-        id: "R06",
-        title: "the runtime reads CDI files",
-        judge: r06_cdi,
-    },
-];
+checks! {
+    "R01" "containers may lock memory" r01_locked;
+    "R02" "the container may lock memory beyond its limit" r02_capability;
+    "R03" "shared memory is large enough" r03_shared_memory;
+    "R04" "device nodes are there, and no others" r04_nodes;
+    "R05" "device nodes can be opened" r05_open;
+    "R06" "the runtime reads CDI files" r06_cdi;
+}
 
 /// Reads the host, or at the container.
-#[must_use]
 pub(super) fn read(context: &Context) -> Facts {
     let proc = &context.host.proc;
     let own = |name: &str| files::text(&proc.join("self").join(name)).unwrap_or_default();
@@ -122,24 +97,20 @@ pub(super) fn read(context: &Context) -> Facts {
 }
 
 fn runtimes(proc: &Path) -> Vec<(String, Option<Limit>)> {
-    let processes = files::processes(proc).into_iter();
-    let runtimes = processes.filter(|process| RUNTIMES.contains(&process.name.as_str()));
-    runtimes
-        .map(|process| {
-            let limits = files::text(&proc.join(process.pid.to_string()).join("limits"));
-            (
-                format!("{} ({})", process.name, process.pid),
-                locked(&limits.unwrap_or_default()),
-            )
-        })
-        .collect()
+    let mut runtimes = files::processes(proc);
+    runtimes.retain(|process| RUNTIMES.contains(&process.name.as_str()));
+    let limits = |process: files::Process| {
+        let limits = files::text(&proc.join(process.pid.to_string()).join("limits"));
+        let name = format!("{} ({})", process.name, process.pid);
+        (name, locked(&limits.unwrap_or_default()))
+    };
+    runtimes.into_iter().map(limits).collect()
 }
 
 /// The soft limit in `/proc/PID/limits`.
 fn locked(limits: &str) -> Option<Limit> {
-    let line = limits
-        .lines()
-        .find(|line| line.starts_with("Max locked memory"))?;
+    let mut lines = limits.lines();
+    let line = lines.find(|line| line.starts_with("Max locked memory"))?;
     match line.split_whitespace().nth(3)? {
         "unlimited" => Some(Limit::Unlimited),
         bytes => bytes.parse().ok().map(Limit::Bytes),
@@ -148,9 +119,8 @@ fn locked(limits: &str) -> Option<Limit> {
 
 /// `CapEff` of `/proc/PID/status`.
 fn capabilities(status: &str) -> Option<u64> {
-    let value = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    let mut lines = status.lines();
+    let value = lines.find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(value.trim(), 16).ok()
 }
 
@@ -167,33 +137,34 @@ fn nodes(context: &Context) -> Vec<NodeFacts> {
         Some((Some(device), uverbs))
     });
     let all = verbs.chain(inventory.rdma_cm.as_ref().map(|cm| (None, cm)));
-    all.map(|(device, node)| NodeFacts {
+    // Opening a verbs node makes an empty context that ends with the file.
+    let open = |node: &CharDevice| {
+        let opened = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&node.path);
+        opened.map(drop).map_err(|error| error.to_string())
+    };
+    let facts = |(device, node): (Option<&RdmaDevice>, &CharDevice)| NodeFacts {
         name: node.dev_name(),
         device: device.map(|device| device.name.clone()),
         netdev_here: device.is_some_and(|device| device.netdevs().any(here)),
         state: node.node(),
-        mode: std::fs::metadata(&node.path)
-            .ok()
-            .map(|meta| meta.permissions().mode() & 0o777),
-        // Opening a verbs node makes an empty context that ends with the file.
-        opened: (context.in_pod() && node.path.exists()).then(|| {
-            let open = std::fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(&node.path);
-            open.map(drop).map_err(|error| error.to_string())
-        }),
-    })
-    .collect()
+        mode: (std::fs::metadata(&node.path).ok()).map(|meta| meta.permissions().mode() & 0o777),
+        opened: (context.in_pod() && node.path.exists()).then(|| open(node)),
+    };
+    all.map(facts).collect()
 }
 
 /// RDMA devices in the variables that the plugin sets.
 fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<String>> {
     let own = variables.filter(|(name, _)| name.starts_with("RDMA_DEVICES_"));
-    let devices: Vec<String> = own
-        .flat_map(|(_, value)| value.split(',').map(str::to_owned).collect::<Vec<_>>())
+    let lists: Vec<String> = own.map(|(_, value)| value).collect();
+    let devices = lists.iter().flat_map(|list| list.split(','));
+    let devices = devices
         .filter(|device| !device.is_empty())
-        .collect();
+        .map(str::to_owned);
+    let devices: Vec<String> = devices.collect();
     (!devices.is_empty()).then_some(devices)
 }
 
@@ -211,55 +182,40 @@ fn cdi(context: &Context) -> Cdi {
     }
 }
 
-fn in_container_only(facts: &Facts) -> Option<Vec<Finding>> {
-    let node = !facts.in_pod;
-    node.then(|| vec![Finding::not_applicable(FOR_THE_CONTAINER)])
-}
-
-fn r01_locked(facts: &Facts) -> Vec<Finding> {
-    if facts.devices == 0 {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
+fn r01_locked(facts: &Facts) -> Findings {
+    need(facts.devices > 0, NO_NIC)?;
     if facts.locked.is_empty() {
-        return vec![Finding::unknown(
-            "no container runtime is in sight (hostPID shows it)",
-        )];
+        let why = "no container runtime is in sight (hostPID shows it)";
+        return Err(Finding::unknown(why));
     }
     let may_exceed = facts.in_pod && facts.capabilities.is_some_and(|c| c & CAP_IPC_LOCK != 0);
-    facts
-        .locked
-        .iter()
-        .map(|(process, limit)| {
-            let finding = match limit {
-                None => Finding::unknown("its limits cannot be read"),
-                Some(Limit::Unlimited) => Finding::pass("without limit").read("limit", "unlimited"),
-                Some(Limit::Bytes(bytes)) if may_exceed => {
-                    Finding::pass("CAP_IPC_LOCK goes beyond the limit").read("limit", bytes)
-                }
-                Some(Limit::Bytes(bytes)) => Finding::warn(
-                    format!(
-                        "{} KiB: containers inherit it, and registering more memory fails with \
+    let judge = |(process, limit): &(String, Option<Limit>)| {
+        let finding = match limit {
+            None => Finding::unknown("its limits cannot be read"),
+            Some(Limit::Unlimited) => Finding::pass("without limit").read("limit", "unlimited"),
+            Some(Limit::Bytes(bytes)) if may_exceed => {
+                Finding::pass("CAP_IPC_LOCK goes beyond the limit").read("limit", bytes)
+            }
+            Some(Limit::Bytes(bytes)) => Finding::warn(
+                format!(
+                    "{} KiB: containers inherit it, and registering more memory fails with \
                          \"Couldn't allocate MR\"",
-                        bytes >> 10
-                    ),
-                    "LimitMEMLOCK=infinity in the runtime's systemd unit, or CAP_IPC_LOCK in the pod",
-                )
-                .read("limit", bytes),
-            };
-            finding.on(process)
-        })
-        .collect()
+                    bytes >> 10
+                ),
+                "LimitMEMLOCK=infinity in the runtime's systemd unit, or CAP_IPC_LOCK in the pod",
+            )
+            .read("limit", bytes),
+        };
+        finding.on(process)
+    };
+    Ok(facts.locked.iter().map(judge).collect())
 }
 
-fn r02_capability(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = in_container_only(facts) {
-        return none;
-    }
-    let unlimited = facts
-        .locked
-        .iter()
-        .any(|(_, limit)| *limit == Some(Limit::Unlimited));
-    vec![match facts.capabilities {
+fn r02_capability(facts: &Facts) -> Findings {
+    need(facts.in_pod, FOR_THE_CONTAINER)?;
+    let mut limits = facts.locked.iter().map(|(_, limit)| *limit);
+    let unlimited = limits.any(|limit| limit == Some(Limit::Unlimited));
+    Ok(vec![match facts.capabilities {
         None => Finding::unknown("capabilities cannot be read"),
         Some(set) if set & CAP_IPC_LOCK != 0 => Finding::pass("CAP_IPC_LOCK is in effect"),
         Some(_) if unlimited => Finding::pass("not needed: there is no limit (R01)"),
@@ -269,14 +225,12 @@ fn r02_capability(facts: &Facts) -> Vec<Finding> {
             "capabilities: add: [IPC_LOCK] and run as root, or raise the runtime's limit (R01)",
         ),
     }
-    .read("CapEff", facts.capabilities.map_or("unreadable".to_owned(), |set| format!("{set:016x}")))]
+    .read("CapEff", facts.capabilities.map_or("unreadable".to_owned(), |set| format!("{set:016x}")))])
 }
 
-fn r03_shared_memory(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = in_container_only(facts) {
-        return none;
-    }
-    vec![match facts.shared_memory {
+fn r03_shared_memory(facts: &Facts) -> Findings {
+    need(facts.in_pod, FOR_THE_CONTAINER)?;
+    Ok(vec![match facts.shared_memory {
         None => Finding::unknown("/dev/shm is not there"),
         Some(bytes) if bytes >= ENOUGH_SHARED_MEMORY_BYTES => {
             Finding::pass(format!("{} MiB", bytes >> 20))
@@ -288,10 +242,10 @@ fn r03_shared_memory(facts: &Facts) -> Vec<Finding> {
             ),
             "an emptyDir with medium: Memory at /dev/shm; large jobs use 125 to 250 GiB",
         ),
-    }]
+    }])
 }
 
-fn r04_nodes(facts: &Facts) -> Vec<Finding> {
+fn r04_nodes(facts: &Facts) -> Findings {
     let judge = |node: &NodeFacts| -> Option<Finding> {
         let mode = node
             .mode
@@ -322,10 +276,8 @@ fn r04_nodes(facts: &Facts) -> Vec<Finding> {
         };
         Some(finding.on(&node.name).read("mode", mode))
     };
-    if facts.devices == 0 {
-        return vec![Finding::not_applicable(NO_NIC)];
-    }
-    facts.nodes.iter().filter_map(judge).collect()
+    need(facts.devices > 0, NO_NIC)?;
+    Ok(facts.nodes.iter().filter_map(judge).collect())
 }
 
 /// Of a container's absent nodes only those of its own NICs are missed.
@@ -352,31 +304,24 @@ fn surplus(facts: &Facts, node: &NodeFacts) -> bool {
     }
 }
 
-fn r05_open(facts: &Facts) -> Vec<Finding> {
-    if let Some(none) = in_container_only(facts) {
-        return none;
-    }
-    let tried = facts
-        .nodes
-        .iter()
-        .filter_map(|node| Some((node, node.opened.as_ref()?)));
-    tried
-        .map(|(node, opened)| {
-            let finding = match opened {
-                Ok(()) => Finding::pass("it can"),
-                Err(error) => Finding::fail(
-                    format!("open: {error}"),
-                    "\"Operation not permitted\" is the device cgroup: ask for the resource; \
-                     \"Permission denied\" is the file's mode (R04)",
-                ),
-            };
-            finding.on(&node.name)
-        })
-        .collect()
+fn r05_open(facts: &Facts) -> Findings {
+    need(facts.in_pod, FOR_THE_CONTAINER)?;
+    let judge = |node: &NodeFacts| {
+        let finding = match node.opened.as_ref()? {
+            Ok(()) => Finding::pass("it can"),
+            Err(error) => Finding::fail(
+                format!("open: {error}"),
+                "\"Operation not permitted\" is the device cgroup: ask for the resource; \
+                 \"Permission denied\" is the file's mode (R04)",
+            ),
+        };
+        Some(finding.on(&node.name))
+    };
+    Ok(facts.nodes.iter().filter_map(judge).collect())
 }
 
-fn r06_cdi(facts: &Facts) -> Vec<Finding> {
-    vec![match &facts.cdi {
+fn r06_cdi(facts: &Facts) -> Findings {
+    Ok(vec![match &facts.cdi {
         Cdi::NoRuntime => Finding::not_applicable("no containerd or CRI-O is configured here"),
         Cdi::On(place) => Finding::pass("it does").read(place, "enabled"),
         Cdi::CriO => Finding::pass("CRI-O always does"),
@@ -395,7 +340,7 @@ fn r06_cdi(facts: &Facts) -> Vec<Finding> {
             "enable_cdi = true, or let the device plugin hand over nodes instead of CDI names",
         )
         .read(place, "enable_cdi = false"),
-    }]
+    }])
 }
 
 #[cfg(test)]

@@ -28,7 +28,6 @@ pub(crate) struct Misaligned {
 
 impl Misaligned {
     /// As a sentence.
-    #[must_use]
     pub(crate) fn sentence(&self) -> String {
         format!(
             "pod {}: GPU {} is served by {} at {}, where {} can be had on this machine",
@@ -48,7 +47,6 @@ pub(crate) struct Alignment {
 
 /// Judges every pod that holds at least one GPU and one NIC of this machine. A unit that stands
 /// for all HCAs of its pool names no NIC, and its pod is not judged.
-#[must_use]
 pub(crate) fn alignment(machine: &Machine, holders: &Holders) -> Alignment {
     let mut of_pod: BTreeMap<String, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
     for (index, gpu) in machine.gpus.iter().enumerate() {

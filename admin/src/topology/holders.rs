@@ -32,7 +32,6 @@ pub(crate) struct Held {
 
 impl Holders {
     /// Collects pods with the devices they hold.
-    #[must_use]
     pub(crate) fn collect(gpus: &Gpus, devices: impl IntoIterator<Item = Held>) -> Self {
         let mut holders = Self::default();
         for Held { pod, resource, id } in devices {
@@ -56,7 +55,6 @@ impl Holders {
     }
 
     /// Pods that have a GPU.
-    #[must_use]
     pub(crate) fn gpu(&self, gpu: &Gpu) -> Vec<String> {
         self.gpus
             .get(&gpu.place.address)
@@ -65,7 +63,6 @@ impl Holders {
     }
 
     /// Pods that have a NIC, or a share of it.
-    #[must_use]
     pub(super) fn nic(&self, nic: &Nic) -> Vec<String> {
         self.nics
             .get(&nic.hca.to_string())
@@ -74,7 +71,6 @@ impl Holders {
     }
 
     /// True if a pod has the NIC itself, not a share of it.
-    #[must_use]
     pub(crate) fn nic_as_a_whole(&self, nic: &Nic) -> bool {
         self.whole.contains(&nic.hca.to_string())
     }

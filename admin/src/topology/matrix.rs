@@ -20,13 +20,11 @@ const LEGEND: [(Class, &str); 6] = [
 ];
 
 /// The lists as text.
-#[must_use]
 pub(super) fn text(view: &View) -> String {
     sections(view, String::new())
 }
 
 /// The same below the matrix.
-#[must_use]
 pub(super) fn text_with_matrix(view: &View) -> String {
     sections(view, format!("{}\n", matrix(view)))
 }

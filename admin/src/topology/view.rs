@@ -26,7 +26,6 @@ pub(super) struct View {
 
 impl View {
     /// What a person should know about this node, one sentence each.
-    #[must_use]
     pub(super) fn notes(&self) -> Vec<String> {
         let machine = &self.machine;
         let mut notes = Vec::new();
@@ -157,7 +156,6 @@ impl View {
     }
 
     /// The whole as one document.
-    #[must_use]
     pub(super) fn document(&self) -> Value {
         let machine = &self.machine;
         let gpus: Vec<&Place> = machine.gpus.iter().map(|gpu| &gpu.place).collect();
@@ -193,7 +191,6 @@ impl View {
     }
 
     /// Positions of the NICs that are nearest to a place.
-    #[must_use]
     pub(super) fn nearest(&self, place: &Place) -> Vec<usize> {
         let to = |nic: &Nic| self.machine.distance(place, &nic.place).class;
         let least = self.machine.nics.iter().map(to).min();
@@ -204,7 +201,6 @@ impl View {
     }
 
     /// What people call these NICs.
-    #[must_use]
     pub(super) fn names(&self, nics: &[usize]) -> Vec<String> {
         nics.iter()
             .filter_map(|nic| self.machine.nics.get(*nic))

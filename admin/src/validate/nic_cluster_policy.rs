@@ -114,7 +114,7 @@ fn of_policy(policy: &Value) -> Result<FromPolicy, Problems> {
             return Err(Problems::one(
                 "spec has both rdmaSharedDevicePlugin and sriovDevicePlugin, and one daemon reads one file: \
                  write a file of version 1 with a shared pool for each entry of configList and an \
-                 exclusive pool for each of resourceList (docs/CONFIG.md)",
+                 exclusive pool for each of resourceList (docs/pools.md)",
             ));
         }
     };

@@ -120,14 +120,12 @@ const TOOLS: &[Cause] = &[
 const OF_ITS_SOCKET: &str = "Unable to open file descriptor for socket connection";
 
 /// The first known meaning of what a tool printed.
-#[must_use]
 pub(super) fn of(text: &str) -> Option<&'static Cause> {
     let text = text.replace(OF_ITS_SOCKET, "");
     of_collective(&text).or_else(|| first(TOOLS, &text))
 }
 
 /// Of NCCL's output, where a warning may come beside a good result: only what ends or ruins it.
-#[must_use]
 pub(super) fn of_collective(text: &str) -> Option<&'static Cause> {
     first(COLLECTIVE, text)
 }

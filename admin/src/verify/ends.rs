@@ -69,7 +69,6 @@ pub(super) struct Port {
 
 impl Port {
     /// As it is named in what is printed.
-    #[must_use]
     pub(super) fn name(&self) -> String {
         match &self.netdev {
             Some(netdev) => format!("{netdev} ({}/{})", self.device, self.port),
@@ -112,7 +111,6 @@ impl Gid<'_> {
 }
 
 /// Reads what [`PROBE`] wrote; with a netdev's name, only what is used through it.
-#[must_use]
 pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) -> End {
     let lines: Vec<Vec<&str>> = text
         .lines()
@@ -301,7 +299,6 @@ fn ipoib(base: &Port, gid: Option<Ipv6Addr>, lines: &[Vec<&str>]) -> Vec<Port> {
 }
 
 /// Which port is tested against which: those with the same netdev name, the rest in their order.
-#[must_use]
 pub(super) fn pairs<'a>(server: &'a End, client: &'a End) -> Vec<(&'a Port, &'a Port)> {
     let by_name: Vec<(&Port, &Port)> = server
         .ports

@@ -31,7 +31,6 @@ pub(super) enum Memory {
 
 /// Judges a run of `ib_write_bw`. `line` is in Gb/s; `soft` means that there is no hardware whose
 /// rate could be reached.
-#[must_use]
 pub(super) fn bandwidth(run: &Run, line: Option<f64>, soft: bool, memory: Memory) -> Finding {
     let Some(last) = run.rows.last() else {
         return Finding::unknown("there is no line of results: the output was cut off");
@@ -168,7 +167,6 @@ const COLLECTIVE_BYTES: u64 = 1 << 30;
 const COLLECTIVE_MIN_BYTES: u64 = 64 << 20;
 
 /// Judges the output of nccl-tests; `text` is the output as a whole.
-#[must_use]
 pub(super) fn collective(text: &str, fabric: Fabric) -> Finding {
     let log = nccl::read(text);
     let finding = judge_collective(&log, text, fabric);

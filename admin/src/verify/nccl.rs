@@ -45,7 +45,6 @@ pub(super) struct Log {
 
 impl Log {
     /// Hosts or pods that take part, in the order of their first ranks.
-    #[must_use]
     pub(super) fn hosts(&self) -> Vec<(&str, Vec<&str>)> {
         let mut hosts: Vec<(&str, Vec<&str>)> = Vec::new();
         for rank in &self.ranks {
@@ -59,7 +58,6 @@ impl Log {
 }
 
 /// Reads what came out of the job; lines of others are passed over.
-#[must_use]
 pub(super) fn read(text: &str) -> Log {
     let mut log = Log::default();
     for line in text.lines() {

@@ -39,7 +39,6 @@ pub(super) struct Run {
 }
 
 /// Reads what the tool wrote; lines of others in between are passed over.
-#[must_use]
 pub(super) fn read(text: &str) -> Run {
     let mut run = Run::default();
     // perftest counts a megabyte as 2^20 bytes, whether it calls it MB or MiB.

@@ -12,7 +12,6 @@ pub(super) struct Echoes {
 }
 
 /// Reads the summary; `None` if there is none.
-#[must_use]
 pub(super) fn read(text: &str) -> Option<Echoes> {
     let line = text
         .lines()

@@ -100,7 +100,6 @@ pub(super) struct Ended {
 
 impl Ended {
     /// The last line that says something: a client such as kubectl ends with what matters.
-    #[must_use]
     pub(super) fn last(&self) -> &str {
         let mut lines = self.text.lines().map(str::trim);
         lines
@@ -109,7 +108,6 @@ impl Ended {
     }
 
     /// The last lines, for a person.
-    #[must_use]
     pub(super) fn tail(&self) -> String {
         const LINES: usize = 4;
         let lines: Vec<&str> = self
@@ -125,7 +123,6 @@ impl Ended {
 
 impl Place {
     /// What to check when nothing can be run there.
-    #[must_use]
     pub(super) fn remedy(&self) -> String {
         let way = match self {
             Self::Local => return "this host needs sh and timeout in its PATH".to_owned(),
@@ -157,7 +154,6 @@ impl Place {
     }
 
     /// The command line that runs `argv` there.
-    #[must_use]
     pub(super) fn argv(&self, kubectl: &str, argv: &[&str]) -> Vec<String> {
         let mut line: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| line.extend(words.iter().map(|&word| word.to_owned()));
@@ -247,7 +243,6 @@ impl Place {
 }
 
 /// Text of a pod's, or of a file that somebody sent, without what could steer a terminal.
-#[must_use]
 pub(super) fn plain(text: &str) -> String {
     let harmless = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
     text.chars().filter(harmless).collect()

@@ -20,7 +20,6 @@ pub(super) struct Expected {
 
 /// Judges the output of `ib_write_bw` or of `nccl-tests`; `None` for text with neither's table and
 /// without a message that ends a collective.
-#[must_use]
 pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     let text = plain(text);
     let (rung, finding) = if text.contains("BW average") {

@@ -4,7 +4,7 @@ use cni_wire::{Code, Error, Section, text::bounded};
 use node::spelling;
 use serde_json::Value;
 
-/// The keys that are read here, and those that every plugin has. docs/CONFIG.md explains each.
+/// The keys that are read here, and those that every plugin has. docs/reference.md explains each.
 pub(super) const KEYS: &[&str] = &[
     "acceptRA",
     "args",
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn every_key_is_explained_in_the_docs() {
-        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/CONFIG.md");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference.md");
         let page = std::fs::read_to_string(page).unwrap();
         let of_others = REFUSED.iter().flat_map(|(keys, _)| keys.iter());
         let explained = |key: &&&str| {
@@ -332,7 +332,7 @@ mod tests {
             .chain(of_others)
             .filter(|key| !explained(key))
             .collect();
-        assert!(missing.is_empty(), "not in docs/CONFIG.md: {missing:?}");
+        assert!(missing.is_empty(), "not in docs/reference.md: {missing:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::trust;
+use crate::{gojson, trust};
 
 /// Why a policy file was refused. The message says what and where; the remedy
 /// is apart, so that a CNI error can carry it in `details`.
@@ -11,29 +11,9 @@ pub enum PolicyError {
     /// The file cannot be read or is not trusted.
     #[error("node policy: {0}")]
     File(#[from] trust::Error),
-    /// The file is not a JSON object.
-    #[error("node policy {}: {why}", path.display())]
-    Syntax { path: PathBuf, why: String },
-    /// A key is not known.
-    #[error("node policy {}: unknown key {key:?}{}", path.display(), meant(*nearest))]
-    UnknownKey {
-        path: PathBuf,
-        /// Full path of the key, for example `ipam.cooldwon`.
-        key: String,
-        /// The known key that was probably meant.
-        nearest: Option<&'static str>,
-    },
-    /// A value breaks a rule.
-    #[error("node policy {}: {key}: {rule}, not {value}", path.display())]
-    Value {
-        path: PathBuf,
-        /// Full path of the key.
-        key: String,
-        /// The value as it stands in the file.
-        value: String,
-        /// What the value must be.
-        rule: &'static str,
-    },
+    /// Its content is not in order.
+    #[error("node policy {}: {fault}", path.display())]
+    Content { path: PathBuf, fault: gojson::Error },
 }
 
 impl PolicyError {
@@ -54,15 +34,9 @@ impl PolicyError {
                 "let root own the file, a regular one of at most 1 MiB, and each directory above \
                  it, mode 0644 and 0755 or stricter"
             }
-            Self::Syntax { .. } | Self::UnknownKey { .. } | Self::Value { .. } => {
+            Self::Content { .. } => {
                 "correct the file; pods can be torn down meanwhile, none can be attached"
             }
         }
     }
-}
-
-pub(super) fn meant(nearest: Option<&'static str>) -> String {
-    nearest
-        .map(|key| format!("; did you mean {key:?}?"))
-        .unwrap_or_default()
 }

@@ -4,9 +4,11 @@
 //! a network that has an address of the netdev; its value is the rail's number. A key with `/` is a
 //! network and one with `:` a PCI address, because no netdev's name has either.
 
-use super::read::network;
+use super::read;
 use crate::pattern::Pattern;
 use ipnetwork::IpNetwork;
+use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -14,7 +16,8 @@ use std::net::IpAddr;
 pub const MAX_RAIL: u32 = 255;
 
 /// The rails of a node's NICs; empty where the policy says nothing of them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "BTreeMap<String, read::Rail>")]
 pub struct Rails(pub(super) Vec<Entry>);
 
 /// One key and its rail.
@@ -61,6 +64,25 @@ impl fmt::Display for RailConflict {
     }
 }
 
+impl TryFrom<BTreeMap<String, read::Rail>> for Rails {
+    type Error = String;
+
+    fn try_from(rails: BTreeMap<String, read::Rail>) -> Result<Self, String> {
+        let entry = |(key, read::Rail(rail)): (String, read::Rail)| match Nic::parse(&key) {
+            Some(nic) => Ok(Entry { key, nic, rail }),
+            None => Err(format!(
+                "the key {key:?} must be a PCI address, a netdev's name or pattern, or a network \
+                 (10.1.0.0/24)"
+            )),
+        };
+        rails
+            .into_iter()
+            .map(entry)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
 impl Rails {
     /// Whether the policy says nothing of rails.
     #[must_use]
@@ -90,7 +112,7 @@ impl Nic {
     /// Reads a key; none for one that is no address, no network and no pattern.
     pub(super) fn parse(key: &str) -> Option<Self> {
         if key.contains('/') {
-            return network(key).map(Nic::Subnet);
+            return read::network(key).map(Nic::Subnet);
         }
         if key.is_empty() {
             return None;

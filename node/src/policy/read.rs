@@ -1,577 +1,241 @@
-//! From the text of the policy file to [`Policy`]: strict, or salvaging.
+//! From the text of the policy file to [`Policy`]: strict, or salvaging. What a key may be is a
+//! function that its field names; each says the rule that a wrong value breaks.
 
 use super::{
-    Allow, BlockLength, DEFAULT_STORE_DIRECTORY, FabricAddresses, Ipam, Log, LogLevel, MAX_RAIL,
-    Policy, PolicyError, Profile, Rails, Selector, Store, StoreBounds, StoreKind, partition_key,
-    port_guid,
-    rails::{Entry, Nic},
+    BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, Policy, PolicyError, Selector, Store,
+    StoreBounds, StoreKind, partition_key, port_guid,
 };
-use crate::{duration, pattern::Pattern, spelling};
+use crate::gojson::{self, Value};
+use crate::{duration, identity, pattern::Pattern};
 use ipnetwork::IpNetwork;
-use serde_json::{Map, Value};
+use serde::de::{Deserialize, Deserializer, Error as _};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
-
-/// Keys of a policy.
-pub const KEYS: [&str; 11] = [
-    "version",
-    "node",
-    "stateDir",
-    "cdiDir",
-    "stores",
-    "ipam",
-    "allow",
-    "rails",
-    "pkeys",
-    "fabricAddresses",
-    "log",
-];
-const ALLOW_KEYS: [&str; 11] = [
-    "nonRdma",
-    "uplinks",
-    "netdevs",
-    "ipam",
-    "passthru",
-    "virtual",
-    "unallocated",
-    "requestExcluded",
-    "pkeys",
-    "inactivePartitions",
-    "vf",
-];
-const SELECTOR_KEYS: [&str; 7] = [
-    "ifNames",
-    "pciAddresses",
-    "vendors",
-    "deviceIDs",
-    "drivers",
-    "linkTypes",
-    "rdmaDevices",
-];
 
 /// A block has at most 2 to the power of this many addresses.
 const MAX_BLOCK_BITS: u32 = 16;
 
 /// The whole file, every key and value in order.
 pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
-    let reader = Reader { path };
-    let object = reader.object(text)?;
-    reader.known("", &object, &KEYS)?;
-    let mut policy = Policy::default();
-    for (key, value) in in_order(&object) {
-        reader.key(&mut policy, key, value)?;
-    }
-    Ok(policy)
+    let policy = gojson::parse(text).and_then(decode);
+    policy.map_err(|fault| PolicyError::Content {
+        path: path.to_owned(),
+        fault,
+    })
 }
 
 /// Each top-level key that is in order by itself, defaults for the rest.
-pub(super) fn salvage(path: &Path, text: &[u8]) -> Policy {
-    let reader = Reader { path };
+pub(super) fn salvage(text: &[u8]) -> Policy {
     let mut policy = Policy::default();
-    for (key, value) in reader.object(text).iter().flat_map(in_order) {
-        // A wrong key leaves its default: that is what salvaging is.
-        let _ = reader.key(&mut policy, key, value);
+    let Ok(Value::Object(mut fields)) = gojson::parse(text) else {
+        return policy;
+    };
+    // Those first by whose names others are written.
+    fields.sort_by_key(|(key, _)| key != "pkeys");
+    let mut good = Vec::new();
+    for field in fields {
+        good.push(field);
+        match decode(Value::Object(good.clone())) {
+            Ok(more) => policy = more,
+            Err(_) => drop(good.pop()),
+        }
     }
     policy
 }
 
-/// The keys of the file, those first by whose names others are written.
-fn in_order(object: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
-    object.get_key_value("pkeys").into_iter().chain(object)
+pub(super) fn has_key(key: &str) -> bool {
+    let document = Value::Object(vec![(key.to_owned(), Value::Null)]);
+    !matches!(decode(document), Err(gojson::Error::UnknownKey { .. }))
+}
+
+fn decode(mut document: Value) -> Result<Policy, gojson::Error> {
+    // Partitions of `allow.pkeys` may have names of `pkeys`.
+    let mut names = document.get_mut("pkeys").cloned();
+    let allowed = document
+        .get_mut("allow")
+        .and_then(|allow| allow.get_mut("pkeys"));
+    if let Some(Value::Array(allowed)) = allowed {
+        for partition in allowed {
+            if let Value::String(name) = partition
+                && let Some(key) = names.as_mut().and_then(|names| names.get_mut(name))
+            {
+                *partition = key.clone();
+            }
+        }
+    }
+    gojson::decode_strictly(&document)
+}
+
+/// What `read` makes of a value; where it makes nothing of it, `rule` says what the value must be.
+fn checked<'de, D: Deserializer<'de>, T: Deserialize<'de>, U>(
+    deserializer: D,
+    rule: &str,
+    read: impl FnOnce(T) -> Option<U>,
+) -> Result<U, D::Error> {
+    let value = T::deserialize(deserializer).ok().and_then(read);
+    value.ok_or_else(|| D::Error::custom(rule))
+}
+
+pub(super) fn version<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let rule = "this program reads version 1 only";
+    checked(from, rule, |version| (version == 1).then_some(version))
+}
+
+pub(super) fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let rule = "must be a name of letters, digits, '-', '.' and '_', which begins with a letter, a \
+                digit or '_'";
+    checked(from, rule, |name: String| {
+        identity::is_name(&name).then_some(Some(name))
+    })
+}
+
+/// An absolute path without `..`, so that what is written is what is used.
+pub(super) fn absolute_path<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: From<PathBuf>,
+{
+    let plain = |path: &PathBuf| {
+        path.is_absolute() && !path.components().any(|c| c == Component::ParentDir)
+    };
+    let rule = "must be an absolute path without \"..\"";
+    checked(from, rule, |text: String| {
+        Some(PathBuf::from(text)).filter(plain).map(T::from)
+    })
+}
+
+/// Those of the file and the default one, which has the built-in directory. Each other store has its
+/// own.
+pub(super) fn stores<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<BTreeMap<String, Store>, D::Error> {
+    let mut stores = Policy::default().stores;
+    for (name, mut store) in BTreeMap::<String, Store>::deserialize(from)? {
+        if store.directory.as_os_str().is_empty() {
+            if name != "default" || matches!(store.kind, StoreKind::File { .. }) {
+                let rule = format!("the store {name:?} must have a \"directory\"");
+                return Err(D::Error::custom(rule));
+            }
+            store.directory = PathBuf::from(DEFAULT_STORE_DIRECTORY);
+        }
+        stores.insert(name, store);
+    }
+    Ok(stores)
+}
+
+/// The keys of stores of all types.
+#[derive(Default, serde::Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct StoreKeys {
+    r#type: Option<StoreType>,
+    #[serde(deserialize_with = "absolute_path")]
+    directory: Option<PathBuf>,
+    #[serde(deserialize_with = "networks")]
+    ranges: Option<Vec<IpNetwork>>,
+    #[serde(deserialize_with = "network_names")]
+    network_names: Option<Vec<String>>,
+    #[serde(deserialize_with = "name")]
+    id: Option<String>,
+    shared: Option<bool>,
+    blocks: Option<BlockLength>,
+    #[serde(deserialize_with = "networks")]
+    r#static: Option<Vec<IpNetwork>>,
+    after: Option<After>,
+}
+
+#[derive(Clone, Copy, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum StoreType {
+    File,
+    Kubernetes,
+}
+
+#[derive(serde::Deserialize)]
+pub(super) struct After {
+    #[serde(deserialize_with = "namespace")]
+    whereabouts: String,
+}
+
+impl TryFrom<StoreKeys> for Store {
+    type Error = String;
+
+    fn try_from(keys: StoreKeys) -> Result<Self, String> {
+        let of_files = [("id", keys.id.is_some()), ("shared", keys.shared.is_some())];
+        let of_clusters = [
+            ("blocks", keys.blocks.is_some()),
+            ("static", keys.r#static.is_some()),
+            ("after", keys.after.is_some()),
+        ];
+        let (others, kind): (&[_], _) = match keys.r#type {
+            Some(StoreType::File) => {
+                let shared = keys.shared.unwrap_or_default();
+                (
+                    &of_clusters,
+                    StoreKind::File {
+                        id: keys.id,
+                        shared,
+                    },
+                )
+            }
+            Some(StoreType::Kubernetes) => {
+                let kind = StoreKind::Kubernetes {
+                    blocks: keys.blocks.unwrap_or_default(),
+                    static_networks: keys.r#static.unwrap_or_default(),
+                    after: keys.after.map(|after| after.whereabouts),
+                };
+                (&of_files, kind)
+            }
+            None => return Err("must have a \"type\", \"file\" or \"kubernetes\"".to_owned()),
+        };
+        if let Some((key, _)) = others.iter().find(|(_, is_there)| *is_there) {
+            return Err(format!(
+                "a store of this \"type\" cannot have the key {key:?}"
+            ));
+        }
+        Ok(Store {
+            directory: keys.directory.unwrap_or_default(),
+            kind,
+            bounds: StoreBounds {
+                ranges: keys.ranges,
+                network_names: keys.network_names,
+            },
+        })
+    }
 }
 
 /// A label of RFC 1123. It becomes part of a path of the API.
-fn is_namespace(name: &&str) -> bool {
+fn namespace<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let rule = "must be the namespace of whereabouts' objects: at most 63 of a-z, 0-9 and '-'";
     let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    (1..=63).contains(&name.len())
-        && name.bytes().all(fits)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
+    checked(from, rule, |name: String| {
+        let is_label = (1..=63).contains(&name.len())
+            && name.bytes().all(fits)
+            && !name.starts_with('-')
+            && !name.ends_with('-');
+        is_label.then_some(name)
+    })
 }
 
-struct Reader<'a> {
-    path: &'a Path,
+/// A prefix length of an address of `BITS` bits, from a count of addresses.
+pub(super) fn block_length<'de, D: Deserializer<'de>, const BITS: u32>(
+    from: D,
+) -> Result<u8, D::Error> {
+    let rule = "must be a count of addresses: 1, 2, 4 and so on, at most 65536";
+    checked(from, rule, |count: u64| {
+        let bits = count.is_power_of_two().then(|| count.trailing_zeros());
+        let bits = bits.filter(|bits| *bits <= MAX_BLOCK_BITS)?;
+        u8::try_from(BITS - bits).ok()
+    })
 }
 
-impl Reader<'_> {
-    fn object(&self, text: &[u8]) -> Result<Map<String, Value>, PolicyError> {
-        serde_json::from_slice(text).map_err(|error| PolicyError::Syntax {
-            path: self.path.to_owned(),
-            why: error.to_string(),
-        })
-    }
-
-    fn key(&self, policy: &mut Policy, key: &str, value: &Value) -> Result<(), PolicyError> {
-        match key {
-            "version" if value.as_u64() == Some(1) => Ok(()),
-            "version" => Err(self.wrong(key, value, "this program reads version 1 only")),
-            "node" => self.node(value).map(|node| policy.node = Some(node)),
-            "stateDir" => self
-                .directory(key, value)
-                .map(|path| policy.state_dir = path),
-            "cdiDir" => self.directory(key, value).map(|path| policy.cdi_dir = path),
-            "stores" => self.stores(value).map(|stores| policy.stores = stores),
-            "ipam" => self.ipam(value).map(|ipam| policy.ipam = ipam),
-            "allow" => (self.allow(value, &policy.pkeys)).map(|allow| policy.allow = allow),
-            "pkeys" => self.pkeys(value).map(|pkeys| policy.pkeys = pkeys),
-            "rails" => self.rails(value).map(|rails| policy.rails = rails),
-            "fabricAddresses" if value == "static" => {
-                policy.fabric_addresses = FabricAddresses::Static;
-                Ok(())
-            }
-            "fabricAddresses" => Err(self.wrong(key, value, "must be \"static\", or left out")),
-            "log" => self.log(value).map(|log| policy.log = log),
-            // Refused by `known`; salvaging passes over it.
-            _ => Ok(()),
-        }
-    }
-
-    fn node(&self, value: &Value) -> Result<String, PolicyError> {
-        let name = value.as_str().filter(|name| crate::identity::is_name(name));
-        let rule = "must be a name of letters, digits, '-', '.' and '_', which begins with a letter, \
-                    a digit or '_'";
-        name.map(str::to_owned)
-            .ok_or_else(|| self.wrong("node", value, rule))
-    }
-
-    fn stores(&self, value: &Value) -> Result<BTreeMap<String, Store>, PolicyError> {
-        let mut stores = Policy::default().stores;
-        for (name, value) in self.map("stores", value)? {
-            let store = self.store(name, value)?;
-            stores.insert(name.clone(), store);
-        }
-        Ok(stores)
-    }
-
-    fn store(&self, name: &str, value: &Value) -> Result<Store, PolicyError> {
-        let at = format!("stores.{name}");
-        let object = self.map(&at, value)?;
-        let keys: &[&str] = match object.get("type").and_then(Value::as_str) {
-            Some("file") => &["id", "shared"],
-            Some("kubernetes") => &["blocks", "static", "after"],
-            _ => {
-                let kind = object.get("type").unwrap_or(&Value::Null);
-                let rule = "must be \"file\" or \"kubernetes\"";
-                return Err(self.wrong(&format!("{at}.type"), kind, rule));
-            }
-        };
-        let common = ["type", "directory", "ranges", "networkNames"];
-        self.known(&at, object, &[&common, keys].concat())?;
-        let directory = object.get("directory");
-        let kind = match keys {
-            ["blocks", ..] => StoreKind::Kubernetes {
-                static_networks: self.networks(&at, object, "static")?.unwrap_or_default(),
-                blocks: match object.get("blocks") {
-                    Some(blocks) => self.blocks(&format!("{at}.blocks"), blocks)?,
-                    None => BlockLength::default(),
-                },
-                after: match object.get("after") {
-                    None => None,
-                    Some(after) => Some(self.after(&format!("{at}.after"), after)?),
-                },
-            },
-            _ => StoreKind::File {
-                id: self.store_id(&at, object)?,
-                shared: self.boolean(&format!("{at}.shared"), object.get("shared"))?,
-            },
-        };
-        let directory = match (directory, &kind) {
-            // Of the default store the built-in one; each other store beside it.
-            (None, StoreKind::Kubernetes { .. }) if name == "default" => {
-                PathBuf::from(DEFAULT_STORE_DIRECTORY)
-            }
-            (directory, _) => {
-                let directory = directory.unwrap_or(&Value::Null);
-                self.directory(&format!("{at}.directory"), directory)?
-            }
-        };
-        Ok(Store {
-            directory,
-            kind,
-            bounds: self.bounds(&at, object)?,
-        })
-    }
-
-    /// The namespace of whereabouts' objects.
-    fn after(&self, at: &str, value: &Value) -> Result<String, PolicyError> {
-        let object = self.map(at, value)?;
-        self.known(at, object, &["whereabouts"])?;
-        let namespace = object.get("whereabouts").unwrap_or(&Value::Null);
-        let text = namespace.as_str().filter(is_namespace);
-        text.map(str::to_owned).ok_or_else(|| {
-            let rule =
-                "must be the namespace of whereabouts' objects: at most 63 of a-z, 0-9 and '-'";
-            self.wrong(&format!("{at}.whereabouts"), namespace, rule)
-        })
-    }
-
-    fn store_id(
-        &self,
-        at: &str,
-        store: &Map<String, Value>,
-    ) -> Result<Option<String>, PolicyError> {
-        match store.get("id") {
-            None => Ok(None),
-            Some(Value::String(id)) if crate::identity::is_name(id) => Ok(Some(id.clone())),
-            Some(other) => {
-                let rule = "must be a store's identity, as rdmactl addresses shows it";
-                Err(self.wrong(&format!("{at}.id"), other, rule))
-            }
-        }
-    }
-
-    fn boolean(&self, at: &str, value: Option<&Value>) -> Result<bool, PolicyError> {
-        match value {
-            None => Ok(false),
-            Some(Value::Bool(value)) => Ok(*value),
-            Some(other) => Err(self.wrong(at, other, "must be true or false")),
-        }
-    }
-
-    /// Lengths of blocks, which the file says in addresses.
-    fn blocks(&self, at: &str, value: &Value) -> Result<BlockLength, PolicyError> {
-        let object = self.map(at, value)?;
-        self.known(at, object, &["ipv4", "ipv6"])?;
-        let mut blocks = BlockLength::default();
-        for (key, longest, length) in [
-            ("ipv4", 32, &mut blocks.ipv4),
-            ("ipv6", 128, &mut blocks.ipv6),
-        ] {
-            let Some(value) = object.get(key) else {
-                continue;
-            };
-            let addresses = value.as_u64().filter(|count| count.is_power_of_two());
-            *length = addresses
-                .map(u64::trailing_zeros)
-                .filter(|bits| *bits <= MAX_BLOCK_BITS)
-                .and_then(|bits| u8::try_from(longest - bits).ok())
-                .ok_or_else(|| {
-                    let rule = "must be a count of addresses: 1, 2, 4 and so on, at most 65536";
-                    self.wrong(&format!("{at}.{key}"), value, rule)
-                })?;
-        }
-        Ok(blocks)
-    }
-
-    fn bounds(&self, at: &str, store: &Map<String, Value>) -> Result<StoreBounds, PolicyError> {
-        let rule = "must be a list of names, \"\" for networks without network_name";
-        let names = self.texts(at, store, "networkNames", rule)?;
-        Ok(StoreBounds {
-            ranges: self.networks(at, store, "ranges")?,
-            network_names: names.map(|names| names.into_iter().map(str::to_owned).collect()),
-        })
-    }
-
-    /// A list of networks of a store, if it has one.
-    fn networks(
-        &self,
-        at: &str,
-        store: &Map<String, Value>,
-        key: &str,
-    ) -> Result<Option<Vec<IpNetwork>>, PolicyError> {
-        let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
-        let Some(texts) = self.texts(at, store, key, rule)? else {
-            return Ok(None);
-        };
-        let networks: Option<Vec<IpNetwork>> = texts.into_iter().map(network).collect();
-        let value = store.get(key).unwrap_or(&Value::Null);
-        let wrong = || self.wrong(&format!("{at}.{key}"), value, rule);
-        networks.map(Some).ok_or_else(wrong)
-    }
-
-    /// A list of texts of a store, not empty, if it has one.
-    fn texts<'v>(
-        &self,
-        at: &str,
-        store: &'v Map<String, Value>,
-        key: &str,
-        rule: &'static str,
-    ) -> Result<Option<Vec<&'v str>>, PolicyError> {
-        let Some(value) = store.get(key) else {
-            return Ok(None);
-        };
-        let list = value.as_array().filter(|list| !list.is_empty());
-        let texts: Option<Vec<&str>> =
-            list.and_then(|list| list.iter().map(Value::as_str).collect());
-        let wrong = || self.wrong(&format!("{at}.{key}"), value, rule);
-        texts.map(Some).ok_or_else(wrong)
-    }
-
-    fn ipam(&self, value: &Value) -> Result<Ipam, PolicyError> {
-        let object = self.map("ipam", value)?;
-        self.known("ipam", object, &["profile", "cooldown", "flatFile"])?;
-        let mut ipam = Policy::default().ipam;
-        match object.get("profile") {
-            None => {}
-            Some(name) if name == "strict" => ipam.profile = Some(Profile::Strict),
-            Some(name) if name == "compatible" => ipam.profile = Some(Profile::Compatible),
-            Some(other) => {
-                let rule = "must be \"strict\" or \"compatible\"";
-                return Err(self.wrong("ipam.profile", other, rule));
-            }
-        }
-        if let Some(value) = object.get("cooldown") {
-            let rule = "must be a duration of at most a day, as in \"30s\", \"2m\" or \"0\"";
-            ipam.cooldown = value
-                .as_str()
-                .and_then(duration::parse)
-                .filter(|d| *d <= Duration::from_secs(86_400))
-                .ok_or_else(|| self.wrong("ipam.cooldown", value, rule))?;
-        }
-        if let Some(value) = object.get("flatFile") {
-            ipam.flat_file = Some(self.directory("ipam.flatFile", value)?);
-        }
-        Ok(ipam)
-    }
-
-    fn allow(&self, value: &Value, pkeys: &BTreeMap<String, u16>) -> Result<Allow, PolicyError> {
-        let object = self.map("allow", value)?;
-        self.known("allow", object, &ALLOW_KEYS)?;
-        let flag = |key: &str| match object.get(key) {
-            None => Ok(false),
-            Some(Value::Bool(on)) => Ok(*on),
-            Some(other) => Err(self.wrong(&format!("allow.{key}"), other, "must be true or false")),
-        };
-        let netdevs = match object.get("netdevs") {
-            None => None,
-            Some(Value::Array(list)) => Some(
-                list.iter()
-                    .enumerate()
-                    .map(|(i, v)| self.selector(i, v))
-                    .collect::<Result<_, _>>()?,
-            ),
-            Some(other) => {
-                return Err(self.wrong("allow.netdevs", other, "must be a list of selectors"));
-            }
-        };
-        Ok(Allow {
-            non_rdma: flag("nonRdma")?,
-            uplinks: flag("uplinks")?,
-            netdevs,
-            ipam: self.ipam_programs(object.get("ipam"))?,
-            passthru: flag("passthru")?,
-            virtual_links: flag("virtual")?,
-            unallocated: flag("unallocated")?,
-            request_excluded: flag("requestExcluded")?,
-            pkeys: self.allowed_pkeys(object.get("pkeys"), pkeys)?,
-            inactive_partitions: flag("inactivePartitions")?,
-            guids: self.guids(object.get("vf"))?,
-        })
-    }
-
-    /// Names that no number could be taken for.
-    fn pkeys(&self, value: &Value) -> Result<BTreeMap<String, u16>, PolicyError> {
-        let pkey = |(name, value): (&String, &Value)| {
-            let at = format!("pkeys.{name}");
-            if name.is_empty() || partition_key(&Value::String(name.clone())).is_some() {
-                let rule = "must have a name that is not a hexadecimal number itself";
-                return Err(self.wrong(&at, value, rule));
-            }
-            let rule = "must be a partition key such as \"0x8001\"";
-            let key = partition_key(value).ok_or_else(|| self.wrong(&at, value, rule))?;
-            Ok((name.clone(), key))
-        };
-        self.map("pkeys", value)?.iter().map(pkey).collect()
-    }
-
-    fn allowed_pkeys(
-        &self,
-        value: Option<&Value>,
-        names: &BTreeMap<String, u16>,
-    ) -> Result<Option<Vec<u16>>, PolicyError> {
-        let Some(value) = value else {
-            return Ok(None);
-        };
-        let rule = "must be a list of partition keys (\"0x8001\") and names of \"pkeys\"";
-        let wrong = |value: &Value| self.wrong("allow.pkeys", value, rule);
-        let pkey = |value: &Value| {
-            let named = value.as_str().and_then(|name| names.get(name)).copied();
-            named
-                .or_else(|| partition_key(value))
-                .ok_or_else(|| wrong(value))
-        };
-        let list = value.as_array().ok_or_else(|| wrong(value))?;
-        list.iter().map(pkey).collect::<Result<_, _>>().map(Some)
-    }
-
-    fn guids(&self, value: Option<&Value>) -> Result<Vec<RangeInclusive<u64>>, PolicyError> {
-        let Some(value) = value else {
-            return Ok(Vec::new());
-        };
-        let object = self.map("allow.vf", value)?;
-        self.known("allow.vf", object, &["guid"])?;
-        let range = |range: &Value| {
-            let text = range.as_str()?;
-            let (first, last) = text.split_once('-').unwrap_or((text, text));
-            let range = port_guid(first)?..=port_guid(last)?;
-            (!range.is_empty()).then_some(range)
-        };
-        let value = object.get("guid").unwrap_or(&Value::Null);
-        let list = value.as_array();
-        let guids = list.and_then(|list| list.iter().map(range).collect());
-        let rule = "must be a list of GUIDs and ranges such as \
-                    \"02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff\"";
-        guids.ok_or_else(|| self.wrong("allow.vf.guid", value, rule))
-    }
-
-    fn rails(&self, value: &Value) -> Result<Rails, PolicyError> {
-        let entry = |(key, value): (&String, &Value)| {
-            let at = format!("rails.{key}");
-            let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
-            let rail = number.filter(|rail| *rail <= MAX_RAIL).ok_or_else(|| {
-                self.wrong(&at, value, "must be the number of a rail, from 0 to 255")
-            })?;
-            let nic = Nic::parse(key).ok_or_else(|| {
-                let rule = "must have a PCI address, a netdev's name or pattern, or a network \
-                            (10.1.0.0/24) as its key";
-                self.wrong(&at, value, rule)
-            })?;
-            Ok::<_, PolicyError>(Entry {
-                key: key.clone(),
-                nic,
-                rail,
-            })
-        };
-        let entries = self.map("rails", value)?.iter().map(entry);
-        Ok(Rails(entries.collect::<Result<_, _>>()?))
-    }
-
-    /// Names of programs in `CNI_PATH`, never paths.
-    fn ipam_programs(&self, value: Option<&Value>) -> Result<Vec<String>, PolicyError> {
-        let Some(value) = value else {
-            return Ok(Allow::default().ipam);
-        };
-        let rule = "must be a list of names of IPAM programs, without \"/\"";
-        let wrong = |value: &Value| self.wrong("allow.ipam", value, rule);
-        let name = |value: &Value| {
-            value
-                .as_str()
-                .filter(|name| !name.is_empty() && !name.contains('/'))
-                .map(str::to_owned)
-                .ok_or_else(|| wrong(value))
-        };
-        let list = value.as_array().ok_or_else(|| wrong(value))?;
-        list.iter().map(name).collect()
-    }
-
-    fn selector(&self, index: usize, value: &Value) -> Result<Selector, PolicyError> {
-        let at = format!("allow.netdevs[{index}]");
-        let object = self.map(&at, value)?;
-        self.known(&at, object, &SELECTOR_KEYS)?;
-        let words = |key: &str, hex: bool| -> Result<Vec<Pattern>, PolicyError> {
-            let rule = "must be a list of strings that are not empty";
-            let wrong = |value: &Value| self.wrong(&format!("{at}.{key}"), value, rule);
-            let Some(value) = object.get(key) else {
-                return Ok(Vec::new());
-            };
-            let list = value.as_array().filter(|list| !list.is_empty());
-            let pattern = |v: &Value| {
-                let word = v
-                    .as_str()
-                    .filter(|w| !w.is_empty())
-                    .ok_or_else(|| wrong(v))?;
-                let parsed = if hex {
-                    Pattern::parse(&word.trim_start_matches("0x").to_ascii_lowercase())
-                } else {
-                    Pattern::parse(word)
-                };
-                let rule = "must be words, or patterns of \"*\", \"?\" and sets such as \"[0-3]\"";
-                parsed.map_err(|_| self.wrong(&format!("{at}.{key}"), v, rule))
-            };
-            list.ok_or_else(|| wrong(value))?
-                .iter()
-                .map(pattern)
-                .collect()
-        };
-        let selector = Selector {
-            if_names: words("ifNames", false)?,
-            pci_addresses: words("pciAddresses", false)?,
-            vendors: words("vendors", true)?,
-            device_ids: words("deviceIDs", true)?,
-            drivers: words("drivers", false)?,
-            link_types: words("linkTypes", false)?,
-            rdma_devices: words("rdmaDevices", false)?,
-        };
-        if selector == Selector::default() {
-            return Err(self.wrong(&at, value, "a selector must ask for something"));
-        }
-        Ok(selector)
-    }
-
-    fn log(&self, value: &Value) -> Result<Log, PolicyError> {
-        let object = self.map("log", value)?;
-        self.known("log", object, &["file", "level"])?;
-        let file = match object.get("file") {
-            None => None,
-            Some(value) => Some(self.directory("log.file", value)?),
-        };
-        let level = match object.get("level").map(Value::as_str) {
-            None => LogLevel::default(),
-            Some(Some("error")) => LogLevel::Error,
-            Some(Some("warn")) => LogLevel::Warn,
-            Some(Some("info")) => LogLevel::Info,
-            Some(Some("debug")) => LogLevel::Debug,
-            Some(_) => {
-                let value = object.get("level").unwrap_or(&Value::Null);
-                let rule = "must be \"error\", \"warn\", \"info\" or \"debug\"";
-                return Err(self.wrong("log.level", value, rule));
-            }
-        };
-        Ok(Log { file, level })
-    }
-
-    /// An absolute path without `..`, so that what is written is what is used.
-    fn directory(&self, key: &str, value: &Value) -> Result<PathBuf, PolicyError> {
-        let plain = |path: &PathBuf| {
-            path.is_absolute()
-                && !path
-                    .components()
-                    .any(|c| c == std::path::Component::ParentDir)
-        };
-        value
-            .as_str()
-            .map(PathBuf::from)
-            .filter(plain)
-            .ok_or_else(|| self.wrong(key, value, "must be an absolute path without \"..\""))
-    }
-
-    fn map<'v>(&self, key: &str, value: &'v Value) -> Result<&'v Map<String, Value>, PolicyError> {
-        value
-            .as_object()
-            .ok_or_else(|| self.wrong(key, value, "must be an object"))
-    }
-
-    fn known(
-        &self,
-        at: &str,
-        object: &Map<String, Value>,
-        known: &[&'static str],
-    ) -> Result<(), PolicyError> {
-        let dot = if at.is_empty() { "" } else { "." };
-        match spelling::unknown(object, known).into_iter().next() {
-            None => Ok(()),
-            Some((key, nearest)) => Err(PolicyError::UnknownKey {
-                path: self.path.to_owned(),
-                key: format!("{at}{dot}{key}"),
-                nearest,
-            }),
-        }
-    }
-
-    fn wrong(&self, key: &str, value: &Value, rule: &'static str) -> PolicyError {
-        let value = match value {
-            Value::Null => "absent or null".to_owned(),
-            value => value.to_string(),
-        };
-        PolicyError::Value {
-            path: self.path.to_owned(),
-            key: key.to_owned(),
-            value,
-            rule,
-        }
-    }
+fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<IpNetwork>>, D::Error> {
+    let rule = "must be a list of networks, as in [\"10.0.0.0/8\"]";
+    checked(from, rule, |texts: Vec<String>| {
+        let networks: Option<Vec<_>> = texts.iter().map(|text| network(text)).collect();
+        networks.filter(|list| !list.is_empty()).map(Some)
+    })
 }
 
 /// A network with its prefix length.
@@ -579,8 +243,131 @@ pub(super) fn network(text: &str) -> Option<IpNetwork> {
     text.contains('/').then(|| text.parse().ok())?
 }
 
+fn network_names<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
+    let rule = "must be a list of names, \"\" for networks without network_name";
+    checked(from, rule, |names: Vec<String>| {
+        (!names.is_empty()).then_some(Some(names))
+    })
+}
+
+pub(super) fn cooldown<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let rule = "must be a duration of at most a day, as in \"30s\", \"2m\" or \"0\"";
+    checked(from, rule, |text: String| {
+        duration::parse(&text).filter(|d| *d <= Duration::from_secs(86_400))
+    })
+}
+
+/// Names that no number could be taken for.
+pub(super) fn partition_names<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<BTreeMap<String, u16>, D::Error> {
+    let partitions = BTreeMap::<String, Partition>::deserialize(from)?;
+    let named = |(name, Partition(key)): (String, Partition)| {
+        if name.is_empty() || partition_key(&name.as_str().into()).is_some() {
+            let rule = format!("the name {name:?} must not be a hexadecimal number itself");
+            return Err(D::Error::custom(rule));
+        }
+        Ok((name, key))
+    };
+    partitions.into_iter().map(named).collect()
+}
+
+/// Only those of `allow.pkeys` whose names were replaced.
+pub(super) fn partitions<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u16>>, D::Error> {
+    let rule = "must be a list of partition keys (\"0x8001\") and names of \"pkeys\"";
+    checked(from, rule, |list: Vec<Partition>| {
+        Some(Some(list.into_iter().map(|Partition(key)| key).collect()))
+    })
+}
+
+struct Partition(u16);
+
+impl<'de> Deserialize<'de> for Partition {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let rule = "must be a partition key such as \"0x8001\"";
+        checked(from, rule, |key| partition_key(&key).map(Self))
+    }
+}
+
+pub(super) fn vf<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RangeInclusive<u64>>, D::Error> {
+    #[derive(serde::Deserialize)]
+    struct Vf {
+        #[serde(deserialize_with = "guids")]
+        guid: Vec<RangeInclusive<u64>>,
+    }
+    Vf::deserialize(from).map(|vf| vf.guid)
+}
+
+fn guids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RangeInclusive<u64>>, D::Error> {
+    let range = |text: &String| {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let range = port_guid(first)?..=port_guid(last)?;
+        (!range.is_empty()).then_some(range)
+    };
+    let rule = "must be a list of GUIDs and ranges such as \
+                \"02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff\"";
+    checked(from, rule, |texts: Vec<String>| {
+        texts.iter().map(range).collect()
+    })
+}
+
+pub(super) struct Rail(pub(super) u32);
+
+impl<'de> Deserialize<'de> for Rail {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let rule = "must be the number of a rail, from 0 to 255";
+        checked(from, rule, |rail| (rail <= MAX_RAIL).then_some(Self(rail)))
+    }
+}
+
+/// Names of programs in `CNI_PATH`, never paths.
+pub(super) fn ipam_programs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let rule = "must be a list of names of IPAM programs, without \"/\"";
+    checked(from, rule, |names: Vec<String>| {
+        let is_program = |name: &String| !name.is_empty() && !name.contains('/');
+        names.iter().all(is_program).then_some(names)
+    })
+}
+
+pub(super) fn selectors<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Vec<Selector>>, D::Error> {
+    let selectors = Vec::<Selector>::deserialize(from)?;
+    if selectors.contains(&Selector::default()) {
+        return Err(D::Error::custom("each selector must ask for something"));
+    }
+    Ok(Some(selectors))
+}
+
+pub(super) fn patterns<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
+    checked_patterns(from, |word| word)
+}
+
+pub(super) fn hex_patterns<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
+    checked_patterns(from, |word| {
+        word.trim_start_matches("0x").to_ascii_lowercase()
+    })
+}
+
+fn checked_patterns<'de, D: Deserializer<'de>>(
+    from: D,
+    normal: impl Fn(String) -> String,
+) -> Result<Vec<Pattern>, D::Error> {
+    let rule = "must be a list, not empty, of words, or patterns of \"*\", \"?\" and sets such as \
+                \"[0-3]\"";
+    checked(from, rule, |words: Vec<String>| {
+        let pattern = |word: String| match word.as_str() {
+            "" => None,
+            _ => Pattern::parse(&normal(word)).ok(),
+        };
+        let patterns: Option<Vec<Pattern>> = words.into_iter().map(pattern).collect();
+        patterns.filter(|patterns| !patterns.is_empty())
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::{FabricAddresses, LogLevel, Profile};
     use super::*;
 
     fn parse(text: &str) -> Result<Policy, PolicyError> {
@@ -666,7 +453,10 @@ mod tests {
         assert_eq!(policy.allow.pkeys, Some(vec![0x8001, 2]));
         assert_eq!(parse(r#"{"pkeys": {"mpi": 1}}"#).unwrap().allow.pkeys, None);
         for (text, word) in [
-            (r#"{"pkeys": {"cafe": "0x8001"}}"#, "pkeys.cafe"),
+            (
+                r#"{"pkeys": {"cafe": "0x8001"}}"#,
+                "pkeys: the name \"cafe\"",
+            ),
             (r#"{"pkeys": {"mpi": "0x8000"}}"#, "pkeys.mpi"),
             (r#"{"allow": {"pkeys": ["storage"]}}"#, "allow.pkeys"),
             (r#"{"allow": {"pkeys": "0x8001"}}"#, "allow.pkeys"),
@@ -721,11 +511,27 @@ mod tests {
             (r#"{"stateDir": "/a/../b"}"#, "absolute path"),
             (
                 r#"{"stores": {"a": {"type": "etcd"}}}"#,
-                "stores.a.type: must be \"file\" or \"kubernetes\", not \"etcd\"",
+                "stores.a.type: must be \"file\" or \"kubernetes\", found the string \"etcd\"",
             ),
             (
                 r#"{"stores": {"a": {"type": "file"}}}"#,
-                "stores.a.directory",
+                "stores: the store \"a\" must have a \"directory\"",
+            ),
+            (
+                r#"{"stores": {"a": {"directory": "/b"}}}"#,
+                "stores.a: must have a \"type\"",
+            ),
+            (
+                r#"{"stores": {"a": null}}"#,
+                "stores.a: expected a value, found null",
+            ),
+            (
+                r#"{"node": "a", "node": "b"}"#,
+                "node: the key is there twice",
+            ),
+            (
+                r#"{"rails": {"ens1": 1, "ens1": 1}}"#,
+                "rails.ens1: the key is there twice",
             ),
             (
                 r#"{"stores": {"a": {"type": "file", "directory": "/b", "ranges": ["10.0.0.0"]}}}"#,
@@ -737,9 +543,9 @@ mod tests {
             ),
             (
                 r#"{"stores": {"a": {"type": "file", "directory": "/b", "shared": "yes"}}}"#,
-                "stores.a.shared: must be true or false",
+                "stores.a.shared: expected true or false",
             ),
-            (r#"{"stores": []}"#, "must be an object"),
+            (r#"{"stores": []}"#, "stores: expected an object"),
             (r#"{"ipam": {"cooldown": "30"}}"#, "duration"),
             (r#"{"ipam": {"cooldown": 30}}"#, "duration"),
             (r#"{"ipam": {"cooldown": "99999h"}}"#, "duration"),
@@ -750,14 +556,17 @@ mod tests {
             (r#"{"allow": {"uplinks": "yes"}}"#, "true or false"),
             (
                 r#"{"allow": {"unallocated": 1}}"#,
-                "allow.unallocated: must be true or false",
+                "allow.unallocated: expected true or false",
             ),
             (
                 r#"{"allow": {"vf": ["guid"]}}"#,
-                "allow.vf: must be an object",
+                "allow.vf: expected an object",
             ),
             (r#"{"allow": {"vf": {"vlan": []}}}"#, "vlan"),
-            (r#"{"allow": {"vf": {}}}"#, "allow.vf.guid: must be a list"),
+            (
+                r#"{"allow": {"vf": {}}}"#,
+                "allow.vf: must have the key \"guid\"",
+            ),
             (
                 r#"{"allow": {"vf": {"guid": ["0200000000000009-0200000000000008"]}}}"#,
                 "allow.vf.guid: must be a list",
@@ -780,7 +589,7 @@ mod tests {
                 r#"{"allow": {"netdevs": [{"ifNames": ["eth[9-0]"]}]}}"#,
                 "patterns",
             ),
-            (r#"{"rails": ["ens1"]}"#, "rails: must be an object"),
+            (r#"{"rails": ["ens1"]}"#, "rails: expected an object"),
             (
                 r#"{"rails": {"ens1": "0"}}"#,
                 "rails.ens1: must be the number",
@@ -789,7 +598,7 @@ mod tests {
             (r#"{"rails": {"10.0.0.0/99": 0}}"#, "or a network"),
             (r#"{"log": {"level": "loud"}}"#, "log.level"),
             (r#"{"log": {"file": "x"}}"#, "absolute"),
-            ("[]", "expected a map"),
+            ("[]", ": expected an object, found a list"),
             ("{", "EOF"),
         ] {
             let message = parse(text).unwrap_err().to_string();
@@ -863,7 +672,10 @@ mod tests {
         // A second store has no built-in directory.
         let text = br#"{"stores": {"blue": {"type": "kubernetes"}}}"#;
         let error = policy(Path::new("p"), text).unwrap_err().to_string();
-        assert!(error.contains("stores.blue.directory"), "{error}");
+        assert!(
+            error.contains("the store \"blue\" must have a \"directory\""),
+            "{error}"
+        );
     }
 
     #[test]
@@ -880,7 +692,7 @@ mod tests {
         for (after, says) in [
             ("1", "default.after"),
             (r#""whereabouts""#, "default.after"),
-            ("{}", "default.after.whereabouts"),
+            ("{}", "default.after: must have the key \"whereabouts\""),
             (r#"{"whereabouts": "-a"}"#, "default.after.whereabouts"),
             (r#"{"whereabouts": "a/b"}"#, "default.after.whereabouts"),
             (r#"{"whereabouts": "a", "host-local": "b"}"#, "host-local"),
@@ -891,17 +703,17 @@ mod tests {
         }
         let file = r#"{"type": "file", "directory": "/d", "after": {"whereabouts": "a"}}"#;
         let error = read(file).unwrap_err().to_string();
-        assert!(error.contains("default.after"), "{error}");
+        assert!(error.contains("cannot have the key \"after\""), "{error}");
     }
 
     #[test]
     fn a_wrong_file_still_names_the_directories_of_the_leases() {
         let text = br#"{"stateDir": "/srv", "typo": 1, "ipam": {"cooldown": 3},
             "stores": {"default": {"type": "file", "directory": "/mnt"}}}"#;
-        let policy = salvage(Path::new("p"), text);
+        let policy = salvage(text);
         assert_eq!(policy.state_dir, Path::new("/srv"));
         assert_eq!(policy.stores.get("default"), Some(&Store::file("/mnt")));
         assert_eq!(policy.ipam, Policy::default().ipam);
-        assert_eq!(salvage(Path::new("p"), b"garbage"), Policy::default());
+        assert_eq!(salvage(b"garbage"), Policy::default());
     }
 }

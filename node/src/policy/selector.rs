@@ -3,24 +3,34 @@
 //!
 //! Pure: a selector is compared with facts that the caller read.
 
+use super::read;
 use crate::pattern::Pattern;
+use serde::Deserialize;
 
 /// One entry of `allow.netdevs`. Any word of a list will do, and every list
 /// must; an empty list demands nothing.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Selector {
     /// Netdev names on the host, for example `ens1f*`.
+    #[serde(deserialize_with = "read::patterns")]
     pub if_names: Vec<Pattern>,
     /// PCI addresses (`0000:3b:00.0`) or auxiliary device names (`mlx5_core.sf.4`).
+    #[serde(deserialize_with = "read::patterns")]
     pub pci_addresses: Vec<Pattern>,
     /// PCI vendor IDs, four hex digits without `0x`, lower case.
+    #[serde(deserialize_with = "read::hex_patterns")]
     pub vendors: Vec<Pattern>,
     /// PCI device IDs, four hex digits without `0x`, lower case.
+    #[serde(rename = "deviceIDs", deserialize_with = "read::hex_patterns")]
     pub device_ids: Vec<Pattern>,
     /// Kernel drivers, for example `mlx5_core`.
+    #[serde(deserialize_with = "read::patterns")]
     pub drivers: Vec<Pattern>,
+    #[serde(deserialize_with = "read::patterns")]
     pub link_types: Vec<Pattern>,
     /// RDMA device names, for example `mlx5_0`.
+    #[serde(deserialize_with = "read::patterns")]
     pub rdma_devices: Vec<Pattern>,
 }
 

@@ -337,7 +337,7 @@ start_kubelet() {
 
 in_pod() { kubelet-standin exec "$1" -- "${@:2}"; }
 address_of() { in_pod "$1" ip -4 -o addr show dev "$2" | awk '{ print $4 }'; }
-# worker NAME NETWORKS RESOURCE COUNT: runs a pod that asks for what an example's network names.
+# worker NAME NETWORKS LIMITS [OPTION…]: runs a pod with these networks and resources (rdma/nic: 1, …).
 worker() {
 	cat >"/tmp/$1.yaml" <<-POD
 		apiVersion: v1
@@ -353,9 +353,26 @@ worker() {
 		    imagePullPolicy: IfNotPresent
 		    command: [sleep, infinity]
 		    securityContext: {capabilities: {add: [IPC_LOCK]}}
-		    resources: {limits: {$3: $4}}
+		    resources: {limits: {$3}}
 	POD
-	kubelet-standin run-pod "/tmp/$1.yaml"
+	kubelet-standin run-pod "${@:4}" "/tmp/$1.yaml"
+}
+# networks NAME NUMBER: the network's name so many times, for an annotation.
+networks() {
+	local list
+	# shellcheck disable=SC2046 # words are wanted
+	printf -v list "$1,%.0s" $(seq "$2")
+	echo "${list%,}"
+}
+# pod_of_nics NAME NICS GPUS [OPTION…]: runs a pod with so many, each NIC by a network rdma-move.
+pod_of_nics() {
+	worker "$1" "$(networks rdma-move "$2")" "rdma/nic: $2$([ "$3" = 0 ] || echo ", amd.com/gpu: $3")" "${@:4}"
+}
+hcas_of() { in_pod "$1" sh -c 'cd /sys/class/infiniband && echo *'; }
+# units_of POD RESOURCE
+units_of() {
+	kubelet-standin pods --json |
+		jq -r --arg pod "default/$1" --arg r "$2" '.[] | select(.name == $pod) | .devices.main[$r][]?'
 }
 
 # start_daemon CONFIGURATION: the device plugin.

@@ -35,7 +35,7 @@ daemon=$!
 
 step "what a containerd without CDI does with a CDI name: nothing, in silence"
 check "both pools are offered" wait_for 90 is_amount rdma/hca "8 of 8"
-check "a pod runs with a unit" worker trap rdma-macvlan rdma/hca 1
+check "a pod runs with a unit" worker trap rdma-macvlan "rdma/hca: 1"
 equal "and has no device node at all" "no such directory" \
 	"$(in_pod trap sh -c 'test -d /dev/infiniband && echo some || echo no such directory')"
 check "it ends" kubelet-standin delete-pod trap
@@ -54,8 +54,8 @@ restart_standin() {
 restart_standin
 check "both pools are offered to the new kubelet" wait_for 90 is_amount rdma/hca "8 of 8"
 check "the exclusive one, too" wait_for 60 is_amount rdma/nic "1 of 1"
-check "a pod runs with a unit of the shared pool" worker shared rdma-macvlan rdma/hca 1
-check "and one with the exclusive one" worker own rdma-move rdma/nic 1
+check "a pod runs with a unit of the shared pool" worker shared rdma-macvlan "rdma/hca: 1"
+check "and one with the exclusive one" worker own rdma-move "rdma/nic: 1"
 equal "the first has the nodes of its HCA and no other" "rdma_cm uverbs0" "$(nodes_of shared)"
 equal "the second has those of its own" "rdma_cm uverbs1" "$(nodes_of own)"
 equal "and can open it" mlx5_1 "$(in_pod own ibv_devinfo -d mlx5_1 | awk '/^hca_id/ { print $2 }')"

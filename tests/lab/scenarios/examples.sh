@@ -20,8 +20,8 @@ step "overlay shared: children of the HCA that a pod was given a slot of"
 before=$(host_state)
 start_daemon /lab/manifests/overlays/shared/config.yaml
 check "the kubelet learns of both HCAs' slots" kubelet-standin node --patience 60 --wait rdma/hca=126
-check "rdma-macvlan: a pod runs" worker macvlan rdma-macvlan rdma/hca 1
-check "rdma-ipvlan: a pod runs" worker ipvlan rdma-ipvlan rdma/hca 1
+check "rdma-macvlan: a pod runs" worker macvlan rdma-macvlan "rdma/hca: 1"
+check "rdma-ipvlan: a pod runs" worker ipvlan rdma-ipvlan "rdma/hca: 1"
 for kind in macvlan ipvlan; do
 	contains "$kind: its kind of interface" "$kind" "$(in_pod $kind ip -d link show net1)"
 	contains "$kind: an address of the range" '^192\.168\.112\.' "$(address_of $kind net1)"
@@ -34,7 +34,7 @@ kill %?rdma-device-plugin && wait %?rdma-device-plugin || true
 step "overlay exclusive: the NIC itself"
 start_daemon /lab/manifests/overlays/exclusive/config.yaml
 check "the kubelet learns of both NICs" kubelet-standin node --patience 60 --wait rdma/nic=2
-check "rdma-move: a pod runs" worker move rdma-move rdma/nic 1
+check "rdma-move: a pod runs" worker move rdma-move "rdma/nic: 1"
 contains "it has a NIC with the address of the host's" '^10\.77\.[01]\.1/24$' "$(address_of move net1)"
 check "it ends" kubelet-standin delete-pod move
 for nic in rdma0 rdma1; do wait_for 20 settled $nic; done

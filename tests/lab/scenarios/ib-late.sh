@@ -28,39 +28,11 @@ check "the kubelet learns of four slots" kubelet-standin node --patience 90 --wa
 check "and of two GPUs" kubelet-standin node --patience 60 --wait amd.com/gpu=2
 before=$(ib_state)
 
-# pod NAME NICS GPUS: each NIC by a network of its own.
-pod() {
-	local list
-	# shellcheck disable=SC2046 # words are wanted
-	printf -v list 'rdma-move,%.0s' $(seq "$2")
-	cat >"/tmp/$1.yaml" <<-POD
-		apiVersion: v1
-		kind: Pod
-		metadata:
-		  name: $1
-		  annotations: {k8s.v1.cni.cncf.io/networks: "${list%,}"}
-		spec:
-		  restartPolicy: Never
-		  containers:
-		  - name: main
-		    image: localhost/rdma-tools:1
-		    imagePullPolicy: IfNotPresent
-		    command: [sleep, infinity]
-		    securityContext: {capabilities: {add: [IPC_LOCK]}}
-		    resources: {limits: {rdma/nic: $2$([ "$3" = 0 ] || echo ", amd.com/gpu: $3")}}
-	POD
-	kubelet-standin run-pod "/tmp/$1.yaml"
-}
-hcas_of() { in_pod "$1" sh -c 'cd /sys/class/infiniband && echo *'; }
-gpu_of() {
-	kubelet-standin pods --json |
-		jq -r --arg pod "default/$1" '.[] | select(.name == $pod) | .devices.main["amd.com/gpu"][]'
-}
 switch_of() { readlink -f "/sys/bus/pci/devices/$1/../../"; }
-is_beside_gpu() { [ "$(switch_of "$(gpu_of "$1")")" = "$(switch_of "${pci[$(hcas_of "$1")]}")" ]; }
+is_beside_gpu() { [ "$(switch_of "$(units_of "$1" amd.com/gpu)")" = "$(switch_of "${pci[$(hcas_of "$1")]}")" ]; }
 
 for name in a b; do
-	check "pod $name with a GPU and a slot runs" pod $name 1 1
+	check "pod $name with a GPU and a slot runs" pod_of_nics $name 1 1
 	check "pod $name: its HCA is on the switch of its GPU" is_beside_gpu $name
 	hca=$(hcas_of $name)
 	equal "pod $name: it has that HCA's IPoIB netdev and its address" "10.7${hca#mlx5_}.0.1/24" "$(address_of $name net1)"
@@ -68,7 +40,7 @@ for name in a b; do
 		"$(in_pod $name ibv_devinfo -d "$hca" | tr -s '\n\t' ' ')"
 	equal "pod $name: the environment names it for NCCL" "=$hca:1" "$(in_pod $name sh -c 'echo "$NCCL_IB_HCA"')"
 done
-check "a pod with the two other HCAs runs" pod c 2 0
+check "a pod with the two other HCAs runs" pod_of_nics c 2 0
 equal "it has both" 2 "$(hcas_of c | wc -w)"
 equal "and two netdevs" "eth0 lo net1 net2" "$(in_pod c sh -c 'cd /sys/class/net && echo *')"
 equal "no HCA is two pods'" 4 "$(for name in a b c; do hcas_of $name; done | tr ' ' '\n' | sort -u | wc -l)"

@@ -53,8 +53,8 @@ contains "discover shows the port's link layer and its IPoIB netdev" 'mlx5_0.*ib
 before=$(host_state)
 
 step "a pod on each HCA, both in partition 1"
-check "a pod of rdma/hca runs" worker a rdma-ipoib rdma/hca 1
-check "a pod of rdma/compute runs" worker b compute rdma/compute 1
+check "a pod of rdma/hca runs" worker a rdma-ipoib "rdma/hca: 1"
+check "a pod of rdma/compute runs" worker b compute "rdma/compute: 1"
 declare -A address
 hca=([0]=mlx5_0 [1]=mlx5_1)
 number=0

@@ -46,39 +46,6 @@ check "and of two GPUs" kubelet-standin node --patience 60 --wait amd.com/gpu=2
 state_without_indexes() { host_state | sed -E 's/^[0-9]+: //' | sort; }
 before=$(state_without_indexes)
 
-# networks_of NUMBER: the network's name so many times.
-networks_of() {
-	local list
-	# shellcheck disable=SC2046 # words are wanted
-	printf -v list 'rdma-move,%.0s' $(seq "$1")
-	echo "${list%,}"
-}
-
-# pod NAME NICS GPUS [OPTION…]: runs a pod with so many, each NIC by a network of its own.
-pod() {
-	cat >"/tmp/$1.yaml" <<-POD
-		apiVersion: v1
-		kind: Pod
-		metadata:
-		  name: $1
-		  annotations: {k8s.v1.cni.cncf.io/networks: "$(networks_of "$2")"}
-		spec:
-		  restartPolicy: Never
-		  containers:
-		  - name: main
-		    image: localhost/rdma-tools:1
-		    imagePullPolicy: IfNotPresent
-		    command: [sleep, infinity]
-		    securityContext: {capabilities: {add: [IPC_LOCK]}}
-		    resources: {limits: {rdma/nic: $2$([ "$3" = 0 ] || echo ", amd.com/gpu: $3")}}
-	POD
-	kubelet-standin run-pod "${@:4}" "/tmp/$1.yaml"
-}
-units_of() {
-	kubelet-standin pods --json |
-		jq -r --arg pod "default/$1" --arg r "$2" '.[] | select(.name == $pod) | .devices.main[$r][]?'
-}
-hcas_of() { in_pod "$1" sh -c 'cd /sys/class/infiniband && echo *'; }
 nodes_of() { in_pod "$1" sh -c 'cd /dev/infiniband && echo *'; }
 # What a pod with these HCAs must have: the kernel shows the numbers to every namespace.
 nodes_wanted() {
@@ -119,7 +86,7 @@ restart_daemon() {
 }
 
 step "NICs by GPU"
-check "a pod with a GPU and a slot runs" pod a 1 1
+check "a pod with a GPU and a slot runs" pod_of_nics a 1 1
 check "its NIC is on the switch of its GPU" is_beside_gpu a
 contains "its unit is a slot, which names no HCA" '^slot_' "$(units_of a rdma/nic)"
 hca_a=$(hcas_of a)
@@ -129,15 +96,15 @@ equal "and it is that device" "$(numbers_wanted "$nodes_a")" "$(numbers_of a)"
 equal "the move gave it a number that it did not have" "rdma_cm uverbs0" "$nodes_a"
 contains "its HCA works" PORT_ACTIVE "$(in_pod a ibv_devinfo -d "$hca_a")"
 equal "the environment names it for NCCL" "=$hca_a:1" "$(in_pod a sh -c 'echo "$NCCL_IB_HCA"')"
-check "a pod with the other GPU runs" pod b 1 1
+check "a pod with the other GPU runs" pod_of_nics b 1 1
 check "its NIC is on the switch of that" is_beside_gpu b
 equal "it has the node of its own alone" "$(nodes_wanted "$(hcas_of b)")" "$(nodes_of b)"
-check "a pod with the two other NICs runs" pod c 2 0
+check "a pod with the two other NICs runs" pod_of_nics c 2 0
 equal "it has both" 2 "$(hcas_of c | wc -w)"
 # shellcheck disable=SC2046 # two names
 equal "and their nodes" "$(nodes_wanted $(hcas_of c))" "$(nodes_of c)"
 equal "no NIC is two pods'" 4 "$(for one in a b c; do hcas_of $one; done | tr ' ' '\n' | sort -u | wc -l)"
-refuses "a fourth pod waits" "insufficient rdma/nic" pod d 1 0
+refuses "a fourth pod waits" "insufficient rdma/nic" pod_of_nics d 1 0
 equal "four CDI files, one for each slot" 4 "$(cdi_files)"
 show rdmactl pods -o wide
 check "all three end" kubelet-standin delete-pod a b c
@@ -145,7 +112,7 @@ has_given_all_back "after three pods"
 
 step "daemon killed and started between ADD and DEL"
 kubelet-standin node --patience 60 --wait rdma/nic=4
-check "a pod runs" pod a 1 1
+check "a pod runs" pod_of_nics a 1 1
 hca_a=$(hcas_of a)
 nodes_a=$(nodes_of a)
 kill_daemon
@@ -178,7 +145,7 @@ restart_daemon
 gpu-plugin-standin >>"$LAB_OUT/gpu-plugin.log" 2>&1 &
 check "the next daemon offers all slots" kubelet-standin node --patience 60 --wait rdma/nic=4
 check "and of GPUs" kubelet-standin node --patience 60 --wait amd.com/gpu=2
-check "a pod gets all four" pod e 4 0
+check "a pod gets all four" pod_of_nics e 4 0
 equal "it has them" 4 "$(hcas_of e | wc -w)"
 check "it ends" kubelet-standin delete-pod e
 has_given_all_back "after a pod with all NICs"
@@ -188,7 +155,7 @@ kubelet-standin node --patience 60 --wait rdma/nic=4
 # The kubelet admits a pod only while the daemon lives, so the first attempts fail for want of the
 # network's definition.
 mv $networks/nads.yaml /tmp/
-pod f 1 1 --retry-seconds 240 >/tmp/f.log 2>&1 &
+pod_of_nics f 1 1 --retry-seconds 240 >/tmp/f.log 2>&1 &
 running=$!
 is_admitted() { units_of f rdma/nic | grep -q slot_; }
 check "a pod is admitted" wait_for 60 is_admitted

@@ -22,7 +22,7 @@ before=$(whole_state)
 
 declare -A address hca gid
 for pod in a b; do
-	check "pod $pod runs with one" worker $pod rdma-move-addressed rdma/vf 1
+	check "pod $pod runs with one" worker $pod rdma-move-addressed "rdma/vf: 1"
 	address[$pod]=$(address_of $pod net1 | cut -d/ -f1)
 	contains "pod $pod: its address is of the range" '^192\.168\.112\.' "${address[$pod]}"
 	contains "pod $pod: net1 has the network's MTU" 'mtu 9000 ' "$(in_pod $pod ip -o link show net1)"
@@ -31,7 +31,7 @@ for pod in a b; do
 	gid[$pod]=$(gid_index "${hca[$pod]}" "${address[$pod]}")
 done
 equal "each has the HCA of its own" "mlx5_0 mlx5_1" "$(printf '%s\n' "${hca[@]}" | sort | paste -sd' ')"
-refuses "a third pod waits" "insufficient rdma/vf" worker c rdma-move-addressed rdma/vf 1
+refuses "a third pod waits" "insufficient rdma/vf" worker c rdma-move-addressed "rdma/vf: 1"
 check "the pods reach each other" in_pod a ping -c 2 -W 10 "${address[b]}"
 write_bw() {
 	in_pod b ib_write_bw -u 18 -d "${hca[b]}" -x "${gid[b]}" -n 300 &

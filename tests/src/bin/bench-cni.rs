@@ -92,15 +92,29 @@ impl Side {
         );
         Ok(cost)
     }
-}
 
-impl Side {
     /// Attaches the pod, which goes to `kept`.
     fn attach(self, container: &str, kept: &mut Vec<Netns>) -> Result<()> {
         self.call("ADD", container)?;
         kept.push(self.pod);
         Ok(())
     }
+}
+
+/// ADD and DEL of each side in turns. The first round is not measured.
+fn in_turns(sides: &mut [Side], rounds: usize) -> Result<()> {
+    for round in 0..=rounds {
+        for side in &mut *sides {
+            let container = format!("bench-{round}");
+            let add = side.call("ADD", &container)?;
+            let del = side.call("DEL", &container)?;
+            if round > 0 {
+                side.add.0.push(add);
+                side.del.0.push(del);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What the bench works with.
@@ -249,18 +263,7 @@ impl Fixture {
             self.side(&self.netdev, "ours", ours)?,
             self.side(&plugin, "theirs", peer.1)?,
         ];
-        // The first round warms what is to be warm.
-        for round in 0..=rounds {
-            for side in &mut sides {
-                let container = format!("bench-{round}");
-                let add = side.call("ADD", &container)?;
-                let del = side.call("DEL", &container)?;
-                if round > 0 {
-                    side.add.0.push(add);
-                    side.del.0.push(del);
-                }
-            }
-        }
+        in_turns(&mut sides, rounds)?;
         let [ours, theirs] = sides;
         Ok((ours, theirs))
     }
@@ -453,17 +456,7 @@ fn all_nics(
         })
     };
     let mut sides = [side("all", "all")?, side("one", "one")?];
-    for round in 0..=rounds.min(30) {
-        for side in &mut sides {
-            let container = format!("nics-{round}");
-            let add = side.call("ADD", &container)?;
-            let del = side.call("DEL", &container)?;
-            if round > 0 {
-                side.add.0.push(add);
-                side.del.0.push(del);
-            }
-        }
-    }
+    in_turns(&mut sides, rounds.min(30))?;
     let [all, one] = sides;
     Ok(vec![
         row(

@@ -18,6 +18,7 @@ use e2e::daemon::{Daemon, make_nodes, renumber};
 use e2e::host_state::unchanged;
 use e2e::kubelet::{Kubelet, Pod, Settings};
 use e2e::netns::Netns;
+use e2e::random::Random;
 use e2e::scene::{INVALID_NETWORK, Scene, TRY_AGAIN, answer_of};
 use hca_trees::machine;
 use kubelet_api::deviceplugin::DevicePluginOptions;
@@ -39,7 +40,7 @@ const LATE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic
 /// GPUs, and as many NICs.
 const COUNT: usize = 8;
 /// PCI addresses of the GPUs, in order; below each two of them is a switch with two NICs.
-const GPUS: [&str; COUNT] = [
+pub(crate) const GPUS: [&str; COUNT] = [
     "0000:8f:00.0",
     "0000:90:00.0",
     "0000:96:00.0",
@@ -72,7 +73,7 @@ pub(crate) const NETDEVS: [&str; COUNT] = [
     "gpu7rdma0",
 ];
 
-fn uuid(gpu: usize) -> String {
+pub(crate) fn uuid(gpu: usize) -> String {
     format!("GPU-{}", GPUS[gpu].replace([':', '.'], "-"))
 }
 
@@ -432,18 +433,6 @@ fn quadruples() -> Result<()> {
     Ok(())
 }
 
-/// xorshift64: a failure comes again.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % u64::try_from(end).unwrap_or(1)).unwrap_or(0)
-    }
-}
-
 /// A NIC whose function is not on its bus any more.
 struct Unplugged {
     hca: &'static str,
@@ -479,7 +468,7 @@ fn come_and_go() -> Result<()> {
         Err(_) => SEED,
     };
     println!("seed: RDMA_E2E_SEED={seed}");
-    let mut random = Random(seed.max(1));
+    let mut random = Random(seed);
     let mut node = Node::new()?;
     let before = node.scene.host_state()?;
     let keys = json!({"names": "{host}"});

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use e2e::case;
 use e2e::cni_host::CniHost;
 use e2e::harness::Case;
-use nix::fcntl::{FcntlArg, fcntl};
+use e2e::locked::locked;
 use serde_json::json;
 
 use super::cni_delegate::install;
@@ -79,7 +79,7 @@ fn debug_logs_requests_to_the_kernel_and_the_ipam() -> Result<()> {
     ] {
         assert!(text.contains(said), "no {said:?} in\n{text}");
     }
-    let held = every_lock(&host.state().join("lock")).context("hold the lock")?;
+    let held = locked(&host.state().join("lock")).context("hold the lock")?;
     let waiting = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(200));
         drop(held);
@@ -89,20 +89,6 @@ fn debug_logs_requests_to_the_kernel_and_the_ipam() -> Result<()> {
     let text = fs::read_to_string(&log)?;
     assert!(text.contains("µs for the lock of @c1@net1"), "{text}");
     Ok(())
-}
-
-/// Locks each byte of the file that a lock is a byte of.
-fn every_lock(path: &std::path::Path) -> Result<fs::File> {
-    let file = fs::File::options().write(true).open(path)?;
-    let whole = nix::libc::flock {
-        l_type: nix::libc::F_WRLCK.try_into()?,
-        l_whence: nix::libc::SEEK_SET.try_into()?,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    fcntl(&file, FcntlArg::F_OFD_SETLK(&whole))?;
-    Ok(file)
 }
 
 fn what_others_write_forges_no_line() -> Result<()> {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
@@ -15,9 +15,9 @@ use e2e::case;
 use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
+use e2e::locked::locked;
 use e2e::unanswered::Unanswered;
 use hca_trees::machine;
-use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -26,6 +26,7 @@ use node_wire::{
 };
 use serde_json::Value;
 
+use super::cni_late_machine::{GPUS, NICS, uuid};
 use crate::plugin::{Plugin, Script};
 
 pub(crate) const CASES: &[Case] = &[
@@ -73,32 +74,6 @@ const LATE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\
                     select: {linkTypes: [ether]}\n";
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// PCI addresses of the GPUs, in order; below each two of them is a switch with two NICs.
-const GPUS: [&str; 8] = [
-    "0000:8f:00.0",
-    "0000:90:00.0",
-    "0000:96:00.0",
-    "0000:97:00.0",
-    "0000:c4:00.0",
-    "0000:c5:00.0",
-    "0000:cb:00.0",
-    "0000:cc:00.0",
-];
-/// PCI addresses of the NICs, in order.
-const NICS: [&str; 8] = [
-    "0000:91:00.0",
-    "0000:92:00.0",
-    "0000:98:00.0",
-    "0000:99:00.0",
-    "0000:c6:00.0",
-    "0000:c7:00.0",
-    "0000:cd:00.0",
-    "0000:ce:00.0",
-];
-
-fn uuid(gpu: usize) -> String {
-    format!("GPU-{}", GPUS[gpu].replace([':', '.'], "-"))
-}
 
 struct Node {
     machine: Machine,
@@ -512,23 +487,6 @@ fn bindings_change_by_one_daemon_at_a_time() -> Result<()> {
     let node = Node::new(LATE)?;
     let pod = node.admit("a", &[1], 1)?;
     let path = node.machine.bindings().with_file_name("bindings.lock");
-    let lock = || -> Result<fs::File> {
-        let file = fs::File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)?;
-        let whole = nix::libc::flock {
-            l_type: nix::libc::F_WRLCK.try_into()?,
-            l_whence: nix::libc::SEEK_SET.try_into()?,
-            l_start: 0,
-            l_len: 0,
-            l_pid: 0,
-        };
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&whole))?;
-        Ok(file)
-    };
     let refused = |answer: Result<(), ClientError>| -> Result<()> {
         let Err(ClientError::Failed { failure, .. }) = answer else {
             bail!("{answer:?}");
@@ -537,12 +495,12 @@ fn bindings_change_by_one_daemon_at_a_time() -> Result<()> {
         ensure!(failure.message.contains("bindings.lock"), "{failure:?}");
         Ok(())
     };
-    let held = lock()?;
+    let held = locked(&path)?;
     refused(node.bind(&pod, "s1").map(drop))?;
     assert_eq!(node.bindings()?, BTreeMap::new());
     drop(held);
     let bound = node.bind(&pod, "s1")?;
-    let held = lock()?;
+    let held = locked(&path)?;
     refused(node.commit(&pod, "s1").map(drop))?;
     refused(node.unbind("s1").map(drop))?;
     assert_eq!(node.bindings()?.len(), 1);

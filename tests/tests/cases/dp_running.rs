@@ -440,13 +440,13 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
         unknown.is_empty(),
         "the dashboard asks for {unknown:?}; there are {served:?}"
     );
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs/METRICS.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs/metrics.md");
     let documented = metrics(&fs::read_to_string(page)?);
     let samples: Vec<&str> = down.lines().filter(|l| !l.starts_with('#')).collect();
     let served = metrics(&samples.join("\n"));
     assert!(
         served.is_subset(&documented),
-        "docs/METRICS.md lacks {:?}",
+        "docs/metrics.md lacks {:?}",
         served.difference(&documented)
     );
     Ok(())

@@ -6,6 +6,7 @@ use e2e::cases;
 use e2e::cni::Answer;
 use e2e::host_state::unchanged;
 use e2e::netns::Netns;
+use e2e::random::Random;
 use e2e::scene::{DENIED, INVALID_NETWORK, Scene, answer_of};
 use serde_json::{Map, Value, json};
 
@@ -462,27 +463,6 @@ fn shared_rdma_only() -> Result<()> {
         "after DEL"
     );
     unchanged(&before, || scene.host_state(), "after DEL")
-}
-
-/// Split-mix: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[usize::try_from(self.next()).unwrap_or(0) % of.len()]
-    }
-
-    fn in_(&mut self, one_of: u64) -> bool {
-        self.next().is_multiple_of(one_of)
-    }
 }
 
 /// A network that may be wrong in a key or two.

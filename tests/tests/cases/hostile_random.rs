@@ -4,6 +4,7 @@
 use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{printable, state, unchanged};
+use e2e::random::Random;
 use e2e::scene::{Scene, answer_of, mac_of};
 use serde_json::{Map, Value, json};
 
@@ -14,28 +15,6 @@ cases! {
 /// Networks tried, from this seed on: a failure names its number.
 const NETWORKS: u64 = 150;
 const SEED: u64 = 0x5eed;
-
-/// Split-mix: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        let index = usize::try_from(self.next()).unwrap_or(0) % of.len();
-        &of[index]
-    }
-
-    fn in_(&mut self, one_of: u64) -> bool {
-        self.next().is_multiple_of(one_of)
-    }
-}
 
 /// Every key, with values that mean links of the host and of the pod alike.
 fn network(random: &mut Random, denied_mac: &str) -> Value {

@@ -16,7 +16,6 @@ fn good() -> Facts {
         nvidia_gpus: 8,
         nics: 8,
         nvidia_version: Some(OPEN.to_owned()),
-        release: Some("6.8.0-45-generic".to_owned()),
         modules: set(&["nvidia", "nvidia_uvm", "ib_core"]),
         symbols: Some(set(&[GET_DMABUF, "mlx5_ib_reg_user_mr_dmabuf"])),
         all_nodes_to_gpu_pods: Some(false),
@@ -107,15 +106,6 @@ fn d03() -> Vec<Case<Facts>> {
         ("D03", amd(), Pass, ""),
         ("D03", peermem(), Pass, "a peer memory module serves"),
         ("D03", neither(), Warn, "no dma-buf support"),
-        (
-            "D03",
-            Facts {
-                release: Some("5.4.0-190".to_owned()),
-                ..good()
-            },
-            Warn,
-            "no dma-buf support",
-        ),
         (
             "D03",
             Facts {

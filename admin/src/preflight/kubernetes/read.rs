@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use hca::LinkLayer;
 use ipam::store::Store;
 use kubelet_api::client;
 use nix::unistd::{AccessFlags, access};
@@ -12,68 +11,36 @@ use node::cni_program;
 use node::identity::NodeIdentity;
 use node::policy::Policy;
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{Asked, Facts, Opened, PluginDir, Policies};
 use crate::preflight::context::{Context, Settings, mounted};
 use rdma_device_plugin::files;
 
 /// Reads the host.
-#[must_use]
 pub(crate) fn read(context: &Context) -> Facts {
     let settings = &context.settings;
-    let inventory = &context.snapshot.inventory;
-    let pod_resources = ask(&settings.kubelet_root_dir);
-    let registered = registered(
-        &settings
-            .device_plugin_dir
-            .join("kubelet_internal_checkpoint"),
-    );
-    let cni_configurations = files::names(&settings.cni_conf_dir);
+    let checkpoint = settings
+        .device_plugin_dir
+        .join("kubelet_internal_checkpoint");
+    let nics = context.snapshot.machine.nics.iter();
+    let program = |name: &&str| {
+        let version = cni_program::version_of(&settings.cni_bin_dir.join(name));
+        ((*name).to_owned(), version)
+    };
     Facts {
         kubelet: settings.kubelet_root_dir.is_dir(),
         plugin_dir: plugin_dir(&settings.device_plugin_dir),
-        pod_resources,
+        pod_resources: ask(&settings.kubelet_root_dir),
         policies: policies(context),
         numa_nodes_with_cpus: context.snapshot.machine.numa.nodes_with_cpus(),
         programs_in_sight: in_sight(settings, &settings.cni_bin_dir),
         configurations_in_sight: in_sight(settings, &settings.cni_conf_dir),
-        registered,
-        nics: context
-            .snapshot
-            .machine
-            .nics
-            .iter()
-            .map(|nic| nic.hca.to_string())
-            .collect(),
-        programs: cni_program::NAMES
-            .iter()
-            .map(|name| {
-                (
-                    (*name).to_owned(),
-                    cni_program::version_of(&settings.cni_bin_dir.join(name)),
-                )
-            })
-            .collect(),
+        registered: registered(&checkpoint),
+        nics: nics.map(|nic| nic.hca.to_string()).collect(),
+        programs: cni_program::NAMES.iter().map(program).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        cni_configurations,
+        cni_configurations: files::names(&settings.cni_conf_dir),
         stores: stores(context),
-        pkeys: inventory
-            .rdma_devices
-            .iter()
-            .filter(|device| context.offered(&device.name))
-            .flat_map(|device| {
-                let infiniband = device
-                    .ports
-                    .iter()
-                    .filter(|p| p.link_layer == LinkLayer::InfiniBand);
-                infiniband.map(|port| {
-                    let keys = port.pkeys.iter().map(|(_, key)| *key).collect();
-                    (format!("{}/{}", device.name, port.number), keys)
-                })
-            })
-            .collect(),
-        wanted_pkey: settings.requirements.pkey,
     }
 }
 
@@ -113,59 +80,42 @@ struct KubeletConfiguration {
 /// Settings from the kubelet's flags, and where those are silent from its file.
 fn policies(context: &Context) -> Option<Policies> {
     let proc = &context.host.proc;
-    let kubelet = files::processes(proc)
-        .into_iter()
-        .find(|process| process.name == "kubelet");
+    let mut processes = files::processes(proc).into_iter();
+    let kubelet = processes.find(|process| process.name == "kubelet");
     let flags = kubelet.and_then(|process| {
         let line = std::fs::read(proc.join(process.pid.to_string()).join("cmdline")).ok()?;
-        let words = line.split(|byte| *byte == 0);
-        Some(
-            words
-                .map(|word| String::from_utf8_lossy(word).into_owned())
-                .collect::<Vec<_>>(),
-        )
+        let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        Some(words.map(String::from).collect::<Vec<String>>())
     });
-    let file = flags
-        .as_deref()
-        .and_then(|flags| flag(flags, "config"))
-        .map(PathBuf::from);
-    let file = file.map_or_else(
-        || context.settings.kubelet_root_dir.join("config.yaml"),
-        |file| context.path(&file.to_string_lossy()),
-    );
+    let file = flags.as_deref().and_then(|flags| flag(flags, "config"));
+    let file = match file {
+        Some(file) => context.path(file),
+        None => context.settings.kubelet_root_dir.join("config.yaml"),
+    };
     let configuration = files::text(&file);
     if flags.is_none() && configuration.is_none() {
         return None;
     }
-    let configuration: KubeletConfiguration = configuration
-        .and_then(|text| serde_saphyr::from_str(&text).ok())
-        .unwrap_or_default();
-    Some(settings(&flags.unwrap_or_default(), &configuration))
+    let configuration = configuration.and_then(|text| serde_saphyr::from_str(&text).ok());
+    let flags = flags.unwrap_or_default();
+    Some(settings(&flags, &configuration.unwrap_or_default()))
 }
 
-fn settings(flags: &[String], configuration: &KubeletConfiguration) -> Policies {
+fn settings(flags: &[String], file: &KubeletConfiguration) -> Policies {
     let chosen = |name: &str, value: &Option<String>, default: &str| {
-        let value = flag(flags, name)
-            .map(str::to_owned)
-            .or_else(|| value.clone());
+        let value = flag(flags, name).or(value.as_deref());
         value
             .filter(|v| !v.is_empty())
-            .unwrap_or_else(|| default.to_owned())
+            .unwrap_or(default)
+            .to_owned()
     };
+    let (cpu, topology) = (&file.cpu_manager_policy, &file.topology_manager_policy);
     Policies {
-        cpu: chosen(
-            "cpu-manager-policy",
-            &configuration.cpu_manager_policy,
-            "none",
-        ),
-        topology: chosen(
-            "topology-manager-policy",
-            &configuration.topology_manager_policy,
-            "none",
-        ),
+        cpu: chosen("cpu-manager-policy", cpu, "none"),
+        topology: chosen("topology-manager-policy", topology, "none"),
         scope: chosen(
             "topology-manager-scope",
-            &configuration.topology_manager_scope,
+            &file.topology_manager_scope,
             "container",
         ),
     }
@@ -175,17 +125,13 @@ fn settings(flags: &[String], configuration: &KubeletConfiguration) -> Policies 
 fn flag<'a>(flags: &'a [String], name: &str) -> Option<&'a str> {
     let mut rest = flags.iter();
     while let Some(word) = rest.next() {
-        let Some(word) = word
+        match word
             .strip_prefix("--")
             .and_then(|word| word.strip_prefix(name))
-        else {
-            continue;
-        };
-        if word.is_empty() {
-            return rest.next().map(String::as_str);
-        }
-        if let Some(value) = word.strip_prefix('=') {
-            return Some(value);
+        {
+            Some("") => return rest.next().map(String::as_str),
+            Some(value) if value.starts_with('=') => return value.get(1..),
+            _ => {}
         }
     }
     None
@@ -193,21 +139,19 @@ fn flag<'a>(flags: &'a [String], name: &str) -> Option<&'a str> {
 
 /// Device IDs that plugins registered, from the kubelet's checkpoint.
 fn registered(path: &Path) -> BTreeMap<String, Vec<String>> {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Checkpoint {
+        data: Data,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Data {
+        registered_devices: BTreeMap<String, Vec<String>>,
+    }
     let text = files::text(path).unwrap_or_default();
-    let document: Value = serde_json::from_str(&text).unwrap_or_default();
-    let resources = document
-        .pointer("/Data/RegisteredDevices")
-        .and_then(Value::as_object);
-    let ids = |value: &Value| {
-        let list = value.as_array().into_iter().flatten();
-        list.filter_map(|id| id.as_str().map(str::to_owned))
-            .collect()
-    };
-    resources
-        .into_iter()
-        .flatten()
-        .map(|(name, value)| (name.clone(), ids(value)))
-        .collect()
+    let read: Checkpoint = serde_json::from_str(&text).unwrap_or_default();
+    read.data.registered_devices
 }
 
 /// Opens each store of the policy, without writing to it.
@@ -220,23 +164,16 @@ fn stores(context: &Context) -> Result<Vec<(String, Opened)>, String> {
     policy.state_dir = mounted(root, &policy.state_dir);
     let node = NodeIdentity::read(&context.settings.root, &policy.node_name(None));
     let open = |name: &String| -> Opened {
-        let node = node.as_ref().map_err(|error| {
-            (
-                error.to_string(),
-                "mount the host's /proc, or name the node in its policy".to_owned(),
-            )
-        })?;
+        let remedy = "mount the host's /proc, or name the node in its policy";
+        let node = (node.as_ref()).map_err(|error| (error.to_string(), remedy.to_owned()))?;
         match Store::open_existing(&policy, name, node.clone()) {
             Ok(Some(_)) => Ok("it is there, and it is the one this node knows".to_owned()),
             Ok(None) => Ok("none yet: it is made at the first use".to_owned()),
             Err(error) => Err((error.to_string(), error.remedy().to_owned())),
         }
     };
-    Ok(policy
-        .stores
-        .keys()
-        .map(|name| (name.clone(), open(name)))
-        .collect())
+    let stores = policy.stores.keys();
+    Ok(stores.map(|name| (name.clone(), open(name))).collect())
 }
 
 #[cfg(test)]

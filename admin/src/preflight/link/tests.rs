@@ -57,6 +57,7 @@ fn good() -> Facts {
         uplinks_unknown: None,
         ports: vec![port("mlx5_0", "rail0"), port("mlx5_1", "rail1")],
         wanted_rate: None,
+        wanted_pkey: None,
     }
 }
 
@@ -147,7 +148,7 @@ fn l02() -> Vec<Case<Facts>> {
                     },
                     ..port("mlx5_0", "ib0")
                 }],
-                wanted_rate: None,
+                ..Facts::default()
             },
             Fail,
             "subnet manager",
@@ -283,7 +284,7 @@ fn l06() -> Vec<Case<Facts>> {
 #[test]
 fn the_few_ports_of_another_mtu_are_told_to_change_it() {
     let facts = l06().swap_remove(2).1;
-    let warned = l06_mtu(&facts);
+    let warned = l06_mtu(&facts).unwrap();
     let warned = warned.iter().filter(|finding| finding.verdict == Warn);
     assert_eq!(warned.count(), 4);
 }
@@ -409,12 +410,18 @@ fn l13() -> Vec<Case<Facts>> {
         facts.ports[1].port.pkeys = keys.collect();
         facts
     };
+    let wanting = |pkey| Facts {
+        wanted_pkey: Some(pkey),
+        ..member(&[0x7fff, 0x8001])
+    };
     vec![
         ("L05", narrow, Warn, "quarter of its width"),
         ("L13", good(), NotApplicable, "link layer Ethernet"),
         ("L13", member(&[0x7fff, 0x8001]), Pass, "full"),
         ("L13", member(&[0x7fff, 0x0001]), Warn, "limited"),
         ("L13", member(&[]), Fail, "not a member"),
+        ("L13", wanting(1), Pass, "full"),
+        ("L13", wanting(0x8002), Fail, "0x8002 is not among"),
     ]
 }
 
@@ -486,7 +493,7 @@ fn a_port_of_no_pool_is_no_fault() {
         port.offered = false;
         port.port.state = PortState::Down;
     });
-    let findings = l02_state(&facts);
+    let findings = l02_state(&facts).unwrap();
     assert_eq!(findings[1].verdict, NotApplicable);
     assert_eq!(findings[1].object.as_deref(), Some("mlx5_1/1"));
 }
@@ -499,6 +506,7 @@ fn a_node_whose_every_port_is_down_fails_even_without_a_configuration() {
     }
     assert!(
         l02_state(&facts)
+            .unwrap()
             .iter()
             .all(|finding| finding.verdict == Fail)
     );

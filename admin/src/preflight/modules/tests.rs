@@ -11,11 +11,12 @@ fn function(driver: Option<&str>, rdma: bool) -> Function {
     }
 }
 
-fn device(name: &str, firmware: &str) -> Device {
-    Device {
+fn device(name: &str, firmware: &str) -> RdmaDevice {
+    RdmaDevice {
         name: name.to_owned(),
         firmware: Some(firmware.to_owned()),
-        board: Some("MT_0000000838".to_owned()),
+        board_id: Some("MT_0000000838".to_owned()),
+        ..RdmaDevice::default()
     }
 }
 
@@ -245,7 +246,7 @@ fn each_check_says_what_is_wrong() {
 #[test]
 fn what_the_exclusive_mode_needs_is_named() {
     let facts = with(|facts| facts.wanted_mode = Some(NetnsMode::Exclusive));
-    let remedy = m07_mode(&facts).remove(0).remedy.unwrap();
+    let remedy = m07_mode(&facts).unwrap().remove(0).remedy.unwrap();
     assert!(
         remedy.starts_with("options ib_core netns_mode=0 in"),
         "{remedy}"

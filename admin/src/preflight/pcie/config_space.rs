@@ -29,37 +29,34 @@ pub(crate) struct ConfigSpace {
 }
 
 /// A register that may lie beyond what could be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Register {
     /// Its content.
     Value(u16),
     /// The function has no such capability.
     None,
     /// It lies in the part that only root may read.
+    #[default]
     Unreadable,
 }
 
 impl ConfigSpace {
     /// The content of sysfs's `config`.
-    #[must_use]
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self { bytes }
     }
 
     /// PCI Express device control: maximum read request size, relaxed ordering.
-    #[must_use]
     pub(crate) fn device_control(&self) -> Register {
         self.register(self.capability(CAP_EXPRESS), DEVICE_CONTROL)
     }
 
     /// Control of access control services.
-    #[must_use]
     pub(crate) fn acs_control(&self) -> Register {
         self.register(self.extended(EXT_ACS), ACS_CONTROL)
     }
 
     /// Control of the address translation service.
-    #[must_use]
     pub(crate) fn ats_control(&self) -> Register {
         self.register(self.extended(EXT_ATS), ATS_CONTROL)
     }

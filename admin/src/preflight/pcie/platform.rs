@@ -14,7 +14,6 @@ pub(in crate::preflight) struct Platform {
 }
 
 /// Reads the host.
-#[must_use]
 pub(in crate::preflight) fn read(host: &Host) -> Platform {
     let sys = |path: &str| files::text(&host.sys.join(path));
     let cpuinfo = files::text(&host.proc.join("cpuinfo")).unwrap_or_default();

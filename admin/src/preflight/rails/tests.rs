@@ -17,7 +17,7 @@ fn set(arp_ignore: u8, arp_announce: u8, rp_filter: u8) -> Settings {
 fn rail(number: u8) -> Rail {
     Rail {
         netdev: format!("rail{number}"),
-        addresses: vec![(ip(&format!("10.0.0.{number}")), 16), (ip("fe80::1"), 64)],
+        addresses: vec![ip(&format!("10.0.0.{number}")), ip("fe80::1")],
         subnets: vec![(ip("10.0.0.0"), 16)],
         settings: set(1, 2, 2),
     }
