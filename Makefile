@@ -117,6 +117,10 @@ image: $(if $(filter $(HERE),$(ARCH)),build) $(addprefix build-,$(FOREIGN)) ## O
 image-check: ## unpack dist/image.tar and run what is in it
 	manifests/image/check
 
+.PHONY: examples-image
+examples-image: ## images of manifests/examples without GPUs, from Debian packages, as dist/rdma-tools.tar and dist/mpi.tar
+	manifests/examples/image
+
 .PHONY: pages
 pages: ## manual pages and completions of the programs, into dist/pages/
 	$(CARGO) run --quiet --locked --package rdmactl -- pages dist/pages

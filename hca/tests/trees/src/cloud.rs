@@ -282,10 +282,10 @@ pub fn pvrdma(tree: &Tree) {
     tree.default_route("ens160");
 }
 
-/// HGX B200 on premises: each GPU's switch has an InfiniBand NIC (400 Gb/s), the four `NVSwitches` show
-/// two functions of their own `ConnectX-7` whose vital product data has `SMDL=SW_MNG` (NVIDIA Fabric
-/// Manager user guide, "NVLink subnet manager"), and two Ethernet ports are a bond for storage, of
-/// which RDMA LAG makes one device. Addresses are assumed; the `NVSwitches`' are lowest.
+/// HGX B200 on premises: each GPU's switch has an InfiniBand NIC (400 Gb/s), four `ConnectX-7`
+/// functions manage the `NVSwitch` chips, known by `SMDL=SW_MNG` in their vital product data (NVIDIA
+/// Fabric Manager user guide, "NVLink subnet manager"), and two Ethernet ports are a bond for storage,
+/// of which RDMA LAG makes one device. PCI addresses are assumed; those of the switches are lowest.
 pub fn hgx_b200(tree: &Tree) {
     tree.sockets(&["0-55,112-167", "56-111,168-223"]);
     let at = |bus: &str| format!("0000:{bus}:00.0");
