@@ -26,7 +26,8 @@ use attachment::{
 use cni_wire::{Code, Request};
 use hca::{HcaId, UnitId};
 use node_wire::{
-    BindQuestion, ClientError, CommitQuestion, FailureKind, Pod, UnbindQuestion, client,
+    BIND_TIMEOUT, BindQuestion, ClientError, CommitQuestion, FailureKind, Pod, UnbindQuestion,
+    client,
 };
 
 use crate::{
@@ -35,9 +36,7 @@ use crate::{
     error::Error,
 };
 
-/// How long the daemon may take to bind: it asks the kubelet and the GPUs' drivers.
-const BIND_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take to write CDI files: it scans the host where a node is not there yet.
+/// How long the daemon may take to write CDI files: it scans the host where a node is not there yet.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to free a binding; nobody waits for it longer, it frees by itself.
 const UNBIND_TIMEOUT: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ use crate::config::{Config, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
-use crate::pool::{self, Excluded};
+use crate::pool::{self, Excluded, Reason};
 use crate::slots;
 use crate::snapshot::{Health, Slot, Snapshot, UnhealthyReason};
 
@@ -215,6 +215,12 @@ impl PoolStates {
     }
 
     /// HCAs that a pool chooses and does not have.
+    /// HCAs that no pod may have, as far as a pool selects them.
+    pub(crate) fn reserved(&self) -> impl Iterator<Item = &HcaId> {
+        let reserved = |one: &&Excluded| matches!(one.reason, Reason::Reserved(_));
+        self.excluded.iter().filter(reserved).map(|one| &one.id)
+    }
+
     pub(crate) fn excluded(&self) -> &[Excluded] {
         &self.excluded
     }

@@ -206,7 +206,17 @@ fn devices(
     if let Some(allocation) = &config.allocation {
         let mut devices = BTreeSet::new();
         for hca in &allocation.hcas {
-            devices.extend(of_hca(&node.roots, hca)?);
+            let of_hca = of_hca(&node.roots, hca)?;
+            if of_hca.is_empty() {
+                return Err(Error::new(
+                    Code::TryAgain,
+                    format!("HCA {hca}, which the pod was allocated, has no RDMA device on the host"),
+                )
+                .with_details(
+                    "the pod that had it may still end; if it stays so, load the RDMA driver (rdma link show)",
+                ));
+            }
+            devices.extend(of_hca);
         }
         return match allocation.hcas.is_empty() {
             false => Ok(devices),

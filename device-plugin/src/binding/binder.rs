@@ -37,13 +37,14 @@ use attachment::journal::Lock;
 use hca::HcaId;
 use hca::topology::Machine;
 use node_wire::{
-    BindQuestion, Bound, BoundSlot, Failure, FailureKind, Pod, PodUnits, UnbindQuestion, Unbound,
+    BIND_TIMEOUT, BindQuestion, Bound, BoundSlot, Failure, FailureKind, Pod, PodUnits,
+    UnbindQuestion, Unbound,
 };
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// How long an answer waits for the GPUs, whose drivers are asked.
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long it waits for each step on files. The plugin waits 5 s for a binding.
+/// How long it waits for each step on files.
 const FILES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Answers questions about bindings.
@@ -56,6 +57,8 @@ pub(crate) struct Binder {
     pub(super) triggers: Triggers,
     /// Held while bindings change.
     gate: Mutex<()>,
+    /// Sandboxes that were unbound in the last [`BIND_TIMEOUT`].
+    unbound: Mutex<Vec<(Instant, String)>>,
     /// Held while the GPUs are read: one read serves all who wait for it.
     reading: Mutex<()>,
     /// Bindings, the journal, CDI files and device nodes.
@@ -83,6 +86,7 @@ impl Binder {
             requests,
             triggers,
             gate: Mutex::default(),
+            unbound: Mutex::default(),
             reading: Mutex::default(),
             files: readers.reader("binder", "the work on bindings", FILES_TIMEOUT),
             gpus: readers.reader("gpus", "the read of the GPUs", GPUS_TIMEOUT),
@@ -111,10 +115,13 @@ impl Binder {
     /// The unit is not the pod's, or there are no HCAs as they must be; nothing is bound then that
     /// was not before.
     pub(crate) async fn bind(&self, question: BindQuestion) -> Result<Bound, Failure> {
+        let asked = Instant::now();
         let BindQuestion { pod, sandbox, unit } = question;
         let units = self.pods.units(&pod).await?;
         let needed = std::slice::from_ref(&unit);
-        let bound = self.bind_pod(&pod, Some(sandbox), needed, &units).await;
+        let bound = self
+            .bind_pod(&pod, Some(sandbox), needed, &units, asked)
+            .await;
         if bound.is_err() {
             // What was refused may be mended by now: the runtime tries again soon.
             self.triggers.send(Trigger::Binding);
@@ -128,14 +135,29 @@ impl Binder {
         sandbox: Option<String>,
         needed: &[String],
         units: &PodUnits,
+        asked: Instant,
     ) -> Result<Bound, Failure> {
         let report = self.report();
         for unit in needed {
             belongs(pod, unit, units, &report)?;
         }
         let slots = pools_of(units, &report);
-        let placed = self.placed(pod, units, &report).await;
+        let is_whole = |bindings: &Bindings| {
+            slots.iter().flat_map(slots_of).all(|slot| {
+                bindings.all.values().any(|one| {
+                    one.is_of(pod)
+                        && one.unit == slot
+                        && (sandbox.is_none() || one.sandbox == sandbox)
+                })
+            })
+        };
+        // What is bound asks no GPU driver again.
+        let placed = match self.bindings().await.is_some_and(|known| is_whole(&known)) {
+            true => Err(unavailable("the pod's bindings changed meanwhile")),
+            false => self.placed(pod, units, &report).await,
+        };
         let _turn = self.turn().await?;
+        self.is_awaited(sandbox.as_deref(), asked).await?;
         let (paths, owner, of_sandbox) = (self.paths.clone(), pod.clone(), sandbox.clone());
         let wanted: BTreeSet<String> = slots.iter().flat_map(slots_of).collect();
         let held_elsewhere = report.allocated.as_ref().map(|held| held.hcas());
@@ -160,11 +182,7 @@ impl Binder {
             ));
         }
         let mut fresh = Vec::new();
-        let is_whole = slots
-            .iter()
-            .flat_map(slots_of)
-            .all(|slot| kept(&slot).is_some());
-        if !is_whole {
+        if !is_whole(&bindings) {
             let (of_pod, machine) = placed?;
             warnings.extend(of_pod.warnings.iter().cloned());
             for asked in &slots {
@@ -207,6 +225,17 @@ impl Binder {
             slots: all.iter().map(answer_of).collect(),
             warnings,
         })
+    }
+
+    /// Whether the ADD that asked still waits: a binding for one that is over would keep HCAs from
+    /// other pods.
+    async fn is_awaited(&self, sandbox: Option<&str>, asked: Instant) -> Result<(), Failure> {
+        let unbound = self.unbound.lock().await;
+        let over = |(at, of): &(Instant, String)| *at >= asked && Some(of.as_str()) == sandbox;
+        match sandbox.is_some() && (asked.elapsed() >= BIND_TIMEOUT || unbound.iter().any(over)) {
+            true => Err(unavailable("the ADD that asked for the binding is over")),
+            false => Ok(()),
+        }
     }
 
     /// The GPUs of a pod; they are read again if one is not found among the known ones.
@@ -290,6 +319,10 @@ impl Binder {
     /// Journal or bindings cannot be read.
     pub(crate) async fn unbind(&self, question: UnbindQuestion) -> Result<Unbound, Failure> {
         let _turn = self.turn().await?;
+        let mut unbound = self.unbound.lock().await;
+        unbound.retain(|(at, _)| at.elapsed() < BIND_TIMEOUT);
+        unbound.push((Instant::now(), question.sandbox.clone()));
+        drop(unbound);
         let paths = self.paths.clone();
         let freed = self.blocking(move || {
             let bindings = paths.store().read().map_err(unavailable)?;
@@ -379,7 +412,9 @@ impl Binder {
         }
         if !unbound.is_empty() {
             let units = self.pods.units(&pod).await?;
-            let made = self.bind_pod(&pod, None, &unbound, &units).await?;
+            let made = self
+                .bind_pod(&pod, None, &unbound, &units, Instant::now())
+                .await?;
             for warning in made.warnings {
                 tracing::warn!(pod = %pod, warning, "a pod is bound at the start of a container");
             }

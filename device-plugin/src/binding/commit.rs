@@ -212,7 +212,9 @@ fn file_of(
                 // A container runs with it. An attachment that is made later and undone does not
                 // take it away.
                 Stage::Started => Stage::Started,
-                Stage::Bound | Stage::Attached => stage,
+                // The start of a container may have read it before it was attached.
+                Stage::Attached => Stage::Attached,
+                Stage::Bound => stage,
             },
             ..binding.clone()
         },

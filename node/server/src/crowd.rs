@@ -12,6 +12,8 @@ use tokio_util::net::Listener;
 
 /// The most connections at a time. More wait in the listener's backlog.
 pub(crate) const MAX_CONNECTIONS: usize = 32;
+/// How long a connection may take to ask while all are in use.
+const CROWDED_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long to wait after a failed accept, which is out of file descriptors.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -25,10 +27,8 @@ impl Asked {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Crowd {
-    /// How long a connection may take to ask while all are in use.
-    patience: Duration,
     tasks: JoinSet<()>,
     open: Vec<Open>,
 }
@@ -41,14 +41,6 @@ struct Open {
 }
 
 impl Crowd {
-    pub(crate) fn new(patience: Duration) -> Self {
-        Self {
-            patience,
-            tasks: JoinSet::new(),
-            open: Vec::new(),
-        }
-    }
-
     /// Serves until it is dropped. Connections that are open then stay open. `converse` is for each of
     /// them, `closed` for each that is closed before it asks.
     pub(crate) async fn serve<L: Listener, F: Future<Output = ()> + Send + 'static>(
@@ -61,7 +53,9 @@ impl Crowd {
             self.open.retain(|one| !one.task.is_finished());
             let room = self.open.len() < MAX_CONNECTIONS;
             let idle = self.idle().and_then(|idle| self.open.get(idle));
-            let due = idle.filter(|_| !room).map(|one| one.since + self.patience);
+            let due = idle
+                .filter(|_| !room)
+                .map(|one| one.since + CROWDED_TIMEOUT);
             tokio::select! {
                 accepted = listener.accept(), if room => match accepted {
                     Ok((stream, _)) => {

@@ -35,12 +35,13 @@ pub(super) fn salvage(text: &[u8]) -> Policy {
     };
     // Those first by whose names others are written.
     fields.sort_by_key(|(key, _)| key != "pkeys");
-    let mut good = Vec::new();
-    for field in fields {
-        good.push(field);
-        match decode(Value::Object(good.clone())) {
-            Ok(more) => policy = more,
-            Err(_) => drop(good.pop()),
+    let mut good: Vec<(String, Value)> = Vec::new();
+    for (key, value) in fields {
+        // The last of two that are in order: so it was in force where repeated keys were read.
+        let others = good.iter().filter(|(other, _)| *other != key).cloned();
+        let more: Vec<_> = others.chain([(key.clone(), value)]).collect();
+        if let Ok(read) = decode(Value::Object(more.clone())) {
+            (policy, good) = (read, more);
         }
     }
     policy

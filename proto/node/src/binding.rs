@@ -3,9 +3,14 @@
 //! The CNI plugin asks in this order: [`BindQuestion`] before it takes anything from the host,
 //! [`CommitQuestion`] after the devices are where they belong, [`UnbindQuestion`] after they are back.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::document::{Pod, name, units};
+
+/// How long the asker of a [`BindQuestion`] waits: the daemon asks the kubelet and the GPUs' drivers.
+pub const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bind all slots of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -52,7 +52,8 @@ pub mod document;
 pub mod status;
 
 pub use binding::{
-    BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion, Unbound,
+    BIND_TIMEOUT, BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion,
+    Unbound,
 };
 pub use block::{BlockNeed, BlocksGranted};
 pub use client::{ClientError, Fault, Peer, Server, ask};

@@ -229,6 +229,7 @@ impl Daemon {
                     .iter()
                     .map(|member| member.hca.id.clone())
             })
+            .chain(self.pool_states.reserved().cloned())
             .collect();
         let good = self.kept.path().zip(self.keep.as_deref());
         let known = self.pool_states.memory().text();

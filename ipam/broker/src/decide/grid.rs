@@ -65,10 +65,15 @@ impl RangeSpec {
         (!fixed.any(|network| overlap(*network, block))).then_some(block)
     }
 
+    #[must_use]
+    pub fn overlaps(&self, block: IpNetwork) -> bool {
+        overlap(self.area(), block)
+    }
+
     /// Whether a block has addresses of the range and is not one of its blocks.
     #[must_use]
     pub fn contradicts(&self, block: IpNetwork) -> bool {
-        overlap(self.area(), block) && self.block_of(block.network()) != Some(block)
+        self.overlaps(block) && self.block_of(block.network()) != Some(block)
     }
 
     /// Whether two ranges of one space overlap, and cut what they have in common differently.

@@ -641,6 +641,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_range_that_disagrees_with_its_own_takes_no_block_out_of_use() {
+        let place = tempfile::tempdir().unwrap();
+        let mut worker = worker(place.path());
+        lease(&worker);
+        agree(&mut worker, "10.0.0.0/24");
+        let own = worker.grids.clone().unwrap().1;
+        agree_on(&mut worker, "10.0.0.0/16", 27);
+        let (_, ranges) = worker.grids.as_mut().unwrap();
+        *ranges = own
+            .iter()
+            .chain(ranges.iter())
+            .cloned()
+            .collect::<Vec<_>>()
+            .into();
+        worker.check_grants().await.unwrap();
+        assert_eq!(granted(&worker).len(), 1);
+        assert!(worker.lost.is_empty());
+    }
+
+    #[tokio::test]
     async fn a_block_in_doubt_is_not_answered_as_granted() {
         let place = tempfile::tempdir().unwrap();
         let mut worker = worker(place.path());

@@ -68,12 +68,18 @@ impl Worker {
         Err(Failure::new(FailureKind::ClusterUnavailable, why))
     }
 
-    /// The confirmed range that a block contradicts, by what was read last.
+    /// The confirmed range that a block contradicts, by what was read last; none if it is a block of
+    /// another one. Two ranges that disagree take no block out of use.
     pub(super) fn contradiction(&self, block: IpNetwork) -> Option<&str> {
         let (_, ranges) = self.grids.as_ref()?;
-        let mut ranges = ranges.iter().filter(|range| range.spec.confirmed);
-        let range = ranges.find(|range| range.spec.contradicts(block))?;
-        Some(&range.metadata.name)
+        let confirmed = ranges.iter().filter(|range| range.spec.confirmed);
+        let over: Vec<_> = confirmed
+            .filter(|range| range.spec.overlaps(block))
+            .collect();
+        match over.iter().all(|range| range.spec.contradicts(block)) {
+            true => over.first().map(|range| range.metadata.name.as_str()),
+            false => None,
+        }
     }
 
     /// No address is leased any longer from blocks that contradict a range.
@@ -83,7 +89,7 @@ impl Worker {
             .grids
             .as_ref()
             .is_none_or(|(read, _)| read.elapsed() >= sweep);
-        if is_old && !self.grants.blocks.is_empty() {
+        if is_old && !self.own.is_empty() {
             self.read_ranges().await?;
         }
         for network in self.grants.networks() {

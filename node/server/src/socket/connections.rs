@@ -19,8 +19,6 @@ use crate::crowd::{Asked, Crowd};
 
 /// How long a peer may take to write its question, and then to read its answer.
 const PEER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a peer may take to write its question while all connections are in use.
-const CROWDED_TIMEOUT: Duration = Duration::from_millis(200);
 /// The shortest time between two log lines about refused peers.
 const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -43,7 +41,7 @@ impl<A: Answers> Connections<A> {
         Self {
             answers: Arc::new(answers),
             counts,
-            crowd: Crowd::new(CROWDED_TIMEOUT),
+            crowd: Crowd::default(),
             refused: RefusedPeers::default(),
         }
     }
