@@ -63,7 +63,7 @@ pub(crate) struct Preflight {
     /// Not these checks
     #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
     skip: Vec<String>,
-    /// Fail on warnings, too
+    /// Also fail on warnings
     #[arg(long)]
     strict: bool,
     /// Check again until nothing fails, at most this many seconds (0: for ever), as an init

@@ -55,7 +55,7 @@ pub(crate) struct Topology {
     /// Refuse NICs that are farther than they need be
     #[arg(long)]
     strict: bool,
-    /// Take places from a NCCL topology file
+    /// Take PCI locations from an NCCL topology file
     #[arg(long, value_name = "FILE")]
     nccl_topology: Option<PathBuf>,
     /// Number a NIC's rail

@@ -28,7 +28,7 @@ use ladder::Climbed;
 use place::Place;
 use table::{Expected, judge_table};
 
-/// Verifies RDMA between two pods or nodes, rung by rung: ping, rping, ib_write_bw, GPU memory,
+/// Verifies RDMA between two pods or nodes, step by step: ping, rping, ib_write_bw, GPU memory,
 /// NCCL.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -62,11 +62,11 @@ pub(crate) struct Verify {
     /// Only this RDMA device of each end
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Only these rungs
-    #[arg(long, value_name = "RUNG,..", value_delimiter = ',', value_parser = rungs())]
+    /// Only these steps
+    #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = rungs())]
     only: Vec<String>,
-    /// Not these rungs
-    #[arg(long, value_name = "RUNG,..", value_delimiter = ',', value_parser = rungs())]
+    /// Not these steps
+    #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = rungs())]
     skip: Vec<String>,
     /// Also between the memories of this GPU at both ends, as CUDA counts them; with --read: the
     /// table is of GPU memory
@@ -90,7 +90,7 @@ pub(crate) struct Verify {
     /// The program that stands for kubectl
     #[arg(long, value_name = "PROGRAM", default_value = "kubectl")]
     kubectl: String,
-    /// Fail on warnings, too
+    /// Also fail on warnings
     #[arg(long)]
     strict: bool,
 }

@@ -701,6 +701,14 @@ fn chain_of_several() -> Result<()> {
     ensure!(devices == "mlx5_0,mlx5_1", "{devices}");
     let of = |nic: u8| (format!("mlx5_{nic}"), format!("10.64.{nic}.7"));
     ensure!(gids == [of(0), of(1)], "{gids:?}");
+    // Its driver failed, or a pod that ends has it still.
+    host.scene.tree()?.hide_rdma("mlx5_1");
+    let network = host.network(&share(0, 5), &keys);
+    let (code, message) = answer_of(&host.call(), "ADD", &network)?.refusal()?;
+    ensure!(
+        code == TRY_AGAIN && message.contains("has no RDMA device"),
+        "{code}: {message}"
+    );
     let network = host.scene.network(&keys);
     answer_of(&host.call(), "DEL", &network)?.success()?;
     ensure!(
