@@ -119,7 +119,7 @@ image-check: ## unpack dist/image.tar and run what is in it
 
 .PHONY: examples-image
 examples-image: ## images of manifests/examples without GPUs, from Debian packages, as dist/rdma-tools.tar and dist/mpi.tar
-	manifests/examples/image
+	manifests/image/examples
 
 .PHONY: pages
 pages: ## manual pages and completions of the programs, into dist/pages/
