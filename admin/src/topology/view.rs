@@ -30,7 +30,9 @@ impl View {
         let machine = &self.machine;
         let mut notes = Vec::new();
         if let Some(source) = &self.override_source {
-            notes.push(format!("PCI locations are from {source}, not from the PCI tree"));
+            notes.push(format!(
+                "PCI locations are from {source}, not from the PCI tree"
+            ));
         }
         if machine.hides_switches() {
             let note = "each device has a root complex of its own: the hypervisor hides the \
