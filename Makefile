@@ -78,9 +78,11 @@ lab-more: lab-debian13 lab-arm64 ## what is too slow for every change: lab-debia
 # Linux 6.12 and containerd 1.7.
 lab-debian13: build
 	RDMA_LAB_DEBIAN=13 tests/lab/run $(or $(SCENARIO),footing pods move exclusive hostile cdi ipoib ib-move ib-pods)
-# Emulated.
-lab-arm64:
+# Emulated; with one image of both architectures.
+lab-arm64: build
 	$(MAKE) --no-print-directory build PROFILE=quick TARGET=$(TARGET_arm64) BIN_DIR=target/bin-quick/arm64
+	OUT=$(CURDIR)/target/both.tar manifests/image/build dist target/bin-quick/arm64
+	manifests/image/check target/both.tar
 	RDMA_LAB_ARCH=arm64 RDMA_BIN_DIR=$(abspath target/bin-quick/arm64) \
 	  RDMA_LAB_PATIENCE=$${RDMA_LAB_PATIENCE:-4} tests/lab/run $(or $(SCENARIO),footing pods move hostile)
 
