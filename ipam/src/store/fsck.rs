@@ -7,7 +7,9 @@
 //! left alone. The moment is the file server's: its files' times are compared with
 //! that of a new file, never with this machine's clock.
 //!
-//! One shard, or one bucket of owners, is in memory at a time.
+//! One shard is in memory at a time. A record that a lease led to is not read again: the
+//! leases of each bucket of owners are counted, and a bucket that has as many names is in
+//! order.
 
 use super::dir::{Dir, Found, Meta, meta_of, system};
 use super::name;
@@ -58,7 +60,18 @@ struct Fsck<'a> {
     repair: bool,
     /// Unix seconds before which something must have changed last: the file server's.
     settled_before: i64,
+    /// Names in buckets of owners that no lease led to, less leases whose bucket was not
+    /// read yet; several buckets share a place.
+    unaccounted: Vec<i64>,
     checkup: Checkup,
+}
+
+/// Places for counts of buckets.
+const PLACES: usize = 1 << 16;
+
+fn place(node: &str, bucket: &str) -> usize {
+    let hash = name::hash64(&format!("{node}/{bucket}"));
+    usize::try_from(hash).unwrap_or(0) % PLACES
 }
 
 impl Store {
@@ -72,12 +85,19 @@ impl Store {
             store: self,
             repair,
             settled_before: server_time(&self.root)?.saturating_sub(min_age),
+            unaccounted: vec![0; PLACES],
             checkup: Checkup::default(),
         };
         fsck.root()?;
         fsck.addresses()?;
-        for node in self.nodes()? {
-            fsck.records(&node)?;
+        let nodes = self.nodes()?;
+        for node in &nodes {
+            self.buckets_of(node, |bucket, names| {
+                fsck.account(node, bucket, names.len())
+            })?;
+        }
+        for node in &nodes {
+            fsck.records(node)?;
         }
         fsck.pods()?;
         for lease in self.outside_blocks()? {
@@ -196,7 +216,7 @@ impl Fsck<'_> {
                 let names = by_address
                     .get(&lease_name.address)
                     .map_or(&[][..], Vec::as_slice);
-                self.address(&shard.entry(name, *lease_name, true), names)?;
+                self.address(&shard.entry(name, *lease_name, true)?, names)?;
             }
         }
         Ok(())
@@ -246,7 +266,18 @@ impl Fsck<'_> {
             }
             return Ok(());
         }
-        if !self.store.has_owner(entry)? && self.settled(entry.meta) {
+        let owned = self.store.has_owner(entry)?;
+        if owned {
+            let holder = &lease.holder;
+            let (bucket, _) = name::owner(&holder.container, &holder.interface, 0);
+            // Of several leases the first stands for the record. If that one was lost, the
+            // bucket is read.
+            if entry.leads
+                && let Some(count) = self.unaccounted.get_mut(place(&holder.node, &bucket))
+            {
+                *count -= 1;
+            }
+        } else if self.settled(entry.meta) {
             if self.repair {
                 self.store.give_owner(entry, lease)?;
             }
@@ -271,11 +302,20 @@ impl Fsck<'_> {
         })
     }
 
+    fn account(&mut self, node: &str, bucket: &str, names: usize) {
+        if let Some(count) = self.unaccounted.get_mut(place(node, bucket)) {
+            *count = count.saturating_add(i64::try_from(names).unwrap_or(i64::MAX));
+        }
+    }
+
     fn records(&mut self, node: &str) -> Result<(), StoreError> {
         let mut owners: BTreeMap<String, Vec<Owned>> = BTreeMap::new();
         let mut bucket: Option<PathBuf> = None;
         let store = self.store;
-        let strange = store.records_of(node, |owned| {
+        // One bucket is in memory at a time.
+        let unaccounted = std::mem::take(&mut self.unaccounted);
+        let wanted = |bucket: &str| unaccounted.get(place(node, bucket)) != Some(&0);
+        let strange = store.records_in(node, wanted, |owned| {
             if bucket.as_deref() != Some(owned.dir.path()) {
                 bucket = Some(owned.dir.path().to_owned());
                 self.owners(std::mem::take(&mut owners))?;
@@ -288,6 +328,7 @@ impl Fsck<'_> {
             owners.entry(owner).or_default().push(owned);
             Ok(())
         })?;
+        self.unaccounted = unaccounted;
         self.owners(owners)?;
         for finding in strange {
             self.checkup.findings.push(Problem {

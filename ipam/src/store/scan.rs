@@ -25,6 +25,8 @@ pub struct Entry {
     pub(super) dir: Rc<Dir>,
     pub(super) lease_name: LeaseName,
     pub(super) meta: Option<Meta>,
+    /// Whether it is the first lease of its record.
+    pub(super) leads: bool,
 }
 
 impl Entry {
@@ -38,8 +40,8 @@ impl Entry {
     /// The range that its record names, if it can be read.
     #[must_use]
     pub fn range(&self) -> Option<IpNetwork> {
-        let (lease, _) = record(&self.dir, &self.lease_name.name(), &self.lease_name);
-        Some(lease.ok()?.range)
+        let read = record(&self.dir, &self.lease_name.name(), &self.lease_name).ok()?;
+        read.lease.ok().map(|lease| lease.range)
     }
 }
 
@@ -75,22 +77,28 @@ pub(super) struct ShardListing {
 }
 
 impl ShardListing {
-    pub(super) fn entry(&self, name: &str, lease_name: LeaseName, records: bool) -> Entry {
-        let (record, meta) = match records {
-            true => record(&self.dir, name, &lease_name),
-            false => (Err(String::new()), None),
+    pub(super) fn entry(
+        &self,
+        name: &str,
+        lease_name: LeaseName,
+        records: bool,
+    ) -> Result<Entry, StoreError> {
+        let read = match records {
+            true => record(&self.dir, name, &lease_name)?,
+            false => Read::failed(String::new(), None),
         };
-        Entry {
+        Ok(Entry {
             network_name: self.network_name.clone(),
             address: lease_name.address,
             generation: lease_name.generation,
             freed: lease_name.freed,
             path: self.dir.path().join(name),
-            record,
+            record: read.lease,
             dir: Rc::clone(&self.dir),
             lease_name,
-            meta,
-        }
+            meta: read.meta,
+            leads: read.leads,
+        })
     }
 }
 
@@ -107,7 +115,7 @@ impl Store {
     ) -> Result<Vec<Finding>, StoreError> {
         self.shards(|shard| {
             for (name, lease_name) in &shard.entries {
-                each(shard.entry(name, *lease_name, records))?;
+                each(shard.entry(name, *lease_name, records)?)?;
             }
             Ok(())
         })
@@ -148,7 +156,7 @@ impl Store {
                 entries: of_address,
             };
             for (name, lease_name) in &listing.entries {
-                entries.push(listing.entry(name, *lease_name, true));
+                entries.push(listing.entry(name, *lease_name, true)?);
             }
         }
         Ok(entries)
@@ -211,6 +219,38 @@ impl Store {
     pub fn records_of(
         &self,
         node: &str,
+        each: impl FnMut(Owned) -> Result<(), StoreError>,
+    ) -> Result<Vec<Finding>, StoreError> {
+        self.records_in(node, |_| true, each)
+    }
+
+    /// Calls `each` with the names of each bucket of owners of one node. What cannot be
+    /// read is passed over.
+    pub(super) fn buckets_of(
+        &self,
+        node: &str,
+        mut each: impl FnMut(&str, Vec<String>),
+    ) -> Result<(), StoreError> {
+        let mut findings = Vec::new();
+        let Some(owners) = self.open_below(&["owners"])? else {
+            return Ok(());
+        };
+        let Some(buckets) = enter(&owners, node, &mut findings)? else {
+            return Ok(());
+        };
+        for bucket in buckets.names()? {
+            if let Some((_, names)) = listed(&buckets, &bucket, &mut findings) {
+                each(&bucket, names);
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Self::records_of`] of the buckets that are wanted.
+    pub(super) fn records_in(
+        &self,
+        node: &str,
+        wanted: impl Fn(&str) -> bool,
         mut each: impl FnMut(Owned) -> Result<(), StoreError>,
     ) -> Result<Vec<Finding>, StoreError> {
         let mut findings = Vec::new();
@@ -221,6 +261,9 @@ impl Store {
             return Ok(findings);
         };
         for bucket in sorted(buckets.names()?) {
+            if !wanted(&bucket) {
+                continue;
+            }
             let Some((dir, mut names)) = listed(&buckets, &bucket, &mut findings) else {
                 continue;
             };
@@ -271,21 +314,41 @@ fn belongs(lease_name: &LeaseName, v4: bool, number: u128) -> bool {
     lease_name.address.is_ipv4() == v4 && name::shard_number(bits) == number
 }
 
-/// What the file of a lease entry says of it, or what is wrong with it.
-fn record(dir: &Dir, name: &str, lease_name: &LeaseName) -> (Result<Lease, String>, Option<Meta>) {
-    match read(dir, name) {
-        Err(error) => (Err(error.to_string()), None),
-        Ok(None) => (Err("it vanished".to_owned()), None),
-        Ok(Some(Content::Foreign(what))) => (Err(format!("it is {what}")), None),
-        Ok(Some(Content::Broken(why, meta))) => (Err(why), Some(meta)),
-        Ok(Some(Content::Record(record, meta))) => match lease_name.in_record(&record) {
-            Some(lease) => (Ok(lease.clone()), Some(meta)),
-            None => (
-                Err("its record is of another address".to_owned()),
-                Some(meta),
-            ),
-        },
+/// What the file of a lease entry says of it.
+struct Read {
+    lease: Result<Lease, String>,
+    meta: Option<Meta>,
+    leads: bool,
+}
+
+impl Read {
+    fn failed(why: String, meta: Option<Meta>) -> Self {
+        Self {
+            lease: Err(why),
+            meta,
+            leads: false,
+        }
     }
+}
+
+fn record(dir: &Dir, name: &str, lease_name: &LeaseName) -> Result<Read, StoreError> {
+    let content = match read(dir, name) {
+        Ok(content) => content,
+        Err(error) => return Ok(Read::failed(error.to_string(), None)),
+    };
+    Ok(match content {
+        None => Read::failed("it vanished".to_owned(), None),
+        Some(Content::Foreign(what)) => Read::failed(format!("it is {what}"), None),
+        Some(Content::Broken(why, meta)) => Read::failed(why, Some(meta)),
+        Some(Content::Record(record, meta)) => match lease_name.in_record(&record) {
+            Some(lease) => Read {
+                lease: Ok(lease.clone()),
+                meta: Some(meta),
+                leads: record.leases().first() == Some(lease),
+            },
+            None => Read::failed("its record is of another address".to_owned(), Some(meta)),
+        },
+    })
 }
 
 /// A directory, or a finding when something else has its name.

@@ -23,7 +23,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// System calls of fsck for each lease, with its share of the directories that are listed.
-const FSCK_CALLS: usize = 25;
+const FSCK_CALLS: usize = 20;
 
 const RANGE: &str = "10.7.0.0/16";
 
