@@ -125,7 +125,7 @@ fn gids(scanned: &HostSnapshot) -> String {
     });
     let row = |(device, port, entry): (&RdmaDevice, &Port, &GidEntry)| {
         let kind = entry.kind.as_ref().map(ToString::to_string);
-        // On InfiniBand a GID is no IP address.
+        // On InfiniBand a GID is not an IP address.
         let address = match entry.netdev {
             Some(_) => entry.gid.ip().to_string(),
             None => entry.gid.to_string(),

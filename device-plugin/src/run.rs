@@ -304,7 +304,7 @@ async fn write_files(
             });
             (all, failure)
         });
-        // What is late is tried again, too.
+        // A read without an answer is tried again.
         let (failed, failure) = written.await.unwrap_or((waiting, None));
         if let Some(error) = failure.filter(|_| !was_failing) {
             tracing::warn!(

@@ -72,7 +72,7 @@ impl StateFiles {
     pub(crate) async fn settled(&self) {
         let (paths, files) = (self.paths.clone(), self.wanted.clone());
         let written = self.writer.read(move || write_all(&paths, &files));
-        // What is late is said by the readers.
+        // The readers report a read without an answer.
         let _ = written.await;
     }
 

@@ -311,7 +311,7 @@ fn stores_to_keep(policy: &Policy, places: &Places) -> Vec<(PathBuf, Option<&'st
         .map(|(name, store)| {
             let kept = match &store.kind {
                 StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),
-                _ if !is_store(&store.directory) => Some("it is no store of this project"),
+                _ if !is_store(&store.directory) => Some("it is not a store of this project"),
                 _ => used_by_others(&ipam, name),
             };
             (store.directory.clone(), kept)
@@ -496,7 +496,7 @@ mod tests {
         assert!(node.path("leases/leases").exists());
 
         let node = NodeFiles::new(&json!({"type": "file"}));
-        let kept = "stays: it is no store of this project".to_owned();
+        let kept = "stays: it is not a store of this project".to_owned();
         assert!(node.remove().contains(&(node.path("leases"), kept)));
     }
 

@@ -263,7 +263,7 @@ impl Store {
             memory::check(&dir, Some(&known.id), id, &file_system.name)?;
             let format = found.ok_or_else(|| StoreError::Format {
                 path: known.directory.clone(),
-                why: "it is no store".to_owned(),
+                why: "it is not a store".to_owned(),
             })?;
             let (node, memory) = (node.clone(), memory.clone());
             Ok(Self::with(

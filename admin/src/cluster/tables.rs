@@ -19,7 +19,7 @@ pub(super) struct View {
     is_shared: bool,
 }
 
-/// The rows that a node's document comes to.
+/// The rows of a node's document.
 #[derive(Debug, Clone, Copy)]
 enum Rows {
     /// One for each entry of a list, with these fields.

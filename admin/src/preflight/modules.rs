@@ -194,7 +194,7 @@ fn m03_devices(facts: &Facts) -> Findings {
         let finding = if !facts.modules.contains(half) {
             return None;
         } else if function.rdma {
-            Finding::pass("an RDMA device stands on it")
+            Finding::pass("an RDMA device uses it")
         } else if function.in_lag {
             Finding::pass("the other member of its bond has the RDMA device for both")
         } else {

@@ -45,7 +45,7 @@ pub fn list_table(
 /// `RT_TABLE_MAIN`
 pub const MAIN: u32 = 254;
 
-/// None for what is no IP address.
+/// `None` if it is not an IP address.
 pub fn ip(address: &RouteAddress) -> Option<IpAddr> {
     match address {
         RouteAddress::Inet(ip) => Some((*ip).into()),

@@ -17,7 +17,7 @@ pub enum StoreError {
     /// The policy has no such store.
     #[error("the node's policy has no store {name:?}; it has {known}")]
     Unknown { name: String, known: String },
-    /// The directory is no store, or one of another version.
+    /// The directory is not a store, or one of another version.
     #[error("{}: {why}", path.display())]
     Format {
         /// The directory or its FORMAT.

@@ -165,7 +165,7 @@ fn guid_range(text: &str) -> Option<RangeInclusive<u64>> {
     (!range.is_empty()).then_some(range)
 }
 
-/// An absolute path without `..`, so that what is written is what is used.
+/// An absolute path without `..`: the path that is used is the one in the file.
 pub(super) fn absolute_path<'de, D, T>(from: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! The NICs that a request means: which they are, what each comes to, and whether the pod may have it.
+//! The NICs that a request means: their number, their links and HCAs, and whether the pod may have them.
 
 use std::{collections::BTreeSet, fs::File, io::Read};
 

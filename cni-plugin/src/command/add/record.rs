@@ -1,4 +1,4 @@
-//! What the journal is told of an ADD.
+//! The journal's record of an ADD.
 
 use attachment::{
     journal::{

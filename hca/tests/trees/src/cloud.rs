@@ -1,5 +1,5 @@
 //! Nodes of clouds and racks as a daemon finds them: NICs of the fabric, and beside them those that
-//! are not for pods. Facts are published; what is assumed is said.
+//! are not for pods. Facts are published; assumptions are marked.
 
 use super::machine::{a4, nd_h100, oci_h100};
 use super::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};

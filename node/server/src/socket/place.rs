@@ -66,7 +66,7 @@ impl Place {
     /// distinguishes this process from another one that does the same.
     ///
     /// # Errors
-    /// What failed, and what to do about it; what was there is still there then.
+    /// What failed, and what to do about it. Existing files are unchanged then.
     pub fn bind(&self, nonce: &str) -> Result<(UnixListener, Bound), String> {
         let (Some(_), Some(name)) = (self.path.parent(), self.path.file_name()) else {
             let path = self.path.display();
