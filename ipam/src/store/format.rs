@@ -67,7 +67,7 @@ impl Format {
             // Unless somebody else was first, and uses the store already.
             return Self::read(root)?.ok_or_else(|| StoreError::Format {
                 path: root.path().to_owned(),
-                why: format!("it has {foreign:?} but no {NAME}: it is not a store, and not empty"),
+                why: format!("it has {foreign:?} but no {NAME}: it is not a store and is not empty"),
             });
         }
         let format = Self {
@@ -136,7 +136,7 @@ mod tests {
         std::fs::write(place.path().join("10.0.0.5"), "container\r\neth0").unwrap();
         let error = Format::establish(&dir, None).unwrap_err().to_string();
         assert!(
-            error.contains("10.0.0.5") && error.contains("no store"),
+            error.contains("10.0.0.5") && error.contains("not a store"),
             "{error}"
         );
         assert_eq!(

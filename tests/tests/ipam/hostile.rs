@@ -493,7 +493,7 @@ fn a_directory_that_is_no_store_is_not_taken_over() {
     std::fs::write(place.store().join("10.0.0.5"), "container").unwrap();
     let (code, text) = place.add(&c("a"), &range("10.0.0.0/24")).error();
     assert!(
-        code == 105 && text.contains("no store and not empty"),
+        code == 105 && text.contains("not a store and is not empty"),
         "{code} {text}"
     );
     assert_eq!(place.files("").len(), 1);
