@@ -67,7 +67,9 @@ impl Format {
             // Unless somebody else was first, and uses the store already.
             return Self::read(root)?.ok_or_else(|| StoreError::Format {
                 path: root.path().to_owned(),
-                why: format!("it has {foreign:?} but no {NAME}: it is not a store and is not empty"),
+                why: format!(
+                    "it has {foreign:?} but no {NAME}: it is not a store and is not empty"
+                ),
             });
         }
         let format = Self {
