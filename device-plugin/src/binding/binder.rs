@@ -674,4 +674,28 @@ mod tests {
         // Another daemon waits for it for a second and a half.
         assert!(paths.store().lock().is_ok());
     }
+
+    #[tokio::test]
+    async fn nothing_is_bound_for_an_add_that_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Arc::new(NodePaths::all_in(dir.path()));
+        let (binder, _caller) = binder(&paths);
+        let before = Instant::now();
+        let question = UnbindQuestion {
+            sandbox: "s".into(),
+            units: Vec::new(),
+        };
+        binder.unbind(question).await.unwrap();
+        let now = Instant::now();
+        let is_awaited = |sandbox, asked| binder.is_awaited(sandbox, asked);
+        assert!(is_awaited(Some("s"), before).await.is_err());
+        assert!(is_awaited(Some("s"), now).await.is_ok(), "a later ADD");
+        assert!(is_awaited(Some("other"), before).await.is_ok());
+        let long_ago = now.checked_sub(BIND_TIMEOUT).unwrap();
+        assert!(is_awaited(Some("other"), long_ago).await.is_err());
+        assert!(
+            is_awaited(None, long_ago).await.is_ok(),
+            "the start of a container"
+        );
+    }
 }

@@ -695,5 +695,7 @@ mod tests {
         assert_eq!(policy.stores.get("default"), Some(&Store::file("/mnt")));
         assert_eq!(policy.ipam, Policy::default().ipam);
         assert_eq!(salvage(b"garbage"), Policy::default());
+        let repeated = br#"{"stateDir": "/a", "stateDir": "/b", "stateDir": 7}"#;
+        assert_eq!(salvage(repeated).state_dir, Path::new("/b"));
     }
 }

@@ -18,6 +18,7 @@ use e2e::daemon::{Daemon, HCAS, Machine};
 use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Misbehaviour, Pod};
 use e2e::unanswered::Unanswered;
+use hca_trees::cloud;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -44,6 +45,7 @@ pub(crate) const CASES: &[Case] = &[
         what_the_cni_plugin_reads_is_written_again_when_it_is_lost,
         Root
     ),
+    case!(functions_of_nvswitches_are_named_to_the_cni_plugin, Root),
 ];
 
 pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -568,6 +570,20 @@ fn what_the_cni_plugin_reads_is_written_again_when_it_is_lost() -> Result<()> {
             !body.contains("exclusive-hcas")
         })
         .map(drop)
+}
+
+/// No pod holds them, so the CNI plugin makes no child of their netdevs for any.
+fn functions_of_nvswitches_are_named_to_the_cni_plugin() -> Result<()> {
+    let config = EXCLUSIVE.replace("linkTypes: [ether]", "vendors: ['15b3']");
+    let scene = Scene::on(Machine::laid(cloud::hgx_b200)?, &config)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 9)?;
+    let written = fs::read_to_string(scene.machine.state().join("exclusive-hcas"))?;
+    for bus in ["05", "06", "07", "08"] {
+        ensure!(written.contains(&format!("0000:{bus}:00.0")), "{written}");
+    }
+    Ok(())
 }
 
 fn a_pool_waits_for_the_marker_of_a_driver_container() -> Result<()> {
