@@ -10,7 +10,6 @@
 use cni_wire::{ContainerId, IfName};
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -19,9 +18,6 @@ use node::identity::{NodeIdentity, is_name};
 /// The largest record that is read, in bytes: 64 leases of a network with the longest name
 /// fit.
 pub const MAX_BYTES: u64 = 64 * 1024;
-/// The key of a record's list of addresses.
-const LEASES: &str = "leases";
-
 /// What one file records: the leases that one owner took at once, at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record(Vec<Lease>);
@@ -150,6 +146,63 @@ impl fmt::Display for Holder {
     }
 }
 
+/// A record as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OrderText {
+    #[serde(flatten)]
+    holder: Holder,
+    created: jiff::Timestamp,
+    leases: Vec<AddressText>,
+}
+
+/// What a record says of one address: the fields of [`Lease`] that are its own.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AddressText {
+    address: IpAddr,
+    prefix: u8,
+    range: IpNetwork,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network_name: Option<String>,
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    overlapping: bool,
+    generation: u64,
+    #[serde(default, skip_serializing_if = "is_false")]
+    requested: bool,
+    part: usize,
+}
+
+impl AddressText {
+    fn of(lease: &Lease) -> Self {
+        Self {
+            address: lease.address,
+            prefix: lease.prefix,
+            range: lease.range,
+            network_name: lease.network_name.clone(),
+            overlapping: lease.overlapping,
+            generation: lease.generation,
+            requested: lease.requested,
+            part: lease.part,
+        }
+    }
+
+    fn lease(self, holder: &Holder, created: jiff::Timestamp) -> Lease {
+        Lease {
+            address: self.address,
+            prefix: self.prefix,
+            range: self.range,
+            network_name: self.network_name,
+            overlapping: self.overlapping,
+            generation: self.generation,
+            requested: self.requested,
+            part: self.part,
+            holder: holder.clone(),
+            created,
+        }
+    }
+}
+
 impl Record {
     /// A record of leases of one holder; `None` without any.
     #[must_use]
@@ -164,19 +217,13 @@ impl Record {
 
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut leases: Vec<Map<String, Value>> = self.0.iter().map(fields).collect();
-        // What all have in common stands once, beside them.
-        let mut record = self.0.first().map(|first| fields(&first.holder));
-        let record = record.get_or_insert_default();
-        let created = leases.first().and_then(|first| first.get("created"));
-        record.extend(created.map(|created| ("created".to_owned(), created.clone())));
-        for lease in &mut leases {
-            lease.retain(|key, _| !record.contains_key(key));
-        }
-        let leases = leases.into_iter().map(Value::Object).collect();
-        record.insert(LEASES.to_owned(), leases);
+        let text = self.0.first().map(|first| OrderText {
+            holder: first.holder.clone(),
+            created: first.created,
+            leases: self.0.iter().map(AddressText::of).collect(),
+        });
         // Neither maps with other keys than text nor failing serializers in here.
-        let mut bytes = serde_json::to_vec_pretty(record).unwrap_or_default();
+        let mut bytes = serde_json::to_vec_pretty(&text).unwrap_or_default();
         bytes.push(b'\n');
         bytes
     }
@@ -189,23 +236,13 @@ impl Record {
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Err(LeaseError::Empty);
         }
-        let wrong = |error: serde_json::Error| LeaseError::Decode(error.to_string());
-        let mut record: Map<String, Value> = serde_json::from_slice(bytes).map_err(wrong)?;
-        let leases = record.remove(LEASES).unwrap_or_default();
-        let leases: Vec<Map<String, Value>> = serde_json::from_value(leases).map_err(wrong)?;
-        let leases = leases.into_iter().map(|mut lease| {
-            lease.extend(record.clone());
-            let lease: Lease = serde_json::from_value(Value::Object(lease)).map_err(wrong)?;
-            lease.check().map(|()| lease)
-        });
-        Self::of(leases.collect::<Result<_, _>>()?).ok_or(LeaseError::None)
-    }
-}
-
-fn fields(of: &impl Serialize) -> Map<String, Value> {
-    match serde_json::to_value(of) {
-        Ok(Value::Object(fields)) => fields,
-        _ => Map::new(),
+        let text: OrderText =
+            serde_json::from_slice(bytes).map_err(|e| LeaseError::Decode(e.to_string()))?;
+        let (holder, created) = (text.holder, text.created);
+        let leases = text.leases.into_iter();
+        let leases: Vec<Lease> = leases.map(|lease| lease.lease(&holder, created)).collect();
+        leases.iter().try_for_each(Lease::check)?;
+        Self::of(leases).ok_or(LeaseError::None)
     }
 }
 
