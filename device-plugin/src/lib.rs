@@ -1,25 +1,10 @@
 //! Device plugin that advertises RDMA HCAs to the kubelet and hands containers their character
 //! devices.
 //!
-//! The way of the data, in reading order:
-//! - [`config`]: three formats, one model;
-//! - `host_snapshot`: one scan of the host; `candidate`: the HCAs that pools choose from;
-//! - `pool`: which HCAs are in which pool and as how many units; `snapshot`: one resource as the
-//!   kubelet gets it; `health`: damping of flapping ports;
-//! - `pool_state`: the pools as they are now; `sessions`, `kubelet`: one session for each
-//!   resource;
-//! - `prefer`, `allocate`, `deliver`: which units, and what a container gets with them;
-//! - `slots`, `binding`: units that become HCAs when a pod's network is made;
-//! - `events`, `watch`: when to scan again; `scan`: one scan at a time; `reader`: what may hang;
-//! - `links`: netdevs that a pool sets up; `reclaim`: attachments and leases of dead pods;
-//! - `run`: the daemon; `node_paths`: where the node's things are; `report`: its state, for metrics,
-//!   readiness and `/status`; `telemetry`: log, metrics, HTTP;
-//! - `remarks`: what the log has once for as long as it is true;
-//! - `node_socket`: what programs of the node ask the daemon;
-//! - [`container_runtime`], [`port_counters`], [`nccl`], [`files`]: what else it reads of a node;
-//! - [`cli`]: the command line; people have `rdmactl`;
-//! - [`node_files`]: journal and leases, for `rdmactl` and `uninstall`;
-//! - `install`: what the DaemonSet's init container does; `uninstall`: the way back.
+//! The way of the data: [`config`] has the pools; `host_snapshot` is one scan of the host; `pool`
+//! selects HCAs and makes units of them; `snapshot` is one resource as the kubelet gets it, and
+//! `kubelet` serves it. `allocate` and `deliver` say what a container gets; `binding` turns slots into
+//! HCAs when a pod's network is made. `run` is the daemon that does this again at each event.
 //!
 //! Public is what `rdmactl` reads a node with, and two readers for the fuzz targets.
 

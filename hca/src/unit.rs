@@ -1,9 +1,7 @@
 //! Names of the units that a node offers: what the kubelet calls a device ID.
 //!
-//! A unit's name must be unique over all resources of a node and must survive a restart, a
-//! reboot and a renamed netdev, so it is made of the hardware's address and never of a name the
-//! kernel hands out in order of arrival. It travels from the device plugin through the kubelet's
-//! checkpoint and Multus to the network plugin, which reads it back here.
+//! A name is unique over all resources of a node and survives restarts, reboots and renamed netdevs.
+//! So it is made of the hardware's address. It travels through the kubelet's checkpoint and Multus.
 //!
 //! | pool | form | example |
 //! |---|---|---|
@@ -12,9 +10,8 @@
 //! | shared, all HCAs to each unit | `pool_<pool>_<slot>` | `pool_3e71787e_17` |
 //! | late binding | `slot_<pool>_<slot>` | `slot_3e71787e_3` |
 //!
-//! `<pool>` is eight hexadecimal digits made from the resource name ([`PoolTag`]). A name has at
-//! most 63 characters of `[A-Za-z0-9_.:-]`. Each name reads back as one unit only: auxiliary
-//! names end in `.<digits>`, so none of them reads as a shared unit.
+//! `<pool>` is made of the resource name ([`PoolTag`]). A name has at most 63 characters of
+//! `[A-Za-z0-9_.:-]`. Auxiliary names end in `.<digits>`, so none reads as a shared unit.
 
 use std::fmt;
 use std::hash::Hasher as _;

@@ -1,21 +1,14 @@
-//! Which blocks of addresses the cluster gave to this node.
-//!
-//! ```text
-//! <stateDir>/blocks/<store>/<space>     one file for each address space
-//! {"version": 1, "networkName": "blue", "blocks": [{"block": "10.0.0.16/28", "uid": "…", "epoch": 1, "except": ["10.0.0.17"]}]}
-//! ```
-//! The broker writes it after the API has acknowledged a block; an ADD reads it. A file is
-//! replaced as a whole, so a reader sees the blocks of one moment, and it is durable before the
-//! broker goes on: a block that was given back does not come back with the power.
+//! Which blocks of addresses the cluster gave to this node: `<stateDir>/blocks/<store>/<space>`, one
+//! JSON file for each space. The broker writes it after the API has acknowledged a block. It is
+//! replaced as a whole, and durable before the broker goes on.
 //!
 //! # Why giving a block back and an ADD in it cannot cross
-//! The broker takes the block out of the file, and then looks for leases in it; where it
-//! finds one, it puts the block back. An ADD makes its lease entry, and then looks whether the
-//! file still has the block; where it does not, it withdraws. Of the two, one looks last. If that
-//! is the ADD, the block was out of the file by then, and it withdraws. If it is the broker, the
-//! lease was there by then, and the block stays. Both may give way. None of it needs a lock, and
-//! either may die between any two steps: a lease that an ADD left without its second look keeps
-//! the block with the node until its owner's DEL.
+//! The broker takes the block out of the file, then looks for leases in it; if it finds one, it puts
+//! the block back. An ADD makes its lease entry, then looks whether the file still has the block; if
+//! not, it withdraws. One of the two looks last. If it is the ADD, the block was out by then, and it
+//! withdraws. If it is the broker, the lease was there by then, and the block stays. Both may give
+//! way. No lock is needed, and either may die anywhere: a lease without the second look keeps the
+//! block until its owner's DEL.
 
 use crate::block::AddressSpace;
 use crate::store::network_name_of;

@@ -1,20 +1,15 @@
-//! Freeing the leases of pods that ended: one routine for the runtime's GC, for the
-//! daemon's loop and for the administrator.
+//! Freeing the leases of pods that ended: for the runtime's GC, the daemon and the administrator.
 //!
-//! A lease is freed on evidence, never for lack of it. The evidence is this
-//! node's own: the lease is of an earlier boot of this very machine, or its
-//! network namespace is gone; seen twice, some seconds apart, of a lease that is
-//! not young. A node that was reinstalled, or whose machine ID changes with each
-//! boot, has no machine ID to go by: where the cluster names its nodes, a lease of
-//! this node's name and another boot that was made well before this boot began is
-//! over, since a cluster has no two nodes of one name. GC brings the runtime's list
-//! instead, which needs no second reading. A lease whose state is unknown is kept.
-//! Leases of other nodes are theirs, until an administrator releases them. A lease whose
-//! attachment is in the journal is released with that: its interface may have left the
-//! namespace that is gone.
+//! A lease is freed on evidence of this node, never for lack of it: it is from an earlier boot of this
+//! machine, or its network namespace is gone, seen twice, some seconds apart, on a lease that is not
+//! young. A machine without a lasting machine ID goes by the node's name in the cluster, for leases
+//! from well before this boot. GC brings the runtime's list instead and needs no second reading.
 //!
-//! What was seen once is remembered in `<stateDir>/reclaim/<store>`; a lost or
-//! broken file costs one more reading. Killed between two leases, the next run goes on.
+//! Leases of other nodes are theirs, until an administrator releases them. A lease whose attachment is
+//! in the journal is released with that: its interface may have left the namespace that is gone.
+//!
+//! What was seen once is in `<stateDir>/reclaim/<store>`; a lost or broken file costs one more reading.
+//! Killed between two leases, the next run goes on.
 
 use crate::lease::{Holder, Lease};
 use crate::store::{CoolDown, Entry, Finding, Owned, Store, StoreError};

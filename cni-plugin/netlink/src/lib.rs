@@ -1,24 +1,7 @@
-//! The kernel's side: the only place that sends netlink requests, enters namespaces and
-//! writes sysctls. It knows no JSON and no CNI.
+//! The kernel's side: the only place that sends netlink requests, enters namespaces and writes
+//! sysctls. It knows no JSON and no CNI.
 //!
-//! - [`attribute`]: attributes as bytes, for messages that have no types;
-//! - [`socket`]: one blocking netlink exchange, with the kernel's own text on refusal;
-//! - [`netns`]: opening and entering network namespaces;
-//! - [`link`], [`address`], [`route`], [`rule`], [`neighbour`], [`nexthop`], [`qdisc`]: the objects
-//!   of rtnetlink;
-//! - [`nftables`]: chains and flow tables on a netdev, over netfilter's netlink;
-//! - [`ethtool`]: settings of drivers, over generic netlink;
-//! - [`ioctl`], [`bpf`], [`multicast`]: what of a netdev has no netlink message;
-//! - [`clock`]: the boot's clock;
-//! - [`name`]: names and aliases of links, which are bytes;
-//! - [`sysctl`]: per-interface settings below `/proc/sys/net`;
-//! - [`rdma`]: RDMA devices, over RDMA netlink;
-//! - [`release`]: releases of the kernel, and the oldest that serves;
-//! - [`sysfs`]: sysfs as a pod sees it;
-//! - [`uplink`]: which netdevs the node itself needs;
-//! - [`announce`]: gratuitous ARP and unsolicited neighbour advertisements.
-//!
-//! A socket belongs to the namespace it was opened in, wherever the thread goes later; so the
+//! A socket belongs to the namespace in which it was opened, wherever the thread goes later. So the
 //! host's and the pod's are opened once and used side by side.
 
 pub mod address;

@@ -1,20 +1,16 @@
 //! ADD: request → bind → recover → resolve → authorize → number → lease → plan → journal → apply →
 //! result.
 //!
-//! - *bind* asks the daemon which HCA a slot becomes, with `devices: all` each of the pod's;
-//! - *recover* returns the NIC that a dead pod left, if the request means it;
+//! - *bind* asks the daemon which HCAs the pod's slots become;
+//! - *recover* returns the NIC that a dead pod left;
 //! - *resolve* reads which links and RDMA devices the request comes to;
-//! - *authorize* asks policy and kubelet about what it comes to, never about how it is written;
-//! - *number* says which rail each NIC is on and what it is called, with `devices: all`;
-//! - *plan* says what will be done, as plain data;
-//! - *apply* does it.
+//! - *authorize* asks policy and kubelet about these, never about how the request is written;
+//! - *number* gives each NIC its rail and name, with `devices: all`;
+//! - *plan* says what will be done, as plain data; *apply* does it.
 //!
-//! One NIC is a list of one. `rdma-only` is a NIC without an interface.
-//!
-//! Before the record is in the journal nothing of the host is changed but leases, which the IPAM
-//! finds by container and interface. After it, whatever fails is undone by the same function
-//! that serves DEL, and the same holds when this process dies. The attachment is locked from the
-//! beginning to the end, so that no DEL and no second ADD of it comes in between.
+//! One NIC is a list of one; `rdma-only` is a NIC without an interface. Before the record is in the
+//! journal, only leases change, which the IPAM finds by container and interface. After it, a failure
+//! or a killed process is undone by the function that serves DEL. The attachment is locked throughout.
 
 mod answer;
 mod give;

@@ -2,19 +2,15 @@
 //!
 //! ```text
 //!   free ── bind ──▶ bound ── commit: the journal has the move ──▶ attached
-//!    ▲                │  │                                             │
-//!    │                │  └─ start, where bindAtStart allows it ──▶ started
-//!    │                │                                           │    │
-//!    └─ unbind, a new sandbox, or evidence that it is over ◀──────┴────┘
+//!    ▲                │  └─ start, where bindAtStart allows it ──▶ started
+//!    └─ unbind, a new sandbox, or evidence that it is over ◀───── all three
 //! ```
 //!
-//! Bindings change by one question at a time: of one daemon by its gate, of two daemons at once, as in
-//! a rolling update, by a lock of the kernel. Under the lock files of bindings are read and written,
-//! and nothing else is waited for. The kubelet, the GPUs and the device nodes are read before: they
-//! say what a pod has, and which HCA is free is decided on the bindings alone.
+//! Bindings change under a lock of the kernel, so two daemons of a rolling update do not cross. Only
+//! files of bindings are read and written under it. Kubelet, GPUs and device nodes are read before.
 //!
-//! A daemon that is killed leaves some of a pod's bindings; the same question again keeps them and adds
-//! the rest. What a client gave up on is done all the same, and freed as any other binding.
+//! A killed daemon leaves some of a pod's bindings; the same question again keeps them and adds the
+//! rest. A binding whose client has given up is freed like any other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

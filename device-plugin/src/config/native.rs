@@ -1,28 +1,8 @@
-//! Reader of our own format: versioned, strict, YAML or JSON (every JSON document is YAML).
+//! Reader of our own format, version 1: strict, YAML or JSON (every JSON document is YAML).
+//! `docs/pools.md` and `docs/reference.md` describe it.
 //!
-//! ```yaml
-//! version: 1
-//! rescanInterval: 60s
-//! pools:
-//!   - resource: rdma/rail0
-//!     mode: exclusive
-//!     select: { rdmaDevices: [mlx5_0] }
-//!   - resource: rdma/nic
-//!     mode: exclusive
-//!     binding: late
-//!     select: { pfNames: [ens3f0, ens4f0] }
-//!   - resource: rdma/shared
-//!     mode: shared
-//!     slots: 16
-//!     policy: spread
-//!     nodes: { optional: [umad] }
-//!     select:
-//!       - { vendors: [15b3], functions: [vf], not: { rdmaDevices: ["mlx5_bond_*"] } }
-//!       - { pfNames: ["ens2f0#0-3"] }
-//! ```
-//!
-//! Anything ambiguous is an error that names the line: unknown and repeated keys, words outside a list
-//! of choices, keys that do not belong to the mode.
+//! Anything ambiguous is an error that names the line: unknown and repeated keys, unknown words, keys
+//! that do not belong to the mode.
 
 use std::time::Duration;
 

@@ -1,22 +1,15 @@
-//! Keeps one resource registered with the kubelet, for ever.
+//! Keeps one resource registered with the kubelet.
 //!
-//! The order is the kubelet's: serve first, because it dials back while it answers Register. What
-//! can go wrong afterwards, and what is done:
+//! It serves first, because the kubelet dials back while it answers Register. It registers again when:
 //!
-//! | seen | done |
-//! |---|---|
-//! | `kubelet.sock` is another file | register again |
-//! | our own socket file is gone | make and serve a new one, register again |
-//! | no ListAndWatch stream comes, or the last one ends | register again |
-//! | a socket of another process for this resource goes away | end our stream, register again |
+//! - `kubelet.sock` is another file;
+//! - our socket file is gone, or another file (a new one is made and served);
+//! - no ListAndWatch stream comes, or the last one ends;
+//! - a socket of another process for this resource goes away. In a rolling update the old daemon's
+//!   stream ends after the new one registered, and the kubelet then marks the resource unhealthy.
 //!
-//! The last one is a rolling update that starts the new daemon before it stops the old: when the
-//! old stream ends the kubelet marks the whole resource unhealthy, the newer registration with it,
-//! and only registering anew clears that.
-//!
-//! A kubelet that is not there is waited for without end: with back-off and jitter, cut short by
-//! the appearance of its socket. Killed at any point, the process leaves a socket file without a
-//! server; the next one with this name removes it before it binds its own.
+//! It waits for an absent kubelet with back-off and jitter, or until its socket appears. A killed
+//! process leaves a socket file without a server; the next one removes it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

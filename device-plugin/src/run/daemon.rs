@@ -6,17 +6,12 @@
 //!                      ▼
 //!   idle ───────▶ scanning ──────── ended ───────▶ take in: bindings, pools, linkUp,
 //!    ▲              │    ▲                         files of the node, CDI files, sessions
-//!    │              │    │ hangs at one object:                   │
-//!    │              │    └─ scan again without it                 │
-//!    │              └ late: who waits gets the reason             ▼
+//!    │              │    └─ hangs at one object: scan again without it
+//!    │              └ late: who waits gets the reason             │
 //!    └──────────────── another scan if wanted ◀───── publish, answer who waits
 //!
 //!   SIGTERM, or a task that ended ──▶ who waits is answered, sessions end
 //! ```
-//!
-//! - `configuration`: the file, read again and put in force
-//! - `scans`: scans of the host, and what follows from one
-//! - `delivery`: how units are delivered, and what is written for it
 
 mod configuration;
 mod delivery;

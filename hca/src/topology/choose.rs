@@ -1,21 +1,15 @@
 //! Which NICs to give to a pod, for the GPUs it has.
 //!
-//! The task: from the NICs that may be given, take a number of them so that each GPU has one as
-//! near as possible, and so that as much as possible stays whole for the pods to come. Sets are
-//! compared by these costs, the first that differs decides:
+//! Each GPU gets a NIC as near as possible, and as much as possible stays whole for later pods. Sets
+//! are compared by these costs in order. With GPUs: the worst class of a GPU to its NIC; the sum of
+//! those classes; for further NICs the distances to their nearest GPU; damage; differences of rail and
+//! GPU numbers; the lowest rails. Without GPUs: NUMA nodes; switches; damage; the lowest rails.
 //!
-//! With GPUs: the worst class of a GPU to the NIC that serves it; the sum of those classes; for
-//! NICs beyond the GPUs the sum of distances to their nearest GPU; damage; the differences
-//! between rail and GPU numbers; the lowest rails.
+//! Damage is 10 for each wholly free NUMA node, and 1 for each wholly free switch or card, that becomes
+//! partly used. With fewer NICs than GPUs, each NIC serves its share, rounded up.
 //!
-//! Without GPUs: NUMA nodes touched; switches touched; damage; the lowest rails.
-//!
-//! Damage is 10 for each wholly free NUMA node and 1 for each wholly free switch or card that
-//! becomes partly used. With fewer NICs than GPUs each NIC serves its share, rounded up.
-//!
-//! All sets are tried while there are at most 20,000; interchangeable NICs (VFs of one physical
-//! function) count once. Beyond that a greedy set is improved by exchanging NICs until
-//! no single exchange helps. Either way the answer depends on the input alone.
+//! Up to 20,000 sets are all tried; VFs of one physical function count once. Beyond that, NICs of a
+//! greedy set are exchanged while it improves. The answer depends on the input alone.
 
 mod sets;
 mod task;

@@ -1,24 +1,12 @@
 //! One address space on this node: its blocks in the API, its grants on disk, and the questions for
 //! more, each by one task, one after the other.
 //!
-//! # What may be granted
 //! A block is granted when the API has acknowledged that it is this node's: by the answer to a
-//! creation or change, by the first consistent list, or by an event behind it. What this node itself
-//! gave back is not believed to be its own again by an event that comes late: a creation has another
-//! UID.
+//! creation or change, by the first consistent list, or by a later event. A block that this node gave
+//! back is not its own again by an event that comes late: a creation has another UID.
 //!
-//! # What is in doubt
 //! A request without an answer may have been done. Until the object was read again its block is in
 //! doubt: it is not granted anew, and nothing is given back.
-//!
-//! - [`grid`]: how a range is cut into blocks;
-//! - [`before`]: leases of whereabouts, which its networks used before;
-//! - [`claim`]: getting a block;
-//! - [`others`]: getting one that another node has;
-//! - [`give`]: giving one back, losing one;
-//! - [`granted`]: the file of the blocks that the node has;
-//! - [`usage`]: what of the blocks is leased;
-//! - [`adopt`]: leases from before the store was the cluster's.
 
 mod adopt;
 mod before;

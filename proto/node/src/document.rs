@@ -1,4 +1,12 @@
 //! Questions and answers, and their JSON form.
+//!
+//! ```text
+//! {"version": 1, "question": {"podUnits": {"namespace": "ml", "name": "train-0", "uid": "8f…"}}}
+//! {"version": 1, "answer": {"uidChecked": true, "allocations": [
+//!     {"container": "worker", "resource": "rdma/hca", "units": ["0000:3b:00.0"], "hcas": ["0000:3b:00.0"],
+//!      "pool": ["0000:3b:00.0", "0000:5e:00.0"]}]}}
+//! {"version": 1, "error": {"kind": "unknownPod", "message": "the kubelet knows no pod ml/train-0 …"}}
+//! ```
 
 use std::fmt;
 

@@ -1,20 +1,11 @@
-//! A stand-in for Multus: a node's default CNI plugin that gives a pod its
-//! default network and then each network its annotation names.
+//! A stand-in for Multus 4: a node's default CNI plugin that gives a pod its default network, then
+//! each network of its annotation. [`run`] is one call.
 //!
-//! Written after Multus 4 where it meets our plugins: the device ID of the
-//! pod's resource goes into every plugin of the list as `deviceID` and
-//! `pciBusID`, and into `runtimeConfig` for those that have the capability;
-//! `CNI_ARGS` carries every `K8S_*` pair twice; DEL works from a scratch file,
-//! in reverse, to the end; CHECK reaches no secondary network, and STATUS and
-//! GC only the default one. Directories of manifests and of Pod objects stand
-//! for the API server.
-//!
-//! - [`run`]: one call;
-//! - `conf`: its own configuration;
-//! - `selection`, `definition`: which networks a pod asks for, and what they are;
-//! - `devices`: what the kubelet gave the pod;
-//! - `delegate`: one network of one pod, from scratch file to status;
-//! - `conflist`: what libcni does with a list of plugins.
+//! The device ID of the pod's resource goes into every plugin of the list as `deviceID` and
+//! `pciBusID`, and into `runtimeConfig` for those with the capability. `CNI_ARGS` carries every `K8S_*`
+//! pair twice. DEL works from a scratch file, in reverse, to the end. CHECK reaches no secondary
+//! network; STATUS and GC only the default one. Directories of manifests and of Pod objects stand for
+//! the API server.
 
 mod conf;
 mod conflist;

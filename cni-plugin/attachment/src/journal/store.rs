@@ -1,4 +1,4 @@
-//! The journal's files.
+//! The journal's files, and its locks.
 //!
 //! ```text
 //! <stateDir>/attachments/<network>@<container>@<interface>   one record each
@@ -6,19 +6,13 @@
 //! <stateDir>/lock                                            all locks, each a byte of it
 //! ```
 //!
-//! Safe to be killed anywhere. A record is written under another name, `.new-` before its own, and
-//! then linked to its own, or renamed over the one there is: it is there whole or not at all, and
-//! of two ADDs one makes the name. What is left under the other name goes with the record. Nothing is
-//! synced: a file that is empty or cut off is of a boot that ended with a power failure. A claim is read and written only with the netdev's lock
-//! held.
+//! Safe to be killed anywhere. A record is written as `.new-<record>`, then linked or renamed to its
+//! name: it is whole or absent, and one of two ADDs makes the name. Nothing is synced: an empty or
+//! cut file is from a boot that ended with a power failure.
 //!
-//! A lock is the kernel's, has the name of what it locks, and ends with the process, an attachment's
-//! with the IPAM program that it ran:
-//!
-//! - a netdev's is held while it changes hands, and shared while a child is made on it;
-//! - `@<container>@<interface>` is held by ADD, DEL and GC;
-//! - `.new-<record>` is held while the record is written;
-//! - `rdma` is held while RDMA devices move.
+//! Locks are the kernel's and end with the process. A netdev's is held while it changes hands or its
+//! claim is read, and shared while a child is made on it. An attachment's is held by ADD, DEL and GC,
+//! and by the IPAM program that they run.
 
 use std::{
     fs::{self, File},

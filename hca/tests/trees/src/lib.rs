@@ -1,22 +1,16 @@
-//! Trees of files like a host's sysfs: for the tests of every room, and for machines that are not at
-//! hand.
+//! Trees of files like a host's sysfs, for the tests of every room.
 //!
-//! A [`Tree`] lays files and links as the kernel does: class directories of links into
-//! `/sys/devices`, `device` links back to the parent, `subsystem` links on every bus device.
-//! Two things a tree of files cannot do: empty GID slots answer `ENOENT` where sysfs answers
-//! `EINVAL`, and nodes in `/dev` are plain files.
+//! A [`Tree`] lays files and links as the kernel does. Two things it cannot do: empty GID slots answer
+//! `ENOENT` where sysfs answers `EINVAL`, and nodes in `/dev` are plain files.
 //!
 //! ```
-//! use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
+//! use hca_trees::{On, PciSpec, RdmaSpec, Tree};
 //!
 //! let directory = tempfile::tempdir().unwrap();
 //! let tree = Tree::new(directory.path());
 //! tree.pci(&PciSpec { address: "0000:3b:00.0", numa_node: 0, ..PciSpec::MLX5 });
-//! tree.netdev(&NetdevSpec { name: "ens1f0np0", on: On::Pci("0000:3b:00.0"), ..NetdevSpec::default() });
 //! tree.rdma(&RdmaSpec { name: "mlx5_0", on: On::Pci("0000:3b:00.0"), ..RdmaSpec::default() });
-//!
-//! let inventory = hca::inventory(&tree.host()).unwrap();
-//! assert_eq!(inventory.rdma_devices[0].ports[0].netdev.as_deref(), Some("ens1f0np0"));
+//! assert_eq!(hca::inventory(&tree.host()).unwrap().rdma_devices.len(), 1);
 //! ```
 #![expect(
     clippy::expect_used,

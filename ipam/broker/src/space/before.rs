@@ -1,22 +1,13 @@
 //! Leases of whereabouts, which the networks of a space used before: their addresses are not leased
-//! here until those leases end.
+//! here until those leases end. The policy names the namespace of its objects (`after`); they are only
+//! read, and go into [`ipam::grants::Grant::except`].
 //!
-//! The policy names the namespace of whereabouts' objects (`after`). This module only reads them. What
-//! its pools and reservations have of the space's network name goes into the grants
-//! ([`ipam::grants::Grant::except`]).
-//!
-//! # Why no address is given twice
-//! A network changes to this store at one time for the cluster, when its object is changed; other
-//! networks of the space may change later. An ADD of whereabouts that had read the old object may still
-//! run, on any node. So a broker that claims the first block of a range waits for [`Timing::settle`],
-//! longer than whereabouts lets an ADD run, before it reads the objects and grants the block; until then
-//! ADDs get code 11. From then on leases of whereabouts in the range only end. A range that the node had
-//! a block of when the broker started has waited already. Networks whose ranges have addresses in common
-//! change together.
-//!
-//! Before a network changes back to whereabouts, `rdmactl addresses export` writes the leases of this
-//! store into whereabouts' objects. When leases come in a range that has waited, the range waits again
-//! before it gets another block.
+//! An ADD of whereabouts that read the network before it changed may still run, on any node. So a
+//! broker that claims the first block of a range waits for [`Timing::settle`], longer than whereabouts
+//! lets an ADD run, before it reads the objects and grants the block. Until then ADDs get code 11; from
+//! then on leases of whereabouts in the range only end. A range of which the node had a block at the
+//! start has waited. When new leases come, the range waits again before another block. Networks with
+//! common addresses change together.
 //!
 //! [`Timing::settle`]: super::Timing::settle
 
