@@ -123,6 +123,10 @@ image-check: ## unpack dist/image.tar and run what is in it
 examples-image: ## images of manifests/examples without GPUs, from Debian packages, as dist/rdma-tools.tar and dist/mpi.tar
 	manifests/image/examples
 
+.PHONY: picture
+picture: ## docs/programs.svg, the picture of the README, from docs/programs.dot (needs graphviz)
+	dot -Tsvg docs/programs.dot -o docs/programs.svg
+
 .PHONY: pages
 pages: ## manual pages and completions of the programs, into dist/pages/
 	$(CARGO) run --quiet --locked --package rdmactl -- pages dist/pages

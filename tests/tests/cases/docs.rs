@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_alert_has_a_run_book),
     case!(the_dashboard_has_the_brokers_metrics_and_few_lines),
     case!(no_page_is_longer_than_its_limit),
+    case!(the_picture_is_that_of_its_text),
 ];
 
 fn top() -> PathBuf {
@@ -277,6 +278,19 @@ fn no_page_is_longer_than_its_limit() -> Result<()> {
         all += words;
     }
     ensure!(all <= 20_000, "{all} words");
+    Ok(())
+}
+
+fn the_picture_is_that_of_its_text() -> Result<()> {
+    let read = |name| fs::read_to_string(top().join("docs").join(name));
+    let (text, picture) = (read("programs.dot")?, read("programs.svg")?);
+    let drawn = picture.split("</text>").filter_map(|t| t.rsplit_once('>'));
+    let drawn: BTreeSet<&str> = drawn.map(|(_, word)| word.trim()).collect();
+    let labels = text.split("label=\"").skip(1);
+    let labels = labels.filter_map(|rest| Some(rest.split_once('"')?.0));
+    let labels: BTreeSet<&str> = labels.flat_map(|l| l.split("\\n")).map(str::trim).collect();
+    let lost: Vec<_> = labels.difference(&drawn).collect();
+    ensure!(lost.is_empty(), "make picture: {lost:?} are not drawn");
     Ok(())
 }
 
