@@ -53,7 +53,7 @@ pub(crate) struct Verify {
     /// Where the clients run
     #[arg(value_name = "CLIENT")]
     client: Option<Place>,
-    /// Judge the output of ib_write_bw or of nccl-tests instead, "-" for standard input
+    /// Judge the output of ib_write_bw, NetPIPE or nccl-tests instead, "-" for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "server")]
     read: Option<PathBuf>,
     /// Only this network interface of each end, such as net1 [default: all, paired by name]
@@ -145,7 +145,7 @@ impl Verify {
         };
         judge_table(&text_of(file)?.1, expected).with_context(|| {
             format!(
-                "{} has neither a table of ib_write_bw (\"BW average\") nor one of nccl-tests \
+                "{} has no table of ib_write_bw (\"BW average\"), NetPIPE (\"Mbps in\") or nccl-tests \
                  (\"busbw\")",
                 file.display()
             )

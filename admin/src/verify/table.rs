@@ -18,11 +18,11 @@ pub(super) struct Expected {
     pub gpu_memory: bool,
 }
 
-/// Judges the output of `ib_write_bw` or of `nccl-tests`; `None` for text with neither's table and
+/// Judges the output of `ib_write_bw`, NetPIPE or `nccl-tests`; `None` for text with neither's table and
 /// without a message that ends a collective.
 pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     let text = plain(text);
-    let ((id, title), finding) = if text.contains("BW average") {
+    let ((id, title), finding) = if text.contains("BW average") || text.contains(" Mbps in ") {
         let (rung, memory) = match expected.gpu_memory {
             true => (ladder::GPU, Memory::Gpu),
             false => (ladder::WRITE_BW, Memory::Host),

@@ -288,7 +288,7 @@ start_containerd() {
 	PATH=$programs:$PATH "$programs/containerd" --log-level warn >>"$LAB_OUT/containerd.log" 2>&1 &
 	containerd=$!
 	wait_for 180 "$programs/ctr" version
-	"$programs/ctr" --namespace k8s.io image import /lab/image.tar >/dev/null
+	"$programs/ctr" --namespace k8s.io image import /lab/pods.tar >/dev/null
 }
 
 # stop_containerd: ends it, and forgets all that it knew; no pod may be there.

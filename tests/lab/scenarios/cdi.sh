@@ -1,5 +1,5 @@
 # Device nodes by CDI alone: containerd 1.6 passes it over, containerd 2 gives them
-# lab: nics=2 memory=1792 timeout=900 image=yes cdi-containerd=yes
+# lab: nics=2 memory=1792 timeout=900 images=pods cdi-containerd=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

@@ -1,5 +1,5 @@
 # A runtime of its own: containerd's client runs containers on our plugin, alone and in a chain
-# lab: memory=1536 nics=2 timeout=300 image=yes binaries=rdma-netdev,rdma-ipam,rdmactl
+# lab: memory=1536 nics=2 timeout=300 images=pods binaries=rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 make_hca eth1 mlx5_1

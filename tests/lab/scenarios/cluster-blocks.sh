@@ -1,5 +1,5 @@
 # A whole real cluster of two nodes: unique addresses by its API, all nodes' state, upgrade, uninstall
-# lab: guests=2 nics=2 memory=3072 cpus=2 timeout=4200 image=yes node-image=yes kubernetes=yes
+# lab: guests=2 nics=2 memory=3072 cpus=2 timeout=4200 images=pods,node kubernetes=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -14,7 +14,7 @@ ip link set ens2f0 mtu 4200
 make_hca ens2f0 mlx5_0
 mount --make-rshared /
 start_containerd
-ctr --namespace k8s.io image import /lab/node-image.tar
+ctr --namespace k8s.io image import /lab/node.tar
 meet booted
 join_cluster "172.20.0.$LAB_GUEST"
 meet_late joined

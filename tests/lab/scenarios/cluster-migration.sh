@@ -1,5 +1,5 @@
 # A whole real cluster of two nodes moves from the RDMA shared device plugin, macvlan and whereabouts
-# lab: guests=2 nics=1 memory=3072 cpus=2 timeout=5400 image=yes node-image=yes kubernetes=yes
+# lab: guests=2 nics=1 memory=3072 cpus=2 timeout=5400 images=pods,node kubernetes=yes
 # lab: peers=k8s-rdma-shared-dp,whereabouts,whereabouts.yaml ports=1
 # lab: device=e1000e,id=hca,netdev=wire,bus=port1,romfile= netdev=hubport,id=wire,hubid=0
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
@@ -23,7 +23,7 @@ node_address "172.20.0.$LAB_GUEST"
 make_hca ens2f0 mlx5_0
 mount --make-rshared /
 start_containerd
-ctr --namespace k8s.io image import /lab/node-image.tar
+ctr --namespace k8s.io image import /lab/node.tar
 meet booted
 join_cluster "172.20.0.$LAB_GUEST"
 meet_late joined

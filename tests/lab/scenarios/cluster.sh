@@ -1,5 +1,5 @@
 # A whole real cluster of one node: installed and used by the README's own commands
-# lab: nics=4 memory=3072 cpus=2 timeout=2400 image=yes node-image=yes kubernetes=yes
+# lab: nics=4 memory=3072 cpus=2 timeout=2400 images=pods,node kubernetes=yes
 # lab: cdi-containerd=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
@@ -25,7 +25,7 @@ done
 # As systemd leaves it, and Kubernetes expects it.
 mount --make-rshared /
 start_containerd /lab/containerd
-ctr --namespace k8s.io image import /lab/node-image.tar
+ctr --namespace k8s.io image import /lab/node.tar
 join_cluster $address
 tell "$(kubectl get nodes -o wide --no-headers)"
 

@@ -1,5 +1,5 @@
 # The DaemonSet as it is shipped: its image, init container, mounts, and the one capability it has
-# lab: memory=1536 timeout=600 image=yes node-image=yes
+# lab: memory=1536 timeout=600 images=pods,node
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2154
 
@@ -16,7 +16,7 @@ start_containerd
 offer_networks $perftest
 start_kubelet
 
-check "the image comes in under a full name" ctr --namespace k8s.io image import /lab/node-image.tar
+check "the image comes in under a full name" ctr --namespace k8s.io image import /lab/node.tar
 image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-device-plugin:')
 contains "its name has the version" ':[0-9]+\.[0-9]+\.[0-9]+$' "$image"
 

@@ -1,5 +1,5 @@
 # The kubelet gets changes at once: cable out, NIC unplugged and plugged in, kubelet restarted
-# lab: memory=1536 timeout=300 image=yes binaries=rdma-device-plugin standins=kubelet-standin
+# lab: memory=1536 timeout=300 images=pods binaries=rdma-device-plugin standins=kubelet-standin
 # shellcheck shell=bash disable=SC2016
 
 resource=rdma/hca_shared_devices_a

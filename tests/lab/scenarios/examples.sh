@@ -1,5 +1,5 @@
 # The networks and workers of manifests/examples, from their own files: children, moves, rails
-# lab: memory=1536 nics=3 timeout=600 image=yes
+# lab: memory=1536 nics=3 timeout=600 images=pods
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

@@ -1,5 +1,5 @@
 # Late binding on InfiniBand: pods get the HCAs beside their GPUs, with their IPoIB netdevs, and the host gets all back
-# lab: topology=1x2x2 fabric=infiniband kernel=ib_core.netns_mode=0 memory=1792 timeout=900 image=yes cdi-containerd=yes
+# lab: topology=1x2x2 fabric=infiniband kernel=ib_core.netns_mode=0 memory=1792 timeout=900 images=pods cdi-containerd=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam standins=kubelet-standin,multus-standin,gpu-plugin-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

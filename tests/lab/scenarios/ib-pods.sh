@@ -1,5 +1,5 @@
 # Pods on InfiniBand by the whole way: pools by partition and GUID, children and data between two HCAs
-# lab: nics=2 fabric=infiniband memory=1536 timeout=600 image=yes
+# lab: nics=2 fabric=infiniband memory=1536 timeout=600 images=pods
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

@@ -1,5 +1,5 @@
 # Late binding on a container runtime: pods get the NICs beside their GPUs by CDI, whatever dies on the way
-# lab: topology=1x2x2 memory=1792 timeout=1500 image=yes cdi-containerd=yes
+# lab: topology=1x2x2 memory=1792 timeout=1500 images=pods cdi-containerd=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin,gpu-plugin-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

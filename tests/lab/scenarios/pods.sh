@@ -1,5 +1,5 @@
 # The whole way: two pods ask for an HCA, get it, an interface and an address, and talk RDMA
-# lab: nics=2 memory=1536 timeout=600 image=yes
+# lab: nics=2 memory=1536 timeout=600 images=pods
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

@@ -1,5 +1,5 @@
 # Virtual functions by the whole way: a pod asks for one, gets it with its HCA, and talks RDMA
-# lab: qemu=8.0 nics=0 ports=1 memory=1536 timeout=600 image=yes
+# lab: qemu=8.0 nics=0 ports=1 memory=1536 timeout=600 images=pods
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # lab: device=igb,id=pf,netdev=wire,bus=port0,romfile= netdev=hubport,id=wire,hubid=0
 # shellcheck shell=bash disable=SC2016

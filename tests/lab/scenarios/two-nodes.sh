@@ -1,5 +1,5 @@
 # Two nodes, a pod on each, addresses from one store on NFS, RDMA from node to node
-# lab: guests=2 memory=1536 timeout=900 image=yes
+# lab: guests=2 memory=1536 timeout=900 images=pods
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

@@ -16,7 +16,7 @@ from .binaries import Binaries, CannotStart
 from .control_plane import OF_NODES, ControlPlane
 from .guest import Guest, GuestDied
 from .report import Report, Result
-from .scenario import Scenario
+from .scenario import IMAGES, Scenario
 
 LAB = pathlib.Path(__file__).resolve().parent.parent
 ROOT = LAB.parent.parent
@@ -100,7 +100,7 @@ class Play:
         for binary in found:
             shutil.copy(binary, share / "bin")
         if KUBELET and "kubelet-standin" in self.scenario.standins:
-            if self.scenario.node_image:
+            if "node" in self.scenario.images:
                 raise Skipped("a real kubelet's static pods cannot have the DaemonSet's ConfigMap")
             # A scenario calls it by the stand-in's name, whichever it is.
             bin_ = share / "bin"
@@ -120,20 +120,21 @@ class Play:
                 shutil.copy(pathlib.Path(KUBERNETES) / peer, share / "peers")
         if self.scenario.cdi_containerd:
             shutil.copytree(self.cache["containerd"], share / "containerd")
-        if self.scenario.image:
-            shutil.copy(self.cache["image"] / "image.tar", share / "image.tar")
-        if self.scenario.node_image:
-            shutil.copy(self.node_image(), share / "node-image.tar")
+        for image in self.scenario.images:
+            shutil.copy(self.image(image), share / f"{image}.tar")
 
-    def node_image(self) -> pathlib.Path:
-        """The image of the binaries under test. It is no part of a build, so it may not be there;
-        continuous integration has made it before."""
+    def image(self, name: str) -> pathlib.Path:
+        """A container image. Only the lab's own is always there; continuous integration has made the
+        others before."""
+        if name == "pods":
+            return self.cache["image"] / "image.tar"
         lacking = CannotStart if os.environ.get("CI") else Skipped
-        image = self.binaries.place / "image.tar"
+        file, target = {"node": ("image.tar", "image"), "mpi": ("mpi.tar", "examples-image")}[name]
+        image = self.binaries.place / file
         if not image.is_file():
-            raise lacking(f"no image.tar in {self.binaries.place}: run `make image`")
+            raise lacking(f"no {file} in {self.binaries.place}: run `make {target}`")
         newest = max(self.binaries.product(name).stat().st_mtime for name in self.scenario.binaries)
-        if image.stat().st_mtime < newest:
+        if name == "node" and image.stat().st_mtime < newest:
             raise lacking(f"{image} is older than the programs beside it: run `make image`")
         return image
 
@@ -260,7 +261,7 @@ class Play:
         self.shown()
         remark = f"{self.scenario.name}: {time.monotonic() - started:.1f} s"
         if self.directory.is_dir():
-            for leftover in ("bin", "kubernetes", "peers", "containerd", "image.tar", "node-image.tar"):
+            for leftover in ("bin", "kubernetes", "peers", "containerd", *(f"{image}.tar" for image in IMAGES)):
                 path = self.directory / "share" / leftover
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             remark += f", logs in {self.directory}"

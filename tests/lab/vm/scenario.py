@@ -11,6 +11,10 @@ import re
 DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "scenarios"
 
 
+# Of pods, of the lab itself; of our programs (`make image`); of MPI (`make examples-image`).
+IMAGES = ("pods", "node", "mpi")
+
+
 class BadScenario(Exception):
     """A scenario that does not exist, or a header that cannot be understood."""
 
@@ -38,10 +42,8 @@ class Scenario:
     topology: tuple[int, int, int] | None = None
     # Seconds for the scenario, after the boot.
     timeout: int = 300
-    # The pods' container image is put into the share.
-    image: bool = False
-    # The image of our own programs, as `make image` leaves it, is put there, too.
-    node_image: bool = False
+    # Container images that are put into the share, of `IMAGES`.
+    images: tuple[str, ...] = ()
     # A real cluster: its control plane beside the guests, the programs of its nodes put there.
     kubernetes: bool = False
     # Programs and files of the components that are replaced, from the folder of the cluster's programs.
@@ -67,7 +69,9 @@ def _value(key: str, text: str):
         case "topology":
             nodes, switches, nics = text.split("x")
             return (int(nodes), int(switches), int(nics))
-        case "image" | "node-image" | "kubernetes" | "cdi-containerd":
+        case "images":
+            return tuple({image: image for image in IMAGES}[word] for word in text.split(","))
+        case "kubernetes" | "cdi-containerd":
             return {"yes": True, "no": False}[text]
         case "fabric":
             return {"ethernet": text, "infiniband": text}[text]
