@@ -17,8 +17,9 @@ use rdma_device_plugin::node_files::{self, Files};
 use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
+use crate::alignment::{Misaligned, misaligned};
 use crate::global::{Global, KubeletRoot, within_limit};
-use crate::topology::{self, Holders, Misaligned, misaligned};
+use crate::holders::Holders;
 
 /// How long the daemon may take.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
@@ -164,7 +165,7 @@ impl NodeState {
     pub(crate) fn holders(&self) -> Holders {
         Holders::collect(
             &self.gpus,
-            self.kubelet.iter().flat_map(topology::Held::all),
+            self.kubelet.iter().flat_map(|devices| devices.held.clone()),
         )
     }
 

@@ -1,17 +1,10 @@
 //! `rdmactl topology`: GPUs and NICs of this node, and which NICs to take for which GPUs.
 //!
-//! - `alignment`: pods whose NICs are farther from their GPUs than they need be
-//! - `holders`: which pod has which device, from the kubelet's device IDs
 //! - `view`: the machine, its holders and the notes on it; also the JSON document
 //! - `matrix`: the view as text
 
-mod alignment;
-mod holders;
 mod matrix;
 mod view;
-
-pub(crate) use alignment::{Misaligned, misaligned};
-pub(crate) use holders::{Held, Holders};
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,10 +13,12 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use hca::topology::{Machine, Nic, Request, Wanted, choose};
 use hca::{Host, PciAddress};
+use kubelet_api::client::Held;
 use node_wire::status::BindingStatus;
 use rdma_device_plugin::{Gpus, nccl, scan::SCAN};
 
 use crate::global::{Global, within_limit};
+use crate::holders::Holders;
 use crate::node_state::Sources;
 use crate::output::{Ended, Outcome};
 use matrix::text;
@@ -128,7 +123,7 @@ impl Topology {
         }
         let mut held = self.bound(&mut view.remarks);
         match self.sources.kubelet() {
-            Ok(devices) => held.extend(Held::all(&devices)),
+            Ok(devices) => held.extend(devices.held),
             // A node need not have a kubelet to have a topology.
             Err(kubelet_api::client::Error::NoSocket(_)) => {}
             Err(error) => {
@@ -150,9 +145,11 @@ impl Topology {
         match self.sources.daemon() {
             Ok(daemon) => {
                 let held = |one: BindingStatus| Held {
-                    pod: format!("{}/{}", one.pod.namespace, one.pod.name),
+                    namespace: one.pod.namespace,
+                    pod: one.pod.name,
+                    container: one.container,
                     resource: one.resource,
-                    id: one.hca,
+                    ids: vec![one.hca],
                 };
                 daemon.bindings.into_iter().map(held).collect()
             }

@@ -1,5 +1,6 @@
 //! RDMA devices: one directory of `/sys/class/infiniband` each, and what belongs to it.
 
+use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,6 @@ use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
 use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
-use crate::reserved::Reserved;
 use crate::unit;
 
 /// One RDMA device with everything that hangs on it.
@@ -94,6 +94,28 @@ impl RdmaDevice {
     #[must_use]
     pub fn numa_node(&self) -> Option<u32> {
         self.pci.as_ref().and_then(|pci| pci.numa_node)
+    }
+}
+
+/// What an RDMA device that no pod can have serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reserved {
+    /// It manages an `NVSwitch`.
+    NvSwitch,
+    /// It carries the traffic of this netdev of Hyper-V.
+    Netvsc(String),
+}
+
+impl fmt::Display for Reserved {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NvSwitch => formatter.write_str("it is a management function of an NVSwitch"),
+            Self::Netvsc(netdev) => write!(
+                formatter,
+                "it carries the traffic of {netdev}, a netdev of Hyper-V (hv_netvsc)"
+            ),
+        }
     }
 }
 

@@ -182,7 +182,7 @@ fn link(link: PcieLink) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::holders::example::holders;
+    use crate::holders::example::holders;
     use hca::topology::{Machine, Request, Wanted, choose};
     use hca_trees::{Tree, machine};
 

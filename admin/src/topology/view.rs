@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, Place};
 use serde_json::{Value, json};
 
-use super::alignment::{Misaligned, misaligned};
-use super::holders::Holders;
+use crate::alignment::{Misaligned, misaligned};
+use crate::holders::Holders;
 
 /// All that the faces show.
 #[derive(Debug, Default)]

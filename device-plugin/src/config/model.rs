@@ -16,12 +16,6 @@ use super::value;
 /// Interval of rescans when the file does not say one.
 pub(crate) const DEFAULT_RESCAN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
-pub(crate) const MIN_RESCAN_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Longest time that can be configured; what is longer is a slip of the pen.
-pub(crate) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
-
 /// Most units of one resource. The kubelet's gRPC client takes messages up to 4 MiB, which holds
 /// this many of the longest identities of a pool of this size.
 pub const MAX_UNITS: u32 = 50_000;
@@ -237,26 +231,12 @@ impl FromStr for Gate {
     /// `file:/run/mellanox/drivers/.driver-ready`, `module:mlx5_ib`.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            Some(("file", path)) => absolute_path(path).map(Gate::File),
-            Some(("module", name)) => module_name(name).map(Gate::Module),
+            Some(("file", path)) => value::absolute_path(path).map(Gate::File),
+            Some(("module", name)) => value::module_name(name).map(Gate::Module),
             _ => Err(format!(
                 "{text:?}: write file:/ABSOLUTE/PATH or module:NAME"
             )),
         }
-    }
-}
-
-pub(super) fn absolute_path(path: &str) -> Result<PathBuf, String> {
-    let absolute = Some(PathBuf::from(path)).filter(|path| path.is_absolute());
-    absolute.ok_or_else(|| format!("{path:?} is not an absolute path"))
-}
-
-/// A kernel module, by its name or its file's: the kernel writes `_` for `-`.
-pub(super) fn module_name(name: &str) -> Result<String, String> {
-    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    match !name.is_empty() && name.chars().all(legal) {
-        true => Ok(name.replace('-', "_")),
-        false => Err(format!("{name:?} is not the name of a kernel module")),
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::topology::{Choice, Class, Machine, Request, choose};
 
-use super::holders::Holders;
+use crate::holders::Holders;
 
 /// A pod with a NIC that is farther from a GPU than it need be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ fn judge(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::holders::example::holders;
+    use crate::holders::example::holders;
     use hca::topology::Wanted;
     use hca_trees::{Tree, machine};
 
