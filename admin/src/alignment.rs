@@ -96,7 +96,13 @@ mod tests {
         let tree = Tree::new(directory.path());
         machine::a4(&tree);
         let inventory = hca::inventory(&tree.host()).unwrap();
-        Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
+        Machine::read(
+            &tree.host(),
+            &inventory,
+            &Wanted::default(),
+            hca::topology::gpu::read(&tree.host()).unwrap(),
+        )
+        .unwrap()
     }
 
     fn judged(held: &[(&str, &str)]) -> Vec<Misaligned> {

@@ -338,12 +338,12 @@ mod tests {
         let text = json!({"stateDir": state.path()}).to_string();
         std::fs::write(&policy, text).unwrap();
         let host = tree.host();
-        let scanned = HostSnapshot::make(&host, &[]).unwrap();
+        let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
         memory.list(&scanned);
         std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
         take(&tree);
-        let scanned = HostSnapshot::make(&host, &[]).unwrap();
+        let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         let (candidates, _) = memory::list(&scanned, &policy, &host);
         ports(&candidates, &scanned, None)
     }

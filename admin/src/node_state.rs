@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use attachment::listing::Attachment;
 use clap::Args;
-use hca::topology::{Machine, Wanted};
+use hca::topology::{Machine, Wanted, gpu};
 use hca::{Host, UnitId};
 use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
@@ -147,9 +147,9 @@ impl NodeState {
     fn judge(&mut self, host: Host) {
         let read = within_limit(SCAN, move || {
             let inventory = hca::inventory(&host)?;
-            let machine = Machine::read(&host, &inventory, &Wanted::default())?;
-            let gpus = Gpus::on(&host, machine.gpus.clone());
-            hca::Result::Ok((machine, gpus))
+            let gpus = gpu::read(&host)?;
+            let machine = Machine::read(&host, &inventory, &Wanted::default(), gpus.clone())?;
+            hca::Result::Ok((machine, Gpus::on(&host, gpus)))
         });
         match read {
             Ok(Ok((machine, gpus))) => (self.machine, self.gpus) = (machine, gpus),

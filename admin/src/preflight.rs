@@ -10,6 +10,7 @@
 //! - `counters`: error counters of L, G and P, which must not grow while they are watched
 
 mod check;
+mod container_runtime;
 mod context;
 mod counters;
 mod gid;

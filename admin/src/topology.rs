@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
-use hca::topology::{Machine, Nic, Request, Wanted, choose};
+use hca::topology::{Machine, Nic, Request, Wanted, choose, gpu};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
 use node_wire::status::BindingStatus;
@@ -95,7 +95,9 @@ impl Topology {
         let read_host = host.clone();
         let read = move || {
             let inventory = hca::inventory(&read_host).context("scan this host")?;
-            Machine::read(&read_host, &inventory, &wanted).context("read this host's PCI tree")
+            let gpus = gpu::read(&read_host);
+            gpus.and_then(|gpus| Machine::read(&read_host, &inventory, &wanted, gpus))
+                .context("read this host's PCI tree")
         };
         let mut machine = within_limit(SCAN, read)??;
         for Numbered(address, rail) in &self.rail {

@@ -142,7 +142,8 @@ mod tests {
 
     /// A machine with eight HCAs whose nodes are in order, and its scan.
     fn scan(tree: &Tree) -> HostSnapshot {
-        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         seen.nodes.values_mut().for_each(|node| *node = Node::Ready);
         seen
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
 use hca::network::{self, Uplinks};
-use hca::topology::{Machine, Wanted};
+use hca::topology::{Gpu, Machine, Wanted};
 use hca::{Host, PciAddress, PciFunction, pci};
 use netlink::{Socket, uplink};
 
@@ -36,29 +36,18 @@ pub struct HostSnapshot {
 }
 
 impl HostSnapshot {
-    /// Reads the host and all its GPUs. `node_addresses` are those the cluster knows the node by.
-    ///
-    /// # Errors
-    /// [`hca::Error`] if sysfs as such cannot be read.
-    pub fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, &[], Machine::read)
-    }
-
-    /// Reads the host, and at what pools wait for, without its GPUs, of which no pool has need: they are read by the commands
-    /// that show them, and a driver of theirs that hangs is none of the daemon's business.
+    /// Reads the host, and whether what pools wait for is there. `node_addresses` are those that the
+    /// cluster knows the node by. `gpus` is what is read of GPUs. No pool needs them, and a driver of
+    /// theirs may hang: only the commands that show them read them.
     ///
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read; the previous scan is then better than
     /// half a new one.
-    pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, gates, Machine::read_without_gpus)
-    }
-
-    fn read(
+    pub fn scan(
         host: &Host,
         node_addresses: &[IpAddr],
         gates: &[Gate],
-        machine: impl FnOnce(&Host, &Inventory, &Wanted) -> hca::Result<Machine>,
+        gpus: impl FnOnce(&Host) -> hca::Result<Vec<Gpu>>,
     ) -> hca::Result<Self> {
         let inventory = hca::inventory(host)?;
         let mut faults = inventory.unreadable_netdevs.clone();
@@ -84,7 +73,9 @@ impl HostSnapshot {
                 Err(error) => of_one_object(error)?,
             }
         }
-        let machine = match machine(host, &inventory, &Wanted::default()) {
+        let machine =
+            gpus(host).and_then(|gpus| Machine::read(host, &inventory, &Wanted::default(), gpus));
+        let machine = match machine {
             Ok(machine) => machine,
             Err(error) => {
                 of_one_object(error)?;

@@ -16,7 +16,7 @@
 //!   readiness and `/status`; `telemetry`: log, metrics, HTTP;
 //! - `remarks`: what the log has once for as long as it is true;
 //! - `node_socket`: what programs of the node ask the daemon;
-//! - [`container_runtime`], [`port_counters`], [`nccl`], [`files`]: what else it reads of a node;
+//! - [`port_counters`], [`nccl`], [`files`]: what else it reads of a node;
 //! - [`cli`]: the command line; people have `rdmactl`;
 //! - [`node_files`]: journal and leases, for `rdmactl` and `uninstall`;
 //! - `install`: what the DaemonSet's init container does; `uninstall`: the way back.
@@ -30,7 +30,6 @@ mod binding;
 pub mod candidate;
 pub mod cli;
 pub mod config;
-pub mod container_runtime;
 mod deliver;
 mod device_nodes;
 mod events;

@@ -162,7 +162,8 @@ mod tests {
             let (rdma, netdev) = (format!("mlx5_{number}"), format!("rdma{number}"));
             tree.nic(&pci, &rdma, &netdev, &[PortSpec::ROCE]);
         }
-        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         for netdev in &mut seen.inventory.netdevs {
             netdev.up = false;
         }

@@ -16,7 +16,13 @@ fn scan(lay: impl Fn(&Tree)) -> Machine {
     let tree = Tree::new(directory.path());
     lay(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
+    Machine::read(
+        &tree.host(),
+        &inventory,
+        &Wanted::default(),
+        hca::topology::gpu::read(&tree.host()).unwrap(),
+    )
+    .unwrap()
 }
 
 fn rows<'a>(

@@ -191,7 +191,13 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let inventory = hca::inventory(&tree.host()).unwrap();
-        let machine = Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap();
+        let machine = Machine::read(
+            &tree.host(),
+            &inventory,
+            &Wanted::default(),
+            hca::topology::gpu::read(&tree.host()).unwrap(),
+        )
+        .unwrap();
         View {
             machine,
             ..View::default()

@@ -35,7 +35,8 @@ impl Node {
     }
 
     fn scan(&self) -> HostSnapshot {
-        let mut seen = HostSnapshot::make(&self.tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         // Nodes of a tree are plain files.
         seen.nodes
             .values_mut()

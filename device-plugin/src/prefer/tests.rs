@@ -15,7 +15,7 @@ fn scan(lay: impl FnOnce(&Tree)) -> HostSnapshot {
     let tree = Tree::new(dir.path());
     tree.rdma_core(true);
     lay(&tree);
-    let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+    let mut seen = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
     seen.nodes
         .values_mut()
         .for_each(|node| *node = hca::chardev::Node::Ready);

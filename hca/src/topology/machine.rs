@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::distance::{self, Class, Distance, Place};
-use super::gpu::{self, Gpu};
+use super::gpu::Gpu;
 use super::nic::{self, Nic, Nics, Wanted};
 use super::numa::Numa;
 use crate::host::{Host, Result};
@@ -27,23 +27,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads a node whose inventory was scanned.
+    /// Reads a node whose inventory was scanned. `gpus` are those that [`super::gpu::read`] found; it asks
+    /// their drivers.
     ///
     /// # Errors
     /// [`crate::host::Error::Read`] if sysfs cannot be read.
-    pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
-        Self::with_gpus(host, inventory, wanted, gpu::read(host)?)
-    }
-
-    /// The same without GPUs: reading them asks their drivers.
-    ///
-    /// # Errors
-    /// As [`Machine::read`].
-    pub fn read_without_gpus(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
-        Self::with_gpus(host, inventory, wanted, Vec::new())
-    }
-
-    fn with_gpus(
+    pub fn read(
         host: &Host,
         inventory: &Inventory,
         wanted: &Wanted,
@@ -164,7 +153,13 @@ mod tests {
         machine::nd_h100(&tree);
         let host = crate::Host::at(directory.path());
         let inventory = crate::inventory(&host).unwrap();
-        let mut nd = Machine::read(&host, &inventory, &Wanted::default()).unwrap();
+        let mut nd = Machine::read(
+            &host,
+            &inventory,
+            &Wanted::default(),
+            crate::topology::gpu::read(&host).unwrap(),
+        )
+        .unwrap();
         let absent: PciAddress = "0000:01:00.0".parse().unwrap();
         let place = Place {
             address: absent,
