@@ -64,7 +64,6 @@ fn judge(
         count: nics.len(),
         gpus: gpus.clone(),
         include,
-        share_cards: true,
         ..Request::default()
     };
     let far = |choice: &Choice| choice.pairs.iter().filter(|pair| !pair.aligned).count();
@@ -88,7 +87,6 @@ fn judge(
 mod tests {
     use super::*;
     use crate::holders::example::holders;
-    use hca::topology::Wanted;
     use hca_trees::{Tree, machine};
 
     fn a4() -> Machine {
@@ -99,7 +97,6 @@ mod tests {
         Machine::read(
             &tree.host(),
             &inventory,
-            &Wanted::default(),
             hca::topology::gpu::read(&tree.host()).unwrap(),
         )
         .unwrap()

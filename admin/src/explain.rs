@@ -173,7 +173,7 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let scanned = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-        gather::list(&scanned.inventory, &scanned.functions).0
+        gather::list(&scanned.inventory).0
     }
 
     #[test]

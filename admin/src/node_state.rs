@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use attachment::listing::Attachment;
 use clap::Args;
-use hca::topology::{Machine, Wanted, gpu};
+use hca::topology::{Machine, gpu};
 use hca::{Host, UnitId};
 use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
@@ -148,7 +148,7 @@ impl NodeState {
         let read = within_limit(SCAN, move || {
             let inventory = hca::inventory(&host)?;
             let gpus = gpu::read(&host)?;
-            let machine = Machine::read(&host, &inventory, &Wanted::default(), gpus.clone())?;
+            let machine = Machine::read(&host, &inventory, gpus.clone())?;
             hca::Result::Ok((machine, Gpus::on(&host, gpus)))
         });
         match read {

@@ -8,10 +8,9 @@ mod view;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context, bail};
-use hca::topology::{Machine, Nic, Request, Wanted, choose, gpu};
+use hca::topology::{Machine, Nic, Request, choose, gpu};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
 use node_wire::status::BindingStatus;
@@ -35,9 +34,6 @@ pub(crate) struct Topology {
     /// Also the matrix of all distances, as of "nvidia-smi topo -m"
     #[arg(long)]
     matrix: bool,
-    /// Also NICs without RDMA, and virtual functions beside their physical function
-    #[arg(long)]
-    all: bool,
     /// Choose NICs for these GPUs
     #[arg(long, value_name = "GPU,..", value_delimiter = ',')]
     gpus: Vec<String>,
@@ -53,26 +49,8 @@ pub(crate) struct Topology {
     /// Take PCI locations from an NCCL topology file
     #[arg(long, value_name = "FILE")]
     nccl_topology: Option<PathBuf>,
-    /// Number a NIC's rail
-    #[arg(long, value_name = "PCI=RAIL,..", value_delimiter = ',')]
-    rail: Vec<Numbered>,
     #[command(flatten)]
     sources: Sources,
-}
-
-/// One part of `--rail`.
-#[derive(Debug, Clone, Copy)]
-struct Numbered(PciAddress, u32);
-
-impl FromStr for Numbered {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parts = text.split_once('=');
-        let parsed =
-            parts.and_then(|(nic, rail)| Some(Self(nic.parse().ok()?, rail.parse().ok()?)));
-        parsed.ok_or("expected a physical function and a number such as 0000:3b:00.0=0")
-    }
 }
 
 impl Topology {
@@ -87,27 +65,15 @@ impl Topology {
         if self.strict && self.nics.is_none() && self.gpus.is_empty() {
             bail!("--strict belongs to --gpus or --nics: there is nothing to choose");
         }
-        let rails = self.rail.iter().map(|Numbered(nic, rail)| (*nic, *rail));
-        let wanted = Wanted {
-            without_rdma: self.all,
-            rails: rails.collect(),
-        };
         let read_host = host.clone();
         let read = move || {
             let inventory = hca::inventory(&read_host).context("scan this host")?;
             let gpus = gpu::read(&read_host);
-            gpus.and_then(|gpus| Machine::read(&read_host, &inventory, &wanted, gpus))
+            gpus.and_then(|gpus| Machine::read(&read_host, &inventory, gpus))
                 .context("read this host's PCI tree")
         };
         let mut machine = within_limit(SCAN, read)??;
-        for Numbered(address, rail) in &self.rail {
-            if !machine.nics.iter().any(|nic| nic.physical == *address) {
-                bail!("--rail {address}={rail}: {address} is not a NIC of this node");
-            }
-        }
-        if !self.all {
-            leave_out_slices(&mut machine);
-        }
+        leave_out_slices(&mut machine);
         let mut view = View {
             machine,
             ..View::default()
@@ -260,11 +226,6 @@ mod tests {
             error,
             "there is no NIC mlx5_7: this node has mlx5_0, mlx5_1"
         );
-        let error = run(machine::egx, &["--rail", "0000:01:00.0=1"]).unwrap_err();
-        assert_eq!(
-            error,
-            "--rail 0000:01:00.0=1: 0000:01:00.0 is not a NIC of this node"
-        );
         assert!(
             run(machine::egx, &["--strict"])
                 .unwrap_err()
@@ -332,6 +293,5 @@ mod tests {
             });
         };
         assert!(!run(lay, &[]).unwrap().contains("mlx5_8"));
-        assert!(run(lay, &["--all"]).unwrap().contains("mlx5_8"));
     }
 }

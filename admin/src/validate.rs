@@ -3,6 +3,7 @@
 //! that contain one of them.
 
 mod nic_cluster_policy;
+mod pools;
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
-use rdma_device_plugin::cli::{Defaults, validate};
+use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
@@ -97,6 +98,9 @@ impl Validate {
         let (mut parts, mut refused) = (0, 0);
         for file in &self.files {
             let (place, text) = text_of(file)?;
+            if text.trim().is_empty() {
+                bail!("{place} is empty");
+            }
             for (place, part) in parts_of(&place, &text)? {
                 let checked = self.check(&place, part, global, host.as_ref())?;
                 parts += 1;
@@ -128,17 +132,7 @@ impl Validate {
         host: Option<&(HostSnapshot, Vec<Candidate>)>,
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
-            Part::Pools(text) => {
-                let checked = validate::check(place, &text, &self.defaults, host);
-                let warnings = checked.warnings.iter().filter(|_| checked.text.is_empty());
-                let warnings: String = warnings.map(|w| format!("warning: {w}\n")).collect();
-                let checked = Checked {
-                    document: checked.document(),
-                    text: checked.text + &warnings,
-                    errors: checked.errors,
-                };
-                ("pools", checked)
-            }
+            Part::Pools(text) => ("pools", pools::check(place, &text, &self.defaults, host)),
             Part::Policy(text) => ("policy", policy(place, &text)),
             Part::Network(object) => {
                 let policy = global.policy()?;

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use hca::Host;
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
 use hca::network::{self, Uplinks};
-use hca::topology::{Gpu, Machine, Wanted};
-use hca::{Host, PciAddress, PciFunction, pci};
+use hca::topology::{Gpu, Machine};
 use netlink::{Socket, uplink};
 
 use crate::config::Gate;
@@ -19,8 +19,6 @@ use crate::config::Gate;
 pub struct HostSnapshot {
     /// RDMA devices, netdevs, the namespace mode.
     pub inventory: Inventory,
-    /// PCI functions of RDMA devices that are in another network namespace or cannot be read.
-    pub functions: BTreeMap<PciAddress, PciFunction>,
     /// State of each character device's node, by its name below the device directory.
     pub nodes: BTreeMap<String, Node>,
     /// Where NICs sit, and GPUs if they were asked for.
@@ -51,43 +49,22 @@ impl HostSnapshot {
     ) -> hca::Result<Self> {
         let inventory = hca::inventory(host)?;
         let mut faults = inventory.unreadable_netdevs.clone();
-        let mut of_one_object = |error: hca::Error| {
-            if error.is_missing() {
-                // Unplugged between the two reads.
-                return Ok(());
-            }
-            if error.is_of_one_object() {
-                faults.push(error.to_string());
-                return Ok(());
-            }
-            Err(error)
-        };
-        let mut functions = BTreeMap::new();
-        let elsewhere = inventory.elsewhere.iter().map(|away| away.pci);
-        let unreadable = inventory.unreadable.iter().map(|device| device.pci);
-        for address in elsewhere.chain(unreadable).flatten() {
-            match pci::read(host, address) {
-                Ok(function) => {
-                    functions.insert(address, function);
-                }
-                Err(error) => of_one_object(error)?,
-            }
-        }
-        let machine =
-            gpus(host).and_then(|gpus| Machine::read(host, &inventory, &Wanted::default(), gpus));
+        let machine = gpus(host).and_then(|gpus| Machine::read(host, &inventory, gpus));
         let machine = match machine {
             Ok(machine) => machine,
-            Err(error) => {
-                of_one_object(error)?;
+            // Unplugged between the two reads.
+            Err(error) if error.is_missing() => Machine::default(),
+            Err(error) if error.is_of_one_object() => {
+                faults.push(error.to_string());
                 Machine::default()
             }
+            Err(error) => return Err(error),
         };
         let nodes = char_devices(&inventory)
             .map(|device| (device.dev_name(), device.node()))
             .collect();
         Ok(Self {
             inventory,
-            functions,
             nodes,
             machine,
             vhost_net: is_there(host, "vhost-net", "vhost-net") && is_there(host, "net/tun", "tun"),
@@ -172,6 +149,6 @@ fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
         .rdma_devices
         .iter()
         .flat_map(|device| device.char_devices.iter());
-    let away = inventory.elsewhere.iter().map(|away| &away.uverbs);
+    let away = inventory.hidden.iter().flat_map(|away| &away.uverbs);
     here.chain(away).chain(&inventory.rdma_cm)
 }

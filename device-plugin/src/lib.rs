@@ -61,6 +61,7 @@ mod state_files;
 mod telemetry;
 mod uninstall;
 mod watch;
+pub mod words;
 
 pub use binding::gpus::Gpus;
 // Reads the kubelet's checkpoint; for a fuzz target.

@@ -168,7 +168,7 @@ mod tests {
             netdev.up = false;
         }
         let config = parse(&format!("version: 1\npools:\n{pools}")).unwrap();
-        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+        let (candidates, _) = gather::list(&seen.inventory);
         let snapshots = assemble(&config, &candidates, &seen, &[]).snapshots;
         let snapshots = snapshots.into_iter().map(Arc::new).collect();
         (config, snapshots, seen.inventory.netdevs)

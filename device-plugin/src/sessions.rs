@@ -223,7 +223,7 @@ mod tests {
             "version: 1\npools: [{resource: rdma/a, mode: exclusive, select: {vendors: [15b3]}}]\n",
         )
         .unwrap();
-        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+        let (candidates, _) = gather::list(&seen.inventory);
         assemble(&config, &candidates, &seen, &[])
             .snapshots
             .remove(0)

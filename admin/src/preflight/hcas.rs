@@ -47,13 +47,10 @@ pub(super) fn read(context: &Context) -> Facts {
             hca.fault = None;
         }
     }
-    for away in &inventory.elsewhere {
-        let usable = PoolHca::new(&away.rdma_device, None);
-        hcas.insert(key(away.pci, &away.rdma_device), usable);
-    }
-    for device in &inventory.unreadable {
-        let faulty = PoolHca::new(&device.rdma_device, Some(&device.reason));
-        hcas.entry(faulty.id.clone()).or_insert(faulty);
+    for hidden in &inventory.hidden {
+        let function = hidden.pci.as_ref().map(|pci| pci.address);
+        let hca = PoolHca::new(&hidden.rdma_device, hidden.fault.as_deref());
+        hcas.insert(key(function, &hidden.rdma_device), hca);
     }
     Facts {
         in_pod: context.in_pod(),

@@ -183,7 +183,7 @@ fn link(link: PcieLink) -> String {
 mod tests {
     use super::*;
     use crate::holders::example::holders;
-    use hca::topology::{Machine, Request, Wanted, choose};
+    use hca::topology::{Machine, Request, choose};
     use hca_trees::{Tree, machine};
 
     fn view(lay: impl Fn(&Tree)) -> View {
@@ -194,7 +194,6 @@ mod tests {
         let machine = Machine::read(
             &tree.host(),
             &inventory,
-            &Wanted::default(),
             hca::topology::gpu::read(&tree.host()).unwrap(),
         )
         .unwrap();

@@ -45,7 +45,7 @@ impl View {
             {
                 notes.push(format!(
                     "{} is on rail {} by {}, but would be on rail {number} by {}: check that all \
-                     nodes agree, or number rails with --rail",
+                     nodes agree, or number rails by topology.rails of the pools' file",
                     nic.title(),
                     rail.number,
                     rail.source.description(),

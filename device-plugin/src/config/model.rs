@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hca::PciAddress;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::resource::ResourceName;
 use super::selector::Selector;
@@ -185,7 +185,7 @@ pub enum Variables {
 }
 
 /// How containers get their devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Delivery {
     /// Paths and permissions in the response.
@@ -193,16 +193,6 @@ pub enum Delivery {
     DeviceSpecs,
     /// Names of devices in CDI specifications that this program writes.
     Cdi,
-}
-
-impl Delivery {
-    /// The word for it in configuration files.
-    pub fn word(self) -> &'static str {
-        match self {
-            Delivery::DeviceSpecs => "deviceSpecs",
-            Delivery::Cdi => "cdi",
-        }
-    }
 }
 
 /// Something of the host that a pool waits for: a driver container that builds and loads drivers says
@@ -332,7 +322,8 @@ impl Sharing {
 }
 
 /// Which units the kubelet is advised to take for a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Least used HCAs first, a different one for each unit.
     #[default]
@@ -345,26 +336,8 @@ pub enum Policy {
     SameHca,
 }
 
-impl Policy {
-    /// All of them, with their words in configuration files.
-    pub const ALL: [(&'static str, Policy); 4] = [
-        ("spread", Policy::Spread),
-        ("pack", Policy::Pack),
-        ("numa", Policy::Numa),
-        ("same-hca", Policy::SameHca),
-    ];
-
-    /// The word for it in configuration files.
-    pub fn word(self) -> &'static str {
-        Self::ALL
-            .iter()
-            .find(|(_, policy)| *policy == self)
-            .map_or("", |(word, _)| word)
-    }
-}
-
 /// A class of character devices below `/dev/infiniband`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeClass {
     /// `uverbsN`: verbs of one RDMA device.
@@ -380,22 +353,14 @@ pub enum NodeClass {
 }
 
 impl NodeClass {
-    /// All of them, with their words in configuration files.
-    pub const ALL: [(&'static str, NodeClass); 5] = [
-        ("uverbs", NodeClass::Uverbs),
-        ("rdma_cm", NodeClass::RdmaCm),
-        ("umad", NodeClass::Umad),
-        ("issm", NodeClass::Issm),
-        ("ucm", NodeClass::Ucm),
+    /// All of them.
+    pub const ALL: [NodeClass; 5] = [
+        NodeClass::Uverbs,
+        NodeClass::RdmaCm,
+        NodeClass::Umad,
+        NodeClass::Issm,
+        NodeClass::Ucm,
     ];
-
-    /// The word for it in configuration files and messages.
-    pub fn word(self) -> &'static str {
-        Self::ALL
-            .iter()
-            .find(|(_, class)| *class == self)
-            .map_or("", |(word, _)| word)
-    }
 }
 
 /// Which classes of character devices a container gets.

@@ -15,6 +15,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
 use super::range::RangeSet;
 use super::value::{drivers, guids, link_types, numbers, partition_keys, pci_ids, ranges};
 use crate::candidate::{Candidate, FunctionKind, link_type};
+use crate::words::word;
 
 /// A conjunction of criteria; an empty list imposes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -279,8 +280,8 @@ const CRITERIA: &[Criterion] = &[
     criterion!(
         "functions",
         Place,
-        |hca| vec![hca.function().kind.word().to_owned()],
-        |selector| alternatives(selector.functions.iter().map(|kind| kind.word())),
+        |hca| vec![word(&hca.function().kind)],
+        |selector| alternatives(selector.functions.iter().map(word)),
         Hca(|selector, hca| selector.functions.contains(&hca.function().kind))
     ),
     criterion!(

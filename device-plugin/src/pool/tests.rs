@@ -51,7 +51,7 @@ impl Node {
 
 fn pools(config: &Config, seen: &HostSnapshot, previous: &[Snapshot]) -> Pools {
     let previous: Vec<_> = previous.iter().cloned().map(Arc::new).collect();
-    let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+    let (candidates, _) = gather::list(&seen.inventory);
     assemble(config, &candidates, seen, &previous)
 }
 

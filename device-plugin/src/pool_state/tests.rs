@@ -491,7 +491,10 @@ fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
             .map(|member| match &member.health {
                 Health::Healthy => String::new(),
                 Health::Unhealthy(unhealthy_reason) => {
-                    format!("{}: {unhealthy_reason}", unhealthy_reason.word())
+                    format!(
+                        "{}: {unhealthy_reason}",
+                        crate::words::word(unhealthy_reason)
+                    )
                 }
             })
             .collect()

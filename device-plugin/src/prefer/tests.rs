@@ -24,7 +24,7 @@ fn scan(lay: impl FnOnce(&Tree)) -> HostSnapshot {
 
 /// The snapshot of the only pool of a configuration.
 fn pool(seen: &HostSnapshot, text: &str) -> Snapshot {
-    let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+    let (candidates, _) = gather::list(&seen.inventory);
     assemble(&config::parse(text).unwrap(), &candidates, seen, &[])
         .snapshots
         .remove(0)

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::distance::{self, Class, Distance, Place};
 use super::gpu::Gpu;
-use super::nic::{self, Nic, Nics, Wanted};
+use super::nic::{self, Nic, Nics};
 use super::numa::Numa;
 use crate::host::{Host, Result};
 use crate::inventory::Inventory;
@@ -32,18 +32,13 @@ impl Machine {
     ///
     /// # Errors
     /// [`crate::host::Error::Read`] if sysfs cannot be read.
-    pub fn read(
-        host: &Host,
-        inventory: &Inventory,
-        wanted: &Wanted,
-        gpus: Vec<Gpu>,
-    ) -> Result<Self> {
+    pub fn read(host: &Host, inventory: &Inventory, gpus: Vec<Gpu>) -> Result<Self> {
         let numa = Numa::read(host)?;
         let near_gpu = |nic: &Place| {
             let to = |gpu: &Gpu| distance::distance(&gpu.place, nic, &numa).class;
             gpus.iter().any(|gpu| to(gpu).is_peer_to_peer())
         };
-        let Nics { placed, unplaced } = nic::read(host, inventory, wanted, near_gpu)?;
+        let Nics { placed, unplaced } = nic::read(host, inventory, near_gpu)?;
         Ok(Self {
             gpus,
             nics: placed,
@@ -156,7 +151,6 @@ mod tests {
         let mut nd = Machine::read(
             &host,
             &inventory,
-            &Wanted::default(),
             crate::topology::gpu::read(&host).unwrap(),
         )
         .unwrap();

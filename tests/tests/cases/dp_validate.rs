@@ -1,4 +1,4 @@
-//! `rdma-device-plugin validate`: a configuration's mistakes are reported before a roll-out.
+//! `rdmactl validate`: a configuration's mistakes are reported before a roll-out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,8 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 fn validate(file: &Path, flags: &[&str]) -> Result<Output> {
-    let mut command = Command::new(product("rdma-device-plugin")?);
-    Ok(command
-        .arg("validate")
-        .args(flags)
-        .arg("-config-file")
-        .arg(file)
-        .output()?)
+    let mut command = Command::new(product("rdmactl")?);
+    Ok(command.arg("validate").args(flags).arg(file).output()?)
 }
 
 fn manifests() -> PathBuf {
@@ -51,7 +46,7 @@ fn every_configuration_in_manifests_is_accepted() -> Result<()> {
 fn the_rdma_shared_device_plugins_file_means_what_it_meant() -> Result<()> {
     let output = validate(&manifests().join("base/config.json"), &["--json"])?;
     let read: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let pool = read.pointer("/pools/0").context("no pool")?;
+    let pool = read.pointer("/files/0/pools/0").context("no pool")?;
     assert_eq!(pool["resource"], "rdma/hca_shared_devices_a");
     assert_eq!(pool["units"], "63 units, each with all HCAs");
     assert_eq!(
@@ -88,7 +83,7 @@ fn each_mistake_is_reported_with_its_place() -> Result<()> {
             ),
             "configList[0]",
         ),
-        (String::new(), "version"),
+        (String::new(), "is empty"),
     ];
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("config");
@@ -120,12 +115,13 @@ fn all_mistakes_are_in_one_json_document() -> Result<()> {
         ensure!(output.status.code() == Some(1), "{output:?}");
         let printed: serde_json::Value = serde_json::from_slice(&output.stdout)
             .with_context(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
+        let checked = &printed["files"][0];
         assert_eq!(
-            (&printed["version"], &printed["valid"]),
+            (&printed["version"], &checked["valid"]),
             (&1.into(), &false.into())
         );
-        assert_eq!(printed["file"], file.to_str().context("path")?);
-        Ok(serde_json::from_value(printed["errors"].clone())?)
+        assert_eq!(checked["file"], file.to_str().context("path")?);
+        Ok(serde_json::from_value(checked["errors"].clone())?)
     };
     // Both, not the first.
     let two = "version: 1\npools:\n\
@@ -214,10 +210,7 @@ fn values_come_of_an_operators_policy() -> Result<()> {
     let file = directory.path().join("policy.yaml");
     let take_over = |text: &str| -> Result<Output> {
         fs::write(&file, text)?;
-        Ok(Command::new(product("rdmactl")?)
-            .arg("validate")
-            .arg(&file)
-            .output()?)
+        validate(&file, &[])
     };
     let policy = "apiVersion: mellanox.com/v1alpha1\nkind: NicClusterPolicy\nmetadata: {name: x}\n\
         spec:\n  rdmaSharedDevicePlugin:\n    config: |\n      {\"configList\": [{\"resourceName\": \"a\",\n       \

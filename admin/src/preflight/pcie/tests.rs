@@ -393,7 +393,6 @@ fn ports_between_gpu_and_nic_are_those_below_the_switch() {
     let machine = Machine::read(
         &tree.host(),
         &inventory,
-        &Default::default(),
         hca::topology::gpu::read(&tree.host()).unwrap(),
     )
     .unwrap();
@@ -426,7 +425,6 @@ fn ports_of_a_data_direct_function_and_its_gpu_are_distinguished() {
     let machine = Machine::read(
         &tree.host(),
         &inventory,
-        &Default::default(),
         hca::topology::gpu::read(&tree.host()).unwrap(),
     )
     .unwrap();

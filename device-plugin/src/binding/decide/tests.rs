@@ -1,4 +1,3 @@
-use hca::topology::Wanted;
 use hca_trees::{Tree, machine};
 
 use super::*;
@@ -11,7 +10,6 @@ fn scan(lay: impl Fn(&Tree)) -> Machine {
     Machine::read(
         &tree.host(),
         &inventory,
-        &Wanted::default(),
         hca::topology::gpu::read(&tree.host()).unwrap(),
     )
     .unwrap()

@@ -17,6 +17,7 @@ use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
 use crate::sessions::Withhold;
+use crate::words::word;
 
 /// How long events are gathered before a scan: a device that appears causes several.
 const GATHER_INTERVAL: Duration = Duration::from_millis(10);
@@ -167,7 +168,7 @@ impl Daemon {
             }
         };
         self.watch_nodes(triggers);
-        tracing::debug!(reason = %scan.reason, took = ?self.scans.counts.last, "scanned the host");
+        tracing::debug!(reason = word(&scan.reason), took = ?self.scans.counts.last, "scanned the host");
         self.publish();
         answer(self.scans.waiting.drain(..), &told);
         self.scans.waiting = std::mem::take(&mut self.scans.waiting_next);

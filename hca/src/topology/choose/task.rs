@@ -315,7 +315,6 @@ mod tests {
         Machine::read(
             &host,
             &inventory,
-            &crate::topology::Wanted::default(),
             crate::topology::gpu::read(&host).unwrap(),
         )
         .unwrap()
