@@ -15,7 +15,6 @@ pub(crate) const CASES: &[Case] = &[
     case!(the_rdma_shared_device_plugins_file_means_what_it_meant),
     case!(each_mistake_is_reported_with_its_place),
     case!(all_mistakes_are_in_one_json_document),
-    case!(values_come_of_an_operators_policy),
     case!(an_hca_of_two_pools_is_a_mistake_where_it_is, Root),
 ];
 
@@ -202,34 +201,5 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     // The file itself is in order: another host may have no HCA that both choose.
     fs::write(&config, pools(["shared", "exclusive"]))?;
     assert!(validate(&config, &[])?.status.success());
-    Ok(())
-}
-
-fn values_come_of_an_operators_policy() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let file = directory.path().join("policy.yaml");
-    let take_over = |text: &str| -> Result<Output> {
-        fs::write(&file, text)?;
-        validate(&file, &[])
-    };
-    let policy = "apiVersion: mellanox.com/v1alpha1\nkind: NicClusterPolicy\nmetadata: {name: x}\n\
-        spec:\n  rdmaSharedDevicePlugin:\n    config: |\n      {\"configList\": [{\"resourceName\": \"a\",\n       \
-        \"rdmaHcaMax\": 8, \"devices\": [\"ens1f0\"]}]}\n";
-    let output = take_over(policy)?;
-    ensure!(output.status.success(), "{output:?}");
-    let values: serde_json::Value = serde_saphyr::from_str(std::str::from_utf8(&output.stdout)?)?;
-    let config = directory.path().join("config.json");
-    fs::write(&config, values["config"].as_str().context("config")?)?;
-    ensure!(
-        validate(&config, &[])?.status.success(),
-        "the daemon refuses it: {values}"
-    );
-
-    let output = take_over(&policy.replace("ens1f0\"]", "ens1f0\", 7]"))?;
-    assert_eq!(
-        output.status.code(),
-        Some(1),
-        "the configuration in it is checked"
-    );
     Ok(())
 }
