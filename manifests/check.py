@@ -200,7 +200,7 @@ def accepted(documents, scratch):
         if "config.yaml" in data:
             file = scratch / "config.yaml"
             file.write_text(data["config.yaml"])
-            yield from refused(f"{what}, config.yaml", "rdma-device-plugin", "validate", "--config-file", file)
+            yield from refused(f"{what}, config.yaml", "rdmactl", "validate", file)
         if "policy.json" in data:
             given = scratch / "policy.json"
             given.write_text(data["policy.json"])
@@ -257,7 +257,7 @@ def wrong_in(what, documents, problems):
 
 def main():
     command = renderer()
-    missing = [p for p in ("rdma-device-plugin", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker") if not (PROGRAMS / p).exists()]
+    missing = [p for p in ("rdma-device-plugin", "rdmactl", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker") if not (PROGRAMS / p).exists()]
     if missing:
         sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
     wrong = 0

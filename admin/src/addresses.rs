@@ -1,7 +1,6 @@
 //! `rdmactl addresses`: leased addresses of this node's stores, and what can be done about them.
 
 mod blocks;
-mod explain;
 mod export;
 mod fsck;
 mod host_local;
@@ -51,8 +50,6 @@ struct At {
 enum Command {
     /// Everything known about an address, a pod or a container
     Show(show::Show),
-    /// Which addresses a network configuration may give, and which is next
-    Explain(explain::Explain),
     /// Release this node's leases that are over
     Reclaim(reclaim::Reclaim),
     /// Release leases by hand
@@ -80,7 +77,6 @@ impl Addresses {
         match &self.command {
             None => self.list(&scope),
             Some(Command::Show(command)) => command.run(&scope),
-            Some(Command::Explain(command)) => command.run(&scope),
             Some(Command::Reclaim(command)) => command.run(&scope),
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Fsck(command)) => command.run(&scope),

@@ -10,12 +10,14 @@ use node::table::cell;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use rdma_device_plugin::candidate::gather::Unusable;
 use rdma_device_plugin::candidate::{Candidate, memory};
 use rdma_device_plugin::cli::{Defaults, config_file};
 use rdma_device_plugin::config;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Snapshot;
+use rdma_device_plugin::words::word;
 
 use crate::global::{Global, NodeAddresses};
 use crate::output::{Ended, Outcome, optional, table};
@@ -42,13 +44,9 @@ impl Discover {
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         let pools = self.pools(&candidates, &scanned)?;
         let hca = |hca: &Candidate| Hca::of(hca, &scanned, pools.as_ref());
-        let unusable = unusable.into_iter().map(|one| Unusable {
-            rdma_device: one.rdma_device,
-            reason: one.reason,
-        });
         let document = Document {
             hcas: candidates.iter().map(hca).collect(),
-            unusable: unusable.collect(),
+            unusable,
             inventory: json!(scanned.inventory),
         };
         global.say(json!(document), || {
@@ -162,7 +160,7 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
                 .numa_node()
                 .map_or("-".into(), |node| node.to_string()),
             optional(driver),
-            nodes(candidate, &rdma.name, scanned),
+            nodes(&rdma.name, scanned),
         ];
         if pools.is_some() {
             common.push(cell(&offered(candidate, pools).join(" ")));
@@ -219,23 +217,19 @@ fn away(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
 }
 
 /// The nodes of an RDMA device; what cannot be handed over is marked.
-fn nodes(candidate: &Candidate, rdma_device: &str, scanned: &HostSnapshot) -> String {
+fn nodes(rdma_device: &str, scanned: &HostSnapshot) -> String {
     let here = scanned.inventory.rdma_device(rdma_device);
     let here = here
         .into_iter()
         .flat_map(|device| device.char_devices.iter());
-    let elsewhere = scanned
-        .inventory
-        .elsewhere
-        .iter()
-        .filter(|_| candidate.elsewhere);
-    let away = elsewhere.filter(|away| away.rdma_device == rdma_device);
+    let hidden = scanned.inventory.hidden.iter();
+    let away = hidden.filter(|away| away.rdma_device == rdma_device);
     let word = |device: &CharDevice| match scanned.obstacle(device) {
         None => device.name.clone(),
         Some(_) => format!("{}(missing)", device.name),
     };
     let found: Vec<String> = here
-        .chain(away.map(|away| &away.uverbs))
+        .chain(away.flat_map(|away| &away.uverbs))
         .map(word)
         .collect();
     words(&found, " ")
@@ -275,13 +269,6 @@ pub(crate) struct DeviceNode {
     pub obstacle: Option<String>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Unusable {
-    pub rdma_device: String,
-    pub reason: String,
-}
-
 impl Hca {
     fn of(candidate: &Candidate, scanned: &HostSnapshot, pools: Option<&Pools>) -> Self {
         let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
@@ -302,7 +289,7 @@ impl Hca {
                 .collect(),
             rdma_devices: owned(names),
             netdevs: candidate.netdev_names().map(str::to_owned).collect(),
-            function: candidate.function().kind.word().to_owned(),
+            function: word(&candidate.function().kind),
             function_number: candidate.function().index,
             pci_address: candidate.pci.as_ref().map(|pci| pci.address.to_string()),
             pf: candidate.pf().map(|pf| pf.to_string()),
@@ -338,12 +325,12 @@ mod tests {
         let text = json!({"stateDir": state.path()}).to_string();
         std::fs::write(&policy, text).unwrap();
         let host = tree.host();
-        let scanned = HostSnapshot::make(&host, &[]).unwrap();
+        let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
         memory.list(&scanned);
         std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
         take(&tree);
-        let scanned = HostSnapshot::make(&host, &[]).unwrap();
+        let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         let (candidates, _) = memory::list(&scanned, &policy, &host);
         ports(&candidates, &scanned, None)
     }

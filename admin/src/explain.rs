@@ -172,8 +172,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
         lay(&tree);
-        let scanned = HostSnapshot::make(&tree.host(), &[]).unwrap();
-        gather::list(&scanned.inventory, &scanned.functions).0
+        let scanned = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+        gather::list(&scanned.inventory).0
     }
 
     #[test]

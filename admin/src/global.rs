@@ -84,7 +84,7 @@ impl Global {
     /// It cannot be scanned, or the scan hangs.
     pub(crate) fn scan(&self, node_addresses: &[IpAddr]) -> anyhow::Result<HostSnapshot> {
         let (host, addresses) = (self.host(), node_addresses.to_vec());
-        let scan = move || HostSnapshot::make(&host, &addresses);
+        let scan = move || HostSnapshot::scan(&host, &addresses, &[], hca::topology::gpu::read);
         within_limit(SCAN, scan)?.context("scan this host")
     }
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod alignment;
 mod attachments;
 mod blocks;
 mod cluster;
@@ -14,6 +15,7 @@ mod discover;
 mod documents;
 mod explain;
 mod global;
+mod holders;
 mod kubectl;
 mod node_state;
 mod output;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use attachment::listing::Attachment;
 use clap::Args;
-use hca::topology::{Machine, Wanted};
+use hca::topology::{Machine, gpu};
 use hca::{Host, UnitId};
 use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
@@ -17,8 +17,9 @@ use rdma_device_plugin::node_files::{self, Files};
 use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
+use crate::alignment::{Misaligned, misaligned};
 use crate::global::{Global, KubeletRoot, within_limit};
-use crate::topology::{self, Holders, Misaligned, misaligned};
+use crate::holders::Holders;
 
 /// How long the daemon may take.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
@@ -146,9 +147,9 @@ impl NodeState {
     fn judge(&mut self, host: Host) {
         let read = within_limit(SCAN, move || {
             let inventory = hca::inventory(&host)?;
-            let machine = Machine::read(&host, &inventory, &Wanted::default())?;
-            let gpus = Gpus::on(&host, machine.gpus.clone());
-            hca::Result::Ok((machine, gpus))
+            let gpus = gpu::read(&host)?;
+            let machine = Machine::read(&host, &inventory, gpus.clone())?;
+            hca::Result::Ok((machine, Gpus::on(&host, gpus)))
         });
         match read {
             Ok(Ok((machine, gpus))) => (self.machine, self.gpus) = (machine, gpus),
@@ -164,7 +165,7 @@ impl NodeState {
     pub(crate) fn holders(&self) -> Holders {
         Holders::collect(
             &self.gpus,
-            self.kubelet.iter().flat_map(topology::Held::all),
+            self.kubelet.iter().flat_map(|devices| devices.held.clone()),
         )
     }
 

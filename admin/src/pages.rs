@@ -89,10 +89,7 @@ mod tests {
     fn each_document_is_described() {
         let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
         let docs = fs::read_to_string(docs).unwrap();
-        let mut all = vec![
-            "kubectl rdma COMMAND".to_owned(),
-            "rdma-device-plugin validate".to_owned(),
-        ];
+        let mut all = vec!["kubectl rdma COMMAND".to_owned()];
         commands(&Cli::command(), "rdmactl", &mut all);
         for name in &all {
             let line = format!("| `{name} --json` |");

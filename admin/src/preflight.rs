@@ -3,12 +3,14 @@
 //! Each subject is one module: its facts as plain data, how they are read, and a table of checks, each
 //! with one small pure function. A check says what was read, the verdict, why, and what to do.
 //!
-//! - `check`: the subjects, and how checks are chosen; `context`: what all subjects read from
+//! - `subjects`: the list of them, and how checks are chosen and made; `check`: one check;
+//!   `context`: what all subjects read from
 //! - `modules` (M), `hcas` (H), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
 //!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
 //! - `counters`: error counters of L, G and P, which must not grow while they are watched
 
 mod check;
+mod container_runtime;
 mod context;
 mod counters;
 mod gid;
@@ -21,6 +23,7 @@ mod pcie;
 mod qos;
 mod rails;
 mod runtime;
+mod subjects;
 #[cfg(test)]
 mod tests;
 
@@ -42,8 +45,8 @@ use crate::global::{Global, NodeAddresses};
 use crate::output::{Ended, Outcome, say, style};
 use crate::report;
 use crate::verdict;
-use check::{Selection, catalogue, run};
 use context::{Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, mounted};
+use subjects::{Selection, catalogue, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]

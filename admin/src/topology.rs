@@ -1,29 +1,23 @@
 //! `rdmactl topology`: GPUs and NICs of this node, and which NICs to take for which GPUs.
 //!
-//! - `alignment`: pods whose NICs are farther from their GPUs than they need be
-//! - `holders`: which pod has which device, from the kubelet's device IDs
 //! - `view`: the machine, its holders and the notes on it; also the JSON document
 //! - `matrix`: the view as text
 
-mod alignment;
-mod holders;
 mod matrix;
 mod view;
 
-pub(crate) use alignment::{Misaligned, misaligned};
-pub(crate) use holders::{Held, Holders};
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context, bail};
-use hca::topology::{Machine, Nic, Request, Wanted, choose};
+use hca::topology::{Machine, Nic, Request, choose, gpu};
 use hca::{Host, PciAddress};
+use kubelet_api::client::Held;
 use node_wire::status::BindingStatus;
 use rdma_device_plugin::{Gpus, nccl, scan::SCAN};
 
 use crate::global::{Global, within_limit};
+use crate::holders::Holders;
 use crate::node_state::Sources;
 use crate::output::{Ended, Outcome};
 use matrix::text;
@@ -40,9 +34,6 @@ pub(crate) struct Topology {
     /// Also the matrix of all distances, as of "nvidia-smi topo -m"
     #[arg(long)]
     matrix: bool,
-    /// Also NICs without RDMA, and virtual functions beside their physical function
-    #[arg(long)]
-    all: bool,
     /// Choose NICs for these GPUs
     #[arg(long, value_name = "GPU,..", value_delimiter = ',')]
     gpus: Vec<String>,
@@ -58,26 +49,8 @@ pub(crate) struct Topology {
     /// Take PCI locations from an NCCL topology file
     #[arg(long, value_name = "FILE")]
     nccl_topology: Option<PathBuf>,
-    /// Number a NIC's rail
-    #[arg(long, value_name = "PCI=RAIL,..", value_delimiter = ',')]
-    rail: Vec<Numbered>,
     #[command(flatten)]
     sources: Sources,
-}
-
-/// One part of `--rail`.
-#[derive(Debug, Clone, Copy)]
-struct Numbered(PciAddress, u32);
-
-impl FromStr for Numbered {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parts = text.split_once('=');
-        let parsed =
-            parts.and_then(|(nic, rail)| Some(Self(nic.parse().ok()?, rail.parse().ok()?)));
-        parsed.ok_or("expected a physical function and a number such as 0000:3b:00.0=0")
-    }
 }
 
 impl Topology {
@@ -92,25 +65,15 @@ impl Topology {
         if self.strict && self.nics.is_none() && self.gpus.is_empty() {
             bail!("--strict belongs to --gpus or --nics: there is nothing to choose");
         }
-        let rails = self.rail.iter().map(|Numbered(nic, rail)| (*nic, *rail));
-        let wanted = Wanted {
-            without_rdma: self.all,
-            rails: rails.collect(),
-        };
         let read_host = host.clone();
         let read = move || {
             let inventory = hca::inventory(&read_host).context("scan this host")?;
-            Machine::read(&read_host, &inventory, &wanted).context("read this host's PCI tree")
+            let gpus = gpu::read(&read_host);
+            gpus.and_then(|gpus| Machine::read(&read_host, &inventory, gpus))
+                .context("read this host's PCI tree")
         };
         let mut machine = within_limit(SCAN, read)??;
-        for Numbered(address, rail) in &self.rail {
-            if !machine.nics.iter().any(|nic| nic.physical == *address) {
-                bail!("--rail {address}={rail}: {address} is not a NIC of this node");
-            }
-        }
-        if !self.all {
-            leave_out_slices(&mut machine);
-        }
+        leave_out_slices(&mut machine);
         let mut view = View {
             machine,
             ..View::default()
@@ -128,7 +91,7 @@ impl Topology {
         }
         let mut held = self.bound(&mut view.remarks);
         match self.sources.kubelet() {
-            Ok(devices) => held.extend(Held::all(&devices)),
+            Ok(devices) => held.extend(devices.held),
             // A node need not have a kubelet to have a topology.
             Err(kubelet_api::client::Error::NoSocket(_)) => {}
             Err(error) => {
@@ -150,9 +113,11 @@ impl Topology {
         match self.sources.daemon() {
             Ok(daemon) => {
                 let held = |one: BindingStatus| Held {
-                    pod: format!("{}/{}", one.pod.namespace, one.pod.name),
+                    namespace: one.pod.namespace,
+                    pod: one.pod.name,
+                    container: one.container,
                     resource: one.resource,
-                    id: one.hca,
+                    ids: vec![one.hca],
                 };
                 daemon.bindings.into_iter().map(held).collect()
             }
@@ -261,11 +226,6 @@ mod tests {
             error,
             "there is no NIC mlx5_7: this node has mlx5_0, mlx5_1"
         );
-        let error = run(machine::egx, &["--rail", "0000:01:00.0=1"]).unwrap_err();
-        assert_eq!(
-            error,
-            "--rail 0000:01:00.0=1: 0000:01:00.0 is not a NIC of this node"
-        );
         assert!(
             run(machine::egx, &["--strict"])
                 .unwrap_err()
@@ -333,6 +293,5 @@ mod tests {
             });
         };
         assert!(!run(lay, &[]).unwrap().contains("mlx5_8"));
-        assert!(run(lay, &["--all"]).unwrap().contains("mlx5_8"));
     }
 }

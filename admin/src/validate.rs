@@ -2,7 +2,7 @@
 //! pools of the device plugin (ours or the peers'), a node's policy, networks, or objects of Kubernetes
 //! that contain one of them.
 
-mod nic_cluster_policy;
+mod pools;
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
-use rdma_device_plugin::cli::{Defaults, validate};
-use rdma_device_plugin::config;
+use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
 use serde_json::{Value, json};
@@ -22,11 +21,7 @@ use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "A NicClusterPolicy of NVIDIA's Network Operator is answered with values for this \
-    project's Helm chart.\n\
-    Exit status: 0 all is in order, 1 something is refused, 2 wrong usage."
-)]
+#[command(after_help = "Exit status: 0 all is in order, 1 something is refused, 2 wrong usage.")]
 #[expect(clippy::doc_markdown, reason = "it is the help that people read")]
 pub(crate) struct Validate {
     /// Files (JSON or YAML), or - for standard input
@@ -59,8 +54,6 @@ enum Part {
     Policy(String),
     /// A network configuration, a conflist or a NetworkAttachmentDefinition.
     Network(Value),
-    /// The Network Operator's configuration, as text.
-    NicClusterPolicy(Value),
     /// An object of Kubernetes of this kind, which is not checked.
     Other(String),
 }
@@ -97,6 +90,9 @@ impl Validate {
         let (mut parts, mut refused) = (0, 0);
         for file in &self.files {
             let (place, text) = text_of(file)?;
+            if text.trim().is_empty() {
+                bail!("{place} is empty");
+            }
             for (place, part) in parts_of(&place, &text)? {
                 let checked = self.check(&place, part, global, host.as_ref())?;
                 parts += 1;
@@ -128,17 +124,7 @@ impl Validate {
         host: Option<&(HostSnapshot, Vec<Candidate>)>,
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
-            Part::Pools(text) => {
-                let checked = validate::check(place, &text, &self.defaults, host);
-                let warnings = checked.warnings.iter().filter(|_| checked.text.is_empty());
-                let warnings: String = warnings.map(|w| format!("warning: {w}\n")).collect();
-                let checked = Checked {
-                    document: checked.document(),
-                    text: checked.text + &warnings,
-                    errors: checked.errors,
-                };
-                ("pools", checked)
-            }
+            Part::Pools(text) => ("pools", pools::check(place, &text, &self.defaults, host)),
             Part::Policy(text) => ("policy", policy(place, &text)),
             Part::Network(object) => {
                 let policy = global.policy()?;
@@ -152,7 +138,6 @@ impl Validate {
                 };
                 ("network", checked)
             }
-            Part::NicClusterPolicy(object) => ("nicClusterPolicy", nic_cluster_policy_of(&object)),
             Part::Other(kind) => {
                 let checked = Checked {
                     text: format!("{place}: an object of kind {kind} is not checked\n"),
@@ -188,9 +173,6 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
                     let place = format!("{place}: ConfigMap {} {key}", name_of(&object));
                     parts.extend(parts_of(&place, value.as_str().unwrap_or_default())?);
                 }
-            }
-            Some("NicClusterPolicy") => {
-                parts.push((place.to_owned(), Part::NicClusterPolicy(object)));
             }
             Some(_) if is_definition(&object) => {
                 parts.push((place.to_owned(), Part::Network(object)))
@@ -246,30 +228,6 @@ fn policy(place: &str, text: &str) -> Checked {
     checked
 }
 
-/// Values for the chart that do what an operator's policy says.
-fn nic_cluster_policy_of(object: &Value) -> Checked {
-    let read = nic_cluster_policy::read(object);
-    let read = read.and_then(|from| Ok((config::parse(&from.config)?, from)));
-    match read {
-        Ok((config, from)) => {
-            let notes = from.notes.iter().chain(&config.warnings);
-            let notes: String = notes.map(|note| format!("# {note}\n")).collect();
-            Checked {
-                text: notes + &from.values_file(),
-                document: json!({
-                    "warnings": config.warnings, "from": format!("spec.{}", from.field),
-                    "values": from.values_file(), "notes": from.notes,
-                }),
-                errors: config.refused,
-            }
-        }
-        Err(problems) => Checked {
-            errors: problems.iter().map(str::to_owned).collect(),
-            ..Checked::default()
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,7 +238,6 @@ mod tests {
             Part::Pools(_) => "pools",
             Part::Policy(_) => "policy",
             Part::Network(_) => "network",
-            Part::NicClusterPolicy(_) => "nicClusterPolicy",
             Part::Other(_) => "other",
         };
         parts.into_iter().map(kind).collect()
@@ -300,7 +257,6 @@ mod tests {
                 "kind: NetworkAttachmentDefinition\n---\nkind: Secret\n",
                 vec!["network", "other"],
             ),
-            ("kind: NicClusterPolicy\n", vec!["nicClusterPolicy"]),
             (
                 "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: |\n    version: 1\n    pools: []\n  \
                  policy.json: |\n    {\"stores\": {}}\n",

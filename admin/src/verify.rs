@@ -24,9 +24,10 @@ use serde_json::json;
 use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, style, text_of};
 use crate::report;
+use judge::Expected;
 use ladder::Climbed;
 use place::Place;
-use table::{Expected, judge_table};
+use table::judge_table;
 
 /// Verifies RDMA between two pods or nodes, step by step: ping, rping, ib_write_bw, GPU memory,
 /// NCCL.

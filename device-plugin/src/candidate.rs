@@ -6,6 +6,7 @@
 pub mod gather;
 pub mod memory;
 
+use crate::words::word;
 use hca::rdma::NodeType;
 use hca::topology::Place;
 use hca::{
@@ -44,7 +45,7 @@ pub struct Function {
 }
 
 /// A kind of function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FunctionKind {
     /// A PCI function that is not virtual.
@@ -162,23 +163,11 @@ impl Candidate {
     }
 }
 
-impl FunctionKind {
-    /// The word for it in configuration files.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Pf => "pf",
-            Self::Vf => "vf",
-            Self::Sf => "sf",
-            Self::Software => "software",
-        }
-    }
-}
-
 impl std::fmt::Display for Function {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.index {
-            Some(index) => write!(formatter, "{} {index}", self.kind.word()),
-            None => formatter.write_str(self.kind.word()),
+            Some(index) => write!(formatter, "{} {index}", word(&self.kind)),
+            None => formatter.write_str(&word(&self.kind)),
         }
     }
 }

@@ -3,7 +3,6 @@
 mod flags;
 mod install;
 mod uninstall;
-pub mod validate;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -49,8 +48,6 @@ struct Cli {
 enum Command {
     /// Serve the kubelet until a signal
     Run(Box<Run>),
-    /// Check a configuration and show how it is understood
-    Validate(validate::Validate),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
     /// Remove what was put on a node that does not use it any more
@@ -206,7 +203,6 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         None => serve(cli.run),
         Some(Command::Run(run)) => serve(*run),
-        Some(Command::Validate(validate)) => validate.run(&mut out),
         Some(Command::Install(install)) => install.run(&mut out),
         Some(Command::Uninstall(uninstall)) => uninstall.run(&mut out),
     };

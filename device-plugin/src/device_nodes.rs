@@ -13,6 +13,7 @@ use crate::candidate::Candidate;
 use crate::config::{NodeClass, NodeRule};
 use crate::host_snapshot::{HostSnapshot, obstacle};
 use crate::snapshot::DeviceNode;
+use crate::words::word;
 
 /// The character devices of one HCA at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,10 +31,10 @@ impl HcaDevices {
         let of_devices = hca.rdma_names().into_iter().filter_map(|name| {
             let here = seen.inventory.rdma_device(name);
             let elsewhere = || {
-                let mut all = seen.inventory.elsewhere.iter();
+                let mut all = seen.inventory.hidden.iter();
                 let away = all.find(|away| away.rdma_device == name)?;
                 Some(CharDevices {
-                    uverbs: Some(away.uverbs.clone()),
+                    uverbs: Some(away.uverbs.clone()?),
                     ..CharDevices::default()
                 })
             };
@@ -81,7 +82,7 @@ impl HcaDevices {
     pub(crate) fn nodes(&self, rule: &NodeRule) -> (Vec<DeviceNode>, Option<String>) {
         let mut present = Vec::new();
         let mut lacking = None;
-        for (_, class) in NodeClass::ALL {
+        for class in NodeClass::ALL {
             if !rule.includes(class) {
                 continue;
             }
@@ -97,7 +98,7 @@ impl HcaDevices {
                     NodeClass::Umad | NodeClass::Issm => "; load ib_umad",
                     NodeClass::Ucm => "; kernels since 5.16 have none",
                 };
-                lacking.get_or_insert(format!("no {} device{hint}", class.word()));
+                lacking.get_or_insert(format!("no {} device{hint}", word(&class)));
             }
             for device in devices {
                 match obstacle(&self.states, device) {
@@ -142,7 +143,8 @@ mod tests {
 
     /// A machine with eight HCAs whose nodes are in order, and its scan.
     fn scan(tree: &Tree) -> HostSnapshot {
-        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         seen.nodes.values_mut().for_each(|node| *node = Node::Ready);
         seen
     }
@@ -161,7 +163,7 @@ mod tests {
         });
         let seen = scan(&tree);
         assert_eq!(seen.inventory.rdma_devices.len(), 9);
-        for hca in gather::list(&seen.inventory, &seen.functions).0 {
+        for hca in gather::list(&seen.inventory).0 {
             let mut read = HcaDevices::read(&tree.host(), &hca).unwrap();
             read.states
                 .values_mut()
@@ -182,7 +184,7 @@ mod tests {
         tree.rdma_core(false);
         machine::a4(&tree);
         let seen = scan(&tree);
-        let (hcas, _) = gather::list(&seen.inventory, &seen.functions);
+        let (hcas, _) = gather::list(&seen.inventory);
         let mut hcas = hcas.into_iter();
         let hca = hcas.find(|hca| hca.rdma_names() == ["mlx5_3"]).unwrap();
         let function = tree.path(format!("/sys/bus/pci/devices/{}", hca.id));

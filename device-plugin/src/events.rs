@@ -9,13 +9,14 @@
 pub(crate) mod netlink;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::Serialize;
 use tokio::sync::mpsc;
 
 /// What made the daemon scan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Trigger {
     /// The start.
     Start,
@@ -41,25 +42,6 @@ pub(crate) enum Trigger {
     Pods,
     /// A slot was bound or unbound.
     Binding,
-}
-
-impl fmt::Display for Trigger {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Trigger::Start => "start",
-            Trigger::Timer => "timer",
-            Trigger::Link => "link",
-            Trigger::Device => "device",
-            Trigger::Rdma => "rdma",
-            Trigger::Node => "node",
-            Trigger::Damping => "damping",
-            Trigger::Configuration => "configuration",
-            Trigger::Container => "container",
-            Trigger::Signal => "signal",
-            Trigger::Pods => "pods",
-            Trigger::Binding => "binding",
-        })
-    }
 }
 
 /// Where sources put their reasons.

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use hca::Host;
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
 use hca::network::{self, Uplinks};
-use hca::topology::{Machine, Wanted};
-use hca::{Host, PciAddress, PciFunction, pci};
+use hca::topology::{Gpu, Machine};
 use netlink::{Socket, uplink};
 
 use crate::config::Gate;
@@ -19,8 +19,6 @@ use crate::config::Gate;
 pub struct HostSnapshot {
     /// RDMA devices, netdevs, the namespace mode.
     pub inventory: Inventory,
-    /// PCI functions of RDMA devices that are in another network namespace or cannot be read.
-    pub functions: BTreeMap<PciAddress, PciFunction>,
     /// State of each character device's node, by its name below the device directory.
     pub nodes: BTreeMap<String, Node>,
     /// Where NICs sit, and GPUs if they were asked for.
@@ -36,67 +34,37 @@ pub struct HostSnapshot {
 }
 
 impl HostSnapshot {
-    /// Reads the host and all its GPUs. `node_addresses` are those the cluster knows the node by.
-    ///
-    /// # Errors
-    /// [`hca::Error`] if sysfs as such cannot be read.
-    pub fn make(host: &Host, node_addresses: &[IpAddr]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, &[], Machine::read)
-    }
-
-    /// Reads the host, and at what pools wait for, without its GPUs, of which no pool has need: they are read by the commands
-    /// that show them, and a driver of theirs that hangs is none of the daemon's business.
+    /// Reads the host, and whether what pools wait for is there. `node_addresses` are those that the
+    /// cluster knows the node by. `gpus` is what is read of GPUs. No pool needs them, and a driver of
+    /// theirs may hang: only the commands that show them read them.
     ///
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read; the previous scan is then better than
     /// half a new one.
-    pub fn scan(host: &Host, node_addresses: &[IpAddr], gates: &[Gate]) -> hca::Result<Self> {
-        Self::read(host, node_addresses, gates, Machine::read_without_gpus)
-    }
-
-    fn read(
+    pub fn scan(
         host: &Host,
         node_addresses: &[IpAddr],
         gates: &[Gate],
-        machine: impl FnOnce(&Host, &Inventory, &Wanted) -> hca::Result<Machine>,
+        gpus: impl FnOnce(&Host) -> hca::Result<Vec<Gpu>>,
     ) -> hca::Result<Self> {
         let inventory = hca::inventory(host)?;
         let mut faults = inventory.unreadable_netdevs.clone();
-        let mut of_one_object = |error: hca::Error| {
-            if error.is_missing() {
-                // Unplugged between the two reads.
-                return Ok(());
-            }
-            if error.is_of_one_object() {
-                faults.push(error.to_string());
-                return Ok(());
-            }
-            Err(error)
-        };
-        let mut functions = BTreeMap::new();
-        let elsewhere = inventory.elsewhere.iter().map(|away| away.pci);
-        let unreadable = inventory.unreadable.iter().map(|device| device.pci);
-        for address in elsewhere.chain(unreadable).flatten() {
-            match pci::read(host, address) {
-                Ok(function) => {
-                    functions.insert(address, function);
-                }
-                Err(error) => of_one_object(error)?,
-            }
-        }
-        let machine = match machine(host, &inventory, &Wanted::default()) {
+        let machine = gpus(host).and_then(|gpus| Machine::read(host, &inventory, gpus));
+        let machine = match machine {
             Ok(machine) => machine,
-            Err(error) => {
-                of_one_object(error)?;
+            // Unplugged between the two reads.
+            Err(error) if error.is_missing() => Machine::default(),
+            Err(error) if error.is_of_one_object() => {
+                faults.push(error.to_string());
                 Machine::default()
             }
+            Err(error) => return Err(error),
         };
         let nodes = char_devices(&inventory)
             .map(|device| (device.dev_name(), device.node()))
             .collect();
         Ok(Self {
             inventory,
-            functions,
             nodes,
             machine,
             vhost_net: is_there(host, "vhost-net", "vhost-net") && is_there(host, "net/tun", "tun"),
@@ -181,6 +149,6 @@ fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
         .rdma_devices
         .iter()
         .flat_map(|device| device.char_devices.iter());
-    let away = inventory.elsewhere.iter().map(|away| &away.uverbs);
+    let away = inventory.hidden.iter().flat_map(|away| &away.uverbs);
     here.chain(away).chain(&inventory.rdma_cm)
 }

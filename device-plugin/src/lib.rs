@@ -15,7 +15,6 @@ mod binding;
 pub mod candidate;
 pub mod cli;
 pub mod config;
-pub mod container_runtime;
 mod deliver;
 mod device_nodes;
 mod events;
@@ -47,6 +46,7 @@ mod state_files;
 mod telemetry;
 mod uninstall;
 mod watch;
+pub mod words;
 
 pub use binding::gpus::Gpus;
 // Reads the kubelet's checkpoint; for a fuzz target.

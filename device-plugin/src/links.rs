@@ -162,12 +162,13 @@ mod tests {
             let (rdma, netdev) = (format!("mlx5_{number}"), format!("rdma{number}"));
             tree.nic(&pci, &rdma, &netdev, &[PortSpec::ROCE]);
         }
-        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         for netdev in &mut seen.inventory.netdevs {
             netdev.up = false;
         }
         let config = parse(&format!("version: 1\npools:\n{pools}")).unwrap();
-        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+        let (candidates, _) = gather::list(&seen.inventory);
         let snapshots = assemble(&config, &candidates, &seen, &[]).snapshots;
         let snapshots = snapshots.into_iter().map(Arc::new).collect();
         (config, snapshots, seen.inventory.netdevs)

@@ -22,16 +22,23 @@ use crate::snapshot::{Health, Slot, Snapshot, UnhealthyReason};
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
 pub(crate) struct PoolStates {
-    memory: Memory,
+    /// What is known of HCAs, for the next daemon.
+    pub memory: Memory,
     damper: Damper,
-    snapshots: Vec<Arc<Snapshot>>,
-    remarks: Vec<String>,
-    excluded: Vec<Excluded>,
-    transitions: Transitions,
+    /// The pools, in the order of the configuration.
+    pub snapshots: Vec<Arc<Snapshot>>,
+    /// What an administrator should know about the way the configuration meets this host.
+    pub remarks: Vec<String>,
+    /// HCAs that a pool chooses and does not have.
+    pub excluded: Vec<Excluded>,
+    /// How often health changed.
+    pub transitions: Transitions,
     /// Who holds what, once known.
-    allocated: Option<Arc<AllocatedUnits>>,
-    cdi_obstacle: Option<String>,
-    bindings: Arc<Bindings>,
+    pub allocated: Option<Arc<AllocatedUnits>>,
+    /// Why containers do not get what CDI files say.
+    pub cdi_obstacle: Option<String>,
+    /// Slots that are bound.
+    pub bindings: Arc<Bindings>,
     /// Since when HCAs are not seen any more.
     gone: BTreeMap<HcaId, Instant>,
 }
@@ -180,26 +187,11 @@ impl PoolStates {
         }
     }
 
-    /// Takes note of who holds what.
-    pub(crate) fn set_holdings(&mut self, allocated: Option<Arc<AllocatedUnits>>) {
-        self.allocated = allocated;
-    }
-
     /// Takes note of slots that are bound.
     pub(crate) fn set_bindings(&mut self, bindings: Bindings) {
         if *self.bindings != bindings {
             self.bindings = Arc::new(bindings);
         }
-    }
-
-    /// Slots that are bound.
-    pub(crate) fn bindings(&self) -> Arc<Bindings> {
-        self.bindings.clone()
-    }
-
-    /// Sets why containers do not get what CDI files say.
-    pub(crate) fn set_cdi_obstacle(&mut self, obstacle: Option<String>) {
-        self.cdi_obstacle = obstacle;
     }
 
     /// Forgets pools whose configuration changed: what they consisted of says nothing about what
@@ -209,35 +201,10 @@ impl PoolStates {
             .retain(|snapshot| unchanged(snapshot.resource()));
     }
 
-    /// The pools, in the order of the configuration.
-    pub(crate) fn snapshots(&self) -> &[Arc<Snapshot>] {
-        &self.snapshots
-    }
-
-    /// HCAs that a pool chooses and does not have.
     /// HCAs that no pod may have, as far as a pool selects them.
     pub(crate) fn reserved(&self) -> impl Iterator<Item = &HcaId> {
         let reserved = |one: &&Excluded| matches!(one.reason, Reason::Reserved(_));
         self.excluded.iter().filter(reserved).map(|one| &one.id)
-    }
-
-    pub(crate) fn excluded(&self) -> &[Excluded] {
-        &self.excluded
-    }
-
-    /// What an administrator should know about the way the configuration meets this host.
-    pub(crate) fn remarks(&self) -> &[String] {
-        &self.remarks
-    }
-
-    /// How often health changed.
-    pub(crate) fn transitions(&self) -> &Transitions {
-        &self.transitions
-    }
-
-    /// What is known of HCAs, for the next daemon.
-    pub(crate) fn memory(&self) -> &Memory {
-        &self.memory
     }
 }
 

@@ -238,7 +238,6 @@ fn as_a_set(
             .filter(|at| !of_pool.contains(at))
             .collect(),
         include,
-        share_cards: true,
         ..Request::default()
     };
     let choice = choose(machine, &request).ok()?;

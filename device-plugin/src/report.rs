@@ -24,6 +24,7 @@ use crate::pool_state::Transitions;
 use crate::reader::{Late, Readers};
 use crate::reclaim;
 use crate::snapshot::{Health, Member, Snapshot};
+use crate::words::word;
 
 /// The state of the daemon.
 #[derive(Debug, Clone)]
@@ -274,7 +275,7 @@ impl Report {
                 healthy: counts.healthy,
                 unhealthy: counts.unhealthy,
             },
-            delivery: delivery.map(|snapshot| snapshot.pool().delivery.word().to_owned()),
+            delivery: delivery.map(|snapshot| word(&snapshot.pool().delivery)),
             hcas: members.map(hca).collect(),
             held,
             registered: state.registered,

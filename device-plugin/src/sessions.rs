@@ -12,6 +12,7 @@ use crate::config::{Config, ResourceName};
 use crate::kubelet::directory::Contents;
 use crate::kubelet::service::{AllocationCounts, Requests, State};
 use crate::kubelet::session::{Session, SocketName, Timing};
+use crate::report::Pool;
 use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// What all sessions of a process have in common.
@@ -58,19 +59,6 @@ impl Withhold {
             }
         }
     }
-}
-
-/// How a session is doing.
-#[derive(Debug)]
-pub(crate) struct SessionReport<'s> {
-    /// Its resource.
-    pub resource: &'s ResourceName,
-    /// What is sent to the kubelet, from the moment on that it listens.
-    pub shown: Option<Arc<Snapshot>>,
-    /// Where it stands.
-    pub state: watch::Receiver<State>,
-    /// Counters of Allocate.
-    pub allocations: Arc<AllocationCounts>,
 }
 
 /// Sessions by resource.
@@ -184,16 +172,15 @@ impl Sessions {
         }
     }
 
-    /// How each session is doing.
-    pub(crate) fn reports(&self) -> impl Iterator<Item = SessionReport<'_>> {
-        self.running
-            .iter()
-            .map(|(resource, running)| SessionReport {
-                resource,
-                shown: running.feed.borrow().clone(),
-                state: running.state.clone(),
-                allocations: running.allocations.clone(),
-            })
+    /// How the session of a resource is doing, once there is one.
+    pub(crate) fn report(&self, resource: &ResourceName) -> Option<Pool> {
+        let running = self.running.get(resource)?;
+        Some(Pool {
+            resource: resource.clone(),
+            snapshot: running.feed.borrow().clone(),
+            session: running.state.clone(),
+            allocations: running.allocations.clone(),
+        })
     }
 
     /// Waits for a session that ended; `None` while there is none at all.
@@ -227,7 +214,8 @@ mod tests {
         if let Some(port) = port {
             tree.nic(&PciSpec::MLX5, "mlx5_0", "rdma0", &[port]);
         }
-        let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         seen.nodes
             .values_mut()
             .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -235,7 +223,7 @@ mod tests {
             "version: 1\npools: [{resource: rdma/a, mode: exclusive, select: {vendors: [15b3]}}]\n",
         )
         .unwrap();
-        let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+        let (candidates, _) = gather::list(&seen.inventory);
         assemble(&config, &candidates, &seen, &[])
             .snapshots
             .remove(0)

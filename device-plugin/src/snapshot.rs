@@ -9,6 +9,7 @@ use hca::unit::{HcaId, PoolTag, UnitId};
 use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
+use serde::Serialize;
 
 use crate::candidate::Candidate;
 use crate::config::{Late, NodeClass, PoolConfig, ResourceName, Sharing};
@@ -71,7 +72,8 @@ pub enum Health {
 }
 
 /// Why an HCA cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum UnhealthyReason {
     /// It was there and is not any more.
     Gone,
@@ -93,24 +95,6 @@ pub enum UnhealthyReason {
     NetnsMode(String),
     /// Another pool chooses HCAs of this one, and which of them it has is decided late.
     Overlap(String),
-}
-
-impl UnhealthyReason {
-    /// A word for metrics.
-    pub fn word(&self) -> &'static str {
-        match self {
-            UnhealthyReason::Gone => "gone",
-            UnhealthyReason::Excluded => "excluded",
-            UnhealthyReason::Unreadable(_) => "unreadable",
-            UnhealthyReason::Gate(_) => "gate",
-            UnhealthyReason::Node(_) => "node",
-            UnhealthyReason::Port(_) => "port",
-            UnhealthyReason::Flapping(_) => "flapping",
-            UnhealthyReason::Delivery(_) => "delivery",
-            UnhealthyReason::NetnsMode(_) => "netns_mode",
-            UnhealthyReason::Overlap(_) => "overlap",
-        }
-    }
 }
 
 impl fmt::Display for UnhealthyReason {

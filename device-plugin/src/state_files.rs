@@ -57,9 +57,11 @@ impl StateFiles {
     }
 
     /// From now on there should be these files. What was wanted before and is not any more stays as
-    /// it is.
-    pub(crate) fn want(&mut self, files: Vec<File>) {
+    /// it is. Returns whether the first one is to be another one than before.
+    pub(crate) fn want(&mut self, files: Vec<File>) -> bool {
+        let is_new = self.wanted.first() != files.first();
         self.wanted = files.into();
+        is_new
     }
 
     /// Starts to write those that differ.

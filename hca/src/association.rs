@@ -134,7 +134,6 @@ mod tests {
             master: None,
             lowers: vec![],
             uppers: vec![],
-            pkey: None,
         }
     }
 

@@ -16,7 +16,7 @@ use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::netns_mode::{NetnsMode, netns_mode};
 use crate::parent::Parent;
-use crate::pci::PciAddress;
+use crate::pci::{self, PciAddress, PciFunction};
 use crate::rdma::{self, RdmaDevice};
 use crate::reserved;
 use crate::unit::{self, HcaId};
@@ -27,8 +27,9 @@ use crate::unit::{self, HcaId};
 pub struct Inventory {
     /// RDMA devices visible in this network namespace, in natural order of name.
     pub rdma_devices: Vec<RdmaDevice>,
-    /// RDMA devices that exist but are in another network namespace (exclusive mode).
-    pub elsewhere: Vec<Elsewhere>,
+    /// RDMA devices of which only the place is seen: those that cannot be read, in natural order of
+    /// name, and those of other network namespaces.
+    pub hidden: Vec<Hidden>,
     /// Netdevs on hardware, those that a GID table names, IPoIB children, and every netdev above
     /// one of these (bonds, bridges, VLANs, macvlans), in natural order of name.
     pub netdevs: Vec<Netdev>,
@@ -36,42 +37,46 @@ pub struct Inventory {
     pub rdma_cm: Option<CharDevice>,
     /// How the RDMA subsystem treats network namespaces; `None` if it is not loaded.
     pub netns_mode: Option<NetnsMode>,
-    /// RDMA devices of this network namespace that cannot be read, in natural order of name.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub unreadable: Vec<Unreadable>,
     /// Why netdevs that no RDMA device needs are left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unreadable_netdevs: Vec<String>,
 }
 
-/// An RDMA device that is there and cannot be read: its firmware or driver answers a read of an
-/// attribute with an error.
+/// An RDMA device of which nothing is seen but where it stands: another network namespace has it
+/// (exclusive mode), or its firmware or driver answers a read of an attribute with an error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Unreadable {
+pub struct Hidden {
     /// Its name.
     pub rdma_device: String,
+    /// The HCA that it belongs to, where its place alone says so.
+    pub hca: Option<HcaId>,
     /// PCI function it stands on.
-    pub pci: Option<PciAddress>,
-    /// Auxiliary device it stands on.
-    pub auxiliary: Option<String>,
-    /// What was read, and what the kernel said.
-    pub reason: String,
+    pub pci: Option<PciFunction>,
+    /// Its verbs node, where another network namespace has the device: the class
+    /// `infiniband_verbs` is not divided by namespaces.
+    pub uverbs: Option<CharDevice>,
+    /// What cannot be read, and what the kernel said.
+    pub fault: Option<String>,
 }
 
-/// An RDMA device of another network namespace, known by its verbs node: the class
-/// `infiniband_verbs` is not divided by namespaces.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Elsewhere {
-    /// Its name.
-    pub rdma_device: String,
-    /// Its verbs node.
-    pub uverbs: CharDevice,
-    /// PCI function it stands on.
-    pub pci: Option<PciAddress>,
-    /// Auxiliary device it stands on.
-    pub auxiliary: Option<String>,
+impl Hidden {
+    fn at(host: &Host, rdma_device: String, parent: Option<&Parent>) -> Result<Self> {
+        let address = parent.and_then(|parent| parent.pci.as_ref());
+        let function = address.map(|(address, _)| pci::read(host, *address));
+        let (pci, fault) = match outcome(function.transpose())? {
+            Outcome::Read(pci) => (pci, None),
+            Outcome::Gone => (None, None),
+            Outcome::Unreadable(reason) => (None, Some(reason)),
+        };
+        Ok(Self {
+            rdma_device,
+            hca: parent.and_then(Parent::hca),
+            pci,
+            uverbs: None,
+            fault,
+        })
+    }
 }
 
 impl HcaId {
@@ -101,7 +106,7 @@ impl HcaId {
 ///
 /// A host without the RDMA stack has an empty inventory; that is no error.
 ///
-/// A device that cannot be read is in [`Inventory::unreadable`] and takes no other with it.
+/// A device that cannot be read is in [`Inventory::hidden`] and takes no other with it.
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs as such cannot be read, for want of file descriptors or memory: the
@@ -114,17 +119,17 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
             path: host.class(""),
         });
     }
-    let (mut rdma_devices, unreadable) = rdma_devices(host)?;
+    let (mut rdma_devices, mut hidden) = rdma_devices(host)?;
     let (netdevs, unreadable_netdevs) = netdevs(host, &rdma_devices)?;
     reserved::mark(host, &mut rdma_devices, &netdevs);
     let netns_mode = netns_mode(host)?;
+    hidden.extend(elsewhere(host, netns_mode, &rdma_devices)?);
     Ok(Inventory {
-        elsewhere: elsewhere(host, netns_mode, &rdma_devices)?,
+        hidden,
         netdevs,
         rdma_cm: chardev::rdma_cm(host)?,
         netns_mode,
         rdma_devices,
-        unreadable,
         unreadable_netdevs,
     })
 }
@@ -147,9 +152,9 @@ fn outcome<T>(result: Result<T>) -> Result<Outcome<T>> {
 }
 
 /// Reads each RDMA device; one that is gone by the time it is read is left out.
-fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Unreadable>)> {
+fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Hidden>)> {
     let class = host.class("infiniband");
-    let (mut devices, mut unreadable) = (Vec::new(), Vec::new());
+    let (mut devices, mut hidden) = (Vec::new(), Vec::new());
     for name in host::names(&class)? {
         match outcome(rdma::read(host, &name))? {
             Outcome::Read(device) => devices.push(device),
@@ -163,16 +168,14 @@ fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Unreadable>)> {
                     })
                     .ok()
                     .flatten();
-                unreadable.push(Unreadable {
-                    rdma_device: name,
-                    auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
-                    pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
-                    reason,
+                hidden.push(Hidden {
+                    fault: Some(reason),
+                    ..Hidden::at(host, name, parent.as_ref())?
                 });
             }
         }
     }
-    Ok((devices, unreadable))
+    Ok((devices, hidden))
 }
 
 fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec<String>)> {
@@ -222,7 +225,7 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec
 
 /// Devices of other namespaces. In shared mode every namespace sees all; a verbs node without
 /// its device is then a device that came during the walk.
-fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Result<Vec<Elsewhere>> {
+fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Result<Vec<Hidden>> {
     let mut found = Vec::new();
     if mode != Some(NetnsMode::Exclusive) {
         return Ok(found);
@@ -238,11 +241,9 @@ fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Resul
             Some(directory) => Parent::of(host, &directory)?,
             None => continue,
         };
-        found.push(Elsewhere {
-            rdma_device,
-            uverbs,
-            auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
-            pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
+        found.push(Hidden {
+            uverbs: Some(uverbs),
+            ..Hidden::at(host, rdma_device, parent.as_ref())?
         });
     }
     Ok(found)

@@ -57,35 +57,6 @@ pub(crate) fn hex24<S: Serializer>(value: &u32, serializer: S) -> Result<S> {
     serializer.collect_str(&format_args!("{value:#08x}"))
 }
 
-/// `0x8001` or null.
-pub(crate) fn optional_hex16<S: Serializer>(value: &Option<u16>, serializer: S) -> Result<S> {
-    value
-        .map(|value| format!("{value:#06x}"))
-        .serialize(serializer)
-}
-
-pub(crate) fn read_optional_hex16<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Option<u16>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    Ok(text.as_deref().and_then(number))
-}
-
-/// `"0x15b3:0x0041"` or null.
-pub(crate) fn subsystem<S: Serializer>(value: &Option<(u16, u16)>, serializer: S) -> Result<S> {
-    value
-        .map(|(vendor, device)| format!("{vendor:#06x}:{device:#06x}"))
-        .serialize(serializer)
-}
-
-pub(crate) fn read_subsystem<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Option<(u16, u16)>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    let both = text.as_deref().and_then(|text| text.split_once(':'));
-    Ok(both.and_then(|(vendor, device)| Some((number(vendor)?, number(device)?))))
-}
-
 #[derive(Serialize, Deserialize)]
 struct Pkey {
     index: u32,

@@ -47,6 +47,5 @@ pub use netns_mode::{NetnsMode, netns_mode};
 pub use pci::{PciAddress, PciFunction};
 pub use port::{LinkLayer, Port, PortState};
 pub use port_id::PortId;
-pub use rdma::RdmaDevice;
-pub use reserved::Reserved;
+pub use rdma::{RdmaDevice, Reserved};
 pub use unit::{HcaId, UnitId};

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::MacAddress;
 use crate::host::{self, Host, Result};
-use crate::json;
 use crate::parent::Parent;
 use crate::pci::PciAddress;
 use crate::port::LinkLayer;
@@ -68,12 +67,6 @@ pub struct Netdev {
     pub lowers: Vec<String>,
     /// Netdevs above it: its master, VLANs and macvlans made on it.
     pub uppers: Vec<String>,
-    /// Partition key of an IPoIB netdev.
-    #[serde(
-        serialize_with = "json::optional_hex16",
-        deserialize_with = "json::read_optional_hex16"
-    )]
-    pub pkey: Option<u16>,
 }
 
 impl Netdev {
@@ -145,7 +138,6 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
         auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
         pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
         master: host::link_name(&directory, "master")?,
-        pkey: host::hexadecimal(&directory, "pkey")?.and_then(|key| u16::try_from(key).ok()),
         ..outline
     };
     // All attributes of a netdev that went away meanwhile are absent: that is no netdev.

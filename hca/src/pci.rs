@@ -23,12 +23,6 @@ pub struct PciFunction {
     /// Device ID, for instance `0x1021`.
     #[serde(serialize_with = "json::hex16", deserialize_with = "json::hex")]
     pub device: u16,
-    /// Subsystem vendor and device IDs, where the function has them.
-    #[serde(
-        serialize_with = "json::subsystem",
-        deserialize_with = "json::read_subsystem"
-    )]
-    pub subsystem: Option<(u16, u16)>,
     /// Class code: base class, sub-class, programming interface (24 bits; `0x020000` Ethernet,
     /// `0x020700` InfiniBand).
     #[serde(serialize_with = "json::hex24", deserialize_with = "json::hex")]
@@ -37,10 +31,6 @@ pub struct PciFunction {
     pub driver: Option<String>,
     /// NUMA node; `None` where the firmware does not say (the kernel's -1).
     pub numa_node: Option<u32>,
-    /// CPUs near this function, as the kernel's list (`0-55,112-167`).
-    pub local_cpus: Option<String>,
-    /// IOMMU group number; `None` without an IOMMU.
-    pub iommu_group: Option<u32>,
     /// The firmware's instance number for the function (`_DSM`), where it gives one.
     pub acpi_index: Option<u32>,
     /// What it is in SR-IOV terms.
@@ -114,22 +104,15 @@ pub(crate) fn read_at(directory: &Path, address: PciAddress) -> Result<PciFuncti
     let id = |name| -> Result<Option<u16>> {
         Ok(host::hexadecimal(directory, name)?.and_then(|id| u16::try_from(id).ok()))
     };
-    let subsystem = match (id("subsystem_vendor")?, id("subsystem_device")?) {
-        (Some(vendor), Some(device)) => Some((vendor, device)),
-        _ => None,
-    };
     let (root, chain) = place(directory);
     Ok(PciFunction {
         address,
         vendor: id("vendor")?.unwrap_or_default(),
         device: id("device")?.unwrap_or_default(),
-        subsystem,
         class: host::hexadecimal(directory, "class")?.unwrap_or_default(),
         driver: host::link_name(directory, "driver")?,
         // -1 means "unknown"; it does not parse as u32.
         numa_node: host::parsed(directory, "numa_node")?,
-        local_cpus: host::attribute(directory, "local_cpulist")?,
-        iommu_group: host::link_name(directory, "iommu_group")?.and_then(|g| g.parse().ok()),
         acpi_index: host::parsed(directory, "acpi_index")?,
         sriov: sriov(directory, address)?,
         root,

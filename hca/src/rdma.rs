@@ -1,5 +1,6 @@
 //! RDMA devices: one directory of `/sys/class/infiniband` each, and what belongs to it.
 
+use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,6 @@ use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
 use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
-use crate::reserved::Reserved;
 use crate::unit;
 
 /// One RDMA device with everything that hangs on it.
@@ -24,18 +24,12 @@ pub struct RdmaDevice {
     pub name: String,
     /// GUID of this device; `None` if it has none (zero).
     pub node_guid: Option<Guid>,
-    /// GUID shared by all devices of one adapter.
-    pub sys_image_guid: Option<Guid>,
     /// What kind of node it is.
     pub node_type: NodeType,
-    /// Description that InfiniBand management shows, often `<host> <device>`.
-    pub node_desc: Option<String>,
     /// Firmware version; soft devices have none.
     pub firmware: Option<String>,
     /// Board type, such as `MT_0000000359` (the PSID); some drivers do not report it.
     pub board_id: Option<String>,
-    /// Chip, such as `MT4129`; some drivers do not report it.
-    pub hca_type: Option<String>,
     /// The driver behind it: that of its parent (`mlx5_core`), or `rdma_rxe` for soft RoCE, which
     /// may borrow its netdev's parent.
     pub driver: Option<String>,
@@ -97,6 +91,28 @@ impl RdmaDevice {
     }
 }
 
+/// What an RDMA device that no pod can have serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reserved {
+    /// It manages an `NVSwitch`.
+    NvSwitch,
+    /// It carries the traffic of this netdev of Hyper-V.
+    Netvsc(String),
+}
+
+impl fmt::Display for Reserved {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NvSwitch => formatter.write_str("it is a management function of an NVSwitch"),
+            Self::Netvsc(netdev) => write!(
+                formatter,
+                "it carries the traffic of {netdev}, a netdev of Hyper-V (hv_netvsc)"
+            ),
+        }
+    }
+}
+
 /// The soft RoCE module's name.
 const SOFT_ROCE: &str = "rdma_rxe";
 
@@ -141,20 +157,14 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
     let directory = host.class_entry("RDMA device", "infiniband", name)?;
     let parent = Parent::of(host, &directory)?;
     let text = |attribute| host::attribute(&directory, attribute);
-    let guid = |attribute| -> Result<Option<Guid>> {
-        Ok(host::parsed(&directory, attribute)?.filter(|guid: &Guid| !guid.is_zero()))
-    };
     let auxiliary = parent.as_ref().and_then(|p| p.auxiliary.clone());
     let soft_parent = soft_parent(&directory)?;
     let mut device = RdmaDevice {
         name: name.to_owned(),
-        node_guid: guid("node_guid")?,
-        sys_image_guid: guid("sys_image_guid")?,
+        node_guid: host::parsed(&directory, "node_guid")?.filter(|guid: &Guid| !guid.is_zero()),
         node_type: text("node_type")?.map_or(NodeType::Unspecified, |t| NodeType::parse(&t)),
-        node_desc: text("node_desc")?,
         firmware: text("fw_ver")?,
         board_id: text("board_id")?,
-        hca_type: text("hca_type")?,
         driver: match &parent {
             _ if soft_parent.is_some() => Some(SOFT_ROCE.to_owned()),
             Some(parent) => parent.driver()?,

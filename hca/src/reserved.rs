@@ -1,38 +1,13 @@
 //! RDMA devices that serve the platform and that no pod can have.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-
-use serde::{Deserialize, Serialize};
 
 use crate::host::{self, Host};
 use crate::netdev::Netdev;
 use crate::port::LinkLayer;
-use crate::rdma::RdmaDevice;
-
-/// What an RDMA device serves.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Reserved {
-    /// It manages an `NVSwitch`.
-    NvSwitch,
-    /// It carries the traffic of this netdev of Hyper-V.
-    Netvsc(String),
-}
-
-impl fmt::Display for Reserved {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NvSwitch => formatter.write_str("it is a management function of an NVSwitch"),
-            Self::Netvsc(netdev) => write!(
-                formatter,
-                "it carries the traffic of {netdev}, a netdev of Hyper-V (hv_netvsc)"
-            ),
-        }
-    }
-}
+use crate::rdma::{RdmaDevice, Reserved};
 
 /// On HGX B200 and later each `NVSwitch` has InfiniBand functions for its own management. Their vital
 /// product data has this word (NVIDIA Fabric Manager, "NVLink subnet manager").

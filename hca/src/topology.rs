@@ -23,6 +23,6 @@ pub use distance::{Class, Distance, Place};
 pub use gpu::Gpu;
 pub use link::{Lanes, PcieLink};
 pub use machine::Machine;
-pub use nic::{Nic, Wanted};
+pub use nic::Nic;
 pub use numa::{Numa, NumaNode};
 pub use rail::Rail;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use hca::topology::{Class, Machine, Place, Refusal, Request, Wanted, choose};
+use hca::topology::{Class, Machine, Place, Request, choose};
 use hca_trees::{Tree, machine};
 
 /// Scans the machine that `lay` makes.
@@ -16,7 +16,12 @@ fn scan(lay: impl Fn(&Tree)) -> Machine {
     let tree = Tree::new(directory.path());
     lay(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
+    Machine::read(
+        &tree.host(),
+        &inventory,
+        hca::topology::gpu::read(&tree.host()).unwrap(),
+    )
+    .unwrap()
 }
 
 fn rows<'a>(
@@ -423,43 +428,6 @@ fn strictness_refuses_a_far_nic_and_says_what_could_be_had() {
 }
 
 #[test]
-fn a_card_is_not_shared_by_two_pods_unless_allowed() {
-    let oci = scan(machine::oci_h100);
-    let request = Request {
-        gpus: set(&[0]),
-        count: 1,
-        taken: set(&[0]),
-        ..Request::default()
-    };
-    let other_card = choose(&oci, &request).unwrap();
-    assert_eq!(
-        other_card.nics,
-        [2],
-        "the second port of the first pod's card stays alone"
-    );
-    let shared = Request {
-        share_cards: true,
-        ..request.clone()
-    };
-    assert_eq!(choose(&oci, &shared).unwrap().nics, [1]);
-    assert!(matches!(
-        choose(
-            &oci,
-            &Request {
-                count: 15,
-                ..request
-            }
-        ),
-        Err(Refusal::TooFew {
-            usable: 14,
-            taken: 1,
-            half_taken: 1,
-            ..
-        })
-    ));
-}
-
-#[test]
 fn a_gpu_gets_the_whole_card_beside_it() {
     let oci = scan(machine::oci_h100);
     let request = Request {
@@ -479,9 +447,8 @@ fn a_gpu_gets_the_whole_card_beside_it() {
 #[test]
 fn contradictory_requirements_are_refused_by_name() {
     let a4 = scan(machine::a4);
-    let refused = |gpus, include, taken, count| {
+    let refused = |include, taken, count| {
         let request = Request {
-            gpus: set(gpus),
             include: set(include),
             taken: set(taken),
             count,
@@ -490,19 +457,11 @@ fn contradictory_requirements_are_refused_by_name() {
         choose(&a4, &request).unwrap_err().to_string()
     };
     assert_eq!(
-        refused(&[8], &[], &[], 1),
-        "there is no GPU 8: this machine has 8"
-    );
-    assert_eq!(
-        refused(&[], &[], &[9], 1),
-        "there is no NIC 9: this machine has 8"
-    );
-    assert_eq!(
-        refused(&[], &[1, 2], &[], 1),
+        refused(&[1, 2], &[], 1),
         "2 NICs have to be included, but only 1 are wanted"
     );
     assert_eq!(
-        refused(&[], &[1], &[1], 1),
+        refused(&[1], &[1], 1),
         "mlx5_1 has to be included, but it is taken or unhealthy"
     );
 }

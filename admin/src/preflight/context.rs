@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use hca::network::{self, Address, Network, Uplinks};
@@ -11,8 +12,6 @@ use hca::{Host, Inventory, NetnsMode, Port, RdmaDevice};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
-
-use super::hcas::Expected;
 
 /// Whose checks are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +41,33 @@ pub(super) struct Requirements {
     /// Partition key that InfiniBand ports should have, such as 0x8001
     #[arg(long, value_name = "PKEY", value_parser = pkey)]
     pub pkey: Option<u16>,
+}
+
+/// How many HCAs this node should have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Expected {
+    /// Those of the pool of this resource; all of the node without.
+    pub resource: Option<String>,
+    /// How many of them can be used.
+    pub hcas: usize,
+}
+
+impl FromStr for Expected {
+    type Err = &'static str;
+
+    /// `8` or `rdma/rails=8`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (resource, number) = match text.rsplit_once('=') {
+            Some((resource, number)) => (Some(resource.to_owned()), number),
+            None => (None, text),
+        };
+        match number.parse() {
+            Ok(hcas) if resource.as_deref() != Some("") => Ok(Self { resource, hcas }),
+            _ => Err(
+                "expected a number of HCAs, or a resource and a number, such as 8 or rdma/rails=8",
+            ),
+        }
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, ParseIntError> {

@@ -2,42 +2,12 @@
 //! that has lost all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::str::FromStr;
 
 use hca::PciAddress;
 
 use super::check::{Findings, checks, need};
-use super::context::{Context, PoolHca};
+use super::context::{Context, Expected, PoolHca};
 use crate::verdict::Finding;
-
-/// How many HCAs this node should have.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Expected {
-    /// Those of the pool of this resource; all of the node without.
-    pub resource: Option<String>,
-    /// How many of them can be used.
-    pub hcas: usize,
-}
-
-/// A text that is no [`Expected`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("expected a number of HCAs, or a resource and a number, such as 8 or rdma/rails=8")]
-pub(super) struct NoExpectation;
-
-impl FromStr for Expected {
-    type Err = NoExpectation;
-
-    /// `8` or `rdma/rails=8`.
-    fn from_str(text: &str) -> Result<Self, NoExpectation> {
-        let (resource, number) = match text.rsplit_once('=') {
-            Some(("", _)) => return Err(NoExpectation),
-            Some((resource, number)) => (Some(resource.to_owned()), number),
-            None => (None, text),
-        };
-        let hcas = number.parse().map_err(|_| NoExpectation)?;
-        Ok(Self { resource, hcas })
-    }
-}
 
 /// What is read.
 #[derive(Debug, Clone, Default)]
@@ -77,13 +47,10 @@ pub(super) fn read(context: &Context) -> Facts {
             hca.fault = None;
         }
     }
-    for away in &inventory.elsewhere {
-        let usable = PoolHca::new(&away.rdma_device, None);
-        hcas.insert(key(away.pci, &away.rdma_device), usable);
-    }
-    for device in &inventory.unreadable {
-        let faulty = PoolHca::new(&device.rdma_device, Some(&device.reason));
-        hcas.entry(faulty.id.clone()).or_insert(faulty);
+    for hidden in &inventory.hidden {
+        let function = hidden.pci.as_ref().map(|pci| pci.address);
+        let hca = PoolHca::new(&hidden.rdma_device, hidden.fault.as_deref());
+        hcas.insert(key(function, &hidden.rdma_device), hca);
     }
     Facts {
         in_pod: context.in_pod(),

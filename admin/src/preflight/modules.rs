@@ -102,11 +102,12 @@ fn functions(context: &Context) -> Vec<Function> {
             .as_deref()
             .is_some_and(|driver| half_of(driver).is_some());
         let could = function.class >> 16 == 0x02 && (known || function.vendor == MELLANOX);
-        let mut elsewhere = inventory.elsewhere.iter();
+        let mut hidden = inventory.hidden.iter();
         could.then(|| Function {
             address,
             driver: function.driver,
-            rdma: has_rdma(address) || elsewhere.any(|away| away.pci == Some(address)),
+            rdma: has_rdma(address)
+                || hidden.any(|one| one.pci.as_ref().is_some_and(|pci| pci.address == address)),
             in_lag: inventory.netdevs_on_pci(address).any(is_in_lag),
         })
     };

@@ -7,9 +7,9 @@ use hca::RdmaDevice;
 use hca::chardev::{CharDevice, Node};
 
 use super::check::{Findings, checks, need};
+use super::container_runtime::{self, Cdi};
 use super::context::Context;
 use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
-use rdma_device_plugin::container_runtime::{self, Cdi};
 use rdma_device_plugin::files;
 
 /// What is read.
@@ -328,7 +328,7 @@ fn r06_cdi(facts: &Facts) -> Findings {
         Cdi::OutOfSight(place) => {
             Finding::unknown(format!(
                 "the container runtime's configuration ({place}) is not mounted here: check on the \
-                 node; what the daemon chose by it is \"delivery\" at /status"
+                 node"
             ))
         }
         Cdi::Silent(place) => Finding::pass(

@@ -378,7 +378,7 @@ fn the_pools_of_a_configuration_name_their_devices_and_units() {
              "selectors": {"ifNames": ["gpu0rdma0", "gpu7rdma0"]}},
             {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
     );
-    let host = HostSnapshot::make(&tree.host(), &[]).unwrap();
+    let host = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
     let nowhere = Path::new("/nonexistent/policy.json");
     let pools = pools(&config.unwrap(), &host, nowhere, &tree.host());
     let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();

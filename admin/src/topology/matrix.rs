@@ -182,8 +182,8 @@ fn link(link: PcieLink) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::holders::example::holders;
-    use hca::topology::{Machine, Request, Wanted, choose};
+    use crate::holders::example::holders;
+    use hca::topology::{Machine, Request, choose};
     use hca_trees::{Tree, machine};
 
     fn view(lay: impl Fn(&Tree)) -> View {
@@ -191,7 +191,12 @@ mod tests {
         let tree = Tree::new(directory.path());
         lay(&tree);
         let inventory = hca::inventory(&tree.host()).unwrap();
-        let machine = Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap();
+        let machine = Machine::read(
+            &tree.host(),
+            &inventory,
+            hca::topology::gpu::read(&tree.host()).unwrap(),
+        )
+        .unwrap();
         View {
             machine,
             ..View::default()

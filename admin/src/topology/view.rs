@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, Place};
 use serde_json::{Value, json};
 
-use super::alignment::{Misaligned, misaligned};
-use super::holders::Holders;
+use crate::alignment::{Misaligned, misaligned};
+use crate::holders::Holders;
 
 /// All that the faces show.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl View {
             {
                 notes.push(format!(
                     "{} is on rail {} by {}, but would be on rail {number} by {}: check that all \
-                     nodes agree, or number rails with --rail",
+                     nodes agree, or number rails by topology.rails of the pools' file",
                     nic.title(),
                     rail.number,
                     rail.source.description(),

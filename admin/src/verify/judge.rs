@@ -13,7 +13,6 @@ use crate::verdict::Finding;
 use super::causes;
 use super::nccl;
 use super::perftest::{Row, Run};
-use super::table::Expected;
 
 /// From here on messages are large enough for the bandwidth to be the path's.
 const LARGE_BYTES: u64 = 64 << 10;
@@ -29,6 +28,17 @@ pub(super) enum Memory {
     Host,
     /// A GPU's.
     Gpu,
+}
+
+/// What a table is judged by.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Expected {
+    /// Rate of one NIC in Gb/s; `None`: what the table itself says of the link, if anything.
+    pub line_rate: Option<f64>,
+    /// NICs of each pod, for NCCL; `None`: as NCCL says, else one for each GPU.
+    pub nics: Option<u32>,
+    /// The table of `ib_write_bw` is of GPU memory.
+    pub gpu_memory: bool,
 }
 
 /// Judges a run of `ib_write_bw`. `line` is in Gb/s; `soft` means that there is no hardware whose

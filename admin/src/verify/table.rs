@@ -1,24 +1,13 @@
 //! Judges a bandwidth table that a tool printed earlier.
 
 use super::causes;
-use super::judge::{self, Memory};
+use super::judge::{self, Expected, Memory};
 use super::ladder::{self, Climbed};
 use super::perftest;
 use super::place::plain;
 use crate::verdict::Outcome;
 
-/// What a table is judged by.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Expected {
-    /// Rate of one NIC in Gb/s; `None`: what the table itself says of the link, if anything.
-    pub line_rate: Option<f64>,
-    /// NICs of each pod, for NCCL; `None`: as NCCL says, else one for each GPU.
-    pub nics: Option<u32>,
-    /// The table of `ib_write_bw` is of GPU memory.
-    pub gpu_memory: bool,
-}
-
-/// Judges the output of `ib_write_bw`, NetPIPE or `nccl-tests`; `None` for text with neither's table and
+/// Judges the output of `ib_write_bw`, NetPIPE or `nccl-tests`; `None` for text with no table of these and
 /// without a message that ends a collective.
 pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     let text = plain(text);

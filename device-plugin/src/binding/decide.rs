@@ -96,8 +96,6 @@ pub(crate) fn decide(
         gpus: all_gpus,
         include: kept.values().filter_map(position).collect(),
         barred,
-        // Units are counted by HCA: a port that could not be given would be one too many.
-        share_cards: true,
         ..Request::default()
     };
     let choice = choose(machine, &request).map_err(Refused::Choice)?;
@@ -254,7 +252,6 @@ fn serve(
         gpus: served_gpus(container, containers),
         include: nics.iter().copied().collect(),
         barred: barred.clone(),
-        share_cards: true,
         strict,
         ..Request::default()
     };

@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::words::word;
 use attachment::journal::Lock;
 use hca::HcaId;
 use node_wire::Pod;
@@ -69,16 +70,6 @@ pub(crate) enum Stage {
     Started,
 }
 
-impl Stage {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Bound => "bound",
-            Self::Attached => "attached",
-            Self::Started => "started",
-        }
-    }
-}
-
 impl Binding {
     /// A binding, not yet on disk.
     pub(crate) fn new(hca: &HcaId, unit: &str, pod: &Pod, sandbox: Option<&str>) -> Self {
@@ -105,7 +96,7 @@ impl Binding {
             hca: self.hca.clone(),
             pod: self.pod.clone(),
             container: self.container.clone(),
-            stage: self.stage.word().to_owned(),
+            stage: word(&self.stage),
             rail: self.rail,
             gpus: self.gpus.clone(),
         }

@@ -1,14 +1,14 @@
 //! Candidates from an inventory: RDMA devices grouped by the identity that their units carry.
 
-use std::collections::BTreeMap;
-
 use hca::inventory::Inventory;
-use hca::{HcaId, PciAddress, PciFunction, RdmaDevice};
+use hca::{HcaId, PciFunction, RdmaDevice};
+use serde::{Deserialize, Serialize};
 
 use super::Candidate;
 
 /// An RDMA device that no pool can use, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Unusable {
     /// Its name.
     pub rdma_device: String,
@@ -17,17 +17,7 @@ pub struct Unusable {
 }
 
 /// Groups the RDMA devices of a host by identity, in the host's own order of device names.
-///
-/// `functions` are the PCI functions of devices that are in another network namespace.
-pub fn list(
-    inventory: &Inventory,
-    functions: &BTreeMap<PciAddress, PciFunction>,
-) -> (Vec<Candidate>, Vec<Unusable>) {
-    let function = |address: Option<PciAddress>| functions.get(&address?).cloned();
-    let named = |name: &str| RdmaDevice {
-        name: name.to_owned(),
-        ..RdmaDevice::default()
-    };
+pub fn list(inventory: &Inventory) -> (Vec<Candidate>, Vec<Unusable>) {
     let here = inventory.rdma_devices.iter().map(|device| {
         let id = HcaId::of(device).map_err(|error| error.to_string());
         let hca = id.map(|id| Candidate {
@@ -36,40 +26,29 @@ pub fn list(
         });
         (&device.name, hca)
     });
-    let elsewhere = inventory.elsewhere.iter().map(|away| {
-        let hca = match HcaId::of_place(away.pci, away.auxiliary.as_deref()) {
-            Ok(Some(id)) => Ok(Candidate {
-                elsewhere: true,
-                ..candidate(id, named(&away.rdma_device), function(away.pci), inventory)
-            }),
-            Ok(None) => Err(
-                "it is in another network namespace and on no bus, so its identity \
-                             cannot be seen from here"
-                    .into(),
-            ),
-            Err(error) => Err(error.to_string()),
+    let hidden = inventory.hidden.iter().map(|hidden| {
+        let device = RdmaDevice {
+            name: hidden.rdma_device.clone(),
+            ..RdmaDevice::default()
         };
-        (&away.rdma_device, hca)
-    });
-    let unreadable = inventory.unreadable.iter().map(|device| {
-        let hca = match HcaId::of_place(device.pci, device.auxiliary.as_deref()) {
-            Ok(Some(id)) => Ok(Candidate {
-                fault: Some(device.reason.clone()),
-                ..candidate(
-                    id,
-                    named(&device.rdma_device),
-                    function(device.pci),
-                    inventory,
-                )
+        let hca = match &hidden.hca {
+            Some(id) => Ok(Candidate {
+                elsewhere: hidden.uverbs.is_some(),
+                fault: hidden.fault.clone(),
+                ..candidate(id.clone(), device, hidden.pci.clone(), inventory)
             }),
             // Its identity is an attribute. A pool that had it before knows it by its name.
-            Ok(None) | Err(_) => Err(device.reason.clone()),
+            None => Err(hidden.fault.clone().unwrap_or_else(|| {
+                "it is in another network namespace and on no bus, so its identity cannot be seen \
+                 from here"
+                    .to_owned()
+            })),
         };
-        (&device.rdma_device, hca)
+        (&hidden.rdma_device, hca)
     });
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut unusable = Vec::new();
-    for (name, found) in here.chain(elsewhere).chain(unreadable) {
+    for (name, found) in here.chain(hidden) {
         match found {
             Ok(hca) => match candidates.iter_mut().find(|known| known.id == hca.id) {
                 Some(known) => {

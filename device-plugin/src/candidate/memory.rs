@@ -80,7 +80,7 @@ impl Memory {
     /// The HCAs of a scan, with what was known of those that the host cannot see whole, and remembers
     /// what is known now.
     pub fn list(&mut self, seen: &HostSnapshot) -> (Vec<Candidate>, Vec<Unusable>) {
-        let (mut candidates, mut unusable) = gather::list(&seen.inventory, &seen.functions);
+        let (mut candidates, mut unusable) = gather::list(&seen.inventory);
         self.complete(&mut candidates, &mut unusable, &seen.inventory);
         (candidates, unusable)
     }
@@ -104,11 +104,8 @@ impl Memory {
                 self.known.insert(seen.id.clone(), lasting(seen));
             }
         }
-        let elsewhere = inventory.elsewhere.iter();
-        let elsewhere = elsewhere.map(|away| (&away.rdma_device, None));
-        let unreadable = inventory.unreadable.iter();
-        let unreadable = unreadable.map(|one| (&one.rdma_device, Some(one.reason.clone())));
-        for (name, fault) in elsewhere.chain(unreadable) {
+        for hidden in &inventory.hidden {
+            let name = &hidden.rdma_device;
             let has_name = |hca: &Candidate| hca.rdma_devices.iter().any(|one| one.name == *name);
             let by_guid = |hca: &&Candidate| matches!(hca.id, HcaId::NodeGuid(_)) && has_name(hca);
             let Some(known) = self.known.values().find(by_guid) else {
@@ -120,8 +117,8 @@ impl Memory {
             {
                 unusable.retain(|one| one.rdma_device != *name);
                 candidates.push(Candidate {
-                    elsewhere: fault.is_none(),
-                    fault,
+                    elsewhere: hidden.uverbs.is_some(),
+                    fault: hidden.fault.clone(),
                     ..known.clone()
                 });
             }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hca::PciAddress;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::resource::ResourceName;
 use super::selector::Selector;
@@ -15,12 +15,6 @@ use super::value;
 
 /// Interval of rescans when the file does not say one.
 pub(crate) const DEFAULT_RESCAN_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
-pub(crate) const MIN_RESCAN_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Longest time that can be configured; what is longer is a slip of the pen.
-pub(crate) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// Most units of one resource. The kubelet's gRPC client takes messages up to 4 MiB, which holds
 /// this many of the longest identities of a pool of this size.
@@ -191,7 +185,7 @@ pub enum Variables {
 }
 
 /// How containers get their devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Delivery {
     /// Paths and permissions in the response.
@@ -199,16 +193,6 @@ pub enum Delivery {
     DeviceSpecs,
     /// Names of devices in CDI specifications that this program writes.
     Cdi,
-}
-
-impl Delivery {
-    /// The word for it in configuration files.
-    pub fn word(self) -> &'static str {
-        match self {
-            Delivery::DeviceSpecs => "deviceSpecs",
-            Delivery::Cdi => "cdi",
-        }
-    }
 }
 
 /// Something of the host that a pool waits for: a driver container that builds and loads drivers says
@@ -237,26 +221,12 @@ impl FromStr for Gate {
     /// `file:/run/mellanox/drivers/.driver-ready`, `module:mlx5_ib`.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            Some(("file", path)) => absolute_path(path).map(Gate::File),
-            Some(("module", name)) => module_name(name).map(Gate::Module),
+            Some(("file", path)) => value::absolute_path(path).map(Gate::File),
+            Some(("module", name)) => value::module_name(name).map(Gate::Module),
             _ => Err(format!(
                 "{text:?}: write file:/ABSOLUTE/PATH or module:NAME"
             )),
         }
-    }
-}
-
-pub(super) fn absolute_path(path: &str) -> Result<PathBuf, String> {
-    let absolute = Some(PathBuf::from(path)).filter(|path| path.is_absolute());
-    absolute.ok_or_else(|| format!("{path:?} is not an absolute path"))
-}
-
-/// A kernel module, by its name or its file's: the kernel writes `_` for `-`.
-pub(super) fn module_name(name: &str) -> Result<String, String> {
-    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    match !name.is_empty() && name.chars().all(legal) {
-        true => Ok(name.replace('-', "_")),
-        false => Err(format!("{name:?} is not the name of a kernel module")),
     }
 }
 
@@ -352,7 +322,8 @@ impl Sharing {
 }
 
 /// Which units the kubelet is advised to take for a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Least used HCAs first, a different one for each unit.
     #[default]
@@ -365,26 +336,8 @@ pub enum Policy {
     SameHca,
 }
 
-impl Policy {
-    /// All of them, with their words in configuration files.
-    pub const ALL: [(&'static str, Policy); 4] = [
-        ("spread", Policy::Spread),
-        ("pack", Policy::Pack),
-        ("numa", Policy::Numa),
-        ("same-hca", Policy::SameHca),
-    ];
-
-    /// The word for it in configuration files.
-    pub fn word(self) -> &'static str {
-        Self::ALL
-            .iter()
-            .find(|(_, policy)| *policy == self)
-            .map_or("", |(word, _)| word)
-    }
-}
-
 /// A class of character devices below `/dev/infiniband`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeClass {
     /// `uverbsN`: verbs of one RDMA device.
@@ -400,22 +353,14 @@ pub enum NodeClass {
 }
 
 impl NodeClass {
-    /// All of them, with their words in configuration files.
-    pub const ALL: [(&'static str, NodeClass); 5] = [
-        ("uverbs", NodeClass::Uverbs),
-        ("rdma_cm", NodeClass::RdmaCm),
-        ("umad", NodeClass::Umad),
-        ("issm", NodeClass::Issm),
-        ("ucm", NodeClass::Ucm),
+    /// All of them.
+    pub const ALL: [NodeClass; 5] = [
+        NodeClass::Uverbs,
+        NodeClass::RdmaCm,
+        NodeClass::Umad,
+        NodeClass::Issm,
+        NodeClass::Ucm,
     ];
-
-    /// The word for it in configuration files and messages.
-    pub fn word(self) -> &'static str {
-        Self::ALL
-            .iter()
-            .find(|(_, class)| *class == self)
-            .map_or("", |(word, _)| word)
-    }
 }
 
 /// Which classes of character devices a container gets.

@@ -6,19 +6,20 @@
 
 use std::time::Duration;
 
+use node::duration;
 use node::spelling::nearest;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{Deserializer, Error as _, IgnoredAny};
 use serde_saphyr::{Location, Spanned};
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, NodeRule,
-    Policy, PoolConfig, PortHealth, Sharing, TopologyConfig,
+    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_UNITS,
+    NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig,
 };
 use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
-use super::selector::Selector;
-use super::value;
+use super::selector::{self, Selector};
+use super::value::MAX_TIME;
 
 /// The version this program reads.
 const VERSION: u32 = 1;
@@ -33,7 +34,7 @@ struct Versioned {
 struct File {
     #[serde(rename = "version")]
     _version: IgnoredAny,
-    #[serde(default = "usual_interval", deserialize_with = "value::rescan")]
+    #[serde(default = "usual_interval", deserialize_with = "rescan")]
     rescan_interval: Option<Duration>,
     #[serde(default)]
     health: Damping,
@@ -56,7 +57,7 @@ struct Pool {
     strict: Option<bool>,
     bind_at_start: Option<bool>,
     environment: Option<bool>,
-    #[serde(default, deserialize_with = "value::slots")]
+    #[serde(default, deserialize_with = "slots")]
     slots: Option<u32>,
     policy: Option<Placement>,
     #[serde(default)]
@@ -64,7 +65,7 @@ struct Pool {
     #[serde(default)]
     exclude_topology: bool,
     delivery: Option<Delivery>,
-    #[serde(default, deserialize_with = "value::exclusion")]
+    #[serde(default, deserialize_with = "exclusion")]
     exclude: Option<Exclusion>,
     #[serde(default)]
     wait_for: Vec<Gate>,
@@ -72,7 +73,7 @@ struct Pool {
     optional: bool,
     #[serde(default)]
     link_up: bool,
-    #[serde(deserialize_with = "value::select")]
+    #[serde(deserialize_with = "selector::select")]
     select: Vec<Selector>,
 }
 
@@ -247,6 +248,49 @@ impl Pool {
             },
         }
     }
+}
+
+/// Shortest interval of rescans: a scan reads a thousand files, and events cause scans besides.
+const MIN_RESCAN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// `rescanInterval`; 0 switches rescans off.
+fn rescan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match duration::parse(&text) {
+        Some(Duration::ZERO) => Ok(None),
+        Some(interval) if (MIN_RESCAN_INTERVAL..=MAX_TIME).contains(&interval) => {
+            Ok(Some(interval))
+        }
+        Some(_) => Err(D::Error::custom(format!(
+            "rescanInterval {text:?}: give a time between 1s and 24h, or 0 for never"
+        ))),
+        None => Err(D::Error::custom(format!(
+            "rescanInterval {text:?}: write a number and ms, s, m or h, as 60s; 0 is off"
+        ))),
+    }
+}
+
+fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    match u32::deserialize(deserializer)? {
+        slots @ 1..=MAX_UNITS => Ok(Some(slots)),
+        slots => Err(D::Error::custom(format!(
+            "slots is {slots}; give a number between 1 and {MAX_UNITS}"
+        ))),
+    }
+}
+
+fn exclusion<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Exclusion>, D::Error> {
+    #[derive(Deserialize, PartialEq)]
+    #[serde(rename_all = "camelCase")]
+    enum Word {
+        Uplinks,
+        PfsWithVfs,
+    }
+    let words = Vec::<Word>::deserialize(deserializer)?;
+    Ok(Some(Exclusion {
+        uplinks: words.contains(&Word::Uplinks),
+        pfs_with_vfs: words.contains(&Word::PfsWithVfs),
+    }))
 }
 
 fn from_text<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Problems> {

@@ -14,10 +14,7 @@ const NAME_MAX: usize = 63;
 /// An extended resource name, `prefix/name`, that every kubelet accepts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
-pub struct ResourceName {
-    full: String,
-    slash: usize,
-}
+pub struct ResourceName(String);
 
 /// Why a resource name would be refused by the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,10 +47,7 @@ impl ResourceName {
         };
         check_prefix(prefix).map_err(refuse)?;
         check_name(name).map_err(refuse)?;
-        Ok(Self {
-            full: full.into(),
-            slash: prefix.len(),
-        })
+        Ok(Self(full.into()))
     }
 
     /// The name of a resource in a peer's file, which allows letters, digits and what is in `also`.
@@ -73,23 +67,13 @@ impl ResourceName {
 
     /// The whole name, as the kubelet and pods write it.
     pub fn as_str(&self) -> &str {
-        &self.full
-    }
-
-    /// What stands before the slash.
-    pub fn prefix(&self) -> &str {
-        self.full.get(..self.slash).unwrap_or_default()
-    }
-
-    /// What stands after the slash.
-    pub fn name(&self) -> &str {
-        self.full.get(self.slash + 1..).unwrap_or_default()
+        &self.0
     }
 }
 
 impl fmt::Display for ResourceName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.full)
+        formatter.write_str(&self.0)
     }
 }
 
@@ -154,15 +138,6 @@ fn check_name(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn splits_prefix_and_name() {
-        let name = ResourceName::parse("rdma/hca_shared_devices_a").unwrap();
-        assert_eq!(
-            (name.prefix(), name.name(), name.as_str()),
-            ("rdma", "hca_shared_devices_a", "rdma/hca_shared_devices_a")
-        );
-    }
 
     #[test]
     fn accepts_what_the_kubelet_accepts() {

@@ -21,12 +21,13 @@ use node::pattern::Pattern;
 use serde::Deserialize;
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Format, MAX_POOLED_UNITS, MAX_TIME, PoolConfig, Sharing,
+    Config, DEFAULT_RESCAN_INTERVAL, Format, MAX_POOLED_UNITS, PoolConfig, Sharing,
 };
 use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
 use super::selector::Selector;
 use super::spelling;
+use super::value::MAX_TIME;
 use crate::candidate::FunctionKind;
 
 const DEFAULT_PREFIX: &str = "rdma";

@@ -10,12 +10,12 @@ use std::fmt;
 use hca::{Guid, Netdev, PciFunction, Port, RdmaDevice};
 use node::pattern::Pattern;
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
 
 use super::range::RangeSet;
-use super::value::{
-    drivers, guids, link_types, numbers, one_or_many, partition_keys, pci_ids, ranges,
-};
+use super::value::{drivers, guids, link_types, numbers, partition_keys, pci_ids, ranges};
 use crate::candidate::{Candidate, FunctionKind, link_type};
+use crate::words::word;
 
 /// A conjunction of criteria; an empty list imposes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -280,8 +280,8 @@ const CRITERIA: &[Criterion] = &[
     criterion!(
         "functions",
         Place,
-        |hca| vec![hca.function().kind.word().to_owned()],
-        |selector| alternatives(selector.functions.iter().map(|kind| kind.word())),
+        |hca| vec![word(&hca.function().kind)],
+        |selector| alternatives(selector.functions.iter().map(word)),
         Hca(|selector, hca| selector.functions.contains(&hca.function().kind))
     ),
     criterion!(
@@ -436,6 +436,45 @@ impl Selector {
         let has_type = |port: &&Port| any_matches(&self.link_types, link_type(port.link_layer));
         let ports = candidate.ports();
         ports.filter(|port| any || has_type(port)).collect()
+    }
+}
+
+/// One selector, or a list of alternatives.
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Selector>, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = Vec<Selector>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a selector or a list of selectors")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<Selector>, A::Error> {
+            let one = Selector::deserialize(value::MapAccessDeserializer::new(map))?;
+            Ok(vec![one])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<Selector>, A::Error> {
+            Vec::deserialize(value::SeqAccessDeserializer::new(seq))
+        }
+    }
+    // A scalar would be a type error anyway; asking for "any" keeps its message ours.
+    deserializer.deserialize_any(Either)
+}
+
+/// The same where it selects the HCAs of a pool.
+pub(super) fn select<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Selector>, D::Error> {
+    let selectors = one_or_many(deserializer)?;
+    if selectors.is_empty() {
+        return Err(D::Error::custom("select is empty"));
+    }
+    match selectors.iter().any(Selector::is_empty) {
+        true => Err(D::Error::custom(
+            "a selector without criteria; to take every HCA write rdmaDevices: [\"*\"]",
+        )),
+        false => Ok(selectors),
     }
 }
 

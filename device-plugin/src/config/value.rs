@@ -1,7 +1,6 @@
 //! How values of our own format are written. An error is of one value, so that it has that value's line.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,15 +8,14 @@ use hca::{LinkLayer, PciAddress};
 use node::duration;
 use node::pattern::Pattern;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
+use serde::de::{Deserializer, Error as _};
 
-use super::model::{
-    Exclusion, MAX_TIME, MAX_UNITS, MIN_RESCAN_INTERVAL, absolute_path, module_name,
-};
 use super::range::RangeSet;
-use super::selector::Selector;
 use super::spelling;
 use crate::candidate::link_type;
+
+/// Longest time that can be configured; what is longer is a slip of the pen.
+pub(crate) const MAX_TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// A list of words, each read by itself.
 fn list<'de, D: Deserializer<'de>, T>(
@@ -105,47 +103,6 @@ pub(super) fn ranges<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Range
     Ok(all)
 }
 
-/// One selector, or a list of alternatives.
-pub(super) fn one_or_many<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<Selector>, D::Error> {
-    struct Either;
-    impl<'de> Visitor<'de> for Either {
-        type Value = Vec<Selector>;
-
-        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("a selector or a list of selectors")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<Selector>, A::Error> {
-            let one = Selector::deserialize(value::MapAccessDeserializer::new(map))?;
-            Ok(vec![one])
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<Selector>, A::Error> {
-            Vec::deserialize(value::SeqAccessDeserializer::new(seq))
-        }
-    }
-    // A scalar would be a type error anyway; asking for "any" keeps its message ours.
-    deserializer.deserialize_any(Either)
-}
-
-/// The same where it selects the HCAs of a pool.
-pub(super) fn select<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<Selector>, D::Error> {
-    let selectors = one_or_many(deserializer)?;
-    if selectors.is_empty() {
-        return Err(D::Error::custom("select is empty"));
-    }
-    match selectors.iter().any(Selector::is_empty) {
-        true => Err(D::Error::custom(
-            "a selector without criteria; to take every HCA write rdmaDevices: [\"*\"]",
-        )),
-        false => Ok(selectors),
-    }
-}
-
 /// A time of at most [`MAX_TIME`].
 pub(super) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
@@ -158,39 +115,11 @@ pub(super) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duratio
     }
 }
 
-/// `rescanInterval`; 0 switches rescans off.
-pub(super) fn rescan<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    match duration::parse(&text) {
-        Some(Duration::ZERO) => Ok(None),
-        Some(interval) if (MIN_RESCAN_INTERVAL..=MAX_TIME).contains(&interval) => {
-            Ok(Some(interval))
-        }
-        Some(_) => Err(D::Error::custom(format!(
-            "rescanInterval {text:?}: give a time between 1s and 24h, or 0 for never"
-        ))),
-        None => Err(D::Error::custom(format!(
-            "rescanInterval {text:?}: write a number and ms, s, m or h, as 60s; 0 is off"
-        ))),
-    }
-}
-
 pub(super) fn flaps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
         flaps @ 2.. => Ok(flaps),
         flaps => Err(D::Error::custom(format!(
             "flaps is {flaps}; one loss is not flapping, give 2 or more"
-        ))),
-    }
-}
-
-pub(super) fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    match u32::deserialize(deserializer)? {
-        slots @ 1..=MAX_UNITS => Ok(Some(slots)),
-        slots => Err(D::Error::custom(format!(
-            "slots is {slots}; give a number between 1 and {MAX_UNITS}"
         ))),
     }
 }
@@ -220,18 +149,16 @@ pub(super) fn rails<'de, D: Deserializer<'de>>(
     Ok(all.into_iter().collect())
 }
 
-pub(super) fn exclusion<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Exclusion>, D::Error> {
-    #[derive(Deserialize, PartialEq)]
-    #[serde(rename_all = "camelCase")]
-    enum Word {
-        Uplinks,
-        PfsWithVfs,
+pub(super) fn absolute_path(path: &str) -> Result<PathBuf, String> {
+    let absolute = Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    absolute.ok_or_else(|| format!("{path:?} is not an absolute path"))
+}
+
+/// A kernel module, by its name or its file's: the kernel writes `_` for `-`.
+pub(super) fn module_name(name: &str) -> Result<String, String> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    match !name.is_empty() && name.chars().all(legal) {
+        true => Ok(name.replace('-', "_")),
+        false => Err(format!("{name:?} is not the name of a kernel module")),
     }
-    let words = Vec::<Word>::deserialize(deserializer)?;
-    Ok(Some(Exclusion {
-        uplinks: words.contains(&Word::Uplinks),
-        pfs_with_vfs: words.contains(&Word::PfsWithVfs),
-    }))
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::config::model::{TUN, VHOST_NET};
 use crate::config::{NodeClass, PoolConfig, ResourceName, Variables};
 use crate::snapshot::Member;
+use crate::words::word;
 
 /// Variables for a container:
 /// - `RDMA_DEVICES_<RESOURCE>` lists RDMA devices as applications name them (`mlx5_0,mlx5_1`);
@@ -66,7 +67,7 @@ pub(crate) fn suffix(resource: &ResourceName) -> String {
 /// What the SR-IOV plugin's information providers say about an RDMA device.
 fn describe(pool: &PoolConfig, member: &Member) -> Value {
     let mut rdma = Map::new();
-    for (word, class) in NodeClass::ALL {
+    for class in NodeClass::ALL {
         let paths: Vec<&str> = member
             .nodes
             .iter()
@@ -74,7 +75,7 @@ fn describe(pool: &PoolConfig, member: &Member) -> Value {
             .map(|node| node.path.as_str())
             .collect();
         if !paths.is_empty() {
-            rdma.insert(word.into(), paths.join(",").into());
+            rdma.insert(word(&class), paths.join(",").into());
         }
     }
     rdma.insert("rdma_dev".into(), member.hca.rdma_names().join(",").into());

@@ -29,6 +29,7 @@ use crate::allocate;
 use crate::config::{NodeClass, ResourceName};
 use crate::deliver::device_info;
 use crate::snapshot::{Health, Snapshot, Unit};
+use crate::words::word;
 
 /// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
@@ -214,8 +215,8 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
         false => paths.iter().cloned().collect::<Vec<_>>().join(","),
     };
     let mut of_one_hca = NodeClass::ALL.into_iter();
-    of_one_hca.find_map(|(word, class)| {
-        let prefix = format!("/dev/infiniband/{word}");
+    of_one_hca.find_map(|class| {
+        let prefix = format!("/dev/infiniband/{}", word(&class));
         let then = allocated.iter().filter(|path| path.starts_with(&prefix));
         let then: BTreeSet<String> = then.cloned().collect();
         let paths = members.iter().flat_map(|member| member.paths(class));

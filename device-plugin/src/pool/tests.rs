@@ -35,7 +35,8 @@ impl Node {
     }
 
     fn scan(&self) -> HostSnapshot {
-        let mut seen = HostSnapshot::make(&self.tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         // Nodes of a tree are plain files.
         seen.nodes
             .values_mut()
@@ -50,7 +51,7 @@ impl Node {
 
 fn pools(config: &Config, seen: &HostSnapshot, previous: &[Snapshot]) -> Pools {
     let previous: Vec<_> = previous.iter().cloned().map(Arc::new).collect();
-    let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+    let (candidates, _) = gather::list(&seen.inventory);
     assemble(config, &candidates, seen, &previous)
 }
 

@@ -33,7 +33,8 @@ impl Node {
     }
 
     fn scan(&self) -> HostSnapshot {
-        let mut seen = HostSnapshot::make(&self.tree.host(), &[]).unwrap();
+        let mut seen =
+            HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
         seen.nodes
             .values_mut()
             .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -64,7 +65,7 @@ impl Node {
     fn keep(&self, pool_states: &PoolStates) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(memory::FILE);
-        node::file::replace(&file, pool_states.memory().text().unwrap()).unwrap();
+        node::file::replace(&file, pool_states.memory.text().unwrap()).unwrap();
         directory
     }
 }
@@ -98,7 +99,7 @@ fn config(words: &str) -> Config {
 const BY_NAME: &str = "mode: exclusive, select: { ifNames: [ens1], linkSpeed: [100G] }";
 
 fn counts(pool_states: &PoolStates) -> Counts {
-    pool_states.snapshots()[0].count()
+    pool_states.snapshots[0].count()
 }
 
 #[test]
@@ -147,11 +148,8 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
         }
     );
     let resource = config.pools[0].resource.clone();
-    assert_eq!(
-        pool_states.transitions()[&(resource.clone(), "unhealthy")],
-        1
-    );
-    assert_eq!(pool_states.transitions()[&(resource, "healthy")], 1);
+    assert_eq!(pool_states.transitions[&(resource.clone(), "unhealthy")], 1);
+    assert_eq!(pool_states.transitions[&(resource, "healthy")], 1);
 }
 
 #[test]
@@ -159,9 +157,9 @@ fn an_unchanged_pool_is_no_news() {
     let (node, config) = (Node::new(), config(BY_NAME));
     let (mut pool_states, now) = (PoolStates::known(), Instant::now());
     pool_states.update(&config, &node.scan(), now);
-    let before = pool_states.snapshots()[0].clone();
+    let before = pool_states.snapshots[0].clone();
     pool_states.update(&config, &node.scan(), now);
-    assert!(Arc::ptr_eq(&before, &pool_states.snapshots()[0]));
+    assert!(Arc::ptr_eq(&before, &pool_states.snapshots[0]));
 }
 
 #[test]
@@ -191,7 +189,7 @@ fn an_hca_in_a_pods_namespace_stays_in_its_pool() {
         }
     );
     assert_eq!(
-        pool_states.snapshots()[0].members()[0].paths(NodeClass::Uverbs),
+        pool_states.snapshots[0].members()[0].paths(NodeClass::Uverbs),
         ["/dev/infiniband/uverbs0"]
     );
 }
@@ -250,7 +248,7 @@ fn a_held_hca_keeps_all_attributes_over_a_restart() {
             let healthy = u64::from(is_same_boot);
             assert_eq!(counts(&pool_states).healthy, healthy, "{selector}");
             if is_same_boot {
-                let member = &pool_states.snapshots()[0].members()[0];
+                let member = &pool_states.snapshots[0].members()[0];
                 let paths = member.paths(NodeClass::Uverbs);
                 assert_eq!(paths, ["/dev/infiniband/uverbs0"], "{selector}");
             }
@@ -271,7 +269,7 @@ fn a_port_that_is_down_keeps_the_rate_it_had() {
     node.tree.file(rate, "40 Gb/sec (4X QDR)");
     node.tree.hide_netdev("ens1");
     pool_states.update(&config, &node.scan(), now);
-    let member = &pool_states.snapshots()[0].members()[0];
+    let member = &pool_states.snapshots[0].members()[0];
     let is_port = matches!(member.health, Health::Unhealthy(UnhealthyReason::Port(_)));
     assert!(is_port, "{:?}", member.health);
     let kept = node.keep(&pool_states);
@@ -302,7 +300,7 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
         assert_eq!(counts(&pool_states), Counts::default(), "{selector}");
         // The kubelet's allocation says that it is this pool's.
         let mut pool_states = PoolStates::default();
-        pool_states.set_holdings(held(&[HCA]));
+        pool_states.allocated = held(&[HCA]);
         pool_states.update(&config, &node.scan(), Instant::now());
         assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
     }
@@ -330,9 +328,9 @@ fn a_held_hca_that_its_pool_does_not_choose_keeps_its_nodes() {
     for selector in ["ifNames: [ens2]", "not: { vendors: [15b3] }"] {
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
         let mut pool_states = PoolStates::default();
-        pool_states.set_holdings(held(&[HCA]));
+        pool_states.allocated = held(&[HCA]);
         pool_states.update(&config, &node.scan(), Instant::now());
-        let member = &pool_states.snapshots()[0].members()[0];
+        let member = &pool_states.snapshots[0].members()[0];
         let excluded = Health::Unhealthy(UnhealthyReason::Excluded);
         assert_eq!(member.health, excluded, "{selector}");
         let paths = member.paths(NodeClass::Uverbs);
@@ -362,12 +360,7 @@ fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     seen.uplinks = hca::network::Uplinks::Known([("ens1".to_owned(), why)].into());
     pool_states.update(&config, &seen, now);
     assert_eq!(counts(&pool_states).healthy, 1);
-    assert!(
-        pool_states.snapshots()[0].members()[0]
-            .hca
-            .netdevs
-            .is_empty()
-    );
+    assert!(pool_states.snapshots[0].members()[0].hca.netdevs.is_empty());
 }
 
 #[test]
@@ -454,13 +447,13 @@ fn a_pool_that_is_configured_anew_forgets_what_it_had() {
     let other = config("mode: exclusive, select: { ifNames: [ens2] }");
     pool_states.keep_only(|_| false);
     pool_states.update(&other, &node.scan(), now);
-    assert!(pool_states.snapshots()[0].members().is_empty());
+    assert!(pool_states.snapshots[0].members().is_empty());
     // Without that, an HCA is never dropped.
     let mut pool_states = PoolStates::default();
     pool_states.update(&config(BY_NAME), &node.scan(), now);
     pool_states.update(&other, &node.scan(), now);
     assert_eq!(
-        pool_states.snapshots()[0].members()[0].health,
+        pool_states.snapshots[0].members()[0].health,
         Health::Unhealthy(UnhealthyReason::Excluded)
     );
 }
@@ -493,12 +486,15 @@ fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
         node.tree.file(format!("{path}/x"), "");
     };
     let health = |pool_states: &PoolStates| -> Vec<String> {
-        let members = pool_states.snapshots()[0].members().iter();
+        let members = pool_states.snapshots[0].members().iter();
         members
             .map(|member| match &member.health {
                 Health::Healthy => String::new(),
                 Health::Unhealthy(unhealthy_reason) => {
-                    format!("{}: {unhealthy_reason}", unhealthy_reason.word())
+                    format!(
+                        "{}: {unhealthy_reason}",
+                        crate::words::word(unhealthy_reason)
+                    )
                 }
             })
             .collect()
@@ -554,7 +550,7 @@ fn a_removed_virtual_function_is_not_listed_for_ever() {
         (720, held(&[]), 0),
         (730, held(&[]), 0),
     ] {
-        pool_states.set_holdings(allocated);
+        pool_states.allocated = allocated;
         pool_states.update(&config, &node.scan(), later(seconds));
         let counts = counts(&pool_states);
         assert_eq!((counts.healthy, counts.unhealthy), (0, listed), "{seconds}");
@@ -570,9 +566,9 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     let slot = format!("0000:3b:00.0_{tag}_0");
     let members = |config: &Config, resource: &str, unit: &str| {
         let mut pool_states = PoolStates::default();
-        pool_states.set_holdings(held_of(resource, &[unit]));
+        pool_states.allocated = held_of(resource, &[unit]);
         pool_states.update(config, &node.scan(), Instant::now());
-        pool_states.snapshots()[0].members().len()
+        pool_states.snapshots[0].members().len()
     };
     let hca = "0000:3b:00.0";
     // By its own name, and shared beside shared.

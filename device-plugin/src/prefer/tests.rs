@@ -15,7 +15,7 @@ fn scan(lay: impl FnOnce(&Tree)) -> HostSnapshot {
     let tree = Tree::new(dir.path());
     tree.rdma_core(true);
     lay(&tree);
-    let mut seen = HostSnapshot::make(&tree.host(), &[]).unwrap();
+    let mut seen = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
     seen.nodes
         .values_mut()
         .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -24,7 +24,7 @@ fn scan(lay: impl FnOnce(&Tree)) -> HostSnapshot {
 
 /// The snapshot of the only pool of a configuration.
 fn pool(seen: &HostSnapshot, text: &str) -> Snapshot {
-    let (candidates, _) = gather::list(&seen.inventory, &seen.functions);
+    let (candidates, _) = gather::list(&seen.inventory);
     assemble(&config::parse(text).unwrap(), &candidates, seen, &[])
         .snapshots
         .remove(0)

@@ -17,12 +17,10 @@ mod configuration;
 mod delivery;
 mod scans;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use hca::HcaId;
 use hca::host::Hung;
 use node::file::FileId;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -46,7 +44,7 @@ use crate::pool_state::PoolStates;
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
 use crate::remarks::Said;
-use crate::report::{Configuration, Pool, Report, ScanCounts};
+use crate::report::{Configuration, Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::state_files::StateFiles;
@@ -58,8 +56,6 @@ const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
 const PULSE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a turn of the loop waits for a file. What takes longer is as it was before.
 const FILE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long it waits for the container runtime's files, among them its program.
-const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after the host booted its ports may still be training.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 
@@ -80,8 +76,9 @@ pub(super) struct Known {
 /// What a turn of the loop reads and writes that may hang.
 struct LoopReaders {
     all: Readers,
+    /// The reads that were logged as late.
+    logged: Vec<Late>,
     configuration: Reader,
-    runtime: Reader,
     bindings: Reader,
     cdi: Reader,
     leftovers: Reader,
@@ -93,11 +90,6 @@ impl LoopReaders {
         let file = |thread, what: &str| all.reader(thread, what, FILE_TIMEOUT);
         Self {
             configuration: file("configuration", "the configuration"),
-            runtime: all.reader(
-                "runtime",
-                "the container runtime's configuration",
-                RUNTIME_TIMEOUT,
-            ),
             bindings: file("bindings", "the list of bindings"),
             cdi: file(
                 "cdi",
@@ -105,7 +97,57 @@ impl LoopReaders {
             ),
             leftovers: file("tidy", "the removal of files that no pod uses"),
             links: file("links", "linkUp"),
+            logged: Vec::new(),
             all,
+        }
+    }
+}
+
+/// The configuration file.
+struct ConfigFile {
+    /// Where it stands, for people.
+    state: Configuration,
+    /// The file that was read last.
+    read: Option<FileId>,
+    watch: Watch,
+    kept: Kept,
+    /// The text to keep as the last good one, if it is one.
+    keep: Option<String>,
+}
+
+/// The scan of the host, and those that are to follow it.
+struct Scans {
+    counts: ScanCounts,
+    current: Option<Scan>,
+    /// Why another scan is wanted once the present one has ended, if one is.
+    wanted: Option<Trigger>,
+    /// Who waits for the present scan, and who for the one after it.
+    waiting: Vec<Waiting>,
+    waiting_next: Vec<Waiting>,
+    /// When the last one ended.
+    last: Instant,
+    /// What hung when it started.
+    hung: Vec<Hung>,
+    /// When to scan again because a port will have been up or down for long enough.
+    due: Option<Instant>,
+    netns_mode: Option<hca::NetnsMode>,
+    /// What could not be read at the last scan, beside RDMA devices.
+    faults: Vec<String>,
+}
+
+impl Scans {
+    fn new(started: Instant) -> Self {
+        Self {
+            counts: ScanCounts::default(),
+            current: None,
+            wanted: None,
+            waiting: Vec::new(),
+            waiting_next: Vec::new(),
+            last: started,
+            hung: Vec::new(),
+            due: None,
+            netns_mode: None,
+            faults: Vec::new(),
         }
     }
 }
@@ -113,51 +155,24 @@ impl LoopReaders {
 /// The state of the daemon.
 pub(super) struct Daemon {
     settings: Settings,
-    config: Config,
-    pool_states: PoolStates,
-    sessions: Sessions,
-    watched: Watched,
-    known: Known,
-    scans: ScanCounts,
-    configuration: Configuration,
-    netns_mode: Option<hca::NetnsMode>,
     started: Instant,
     /// Whether the host booted a moment before.
     booted_now: bool,
-    last_scan: Instant,
-    scan: Option<Scan>,
-    /// Why another scan is wanted once the present one has ended, if one is.
-    wanted: Option<Trigger>,
-    /// Who waits for the present scan, and who for the one after it.
-    waiting: Vec<Waiting>,
-    waiting_next: Vec<Waiting>,
-    allocated: Option<Arc<AllocatedUnits>>,
-    kept: Kept,
-    /// The text of the configuration to keep as the last good one, if it is one.
-    keep: Option<String>,
+    config: Config,
+    config_file: ConfigFile,
+    scans: Scans,
+    pool_states: PoolStates,
+    sessions: Sessions,
+    watched: Watched,
+    node_watch: Watch,
+    links: Links,
     /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
+    known: Known,
+    allocated: Option<Arc<AllocatedUnits>>,
     readers: LoopReaders,
-    /// What hung when the last scan started, and the reads that were logged as late.
-    hung: Vec<Hung>,
-    late: Vec<Late>,
     /// When the loop turned last.
     turned: watch::Sender<Instant>,
-    /// The file that was read last.
-    config_read: Option<FileId>,
-    config_watch: Watch,
-    /// When to scan again because a port will have been up or down for long enough.
-    due: Option<Instant>,
-    node_watch: Watch,
-    /// The HCAs of exclusive pools, as they were to be written for the CNI plugin last.
-    exclusive: Option<BTreeSet<HcaId>>,
-    /// Why containers of pools with binding late may go without their nodes.
-    cdi_doubt: Vec<String>,
-    /// Why they certainly do.
-    runtime_obstacle: Option<String>,
-    links: Links,
-    /// What could not be read at the last scan, beside RDMA devices.
-    faults: Vec<String>,
     said: Said,
     report: watch::Sender<Arc<Report>>,
 }
@@ -188,56 +203,43 @@ impl Daemon {
                  restart is needed"
             );
         }
-        let configuration = Configuration {
+        let state = Configuration {
             file: settings.config_file.clone(),
             format: config.format,
             generation: 1,
             refused: u64::from(error.is_some()),
             error,
         };
-        let kept = Kept::in_directory(settings.state_dir.as_deref());
-        let config_read = FileId::of(&settings.config_file);
-        let allocated = known.held.borrow().clone();
+        let config_file = ConfigFile {
+            state: state.clone(),
+            read: FileId::of(&settings.config_file),
+            watch: Watch::default(),
+            kept: Kept::in_directory(settings.state_dir.as_deref()),
+            keep,
+        };
         sessions.follow(&config);
+        let allocated = known.held.borrow().clone();
         let node_socket = known.node_socket.clone();
-        let report = Report::new(started, configuration.clone(), node_socket, readers.clone());
-        let report = watch::Sender::new(Arc::new(report));
+        let report = Report::new(started, state, node_socket, readers.clone());
         let daemon = Self {
             readers: LoopReaders::new(readers, &settings),
-            hung: Vec::new(),
-            late: Vec::new(),
-            turned: watch::Sender::new(started),
             settings,
+            started,
+            booted_now,
             config,
+            config_file,
+            scans: Scans::new(started),
             pool_states: PoolStates::new(memory),
             sessions,
             watched,
-            known,
-            scans: ScanCounts::default(),
-            configuration,
-            netns_mode: None,
-            started,
-            booted_now,
-            last_scan: started,
-            scan: None,
-            wanted: None,
-            waiting: Vec::new(),
-            waiting_next: Vec::new(),
-            allocated,
-            kept,
-            keep,
-            files,
-            config_read,
-            config_watch: Watch::default(),
-            due: None,
             node_watch: Watch::default(),
-            exclusive: None,
-            cdi_doubt: Vec::new(),
-            runtime_obstacle: None,
             links: Links::default(),
-            faults: Vec::new(),
+            files,
+            allocated,
+            known,
+            turned: watch::Sender::new(started),
             said: Said::default(),
-            report,
+            report: watch::Sender::new(Arc::new(report)),
         };
         daemon.log_configuration();
         daemon
@@ -261,7 +263,6 @@ impl Daemon {
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
-        self.know_cdi_obstacle().await;
         self.watch_configuration(triggers).await;
         self.want(Trigger::Start);
         let mut rescan = interval(self.config.rescan);
@@ -272,7 +273,7 @@ impl Daemon {
         ));
         let ended = loop {
             self.turned.send_replace(Instant::now());
-            let late = self.scan.as_ref().and_then(Scan::deadline);
+            let late = self.scans.current.as_ref().and_then(Scan::deadline);
             let reason = tokio::select! {
                 signal = signals.next() => match signal {
                     Some(signal) => {
@@ -281,7 +282,7 @@ impl Daemon {
                     }
                     None => Trigger::Signal,
                 },
-                outcome = Scan::ended(&mut self.scan) => {
+                outcome = Scan::ended(&mut self.scans.current) => {
                     self.scan_ended(outcome, triggers).await;
                     continue;
                 }
@@ -313,8 +314,8 @@ impl Daemon {
                     Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
-                () = until(self.due.map(Into::into)) => {
-                    self.due = None;
+                () = until(self.scans.due.map(Into::into)) => {
+                    self.scans.due = None;
                     Trigger::Damping
                 }
                 () = tick(&mut rescan) => Trigger::Timer,
@@ -342,17 +343,12 @@ impl Daemon {
                 // Once it is known what pods held when it changed.
                 tidy = Some(tokio::time::Instant::now() + pods::UP_TO_DATE_INTERVAL);
             }
-            // The node may have another runtime by now.
-            let again = matches!(reason, Trigger::Timer) && self.runtime_obstacle.is_some();
-            if asked_for || again {
-                self.know_cdi_obstacle().await;
-            }
             self.want(reason);
         };
         // Calls that wait for a scan end now; the scan itself cannot be ended.
         drop((
-            std::mem::take(&mut self.waiting),
-            std::mem::take(&mut self.waiting_next),
+            std::mem::take(&mut self.scans.waiting),
+            std::mem::take(&mut self.scans.waiting_next),
         ));
         drop(asked);
         self.sessions.end().await;
@@ -361,26 +357,13 @@ impl Daemon {
 
     /// Publishes the state, and logs the remarks that are new.
     fn publish(&mut self) {
-        let mut sessions: BTreeMap<_, _> = self
-            .sessions
-            .reports()
-            .map(|session| (session.resource, session))
-            .collect();
-        let pools = self.config.pools.iter().filter_map(|pool| {
-            let session = sessions.remove(&pool.resource)?;
-            Some(Pool {
-                resource: pool.resource.clone(),
-                snapshot: session.shown,
-                session: session.state,
-                allocations: session.allocations,
-            })
-        });
-        let excluded = self.pool_states.excluded();
+        let pools = self.config.pools.iter();
+        let pools = pools.filter_map(|pool| self.sessions.report(&pool.resource));
+        let excluded = &self.pool_states.excluded;
         let remarks = [
-            self.pool_states.remarks(),
+            self.pool_states.remarks.as_slice(),
             self.links.faults(),
-            &self.cdi_doubt,
-            &self.faults,
+            &self.scans.faults,
             &self.files.faults(),
         ]
         .concat();
@@ -391,19 +374,19 @@ impl Daemon {
         self.said.say(said.collect());
         self.report.send_replace(Arc::new(Report {
             started: self.started,
-            config: self.configuration.clone(),
-            scans: self.scans.clone(),
-            netns_mode: self.netns_mode,
+            config: self.config_file.state.clone(),
+            scans: self.scans.counts.clone(),
+            netns_mode: self.scans.netns_mode,
             pools: pools.collect(),
             excluded: excluded.iter().map(ToString::to_string).collect(),
             remarks,
-            transitions: self.pool_states.transitions().clone(),
+            transitions: self.pool_states.transitions.clone(),
             allocated: self.allocated.clone(),
             reclaim: self.known.found.borrow().clone(),
             node_socket: self.known.node_socket.clone(),
             readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),
-            bindings: self.pool_states.bindings(),
+            bindings: self.pool_states.bindings.clone(),
         }));
     }
 }

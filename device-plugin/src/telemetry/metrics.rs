@@ -18,6 +18,7 @@ use crate::node_socket;
 use crate::report::Report;
 use crate::scan::SCAN;
 use crate::snapshot::Health;
+use crate::words::word;
 
 /// Content type of the text format of `OpenMetrics`.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -179,7 +180,7 @@ fn of_hcas(report: &Report) -> Vec<Family> {
             healthy.push((labels(), if member.health.is_healthy() { 1.0 } else { 0.0 }));
             if let Health::Unhealthy(reason) = &member.health {
                 let mut labels = labels();
-                labels.push(("reason", reason.word().into()));
+                labels.push(("reason", word(reason)));
                 reasons.push((labels, 1.0));
             }
         }
@@ -267,7 +268,7 @@ fn of_daemon(report: &Report) -> Vec<Family> {
     let late = late.filter(|late| late.what == SCAN);
     let late = late.map(|late| late.started.elapsed().as_secs_f64());
     let scans = report.scans.by_trigger.iter();
-    let scans = scans.map(|(trigger, n)| (vec![("trigger", trigger.to_string())], number(*n)));
+    let scans = scans.map(|(trigger, n)| (vec![("trigger", word(trigger))], number(*n)));
     let accepted = if report.config.error.is_none() {
         1.0
     } else {

@@ -37,8 +37,6 @@ pub struct Request {
     pub taken: BTreeSet<usize>,
     /// NICs that cannot be given for another reason: unhealthy, or not of the pool.
     pub barred: BTreeSet<usize>,
-    /// Let two pods have a port each of one card.
-    pub share_cards: bool,
     /// Refuse rather than give a GPU a NIC that is beyond `PXB` and farther than it need be on
     /// this machine.
     pub strict: bool,
@@ -97,7 +95,7 @@ pub enum Refusal {
     /// There are not enough.
     #[error(
         "{wanted} NICs are wanted, {usable} can be given: of {all}, {taken} are taken, {barred} \
-         are unhealthy or of another pool, {half_taken} share a card with a taken one"
+         are unhealthy or of another pool"
     )]
     TooFew {
         /// NICs wanted.
@@ -110,8 +108,6 @@ pub enum Refusal {
         taken: usize,
         /// Unhealthy, or not of the pool.
         barred: usize,
-        /// Free, but a port of their card is held by another pod.
-        half_taken: usize,
     },
     /// More NICs have to be included than are wanted.
     #[error("{included} NICs have to be included, but only {wanted} are wanted")]
@@ -126,16 +122,6 @@ pub enum Refusal {
     Included {
         /// Name of the NIC.
         nic: String,
-    },
-    /// A position is beyond the machine's lists.
-    #[error("there is no {kind} {index}: this machine has {count}")]
-    NoSuch {
-        /// `GPU` or `NIC`.
-        kind: &'static str,
-        /// The position asked for.
-        index: usize,
-        /// How many there are.
-        count: usize,
     },
     /// The best that is free is too far, and that was not wanted.
     #[error(
@@ -174,27 +160,6 @@ pub fn choose(machine: &Machine, request: &Request) -> Result<Choice, Refusal> {
 }
 
 fn check(machine: &Machine, request: &Request) -> Result<(), Refusal> {
-    let gpus = machine.gpus.len();
-    if let Some(index) = request.gpus.iter().find(|gpu| **gpu >= gpus) {
-        return Err(Refusal::NoSuch {
-            kind: "GPU",
-            index: *index,
-            count: gpus,
-        });
-    }
-    let nics = machine.nics.len();
-    let mut named = request
-        .include
-        .iter()
-        .chain(&request.taken)
-        .chain(&request.barred);
-    if let Some(index) = named.find(|nic| **nic >= nics) {
-        return Err(Refusal::NoSuch {
-            kind: "NIC",
-            index: *index,
-            count: nics,
-        });
-    }
     if request.include.len() > request.count {
         return Err(Refusal::TooManyIncluded {
             included: request.include.len(),
@@ -213,34 +178,16 @@ fn check(machine: &Machine, request: &Request) -> Result<(), Refusal> {
 
 /// NICs that may be given, by rail.
 fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, Refusal> {
-    let half_taken: BTreeSet<PciAddress> = request
-        .taken
-        .iter()
-        .filter_map(|nic| machine.nics.get(*nic)?.card)
-        .collect();
-    let mut usable = Vec::new();
-    let (mut taken, mut barred, mut half) = (0, 0, 0);
-    for (index, nic) in machine.nics.iter().enumerate() {
-        if request.taken.contains(&index) {
-            taken += 1;
-        } else if request.barred.contains(&index) {
-            barred += 1;
-        } else if request.include.contains(&index) {
-            usable.push(index);
-        } else if !request.share_cards && nic.card.is_some_and(|card| half_taken.contains(&card)) {
-            half += 1;
-        } else {
-            usable.push(index);
-        }
-    }
+    let all = machine.nics.len();
+    let is_usable = |nic: &usize| !request.taken.contains(nic) && !request.barred.contains(nic);
+    let mut usable: Vec<usize> = (0..all).filter(is_usable).collect();
     if usable.len() < request.count {
         return Err(Refusal::TooFew {
             wanted: request.count,
             usable: usable.len(),
-            all: machine.nics.len(),
-            taken,
-            barred,
-            half_taken: half,
+            all,
+            taken: request.taken.len(),
+            barred: request.barred.difference(&request.taken).count(),
         });
     }
     usable.sort_by_key(|nic| rail_order(machine, *nic));

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::distance::{self, Class, Distance, Place};
-use super::gpu::{self, Gpu};
-use super::nic::{self, Nic, Nics, Wanted};
+use super::gpu::Gpu;
+use super::nic::{self, Nic, Nics};
 use super::numa::Numa;
 use crate::host::{Host, Result};
 use crate::inventory::Inventory;
@@ -27,34 +27,18 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads a node whose inventory was scanned.
+    /// Reads a node whose inventory was scanned. `gpus` are those that [`super::gpu::read`] found; it asks
+    /// their drivers.
     ///
     /// # Errors
     /// [`crate::host::Error::Read`] if sysfs cannot be read.
-    pub fn read(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
-        Self::with_gpus(host, inventory, wanted, gpu::read(host)?)
-    }
-
-    /// The same without GPUs: reading them asks their drivers.
-    ///
-    /// # Errors
-    /// As [`Machine::read`].
-    pub fn read_without_gpus(host: &Host, inventory: &Inventory, wanted: &Wanted) -> Result<Self> {
-        Self::with_gpus(host, inventory, wanted, Vec::new())
-    }
-
-    fn with_gpus(
-        host: &Host,
-        inventory: &Inventory,
-        wanted: &Wanted,
-        gpus: Vec<Gpu>,
-    ) -> Result<Self> {
+    pub fn read(host: &Host, inventory: &Inventory, gpus: Vec<Gpu>) -> Result<Self> {
         let numa = Numa::read(host)?;
         let near_gpu = |nic: &Place| {
             let to = |gpu: &Gpu| distance::distance(&gpu.place, nic, &numa).class;
             gpus.iter().any(|gpu| to(gpu).is_peer_to_peer())
         };
-        let Nics { placed, unplaced } = nic::read(host, inventory, wanted, near_gpu)?;
+        let Nics { placed, unplaced } = nic::read(host, inventory, near_gpu)?;
         Ok(Self {
             gpus,
             nics: placed,
@@ -164,7 +148,12 @@ mod tests {
         machine::nd_h100(&tree);
         let host = crate::Host::at(directory.path());
         let inventory = crate::inventory(&host).unwrap();
-        let mut nd = Machine::read(&host, &inventory, &Wanted::default()).unwrap();
+        let mut nd = Machine::read(
+            &host,
+            &inventory,
+            crate::topology::gpu::read(&host).unwrap(),
+        )
+        .unwrap();
         let absent: PciAddress = "0000:01:00.0".parse().unwrap();
         let place = Place {
             address: absent,

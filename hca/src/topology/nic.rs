@@ -1,4 +1,4 @@
-//! NICs: pieces of hardware that RDMA devices (or, when asked for, netdevs alone) stand on.
+//! NICs: pieces of hardware that RDMA devices stand on.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,11 @@ use serde::Serialize;
 
 use super::data_direct;
 use super::distance::Place;
-use super::gpu;
 use super::link::PcieLink;
 use super::rail::{self, Clues, Rail};
-use crate::host::{self, Host, Result};
+use crate::host::{Host, Result};
 use crate::inventory::Inventory;
-use crate::pci::{self, PciAddress, PciFunction, Sriov};
+use crate::pci::{self, PciAddress, PciFunction};
 use crate::port::LinkLayer;
 use crate::rdma::RdmaDevice;
 use crate::unit::{self, HcaId};
@@ -29,9 +28,7 @@ pub struct Nic {
     /// The card that is worth giving to one pod as a whole: address of its first function.
     /// `None` for VFs and sub-functions, which are made to be given to many.
     pub card: Option<PciAddress>,
-    /// VFs it has now.
-    pub virtual_functions: u32,
-    /// RDMA devices on it; empty for a NIC without RDMA.
+    /// RDMA devices on it.
     pub rdma_devices: Vec<String>,
     /// Its RDMA devices are in another network namespace: a pod has them.
     pub elsewhere: bool,
@@ -77,25 +74,11 @@ pub struct Nics {
     pub unplaced: Vec<String>,
 }
 
-/// What to search for.
-#[derive(Debug, Clone, Default)]
-pub struct Wanted {
-    /// Also NICs without RDMA.
-    pub without_rdma: bool,
-    /// Rails by physical function, where the administrator numbers them.
-    pub rails: BTreeMap<PciAddress, u32>,
-}
-
 /// All NICs, with rails by what is near a GPU.
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
-pub fn read(
-    host: &Host,
-    inventory: &Inventory,
-    wanted: &Wanted,
-    near_gpu: impl Fn(&Place) -> bool,
-) -> Result<Nics> {
+pub fn read(host: &Host, inventory: &Inventory, near_gpu: impl Fn(&Place) -> bool) -> Result<Nics> {
     let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
     let mut unplaced = Vec::new();
     let for_pods = |device: &&RdmaDevice| device.reserved.is_none();
@@ -110,42 +93,22 @@ pub fn read(
             .or_insert_with(|| Found::new(function));
         entry.add(device);
     }
-    for away in &inventory.elsewhere {
-        let function = match away.pci.map(|address| pci::read(host, address)) {
-            Some(Ok(function)) => function,
-            Some(Err(error)) if !error.is_of_one_object() => return Err(error),
-            // Without a function, unplugged between two reads, or not to be read.
-            None | Some(Err(_)) => {
-                unplaced.push(away.rdma_device.clone());
-                continue;
-            }
+    for away in inventory.hidden.iter().filter(|one| one.uverbs.is_some()) {
+        let (Some(function), Some(hca)) = (away.pci.clone(), away.hca.clone()) else {
+            unplaced.push(away.rdma_device.clone());
+            continue;
         };
-        let hca = identity(away.auxiliary.as_deref(), &function);
         let entry = found
             .entry((function.address, hca))
             .or_insert_with(|| Found::new(function));
         entry.rdma_devices.push(away.rdma_device.clone());
         entry.elsewhere = true;
     }
-    if wanted.without_rdma {
-        for function in network_functions(host)? {
-            let key = (function.address, HcaId::Pci(function.address));
-            let entry = found.entry(key).or_insert_with(|| Found::new(function));
-            let address = entry.function.address;
-            for netdev in inventory
-                .netdevs_on_pci(address)
-                .filter(|n| !n.is_representor())
-            {
-                entry.add_netdev(&netdev.name);
-            }
-        }
-    }
     let places = places(host, found.values().map(|nic| &nic.function))?;
     let clues: Vec<Clues<'_>> = found
         .values()
         .map(|nic| Clues {
             address: nic.function.physical(),
-            explicit: wanted.rails.get(&nic.function.physical()).copied(),
             netdevs: &nic.netdevs,
             near_gpu: places.get(&nic.function.address).is_some_and(&near_gpu),
         })
@@ -223,21 +186,6 @@ fn function_of(
     }
 }
 
-/// PCI functions of the network class (`02`).
-fn network_functions(host: &Host) -> Result<Vec<PciFunction>> {
-    let mut functions = Vec::new();
-    for address in gpu::addresses(host)? {
-        let directory = match host.bus_entry("PCI device", "pci", &address.to_string()) {
-            Err(error) if error.is_missing() => continue,
-            directory => directory?,
-        };
-        if host::hexadecimal(&directory, "class")?.unwrap_or_default() >> 16 == 0x02 {
-            functions.push(pci::read_at(&directory, address)?);
-        }
-    }
-    Ok(functions)
-}
-
 /// A NIC while its RDMA devices and netdevs are gathered.
 struct Found {
     function: PciFunction,
@@ -263,7 +211,9 @@ impl Found {
     fn add(&mut self, device: &RdmaDevice) {
         self.rdma_devices.push(device.name.clone());
         for netdev in device.netdevs() {
-            self.add_netdev(netdev);
+            if !self.netdevs.iter().any(|known| known == netdev) {
+                self.netdevs.push(netdev.to_owned());
+            }
         }
         for port in &device.ports {
             if self.link_layer == LinkLayer::Unknown {
@@ -275,27 +225,16 @@ impl Found {
         }
     }
 
-    fn add_netdev(&mut self, name: &str) {
-        if !self.netdevs.iter().any(|known| known == name) {
-            self.netdevs.push(name.to_owned());
-        }
-    }
-
     fn finish(self, hca: HcaId, rail: Option<Rail>, place: Place, link: PcieLink) -> Nic {
         let slice = self.function.is_vf() || matches!(hca, HcaId::Auxiliary(_));
         let card = PciAddress {
             function: 0,
             ..self.function.address
         };
-        let virtual_functions = match &self.function.sriov {
-            Sriov::Physical { functions, .. } => u32::try_from(functions.len()).unwrap_or(u32::MAX),
-            _ => 0,
-        };
         Nic {
             place,
             physical: self.function.physical(),
             card: (!slice).then_some(card),
-            virtual_functions,
             rdma_devices: self.rdma_devices,
             elsewhere: self.elsewhere,
             netdevs: self.netdevs,

@@ -1,8 +1,7 @@
 //! The rail of a NIC: which of the parallel networks of a GPU fabric it belongs to.
 //!
 //! Rails have to be numbered alike on all nodes, since rank `n` of one node talks to rank `n` of
-//! another over rail `n`. The administrator's number counts most, then a number in the netdev's
-//! name, which somebody chose on purpose, then the order of PCI addresses.
+//! another over rail `n`. The number in the netdev's name counts most, which somebody chose on purpose, then the order of PCI addresses.
 //!
 //! A NIC for storage or management is on no rail, and takes no number from those that are. Which
 //! NICs these are is known by names, where two or more NICs have a rail's name (a NIC whose netdev a
@@ -55,8 +54,6 @@ impl Source {
 pub struct Clues<'a> {
     /// The physical function.
     pub address: PciAddress,
-    /// Number the administrator gave to it.
-    pub explicit: Option<u32>,
     /// Names of its netdevs.
     pub netdevs: &'a [String],
     /// It shares a PCIe switch with a GPU.
@@ -72,7 +69,6 @@ pub fn number(nics: &[Clues<'_>]) -> Vec<Option<Rail>> {
             let position = order.iter().position(|address| *address == nic.address);
             let position = position.and_then(|position| u32::try_from(position).ok());
             let mut known = [
-                nic.explicit.map(|n| (Source::Explicit, n)),
                 named(nics, nic.address).map(|n| (Source::Name, n)),
                 position.map(|n| (Source::Order, n)),
             ]
@@ -175,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_administrator_beats_the_name_beats_the_order() {
+    fn the_name_beats_the_order() {
         let address = |n| PciAddress {
             domain: 0,
             bus: n,
@@ -184,18 +180,16 @@ mod tests {
         };
         let names = ["gpu1rdma0".to_owned(), "gpu0rdma0".to_owned()];
         let storage = ["ens3f0np0".to_owned()];
-        let clue = |bus, explicit, netdevs| Clues {
+        let clue = |bus, netdevs| Clues {
             address: address(bus),
-            explicit,
             netdevs,
             near_gpu: false,
         };
         let rails = number(&[
-            clue(0x20, None, &names[..1]),
-            clue(0x10, None, &names[1..]),
-            clue(0x30, None, &[]),
-            clue(0x40, Some(7), &names[..1]),
-            clue(0x00, None, &storage),
+            clue(0x20, &names[..1]),
+            clue(0x10, &names[1..]),
+            clue(0x30, &[]),
+            clue(0x00, &storage),
         ]);
         let plain = |number, source| {
             Some(Rail {
@@ -207,15 +201,7 @@ mod tests {
         assert_eq!(rails[0], plain(1, Source::Name));
         assert_eq!(rails[1], plain(0, Source::Name));
         assert_eq!(rails[2], plain(2, Source::Order), "its netdev is in a pod");
-        assert_eq!(rails[4], None, "storage: the others have names of rails");
-        assert_eq!(
-            rails[3],
-            Some(Rail {
-                number: 7,
-                source: Source::Explicit,
-                differs: Some((Source::Name, 1))
-            })
-        );
+        assert_eq!(rails[3], None, "storage: the others have names of rails");
     }
 
     #[test]
@@ -227,7 +213,6 @@ mod tests {
                 device: 0,
                 function: 0,
             },
-            explicit: None,
             netdevs: &[],
             near_gpu,
         };
@@ -253,7 +238,6 @@ mod tests {
         let name = ["rdma_r5".to_owned()];
         let rails = number(&[Clues {
             address: address(0x10),
-            explicit: None,
             netdevs: &name,
             near_gpu: false,
         }]);
@@ -273,7 +257,6 @@ mod tests {
         let names = ["rail6".to_owned(), "ens1f0v3".to_owned()];
         let clue = |bus, netdevs| Clues {
             address: address(bus),
-            explicit: None,
             netdevs,
             near_gpu: false,
         };

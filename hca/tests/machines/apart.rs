@@ -107,15 +107,13 @@ fn a_device_moved_to_another_namespace_is_remembered_by_its_node() {
 
     assert_eq!(inventory.netns_mode, Some(hca::NetnsMode::Exclusive));
     assert_eq!(inventory.rdma_devices.len(), 1);
-    let elsewhere = &inventory.elsewhere[0];
+    let away = &inventory.hidden[0];
+    assert_eq!(away.rdma_device, "mlx5_1");
+    assert_eq!(away.pci.as_ref().map(|pci| pci.address), Some(pci(PF1)));
+    assert_eq!(away.uverbs.as_ref().unwrap().name, "uverbs1");
     assert_eq!(
-        (elsewhere.rdma_device.as_str(), elsewhere.pci),
-        ("mlx5_1", Some(pci(PF1)))
-    );
-    assert_eq!(elsewhere.uverbs.name, "uverbs1");
-    assert_eq!(
-        HcaId::of_place(elsewhere.pci, elsewhere.auxiliary.as_deref()),
-        Ok(Some(HcaId::Pci(pci(PF1)))),
+        away.hca,
+        Some(HcaId::Pci(pci(PF1))),
         "the unit keeps its name"
     );
     assert!(

@@ -64,10 +64,8 @@ fn blocks(page: &str) -> Vec<(&str, &str)> {
     fenced.filter_map(|block| block.split_once('\n')).collect()
 }
 
-fn daemon(arguments: &[&str]) -> Result<std::result::Result<(), String>> {
-    let output = Command::new(product("rdma-device-plugin")?)
-        .args(arguments)
-        .output()?;
+fn ended(program: &str, arguments: &[&str]) -> Result<std::result::Result<(), String>> {
+    let output = Command::new(product(program)?).args(arguments).output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     Ok(output.status.success().then_some(()).ok_or(said))
 }
@@ -110,7 +108,7 @@ fn ask(language: &str, text: &str) -> Result<(usize, std::result::Result<(), Str
         _ => has("cniVersion").then(|| d.clone()),
     });
     if has("pools") || has("configList") || has("resourceList") {
-        return Ok((0, daemon(&["validate", "--config-file", name])?));
+        return Ok((0, ended("rdmactl", &["validate", name])?));
     }
     if let Some(network) = network {
         return Ok((1, networks(&network, &at)?));
@@ -121,7 +119,10 @@ fn ask(language: &str, text: &str) -> Result<(usize, std::result::Result<(), Str
         let given = format!("--policy={name}");
         let to = format!("--policy-to={}/etc/policy.json", at.path().display());
         let bin = format!("--to={}/bin", at.path().display());
-        return Ok((2, daemon(&["install", &given, &to, &bin])?));
+        return Ok((
+            2,
+            ended("rdma-device-plugin", &["install", &given, &to, &bin])?,
+        ));
     }
     // A part of a Pod; manifests/examples has whole ones.
     ensure!(has("spec"), "an example that no program reads:\n{text}");
@@ -462,7 +463,7 @@ fn every_key_of_a_pool_is_explained() -> Result<()> {
     let pool =
         |key: &str| format!("version: 1\npools:\n- resource: a/b\n  mode: shared\n  {key}\n");
     let texts = [
-        "version: 1\nqqqqqqqqqqqq: 1\n".to_owned(),
+        "version: 1\npools: []\nqqqqqqqqqqqq: 1\n".to_owned(),
         pool("qqqqqqqqqqqq: 1"),
         pool("nodes: {qqqqqqqqqqqq: 1}"),
         pool("select: {qqqqqqqqqqqq: 1}"),
@@ -472,7 +473,7 @@ fn every_key_of_a_pool_is_explained() -> Result<()> {
     for text in texts {
         fs::write(&file, &text)?;
         let name = file.to_str().context("path")?;
-        let Err(said) = daemon(&["validate", "--config-file", name])? else {
+        let Err(said) = ended("rdmactl", &["validate", name])? else {
             bail!("accepted:\n{text}");
         };
         let missing = missing(&said, &page)?;

@@ -1,8 +1,7 @@
 //! What the tool answers: exit statuses, and messages that say what is wrong and where.
 
-use crate::support::{Attachment, Place, edit_lease, feed, network, range};
+use crate::support::{Attachment, Place, edit_lease, network, range};
 use serde_json::json;
-use std::process::Stdio;
 
 fn c(name: &str) -> Attachment {
     Attachment::new(name)
@@ -102,65 +101,6 @@ fn fsck_says_what_to_do_about_an_address_with_an_empty_record() {
     }
     assert!(place.admin(&["release", "10.5.0.9", "--yes"]).ok());
     assert!(place.admin(&["fsck"]).ok());
-}
-
-#[test]
-fn explain_names_the_file_and_takes_the_network_of_several_documents() {
-    let place = Place::new();
-    let explain = |name: &str, text: &str| {
-        let file = place.path().join(name);
-        std::fs::write(&file, text).unwrap();
-        place.admin(&["explain", file.to_str().unwrap(), "--json"])
-    };
-    for text in ["{", "[1]", "{\"name\": 5}", "", "a: [", "a: 1\n---\nb: 2\n"] {
-        let answer = explain("wrong.conf", text);
-        assert_eq!(answer.status, Some(1), "{text:?}: {answer:?}");
-        assert!(
-            answer.stderr.contains("wrong.conf") && !answer.stderr.contains("stdin"),
-            "{text:?}: {answer:?}"
-        );
-    }
-    let nad = |name: &str, range: &str| {
-        format!(
-            "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: \
-             {{name: {name}}}\nspec:\n  config: '{}'\n",
-            crate::support::range(range)
-        )
-    };
-    let several = format!(
-        "# networks\n---\nkind: Namespace\nmetadata: {{name: ml}}\n---\n{}---\n{}",
-        nad("rail1", "10.1.0.0/24"),
-        nad("rail0", "10.0.0.0/24")
-    );
-    let answer = explain("nads.yaml", &several);
-    assert!(answer.ok(), "{answer:?}");
-    assert_eq!(answer.document["ranges"][0]["range"], "10.0.0.0/24");
-    for part in ["rail0", "rail1", "nads.yaml"] {
-        assert!(answer.stderr.contains(part), "{part}: {answer:?}");
-    }
-    // As kubectl prints several.
-    let list = json!({"kind": "List", "items": [
-        {"kind": "NetworkAttachmentDefinition", "metadata": {"name": "b"},
-            "spec": {"config": range("10.3.0.0/24").to_string()}},
-        {"kind": "NetworkAttachmentDefinition", "metadata": {"name": "a"},
-            "spec": {"config": range("10.2.0.0/24").to_string()}},
-    ]});
-    let answer = explain("list.json", &list.to_string());
-    assert_eq!(answer.document["ranges"][0]["range"], "10.2.0.0/24");
-    // One network is explained without a word of others.
-    let answer = explain("nad.yaml", &nad("rail1", "10.1.0.0/24"));
-    assert_eq!(answer.document["ranges"][0]["range"], "10.1.0.0/24");
-    assert!(!answer.stderr.contains("rail1"), "{answer:?}");
-}
-
-#[test]
-fn explain_of_standard_input_names_it() {
-    let place = Place::new();
-    let mut command = place.admin_command(&["explain", "-"]);
-    command.stdin(Stdio::piped());
-    let output = feed(command, b"{");
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("standard input"), "{text}");
 }
 
 #[test]

@@ -390,7 +390,12 @@ fn ports_between_gpu_and_nic_are_those_below_the_switch() {
     let tree = hca_trees::Tree::new(directory.path());
     hca_trees::machine::cascaded_switches(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
+    let machine = Machine::read(
+        &tree.host(),
+        &inventory,
+        hca::topology::gpu::read(&tree.host()).unwrap(),
+    )
+    .unwrap();
     let ports: Vec<String> = between(&machine).keys().map(ToString::to_string).collect();
     let first_socket: Vec<&String> = ports
         .iter()
@@ -417,7 +422,12 @@ fn ports_of_a_data_direct_function_and_its_gpu_are_distinguished() {
     let tree = hca_trees::Tree::new(directory.path());
     hca_trees::machine::gb300(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    let machine = Machine::read(&tree.host(), &inventory, &Default::default()).unwrap();
+    let machine = Machine::read(
+        &tree.host(),
+        &inventory,
+        hca::topology::gpu::read(&tree.host()).unwrap(),
+    )
+    .unwrap();
     let ports = between(&machine);
     assert_eq!(ports.len(), 8);
     assert_eq!(ports[&"0009:02:00.0".parse().unwrap()], Below::DataDirect);

@@ -277,7 +277,7 @@ impl Node {
 
     pub(super) fn context(&self, settings: Settings, pools: Option<Pools>) -> Context {
         let host = self.tree.host();
-        let snapshot = HostSnapshot::make(&host, &[]).unwrap();
+        let snapshot = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         Context::new(settings, snapshot, false, pools)
     }
 

@@ -1,4 +1,3 @@
-use hca::topology::Wanted;
 use hca_trees::{Tree, machine};
 
 use super::*;
@@ -8,7 +7,12 @@ fn scan(lay: impl Fn(&Tree)) -> Machine {
     let tree = Tree::new(directory.path());
     lay(&tree);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
+    Machine::read(
+        &tree.host(),
+        &inventory,
+        hca::topology::gpu::read(&tree.host()).unwrap(),
+    )
+    .unwrap()
 }
 
 fn all(machine: &Machine) -> Vec<HcaId> {

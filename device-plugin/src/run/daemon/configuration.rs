@@ -31,27 +31,27 @@ impl Daemon {
         let Ok((id, read)) = read.await else {
             return false;
         };
-        self.config_read = id;
+        self.config_file.read = id;
         let error = match read {
             Ok((_, config)) if config == self.config => {
-                self.configuration.error = None;
+                self.config_file.state.error = None;
                 return false;
             }
             Ok((text, config)) if config.refused.is_empty() => {
-                self.keep = Some(text);
+                self.config_file.keep = Some(text);
                 self.follow(config).await;
                 return true;
             }
             Ok((_, config)) => config.refused.join("; "),
             Err(error) => error.to_string(),
         };
-        if self.configuration.error.as_ref() != Some(&error) {
+        if self.config_file.state.error.as_ref() != Some(&error) {
             tracing::error!(
                 error,
                 "configuration refused; the one before stays in force"
             );
-            self.configuration.refused += 1;
-            self.configuration.error = Some(error);
+            self.config_file.state.refused += 1;
+            self.config_file.state.error = Some(error);
         }
         false
     }
@@ -65,7 +65,7 @@ impl Daemon {
             let allocated = allocated.with_names_of(self.allocated.as_deref());
             self.allocated = Some(Arc::new(allocated));
         }
-        self.configuration.error = None;
+        self.config_file.state.error = None;
         let old = std::mem::replace(&mut self.config, config);
         let pool = |config: &Config, name: &_| {
             config
@@ -78,8 +78,8 @@ impl Daemon {
         self.pool_states
             .keep_only(|name| pool(&old, name) == pool(new, name));
         self.sessions.follow(&self.config);
-        self.configuration.format = self.config.format;
-        self.configuration.generation += 1;
+        self.config_file.state.format = self.config.format;
+        self.config_file.state.generation += 1;
         self.log_configuration();
     }
 
@@ -90,7 +90,7 @@ impl Daemon {
     /// event.
     pub(super) async fn watch_configuration(&mut self, triggers: &Triggers) -> bool {
         let file = self.settings.config_file.clone();
-        let mut watch = std::mem::take(&mut self.config_watch);
+        let mut watch = std::mem::take(&mut self.config_file.watch);
         let triggers = triggers.clone();
         let watched = self.readers.configuration.run(move || {
             hca::host::show(&file);
@@ -101,14 +101,14 @@ impl Daemon {
         let Ok((file_id, watch, unwatched)) = watched.await else {
             return false;
         };
-        self.config_watch = watch;
+        self.config_file.watch = watch;
         if let Some(error) = unwatched {
             tracing::warn!(
                 file = %self.settings.config_file.display(), error,
                 "cannot watch the configuration; it is read before each scan"
             );
         }
-        file_id != self.config_read
+        file_id != self.config_file.read
     }
 
     pub(super) fn log_configuration(&self) {

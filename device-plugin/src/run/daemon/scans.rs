@@ -17,6 +17,7 @@ use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
 use crate::sessions::Withhold;
+use crate::words::word;
 
 /// How long events are gathered before a scan: a device that appears causes several.
 const GATHER_INTERVAL: Duration = Duration::from_millis(10);
@@ -40,7 +41,7 @@ impl Daemon {
     ) -> Trigger {
         let settle = match first {
             Trigger::Configuration => CONFIGURATION_GATHER_INTERVAL,
-            _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.last_scan.elapsed())),
+            _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.scans.last.elapsed())),
         };
         tokio::time::sleep(settle).await;
         let mut reason = first;
@@ -54,8 +55,8 @@ impl Daemon {
 
     /// Starts a scan, or has one follow the present one.
     pub(super) fn want(&mut self, reason: Trigger) {
-        if self.scan.is_some() {
-            self.wanted = Some(reason);
+        if self.scans.current.is_some() {
+            self.scans.wanted = Some(reason);
             return;
         }
         let mut gates: Vec<Gate> = self
@@ -68,24 +69,24 @@ impl Daemon {
         gates.dedup();
         let (host, addresses) = (&self.settings.paths.host, &self.settings.node_addresses);
         let readers = &self.readers.all;
-        self.hung = readers.hung();
-        self.scan = Scan::start(reason, readers, host.clone(), addresses.clone(), gates);
+        self.scans.hung = readers.hung();
+        self.scans.current = Scan::start(reason, readers, host.clone(), addresses.clone(), gates);
     }
 
     /// A container that is about to start waits for a scan that begins now or later, unless there is
     /// one that does not come to its end.
     pub(super) fn wait_for_scan(&mut self, waiting: Waiting) {
-        match &mut self.scan {
+        match &mut self.scans.current {
             Some(scan) if scan.is_late() => {
-                let late = self.scans.late.as_ref();
+                let late = self.scans.counts.late.as_ref();
                 let _ = waiting.send(Err(late.map_or_else(String::new, Late::to_string)));
             }
             Some(_) => {
-                self.waiting_next.push(waiting);
-                self.wanted.get_or_insert(Trigger::Container);
+                self.scans.waiting_next.push(waiting);
+                self.scans.wanted.get_or_insert(Trigger::Container);
             }
             None => {
-                self.waiting.push(waiting);
+                self.scans.waiting.push(waiting);
                 self.want(Trigger::Container);
             }
         }
@@ -94,20 +95,26 @@ impl Daemon {
     /// Starts another scan without the object that the present one hangs at. Where there is no such
     /// object, reports to every waiting caller that the scan does not end, once it is late.
     pub(super) fn look_at_scan(&mut self) {
-        let Some(scan) = &mut self.scan else { return };
+        let Some(scan) = &mut self.scans.current else {
+            return;
+        };
         if scan.leave() {
             let reason = scan.reason;
-            self.scan = None;
-            self.scans.late = None;
+            self.scans.current = None;
+            self.scans.counts.late = None;
             self.want(reason);
             return self.note_late_reads();
         }
         let Some(late) = scan.call_late() else {
             return;
         };
-        let waiting = self.waiting.drain(..).chain(self.waiting_next.drain(..));
+        let waiting = self
+            .scans
+            .waiting
+            .drain(..)
+            .chain(self.scans.waiting_next.drain(..));
         answer(waiting, &Err(late.to_string()));
-        self.scans.late = Some(late);
+        self.scans.counts.late = Some(late);
         self.publish();
         self.note_late_reads();
     }
@@ -119,16 +126,16 @@ impl Daemon {
             let mut all = all.iter();
             all.any(|known| (known.started, &known.what) == (one.started, &one.what))
         };
-        for new in late.iter().filter(|one| !is_in(&self.late, one)) {
+        for new in late.iter().filter(|one| !is_in(&self.readers.logged, one)) {
             tracing::error!("{new}; what was known stays in force, and the rest goes on");
         }
-        for over in self.late.iter().filter(|one| !is_in(&late, one)) {
+        for over in self.readers.logged.iter().filter(|one| !is_in(&late, one)) {
             tracing::info!(took = ?over.started.elapsed(), "{} was late and has ended", over.what);
         }
-        self.late = late;
-        match &self.scan {
+        self.readers.logged = late;
+        match &self.scans.current {
             Some(scan) if scan.is_late() && scan.hangs_at_an_object() => self.look_at_scan(),
-            None if self.hung != self.readers.all.hung() => self.want(Trigger::Timer),
+            None if self.scans.hung != self.readers.all.hung() => self.want(Trigger::Timer),
             _ => {}
         }
     }
@@ -139,17 +146,19 @@ impl Daemon {
         outcome: Result<HostSnapshot, String>,
         triggers: &Triggers,
     ) {
-        let Some(scan) = self.scan.take() else { return };
+        let Some(scan) = self.scans.current.take() else {
+            return;
+        };
         let now = Instant::now();
-        self.last_scan = now;
-        *self.scans.by_trigger.entry(scan.reason).or_default() += 1;
-        self.scans.last = scan.elapsed();
-        self.scans.total += self.scans.last;
-        self.scans.late = None;
+        self.scans.last = now;
+        *self.scans.counts.by_trigger.entry(scan.reason).or_default() += 1;
+        self.scans.counts.last = scan.elapsed();
+        self.scans.counts.total += self.scans.counts.last;
+        self.scans.counts.late = None;
         let told = match outcome {
             Ok(seen) => {
-                self.scans.error = None;
-                self.scans.done = true;
+                self.scans.counts.error = None;
+                self.scans.counts.done = true;
                 self.take_in(&seen, now).await;
                 Ok(())
             }
@@ -159,26 +168,26 @@ impl Daemon {
             }
         };
         self.watch_nodes(triggers);
-        tracing::debug!(reason = %scan.reason, took = ?self.scans.last, "scanned the host");
+        tracing::debug!(reason = word(&scan.reason), took = ?self.scans.counts.last, "scanned the host");
         self.publish();
-        answer(self.waiting.drain(..), &told);
-        self.waiting = std::mem::take(&mut self.waiting_next);
-        if let Some(reason) = self.wanted.take() {
+        answer(self.scans.waiting.drain(..), &told);
+        self.scans.waiting = std::mem::take(&mut self.scans.waiting_next);
+        if let Some(reason) = self.scans.wanted.take() {
             self.want(reason);
         }
     }
 
     fn scan_failed(&mut self, error: String) {
-        self.scans.failures += 1;
-        if self.scans.error.as_ref() != Some(&error) {
+        self.scans.counts.failures += 1;
+        if self.scans.counts.error.as_ref() != Some(&error) {
             tracing::error!(error, "cannot scan the host; what was known stays in force");
-            self.scans.error = Some(error);
+            self.scans.counts.error = Some(error);
         }
-        self.due = None;
+        self.scans.due = None;
     }
 
     async fn take_in(&mut self, seen: &HostSnapshot, now: Instant) {
-        self.netns_mode = seen.inventory.netns_mode;
+        self.scans.netns_mode = seen.inventory.netns_mode;
         self.watched.set(
             seen.inventory
                 .netdevs
@@ -186,10 +195,10 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
-        self.pool_states.set_holdings(self.allocated.clone());
+        self.pool_states.allocated.clone_from(&self.allocated);
         self.read_bindings().await;
-        self.due = self.pool_states.update(&self.config, seen, now);
-        self.faults.clone_from(&seen.faults);
+        self.scans.due = self.pool_states.update(&self.config, seen, now);
+        self.scans.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
         self.write_state_files().await;
         let ready = self.write_specifications().await;
@@ -203,7 +212,7 @@ impl Daemon {
 
     /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
     async fn set_links_up(&mut self, inventory: &Inventory) {
-        let snapshots = self.pool_states.snapshots();
+        let snapshots = &self.pool_states.snapshots;
         let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
         if down.is_empty() {
             return;
@@ -220,7 +229,7 @@ impl Daemon {
     async fn write_state_files(&mut self) {
         let exclusive: BTreeSet<HcaId> = self
             .pool_states
-            .snapshots()
+            .snapshots
             .iter()
             .filter(|snapshot| !snapshot.pool().sharing.is_shared())
             .flat_map(|snapshot| {
@@ -231,15 +240,17 @@ impl Daemon {
             })
             .chain(self.pool_states.reserved().cloned())
             .collect();
-        let good = self.kept.path().zip(self.keep.as_deref());
-        let known = self.pool_states.memory().text();
+        let good = self
+            .config_file
+            .kept
+            .path()
+            .zip(self.config_file.keep.as_deref());
+        let known = self.pool_states.memory.text();
         let files = node_files::wanted(&self.settings, &exclusive, known, good);
-        self.files.want(files);
-        if self.exclusive.as_ref() == Some(&exclusive) {
-            return self.files.compare();
+        match self.files.want(files) {
+            true => self.files.settled().await,
+            false => self.files.compare(),
         }
-        self.files.settled().await;
-        self.exclusive = Some(exclusive);
     }
 
     /// Watches the device nodes from the moment on that their directory exists.

@@ -312,7 +312,12 @@ mod tests {
         lay(&tree);
         let host = crate::Host::at(directory.path());
         let inventory = crate::inventory(&host).unwrap();
-        Machine::read(&host, &inventory, &crate::topology::Wanted::default()).unwrap()
+        Machine::read(
+            &host,
+            &inventory,
+            crate::topology::gpu::read(&host).unwrap(),
+        )
+        .unwrap()
     }
 
     fn task<'a>(machine: &'a Machine, request: &'a Request) -> Task<'a> {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::topology::{Choice, Class, Machine, Request, choose};
 
-use super::holders::Holders;
+use crate::holders::Holders;
 
 /// A pod with a NIC that is farther from a GPU than it need be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,6 @@ fn judge(
         count: nics.len(),
         gpus: gpus.clone(),
         include,
-        share_cards: true,
         ..Request::default()
     };
     let far = |choice: &Choice| choice.pairs.iter().filter(|pair| !pair.aligned).count();
@@ -87,8 +86,7 @@ fn judge(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::holders::example::holders;
-    use hca::topology::Wanted;
+    use crate::holders::example::holders;
     use hca_trees::{Tree, machine};
 
     fn a4() -> Machine {
@@ -96,7 +94,12 @@ mod tests {
         let tree = Tree::new(directory.path());
         machine::a4(&tree);
         let inventory = hca::inventory(&tree.host()).unwrap();
-        Machine::read(&tree.host(), &inventory, &Wanted::default()).unwrap()
+        Machine::read(
+            &tree.host(),
+            &inventory,
+            hca::topology::gpu::read(&tree.host()).unwrap(),
+        )
+        .unwrap()
     }
 
     fn judged(held: &[(&str, &str)]) -> Vec<Misaligned> {

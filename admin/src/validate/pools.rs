@@ -1,92 +1,19 @@
-//! `rdma-device-plugin validate`: what a configuration means, before the kubelet hears of it.
+//! What a configuration of pools means, before the kubelet hears of it.
 
-use std::io::Write;
-use std::path::PathBuf;
-
-use anyhow::bail;
-use node::document::versioned;
+use rdma_device_plugin::candidate::Candidate;
+use rdma_device_plugin::cli::Defaults;
+use rdma_device_plugin::config::{self, Config, PoolConfig, Sharing};
+use rdma_device_plugin::host_snapshot::HostSnapshot;
+use rdma_device_plugin::pool::{self, Pools, Reason};
+use rdma_device_plugin::snapshot::{Health, UnhealthyReason};
+use rdma_device_plugin::words::word;
 use serde_json::{Value, json};
 
-use super::flags::config_file;
-use crate::candidate::Candidate;
-use crate::config::{self, Config, Defaults, PoolConfig, Sharing};
-use crate::host_snapshot::HostSnapshot;
-use crate::pool::{self, Pools, Reason};
-use crate::snapshot::{Health, UnhealthyReason};
-
-/// Checks a configuration and shows how it is understood.
-#[derive(Debug, clap::Args)]
-#[command(
-    after_help = "rdmactl validate checks policies and networks, too, and what pools have on a host.\n\
-    Exit status: 0 the file is in order, 1 it is not or a resource of it is refused, 2 wrong usage."
-)]
-pub(super) struct Validate {
-    /// Configuration file [default: as for "run"]
-    #[arg(value_name = "FILE", conflicts_with = "config_file")]
-    file: Option<PathBuf>,
-    /// The same as a flag
-    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
-    config_file: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    defaults: Defaults,
-}
-
-impl Validate {
-    /// Reads the file as `run` would, and prints every resource and every warning.
-    ///
-    /// # Errors
-    /// Everything that is wrong with the file.
-    pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let path = config_file(self.file.clone().or(self.config_file.clone()))?;
-        let place = path.display().to_string();
-        let checked = check(&place, &config::text(&path)?, &self.defaults, None);
-        match self.json {
-            true => writeln!(out, "{:#}", versioned(checked.document()))?,
-            false => out.write_all(checked.text.as_bytes())?,
-        }
-        match checked.errors.is_empty() {
-            true => Ok(()),
-            false => bail!("configuration {place} is refused\n{}", checked.faults()),
-        }
-    }
-}
-
-/// What a configuration means, and what is wrong with it.
-#[derive(Debug)]
-pub struct Checked {
-    /// How it is understood, for a person; empty if it is not.
-    pub text: String,
-    /// Every mistake.
-    pub errors: Vec<String>,
-    /// What is worth knowing.
-    pub warnings: Vec<String>,
-    document: Value,
-}
-
-impl Checked {
-    /// The same for a program.
-    #[must_use]
-    pub fn document(&self) -> Value {
-        self.document.clone()
-    }
-
-    /// Mistakes and, where it is refused as a whole, warnings: a line each.
-    #[must_use]
-    pub fn faults(&self) -> String {
-        let errors = self.errors.iter().map(|error| format!("error: {error}"));
-        let warnings = self.warnings.iter().filter(|_| self.text.is_empty());
-        let warnings = warnings.map(|text| format!("warning: {text}"));
-        errors.chain(warnings).collect::<Vec<_>>().join("\n")
-    }
-}
+use super::Checked;
 
 /// Checks the text of a configuration, and with a scan of a host and the HCAs of it what its pools have
 /// there: an HCA that two pools choose is then a mistake, unless both are shared.
-#[must_use]
-pub fn check(
+pub(super) fn check(
     place: &str,
     text: &str,
     defaults: &Defaults,
@@ -95,15 +22,14 @@ pub fn check(
     let config = match config::parse_with(text, defaults) {
         Ok(config) => config,
         Err(problems) => {
-            let errors: Vec<String> = problems.iter().map(str::to_owned).collect();
-            let warnings: Vec<String> = problems.warnings().map(str::to_owned).collect();
+            let warnings: Vec<&str> = problems.warnings().collect();
             return Checked {
-                text: String::new(),
-                document: json!({
-                    "file": place, "valid": false, "errors": errors, "warnings": warnings,
-                }),
-                errors,
-                warnings,
+                text: warnings
+                    .iter()
+                    .map(|one| format!("warning: {one}\n"))
+                    .collect(),
+                errors: problems.iter().map(str::to_owned).collect(),
+                document: json!({"warnings": warnings}),
             };
         }
     };
@@ -125,7 +51,6 @@ pub fn check(
     let errors: Vec<String> = refused.chain(contested).chain(overlapping).collect();
     let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
     let document = json!({
-        "file": place, "valid": errors.is_empty(), "errors": errors,
         "format": config.format.to_string(),
         "rescanSeconds": config.rescan.map(|every| every.as_secs()),
         "pools": pools, "warnings": config.warnings, "refused": config.refused,
@@ -134,7 +59,6 @@ pub fn check(
     Checked {
         text: text_of(place, &config, here),
         errors,
-        warnings: config.warnings,
         document,
     }
 }
@@ -182,7 +106,7 @@ fn members(pool: &PoolConfig, here: &Pools) -> Vec<String> {
     named.collect()
 }
 
-fn entry(pool: &PoolConfig, here: Option<&Pools>) -> serde_json::Value {
+fn entry(pool: &PoolConfig, here: Option<&Pools>) -> Value {
     let selectors: Vec<_> = pool.selectors.iter().map(ToString::to_string).collect();
     json!({
         "resource": pool.resource.as_str(), "units": units(pool.sharing), "selectors": selectors,
@@ -204,13 +128,13 @@ fn units(sharing: Sharing) -> String {
             let slots = number(per_hca, "its");
             format!(
                 "{slots} slots of each HCA, chosen by policy {}",
-                policy.word()
+                word(&policy)
             )
         }
         Sharing::Exclusive { policy } => {
             format!(
                 "each HCA for one container alone, chosen by policy {}",
-                policy.word()
+                word(&policy)
             )
         }
         Sharing::Late(late) => {

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::files;
+use rdma_device_plugin::files;
 
 /// Where containerd's configuration is by default.
 const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
@@ -20,7 +20,7 @@ const CRIO_CONFIG: [&str; 2] = ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d"];
 
 /// What is known of a runtime's use of CDI.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Cdi {
+pub(super) enum Cdi {
     /// No runtime runs here, or none is configured.
     #[default]
     NoRuntime,
@@ -38,7 +38,7 @@ pub enum Cdi {
 
 /// Of the runtime whose process is seen below `proc`; files are below `root`.
 #[must_use]
-pub fn of_running_runtime(root: &Path, proc: &Path) -> Cdi {
+pub(super) fn of_running_runtime(root: &Path, proc: &Path) -> Cdi {
     let mut processes = files::processes(proc);
     processes.retain(|process| is_of_host(&proc.join(process.pid.to_string())));
     let containerds = processes
@@ -75,7 +75,7 @@ fn is_of_host(process: &Path) -> bool {
 
 /// Of the runtime that has a configuration in the usual place.
 #[must_use]
-pub fn of_configured_runtime(root: &Path) -> Cdi {
+pub(super) fn of_configured_runtime(root: &Path) -> Cdi {
     if below(root, Path::new(CONTAINERD_CONFIG)).is_file() {
         of_containerd(root, Path::new(CONTAINERD_CONFIG))
     } else if CRIO_CONFIG

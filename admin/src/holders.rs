@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::topology::{Gpu, Nic};
 use hca::{PciAddress, UnitId};
-use kubelet_api::client::Devices;
+use kubelet_api::client::Held;
 use rdma_device_plugin::Gpus;
 
 /// Pods by the names of their devices.
@@ -20,52 +20,36 @@ pub(crate) struct Holders {
     whole: BTreeSet<String>,
 }
 
-/// A device of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
-    /// The pod, `namespace/name`.
-    pub pod: String,
-    /// The resource that it is of.
-    pub resource: String,
-    /// Its ID.
-    pub id: String,
-}
-
-impl Held {
-    /// All devices of all pods, by the kubelet's list.
-    pub(crate) fn all(devices: &Devices) -> impl Iterator<Item = Self> {
-        devices.held.iter().flat_map(|held| {
-            held.ids.iter().map(|id| Self {
-                pod: format!("{}/{}", held.namespace, held.pod),
-                resource: held.resource.clone(),
-                id: id.clone(),
-            })
-        })
-    }
-}
-
 impl Holders {
     /// Collects pods with the devices they hold.
-    pub(crate) fn collect(gpus: &Gpus, devices: impl IntoIterator<Item = Held>) -> Self {
+    pub(crate) fn collect(gpus: &Gpus, held: impl IntoIterator<Item = Held>) -> Self {
         let mut holders = Self::default();
-        for Held { pod, resource, id } in devices {
-            let pods = match gpus.named(&resource, &id) {
-                Some(gpu) => holders.gpus.entry(gpu.place.address).or_default(),
-                None => {
-                    let unit = id.parse::<UnitId>().ok();
-                    let hca = unit.and_then(|unit| Some(unit.hca()?.to_string()));
-                    let Some(hca) = hca else { continue };
-                    if hca == id {
-                        holders.whole.insert(id);
-                    }
-                    holders.nics.entry(hca).or_default()
-                }
-            };
-            if !pods.contains(&pod) {
-                pods.push(pod);
+        for one in held {
+            let pod = format!("{}/{}", one.namespace, one.pod);
+            for id in one.ids {
+                holders.add(gpus, &pod, &one.resource, id);
             }
         }
         holders
+    }
+
+    fn add(&mut self, gpus: &Gpus, pod: &str, resource: &str, id: String) {
+        let pods = match gpus.named(resource, &id) {
+            Some(gpu) => self.gpus.entry(gpu.place.address).or_default(),
+            None => {
+                let unit = id.parse::<UnitId>().ok();
+                let Some(hca) = unit.and_then(|unit| Some(unit.hca()?.to_string())) else {
+                    return;
+                };
+                if hca == id {
+                    self.whole.insert(id);
+                }
+                self.nics.entry(hca).or_default()
+            }
+        };
+        if !pods.iter().any(|known| known == pod) {
+            pods.push(pod.to_owned());
+        }
     }
 
     /// Pods that have a GPU.
@@ -75,7 +59,7 @@ impl Holders {
     }
 
     /// Pods that have a NIC, or a share of it.
-    pub(super) fn nic(&self, nic: &Nic) -> Vec<String> {
+    pub(crate) fn nic(&self, nic: &Nic) -> Vec<String> {
         let pods = self.nics.get(&nic.hca.to_string());
         pods.cloned().unwrap_or_default()
     }
@@ -96,10 +80,15 @@ pub(crate) mod example {
             all: gpus.to_vec(),
             ..Gpus::default()
         };
-        let held = held.iter().map(|(pod, id)| Held {
-            pod: (*pod).to_owned(),
-            resource: "rdma/nic".to_owned(),
-            id: (*id).to_owned(),
+        let held = held.iter().map(|(pod, id)| {
+            let (namespace, pod) = pod.split_once('/').unwrap();
+            Held {
+                namespace: namespace.to_owned(),
+                pod: pod.to_owned(),
+                container: "main".to_owned(),
+                resource: "rdma/nic".to_owned(),
+                ids: vec![(*id).to_owned()],
+            }
         });
         Holders::collect(&gpus, held)
     }
