@@ -124,17 +124,16 @@ class Play:
             shutil.copy(self.image(image), share / f"{image}.tar")
 
     def image(self, name: str) -> pathlib.Path:
-        """A container image. Only the lab's own is always there; continuous integration has made the
-        others before."""
+        """A container image. That of the binaries under test is no part of a build, so it may not be
+        there; continuous integration has made it before."""
         if name == "pods":
             return self.cache["image"] / "image.tar"
         lacking = CannotStart if os.environ.get("CI") else Skipped
-        file, target = {"node": ("image.tar", "image"), "mpi": ("mpi.tar", "examples-image")}[name]
-        image = self.binaries.place / file
+        image = self.binaries.place / "image.tar"
         if not image.is_file():
-            raise lacking(f"no {file} in {self.binaries.place}: run `make {target}`")
+            raise lacking(f"no image.tar in {self.binaries.place}: run `make image`")
         newest = max(self.binaries.product(name).stat().st_mtime for name in self.scenario.binaries)
-        if name == "node" and image.stat().st_mtime < newest:
+        if image.stat().st_mtime < newest:
             raise lacking(f"{image} is older than the programs beside it: run `make image`")
         return image
 
