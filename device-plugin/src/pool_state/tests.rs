@@ -299,8 +299,10 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
         pool_states.update(&config, &node.scan(), Instant::now());
         assert_eq!(counts(&pool_states), Counts::default(), "{selector}");
         // The kubelet's allocation says that it is this pool's.
-        let mut pool_states = PoolStates::default();
-        pool_states.allocated = held(&[HCA]);
+        let mut pool_states = PoolStates {
+            allocated: held(&[HCA]),
+            ..PoolStates::default()
+        };
         pool_states.update(&config, &node.scan(), Instant::now());
         assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
     }
@@ -327,8 +329,10 @@ fn a_held_hca_that_its_pool_does_not_choose_keeps_its_nodes() {
     let node = Node::new();
     for selector in ["ifNames: [ens2]", "not: { vendors: [15b3] }"] {
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let mut pool_states = PoolStates::default();
-        pool_states.allocated = held(&[HCA]);
+        let mut pool_states = PoolStates {
+            allocated: held(&[HCA]),
+            ..PoolStates::default()
+        };
         pool_states.update(&config, &node.scan(), Instant::now());
         let member = &pool_states.snapshots[0].members()[0];
         let excluded = Health::Unhealthy(UnhealthyReason::Excluded);
@@ -565,8 +569,10 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     let tag = hca::unit::PoolTag::of("rdma/b");
     let slot = format!("0000:3b:00.0_{tag}_0");
     let members = |config: &Config, resource: &str, unit: &str| {
-        let mut pool_states = PoolStates::default();
-        pool_states.allocated = held_of(resource, &[unit]);
+        let mut pool_states = PoolStates {
+            allocated: held_of(resource, &[unit]),
+            ..PoolStates::default()
+        };
         pool_states.update(config, &node.scan(), Instant::now());
         pool_states.snapshots[0].members().len()
     };
