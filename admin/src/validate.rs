@@ -210,9 +210,15 @@ fn plain(object: &Value, text: String) -> Option<Part> {
     if has(&["type", "plugins"]) {
         return Some(Part::Network(object.clone()));
     }
-    let mut keys = fields.keys();
-    let is_policy = keys.any(|key| Policy::has_key(key));
-    is_policy.then_some(Part::Policy(text))
+    let of_policy = fields.keys().filter(|key| Policy::has_key(key));
+    match of_policy.collect::<Vec<_>>().as_slice() {
+        [] => None,
+        // Pools have a version, too, and of the two only pools may be YAML.
+        [key] if *key == "version" && serde_json::from_str::<Value>(&text).is_err() => {
+            Some(Part::Pools(text))
+        }
+        _ => Some(Part::Policy(text)),
+    }
 }
 
 fn policy(place: &str, text: &str) -> Checked {
@@ -248,7 +254,9 @@ mod tests {
         for (text, expected) in [
             ("version: 1\npools: []\n", vec!["pools"]),
             ("{\"configlist\": []}", vec!["pools"]),
+            ("version: 1\npols: []\n", vec!["pools"]),
             ("{\"allow\": {\"uplinks\": true}}", vec!["policy"]),
+            ("{\"version\": 1}", vec!["policy"]),
             (
                 "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",
                 vec!["network"],
