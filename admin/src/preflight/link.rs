@@ -9,7 +9,7 @@ use node::policy::membership;
 use super::check::{Findings, checks, need};
 use super::context::{Context, Membership, port_name};
 use crate::verdict::{Finding, NO_NIC};
-use hca::network::Uplinks;
+use hca::uplink::Uplinks;
 use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::files;
 
