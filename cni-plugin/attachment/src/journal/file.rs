@@ -6,12 +6,12 @@ use std::{
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
 use fnv::FnvHasher;
+use netlink::socket::observer;
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, fcntl},
@@ -24,17 +24,6 @@ use super::{Error, Kind};
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts at a lock.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
-
-/// What is called for each lock that had to be waited for.
-type Observer = Box<dyn Fn(&str, Duration) + Send + Sync>;
-
-static OBSERVER: OnceLock<Observer> = OnceLock::new();
-
-/// Has `observer` called with the name of each lock that this process waits for, and how long it
-/// waited. The first observer stays.
-pub fn observe_locks(observer: impl Fn(&str, Duration) + Send + Sync + 'static) {
-    let _ = OBSERVER.set(Box::new(observer));
-}
 
 /// Removes a file; one that is gone is removed.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
@@ -158,9 +147,9 @@ impl Lock {
                         let left = timeout.saturating_sub(started.elapsed());
                         return Self::take(path, name, sharing, left);
                     }
-                    if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_RETRY_INTERVAL)
-                    {
-                        observer(name, started.elapsed());
+                    if let Some(observer) = observer().filter(|_| pause > FIRST_RETRY_INTERVAL) {
+                        let micros = started.elapsed().as_micros();
+                        observer(&format_args!("waited {micros} µs for the lock of {name}"));
                     }
                     let path = path.to_owned();
                     return Ok(Lock { file, path });
