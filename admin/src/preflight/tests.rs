@@ -2,7 +2,6 @@
 
 mod node_tree;
 
-
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, cloud, machine};
 
 use super::check::Check;
