@@ -75,7 +75,7 @@ pub struct DefaultRoute {
     pub netdevs: Vec<String>,
     /// Where to, with its prefix length: 0 or a few bits.
     pub destination: (IpAddr, u8),
-    /// The table, 0 where it is not known.
+    /// The table.
     pub table: u32,
     /// The kernel takes the lowest.
     pub metric: u32,
