@@ -65,6 +65,35 @@ pub(super) fn open_to_write(
     opened.ok_or_else(|| failed("open", path, io::ErrorKind::NotFound.into()))
 }
 
+/// Bytes of a file to lock, all of it with a length of 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "numbers of the kernel from 0 to 2"
+)]
+fn range(kind: libc::c_int, start: i64, length: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: length,
+        l_pid: 0,
+    }
+}
+
+/// Holds all locks in the file at `path` while the returned file is open; none without a file. It may
+/// be removed then: a call that waits for it takes the new one.
+///
+/// # Errors
+/// A call holds one of them.
+pub fn hold_all(path: &Path) -> io::Result<Option<File>> {
+    let file = match File::options().read(true).write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, 0, 0)))?;
+    Ok(Some(file))
+}
+
 /// Who else may hold a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sharing {
@@ -121,17 +150,7 @@ impl Lock {
         };
         let mut hasher = FnvHasher::default();
         hasher.write(name.as_bytes());
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "numbers of the kernel from 0 to 2"
-        )]
-        let range = libc::flock {
-            l_type: kind as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: (hasher.finish() >> 2).cast_signed(),
-            l_len: 1,
-            l_pid: 0,
-        };
+        let range = range(kind, (hasher.finish() >> 2).cast_signed(), 1);
         let started = Instant::now();
         let mut pause = FIRST_RETRY_INTERVAL;
         loop {
