@@ -10,13 +10,13 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
-use rdma_device_plugin::cli::Defaults;
+use rdma_device_plugin::cli::{Defaults, NodeAddresses};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
 use serde_json::{Value, json};
 
 use crate::documents::{is_definition, name_of, objects};
-use crate::global::{Global, NodeAddresses};
+use crate::global::Global;
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.

@@ -35,6 +35,7 @@ impl Node {
     fn scan(&self) -> HostSnapshot {
         let mut seen =
             HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+        seen.uplinks = self.tree.uplinks();
         seen.nodes
             .values_mut()
             .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -361,7 +362,7 @@ fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     });
     let mut seen = node.scan();
     let why = hca::uplink::Why::DefaultRoute;
-    seen.uplinks = hca::network::Uplinks::Known([("ens1".to_owned(), why)].into());
+    seen.uplinks = hca::uplink::Uplinks::Known([("ens1".to_owned(), why)].into());
     pool_states.update(&config, &seen, now);
     assert_eq!(counts(&pool_states).healthy, 1);
     assert!(pool_states.snapshots[0].members()[0].hca.netdevs.is_empty());
