@@ -13,7 +13,7 @@ mod blocks;
 use crate::config::{self, Config};
 use crate::lease::{Holder, Lease, Pod};
 use crate::reclaim;
-use crate::store::{Store, StoreError, Survey};
+use crate::store::{Store, StoreError};
 use answer::to_error;
 use blocks::{BROKER_SOCKET, Broker, Fault};
 use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Version};
@@ -350,25 +350,6 @@ impl Plugin {
         Broker {
             socket: self.root.join(BROKER_SOCKET),
         }
-    }
-
-    /// What an ADD would find now, in each range of the configuration.
-    pub fn survey(
-        &self,
-        config: &Config,
-        request: &Request,
-        store: &Store,
-    ) -> Result<Vec<Survey>, Error> {
-        let holder = self.anybody(request, store.node());
-        let surveys = store.survey_order(&add::order(config, &holder, &[]));
-        surveys.map_err(|refused| {
-            let range = refused.part.and_then(|part| config.ranges.get(part));
-            let attempt = match range {
-                Some(range) => format!("find an address of {}", range.subnet()),
-                None => "find addresses".to_owned(),
-            };
-            to_error(&refused.error, attempt)
-        })
     }
 
     #[must_use]

@@ -4,7 +4,7 @@
 //! ADD gets the same answer, and an ADD that was killed is taken up. Each record
 //! leads to its lease entry wherever the call dies, so the owner's DEL finds them all.
 
-use super::allocate::{Goal, Made, Proposed, Search, Survey, Want};
+use super::allocate::{Goal, Made, Proposed, Search, Want};
 use super::dir::Meta;
 use super::granted::Granted;
 use super::owner::Content;
@@ -338,19 +338,6 @@ impl Store {
                 .map_err(|error| refused(granted.explain(error, part, None, 1)))?;
         }
         Ok(())
-    }
-
-    /// What [`Store::take`] would find on its way now, for each part.
-    pub fn survey_order(&self, order: &Order) -> Result<Vec<Survey>, Refused> {
-        let granted = Granted::new(self);
-        let mut proposed = Proposed::default();
-        let survey = |(number, part): (usize, &Part)| {
-            let range = granted.cut(&part.space, part.range.clone());
-            let survey = range
-                .and_then(|range| self.survey(&part.want(&range, &order.holder), &mut proposed));
-            survey.map_err(Refused::of(number))
-        };
-        order.parts.iter().enumerate().map(survey).collect()
     }
 
     /// What an interface has. Its records stay until DEL, also those that hold nothing: of two
