@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use node::policy::Policy;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -73,32 +74,20 @@ struct Cli {
         long,
         value_name = "LEVEL",
         env = "RDMA_LOG_LEVEL",
-        default_value = "info"
+        default_value = "info",
+        value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"])
+            .try_map(|level| level.parse::<tracing::Level>())
     )]
-    log_level: LogLevel,
+    log_level: tracing::Level,
     /// Log lines for people or for machines
     #[arg(
         long,
         value_name = "FORMAT",
         env = "RDMA_LOG_FORMAT",
-        default_value = "text"
+        default_value = "text",
+        value_parser = ["text", "json"]
     )]
-    log_format: LogFormat,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogLevel {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
+    log_format: String,
 }
 
 /// An address with a port, also one of IPv6 without brackets, as it comes out of a manifest's
@@ -132,16 +121,7 @@ pub fn main() -> ExitCode {
             };
         }
     };
-    node_server::log::start(
-        match cli.log_level {
-            LogLevel::Error => tracing::Level::ERROR,
-            LogLevel::Warn => tracing::Level::WARN,
-            LogLevel::Info => tracing::Level::INFO,
-            LogLevel::Debug => tracing::Level::DEBUG,
-            LogLevel::Trace => tracing::Level::TRACE,
-        },
-        matches!(cli.log_format, LogFormat::Json),
-    );
+    node_server::log::start(cli.log_level, cli.log_format == "json");
     match serve(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

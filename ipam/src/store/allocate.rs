@@ -150,12 +150,12 @@ pub(super) enum Goal {
 /// One search for an address.
 pub(super) struct Search<'a> {
     store: &'a Store,
-    want: Want<'a>,
-    goal: Goal,
+    pub(super) want: Want<'a>,
+    pub(super) goal: Goal,
     /// Which part of the order it is.
-    part: usize,
-    /// The part whose address has the host number that is to be found, too.
-    like: Option<usize>,
+    pub(super) part: usize,
+    /// The part whose address has the host number that is to be found, too, until that is known.
+    pub(super) like: Option<usize>,
     collisions: usize,
     /// How often it waited for contenders to withdraw.
     waits: usize,
@@ -266,7 +266,8 @@ impl Store {
                 if leases.contains_key(&position) {
                     continue;
                 }
-                search.follow_one_of(proposed.0.iter().chain(leases.values()));
+                let mut found = proposed.0.iter().chain(leases.values());
+                search.follow(|like| found.find(|lease| lease.part == like));
                 let claim = search.propose(&proposed).map_err(|error| Failed {
                     search: position,
                     error,
@@ -413,25 +414,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Has it search for the host number of another part's address, which is known already or is
-    /// found by an earlier search of the same order.
-    pub(super) fn follow(&mut self, like: usize, known: Option<&Lease>) {
-        match known {
-            Some(lease) => self.aim_at_number_of(lease),
-            None => self.like = Some(like),
-        }
-    }
-
-    /// The same, once the other part's address may be among these.
-    fn follow_one_of<'l>(&mut self, mut leases: impl Iterator<Item = &'l Lease>) {
-        let Some(like) = self.like else { return };
-        if let Some(lease) = leases.find(|lease| lease.part == like) {
-            self.like = None;
-            self.aim_at_number_of(lease);
-        }
-    }
-
-    fn aim_at_number_of(&mut self, lease: &Lease) {
+    /// Has it search for the host number of the other part's address, once that is found.
+    pub(super) fn follow<'l>(&mut self, find: impl FnOnce(usize) -> Option<&'l Lease>) {
+        let Some(lease) = self.like.and_then(find) else {
+            return;
+        };
+        self.like = None;
         let first = |subnet: ipnetwork::IpNetwork| bits(subnet.network());
         let number = bits(lease.address).checked_sub(first(lease.range));
         let address = number.and_then(|n| first(self.want.range.subnet()).checked_add(n));
