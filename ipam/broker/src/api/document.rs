@@ -11,6 +11,8 @@ use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::client::Object as _;
+
 /// API group of the two kinds.
 pub const GROUP: &str = "rdma-netdev.io";
 pub const VERSION: &str = "v1alpha1";
@@ -100,7 +102,7 @@ impl RangeObject {
         let label = label_hash(&space.object_name());
         Self {
             api_version: format!("{GROUP}/{VERSION}"),
-            kind: "AddressRange".to_owned(),
+            kind: Self::KIND.to_owned(),
             metadata: Metadata {
                 name: space.block_name(spec.range),
                 labels: [(SPACE_LABEL.to_owned(), label)].into(),
@@ -218,7 +220,7 @@ impl BlockObject {
         let labels = labels.map(|(label, text)| (label.to_owned(), label_hash(text)));
         Self {
             api_version: format!("{GROUP}/{VERSION}"),
-            kind: "AddressBlock".to_owned(),
+            kind: Self::KIND.to_owned(),
             metadata: Metadata {
                 name: space.block_name(block),
                 labels: labels.into(),
@@ -291,16 +293,7 @@ struct Taint {
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     #[serde(default)]
-    conditions: Vec<Condition>,
-    #[serde(default)]
     node_info: NodeInfo,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct Condition {
-    #[serde(rename = "type")]
-    kind: String,
-    status: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -331,13 +324,6 @@ impl NodeObject {
             .taints
             .iter()
             .any(|taint| taint.key == OUT_OF_SERVICE)
-    }
-
-    /// Whether its kubelet reports to the cluster.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        let mut conditions = self.status.conditions.iter();
-        conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
     }
 }
 
@@ -414,24 +400,5 @@ mod tests {
         }))
         .unwrap();
         assert!(node.is_out_of_service());
-        assert!(!node.is_ready());
-    }
-
-    #[test]
-    fn a_node_is_ready_by_its_condition_alone() {
-        for (kind, status, ready) in [
-            ("Ready", "True", true),
-            ("Ready", "False", false),
-            ("Ready", "Unknown", false),
-            ("DiskPressure", "True", false),
-        ] {
-            let node: NodeObject = serde_json::from_value(json!({
-                "metadata": {"name": "n", "uid": "u"},
-                "status": {"conditions": [{"type": kind, "status": status, "reason": "x"}],
-                    "nodeInfo": {"bootID": "b"}}
-            }))
-            .unwrap();
-            assert_eq!(node.is_ready(), ready, "{kind} {status}");
-        }
     }
 }
