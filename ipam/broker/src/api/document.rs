@@ -293,7 +293,16 @@ struct Taint {
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     #[serde(default)]
+    conditions: Vec<Condition>,
+    #[serde(default)]
     node_info: NodeInfo,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -324,6 +333,13 @@ impl NodeObject {
             .taints
             .iter()
             .any(|taint| taint.key == OUT_OF_SERVICE)
+    }
+
+    /// Whether its kubelet reports to the cluster.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let mut conditions = self.status.conditions.iter();
+        conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
     }
 }
 
@@ -400,5 +416,24 @@ mod tests {
         }))
         .unwrap();
         assert!(node.is_out_of_service());
+        assert!(!node.is_ready());
+    }
+
+    #[test]
+    fn a_node_is_ready_by_its_condition_alone() {
+        for (kind, status, ready) in [
+            ("Ready", "True", true),
+            ("Ready", "False", false),
+            ("Ready", "Unknown", false),
+            ("DiskPressure", "True", false),
+        ] {
+            let node: NodeObject = serde_json::from_value(json!({
+                "metadata": {"name": "n", "uid": "u"},
+                "status": {"conditions": [{"type": kind, "status": status, "reason": "x"}],
+                    "nodeInfo": {"bootID": "b"}}
+            }))
+            .unwrap();
+            assert_eq!(node.is_ready(), ready, "{kind} {status}");
+        }
     }
 }
