@@ -144,6 +144,8 @@ pub struct PoolConfig {
     pub optional: bool,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
+    /// MTU in bytes that they get.
+    pub mtu: Option<u32>,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
     pub extra_nodes: Vec<String>,
     /// What an administrator wants said about HCAs in the environment, by identity or `*`.
@@ -167,6 +169,7 @@ impl PoolConfig {
             wait_for: Vec::new(),
             optional: false,
             link_up: false,
+            mtu: None,
             extra_nodes: Vec::new(),
             additional_info: BTreeMap::new(),
             variables: Variables::Shell,

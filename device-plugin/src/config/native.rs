@@ -4,6 +4,7 @@
 //! Anything ambiguous is an error that names the line: unknown and repeated keys, unknown words, keys
 //! that do not belong to the mode.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use node::duration;
@@ -72,9 +73,29 @@ struct Pool {
     #[serde(default)]
     optional: bool,
     #[serde(default)]
-    link_up: bool,
+    link_up: LinkUp,
     #[serde(deserialize_with = "selector::select")]
     select: Vec<Selector>,
+}
+
+/// What the kernel takes for Ethernet; a driver may take less.
+const MTU_RANGE: RangeInclusive<u32> = 68..=65535;
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "linkUp: write true, false or {mtu: NUMBER}"
+)]
+enum LinkUp {
+    Plain(bool),
+    With { mtu: u32 },
+}
+
+impl Default for LinkUp {
+    fn default() -> Self {
+        Self::Plain(false)
+    }
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +171,13 @@ impl Pool {
             Binding::Late => self.late(&mut problems),
             Binding::Early => self.sharing(&mut problems),
         };
+        let mtu = match self.link_up {
+            LinkUp::With { mtu } => Some(mtu),
+            LinkUp::Plain(_) => None,
+        };
+        if mtu.is_some_and(|mtu| !MTU_RANGE.contains(&mtu)) {
+            problems.push("linkUp: give an mtu between 68 and 65535");
+        }
         let name = &self.resource.value;
         let problems = problems.iter().map(|one| format!("{place}{name}: {one}"));
         findings.problems.extend(problems);
@@ -170,7 +198,8 @@ impl Pool {
             },
             wait_for: self.wait_for,
             optional: self.optional,
-            link_up: self.link_up,
+            link_up: self.link_up != LinkUp::Plain(false),
+            mtu,
             ..PoolConfig::new(self.resource.value, sharing, self.select)
         }
     }
