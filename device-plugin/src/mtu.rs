@@ -93,9 +93,13 @@ pub(crate) fn targets<'a>(
     let target = |netdev: &Netdev| {
         let has = |snapshot: &Snapshot| {
             snapshot.members().iter().any(|member| {
-                let has = |name: &str| member.hca.netdev_names().any(|own| own == name);
                 // A bond passes its MTU on to its ports.
-                has(&netdev.name) && !netdev.master.as_deref().is_some_and(has)
+                let bonds = &member.hca.bond_names;
+                let is_port = netdev.master.as_ref().is_some_and(|by| bonds.contains(by));
+                match netdev.kind.as_deref() {
+                    Some("bond") => bonds.contains(&netdev.name),
+                    _ => !is_port && member.hca.netdev_names().any(|name| name == netdev.name),
+                }
             })
         };
         let mut wanted = wanting.iter().filter(|(_, snapshot)| has(snapshot));
@@ -274,4 +278,151 @@ fn write(path: &Path, records: &[Record]) -> Result<(), String> {
             .and_then(|text| node::file::replace_in_boot(path, text)),
     };
     written.map_err(|error| format!("write {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hca::uplink::Why;
+
+    use super::*;
+    use crate::candidate::example::named;
+    use crate::config::parse;
+    use crate::snapshot::Member;
+
+    fn netdev(name: &str, ifindex: u32) -> Netdev {
+        Netdev {
+            name: name.into(),
+            ifindex,
+            mtu: 1500,
+            ..Netdev::default()
+        }
+    }
+
+    fn target(mtu: u32, wanted: Option<u32>) -> Target {
+        Target {
+            netdev: "rdma0".into(),
+            ifindex: 5,
+            mtu,
+            id: None,
+            wanted: wanted.map(|mtu| (mtu, ResourceName::parse("rdma/a").unwrap())),
+            obstacle: None,
+        }
+    }
+
+    fn record(set: &[u32], done: bool) -> Record {
+        Record {
+            netdev: "rdma0".into(),
+            ifindex: 5,
+            former: 1500,
+            set: set.to_vec(),
+            done,
+        }
+    }
+
+    #[test]
+    fn an_mtu_is_set_once_and_restored_when_no_pool_wants_it() {
+        let set = |mtu| Some(Step::Set(mtu));
+        for (mtu, wanted, record, expected) in [
+            (1500, None, None, None),
+            (1500, Some(4200), None, set(4200)),
+            (4200, Some(4200), None, None),
+            // A daemon was killed before or after the change.
+            (1500, Some(4200), Some(record(&[4200], false)), set(4200)),
+            (4200, Some(4200), Some(record(&[4200], false)), set(4200)),
+            (4200, Some(4200), Some(record(&[4200], true)), None),
+            // What somebody set after it stays.
+            (9000, Some(4200), Some(record(&[4200], true)), None),
+            // Another configuration.
+            (4200, Some(9000), Some(record(&[4200], true)), set(9000)),
+            (
+                9000,
+                Some(4200),
+                Some(record(&[4200, 9000], true)),
+                set(4200),
+            ),
+            (
+                4200,
+                None,
+                Some(record(&[4200], true)),
+                Some(Step::Restore(1500)),
+            ),
+            (
+                4200,
+                None,
+                Some(record(&[4200, 9000], false)),
+                Some(Step::Restore(1500)),
+            ),
+            (1500, None, Some(record(&[4200], false)), Some(Step::Forget)),
+            (8000, None, Some(record(&[4200], true)), Some(Step::Forget)),
+        ] {
+            let target = target(mtu, wanted);
+            let decided = decide(&target, record.as_ref());
+            assert_eq!(decided, expected, "{mtu} {wanted:?} {record:?}");
+        }
+    }
+
+    #[test]
+    fn a_netdev_keeps_its_record_until_its_driver_is_loaded_anew() {
+        let is_of = |netdev: &str, ifindex, mtu| {
+            let target = Target {
+                netdev: netdev.into(),
+                ifindex,
+                ..target(mtu, None)
+            };
+            record(&[4200], true).is_of(&target)
+        };
+        assert!(is_of("rdma0", 5, 4200) && is_of("rdma0", 5, 9000));
+        assert!(is_of("ens2f0", 5, 4200), "renamed");
+        assert!(is_of("rdma0", 9, 4200), "a pod had it");
+        assert!(!is_of("rdma0", 9, 1500), "another netdev of that name");
+        assert!(!is_of("veth1", 5, 1500));
+    }
+
+    #[test]
+    fn uplinks_and_netdevs_of_two_minds_are_left_alone() {
+        let text = "version: 1\npools:\n\
+            - {resource: rdma/a, mode: shared, select: {vendors: [15b3]}, linkUp: {mtu: 4200}}\n\
+            - {resource: rdma/b, mode: shared, select: {vendors: [15b3]}, linkUp: {mtu: 9000}}\n\
+            - {resource: rdma/c, mode: shared, select: {vendors: [15b3]}, linkUp: true}\n";
+        let config = parse(text).unwrap();
+        let snapshot = |pool: usize, names: &[&str], bonds: &[&str]| {
+            let mut hca = named("0000:3b:00.0", &["mlx5_0"]);
+            hca.netdevs = names.iter().map(|name| netdev(name, 0)).collect();
+            hca.bond_names = bonds.iter().map(|name| (*name).to_owned()).collect();
+            let pool = config.pools[pool].clone().into();
+            Snapshot::new(pool, 0, vec![Member::example(hca)], Arc::default())
+        };
+        let snapshots = [
+            snapshot(0, &["rdma0", "rdma1", "rdma2"], &["bond0", "eth9"]),
+            snapshot(1, &["rdma1"], &[]),
+            snapshot(2, &["rdma3"], &[]),
+        ];
+        let (mut port, mut bond) = (netdev("rdma2", 4), netdev("bond0", 5));
+        port.master = Some("bond0".into());
+        bond.kind = Some("bond".into());
+        let netdevs = [
+            netdev("rdma0", 2),
+            netdev("rdma1", 3),
+            port,
+            bond,
+            netdev("rdma3", 6),
+            netdev("eth9", 7),
+        ];
+        let uplinks = Uplinks::Known([("rdma0".to_owned(), Why::DefaultRoute)].into());
+        let all = targets(&config, snapshots.iter(), &netdevs, &uplinks);
+        let wanted = |target: &Target| target.wanted.as_ref().map(|(mtu, _)| *mtu);
+        let all: Vec<_> = all
+            .iter()
+            .map(|t| (wanted(t), t.obstacle.clone()))
+            .collect();
+        assert!(all[0].1.as_ref().unwrap().contains("default route"));
+        assert_eq!(all[1], (Some(4200), Some("rdma/b wants 9000".into())));
+        let (none, bond) = ((None, None), (Some(4200), None));
+        assert_eq!(all[2..], [none.clone(), bond, none.clone(), none]);
+        let unknown = Uplinks::Unknown("no routes".into());
+        let all = targets(&config, snapshots.iter(), &netdevs, &unknown);
+        assert!(all.iter().all(|target| target.obstacle.is_some()));
+    }
 }

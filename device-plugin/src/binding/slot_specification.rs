@@ -44,25 +44,26 @@ fn prefix(slot: &str) -> String {
 }
 
 /// The text of a slot's file. `of_container` are all HCAs of the resource that the container has: two
-/// slots of one container set the same variables to the same values.
+/// slots of one container set the same variables to the same values. `gid_index` is that of all of them.
 pub(crate) fn text(
     slot: &str,
     pool: &PoolConfig,
     member: &Member,
     of_container: &[&Member],
+    gid_index: Option<u32>,
 ) -> String {
     let nodes: Vec<Value> = nodes::paths(pool, &[member])
         .into_iter()
         .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
         .collect();
     let device = json!({"name": slot, "containerEdits": {
-        "deviceNodes": nodes, "env": variables(pool, of_container)}});
+        "deviceNodes": nodes, "env": variables(pool, of_container, gid_index)}});
     let document = json!({"cdiVersion": VERSION, "kind": KIND, "devices": [device]});
     format!("{document:#}\n")
 }
 
 /// The environment of a container with these HCAs, sorted.
-fn variables(pool: &PoolConfig, members: &[&Member]) -> Vec<String> {
+fn variables(pool: &PoolConfig, members: &[&Member], gid_index: Option<u32>) -> Vec<String> {
     let mut variables: Vec<String> = env::variables(pool, members)
         .into_iter()
         .map(|(name, value)| format!("{name}={value}"))
@@ -75,6 +76,7 @@ fn variables(pool: &PoolConfig, members: &[&Member]) -> Vec<String> {
             .collect();
         // `=` asks NCCL for exactly these: mlx5_1 alone would also mean mlx5_10.
         variables.push(format!("NCCL_IB_HCA=={}", ports.join(",")));
+        variables.extend(gid_index.map(|index| format!("NCCL_IB_GID_INDEX={index}")));
         variables.push(format!("UCX_NET_DEVICES={}", ports.join(",")));
     }
     variables.sort();
@@ -169,7 +171,7 @@ mod tests {
     #[test]
     fn a_slots_file_has_the_nodes_of_its_hca_and_the_variables_of_its_container() {
         let (one, two) = (member(0), member(1));
-        let text = text("slot_3e71787e_1", &pool(true), &two, &[&one, &two]);
+        let text = text("slot_3e71787e_1", &pool(true), &two, &[&one, &two], Some(3));
         let read: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(read["kind"], "rdma-device-plugin/slot");
         let device = &read["devices"][0];
@@ -190,12 +192,13 @@ mod tests {
         for expected in [
             "RDMA_DEVICES_RDMA_NIC=mlx5_0,mlx5_1",
             "PCIDEVICE_RDMA_NIC=0000:3b:00.0,0000:3b:00.1",
+            "NCCL_IB_GID_INDEX=3",
             "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1",
             "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1",
         ] {
             assert!(variables.contains(&expected), "{variables:?}");
         }
-        let plain = super::text("slot_3e71787e_1", &pool(false), &two, &[&two]);
+        let plain = super::text("slot_3e71787e_1", &pool(false), &two, &[&two], Some(3));
         assert!(!plain.contains("NCCL"), "{plain}");
     }
 

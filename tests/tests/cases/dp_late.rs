@@ -193,6 +193,7 @@ impl Node {
             pod: admitted.pod.clone(),
             sandbox: sandbox.into(),
             units: admitted.slots.clone(),
+            gid_indexes: BTreeMap::new(),
         };
         ask(&self.machine.node_socket(), &question, CALL_TIMEOUT).map(|done| done.cdi_files)
     }

@@ -177,6 +177,34 @@ fn nodes_delivery_and_exclusions_can_be_said() {
 }
 
 #[test]
+fn link_up_may_name_an_mtu() {
+    let read = |value: &str| {
+        parse(&shared(&format!(
+            "linkUp: {value}\nselect: {{ functions: [pf] }}"
+        )))
+    };
+    let pool = |value: &str| read(value).unwrap().pools.remove(0);
+    let both = |value: &str| (pool(value).link_up, pool(value).mtu);
+    assert_eq!(both("{mtu: 4200}"), (true, Some(4200)));
+    assert_eq!(both("true"), (true, None));
+    assert_eq!(both("false"), (false, None));
+    for (value, words) in [
+        ("{mtu: 40}", "between 68 and 65535"),
+        ("{mtu: jumbo}", "write true, false or {mtu: NUMBER}"),
+        ("{}", "write true, false or {mtu: NUMBER}"),
+        (
+            "{mtu: 4200, txqueuelen: 1}",
+            "write true, false or {mtu: NUMBER}",
+        ),
+        ("sometimes", "write true, false or {mtu: NUMBER}"),
+    ] {
+        let refused = read(value).unwrap_err().to_string();
+        assert!(refused.contains(words), "{value}: {refused}");
+        assert!(refused.contains("line"), "{value}: {refused}");
+    }
+}
+
+#[test]
 fn health_has_defaults_and_times() {
     let text = |health: &str| {
         format!(
