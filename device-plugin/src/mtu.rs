@@ -195,10 +195,10 @@ fn act(
     let found = found.map_err(|error| error.to_string())?;
     let unchanged =
         |link: &link::Link| link.name == target.netdev.as_str() && link.mtu == target.mtu;
-    let Some(link) = found.filter(unchanged) else {
+    if !found.as_ref().is_some_and(unchanged) {
         // The event of that change triggers another scan.
         return Ok(());
-    };
+    }
     let mut change = |mtu| {
         let what = format_args!("set the MTU of {} to {mtu}", target.netdev);
         let change = link::Change {
@@ -210,9 +210,6 @@ fn act(
     let mut others = records.clone();
     others.retain(|record| !record.is_of(target));
     match step {
-        Step::Set(mtu) if link.max_mtu != 0 && mtu > link.max_mtu => {
-            return Err(format!("its driver takes at most {}", link.max_mtu));
-        }
         Step::Set(mtu) => {
             let old = records.iter().find(|record| record.is_of(target)).cloned();
             let ours = old.filter(|old| old.set.contains(&target.mtu));
