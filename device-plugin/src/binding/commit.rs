@@ -222,7 +222,14 @@ fn file_of(
         .filter_map(|one| member(&one.hca)?.as_ref().ok())
         .collect();
     Ok(Some(SlotFile {
-        text: slot_specification::text(unit, snapshot.pool(), own, &of_container, gid_index),
+        text: slot_specification::text(
+            unit,
+            snapshot.pool(),
+            own,
+            &of_container,
+            gid_index,
+            report.topology.nccl_topology.as_deref(),
+        ),
         binding: Binding {
             stage: match binding.stage {
                 // A container runs with it. An attachment that is made later and undone does not

@@ -302,6 +302,8 @@ pub struct Late {
     pub bind_at_start: bool,
     /// Name the HCAs for communication libraries in the environment of containers.
     pub environment: bool,
+    /// Mount the file of [`TopologyConfig::nccl_topology`] in containers, and name it to NCCL.
+    pub nccl_topology: bool,
 }
 
 impl Default for Late {
@@ -310,6 +312,7 @@ impl Default for Late {
             strict: true,
             bind_at_start: false,
             environment: false,
+            nccl_topology: false,
         }
     }
 }

@@ -58,6 +58,7 @@ struct Pool {
     strict: Option<bool>,
     bind_at_start: Option<bool>,
     environment: Option<bool>,
+    nccl_topology: Option<bool>,
     #[serde(default, deserialize_with = "slots")]
     slots: Option<u32>,
     policy: Option<Placement>,
@@ -151,7 +152,8 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
         findings.problem(format!("{}pools is empty", at(file.pools.referenced)));
     }
     let pools = file.pools.value.into_iter();
-    let pools = pools.map(|pool| pool.read(&mut findings)).collect();
+    let pools = pools.map(|pool| pool.read(&file.topology, &mut findings));
+    let pools = pools.collect();
     let config = findings.conclude(Format::Native, file.rescan_interval, pools)?;
     Ok(Config {
         damping: file.health,
@@ -161,7 +163,7 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
 }
 
 impl Pool {
-    fn read(self, findings: &mut Findings) -> PoolConfig {
+    fn read(self, topology: &TopologyConfig, findings: &mut Findings) -> PoolConfig {
         let place = at(self.resource.referenced);
         let mut problems = Vec::new();
         if self.nodes.required.is_empty() && self.nodes.optional.is_empty() {
@@ -171,6 +173,12 @@ impl Pool {
             Binding::Late => self.late(&mut problems),
             Binding::Early => self.sharing(&mut problems),
         };
+        if self.nccl_topology == Some(true) && topology.nccl_topology.is_none() {
+            problems.push(
+                "ncclTopology requires topology.ncclTopology, the file that is mounted; where the \
+                 host shows its PCI tree, NCCL reads it itself",
+            );
+        }
         let mtu = match self.link_up {
             LinkUp::With { mtu } => Some(mtu),
             LinkUp::Plain(_) => None,
@@ -232,6 +240,7 @@ impl Pool {
             strict: self.strict.unwrap_or(usual.strict),
             bind_at_start: self.bind_at_start.unwrap_or(usual.bind_at_start),
             environment: self.environment.unwrap_or(usual.environment),
+            nccl_topology: self.nccl_topology.unwrap_or(usual.nccl_topology),
         })
     }
 
@@ -246,6 +255,10 @@ impl Pool {
             (
                 self.environment.is_some(),
                 "environment requires binding: late",
+            ),
+            (
+                self.nccl_topology.is_some(),
+                "ncclTopology requires binding: late",
             ),
             (
                 is_exclusive && self.slots.is_some(),

@@ -416,6 +416,7 @@ fn late_binding_has_its_own_keys() {
         strict: false,
         bind_at_start: true,
         environment: true,
+        nccl_topology: false,
     };
     assert_eq!(read.sharing, Sharing::Late(late));
     let early = first(&pool(&format!("mode: exclusive\nbinding: early\n{select}")));
@@ -447,6 +448,14 @@ fn late_binding_has_its_own_keys() {
             "environment requires binding: late",
         ),
         (
+            "mode: shared\nncclTopology: true",
+            "ncclTopology requires binding: late",
+        ),
+        (
+            "mode: exclusive\nbinding: late\nncclTopology: true",
+            "ncclTopology requires topology.ncclTopology",
+        ),
+        (
             "mode: exclusive\nbinding: soon",
             "expected one of early, late",
         ),
@@ -469,6 +478,12 @@ fn what_the_host_does_not_show_is_read_and_refused_by_name() {
     let all = all.unwrap().topology;
     assert_eq!(all.rails.values().collect::<Vec<_>>(), [&1]);
     assert_eq!(all.gpu_resources[0].as_str(), "example.com/accelerator");
+    let mounted = format!(
+        "version: 1\ntopology: {{ncclTopology: /etc/topo.xml}}\n{}\n",
+        pools.replace("binding: late", "binding: late, ncclTopology: true")
+    );
+    let sharing = first(&mounted).sharing;
+    assert!(matches!(sharing, Sharing::Late(late) if late.nccl_topology));
     for (topology, words) in [
         ("{ncclTopology: topo.xml}", "absolute"),
         ("{rails: [mlx5_0=1]}", "0000:3b:00.0=0"),
