@@ -6,6 +6,7 @@
 //! set another one. Uplinks and netdevs in the CNI plugin's journal are never changed.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::journal::Lock;
@@ -75,21 +76,18 @@ enum Step {
 }
 
 /// All netdevs of the host with the MTUs that pools want. Pure.
-pub(crate) fn targets<'a>(
+pub(crate) fn targets(
     config: &Config,
-    snapshots: impl Iterator<Item = &'a Snapshot> + Clone,
+    snapshots: &[Arc<Snapshot>],
     netdevs: &[Netdev],
     uplinks: &Uplinks,
 ) -> Vec<Target> {
-    let wanting: Vec<(u32, &Snapshot)> = config
-        .pools
-        .iter()
-        .filter_map(|pool| {
-            let mut snapshots = snapshots.clone();
-            let snapshot = snapshots.find(|one| *one.resource() == pool.resource);
-            pool.mtu.zip(snapshot)
-        })
-        .collect();
+    let wanting = config.pools.iter().filter_map(|pool| {
+        let mut all = snapshots.iter();
+        let snapshot = all.find(|snapshot| *snapshot.resource() == pool.resource);
+        pool.mtu.zip(snapshot)
+    });
+    let wanting: Vec<(u32, &Arc<Snapshot>)> = wanting.collect();
     let target = |netdev: &Netdev| {
         let has = |snapshot: &Snapshot| {
             snapshot.members().iter().any(|member| {
@@ -228,10 +226,9 @@ fn act(
             *records = others;
             write(path, records)?;
             change(mtu)?;
-            records
-                .last_mut()
-                .into_iter()
-                .for_each(|record| record.done = true);
+            if let Some(record) = records.last_mut() {
+                record.done = true;
+            }
             tracing::info!(
                 netdev = target.netdev,
                 mtu,
@@ -279,8 +276,6 @@ fn write(path: &Path, records: &[Record]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use hca::uplink::Why;
 
     use super::*;
@@ -389,7 +384,12 @@ mod tests {
             hca.netdevs = names.iter().map(|name| netdev(name, 0)).collect();
             hca.bond_names = bonds.iter().map(|name| (*name).to_owned()).collect();
             let pool = config.pools[pool].clone().into();
-            Snapshot::new(pool, 0, vec![Member::example(hca)], Arc::default())
+            Arc::new(Snapshot::new(
+                pool,
+                0,
+                vec![Member::example(hca)],
+                Arc::default(),
+            ))
         };
         let snapshots = [
             snapshot(0, &["rdma0", "rdma1", "rdma2"], &["bond0", "eth9"]),
@@ -408,7 +408,7 @@ mod tests {
             netdev("eth9", 7),
         ];
         let uplinks = Uplinks::Known([("rdma0".to_owned(), Why::DefaultRoute)].into());
-        let all = targets(&config, snapshots.iter(), &netdevs, &uplinks);
+        let all = targets(&config, &snapshots, &netdevs, &uplinks);
         let wanted = |target: &Target| target.wanted.as_ref().map(|(mtu, _)| *mtu);
         let all: Vec<_> = all
             .iter()
@@ -419,7 +419,7 @@ mod tests {
         let (none, bond) = ((None, None), (Some(4200), None));
         assert_eq!(all[2..], [none.clone(), bond, none.clone(), none]);
         let unknown = Uplinks::Unknown("no routes".into());
-        let all = targets(&config, snapshots.iter(), &netdevs, &unknown);
+        let all = targets(&config, &snapshots, &netdevs, &unknown);
         assert!(all.iter().all(|target| target.obstacle.is_some()));
     }
 }

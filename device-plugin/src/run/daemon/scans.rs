@@ -228,7 +228,7 @@ impl Daemon {
 
     /// Sets the MTUs that pools want, and restores the others.
     async fn set_mtus(&mut self, seen: &HostSnapshot) {
-        let snapshots = self.pool_states.snapshots.iter().map(AsRef::as_ref);
+        let snapshots = &self.pool_states.snapshots;
         let netdevs = &seen.inventory.netdevs;
         let targets = mtu::targets(&self.config, snapshots, netdevs, &seen.uplinks);
         let paths = self.settings.paths.clone();
