@@ -148,11 +148,16 @@ impl Bound {
     ///
     /// # Errors
     /// Code 11: the daemon does not answer, a binding was freed, or an HCA has no device nodes.
-    pub(crate) fn commit(&self, node: &Node) -> Result<(), Error> {
+    pub(crate) fn commit(
+        &self,
+        node: &Node,
+        gid_indexes: BTreeMap<String, u32>,
+    ) -> Result<(), Error> {
         let question = CommitQuestion {
             pod: self.pod.clone(),
             sandbox: self.sandbox.clone(),
             units: self.units(),
+            gid_indexes,
         };
         let hcas: Vec<String> = self.slots.keys().map(ToString::to_string).collect();
         let what = format!(

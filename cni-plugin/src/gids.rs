@@ -5,6 +5,7 @@
 //! bounded time: a table that is full must not keep a pod from its network.
 
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     thread,
     time::{Duration, Instant},
@@ -33,6 +34,21 @@ impl Ready {
         json!({"device": self.port.device, "port": self.port.port,
                "address": self.address, "gidIndex": self.index})
     }
+}
+
+/// The index that a library opens port 1 of these devices with: that of the first IPv4 address, else of
+/// the first address. None where it differs between devices.
+pub(crate) fn common_index(ready: &[Ready]) -> Option<u32> {
+    let mut first: BTreeMap<&str, &Ready> = BTreeMap::new();
+    for gid in ready.iter().filter(|gid| gid.port.port == 1) {
+        let known = first.entry(&gid.port.device).or_insert(gid);
+        if known.address.is_ipv6() && gid.address.is_ipv4() {
+            *known = gid;
+        }
+    }
+    let mut indexes = first.values().map(|gid| gid.index);
+    let index = indexes.next()?;
+    indexes.all(|other| other == index).then_some(index)
 }
 
 /// Waits for the GIDs of the addresses of interface `ifname`, in the tables of these ports, until
@@ -95,4 +111,33 @@ pub(crate) fn await_ready(
         ));
     }
     ready
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_index_is_that_of_the_first_ipv4_address_of_all_devices() {
+        let gid = |device: &str, port, address: &str, index| Ready {
+            port: PortId {
+                device: device.into(),
+                port,
+            },
+            address: address.parse().unwrap(),
+            index,
+        };
+        let all = [
+            gid("mlx5_0", 1, "fd00::1", 3),
+            gid("mlx5_0", 1, "10.0.0.1", 5),
+            gid("mlx5_0", 1, "10.0.0.2", 7),
+            gid("mlx5_0", 2, "10.0.0.3", 9),
+            gid("mlx5_1", 1, "10.1.0.1", 5),
+            gid("mlx5_2", 1, "10.2.0.1", 3),
+        ];
+        assert_eq!(common_index(&all[..1]), Some(3), "IPv6 alone");
+        assert_eq!(common_index(&all[..5]), Some(5));
+        assert_eq!(common_index(&all), None);
+        assert_eq!(common_index(&[]), None);
+    }
 }

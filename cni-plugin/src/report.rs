@@ -1,7 +1,7 @@
 //! What is reported about an attachment beside its result: to the log, and to Multus in the
 //! device information file.
 
-use std::{net::IpAddr, time::Instant};
+use std::{collections::BTreeMap, net::IpAddr, time::Instant};
 
 use attachment::node::Node;
 use cni_wire::AttachmentId;
@@ -20,6 +20,8 @@ use crate::{
 pub(crate) struct Reported {
     /// Its name in the pod.
     pub ifname: String,
+    /// The slot that it was made for.
+    pub slot: Option<String>,
     /// The RDMA ports its traffic goes through.
     pub ports: Vec<PortId>,
     pub addresses: Vec<IpAddr>,
@@ -44,6 +46,8 @@ pub(crate) fn function(link: &Link, config: &Config) -> Option<String> {
 /// information file: of several interfaces it has the first's PCI function, and all RDMA devices and
 /// GIDs.
 ///
+/// Returns the GID indexes of slots, as the daemon is told them.
+///
 /// # Errors
 /// Code 100: the pod's namespace cannot be read. What cannot be written is a warning.
 pub(crate) fn write(
@@ -52,9 +56,10 @@ pub(crate) fn write(
     id: &AttachmentId,
     config: &Config,
     interfaces: &[Reported],
-) -> Result<(), Error> {
+) -> Result<BTreeMap<String, u32>, Error> {
+    let mut indexes = BTreeMap::new();
     if interfaces.iter().all(|one| one.ports.is_empty()) && config.device_info.is_none() {
-        return Ok(());
+        return Ok(indexes);
     }
     let started = Instant::now();
     let mut gids = Vec::new();
@@ -69,7 +74,7 @@ pub(crate) fn write(
                 &node.log,
             )
         };
-        gids.extend(if one.moved.is_empty() {
+        let ready = if one.moved.is_empty() {
             await_in(&node.roots)
         } else {
             let sysfs = Sysfs::of(pod, &node.netns.namespace)?;
@@ -77,10 +82,12 @@ pub(crate) fn write(
                 sys: sysfs.path(),
                 ..node.roots.clone()
             })
-        });
+        };
+        indexes.extend(one.slot.clone().zip(gids::common_index(&ready)));
+        gids.extend(ready);
     }
     let Some(named) = &config.device_info else {
-        return Ok(());
+        return Ok(indexes);
     };
     let mut devices: Vec<&str> = Vec::new();
     for one in interfaces {
@@ -103,5 +110,5 @@ pub(crate) fn write(
         node.log
             .warn(format_args!("device information not written: {reason}"));
     }
-    Ok(())
+    Ok(indexes)
 }

@@ -1,5 +1,5 @@
-//! Host links that a pool sets up (`linkUp`): the only change that the daemon makes to the host's
-//! network without a pod.
+//! Host links that a pool sets up (`linkUp`). This and their MTU ([`crate::mtu`]) are the only changes
+//! that the daemon makes to the host's network without a pod.
 //!
 //! A netdev is set up once, when it appears: at the start, when a pool first has it, when its driver
 //! was loaded anew. One that somebody sets down after that stays down. One that is in the CNI plugin's
@@ -109,9 +109,7 @@ impl Links {
 /// Sets netdevs up that no attachment of the journal is about.
 pub(crate) fn set_up(paths: &NodePaths, all: Vec<Down>) -> Vec<(Down, Result<(), String>)> {
     let ours = unattached(all, &taken(paths));
-    let mut socket = in_host_namespace(&paths.host)
-        .map_err(|why| format!("{why}; set hostNetwork: true"))
-        .and_then(|()| Socket::open().map_err(|error| error.to_string()));
+    let mut socket = socket(paths);
     ours.into_iter()
         .map(|down| {
             let outcome = match &mut socket {
@@ -121,6 +119,13 @@ pub(crate) fn set_up(paths: &NodePaths, all: Vec<Down>) -> Vec<(Down, Result<(),
             (down, outcome)
         })
         .collect()
+}
+
+/// A socket in the host's network namespace.
+pub(crate) fn socket(paths: &NodePaths) -> Result<Socket, String> {
+    in_host_namespace(&paths.host)
+        .map_err(|why| format!("{why}; set hostNetwork: true"))
+        .and_then(|()| Socket::open().map_err(|error| error.to_string()))
 }
 
 /// Those on no HCA of which a pod has a netdev.

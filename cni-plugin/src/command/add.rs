@@ -167,9 +167,9 @@ impl Add<'_> {
         self.make(&mut nics)?;
         drop(kept);
         self.configure(&mut nics)?;
-        let made = self.answer(&nics, &before)?;
+        let (made, gid_indexes) = self.answer(&nics, &before)?;
         if let Some(bound) = self.bound {
-            bound.commit(self.node)?;
+            bound.commit(self.node, gid_indexes)?;
         }
         let mut result = before;
         if !made.interfaces.is_empty() {

@@ -420,7 +420,7 @@ impl Binder {
                 .extend(unbound);
         }
         for ((sandbox, stage), units) in bound {
-            self.write(&pod, sandbox, &units, stage).await?;
+            self.write(&pod, sandbox, &units, stage, None).await?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::binder::{Binder, unavailable};
 use super::pod_slots::late_pool;
 use super::slot_specification;
 use super::store::{Binding, Stage};
-use crate::config::NodeRule;
+use crate::config::{NodeRule, Sharing};
 use crate::device_nodes::HcaDevices;
 use crate::events::Trigger;
 use crate::node_paths::NodePaths;
@@ -41,8 +41,10 @@ impl Binder {
             pod,
             sandbox,
             units,
+            gid_indexes,
         } = question;
-        self.write(&pod, Some(sandbox), &units, Stage::Attached)
+        let (sandbox, stage) = (Some(sandbox), Stage::Attached);
+        self.write(&pod, sandbox, &units, stage, Some(&gid_indexes))
             .await
     }
 
@@ -52,6 +54,7 @@ impl Binder {
         sandbox: Option<String>,
         units: &[String],
         stage: Stage,
+        gid_indexes: Option<&BTreeMap<String, u32>>,
     ) -> Result<Committed, Failure> {
         let paths = self.paths.clone();
         let bindings = self.blocking(move || paths.store().read()).await?;
@@ -73,7 +76,13 @@ impl Binder {
                 ));
             }
         }
-        let files = match self.files(units, &of_sandbox, stage).await {
+        let mut attached = of_sandbox.clone();
+        for one in attached.iter_mut().filter(|one| units.contains(&one.unit)) {
+            if let Some(indexes) = gid_indexes {
+                one.gid_index = indexes.get(&one.unit).copied();
+            }
+        }
+        let files = match self.files(units, &attached, stage).await {
             Ok(files) => files,
             Err(refused) => {
                 let why = refused.message;
@@ -84,7 +93,7 @@ impl Binder {
                         format!("scan the host after the move: {}", status.message()),
                     )
                 })?;
-                self.files(units, &of_sandbox, stage).await?
+                self.files(units, &attached, stage).await?
             }
         };
         let has_news = files.iter().any(|file| !of_sandbox.contains(&file.binding));
@@ -201,12 +210,26 @@ fn file_of(
         .filter(|one| one.container == binding.container && one.resource == binding.resource)
         .collect();
     of_container.sort_by(|a, b| (a.rail, &a.hca).cmp(&(b.rail, &b.hca)));
+    let gid_index = common_gid_index(&of_container).unwrap_or_else(|why| {
+        if matches!(snapshot.pool().sharing, Sharing::Late(late) if late.environment) {
+            let pod = &binding.pod;
+            tracing::info!(%pod, unit, "NCCL_IB_GID_INDEX is not set: {why}");
+        }
+        None
+    });
     let of_container: Vec<&Member> = of_container
         .into_iter()
         .filter_map(|one| member(&one.hca)?.as_ref().ok())
         .collect();
     Ok(Some(SlotFile {
-        text: slot_specification::text(unit, snapshot.pool(), own, &of_container),
+        text: slot_specification::text(
+            unit,
+            snapshot.pool(),
+            own,
+            &of_container,
+            gid_index,
+            report.topology.nccl_topology.as_deref(),
+        ),
         binding: Binding {
             stage: match binding.stage {
                 // A container runs with it. An attachment that is made later and undone does not
@@ -219,6 +242,24 @@ fn file_of(
             ..binding.clone()
         },
     }))
+}
+
+/// The GID index of all HCAs of a container: NCCL takes one. None where no HCA has one, as on InfiniBand.
+///
+/// # Errors
+/// HCAs differ, or one is not attached or has none.
+fn common_gid_index(of_container: &[&Binding]) -> Result<Option<u32>, String> {
+    let mut indexes = of_container.iter().map(|one| one.gid_index);
+    let first = indexes.next().flatten();
+    if indexes.all(|other| other == first) {
+        return Ok(first);
+    }
+    let index = |one: &&Binding| match one.gid_index {
+        Some(index) => format!("{} has GID index {index}", one.hca),
+        None => format!("{} has none yet", one.hca),
+    };
+    let all: Vec<String> = of_container.iter().map(index).collect();
+    Err(all.join(", "))
 }
 
 /// Writes files and notes that they are there, if the bindings are as they were `known`. The note comes

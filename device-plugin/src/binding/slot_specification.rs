@@ -3,13 +3,14 @@
 //! refuses to create the container (containerd: `unresolvable CDI devices`).
 
 use std::hash::Hasher as _;
+use std::path::Path;
 
 use attachment::cdi_file::{CdiDirectory, CdiError, PREFIX};
 use fnv::FnvHasher;
 use kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use serde_json::{Value, json};
 
-use crate::config::{NodeClass, PoolConfig, Sharing};
+use crate::config::{Late, NodeClass, PoolConfig, Sharing};
 use crate::deliver::{env, nodes};
 use crate::snapshot::{Health, Member, UnhealthyReason};
 
@@ -44,25 +45,43 @@ fn prefix(slot: &str) -> String {
 }
 
 /// The text of a slot's file. `of_container` are all HCAs of the resource that the container has: two
-/// slots of one container set the same variables to the same values.
+/// slots of one container set the same variables to the same values. `gid_index` is that of all of them,
+/// `topology` a file for NCCL that the host has.
 pub(crate) fn text(
     slot: &str,
     pool: &PoolConfig,
     member: &Member,
     of_container: &[&Member],
+    gid_index: Option<u32>,
+    topology: Option<&Path>,
 ) -> String {
     let nodes: Vec<Value> = nodes::paths(pool, &[member])
         .into_iter()
         .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
         .collect();
-    let device = json!({"name": slot, "containerEdits": {
-        "deviceNodes": nodes, "env": variables(pool, of_container)}});
+    let mut edits = json!({
+        "deviceNodes": nodes, "env": variables(pool, of_container, gid_index)});
+    if let (
+        Sharing::Late(Late {
+            nccl_topology: true,
+            ..
+        }),
+        Some(file),
+    ) = (pool.sharing, topology)
+    {
+        edits["mounts"] = json!([{"hostPath": file, "containerPath": file,
+            "options": ["ro", "bind", "nosuid", "nodev", "noexec"]}]);
+        if let Some(variables) = edits["env"].as_array_mut() {
+            variables.push(json!(format!("NCCL_TOPO_FILE={}", file.display())));
+        }
+    }
+    let device = json!({"name": slot, "containerEdits": edits});
     let document = json!({"cdiVersion": VERSION, "kind": KIND, "devices": [device]});
     format!("{document:#}\n")
 }
 
 /// The environment of a container with these HCAs, sorted.
-fn variables(pool: &PoolConfig, members: &[&Member]) -> Vec<String> {
+fn variables(pool: &PoolConfig, members: &[&Member], gid_index: Option<u32>) -> Vec<String> {
     let mut variables: Vec<String> = env::variables(pool, members)
         .into_iter()
         .map(|(name, value)| format!("{name}={value}"))
@@ -75,6 +94,7 @@ fn variables(pool: &PoolConfig, members: &[&Member]) -> Vec<String> {
             .collect();
         // `=` asks NCCL for exactly these: mlx5_1 alone would also mean mlx5_10.
         variables.push(format!("NCCL_IB_HCA=={}", ports.join(",")));
+        variables.extend(gid_index.map(|index| format!("NCCL_IB_GID_INDEX={index}")));
         variables.push(format!("UCX_NET_DEVICES={}", ports.join(",")));
     }
     variables.sort();
@@ -121,7 +141,7 @@ mod tests {
 
     use super::*;
     use crate::candidate::example::named;
-    use crate::config::{Late, ResourceName};
+    use crate::config::ResourceName;
     use crate::snapshot::{DeviceNode, UnhealthyReason};
 
     fn member(index: u32) -> Member {
@@ -169,7 +189,14 @@ mod tests {
     #[test]
     fn a_slots_file_has_the_nodes_of_its_hca_and_the_variables_of_its_container() {
         let (one, two) = (member(0), member(1));
-        let text = text("slot_3e71787e_1", &pool(true), &two, &[&one, &two]);
+        let text = text(
+            "slot_3e71787e_1",
+            &pool(true),
+            &two,
+            &[&one, &two],
+            Some(3),
+            None,
+        );
         let read: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(read["kind"], "rdma-device-plugin/slot");
         let device = &read["devices"][0];
@@ -190,13 +217,50 @@ mod tests {
         for expected in [
             "RDMA_DEVICES_RDMA_NIC=mlx5_0,mlx5_1",
             "PCIDEVICE_RDMA_NIC=0000:3b:00.0,0000:3b:00.1",
+            "NCCL_IB_GID_INDEX=3",
             "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1",
             "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1",
         ] {
             assert!(variables.contains(&expected), "{variables:?}");
         }
-        let plain = super::text("slot_3e71787e_1", &pool(false), &two, &[&two]);
+        let plain = super::text(
+            "slot_3e71787e_1",
+            &pool(false),
+            &two,
+            &[&two],
+            Some(3),
+            None,
+        );
         assert!(!plain.contains("NCCL"), "{plain}");
+    }
+
+    #[test]
+    fn the_topology_file_is_mounted_where_the_pool_asks_for_it() {
+        let topology = Some(Path::new("/opt/microsoft/ndv5-topo.xml"));
+        let edits = |pool: &PoolConfig| {
+            let text = text("slot_3e71787e_1", pool, &member(0), &[], None, topology);
+            let read: Value = serde_json::from_str(&text).unwrap();
+            read["devices"][0]["containerEdits"].clone()
+        };
+        assert_eq!(edits(&pool(true)).get("mounts"), None);
+        let late = Late {
+            nccl_topology: true,
+            ..Late::default()
+        };
+        let asking = PoolConfig {
+            sharing: Sharing::Late(late),
+            ..pool(false)
+        };
+        let edits = edits(&asking);
+        assert_eq!(
+            edits["mounts"],
+            json!([{"hostPath": "/opt/microsoft/ndv5-topo.xml",
+                "containerPath": "/opt/microsoft/ndv5-topo.xml",
+                "options": ["ro", "bind", "nosuid", "nodev", "noexec"]}])
+        );
+        let variables = edits["env"].as_array().unwrap();
+        let named = json!("NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml");
+        assert!(variables.contains(&named), "{variables:?}");
     }
 
     #[test]

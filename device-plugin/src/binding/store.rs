@@ -56,6 +56,9 @@ pub(crate) struct Binding {
     /// The GPUs that it serves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<ServedGpu>,
+    /// The index of its interface's GID, once it is attached and as far as it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid_index: Option<u32>,
 }
 
 /// How far a binding is.
@@ -85,6 +88,7 @@ impl Binding {
             created: attachment::node::now(),
             rail: 0,
             gpus: Vec::new(),
+            gid_index: None,
         }
     }
 

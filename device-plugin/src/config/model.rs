@@ -144,6 +144,8 @@ pub struct PoolConfig {
     pub optional: bool,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
+    /// MTU in bytes that they get.
+    pub mtu: Option<u32>,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
     pub extra_nodes: Vec<String>,
     /// What an administrator wants said about HCAs in the environment, by identity or `*`.
@@ -167,6 +169,7 @@ impl PoolConfig {
             wait_for: Vec::new(),
             optional: false,
             link_up: false,
+            mtu: None,
             extra_nodes: Vec::new(),
             additional_info: BTreeMap::new(),
             variables: Variables::Shell,
@@ -299,6 +302,8 @@ pub struct Late {
     pub bind_at_start: bool,
     /// Name the HCAs for communication libraries in the environment of containers.
     pub environment: bool,
+    /// Mount the file of [`TopologyConfig::nccl_topology`] in containers, and name it to NCCL.
+    pub nccl_topology: bool,
 }
 
 impl Default for Late {
@@ -307,6 +312,7 @@ impl Default for Late {
             strict: true,
             bind_at_start: false,
             environment: false,
+            nccl_topology: false,
         }
     }
 }

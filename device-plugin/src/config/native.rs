@@ -4,6 +4,7 @@
 //! Anything ambiguous is an error that names the line: unknown and repeated keys, unknown words, keys
 //! that do not belong to the mode.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use node::duration;
@@ -57,6 +58,7 @@ struct Pool {
     strict: Option<bool>,
     bind_at_start: Option<bool>,
     environment: Option<bool>,
+    nccl_topology: Option<bool>,
     #[serde(default, deserialize_with = "slots")]
     slots: Option<u32>,
     policy: Option<Placement>,
@@ -72,9 +74,29 @@ struct Pool {
     #[serde(default)]
     optional: bool,
     #[serde(default)]
-    link_up: bool,
+    link_up: LinkUp,
     #[serde(deserialize_with = "selector::select")]
     select: Vec<Selector>,
+}
+
+/// What the kernel takes for Ethernet; a driver may take less.
+const MTU_RANGE: RangeInclusive<u32> = 68..=65535;
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "linkUp: write true, false or {mtu: NUMBER}"
+)]
+enum LinkUp {
+    Plain(bool),
+    With { mtu: u32 },
+}
+
+impl Default for LinkUp {
+    fn default() -> Self {
+        Self::Plain(false)
+    }
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +152,8 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
         findings.problem(format!("{}pools is empty", at(file.pools.referenced)));
     }
     let pools = file.pools.value.into_iter();
-    let pools = pools.map(|pool| pool.read(&mut findings)).collect();
+    let pools = pools.map(|pool| pool.read(&file.topology, &mut findings));
+    let pools = pools.collect();
     let config = findings.conclude(Format::Native, file.rescan_interval, pools)?;
     Ok(Config {
         damping: file.health,
@@ -140,7 +163,7 @@ pub(crate) fn read(text: &str) -> Result<Config, Problems> {
 }
 
 impl Pool {
-    fn read(self, findings: &mut Findings) -> PoolConfig {
+    fn read(self, topology: &TopologyConfig, findings: &mut Findings) -> PoolConfig {
         let place = at(self.resource.referenced);
         let mut problems = Vec::new();
         if self.nodes.required.is_empty() && self.nodes.optional.is_empty() {
@@ -150,6 +173,19 @@ impl Pool {
             Binding::Late => self.late(&mut problems),
             Binding::Early => self.sharing(&mut problems),
         };
+        if self.nccl_topology == Some(true) && topology.nccl_topology.is_none() {
+            problems.push(
+                "ncclTopology requires topology.ncclTopology, the file that is mounted; where the \
+                 host shows its PCI tree, NCCL reads it itself",
+            );
+        }
+        let mtu = match self.link_up {
+            LinkUp::With { mtu } => Some(mtu),
+            LinkUp::Plain(_) => None,
+        };
+        if mtu.is_some_and(|mtu| !MTU_RANGE.contains(&mtu)) {
+            problems.push("linkUp: give an mtu between 68 and 65535");
+        }
         let name = &self.resource.value;
         let problems = problems.iter().map(|one| format!("{place}{name}: {one}"));
         findings.problems.extend(problems);
@@ -170,7 +206,8 @@ impl Pool {
             },
             wait_for: self.wait_for,
             optional: self.optional,
-            link_up: self.link_up,
+            link_up: self.link_up != LinkUp::Plain(false),
+            mtu,
             ..PoolConfig::new(self.resource.value, sharing, self.select)
         }
     }
@@ -203,6 +240,7 @@ impl Pool {
             strict: self.strict.unwrap_or(usual.strict),
             bind_at_start: self.bind_at_start.unwrap_or(usual.bind_at_start),
             environment: self.environment.unwrap_or(usual.environment),
+            nccl_topology: self.nccl_topology.unwrap_or(usual.nccl_topology),
         })
     }
 
@@ -217,6 +255,10 @@ impl Pool {
             (
                 self.environment.is_some(),
                 "environment requires binding: late",
+            ),
+            (
+                self.nccl_topology.is_some(),
+                "ncclTopology requires binding: late",
             ),
             (
                 is_exclusive && self.slots.is_some(),

@@ -166,6 +166,8 @@ pub(super) struct Daemon {
     watched: Watched,
     node_watch: Watch,
     links: Links,
+    /// MTUs that could not be set or restored at the last scan.
+    mtu_faults: Vec<String>,
     /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
     known: Known,
@@ -234,6 +236,7 @@ impl Daemon {
             watched,
             node_watch: Watch::default(),
             links: Links::default(),
+            mtu_faults: Vec::new(),
             files,
             allocated,
             known,
@@ -363,6 +366,7 @@ impl Daemon {
         let remarks = [
             self.pool_states.remarks.as_slice(),
             self.links.faults(),
+            &self.mtu_faults,
             &self.scans.faults,
             &self.files.faults(),
         ]

@@ -3,6 +3,7 @@
 //! The CNI plugin asks in this order: [`BindQuestion`] before it takes anything from the host,
 //! [`CommitQuestion`] after the devices are where they belong, [`UnbindQuestion`] after they are back.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub struct CommitQuestion {
     /// The slots whose devices are in place.
     #[serde(deserialize_with = "units")]
     pub units: Vec<String>,
+    /// By slot, the index of the RoCE v2 GID of its interface's first address, as far as it is known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gid_indexes: BTreeMap<String, u32>,
 }
 
 /// The sandbox does not have these slots any more.

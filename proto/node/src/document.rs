@@ -724,6 +724,7 @@ mod tests {
             pod: pod(),
             sandbox: "4c".into(),
             units: vec!["slot_3e71787e_0".into()],
+            gid_indexes: [("slot_3e71787e_0".into(), 3)].into(),
         });
         let unbind = Question::Unbind(UnbindQuestion {
             sandbox: "4c".into(),

@@ -1,4 +1,4 @@
-# linkUp: a pool's NICs are set up when they appear, other links and an administrator's setting are left alone
+# linkUp: a pool's NICs are set up when they appear, with its MTU; other links and an administrator's setting are left alone
 # lab: nics=3 memory=640 binaries=rdma-device-plugin
 # shellcheck shell=bash
 
@@ -36,3 +36,13 @@ sleep 3
 ip -n elsewhere link set eth0 netns 1
 check "a NIC that appears is set up, as after its driver was loaded" wait_for 20 is_up eth0
 equal "once for each time it appeared" 3 "$(grep -c 'set up, by linkUp' "$LAB_OUT/rdma-device-plugin.log")"
+
+mtu_is() { [ "$(cat "/sys/class/net/$1/mtu")" = "$2" ]; }
+sed -i '/eth1/s/linkUp: true/linkUp: {mtu: 1400}/' /tmp/pools.yaml
+check "a pool sets the MTU" wait_for 20 mtu_is eth1 1400
+ip link set eth1 mtu 1300
+sleep 3
+check "an administrator's MTU stays" mtu_is eth1 1300
+ip link set eth1 mtu 1400
+sed -i '/eth1/s/linkUp: {mtu: 1400}/linkUp: true/' /tmp/pools.yaml
+check "without the pool's MTU the former one is back" wait_for 20 mtu_is eth1 1500

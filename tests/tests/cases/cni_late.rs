@@ -30,11 +30,12 @@ cases! {
     without_a_cdi_file_nothing_stays_attached => no_cdi();
     a_child_stands_on_the_nic_that_the_slot_became: Macvlan => child();
     check_misses_the_cdi_file => check();
+    the_container_is_told_the_gid_index_of_its_nic => gid_index();
 }
 
 const NIC: &str = "rdma/nic";
 const LATE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  binding: late\n  \
-                    select: {rdmaDevices: [mlx5_0]}\n";
+                    environment: true\n  select: {rdmaDevices: [mlx5_0]}\n";
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Node {
@@ -332,4 +333,40 @@ fn check() -> Result<()> {
     ensure!(code == 104 && text.contains(&slot), "{code} {text}");
     answer_of(&call, "DEL", &network)?.success()?;
     Ok(())
+}
+
+/// What containers get for their slots.
+fn cdi_text(node: &Node) -> Result<String> {
+    let files = names(&node.cdi())?.into_iter();
+    let read = files.map(|name| Ok(fs::read_to_string(node.cdi().join(name))?));
+    read.collect()
+}
+
+fn gid_index() -> Result<()> {
+    let node = Node::new()?;
+    let (slot, call) = node.admit("a")?;
+    let network = node.scene.network(&json!({"deviceID": slot}));
+    answer_of(&call, "ADD", &network)?.success()?;
+    let text = cdi_text(&node)?;
+    ensure!(
+        text.contains("NCCL_IB_HCA") && !text.contains("GID"),
+        "{text}"
+    );
+    answer_of(&call, "DEL", &network)?.success()?;
+    let tree = node.scene.tree()?;
+    let port = "/sys/class/infiniband/mlx5_0/ports/1";
+    let gid = "0000:0000:0000:0000:0000:ffff:0a09:0001";
+    tree.file(format!("{port}/gids/5"), gid);
+    tree.file(format!("{port}/gid_attrs/types/5"), "RoCE v2");
+    tree.file(format!("{port}/gid_attrs/ndevs/5"), "net1");
+    answer_of(&call, "ADD", &network)?.success()?;
+    let text = cdi_text(&node)?;
+    ensure!(text.contains("\"NCCL_IB_GID_INDEX=5\""), "{text}");
+    // A start of the container writes the file again.
+    for name in names(&node.cdi())? {
+        fs::write(node.cdi().join(name), "{}")?;
+    }
+    node.kubelet.run_options("default/a", "main")?;
+    assert_eq!(cdi_text(&node)?, text);
+    answer_of(&call, "DEL", &network)?.success().map(drop)
 }

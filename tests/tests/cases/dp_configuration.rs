@@ -2,15 +2,19 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::case;
+use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
+use e2e::netns::Netns;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use super::dp_hostile::{EXCLUSIVE, Scene, WAIT_TIMEOUT};
+use super::dp_hostile::{EXCLUSIVE, Scene, WAIT_TIMEOUT, shared};
 
 pub(crate) const CASES: &[Case] = &[
     case!(at_the_start_the_last_good_file_replaces_a_wrong_one, Root),
@@ -19,6 +23,11 @@ pub(crate) const CASES: &[Case] = &[
     case!(
         what_is_no_configuration_file_changes_nothing_and_freezes_nothing,
         Root
+    ),
+    case!(
+        an_mtu_of_a_pool_is_set_and_restored_by_the_daemon_after_a_kill,
+        Root,
+        Netns
     ),
 ];
 
@@ -133,4 +142,69 @@ fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result
     mkfifo(&scene.file, Mode::S_IRUSR)?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)
+}
+
+/// On netdevs of a namespace that the machine's files describe.
+fn an_mtu_of_a_pool_is_set_and_restored_by_the_daemon_after_a_kill() -> Result<()> {
+    let (machine, host) = (Machine::new()?, Netns::new("mtu")?);
+    for netdev in ["rdma0", "rdma1"] {
+        host.ip(&format!("link add {netdev} type dummy"))?;
+        let link = host.ip_json(&format!("link show {netdev}"))?;
+        let index = link[0]["ifindex"].as_u64().context("no index")?;
+        for attribute in ["ifindex", "iflink"] {
+            let file = format!("/sys/class/net/{netdev}/{attribute}");
+            machine.tree.file(file, index);
+        }
+    }
+    let tree = &machine.tree;
+    tree.file("/proc/self/net/dev", "\n\nrdma0: 0\nrdma1: 0\n");
+    tree.file(
+        "/proc/1/net/route",
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
+         rdma1\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\n",
+    );
+    let mtu = |netdev: &str| -> Result<u64> {
+        let link = host.ip_json(&format!("link show {netdev}"))?;
+        link[0]["mtu"].as_u64().context("no MTU")
+    };
+    let start = |link_up: &str| {
+        let pool = shared().replace("  slots", &format!("  linkUp: {link_up}\n  slots"));
+        host.enter(|| machine.daemon(&pool))
+    };
+    let until = |daemon: &Daemon, wanted: u64| -> Result<()> {
+        let end = Instant::now() + WAIT_TIMEOUT;
+        while mtu("rdma0")? != wanted {
+            ensure!(Instant::now() < end, "not {wanted}: {}", daemon.log());
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    };
+    let records = machine.node_socket().with_file_name("mtu.json");
+    let _kubelet = machine.kubelet()?;
+    let daemon = start("{mtu: 4200}")?;
+    until(&daemon, 4200)?;
+    tree.file("/sys/class/net/rdma0/mtu", 4200);
+    ensure!(records.exists());
+    let is_named = |log: String| log.contains("the MTU of rdma1 cannot be set to 4200");
+    let end = Instant::now() + WAIT_TIMEOUT;
+    while !is_named(daemon.log()) {
+        ensure!(Instant::now() < end, "{}", daemon.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+    // SIGKILL.
+    drop(daemon);
+    let daemon = start("{mtu: 9000}")?;
+    until(&daemon, 9000)?;
+    tree.file("/sys/class/net/rdma0/mtu", 9000);
+    drop(daemon);
+    let daemon = start("true")?;
+    until(&daemon, 1500)?;
+    tree.file("/sys/class/net/rdma0/mtu", 1500);
+    let end = Instant::now() + WAIT_TIMEOUT;
+    while records.exists() {
+        ensure!(Instant::now() < end, "{}", daemon.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(mtu("rdma1")? == 1500, "an uplink was changed");
+    Ok(())
 }

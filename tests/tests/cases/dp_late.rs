@@ -66,6 +66,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(topology_names_the_pod_of_a_bound_slot, Root),
     case!(a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu, Root),
     case!(a_state_directory_that_hangs_stops_no_daemon, Root, Fuse),
+    case!(containers_get_one_gid_index_and_the_topology_file, Root),
 ];
 
 const NIC: &str = "rdma/nic";
@@ -189,10 +190,22 @@ impl Node {
     }
 
     fn commit(&self, admitted: &Admitted, sandbox: &str) -> Result<Vec<String>, ClientError> {
+        self.commit_gids(admitted, sandbox, &[])
+    }
+
+    /// `indexes` are those of the pod's slots, in order.
+    fn commit_gids(
+        &self,
+        admitted: &Admitted,
+        sandbox: &str,
+        indexes: &[u32],
+    ) -> Result<Vec<String>, ClientError> {
+        let indexes = indexes.iter().copied();
         let question = CommitQuestion {
             pod: admitted.pod.clone(),
             sandbox: sandbox.into(),
             units: admitted.slots.clone(),
+            gid_indexes: admitted.slots.iter().cloned().zip(indexes).collect(),
         };
         ask(&self.machine.node_socket(), &question, CALL_TIMEOUT).map(|done| done.cdi_files)
     }
@@ -1006,4 +1019,52 @@ fn a_state_directory_that_hangs_stops_no_daemon() -> Result<()> {
         .file("/sys/class/infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
     node.daemon = start(&node.machine, &rescanned())?;
     node.ready()
+}
+
+fn containers_get_one_gid_index_and_the_topology_file() -> Result<()> {
+    // Its devices are not those of the machine.
+    let topology = tempfile::NamedTempFile::new()?;
+    let other =
+        "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\"/></cpu></system>";
+    fs::write(topology.path(), other)?;
+    let file = topology.path().display().to_string();
+    let config = LATE.replace(
+        "binding: late",
+        "binding: late\n  environment: true\n  ncclTopology: true",
+    );
+    let node = Node::new(&format!("{config}topology: {{ncclTopology: {file}}}\n"))?;
+    let edits = |slot: &str| -> Result<Value> {
+        for entry in fs::read_dir(node.cdi())? {
+            let read: Value = serde_json::from_str(&fs::read_to_string(entry?.path())?)?;
+            if read["devices"][0]["name"] == slot {
+                return Ok(read["devices"][0]["containerEdits"].clone());
+            }
+        }
+        bail!("no file of {slot}")
+    };
+    let pod = node.admit("a", &[0, 1], 2)?;
+    node.bind(&pod, "s1")?;
+    let has = |slot: &str, variable: &str| -> Result<bool> {
+        let edits = edits(slot)?;
+        let variables = edits["env"].as_array().context("env")?.iter();
+        Ok(variables
+            .filter_map(Value::as_str)
+            .any(|one| one.starts_with(variable)))
+    };
+    for (indexes, expected) in [(&[3, 3][..], true), (&[3, 5], false), (&[3], false)] {
+        node.commit_gids(&pod, "s1", indexes)?;
+        for slot in &pod.slots {
+            let said = has(slot, "NCCL_IB_GID_INDEX=3")?;
+            ensure!(said == expected, "{indexes:?}: {}", edits(slot)?);
+        }
+    }
+    ensure!(
+        node.daemon.log().contains("NCCL_IB_GID_INDEX is not set"),
+        "{}",
+        node.daemon.log()
+    );
+    let slot = &pod.slots[0];
+    ensure!(has(slot, &format!("NCCL_TOPO_FILE={file}"))?);
+    ensure!(edits(slot)?["mounts"][0]["hostPath"] == file.as_str());
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! What is answered to the runtime, and reported to Multus.
 
+use std::collections::BTreeMap;
+
 use attachment::addresses::Ipam;
 use cni_wire::{CniResult, Code, Interface, IpConfig};
 use netlink::link::Link;
@@ -17,8 +19,12 @@ use crate::{
 
 impl Add<'_> {
     /// This plugin's own result, once the GIDs of its addresses are there and the device information
-    /// file is complete. `before` is the chain's.
-    pub(super) fn answer(&self, nics: &[Nic], before: &CniResult) -> Result<CniResult, Error> {
+    /// file is complete, and the GID indexes of slots. `before` is the chain's.
+    pub(super) fn answer(
+        &self,
+        nics: &[Nic],
+        before: &CniResult,
+    ) -> Result<(CniResult, BTreeMap<String, u32>), Error> {
         let mut all = CniResult::default();
         let mut reported = Vec::new();
         for Nic {
@@ -32,8 +38,11 @@ impl Add<'_> {
             let Some(link) = link else { continue };
             let mut part = self.part(plan, link, leased.clone().unwrap_or_default());
             let ports = plan.resolved.host_link().map(|host| host.rdma.clone());
+            let slot = plan.config.allocation.as_ref();
+            let slot = slot.and_then(|allocation| allocation.slot.as_ref());
             reported.push(Reported {
                 ifname: plan.ifname.to_string(),
+                slot: slot.map(|slot| slot.unit.clone()),
                 ports: ports.unwrap_or_default(),
                 addresses: part.ips.iter().map(|ip| ip.address.addr).collect(),
                 moved: moved().collect(),
@@ -45,10 +54,11 @@ impl Add<'_> {
             part.routes.retain(|route| !all.routes.contains(route));
             merge(&mut all, part, cni_wire::Dns::default());
         }
-        if self.config.rdma != RdmaRequirement::Off {
-            report::write(self.node, self.pod, self.id, self.config, &reported)?;
-        }
-        Ok(all)
+        let gid_indexes = match self.config.rdma {
+            RdmaRequirement::Off => BTreeMap::new(),
+            _ => report::write(self.node, self.pod, self.id, self.config, &reported)?,
+        };
+        Ok((all, gid_indexes))
     }
 
     /// One interface, with number 0.
@@ -102,6 +112,7 @@ impl Add<'_> {
             };
             Reported {
                 ifname: link.map_or(self.id.ifname.to_string(), |link| link.name.to_string()),
+                slot: None,
                 ports: {
                     let mut ports = target.ports();
                     ports.retain(|port| is_behind(&port.device));

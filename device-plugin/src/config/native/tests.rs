@@ -177,6 +177,34 @@ fn nodes_delivery_and_exclusions_can_be_said() {
 }
 
 #[test]
+fn link_up_may_name_an_mtu() {
+    let read = |value: &str| {
+        parse(&shared(&format!(
+            "linkUp: {value}\nselect: {{ functions: [pf] }}"
+        )))
+    };
+    let pool = |value: &str| read(value).unwrap().pools.remove(0);
+    let both = |value: &str| (pool(value).link_up, pool(value).mtu);
+    assert_eq!(both("{mtu: 4200}"), (true, Some(4200)));
+    assert_eq!(both("true"), (true, None));
+    assert_eq!(both("false"), (false, None));
+    for (value, words) in [
+        ("{mtu: 40}", "between 68 and 65535"),
+        ("{mtu: jumbo}", "write true, false or {mtu: NUMBER}"),
+        ("{}", "write true, false or {mtu: NUMBER}"),
+        (
+            "{mtu: 4200, txqueuelen: 1}",
+            "write true, false or {mtu: NUMBER}",
+        ),
+        ("sometimes", "write true, false or {mtu: NUMBER}"),
+    ] {
+        let refused = read(value).unwrap_err().to_string();
+        assert!(refused.contains(words), "{value}: {refused}");
+        assert!(refused.contains("line"), "{value}: {refused}");
+    }
+}
+
+#[test]
 fn health_has_defaults_and_times() {
     let text = |health: &str| {
         format!(
@@ -388,6 +416,7 @@ fn late_binding_has_its_own_keys() {
         strict: false,
         bind_at_start: true,
         environment: true,
+        nccl_topology: false,
     };
     assert_eq!(read.sharing, Sharing::Late(late));
     let early = first(&pool(&format!("mode: exclusive\nbinding: early\n{select}")));
@@ -419,6 +448,14 @@ fn late_binding_has_its_own_keys() {
             "environment requires binding: late",
         ),
         (
+            "mode: shared\nncclTopology: true",
+            "ncclTopology requires binding: late",
+        ),
+        (
+            "mode: exclusive\nbinding: late\nncclTopology: true",
+            "ncclTopology requires topology.ncclTopology",
+        ),
+        (
             "mode: exclusive\nbinding: soon",
             "expected one of early, late",
         ),
@@ -441,6 +478,12 @@ fn what_the_host_does_not_show_is_read_and_refused_by_name() {
     let all = all.unwrap().topology;
     assert_eq!(all.rails.values().collect::<Vec<_>>(), [&1]);
     assert_eq!(all.gpu_resources[0].as_str(), "example.com/accelerator");
+    let mounted = format!(
+        "version: 1\ntopology: {{ncclTopology: /etc/topo.xml}}\n{}\n",
+        pools.replace("binding: late", "binding: late, ncclTopology: true")
+    );
+    let sharing = first(&mounted).sharing;
+    assert!(matches!(sharing, Sharing::Late(late) if late.nccl_topology));
     for (topology, words) in [
         ("{ncclTopology: topo.xml}", "absolute"),
         ("{rails: [mlx5_0=1]}", "0000:3b:00.0=0"),

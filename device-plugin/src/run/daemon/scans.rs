@@ -13,6 +13,7 @@ use crate::events::{Trigger, Triggers};
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::service::Waiting;
 use crate::links;
+use crate::mtu;
 use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
@@ -200,6 +201,7 @@ impl Daemon {
         self.scans.due = self.pool_states.update(&self.config, seen, now);
         self.scans.faults.clone_from(&seen.faults);
         self.set_links_up(&seen.inventory).await;
+        self.set_mtus(seen).await;
         self.write_state_files().await;
         let ready = self.write_specifications().await;
         let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
@@ -221,6 +223,18 @@ impl Daemon {
         let outcomes = self.readers.links.run(move || links::set_up(&paths, down));
         if let Ok(outcomes) = outcomes.await {
             self.links.tried(outcomes);
+        }
+    }
+
+    /// Sets the MTUs that pools want, and restores the others.
+    async fn set_mtus(&mut self, seen: &HostSnapshot) {
+        let snapshots = &self.pool_states.snapshots;
+        let netdevs = &seen.inventory.netdevs;
+        let targets = mtu::targets(&self.config, snapshots, netdevs, &seen.uplinks);
+        let paths = self.settings.paths.clone();
+        let applied = self.readers.links.run(move || mtu::apply(&paths, &targets));
+        if let Ok(faults) = applied.await {
+            self.mtu_faults = faults;
         }
     }
 
