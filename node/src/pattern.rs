@@ -27,13 +27,15 @@ impl Pattern {
         while source.contains("**") {
             source = source.replace("**", "*");
         }
-        match glob::Pattern::new(&source) {
-            Ok(glob) => Ok(Pattern::Glob(glob)),
-            Err(error) => Err(GlobError {
-                pattern: word.into(),
-                reason: error.msg,
-            }),
+        let refuse = |reason| GlobError {
+            pattern: word.into(),
+            reason,
+        };
+        if has_backward_range(&source) {
+            return Err(refuse("a range in \"[]\" runs backwards"));
         }
+        let glob = glob::Pattern::new(&source).map_err(|error| refuse(error.msg))?;
+        Ok(Pattern::Glob(glob))
     }
 
     pub fn matches(&self, text: &str) -> bool {
@@ -60,6 +62,15 @@ impl fmt::Display for Pattern {
             Pattern::Glob(glob) => glob.as_str(),
         })
     }
+}
+
+/// The library takes one, which matches nothing: below `not` it would exclude nothing.
+fn has_backward_range(glob: &str) -> bool {
+    glob.split('[').skip(1).any(|set| {
+        let set: Vec<char> = set.chars().take_while(|c| *c != ']').collect();
+        let mut triples = set.windows(3);
+        triples.any(|triple| matches!(triple, [low, '-', high] if high < low))
+    })
 }
 
 /// Why a glob cannot be read.
@@ -121,7 +132,7 @@ mod tests {
 
     #[test]
     fn bad_sets_are_refused() {
-        for pattern in ["[", "[]", "[!]", "[a"] {
+        for pattern in ["[", "[]", "[!]", "a[9-0]", "[a"] {
             assert!(Pattern::parse(pattern).is_err(), "{pattern}");
         }
     }
