@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 use rdma_device_plugin::candidate::gather::Unusable;
 use rdma_device_plugin::candidate::{Candidate, memory};
-use rdma_device_plugin::cli::{Defaults, config_file};
+use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
 use rdma_device_plugin::config;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Snapshot;
 use rdma_device_plugin::words::word;
 
-use crate::global::{Global, NodeAddresses};
+use crate::global::Global;
 use crate::output::{Ended, Outcome, optional, table};
 use crate::verdict::words;
 

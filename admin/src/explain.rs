@@ -7,12 +7,12 @@ use serde::Serialize;
 use serde_json::json;
 
 use rdma_device_plugin::candidate::{Candidate, memory, without_node_guid};
-use rdma_device_plugin::cli::{Defaults, config_file};
+use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
 use rdma_device_plugin::config::{self, PoolConfig};
 use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Health;
 
-use crate::global::{Global, NodeAddresses};
+use crate::global::Global;
 use crate::output::{Ended, Outcome};
 use crate::verdict::words;
 

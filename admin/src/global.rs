@@ -122,32 +122,6 @@ impl Global {
     }
 }
 
-/// Addresses of the node, for the commands that judge its uplinks.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct NodeAddresses {
-    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
-    #[arg(
-        long,
-        value_name = "ADDRESS,…",
-        env = "RDMA_NODE_ADDRESSES",
-        value_delimiter = ','
-    )]
-    pub(crate) node_addresses: Vec<IpAddr>,
-}
-
-/// Where the kubelet keeps things.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct KubeletRoot {
-    /// The kubelet's --root-dir
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RDMA_KUBELET_ROOT_DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    pub(crate) kubelet_root_dir: PathBuf,
-}
-
 /// How a cluster is reached.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Kubectl {

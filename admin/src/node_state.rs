@@ -13,12 +13,13 @@ use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
 use node_wire::status::{DaemonStatus, PoolStatus, StatusQuestion};
 use rdma_device_plugin::Gpus;
+use rdma_device_plugin::cli::KubeletRoot;
 use rdma_device_plugin::node_files::{self, Files};
 use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
 use crate::alignment::{Misaligned, misaligned};
-use crate::global::{Global, KubeletRoot, within_limit};
+use crate::global::{Global, within_limit};
 use crate::holders::Holders;
 
 /// How long the daemon may take.

@@ -35,13 +35,13 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
 use rdma_device_plugin::candidate::memory;
-use rdma_device_plugin::cli::Defaults;
+use rdma_device_plugin::cli::{Defaults, NodeAddresses};
 use rdma_device_plugin::config::{self, Config, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
 use rdma_device_plugin::snapshot::Health;
 
-use crate::global::{Global, NodeAddresses};
+use crate::global::Global;
 use crate::output::{Ended, Outcome, say, style};
 use crate::report;
 use crate::verdict;

@@ -10,13 +10,13 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
-use rdma_device_plugin::cli::Defaults;
+use rdma_device_plugin::cli::{Defaults, NodeAddresses};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
 use serde_json::{Value, json};
 
 use crate::documents::{is_definition, name_of, objects};
-use crate::global::{Global, NodeAddresses};
+use crate::global::Global;
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.
@@ -210,9 +210,15 @@ fn plain(object: &Value, text: String) -> Option<Part> {
     if has(&["type", "plugins"]) {
         return Some(Part::Network(object.clone()));
     }
-    let mut keys = fields.keys();
-    let is_policy = keys.any(|key| Policy::has_key(key));
-    is_policy.then_some(Part::Policy(text))
+    let of_policy = fields.keys().filter(|key| Policy::has_key(key));
+    match of_policy.collect::<Vec<_>>().as_slice() {
+        [] => None,
+        // Pools have a version, too, and of the two only pools may be YAML.
+        [key] if *key == "version" && serde_json::from_str::<Value>(&text).is_err() => {
+            Some(Part::Pools(text))
+        }
+        _ => Some(Part::Policy(text)),
+    }
 }
 
 fn policy(place: &str, text: &str) -> Checked {
@@ -248,7 +254,9 @@ mod tests {
         for (text, expected) in [
             ("version: 1\npools: []\n", vec!["pools"]),
             ("{\"configlist\": []}", vec!["pools"]),
+            ("version: 1\npols: []\n", vec!["pools"]),
             ("{\"allow\": {\"uplinks\": true}}", vec!["policy"]),
+            ("{\"version\": 1}", vec!["policy"]),
             (
                 "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",
                 vec!["network"],

@@ -132,46 +132,41 @@ fn make_child(
 ) -> Result<Link, Error> {
     let refused = |e: netlink::Error| explain(&e, new, parent.link());
     let temporary = child::temporary_name(pod.id().inode, new.name);
-    let unnamed = NewChild {
-        name: &temporary,
-        ..new.clone()
-    };
-    match parent {
-        Parent::OfPod(_) => {}
+    let made = match parent {
+        Parent::OfPod(_) => link::create(inside, new),
         // The kernel makes IPoIB children beside their parent only.
         Parent::OfHost(_) if matches!(new.child, Child::Ipoib { .. }) => {
+            let unnamed = NewChild {
+                name: &temporary,
+                ..new.clone()
+            };
             let made = link::create(&mut host.socket, &unnamed).map_err(refused)?;
             let made = made.ok_or_else(|| vanished(new.name))?;
             return move_child(host, pod, inside, &made, new.name);
         }
         Parent::OfHost(_) => {
             // From inside the pod: the final name at once, whatever the host calls its own.
-            let number = link::namespace_number(inside, &host.namespace)?;
-            let new = NewChild {
-                parent_netns: Some(number),
+            let mut new = NewChild {
+                parent_netns: Some(link::namespace_number(inside, &host.namespace)?),
                 ..new.clone()
             };
-            return match link::create(inside, &new) {
+            match link::create(inside, &new) {
                 // Kernels before 6.15 make a link in its parent's namespace and move it from there
                 // (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for
                 // from inside the pod. Made under an unused name, it is named where it belongs.
                 Err(e) if e.is(libc::EEXIST) => {
-                    let unnamed = NewChild {
-                        name: &temporary,
-                        ..new.clone()
-                    };
-                    let made = link::create(inside, &unnamed).map_err(refused)?;
-                    let made = made.ok_or_else(|| vanished(new.name))?;
-                    let what = format!("name {temporary} {}", new.name);
-                    link::change(inside, what, made.index, &Change::name(new.name.as_bytes()))?;
-                    named(inside, new.name)
+                    let name = std::mem::replace(&mut new.name, &temporary);
+                    let made = link::create(inside, &new).map_err(refused)?;
+                    let made = made.ok_or_else(|| vanished(name))?;
+                    let what = format!("name {temporary} {name}");
+                    link::change(inside, what, made.index, &Change::name(name.as_bytes()))?;
+                    return named(inside, name);
                 }
-                made => made.map_err(refused)?.ok_or_else(|| vanished(new.name)),
-            };
+                made => made,
+            }
         }
-    }
-    let made = link::create(inside, new).map_err(refused)?;
-    made.ok_or_else(|| vanished(new.name))
+    };
+    made.map_err(refused)?.ok_or_else(|| vanished(new.name))
 }
 
 /// A child that was made beside its parent under an unused name.

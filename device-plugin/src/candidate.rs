@@ -233,7 +233,7 @@ pub mod example {
 
     use hca::gid::GidTable;
     use hca::netdev::link_type;
-    use hca::port::PhysState;
+    use hca::port::{PhysState, Pkey};
     use hca::{GidEntry, Guid, PortState};
 
     use super::*;
@@ -279,7 +279,10 @@ pub mod example {
             sm_lid: 0,
             active_mtu: None,
             gids: GidTable::default(),
-            pkeys: vec![(0, pkey)],
+            pkeys: vec![Pkey {
+                index: 0,
+                key: pkey,
+            }],
             netdev: None,
         }
     }

@@ -6,22 +6,22 @@ mod uninstall;
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::config::Defaults;
-pub use flags::config_file;
-use flags::{NodePolicy, RUN_DIR};
+use flags::RUN_DIR;
+pub use flags::{KubeletRoot, NodeAddresses, config_file};
 
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
 use crate::node_paths::NodePaths;
 use crate::run;
 use attachment::node::Places;
+use node_server::flags::{Log, NodePolicy, address};
 use node_server::http::Details;
 
 /// Advertises RDMA HCAs to the kubelet and hands containers their character devices.
@@ -32,8 +32,8 @@ use node_server::http::Details;
     args_conflicts_with_subcommands = true
 )]
 #[command(
-    after_help = "Without a command, \"run\" is meant, with its flags (run --help). Long flags may have a \
-    single dash.\n\
+    after_help = "Without a command, \"run\" is meant, with its flags (run --help). Flags of the \
+    replaced plugins may have a single dash.\n\
     People ask rdmactl.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage."
 )]
@@ -67,25 +67,13 @@ struct Run {
         default_value = "/var/lib/kubelet/device-plugins"
     )]
     device_plugin_dir: PathBuf,
-    /// The kubelet's --root-dir
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RDMA_KUBELET_ROOT_DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    kubelet_root_dir: PathBuf,
+    #[command(flatten)]
+    kubelet: KubeletRoot,
     /// Directory below which the host's sys, dev and proc are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
-    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
-    #[arg(
-        long,
-        value_name = "ADDRESS,…",
-        env = "RDMA_NODE_ADDRESSES",
-        value_delimiter = ','
-    )]
-    node_addresses: Vec<IpAddr>,
+    #[command(flatten)]
+    addresses: NodeAddresses,
     #[command(flatten)]
     defaults: Defaults,
     /// Where CDI specifications are written, for pools that deliver by them
@@ -141,34 +129,12 @@ struct Run {
         value_parser = clap::value_parser!(u64).range(..=86_400)
     )]
     reclaim_interval: u64,
-    /// How much to log
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        env = "RDMA_LOG_LEVEL",
-        default_value = "info",
-        value_parser = PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"])
-            .try_map(|word| word.parse::<tracing::Level>())
-    )]
-    log_level: tracing::Level,
-    /// Log lines for people or for machines
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        env = "RDMA_LOG_FORMAT",
-        default_value = "text"
-    )]
-    log_format: LogFormat,
+    #[command(flatten)]
+    log: Log,
 }
 
 /// Where `rdma-netdev` asks.
 const NODE_SOCKET: &str = "/run/rdma-netdev/node.sock";
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
-}
 
 /// The command line, for manual pages and completions.
 #[must_use]
@@ -240,7 +206,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn serve(args: Run) -> anyhow::Result<()> {
-    node_server::log::start(args.log_level, matches!(args.log_format, LogFormat::Json));
+    args.log.start();
     let paths = NodePaths {
         host: hca::Host::at(&args.host_root),
         node: Places {
@@ -255,7 +221,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
         device_plugin_dir: args.device_plugin_dir,
-        kubelet_root_dir: args.kubelet_root_dir,
+        kubelet_root_dir: args.kubelet.kubelet_root_dir,
     };
     run::run(run::Settings {
         config_file: config_file(args.config_file)?,
@@ -269,21 +235,8 @@ fn serve(args: Run) -> anyhow::Result<()> {
         } else {
             Details::Loopback
         },
-        node_addresses: args.node_addresses,
+        node_addresses: args.addresses.node_addresses,
         reclaim_interval: (args.reclaim_interval > 0)
             .then(|| Duration::from_secs(args.reclaim_interval)),
     })
-}
-
-/// An address with a port, also one of IPv6 without brackets, as it comes out of a manifest's
-/// `$(POD_IP):9834`.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let plain = || {
-        let (ip, port) = text.rsplit_once(':')?;
-        Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
-    };
-    text.parse()
-        .ok()
-        .or_else(plain)
-        .ok_or_else(|| "expected an IP address and a port, as 127.0.0.1:9834".to_owned())
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use hca::Host;
 use hca::chardev::{CharDevice, Node};
 use hca::inventory::Inventory;
-use hca::network::{self, Uplinks};
 use hca::topology::{Gpu, Machine};
+use hca::uplink::Uplinks;
 use netlink::{Socket, uplink};
 
 use crate::config::Gate;
@@ -97,19 +97,22 @@ pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> 
     }
 }
 
-/// The host's uplinks: by netlink, as the network plugin asks for them, where this process is in the
-/// host's network namespace; else as `/proc` shows routes.
+/// The host's uplinks; unknown to a process that is not in the host's network namespace.
 fn uplinks(host: &Host, node_addresses: &[IpAddr]) -> Uplinks {
-    // A network namespace's files have inodes of their own, the same in each mount of proc.
-    let inode = |net: &Path| {
-        std::fs::metadata(net.join("dev"))
-            .map(|file| file.ino())
-            .ok()
-    };
-    let here = inode(Path::new("/proc/self/net"));
-    if here.is_none() || inode(&network::of_host(&host.proc)) != here {
-        return Uplinks::of_host(host, node_addresses);
+    // A network namespace's files have inodes of their own, the same in each mount of proc. Process
+    // 1 is the host's for every reader; where it is not shown the mount's own view serves.
+    let inode = |net: &Path| std::fs::metadata(net.join("dev")).map(|file| file.ino());
+    let of_host = inode(&host.proc.join("1/net")).or_else(|_| inode(&host.proc.join("net")));
+    match (inode(Path::new("/proc/self/net")), of_host) {
+        (Ok(here), Ok(of_host)) if here == of_host => uplinks_here(node_addresses),
+        _ => Uplinks::Unknown(
+            "this process is not in the host's network namespace; set hostNetwork: true".into(),
+        ),
     }
+}
+
+/// The uplinks of the network namespace that this process is in.
+pub fn uplinks_here(node_addresses: &[IpAddr]) -> Uplinks {
     let asked = Socket::open().and_then(|mut socket| {
         let addresses = uplink::addresses(&mut socket)?;
         uplink::uplinks(&mut socket, None, node_addresses, &addresses)

@@ -50,5 +50,5 @@ mod watch;
 pub mod words;
 
 pub use binding::gpus::Gpus;
-// Reads the kubelet's checkpoint; for a fuzz target.
-pub use kubelet::checkpoint::Owners;
+// Readers of the kubelet's checkpoint; the first for a fuzz target.
+pub use kubelet::checkpoint::{Owners, registered};

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use hca::network::Uplinks;
-use hca::uplink::Why;
+use hca::uplink::{Uplinks, Why};
 use hca::{HcaId, LinkLayer, NetnsMode, Reserved};
 
 use crate::candidate::{Candidate, FunctionKind};

@@ -1,14 +1,12 @@
 //! Counters of ports that say something about the fabric (`Documentation/ABI/stable/sysfs-class-infiniband`
 //! and the drivers' `hw_counters`). Which of them a port has depends on its driver.
 
-use std::path::Path;
-
 use hca::{Host, Inventory};
 
 use crate::files;
 
 /// Errors on the wire, and retries that follow from them.
-pub const ERRORS: [&str; 11] = [
+const ERRORS: [&str; 11] = [
     "counters/symbol_error",
     "counters/link_downed",
     "counters/port_rcv_errors",
@@ -22,7 +20,7 @@ pub const ERRORS: [&str; 11] = [
     "hw_counters/rx_icrc_encapsulated",
 ];
 /// Drops for want of buffers, and notifications of congestion.
-pub const CONGESTION: [&str; 3] = [
+const CONGESTION: [&str; 3] = [
     "hw_counters/out_of_buffer",
     "hw_counters/np_cnp_sent",
     "hw_counters/rp_cnp_handled",
@@ -37,7 +35,7 @@ pub struct PortCounter {
     pub port: u32,
     /// Its name, without its directory.
     pub counter: &'static str,
-    /// One of [`CONGESTION`], else one of [`ERRORS`].
+    /// It counts drops for want of buffers or notifications of congestion; else errors.
     pub is_congestion: bool,
     /// Its value since the driver was loaded.
     pub value: u64,
@@ -57,27 +55,15 @@ pub fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
                     Some(PortCounter {
                         rdma_device: device.name.clone(),
                         port: port.number,
-                        counter: name(path),
+                        counter: path.rsplit('/').next()?,
                         is_congestion,
-                        value: value(&directory, path)?,
+                        value: files::parsed(&directory.join(path))?,
                     })
                 }));
             }
         }
     }
     found
-}
-
-/// The value of a counter below a port's directory; `None` where the driver does not have it.
-#[must_use]
-pub fn value(port: &Path, path: &str) -> Option<u64> {
-    files::parsed(&port.join(path))
-}
-
-/// The last part of a counter's path.
-#[must_use]
-pub fn name(path: &'static str) -> &'static str {
-    path.rsplit('/').next().unwrap_or(path)
 }
 
 #[cfg(test)]

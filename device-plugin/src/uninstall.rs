@@ -15,11 +15,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use attachment::cdi_file;
+use attachment::journal;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use ipam::plugin::Plugin;
 use ipam::store::{Store, StoreError};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
 use node::cni_program;
 use node::policy::{Policy, StoreKind};
 
@@ -123,8 +123,8 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
         .map(|lease| format!("{} ({})", lease.address, lease.holder));
     let (pods, held): (Vec<String>, Vec<String>) = (pods.collect(), held.collect());
     let state_dir = Policy::load_for_release(&places.policy).0.state_dir;
-    if let Err(error) = hold_calls(&state_dir) {
-        let lock = state_dir.join(LOCK);
+    let lock = state_dir.join(LOCK);
+    if let Err(error) = journal::hold_all(&lock) {
         return Err(Refusal::InUse(format!(
             "a call of a CNI program may run: lock {}: {error} (fuser -v lists the calls)",
             lock.display()
@@ -219,8 +219,8 @@ pub(crate) fn remove(
             one(path, None)?;
         }
     }
-    let _no_call =
-        hold_calls(&policy.state_dir).map_err(|error| (policy.state_dir.join(LOCK), error))?;
+    let lock = policy.state_dir.join(LOCK);
+    let _no_call = journal::hold_all(&lock).map_err(|error| (lock, error))?;
     let of_others = stores_to_keep(&policy, places);
     one(policy.state_dir.join(KNOWN_STORES), None)?;
     for (directory, kept) in of_others {
@@ -252,32 +252,6 @@ pub(crate) fn remove(
     directory
         .filter(empty)
         .map_or(Ok(()), |path| one(path, None))
-}
-
-/// Holds all locks of the journal, which are bytes of one file: no call is under way, none begins, and
-/// no record is about to come. The file may then be removed; a call that waits for it takes the new one.
-///
-/// # Errors
-/// A call holds one of them.
-fn hold_calls(state_dir: &Path) -> io::Result<Option<fs::File>> {
-    let opened = fs::File::options()
-        .read(true)
-        .write(true)
-        .open(state_dir.join(LOCK));
-    let file = match opened {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
-    };
-    let convert = |number: i32| number.try_into().map_err(io::Error::other);
-    let all = nix::libc::flock {
-        l_type: convert(nix::libc::F_WRLCK)?,
-        l_whence: convert(nix::libc::SEEK_SET)?,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    fcntl(&file, FcntlArg::F_OFD_SETLK(&all))?;
-    Ok(Some(file))
 }
 
 /// Returns what became of it: a directory that is a mount point here stays, empty.
@@ -390,6 +364,7 @@ fn entries(directory: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use nix::fcntl::{FcntlArg, fcntl};
     use serde_json::json;
 
     use super::*;
@@ -533,7 +508,7 @@ mod tests {
             l_pid: 0,
         };
         fcntl(&call, FcntlArg::F_OFD_SETLK(&byte)).unwrap();
-        let held = hold_calls(&node.path("state"));
+        let held = journal::hold_all(&path);
         assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(call);
         node.remove();

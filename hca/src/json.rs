@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize as _, Deserializer, Serialize, Serializer, de};
 
 /// Reads and writes types by their text form.
 macro_rules! by_text {
@@ -43,37 +43,16 @@ pub(crate) fn hex<'de, D: Deserializer<'de>, T: TryFrom<u32>>(
     deserializer: D,
 ) -> std::result::Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
-    number(&text)
+    let digits = text.strip_prefix("0x").unwrap_or_default();
+    let number = u32::from_str_radix(digits, 16).ok();
+    number
+        .and_then(|number| T::try_from(number).ok())
         .ok_or_else(|| de::Error::custom(format!("{text:?} is not a number such as 0x15b3")))
-}
-
-fn number<T: TryFrom<u32>>(text: &str) -> Option<T> {
-    let number = u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()?;
-    T::try_from(number).ok()
 }
 
 /// `0x020000`.
 pub(crate) fn hex24<S: Serializer>(value: &u32, serializer: S) -> Result<S> {
     serializer.collect_str(&format_args!("{value:#08x}"))
-}
-
-#[derive(Serialize, Deserialize)]
-struct Pkey {
-    index: u32,
-    #[serde(serialize_with = "hex16", deserialize_with = "hex")]
-    key: u16,
-}
-
-/// `[{"index": 0, "key": "0xffff"}]`.
-pub(crate) fn pkeys<S: Serializer>(pkeys: &[(u32, u16)], serializer: S) -> Result<S> {
-    serializer.collect_seq(pkeys.iter().map(|&(index, key)| Pkey { index, key }))
-}
-
-pub(crate) fn read_pkeys<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Vec<(u32, u16)>, D::Error> {
-    let pkeys = Vec::<Pkey>::deserialize(deserializer)?.into_iter();
-    Ok(pkeys.map(|pkey| (pkey.index, pkey.key)).collect())
 }
 
 /// `[{"port": 1, "name": "umad0", ...}]`.
@@ -91,28 +70,4 @@ pub(crate) fn nodes_of_ports<T: Serialize, S: Serializer>(
         port: *port,
         device,
     }))
-}
-
-#[derive(Serialize, Deserialize)]
-struct Function<T> {
-    index: u32,
-    address: T,
-}
-
-/// `[{"index": 0, "address": "0000:3b:08.2"}]`.
-pub(crate) fn functions<T: Serialize, S: Serializer>(
-    functions: &[(u32, T)],
-    serializer: S,
-) -> Result<S> {
-    serializer.collect_seq(functions.iter().map(|(index, address)| Function {
-        index: *index,
-        address,
-    }))
-}
-
-pub(crate) fn read_functions<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Vec<(u32, T)>, D::Error> {
-    let functions = Vec::<Function<T>>::deserialize(deserializer)?.into_iter();
-    Ok(functions.map(|one| (one.index, one.address)).collect())
 }

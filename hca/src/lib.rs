@@ -7,7 +7,6 @@
 //! - [`rdma`], [`port`], [`gid`], [`chardev`]: RDMA devices outward from `/sys/class/infiniband`
 //! - [`netdev`], [`pci`], [`address`]: what they stand on
 //! - [`topology`]: GPUs and NICs, distances, and the choice of NICs for GPUs
-//! - [`network`]: routes and addresses of a network namespace, as `/proc` shows them
 //! - [`uplink`]: which netdevs the node itself needs
 //! - [`mod@unit`]: the names of what a node offers, shared by both plugins
 //! - [`KernelSocket`]: the netlink socket of all programs
@@ -25,7 +24,6 @@ mod kernel_socket;
 pub mod lookup;
 pub mod netdev;
 mod netns_mode;
-pub mod network;
 mod parent;
 pub mod pci;
 pub mod port;

@@ -58,6 +58,15 @@ impl PciFunction {
     }
 }
 
+/// A VF of a PF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct VirtualFunction {
+    /// Its VF index.
+    pub index: u32,
+    /// The function that it is.
+    pub address: PciAddress,
+}
+
 /// A function's part in SR-IOV.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "camelCase")]
@@ -70,11 +79,7 @@ pub enum Sriov {
         /// VFs the hardware allows.
         total: u32,
         /// VFs in being now, by VF index. Shorter than the index range if a VF was detached.
-        #[serde(
-            serialize_with = "json::functions",
-            deserialize_with = "json::read_functions"
-        )]
-        functions: Vec<(u32, PciAddress)>,
+        functions: Vec<VirtualFunction>,
     },
     /// A virtual function.
     Virtual {
@@ -125,7 +130,7 @@ fn sriov(directory: &Path, address: PciAddress) -> Result<Sriov> {
         let index = match host::follow(directory, "physfn")? {
             Some(pf) => virtual_functions(&pf)?
                 .into_iter()
-                .find_map(|(index, vf)| (vf == address).then_some(index)),
+                .find_map(|vf| (vf.address == address).then_some(vf.index)),
             None => None,
         };
         return Ok(Sriov::Virtual { physical, index });
@@ -140,14 +145,14 @@ fn sriov(directory: &Path, address: PciAddress) -> Result<Sriov> {
 }
 
 /// The PF's VFs by their `virtfn<index>` links, in order of index.
-fn virtual_functions(pf: &Path) -> Result<Vec<(u32, PciAddress)>> {
+fn virtual_functions(pf: &Path) -> Result<Vec<VirtualFunction>> {
     let mut functions = Vec::new();
     for name in host::unsorted_names(pf)? {
         let Some(index) = name.strip_prefix("virtfn").and_then(|i| i.parse().ok()) else {
             continue;
         };
-        if let Some(vf) = linked_function(pf, &name)? {
-            functions.push((index, vf));
+        if let Some(address) = linked_function(pf, &name)? {
+            functions.push(VirtualFunction { index, address });
         }
     }
     functions.sort_unstable();

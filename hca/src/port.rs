@@ -12,6 +12,16 @@ use crate::host::{self, Host, Result};
 use crate::json;
 use crate::port_id::PortId;
 
+/// An entry of a partition table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pkey {
+    /// Where it stands.
+    pub index: u32,
+    /// The key; its high bit is full membership.
+    #[serde(serialize_with = "json::hex16", deserialize_with = "json::hex")]
+    pub key: u16,
+}
+
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -36,9 +46,8 @@ pub struct Port {
     pub active_mtu: Option<u32>,
     /// The GID table.
     pub gids: GidTable,
-    /// Filled slots of the partition table: index and key. The key's high bit is full membership.
-    #[serde(serialize_with = "json::pkeys", deserialize_with = "json::read_pkeys")]
-    pub pkeys: Vec<(u32, u16)>,
+    /// Filled entries of the partition table.
+    pub pkeys: Vec<Pkey>,
     /// The netdev of this port: the Ethernet netdev for RoCE and iWARP, the parent IPoIB netdev
     /// for InfiniBand. `None` if there is none, or if it is in another network namespace.
     pub netdev: Option<String>,
@@ -276,17 +285,17 @@ pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
 pub fn partition_keys(host: &Host, port: &PortId) -> Result<Vec<u16>> {
     let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
     let keys = pkeys(&directory.join("ports").join(port.port.to_string()))?;
-    Ok(keys.into_iter().map(|(_, key)| key).collect())
+    Ok(keys.into_iter().map(|pkey| pkey.key).collect())
 }
 
 /// Filled entries of the partition table, which the subnet manager fills as it likes.
-fn pkeys(port: &Path) -> Result<Vec<(u32, u16)>> {
+fn pkeys(port: &Path) -> Result<Vec<Pkey>> {
     let directory = port.join("pkeys");
     let mut pkeys = Vec::new();
     for index in host::indexes(&directory)? {
         let key = host::hexadecimal(&directory, &index.to_string())?;
         let key = key.and_then(|key| u16::try_from(key).ok());
-        pkeys.extend(key.filter(|&key| key != 0).map(|key| (index, key)));
+        pkeys.extend(key.filter(|&key| key != 0).map(|key| Pkey { index, key }));
     }
     Ok(pkeys)
 }

@@ -1,7 +1,7 @@
 //! Which netdevs the node itself needs: its uplinks. A pod that got one would cut the node off.
 //!
-//! One definition for pools, preflight checks and network plugins, pure over facts that each of them
-//! reads in its own way. A netdev is an uplink when
+//! One definition for pools, preflight checks and network plugins, pure over facts that `netlink`
+//! reads. A netdev is an uplink when
 //!
 //! 1. the node reaches the outside by it, in a family of its addresses: it is a next hop of the
 //!    [default route](is_default) that the kernel would choose, the one with the lowest metric of a
@@ -46,6 +46,28 @@ impl fmt::Display for Why {
     }
 }
 
+/// Netdevs that the node itself needs, or why they are not known.
+///
+/// Not knowing is not the same as none: an exclusive pool then offers no HCA.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Uplinks {
+    /// By name, with what makes each one an uplink.
+    Known(BTreeMap<String, Why>),
+    /// This process is in another network namespace, or the kernel does not answer.
+    Unknown(String),
+}
+
+impl Uplinks {
+    /// Why a netdev is an uplink, if it is known to be one.
+    #[must_use]
+    pub fn why(&self, netdev: &str) -> Option<&Why> {
+        match self {
+            Self::Known(uplinks) => uplinks.get(netdev),
+            Self::Unknown(_) => None,
+        }
+    }
+}
+
 /// A default route of a table that the node's own packets are looked up in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefaultRoute {
@@ -53,7 +75,7 @@ pub struct DefaultRoute {
     pub netdevs: Vec<String>,
     /// Where to, with its prefix length: 0 or a few bits.
     pub destination: (IpAddr, u8),
-    /// The table, 0 where it is not known.
+    /// The table.
     pub table: u32,
     /// The kernel takes the lowest.
     pub metric: u32,

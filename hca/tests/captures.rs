@@ -61,7 +61,10 @@ fn soft_roce_without_a_parent_has_its_netdev() {
         Some(1024),
         "what an MTU of 1500 leaves room for"
     );
-    assert_eq!(port.pkeys, [(0, 0xffff)]);
+    let [pkey] = port.pkeys.as_slice() else {
+        panic!("{:?}", port.pkeys)
+    };
+    assert_eq!((pkey.index, pkey.key), (0, 0xffff));
     let gids: Vec<_> = port
         .gids
         .entries
@@ -152,7 +155,7 @@ fn virtual_functions_know_their_physical_one_and_back() {
     assert_eq!(*total, 7);
     let vfs: Vec<_> = functions
         .iter()
-        .map(|(i, vf)| (*i, vf.to_string()))
+        .map(|vf| (vf.index, vf.address.to_string()))
         .collect();
     assert_eq!(
         vfs,

@@ -9,30 +9,23 @@
 mod add;
 mod answer;
 mod blocks;
+mod bounds;
+mod holder;
 
 use crate::config::{self, Config};
-use crate::lease::{Holder, Lease, Pod};
+use crate::lease::{Holder, Lease};
 use crate::reclaim;
-use crate::store::{Store, StoreError, Survey};
+use crate::store::{Store, StoreError};
 use answer::to_error;
 use blocks::{BROKER_SOCKET, Broker, Fault};
-use cni_wire::{CniResult, Code, Command, Error, KNOWN_ARGS, Request, Section, Version};
-use ipnetwork::IpNetwork;
+use cni_wire::{CniResult, Code, Command, Error, Request, Version};
 use node::identity::NodeIdentity;
 use node::log::{Log, subject};
-use node::policy::{Policy, PolicyError, Store as StorePolicy};
-use serde_json::{Map, Value};
+use node::policy::{Policy, PolicyError};
+use serde_json::Value;
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's
-/// `configuration_path` is not among them: it may be written by a namespace's user.
-const FLAT_FILES: [&str; 2] = [
-    "etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
-    "etc/cni/net.d/whereabouts.d/whereabouts.conf",
-];
 
 /// Serves requests on this node, by its policy.
 #[derive(Debug)]
@@ -352,87 +345,9 @@ impl Plugin {
         }
     }
 
-    /// What an ADD would find now, in each range of the configuration.
-    pub fn survey(
-        &self,
-        config: &Config,
-        request: &Request,
-        store: &Store,
-    ) -> Result<Vec<Survey>, Error> {
-        let holder = self.anybody(request, store.node());
-        let surveys = store.survey_order(&add::order(config, &holder, &[]));
-        surveys.map_err(|refused| {
-            let range = refused.part.and_then(|part| config.ranges.get(part));
-            let attempt = match range {
-                Some(range) => format!("find an address of {}", range.subnet()),
-                None => "find addresses".to_owned(),
-            };
-            to_error(&refused.error, attempt)
-        })
-    }
-
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
-    }
-
-    /// Reads the `ipam` object of a request as ADD does.
-    ///
-    /// # Errors
-    /// The policy's fault, [`Config::read`]'s, or code 4 for an unknown key of `CNI_ARGS`.
-    pub fn config(&self, request: &Request) -> Result<Config, Error> {
-        self.trusted_policy()?;
-        request.env.args.allow_only(&KNOWN_ARGS)?;
-        let flat = self.flat_file(request)?;
-        let section = flat
-            .as_ref()
-            .map_or_else(|| Section::absent("flat file"), Section::root);
-        let config = Config::read(&request.config, &section, &self.policy)?;
-        self.within_bounds(&config)?;
-        Ok(config)
-    }
-
-    /// Refuses ranges and network names that the policy's store is not for.
-    fn within_bounds(&self, config: &Config) -> Result<(), Error> {
-        let Some(StorePolicy { bounds, .. }) = self.policy.stores.get(&config.store) else {
-            return Ok(());
-        };
-        let refuse = |what: String| {
-            let store = &config.store;
-            let message = format!("the node's policy does not allow {what} in store {store:?}");
-            Err(Error::new(Code::Policy, message).with_details(format!(
-                "use another, or let an administrator add it to stores.{store}"
-            )))
-        };
-        let name = config.network_name.as_deref().unwrap_or_default();
-        if let Some(names) = &bounds.network_names
-            && !names.iter().any(|known| known == name)
-        {
-            return refuse(format!("network_name {name:?}"));
-        }
-        // Such a range is compared with no other one of its space.
-        if bounds.network_names.is_some() && !config.overlapping {
-            return refuse("enable_overlapping_ranges: false".to_owned());
-        }
-        let Some(allowed) = &bounds.ranges else {
-            return Ok(());
-        };
-        let is_inside = |network: IpNetwork| {
-            allowed.iter().any(|allowed| {
-                allowed.prefix() <= network.prefix() && allowed.contains(network.network())
-            })
-        };
-        for range in config.all_ranges() {
-            let subnet = range.subnet();
-            if !is_inside(subnet) {
-                return refuse(format!("range {subnet}"));
-            }
-        }
-        let mut fixed = config.fixed.iter().map(|fixed| fixed.address.addr);
-        match fixed.find(|address| !is_inside((*address).into())) {
-            Some(address) => refuse(format!("address {address}")),
-            None => Ok(()),
-        }
     }
 
     fn trusted_policy(&self) -> Result<(), Error> {
@@ -460,71 +375,6 @@ impl Plugin {
             .map_err(|e| to_error(&e.into(), "identify this node"))
     }
 
-    /// whereabouts' flat file, when it was called by that name.
-    fn flat_file(&self, request: &Request) -> Result<Option<Map<String, Value>>, Error> {
-        if request.config.ipam_type()? != Some("whereabouts") {
-            return Ok(None);
-        }
-        let paths = match &self.policy.ipam.flat_file {
-            Some(path) => vec![path.clone()],
-            None => FLAT_FILES.iter().map(|path| self.root.join(path)).collect(),
-        };
-        for path in paths {
-            let failed = |why: &dyn std::fmt::Display| {
-                Error::new(
-                    Code::InvalidConfig,
-                    format!("flat file {}: {why}", path.display()),
-                )
-            };
-            match std::fs::read(&path) {
-                Ok(text) => {
-                    return serde_json::from_slice(&text)
-                        .map(Some)
-                        .map_err(|e| failed(&e));
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(&error)),
-            }
-        }
-        Ok(None)
-    }
-
-    fn holder(&self, request: &Request, node: &NodeIdentity) -> Result<Holder, Error> {
-        let id = request.attachment()?;
-        if id.container_id.as_str().len() > 200 {
-            let rule = "CNI_CONTAINERID is longer than 200 bytes";
-            return Err(Error::new(Code::InvalidEnvironment, rule));
-        }
-        let netns = request.env.netns.clone();
-        Ok(Holder {
-            pod: pod(request)?,
-            container: id.container_id.as_str().to_owned(),
-            interface: id.ifname.as_str().to_owned(),
-            netns_inode: netns
-                .as_ref()
-                .and_then(|path| std::fs::metadata(path).ok())
-                .map(|m| m.ino()),
-            netns,
-            device: device(request)?,
-            ..self.anybody(request, node)
-        })
-    }
-
-    fn anybody(&self, request: &Request, node: &NodeIdentity) -> Holder {
-        Holder {
-            network: request.config.name.clone(),
-            pod: None,
-            container: "status".to_owned(),
-            interface: "status".to_owned(),
-            node: node.name.clone(),
-            machine: node.machine.clone(),
-            boot: node.boot.clone(),
-            netns: None,
-            netns_inode: None,
-            device: None,
-        }
-    }
-
     fn warn(&self, request: &Request, config: &Config, store: &Store) {
         let log = self.log.about(&subject(request));
         for warning in store.warnings() {
@@ -537,43 +387,4 @@ impl Plugin {
             ));
         }
     }
-}
-
-/// The pod by `CNI_ARGS`, as Kubernetes runtimes and Multus pass it.
-fn pod(request: &Request) -> Result<Option<Pod>, Error> {
-    let get = |key: &str| match request.env.args.get(key) {
-        Some(value) if value.len() > 253 => Err(Error::new(
-            Code::InvalidEnvironment,
-            format!("CNI_ARGS {key} is longer than 253 bytes"),
-        )),
-        value => Ok(value.map(str::to_owned)),
-    };
-    let Some(name) = get("K8S_POD_NAME")? else {
-        return Ok(None);
-    };
-    let namespace = get("K8S_POD_NAMESPACE")?.unwrap_or_default();
-    Ok(Some(Pod {
-        namespace,
-        name,
-        uid: get("K8S_POD_UID")?,
-    }))
-}
-
-/// The device of the attachment, by any of the keys that Multus fills.
-fn device(request: &Request) -> Result<Option<String>, Error> {
-    let runtime = request.config.runtime_config()?;
-    let root = request.config.root();
-    for (section, key) in [
-        (&runtime, "deviceID"),
-        (&root, "deviceID"),
-        (&root, "pciBusID"),
-    ] {
-        // A key of the main plugin; a wrong one is its to refuse.
-        if let Ok(Some(device)) = section.text(key)
-            && device.len() <= 256
-        {
-            return Ok(Some(device.to_owned()));
-        }
-    }
-    Ok(None)
 }

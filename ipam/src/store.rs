@@ -84,7 +84,7 @@ mod scan;
 mod shard;
 mod take;
 
-pub use allocate::{Survey, Want};
+pub use allocate::Want;
 pub use dir::DirError;
 pub use error::StoreError;
 pub use fsck::{Checkup, MIN_AGE as FSCK_MIN_AGE, Problem};

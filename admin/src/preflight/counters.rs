@@ -1,7 +1,6 @@
 //! Counters of errors (L12, P07) and of congestion (Q06), read twice: they must not grow meanwhile.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -55,23 +54,18 @@ pub(super) fn read(context: &Context) -> Facts {
 }
 
 fn read_once(context: &Context, facts: &mut Facts) {
-    let sys = &context.host.sys;
-    for (device, port) in context.ports(&context.snapshot.inventory) {
+    let inventory = &context.snapshot.inventory;
+    let counters = port_counters::read(&context.host, inventory).into_iter();
+    for counter in counters.filter(|counter| context.offered(&counter.rdma_device)) {
+        let watched = match counter.is_congestion {
+            true => &mut facts.congestion,
+            false => &mut facts.ports,
+        };
+        let object = format!("{}/{}", counter.rdma_device, counter.port);
+        note(watched, &object, counter.counter, counter.value);
+    }
+    for (device, port) in context.ports(inventory) {
         let object = port_name(device, port);
-        let place = format!("class/infiniband/{}/ports/{}", device.name, port.number);
-        let directory = sys.join(place);
-        note_named(
-            &mut facts.ports,
-            &object,
-            &directory,
-            &port_counters::ERRORS,
-        );
-        note_named(
-            &mut facts.congestion,
-            &object,
-            &directory,
-            &port_counters::CONGESTION,
-        );
         let netdev = port.netdev.as_deref().filter(|_| context.live());
         if let Some((sent, received)) = netdev.and_then(|netdev| dcb::ask(netdev).ok()?.pauses) {
             note(&mut facts.congestion, &object, "pauses sent", sent);
@@ -84,20 +78,12 @@ fn read_once(context: &Context, facts: &mut Facts) {
         .flat_map(|nic| &nic.place.chain)
         .map(ToString::to_string)
     {
-        let directory = sys.join("bus/pci/devices").join(&address);
+        let directory = context.host.sys.join("bus/pci/devices").join(&address);
         for file in ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"] {
             let text = files::text(&directory.join(file)).unwrap_or_default();
             if let Some(total) = aer_total(&text) {
                 note(&mut facts.pcie, &address, file, total);
             }
-        }
-    }
-}
-
-fn note_named(watched: &mut Watched, object: &str, port: &Path, counters: &[&'static str]) {
-    for counter in counters {
-        if let Some(value) = port_counters::value(port, counter) {
-            note(watched, object, port_counters::name(counter), value);
         }
     }
 }

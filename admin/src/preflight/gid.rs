@@ -9,7 +9,7 @@ use hca::gid::{GidEntry, GidTable};
 use hca::{GidType, Port, RdmaDevice};
 
 use super::check::{Findings, checks, need};
-use super::context::{Context, port_name};
+use super::context::{Context, ELSEWHERE, port_name};
 use crate::verdict::{Finding, NO_NIC, words};
 
 /// What is read.
@@ -19,6 +19,8 @@ pub(super) struct Facts {
     pub ports: Vec<PortFacts>,
     /// The container's checks are made.
     pub in_pod: bool,
+    /// Addresses are not known: this process is in another network namespace.
+    pub elsewhere: bool,
 }
 
 /// A RoCE port.
@@ -64,7 +66,7 @@ pub(super) fn read(context: &Context) -> Facts {
 }
 
 fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
-    let network = context.network();
+    let addresses = context.addresses.iter().flatten();
     let facts = |(device, port): (&RdmaDevice, &Port)| {
         let netdevs = port
             .gids
@@ -72,17 +74,16 @@ fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
             .iter()
             .filter_map(|entry| entry.netdev.as_deref());
         let netdevs: BTreeSet<&str> = netdevs.chain(port.netdev.as_deref()).collect();
-        let of = |name| {
-            network
-                .of(name)
-                .map(move |address| (str::to_owned(name), address.ip))
-        };
         let pools = context.pools_of(&device.name).iter();
         PortFacts {
             id: port_name(device, port),
             active: port.is_active(),
             gids: port.gids.clone(),
-            addresses: netdevs.into_iter().flat_map(of).collect(),
+            addresses: addresses
+                .clone()
+                .filter(|address| netdevs.contains(address.netdev.as_str()))
+                .map(|address| (address.netdev.clone(), address.ip.ip()))
+                .collect(),
             children: pools
                 .filter(|pool| pool.shared)
                 .map(|pool| pool.units)
@@ -96,6 +97,7 @@ fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
     Facts {
         ports: roce.map(facts).collect(),
         in_pod: context.in_pod(),
+        elsewhere: context.addresses.is_none(),
     }
 }
 
@@ -141,6 +143,8 @@ fn g01_entries(facts: &Facts) -> Findings {
                 "no RoCE v2 GID at all: no connection can be made",
                 "bring the netdev up with an address; cma_roce_mode or the driver may hold it to RoCE v1",
             )
+        } else if facts.elsewhere {
+            Finding::unknown(ELSEWHERE)
         } else if lacking.is_empty() {
             Finding::pass("all addresses have one")
         } else {
@@ -163,7 +167,9 @@ fn g02_netdev(facts: &Facts) -> Findings {
                 (of != netdev).then(|| format!("{ip} is on {netdev}, its GID on {of}"))
             })
             .collect();
-        if port.addresses.is_empty() {
+        if facts.elsewhere {
+            Finding::unknown(ELSEWHERE)
+        } else if port.addresses.is_empty() {
             Finding::not_applicable("its netdev has no address")
         } else if wrong.is_empty() {
             Finding::pass("they do")
@@ -185,6 +191,9 @@ fn g03_index(facts: &Facts) -> Findings {
     let indices = active.filter_map(|port| Some((port.id.as_str(), first_ipv4(port)?)));
     let indices: Vec<(&str, u32)> = indices.collect();
     need(!facts.ports.is_empty(), NO_NIC)?;
+    if facts.elsewhere {
+        return Err(Finding::unknown(ELSEWHERE));
+    }
     let Some((_, first)) = indices.first() else {
         return Err(Finding::not_applicable("no port has an IPv4 GID"));
     };

@@ -9,7 +9,7 @@ use node::policy::membership;
 use super::check::{Findings, checks, need};
 use super::context::{Context, Membership, port_name};
 use crate::verdict::{Finding, NO_NIC};
-use hca::network::Uplinks;
+use hca::uplink::Uplinks;
 use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::files;
 
@@ -495,7 +495,7 @@ fn l13_partitions(facts: &Facts) -> Findings {
         if layer != LinkLayer::InfiniBand {
             return Some(Finding::not_applicable(format!("link layer {layer}")));
         }
-        let keys: Vec<u16> = port.port.pkeys.iter().map(|(_, key)| *key).collect();
+        let keys: Vec<u16> = port.port.pkeys.iter().map(|pkey| pkey.key).collect();
         let is_full = |key: &u16| key & 0x8000 != 0;
         // Without the bit of the membership.
         let is_in = |wanted: u16| keys.iter().any(|key| key & 0x7fff == wanted & 0x7fff);

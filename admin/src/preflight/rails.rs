@@ -6,14 +6,15 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnetwork::IpNetwork;
 use netlink::Socket;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::rule::RuleAttribute;
 
 use super::check::{Findings, checks, need};
-use super::context::Context;
+use super::context::{Context, ELSEWHERE};
 use crate::verdict::{FOR_THE_CONTAINER, Finding, words};
-use hca::network::{Network, Route, Uplinks};
+use hca::uplink::Uplinks;
 use rdma_device_plugin::files;
 
 /// What is read.
@@ -23,6 +24,8 @@ pub(super) struct Facts {
     pub in_pod: bool,
     /// Netdevs of RDMA devices that have IPv4 here.
     pub rails: Vec<Rail>,
+    /// Addresses are not known: this process is in another network namespace.
+    pub elsewhere: bool,
     /// Settings for all netdevs.
     pub all: Settings,
     /// Netdevs that the namespace is left through.
@@ -36,19 +39,20 @@ pub(super) struct Facts {
 pub(super) struct Rail {
     /// Its netdev.
     pub netdev: String,
-    /// Its addresses with their prefix lengths.
-    pub addresses: Vec<IpAddr>,
-    /// Subnets it is connected to.
-    pub subnets: Vec<(IpAddr, u8)>,
+    /// Its IPv4 addresses with their prefix lengths.
+    pub addresses: Vec<IpNetwork>,
     /// Its settings.
     pub settings: Settings,
 }
 
 impl Rail {
-    /// An address, or at least a subnet: with rails in one subnet it is not always known which
-    /// address is whose.
-    fn has_ipv4(&self) -> bool {
-        !self.subnets.is_empty() || self.addresses.iter().any(IpAddr::is_ipv4)
+    /// Subnets that it is connected to, by their first address and prefix length.
+    fn subnets(&self) -> impl Iterator<Item = (IpAddr, u8)> {
+        let subnet = |address: &IpNetwork| (address.network(), address.prefix());
+        self.addresses
+            .iter()
+            .map(subnet)
+            .filter(|(_, prefix)| *prefix < 32)
     }
 }
 
@@ -73,7 +77,6 @@ checks! {
 
 /// Reads the namespace that is checked.
 pub(super) fn read(context: &Context) -> Facts {
-    let network = context.network();
     let inventory = &context.snapshot.inventory;
     // A NIC for storage is on no rail, and what holds for rails is no concern of it.
     let nics = &context.snapshot.machine.nics;
@@ -87,12 +90,11 @@ pub(super) fn read(context: &Context) -> Facts {
     let netdevs: BTreeSet<&str> = netdevs
         .filter(|name| inventory.netdev(name).is_some() && !off_rail(name))
         .collect();
-    let rails = netdevs
-        .into_iter()
-        .map(|netdev| rail(context, &network, netdev));
+    let rails = netdevs.into_iter().map(|netdev| rail(context, netdev));
     Facts {
         in_pod: context.in_pod(),
-        rails: rails.filter(Rail::has_ipv4).collect(),
+        rails: rails.filter(|rail| !rail.addresses.is_empty()).collect(),
+        elsewhere: context.addresses.is_none(),
         all: settings(context, "all"),
         uplinks: match context.uplinks() {
             Uplinks::Known(uplinks) => uplinks.into_keys().collect(),
@@ -102,20 +104,12 @@ pub(super) fn read(context: &Context) -> Facts {
     }
 }
 
-fn rail(context: &Context, network: &Network, netdev: &str) -> Rail {
-    let connected = |route: &&Route| {
-        route.netdev == netdev
-            && !route.gateway
-            && !route.is_default()
-            && route.destination.is_ipv4()
-    };
-    let subnets = network.routes.iter().filter(connected);
+fn rail(context: &Context, netdev: &str) -> Rail {
+    let addresses = context.addresses.iter().flatten();
+    let of_rail = addresses.filter(|address| address.netdev == netdev && address.ip.is_ipv4());
     Rail {
         netdev: netdev.to_owned(),
-        addresses: network.of(netdev).map(|address| address.ip).collect(),
-        subnets: subnets
-            .map(|route| (route.destination, route.prefix))
-            .collect(),
+        addresses: of_rail.map(|address| address.ip).collect(),
         settings: settings(context, netdev),
     }
 }
@@ -146,12 +140,25 @@ fn rules() -> Option<Vec<IpAddr>> {
     )
 }
 
+fn rails(facts: &Facts) -> Result<&[Rail], Finding> {
+    match facts.elsewhere {
+        true => Err(Finding::unknown(ELSEWHERE)),
+        false => Ok(&facts.rails),
+    }
+}
+
 /// Rails that share a subnet with another one, or have none beyond their own address.
 fn mixed(facts: &Facts) -> Result<Vec<&Rail>, Finding> {
-    let subnets = || facts.rails.iter().flat_map(|rail| &rail.subnets);
-    let is_shared = |subnet: &(IpAddr, u8)| subnets().filter(|other| *other == subnet).count() > 1;
-    let shares = |rail: &&Rail| rail.subnets.iter().any(is_shared);
-    let mixed: Vec<&Rail> = facts.rails.iter().filter(shares).collect();
+    let rails = rails(facts)?;
+    let shares = |rail: &&Rail| {
+        let mut others = rails.iter().filter(|other| other.netdev != rail.netdev);
+        others.any(|other| {
+            other
+                .subnets()
+                .any(|subnet| rail.subnets().any(|own| own == subnet))
+        })
+    };
+    let mixed: Vec<&Rail> = rails.iter().filter(shares).collect();
     need(!mixed.is_empty(), "no two rails are in one subnet")?;
     Ok(mixed)
 }
@@ -220,7 +227,7 @@ fn a02_announce(facts: &Facts) -> Findings {
 
 fn a03_filter(facts: &Facts) -> Findings {
     let why = "fewer than two rails with addresses";
-    need(facts.rails.len() > 1, why)?;
+    need(rails(facts)?.len() > 1, why)?;
     setting(
         facts,
         &facts.rails,
@@ -247,10 +254,10 @@ fn a05_rules(facts: &Facts) -> Findings {
         return Err(Finding::unknown(why));
     };
     let judge = |rail: &Rail| {
-        let addresses = rail.addresses.iter().filter(|ip| ip.is_ipv4());
+        let addresses = rail.addresses.iter().map(IpNetwork::ip);
         let without = addresses
             .filter(|ip| !rules.contains(ip))
-            .map(ToString::to_string);
+            .map(|ip| ip.to_string());
         let without: Vec<String> = without.collect();
         let finding = match without.is_empty() {
             true => Finding::pass("by a rule for its address"),
@@ -269,7 +276,7 @@ fn a05_rules(facts: &Facts) -> Findings {
 
 fn a06_default(facts: &Facts) -> Findings {
     need(facts.in_pod, FOR_THE_CONTAINER)?;
-    need(!facts.rails.is_empty(), "no rail with an address")?;
+    need(!rails(facts)?.is_empty(), "no rail with an address")?;
     let is_rail = |uplink: &&String| facts.rails.iter().any(|rail| rail.netdev == **uplink);
     let wrong: Vec<&str> = facts
         .uplinks

@@ -1,4 +1,4 @@
-//! The tables of `ib_write_bw` and its brothers, and of NetPIPE, which measures an MPI.
+//! The tables of `ib_write_bw` and its brothers, and of `NetPIPE`, which measures an MPI.
 //!
 //! Read from text, not from `--out_json`: builds that are in use for years have no JSON, and a
 //! table copied from a terminal is judged the same way.
@@ -48,7 +48,11 @@ pub(super) fn read(text: &str) -> Run {
             }
             continue;
         }
-        let factor = if line.contains(" Mbps ") { 1e-3 } else { factor };
+        let factor = if line.contains(" Mbps ") {
+            1e-3
+        } else {
+            factor
+        };
         if let Some(row) = row(&words, factor) {
             run.rows.push(row);
             continue;

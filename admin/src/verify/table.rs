@@ -7,8 +7,8 @@ use super::perftest;
 use super::place::plain;
 use crate::verdict::Outcome;
 
-/// Judges the output of `ib_write_bw`, NetPIPE or `nccl-tests`; `None` for text with no table of these and
-/// without a message that ends a collective.
+/// Judges the output of `ib_write_bw`, `NetPIPE` or `nccl-tests`; `None` for text with no table of
+/// these and without a message that ends a collective.
 pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     let text = plain(text);
     let ((id, title), finding) = if text.contains("BW average") || text.contains(" Mbps in ") {

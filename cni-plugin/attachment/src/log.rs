@@ -3,7 +3,6 @@
 pub use node::log::Log;
 use node::policy::LogLevel;
 
-use crate::journal;
 use netlink::socket;
 
 /// The name of this program in each line.
@@ -15,13 +14,6 @@ pub fn observe(log: &Log) {
     if !log.writes(LogLevel::Debug) {
         return;
     }
-    let kernel = log.clone();
-    socket::observe(move |exchange| kernel.debug(exchange));
-    let locks = log.clone();
-    journal::observe_locks(move |name, waited| {
-        locks.debug(format_args!(
-            "waited {} µs for the lock of {name}",
-            waited.as_micros()
-        ));
-    });
+    let log = log.clone();
+    socket::observe(move |line| log.debug(line));
 }

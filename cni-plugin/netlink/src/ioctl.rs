@@ -1,9 +1,6 @@
 //! The rules by which a NIC steers what it receives, which have no netlink message.
 
-use std::{
-    io,
-    os::fd::{AsRawFd, OwnedFd},
-};
+use std::{io, os::fd::AsRawFd};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
@@ -23,55 +20,35 @@ const RULE_LOCATION: usize = 16 + 160;
 const RULE_COUNT: usize = 184;
 const RULE_LOCATIONS: usize = 188;
 const RXNFC_BYTES: usize = 192;
-/// A socket on which requests are made, of the namespace the thread is in.
-fn handle() -> io::Result<OwnedFd> {
-    let made = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    );
-    made.map_err(io::Error::from)
-}
-
-/// `struct ifreq` with the interface's name and nothing else.
-fn request(interface: &Name) -> io::Result<libc::ifreq> {
+/// One request about rules; `buffer` is a `struct ethtool_rxnfc` with room for as many locations as
+/// it says. The socket is one of the namespace that the thread is in.
+fn rules(interface: &Name, buffer: &mut [u8]) -> io::Result<()> {
+    let room = word(buffer, RULE_COUNT) as usize * 4;
     let mut name: [libc::c_char; libc::IFNAMSIZ] = [0; libc::IFNAMSIZ];
-    if interface.as_bytes().len() >= name.len() {
+    if buffer.len() < RXNFC_BYTES
+        || buffer.len() < RULE_LOCATIONS + room
+        || interface.as_bytes().len() >= name.len()
+    {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     for (to, from) in name.iter_mut().zip(interface.as_bytes()) {
         *to = libc::c_char::from_ne_bytes([*from]);
     }
-    Ok(libc::ifreq {
+    let mut request = libc::ifreq {
         ifr_name: name,
         ifr_ifru: libc::__c_anonymous_ifr_ifru {
-            ifru_data: std::ptr::null_mut(),
+            ifru_data: buffer.as_mut_ptr().cast(),
         },
-    })
-}
-
-fn call(code: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
-    let socket = handle()?;
-    // SAFETY: the kernel reads and writes one `struct ifreq`, which `request` is. Where it holds a
-    // pointer, `rules` has made it one to a buffer that lives longer than this call.
-    let done = unsafe { libc::ioctl(socket.as_raw_fd(), code, std::ptr::from_mut(request)) };
+    };
+    let (domain, kind) = (AddressFamily::Inet, SockType::Datagram);
+    let socket = socket(domain, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    // SAFETY: the kernel reads and writes one `struct ifreq`, and behind its pointer one
+    // `struct ethtool_rxnfc` with the room that it names, which `buffer` has.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     match done {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
-}
-
-/// One request about rules; `buffer` is a `struct ethtool_rxnfc` with room for as many locations as
-/// it says.
-fn rules(interface: &Name, buffer: &mut [u8]) -> io::Result<()> {
-    let room = word(buffer, RULE_COUNT) as usize * 4;
-    if buffer.len() < RXNFC_BYTES || buffer.len() < RULE_LOCATIONS + room {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let mut request = request(interface)?;
-    request.ifr_ifru.ifru_data = buffer.as_mut_ptr().cast();
-    call(SIOCETHTOOL, &mut request)
 }
 
 fn rxnfc(command: u32, locations: u32) -> Vec<u8> {
@@ -138,6 +115,8 @@ mod tests {
         put(&mut short, RULE_COUNT, &100u32.to_ne_bytes());
         let error = rules(&"lo".into(), &mut short).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        assert!(request(&"a-name-that-is-too-long".into()).is_err());
+        let mut whole = rxnfc(ETHTOOL_GRXCLSRLALL, 0);
+        let error = rules(&"a-name-that-is-too-long".into(), &mut whole).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

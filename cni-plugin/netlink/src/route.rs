@@ -22,11 +22,6 @@ pub fn list(socket: &mut Socket, family: AddressFamily, link: u32) -> Result<Vec
     dump(socket, family, Some(RouteAttribute::Oif(link)), |_| true)
 }
 
-/// All routes of a family, in every table.
-pub fn list_all(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RouteMessage>> {
-    dump(socket, family, None, |_| true)
-}
-
 /// The routes of a family in one table whose destination has a prefix length that is `wanted`. The
 /// others, of which there may be very many, are not parsed.
 pub fn list_table(
@@ -78,7 +73,7 @@ pub fn table_of(route: &RouteMessage) -> u32 {
 pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
     let mut tables = BTreeSet::new();
     for family in FAMILIES {
-        tables.extend(list_all(socket, family)?.iter().map(table_of));
+        tables.extend(dump(socket, family, None, |_| true)?.iter().map(table_of));
         tables.extend(rule::list(socket, family)?.iter().map(rule::table_of));
     }
     Ok(tables)

@@ -96,43 +96,20 @@ fn in_parentheses(text: &Option<String>) -> String {
         .unwrap_or_default()
 }
 
-/// A request to the kernel that was answered.
-pub struct Exchange<'a> {
-    what: &'a dyn fmt::Display,
-    /// The number of objects of a dump; none for another request.
-    answer: std::result::Result<Option<usize>, &'a Error>,
-    took: Duration,
-}
-
-impl fmt::Display for Exchange<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let micros = self.took.as_micros();
-        match &self.answer {
-            Ok(None) => write!(f, "{}: ok, {micros} µs", self.what),
-            Ok(Some(objects)) => write!(f, "{}: {objects} objects, {micros} µs", self.what),
-            // It names the attempt itself.
-            Err(error) => match error.errno() {
-                Some(errno) => write!(f, "{error}, errno {errno}, {micros} µs"),
-                None => write!(f, "{error}, {micros} µs"),
-            },
-        }
-    }
-}
-
-impl fmt::Debug for Exchange<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-type Observer = Box<dyn Fn(&Exchange<'_>) + Send + Sync>;
+/// What is called with a line for the debug log.
+type Observer = Box<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
-/// Has `observer` called with each request of this process. The first observer stays; without one
-/// nothing is measured or formatted.
-pub fn observe(observer: impl Fn(&Exchange<'_>) + Send + Sync + 'static) {
+/// Has `observer` called with each request of this process, and how long it took. The first observer
+/// stays; without one nothing is measured or formatted.
+pub fn observe(observer: impl Fn(&dyn fmt::Display) + Send + Sync + 'static) {
     let _ = OBSERVER.set(Box::new(observer));
+}
+
+/// The observer, for what else takes time in this process.
+pub fn observer() -> Option<&'static Observer> {
+    OBSERVER.get()
 }
 
 /// Runs a request and shows it to the observer. `objects` counts what a dump returned.
@@ -146,11 +123,16 @@ fn observed<T>(
     };
     let started = Instant::now();
     let answer = request();
-    observer(&Exchange {
-        what,
-        answer: answer.as_ref().map(objects),
-        took: started.elapsed(),
-    });
+    let micros = started.elapsed().as_micros();
+    match answer.as_ref().map(objects) {
+        Ok(None) => observer(&format_args!("{what}: ok, {micros} µs")),
+        Ok(Some(objects)) => observer(&format_args!("{what}: {objects} objects, {micros} µs")),
+        // It names the attempt itself.
+        Err(error) => match error.errno() {
+            Some(errno) => observer(&format_args!("{error}, errno {errno}, {micros} µs")),
+            None => observer(&format_args!("{error}, {micros} µs")),
+        },
+    }
     answer
 }
 
@@ -162,14 +144,12 @@ pub struct Socket {
     received: Vec<u8>,
 }
 
-/// What the kernel said no with, before the attempt is named.
-struct Refusal {
-    errno: i32,
-    message: Option<String>,
-}
-
+/// Why a request failed, before the attempt is named.
 enum Failure {
-    Refused(Refusal),
+    Refused {
+        errno: i32,
+        message: Option<String>,
+    },
     /// The request did not reach the kernel.
     Unsent(io::Error),
     Call(io::Error),
@@ -182,7 +162,7 @@ impl Failure {
     /// the request may have been done.
     fn passes(&self) -> bool {
         let errno = match self {
-            Failure::Refused(refusal) => Some(refusal.errno),
+            Failure::Refused { errno, .. } => Some(*errno),
             Failure::Unsent(cause) => cause.raw_os_error(),
             Failure::Call(_) | Failure::Answer(_) | Failure::Interrupted => None,
         };
@@ -192,7 +172,7 @@ impl Failure {
     fn of(self, what: &dyn fmt::Display) -> Error {
         let what = what.to_string();
         match self {
-            Failure::Refused(Refusal { errno, message }) => Error::Refused {
+            Failure::Refused { errno, message } => Error::Refused {
                 what,
                 cause: io::Error::from_raw_os_error(errno),
                 message,
@@ -426,10 +406,10 @@ fn verdict(payload: &[u8], flags: u16) -> std::result::Result<(), Failure> {
                     .to_owned()
             })
     });
-    Err(Failure::Refused(Refusal {
+    Err(Failure::Refused {
         errno: -status,
         message,
-    }))
+    })
 }
 
 #[cfg(test)]
@@ -443,14 +423,8 @@ mod tests {
         payload.extend([0; HEADER]);
         payload.extend([12, 0, 1, 0]);
         payload.extend(b"in use\0\0");
-        let Err(Failure::Refused(refusal)) = verdict(&payload, NLM_F_ACK_TLVS) else {
-            panic!("refused")
-        };
-        assert_eq!(
-            (refusal.errno, refusal.message.as_deref()),
-            (16, Some("in use"))
-        );
-        let error = Failure::Refused(refusal).of(&"create net1 on eth1");
+        let refused = verdict(&payload, NLM_F_ACK_TLVS).unwrap_err();
+        let error = refused.of(&"create net1 on eth1");
         assert!(error.is(libc::EBUSY));
         let text = error.to_string();
         assert!(text.starts_with("create net1 on eth1: "), "{text}");

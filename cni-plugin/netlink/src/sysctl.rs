@@ -32,17 +32,12 @@ pub const OF_NO_INTERFACE: [&str; 2] = ["all", "default"];
 ///
 /// # Errors
 /// Its name is that of a directory which is of no interface.
-fn directory(proc: &Path, group: &str, interface: impl AsRef<Path>) -> io::Result<PathBuf> {
-    let interface = interface.as_ref();
-    if OF_NO_INTERFACE
-        .iter()
-        .any(|name| interface == Path::new(name))
-    {
+fn directory(proc: &Path, group: &str, interface: &Name) -> io::Result<PathBuf> {
+    if OF_NO_INTERFACE.iter().any(|name| interface == *name) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!(
-                "interface {} has no settings of its own: the directory of this name is of others",
-                interface.display()
+                "interface {interface} has no settings of its own: the directory of this name is of others"
             ),
         ));
     }
@@ -54,15 +49,8 @@ fn directory(proc: &Path, group: &str, interface: impl AsRef<Path>) -> io::Resul
 /// # Errors
 /// The file is not there (IPv6 is off, or the key is newer than the kernel), is read-only, or
 /// the kernel refuses the value.
-pub fn write(
-    proc: &Path,
-    group: &str,
-    interface: impl AsRef<Path>,
-    key: &str,
-    value: &str,
-) -> Result<()> {
-    let interface = interface.as_ref();
-    let what = format_args!("write {value} to {group}/{}/{key}", interface.display());
+pub fn write(proc: &Path, group: &str, interface: &Name, key: &str, value: &str) -> Result<()> {
+    let what = format_args!("write {value} to {group}/{interface}/{key}");
     directory(proc, group, interface)
         .and_then(|directory| OpenOptions::new().write(true).open(directory.join(key)))
         .and_then(|mut file| file.write_all(value.as_bytes()))
@@ -73,7 +61,7 @@ pub fn write(
 pub fn write_if_there(
     proc: &Path,
     group: &str,
-    interface: impl AsRef<Path>,
+    interface: &Name,
     key: &str,
     value: &str,
 ) -> Result<()> {
@@ -144,11 +132,12 @@ mod tests {
             fs::write(directory.join("forwarding"), "0\n").unwrap();
         }
         for name in OF_NO_INTERFACE {
-            write(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
-            write_if_there(proc, "ipv4/conf", name, "forwarding", "1").unwrap_err();
-            assert!(read_all(proc, &Name::from(name)).unwrap().is_empty());
+            let name = Name::from(name);
+            write(proc, "ipv4/conf", &name, "forwarding", "1").unwrap_err();
+            write_if_there(proc, "ipv4/conf", &name, "forwarding", "1").unwrap_err();
+            assert!(read_all(proc, &name).unwrap().is_empty());
         }
-        write(proc, "ipv4/conf", "eth1", "forwarding", "1").unwrap();
+        write(proc, "ipv4/conf", &"eth1".into(), "forwarding", "1").unwrap();
         let value = "7 ".repeat(VALUE_BYTES);
         fs::write(proc.join("sys/net/ipv4/conf/eth1/long"), &value).unwrap();
         assert_eq!(

@@ -14,7 +14,7 @@ use netlink_packet_route::{
 };
 
 use super::{
-    Result, Socket, address, attribute,
+    Result, Socket, address,
     link::{self, By, Link},
     nexthop, route, rule,
 };
@@ -223,9 +223,6 @@ fn lowers(socket: &mut Socket, links: &mut Links, upper: &Link) -> Result<Vec<St
     Ok(found)
 }
 
-/// `IFLA_VXLAN_LINK` (`include/uapi/linux/if_link.h`)
-const IFLA_VXLAN_LINK: u16 = 3;
-
 /// The attributes of a tunnel that have the address of its other end: `IFLA_VXLAN_GROUP` and
 /// `_GROUP6`, `IFLA_GENEVE_REMOTE` and `_REMOTE6`, `IFLA_GRE_REMOTE`, `IFLA_IPTUN_REMOTE`. The link
 /// of the last two is their parent.
@@ -246,9 +243,7 @@ fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>> {
     let kind = kind.as_deref().unwrap_or_default();
     let mut found = Vec::new();
     if kind == "vxlan" {
-        let bound = tunnel.info.get(&IFLA_VXLAN_LINK);
-        let bound = bound.and_then(|value| attribute::number(value));
-        found.extend(bound.filter(|index| *index != 0));
+        found.extend(tunnel.bound_to().filter(|index| *index != 0));
     }
     for remote in remotes(kind, &tunnel.info) {
         found.extend(way_to(socket, remote)?);

@@ -27,10 +27,15 @@ use crate::{
 /// # Errors
 /// Code 50 with the reason; the IPAM's own.
 pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
-    let mut node = Node::open(places, subject).map_err(|e| Error::from(e).unavailable())?;
+    let (node, ipam) = check(places, subject, request).map_err(Error::unavailable)?;
+    Ok(ipam.ask(&node, Command::Status, request)?)
+}
+
+/// What STATUS finds by itself.
+fn check(places: &Places, subject: String, request: &Request) -> Result<(Node, Ipam), Error> {
+    let mut node = Node::open(places, subject)?;
     check_kernel(&node)?;
-    let config = Config::read(request, &node.policy.values.pkeys);
-    let config = config.map_err(|e| Error::from(e).unavailable())?;
+    let config = Config::read(request, &node.policy.values.pkeys)?;
     if config.rdma == RdmaRequirement::Required {
         rdma::isolation(attachment::rdma::mode(&node.roots)?)?;
     }
@@ -46,7 +51,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         )
         .with_details("correct the name, or leave it out where Multus passes a deviceID"));
     }
-    let master = resolve::named_master(&mut node, &config).map_err(Error::unavailable)?;
+    let master = resolve::named_master(&mut node, &config)?;
     if let Some(master) = &master {
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
@@ -60,19 +65,15 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
             // Which pod may have these, STATUS does not ask.
             exclusive: &[],
         };
-        by_policy(master, asked, rules).map_err(|denied| Error::from(denied).unavailable())?;
+        by_policy(master, asked, rules)?;
     }
-    node.journal
-        .check_owner()
-        .and_then(|()| node.journal.check_writable())
-        .map_err(|e| Error::from(e).unavailable())?;
-    let ipam = Ipam::of(&node, request).map_err(|e| Error::from(e).unavailable())?;
+    node.journal.check_owner()?;
+    node.journal.check_writable()?;
+    let ipam = Ipam::of(&node, request)?;
     if config.devices == Devices::All {
-        let serves = ipam.serves_several();
-        serves.map_err(|e| Error::from(e).unavailable())?;
+        ipam.serves_several()?;
     } else {
-        let ranges = ipam.rails(&node, request);
-        let ranges = ranges.map_err(|e| Error::from(e).unavailable())?;
+        let ranges = ipam.rails(&node, request)?;
         let rail = Numbering {
             asked: config.rail,
             ranges: ranges.as_ref(),
@@ -80,9 +81,9 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
             path: &node.policy.path,
         };
         let host = master.as_ref().and_then(Resolved::host_link);
-        rail.one(host).map_err(Error::unavailable)?;
+        rail.one(host)?;
     }
-    Ok(ipam.ask(&node, Command::Status, request)?)
+    Ok((node, ipam))
 }
 
 fn check_kernel(node: &Node) -> Result<(), Error> {

@@ -2,22 +2,16 @@
 //! manifests of the replaced plugins have them.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
 
-/// Long flags that are known with a single dash.
-const LONG: [&str; 14] = [
-    "cdi-dir",
-    "device-info-dir",
-    "metrics-addr",
+/// Long flags of the replaced plugins, known with a single dash.
+const LONG: [&str; 7] = [
     "config-file",
-    "device-plugin-dir",
-    "host-root",
     "kubelet-root-dir",
-    "log-format",
     "log-level",
-    "node-socket",
     "resource-prefix",
     "use-cdi",
     "version",
@@ -48,27 +42,30 @@ pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Ve
         .collect()
 }
 
-/// Where attachments and leases of this node are found.
-#[derive(Debug, Args)]
-pub(super) struct NodePolicy {
-    /// The node's policy, which says where attachments and leases are kept
+/// Addresses of the node, by which its uplinks are known.
+#[derive(Debug, Clone, Args)]
+pub struct NodeAddresses {
+    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
     #[arg(
         long,
-        value_name = "FILE",
-        env = "RDMA_NETDEV_POLICY",
-        default_value = node::policy::DEFAULT_PATH
+        value_name = "ADDRESS,…",
+        env = "RDMA_NODE_ADDRESSES",
+        value_delimiter = ','
     )]
-    pub(super) policy: PathBuf,
-    /// The node's name in the cluster, unless the policy has one
-    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
-    pub(super) node: Option<String>,
+    pub node_addresses: Vec<IpAddr>,
 }
 
-impl NodePolicy {
-    /// The name that was given, if it is one.
-    pub(super) fn name(&self) -> Option<String> {
-        self.node.clone().filter(|name| !name.is_empty())
-    }
+/// Where the kubelet keeps things.
+#[derive(Debug, Clone, Args)]
+pub struct KubeletRoot {
+    /// The kubelet's --root-dir
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_KUBELET_ROOT_DIR",
+        default_value = "/var/lib/kubelet"
+    )]
+    pub kubelet_root_dir: PathBuf,
 }
 
 /// The directory of the node's sockets.

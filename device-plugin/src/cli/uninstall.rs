@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use node::policy::Policy;
+use node_server::flags::NodePolicy;
 
-use super::flags::{NodePolicy, RUN_DIR};
+use super::flags::RUN_DIR;
 use crate::uninstall::{self, Places, Refusal};
 
 /// Removes what was put on this node: CNI programs, journal, leases of this node, policy. Refuses

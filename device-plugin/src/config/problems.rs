@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use hca::unit::PoolTag;
+use node::json::Value;
 
 use super::model::{Config, Damping, Format, PoolConfig, TopologyConfig};
 
@@ -63,14 +64,25 @@ impl Findings {
         result.map_err(|error| self.problem(error)).ok()
     }
 
-    /// Reads one resource of several: what is wrong with it refuses this resource alone.
-    pub(super) fn resource<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
-        let before = self.problems.len();
-        let resource = read(self);
-        let wrong = self.problems.split_off(before);
-        let good = wrong.is_empty();
-        self.refused.extend(wrong);
-        resource.filter(|_| good)
+    /// Reads the resources of a list: what is wrong with one refuses this one alone.
+    pub(super) fn pools(
+        &mut self,
+        key: &str,
+        list: &[Value],
+        read: impl Fn(&Value, &str, &mut Self) -> Option<PoolConfig>,
+    ) -> Vec<PoolConfig> {
+        if list.is_empty() && self.problems.is_empty() {
+            self.problem(format!("{key} is empty; it needs at least one resource"));
+        }
+        let pool = |(i, value)| {
+            let before = self.problems.len();
+            let pool = read(value, &format!("{key}[{i}]"), self);
+            let wrong = self.problems.split_off(before);
+            let good = wrong.is_empty();
+            self.refused.extend(wrong);
+            pool.filter(|_| good)
+        };
+        list.iter().enumerate().filter_map(pool).collect()
     }
 
     /// The configuration if nothing was wrong with the file as a whole and something is left of it.

@@ -61,17 +61,7 @@ pub(crate) fn read(document: &Value) -> Result<Config, Problems> {
             }
         },
     };
-    if file.config_list.is_empty() && findings.problems.is_empty() {
-        findings.problem("configList is empty; it needs at least one resource");
-    }
-    let pools = file
-        .config_list
-        .iter()
-        .enumerate()
-        .filter_map(|(i, value)| {
-            findings.resource(|findings| read_pool(value, &format!("configList[{i}]"), findings))
-        })
-        .collect();
+    let pools = findings.pools("configList", &file.config_list, read_pool);
     findings.conclude(Format::Rsdp, rescan, pools)
 }
 

@@ -517,7 +517,7 @@ fn rate_mbps(port: &Port) -> Option<u32> {
 
 /// Partition keys without the membership bit.
 fn partitions(port: &Port) -> impl Iterator<Item = u16> {
-    port.pkeys.iter().map(|(_, key)| key & 0x7fff)
+    port.pkeys.iter().map(|pkey| pkey.key & 0x7fff)
 }
 
 fn pkey(key: u16) -> String {

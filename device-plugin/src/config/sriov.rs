@@ -39,18 +39,10 @@ pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
     let mut findings = Findings::default();
     let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
-    if file.resource_list.is_empty() && findings.problems.is_empty() {
-        findings.problem("resourceList is empty; it needs at least one resource");
-    }
-    let pools = file
-        .resource_list
-        .iter()
-        .enumerate()
-        .filter_map(|(i, value)| {
-            let path = format!("resourceList[{i}]");
-            findings.resource(|findings| read_pool(value, &path, prefix, findings))
-        })
-        .collect::<Vec<_>>();
+    let read = |value: &Value, path: &str, findings: &mut Findings| {
+        read_pool(value, path, prefix, findings)
+    };
+    let pools = findings.pools("resourceList", &file.resource_list, read);
     if pools.is_empty() && findings.problems.is_empty() && findings.refused.is_empty() {
         findings.problem(
             "no resource of this file has RDMA, so all of it is left to the SR-IOV network device \

@@ -27,6 +27,7 @@ use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use node::file::FileId;
 use prost::Message as _;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 /// Name of the file in the device-plugins directory.
 pub(crate) const FILE: &str = "kubelet_internal_checkpoint";
@@ -35,8 +36,8 @@ const MAX_BYTES: u64 = 64 << 20;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Stored {
-    data: Data,
+struct Stored<T> {
+    data: T,
 }
 
 #[derive(Deserialize)]
@@ -44,6 +45,12 @@ struct Stored {
 struct Data {
     /// Go writes an empty list as null.
     pod_device_entries: Option<Vec<Entry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Registered {
+    registered_devices: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -81,14 +88,29 @@ fn open(directory: &Path) -> io::Result<(File, Metadata)> {
     node::file::open_regular(&directory.join(FILE))
 }
 
-fn read_entries((file, meta): (File, Metadata)) -> io::Result<Vec<Entry>> {
+fn read_data<T: DeserializeOwned>((file, meta): (File, Metadata)) -> io::Result<T> {
     if meta.len() > MAX_BYTES {
         let why = format!("{} bytes, more than {MAX_BYTES}", meta.len());
         return Err(io::Error::other(why));
     }
     let mut text = Vec::new();
     file.take(MAX_BYTES).read_to_end(&mut text)?;
-    Ok(entries(&text)?)
+    Ok(serde_json::from_slice::<Stored<T>>(&text)?.data)
+}
+
+fn read_entries(opened: (File, Metadata)) -> io::Result<Vec<Entry>> {
+    let data: Data = read_data(opened)?;
+    Ok(data.pod_device_entries.unwrap_or_default())
+}
+
+/// Device IDs that plugins registered, by resource; none where the checkpoint cannot be read.
+#[must_use]
+pub fn registered(directory: &Path) -> BTreeMap<String, Vec<String>> {
+    let read = open(directory).and_then(read_data);
+    read.map_or_else(
+        |_| BTreeMap::new(),
+        |read: Registered| read.registered_devices,
+    )
 }
 
 /// Why the checkpoint says nothing.
@@ -98,11 +120,6 @@ fn unreadable(directory: &Path, why: impl Display) -> String {
         "the kubelet's checkpoint {} cannot be read: {why}",
         path.display()
     )
-}
-
-fn entries(text: &[u8]) -> Result<Vec<Entry>, serde_json::Error> {
-    let stored: Stored = serde_json::from_slice(text)?;
-    Ok(stored.data.pod_device_entries.unwrap_or_default())
 }
 
 /// Paths of the device nodes that containers were allocated with these units: one set for each
@@ -151,7 +168,9 @@ impl Owners {
     /// # Errors
     /// Where the text is not what a kubelet writes.
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
-        Ok(Self::of_entries(&entries(text)?))
+        let stored: Stored<Data> = serde_json::from_slice(text)?;
+        let entries = stored.data.pod_device_entries.unwrap_or_default();
+        Ok(Self::of_entries(&entries))
     }
 
     fn of_entries(entries: &[Entry]) -> Self {
@@ -369,6 +388,18 @@ mod tests {
         let expected: [(String, String, String, String); 2] =
             [one("u1", "rdma/a", "x,y"), one("u2", "rdma/b", "z")];
         assert_eq!(held, expected);
+    }
+
+    #[test]
+    fn registered_devices_are_listed_by_resource() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(registered(directory.path()).is_empty());
+        let text = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":
+            {"rdma/a":["0000:3b:00.0"],"nvidia.com/gpu":["GPU-1"]}},"Checksum":1}"#;
+        std::fs::write(directory.path().join(FILE), text).unwrap();
+        assert_eq!(registered(directory.path())["rdma/a"], ["0000:3b:00.0"]);
+        std::fs::write(directory.path().join(FILE), "{").unwrap();
+        assert!(registered(directory.path()).is_empty());
     }
 
     #[test]

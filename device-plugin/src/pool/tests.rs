@@ -37,6 +37,7 @@ impl Node {
     fn scan(&self) -> HostSnapshot {
         let mut seen =
             HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+        seen.uplinks = self.tree.uplinks();
         // Nodes of a tree are plain files.
         seen.nodes
             .values_mut()

@@ -35,6 +35,7 @@ impl Node {
     fn scan(&self) -> HostSnapshot {
         let mut seen =
             HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+        seen.uplinks = self.tree.uplinks();
         seen.nodes
             .values_mut()
             .for_each(|node| *node = hca::chardev::Node::Ready);
@@ -299,8 +300,10 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
         pool_states.update(&config, &node.scan(), Instant::now());
         assert_eq!(counts(&pool_states), Counts::default(), "{selector}");
         // The kubelet's allocation says that it is this pool's.
-        let mut pool_states = PoolStates::default();
-        pool_states.allocated = held(&[HCA]);
+        let mut pool_states = PoolStates {
+            allocated: held(&[HCA]),
+            ..PoolStates::default()
+        };
         pool_states.update(&config, &node.scan(), Instant::now());
         assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
     }
@@ -327,8 +330,10 @@ fn a_held_hca_that_its_pool_does_not_choose_keeps_its_nodes() {
     let node = Node::new();
     for selector in ["ifNames: [ens2]", "not: { vendors: [15b3] }"] {
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let mut pool_states = PoolStates::default();
-        pool_states.allocated = held(&[HCA]);
+        let mut pool_states = PoolStates {
+            allocated: held(&[HCA]),
+            ..PoolStates::default()
+        };
         pool_states.update(&config, &node.scan(), Instant::now());
         let member = &pool_states.snapshots[0].members()[0];
         let excluded = Health::Unhealthy(UnhealthyReason::Excluded);
@@ -357,7 +362,7 @@ fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     });
     let mut seen = node.scan();
     let why = hca::uplink::Why::DefaultRoute;
-    seen.uplinks = hca::network::Uplinks::Known([("ens1".to_owned(), why)].into());
+    seen.uplinks = hca::uplink::Uplinks::Known([("ens1".to_owned(), why)].into());
     pool_states.update(&config, &seen, now);
     assert_eq!(counts(&pool_states).healthy, 1);
     assert!(pool_states.snapshots[0].members()[0].hca.netdevs.is_empty());
@@ -565,8 +570,10 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     let tag = hca::unit::PoolTag::of("rdma/b");
     let slot = format!("0000:3b:00.0_{tag}_0");
     let members = |config: &Config, resource: &str, unit: &str| {
-        let mut pool_states = PoolStates::default();
-        pool_states.allocated = held_of(resource, &[unit]);
+        let mut pool_states = PoolStates {
+            allocated: held_of(resource, &[unit]),
+            ..PoolStates::default()
+        };
         pool_states.update(config, &node.scan(), Instant::now());
         pool_states.snapshots[0].members().len()
     };

@@ -45,15 +45,7 @@ impl Class {
     /// The distance as a number from 0 (`X`) to 6 (`SYS`), to be summed over pairs.
     #[must_use]
     pub fn rank(self) -> u8 {
-        match self {
-            Self::X => 0,
-            Self::Pix => 1,
-            Self::Pxb => 2,
-            Self::Phb => 3,
-            Self::Node => 4,
-            Self::Sock => 5,
-            Self::Sys => 6,
-        }
+        self as u8
     }
 
     /// The word of `nvidia-smi topo -m`.

@@ -38,7 +38,7 @@ fn tables_are_read_to_their_end_whatever_gaps_they_have() {
         ..RdmaSpec::default()
     });
     let port = &machine.inventory().rdma_devices[0].ports[0];
-    assert_eq!(port.pkeys, [(0, 0xffff), (100, 0x8001)]);
+    assert_eq!(super::pkeys(port), [(0, 0xffff), (100, 0x8001)]);
     let table = &port.gids;
     assert_eq!(table.slots, 1024);
     let indexes: Vec<u32> = table.entries.iter().map(|entry| entry.index).collect();

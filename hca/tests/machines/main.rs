@@ -60,6 +60,12 @@ fn pci(address: &str) -> PciAddress {
 const PF0: &str = "0000:3b:00.0";
 const PF1: &str = "0000:3b:00.1";
 
+/// Entries of a port's partition table.
+fn pkeys(port: &hca::Port) -> Vec<(u32, u16)> {
+    let entries = port.pkeys.iter();
+    entries.map(|pkey| (pkey.index, pkey.key)).collect()
+}
+
 /// A dual-port ConnectX: two functions, each with a netdev and an RDMA device of one port.
 fn two_functions(machine: &Machine) {
     for (address, netdev, phys, rdma, guid, mac, dev_port) in [

@@ -125,7 +125,7 @@ fn a_port_of_each_link_layer_finds_its_own_netdev() {
     let port = device.port(1).unwrap();
     assert_eq!((port.lid, port.sm_lid, port.active_mtu), (7, 1, None));
     assert_eq!(
-        port.pkeys,
+        super::pkeys(port),
         [(0, 0xffff), (2, 0x8001)],
         "empty slots left out"
     );

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use node::policy::Policy;
+use node_server::flags::{Log, NodePolicy, address};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -23,19 +24,8 @@ use crate::space::Timing;
 #[command(name = "rdma-ipam-broker", version)]
 #[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]
 struct Cli {
-    /// The node's policy
-    ///
-    /// It says which stores are Kubernetes', and where the node's state is.
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "RDMA_NETDEV_POLICY",
-        default_value = node::policy::DEFAULT_PATH
-    )]
-    policy: PathBuf,
-    /// The node's name in the cluster, unless the policy has one
-    #[arg(long, value_name = "NAME", env = "RDMA_NODE_NAME")]
-    node: Option<String>,
+    #[command(flatten)]
+    node: NodePolicy,
     /// Directory below which the host's proc and etc are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
@@ -68,50 +58,8 @@ struct Cli {
     /// How long a range waits for ADDs of whereabouts to end; shorter in tests
     #[arg(long, value_name = "SECONDS", default_value_t = 150, hide = true)]
     settle: u64,
-    /// How much to log
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        env = "RDMA_LOG_LEVEL",
-        default_value = "info"
-    )]
-    log_level: LogLevel,
-    /// Log lines for people or for machines
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        env = "RDMA_LOG_FORMAT",
-        default_value = "text"
-    )]
-    log_format: LogFormat,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogLevel {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
-}
-
-/// An address with a port, also one of IPv6 without brackets, as it comes out of a manifest's
-/// `$(HOST_IP):9835`.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let plain = || {
-        let (ip, port) = text.rsplit_once(':')?;
-        Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
-    };
-    text.parse()
-        .ok()
-        .or_else(plain)
-        .ok_or_else(|| "expected an IP address and a port, as 127.0.0.1:9835".to_owned())
+    #[command(flatten)]
+    log: Log,
 }
 
 /// The command line, for manual pages and completions.
@@ -132,16 +80,7 @@ pub fn main() -> ExitCode {
             };
         }
     };
-    node_server::log::start(
-        match cli.log_level {
-            LogLevel::Error => tracing::Level::ERROR,
-            LogLevel::Warn => tracing::Level::WARN,
-            LogLevel::Info => tracing::Level::INFO,
-            LogLevel::Debug => tracing::Level::DEBUG,
-            LogLevel::Trace => tracing::Level::TRACE,
-        },
-        matches!(cli.log_format, LogFormat::Json),
-    );
+    cli.log.start();
     match serve(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -173,7 +112,7 @@ impl Cli {
 }
 
 fn serve(cli: Cli) -> anyhow::Result<()> {
-    let policy = Policy::load(&cli.policy)?;
+    let policy = Policy::load(&cli.node.policy)?;
     // One thread does it all.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -190,7 +129,7 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             });
         }
         let settings = Settings {
-            node: policy.node_name(cli.node.as_deref()),
+            node: policy.node_name(cli.node.name().as_deref()),
             policy,
             root: cli.host_root,
             client,

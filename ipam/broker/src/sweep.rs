@@ -68,7 +68,7 @@ async fn round(shared: &Shared) -> Result<(), ApiError> {
     client.ranges(each).await?;
     let mut noted: BTreeMap<AddressSpace, Vec<RangeObject>> = BTreeMap::new();
     for object in due {
-        let note = client.note_in_range(&object.metadata, json!({"swept": now}));
+        let note = client.note::<RangeObject>(&object.metadata, json!({"swept": now}));
         // Unless another broker is at it.
         if let Changed::Done(object) = note.await? {
             noted.entry(object.spec.space()).or_default().push(object);
@@ -176,7 +176,7 @@ async fn sweep_blocks(
                 marked += 1;
             }
             Claim::Take => {
-                shared.client.delete_block(&block.metadata).await?;
+                shared.client.delete::<BlockObject>(&block.metadata).await?;
                 removed += 1;
             }
             Claim::Unmark => shared.unmark(&block.metadata).await?,
@@ -205,7 +205,7 @@ async fn sweep_range(
             if shared.known_for(&metadata.uid, since) < shared.timing.rest {
                 return Ok(true);
             }
-            if let Changed::Done(()) = client.delete_range(metadata).await? {
+            if let Changed::Done(()) = client.delete::<RangeObject>(metadata).await? {
                 tracing::info!(
                     range = metadata.name,
                     "removed an AddressRange without blocks"
@@ -218,7 +218,7 @@ async fn sweep_range(
         (false, Some(_)) => json!({"emptySince": null}),
         _ => return Ok(false),
     };
-    client.note_in_range(metadata, note).await?;
+    client.note::<RangeObject>(metadata, note).await?;
     Ok(false)
 }
 
@@ -237,7 +237,7 @@ impl Shared {
         );
         let spec = json!({"over": over});
         self.client
-            .change_block(&block.metadata, json!({}), spec)
+            .change::<BlockObject>(&block.metadata, spec)
             .await
             .map(drop)
     }
@@ -249,7 +249,7 @@ impl Shared {
         block: &crate::api::document::Metadata,
     ) -> Result<(), ApiError> {
         self.client
-            .change_block(block, json!({}), json!({"over": null}))
+            .change::<BlockObject>(block, json!({"over": null}))
             .await
             .map(drop)
     }

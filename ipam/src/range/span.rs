@@ -21,7 +21,8 @@ impl Span {
         }
     }
 
-    pub(super) fn single(address: u128) -> Self {
+    #[must_use]
+    pub fn single(address: u128) -> Self {
         Self {
             first: address,
             last: address,

@@ -31,23 +31,6 @@ pub struct Want<'a> {
     pub holder: &'a Holder,
 }
 
-/// What a search for an address finds on its way.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Survey {
-    /// The address that would be given; `None` when all are held.
-    pub next: Option<IpAddr>,
-    /// Addresses before it that are leased.
-    pub leased: u128,
-    /// Addresses before it that are cooling down since they were released.
-    pub cooling_down: u128,
-    /// Addresses before it that parts of the order before this one would be given.
-    pub of_earlier_parts: u128,
-    /// Whether it is cooling down itself, but nothing else is free.
-    pub still_cooling_down: bool,
-    /// Parts of the range that cannot be read.
-    pub unreadable: usize,
-}
-
 /// More collisions than this mean that something is wrong with the store.
 const MAX_COLLISIONS: usize = 10_000;
 
@@ -56,9 +39,6 @@ const MAX_COLLISIONS: usize = 10_000;
 const EXHAUSTED_RETRY_INTERVALS_MS: [u64; 3] = [5, 25, 125];
 /// A shard in which no name changed for so long, in seconds, has no contender.
 const CONTENDED_SECONDS: i64 = 60;
-
-/// A shard by its place in the range's order, and by its number.
-type Numbered = (usize, u128);
 
 /// The shards of a range in ascending order, each with its spans.
 struct Shards<'a> {
@@ -138,28 +118,20 @@ struct ShardRead {
     modified: i64,
 }
 
-/// What one way through shards came to.
-enum Swept {
-    Found(Proposal),
-    Nothing(Rest),
-}
-
-/// What a way through shards that found nothing has seen.
+/// What a walk over shards saw that found nothing free in them.
 #[derive(Default)]
-struct Rest {
-    /// The address that was freed first, when, and its shard.
-    oldest: Option<(u64, u128, Candidate)>,
+struct Full {
+    /// The address that has to cool down for the shortest time yet, and until when.
+    next: Option<(u64, Proposal)>,
     /// The shards, each with the time of the last change of a name in it.
-    full: Vec<(Numbered, i64)>,
+    shards: Vec<(u128, i64)>,
 }
 
 /// An address that a search proposes.
 struct Proposal {
-    /// Its shard, if that was open.
+    /// Its shard, if that is there.
     dir: Option<Rc<Dir>>,
-    number: u128,
     candidate: Candidate,
-    requested: bool,
 }
 
 /// What a search looks for.
@@ -178,12 +150,12 @@ pub(super) enum Goal {
 /// One search for an address.
 pub(super) struct Search<'a> {
     store: &'a Store,
-    want: Want<'a>,
-    goal: Goal,
+    pub(super) want: Want<'a>,
+    pub(super) goal: Goal,
     /// Which part of the order it is.
-    part: usize,
-    /// The part whose address has the host number that is to be found, too.
-    like: Option<usize>,
+    pub(super) part: usize,
+    /// The part whose address has the host number that is to be found, too, until that is known.
+    pub(super) like: Option<usize>,
     collisions: usize,
     /// How often it waited for contenders to withdraw.
     waits: usize,
@@ -227,12 +199,12 @@ pub(super) struct Failed {
 pub(super) struct Proposed(Vec<Lease>);
 
 impl Proposed {
-    /// Takes these out of what may be taken; answers those that were in it.
-    fn take_out(&self, want: &Want<'_>, choice: &mut Choice) -> Vec<Candidate> {
-        let proposes = |c: &mut Candidate| self.has(want, c.address);
-        let mut out: Vec<Candidate> = choice.free.extract_if(.., proposes).collect();
-        out.extend(choice.resting.extract_if(.., proposes));
-        out
+    /// Takes these out of what may be taken; whether any was in it.
+    fn take_out(&self, want: &Want<'_>, choice: &mut Choice) -> bool {
+        let count = choice.free.len() + choice.resting.len();
+        choice.free.retain(|c| !self.has(want, c.address));
+        choice.resting.retain(|c| !self.has(want, c.address));
+        count > choice.free.len() + choice.resting.len()
     }
 
     /// Whether a lease of `want` at this address would be one of these, or conflict with it.
@@ -294,7 +266,8 @@ impl Store {
                 if leases.contains_key(&position) {
                     continue;
                 }
-                search.follow_one_of(proposed.0.iter().chain(leases.values()));
+                let mut found = proposed.0.iter().chain(leases.values());
+                search.follow(|like| found.find(|lease| lease.part == like));
                 let claim = search.propose(&proposed).map_err(|error| Failed {
                     search: position,
                     error,
@@ -366,68 +339,12 @@ impl Store {
         proposed: &mut Proposed,
     ) -> Result<(), StoreError> {
         let search = Search::new(self, want.clone(), Goal::Lowest, 0);
-        let mut hints = search.hints(false).read_only();
-        let candidate = match search.first_free(&mut hints, proposed)? {
-            Swept::Found(found) => found.candidate,
-            Swept::Nothing(rest) => rest.oldest.ok_or_else(|| search.exhausted())?.2,
-        };
-        proposed.0.push(want.lease(candidate, false, 0));
+        let mut full = Full::default();
+        let free = search.walk(&mut search.hints(false), proposed, &mut full)?;
+        let found = free.or_else(|| full.next.map(|(_, next)| next));
+        let found = found.ok_or_else(|| search.exhausted())?;
+        proposed.0.push(want.lease(found.candidate, false, 0));
         Ok(())
-    }
-
-    /// What a search would find on its way now, besides what is proposed already; proposes
-    /// it. Writes nothing.
-    pub(super) fn survey(
-        &self,
-        want: &Want<'_>,
-        proposed: &mut Proposed,
-    ) -> Result<Survey, StoreError> {
-        let search = Search::new(self, want.clone(), Goal::Lowest, 0);
-        let v4 = want.range.subnet().is_ipv4();
-        let mut survey = Survey::default();
-        let mut longest: Option<(u64, Candidate)> = None;
-        for number in want.shards() {
-            let Some(ShardRead { mut choice, .. }) = search.read_shard(number, self.cooldown)?
-            else {
-                survey.unreadable += 1;
-                continue;
-            };
-            let taken_out = proposed.take_out(want, &mut choice);
-            let first = choice.free.first().copied();
-            let next = first.map(|free| free.address);
-            let below = |address: u128| next.is_none_or(|next| address < next);
-            let before = Span {
-                first: number << 8,
-                last: next.map_or(number << 8 | 0xff, |next| next.saturating_sub(1)),
-            };
-            let spans = want.range.spans().iter();
-            let addresses: u128 = spans
-                .filter_map(|span| span.intersection(before))
-                .map(Span::size)
-                .sum();
-            let resting = choice.resting.iter().filter(|c| below(c.address)).count() as u128;
-            survey.cooling_down = survey.cooling_down.saturating_add(resting);
-            let of_earlier = taken_out.iter().filter(|c| below(c.address)).count() as u128;
-            survey.of_earlier_parts = survey.of_earlier_parts.saturating_add(of_earlier);
-            let leased = addresses.saturating_sub(resting + of_earlier);
-            survey.leased = survey.leased.saturating_add(leased);
-            if let (Some(at), Some(first)) = (choice.rested_at, choice.resting.first())
-                && longest.is_none_or(|(than, _)| at < than)
-            {
-                longest = Some((at, *first));
-            }
-            if let Some(first) = first {
-                survey.next = Some(from_bits(v4, first.address));
-                proposed.0.push(want.lease(first, false, 0));
-                return Ok(survey);
-            }
-        }
-        if let Some((_, first)) = longest {
-            survey.next = Some(from_bits(v4, first.address));
-            survey.still_cooling_down = true;
-            proposed.0.push(want.lease(first, false, 0));
-        }
-        Ok(survey)
     }
 
     fn held_by_another(&self, want: &Want<'_>, address: IpAddr) -> StoreError {
@@ -463,24 +380,24 @@ impl Store {
     }
 }
 
-impl Rest {
-    fn note(&mut self, order: usize, number: u128, read: &ShardRead) {
-        self.full.push(((order, number), read.modified));
-        let since = read.choice.rested_at.unwrap_or(0);
-        if let Some(candidate) = read.choice.resting.first()
-            && self.oldest.is_none_or(|(than, ..)| since < than)
+impl Full {
+    fn note(&mut self, number: u128, read: ShardRead) {
+        self.shards.push((number, read.modified));
+        let until = read.choice.rested_at.unwrap_or(0);
+        if let Some(candidate) = read.choice.resting.first().copied()
+            && self.next.as_ref().is_none_or(|(than, _)| until < *than)
         {
-            self.oldest = Some((since, number, *candidate));
+            let dir = read.dir;
+            self.next = Some((until, Proposal { dir, candidate }));
         }
     }
 
     /// The shards in which a name changed a moment before `now`, which is the file server's
     /// time, as theirs is: this machine's clock may be off by more than a moment.
-    fn contended(self, now: i64) -> impl Iterator<Item = Numbered> {
-        let changed = self.full.into_iter();
-        changed
-            .filter(move |(_, modified)| *modified >= now.saturating_sub(CONTENDED_SECONDS))
-            .map(|(shard, _)| shard)
+    fn contended(self, now: i64) -> Vec<u128> {
+        let since = now.saturating_sub(CONTENDED_SECONDS);
+        let changed = self.shards.into_iter().filter(|(_, at)| *at >= since);
+        changed.map(|(number, _)| number).collect()
     }
 }
 
@@ -497,25 +414,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Has it search for the host number of another part's address, which is known already or is
-    /// found by an earlier search of the same order.
-    pub(super) fn follow(&mut self, like: usize, known: Option<&Lease>) {
-        match known {
-            Some(lease) => self.aim_at_number_of(lease),
-            None => self.like = Some(like),
-        }
-    }
-
-    /// The same, once the other part's address may be among these.
-    fn follow_one_of<'l>(&mut self, mut leases: impl Iterator<Item = &'l Lease>) {
-        let Some(like) = self.like else { return };
-        if let Some(lease) = leases.find(|lease| lease.part == like) {
-            self.like = None;
-            self.aim_at_number_of(lease);
-        }
-    }
-
-    fn aim_at_number_of(&mut self, lease: &Lease) {
+    /// Has it search for the host number of the other part's address, once that is found.
+    pub(super) fn follow<'l>(&mut self, find: impl FnOnce(usize) -> Option<&'l Lease>) {
+        let Some(lease) = self.like.and_then(find) else {
+            return;
+        };
+        self.like = None;
         let first = |subnet: ipnetwork::IpNetwork| bits(subnet.network());
         let number = bits(lease.address).checked_sub(first(lease.range));
         let address = number.and_then(|n| first(self.want.range.subnet()).checked_add(n));
@@ -526,40 +430,37 @@ impl<'a> Search<'a> {
 
     /// The next address to claim.
     fn propose(&mut self, proposed: &Proposed) -> Result<Claim, StoreError> {
-        let proposal = match self.goal {
-            Goal::Lowest => self.lowest(proposed)?,
-            Goal::This(address) => match self.this(bits(address), proposed)? {
-                Some(proposal) => proposal,
+        let found = match self.goal {
+            Goal::Lowest => None,
+            Goal::This(address) => match self.one(bits(address), Duration::ZERO, proposed)? {
                 None if proposed.has(&self.want, bits(address)) => {
                     let holder = self.want.holder.to_string();
                     return Err(StoreError::Held { address, holder });
                 }
                 None => return Err(self.store.held_by_another(&self.want, address)),
+                found => found,
             },
-            Goal::Near(address) => match self.near(address, proposed)? {
-                Some(proposal) => proposal,
-                None => {
-                    self.goal = Goal::Lowest;
-                    self.lowest(proposed)?
-                }
-            },
-            Goal::Rather(address) => match self.this(bits(address), proposed)? {
-                Some(proposal) => proposal,
-                None => {
-                    self.goal = Goal::Lowest;
-                    self.lowest(proposed)?
-                }
-            },
+            Goal::Near(address) => self.near(address, proposed)?,
+            Goal::Rather(address) => self.one(bits(address), Duration::ZERO, proposed)?,
+        };
+        let requested = found.is_some() && !matches!(self.goal, Goal::Near(_));
+        let proposal = match found {
+            Some(proposal) => proposal,
+            None => {
+                self.goal = Goal::Lowest;
+                self.lowest(proposed)?
+            }
         };
         let shard = match proposal.dir {
             Some(dir) => dir,
             None => {
                 let space = name::space(self.want.network_name);
-                let shard = name::shard(self.want.range.subnet().is_ipv4(), proposal.number);
+                let number = name::shard_number(proposal.candidate.address);
+                let shard = name::shard(self.want.range.subnet().is_ipv4(), number);
                 self.store.make_below(&["leases", &space, &shard])?
             }
         };
-        let lease = (self.want).lease(proposal.candidate, proposal.requested, self.part);
+        let lease = (self.want).lease(proposal.candidate, requested, self.part);
         debug_assert_eq!(self.want.other_class(), super::claim::other_class(&lease));
         Ok(Claim { lease, shard })
     }
@@ -573,146 +474,120 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Lowest first, then thoroughly, then what is still resting.
+    /// The lowest that is free, else what cools down yet.
     fn lowest(&mut self, proposed: &Proposed) -> Result<Proposal, StoreError> {
-        let mut hints = self.hints(true);
-        let mut swept = self.first_free(&mut hints, proposed)?;
+        let (mut hints, mut full) = (self.hints(true), Full::default());
+        let mut found = self.walk(&mut hints, proposed, &mut full)?;
         loop {
-            let rest = match swept {
-                Swept::Found(found) => return Ok(found),
-                Swept::Nothing(rest) => rest,
-            };
-            if let Some((_, number, candidate)) = rest.oldest {
-                // Nothing has rested.
-                return Ok(Proposal {
-                    dir: None,
-                    number,
-                    candidate,
-                    requested: false,
-                });
+            if let Some(found) = found.or_else(|| full.next.take().map(|(_, next)| next)) {
+                return Ok(found);
             }
             // A held entry may be that of a contender who is about to withdraw.
             let Some(wait) = EXHAUSTED_RETRY_INTERVALS_MS.get(self.waits) else {
                 return Err(self.exhausted());
             };
             self.waits += 1;
-            let now = server_time(&self.store.root)?;
-            let mut contended = rest.contended(now).peekable();
-            if contended.peek().is_none() {
+            let contended = std::mem::take(&mut full).contended(server_time(&self.store.root)?);
+            if contended.is_empty() {
                 return Err(self.exhausted());
             }
             system::sleep(Duration::from_millis(*wait));
-            swept = self.sweep(&mut hints, contended, proposed)?;
+            found = self.first_free(contended, &mut hints, proposed, &mut full)?;
         }
     }
 
-    fn hints(&self, make: bool) -> Hints<'a> {
+    /// The hints of the space; with `writes` those that are not there are made.
+    fn hints(&self, writes: bool) -> Hints<'a> {
         let space = name::space(self.want.network_name);
         let path = ["hints", space.as_str()];
-        let dir = if make {
-            self.store.make_below(&path).ok()
-        } else {
-            self.store.open_below(&path).ok().flatten()
+        let dir = match writes {
+            true => self.store.make_below(&path).ok(),
+            false => self.store.open_below(&path).ok().flatten(),
         };
-        Hints::load(dir, self.want.range)
+        Hints::load(dir, self.want.range, writes)
     }
 
-    /// The lowest address that is free and has rested: in shards that are not believed to be full,
-    /// then in all.
-    fn first_free(&self, hints: &mut Hints<'_>, proposed: &Proposed) -> Result<Swept, StoreError> {
-        let full = hints.full(self.want.shards(), now());
-        if full.contains(&true) {
-            let believed = (self.want.shards().enumerate())
-                .filter(|(order, _)| full.get(*order) != Some(&true));
-            if let found @ Swept::Found(_) = self.sweep(hints, believed, proposed)? {
+    /// The one walk over a range: each shard once, those last that are believed to be full. Finds the
+    /// first address that is free and has rested, or else notes what is there.
+    fn walk(
+        &self,
+        hints: &mut Hints<'_>,
+        proposed: &Proposed,
+        full: &mut Full,
+    ) -> Result<Option<Proposal>, StoreError> {
+        let (now, mut believed) = (now(), Vec::new());
+        for number in self.want.shards() {
+            if hints.is_full(number, now) {
+                believed.push(number);
+            } else if let found @ Some(_) = self.first_free([number], hints, proposed, full)? {
                 return Ok(found);
             }
         }
-        self.sweep(hints, self.want.shards().enumerate(), proposed)
+        self.first_free(believed, hints, proposed, full)
     }
 
-    /// One way through shards, by their order and number: finds the first address that is
-    /// free and has rested.
-    fn sweep(
+    /// The same in some shards, whatever is believed.
+    fn first_free(
         &self,
+        shards: impl IntoIterator<Item = u128>,
         hints: &mut Hints<'_>,
-        shards: impl Iterator<Item = Numbered>,
         proposed: &Proposed,
-    ) -> Result<Swept, StoreError> {
-        let mut rest = Rest::default();
-        for (order, number) in shards {
+        full: &mut Full,
+    ) -> Result<Option<Proposal>, StoreError> {
+        for number in shards {
             let stamp = hints.stamp(number);
-            let Some(mut read) = self.read_shard(number, self.store.cooldown)? else {
+            let spans = self.want.range.spans();
+            let Some(mut read) = self.read_shard(number, spans, self.store.cooldown)? else {
                 continue;
             };
-            let own = proposed.take_out(&self.want, &mut read.choice);
-            match self.pick(&read.choice.free) {
-                Some(candidate) => {
-                    return Ok(Swept::Found(Proposal {
-                        dir: read.dir,
-                        number,
-                        candidate,
-                        requested: false,
-                    }));
-                }
-                // Full but for what this order is about to take, it need not become full.
-                None if !own.is_empty() => rest.note(order, number, &read),
-                None => {
-                    hints.mark_full(number, stamp, read.choice.rested_at);
-                    rest.note(order, number, &read);
-                }
+            let proposes = proposed.take_out(&self.want, &mut read.choice);
+            if let Some(candidate) = self.pick(&read.choice.free) {
+                let dir = read.dir;
+                return Ok(Some(Proposal { dir, candidate }));
             }
+            // Full but for what this order is about to take, it need not become full.
+            if !proposes {
+                hints.mark_full(number, stamp, read.choice.rested_at);
+            }
+            full.note(number, read);
         }
-        Ok(Swept::Nothing(rest))
+        Ok(None)
     }
 
-    /// One address; `None` when it is held, or cooling down.
+    /// The address of another part's host number, if the range gives it and it has rested.
     fn near(&self, address: u128, proposed: &Proposed) -> Result<Option<Proposal>, StoreError> {
-        if self.collisions > 0 || proposed.has(&self.want, address) {
-            return Ok(None);
+        let is_given = (self.want.range.spans().iter()).any(|span| span.contains(address));
+        match self.collisions == 0 && is_given {
+            true => self.one(address, self.store.cooldown, proposed),
+            false => Ok(None),
         }
-        let number = name::shard_number(address);
-        let Some(read) = self.read_shard(number, self.store.cooldown)? else {
-            return Ok(None);
-        };
-        let mut free = read.choice.free.into_iter();
-        let candidate = free.find(|candidate| candidate.address == address);
-        Ok(candidate.map(|candidate| Proposal {
-            dir: read.dir,
-            number,
-            candidate,
-            requested: false,
-        }))
     }
 
-    /// One address; `None` when it is held.
-    fn this(&self, address: u128, proposed: &Proposed) -> Result<Option<Proposal>, StoreError> {
+    /// One address, also one that the range does not give unasked; `None` when it is held or was
+    /// released less than `cooldown` ago.
+    fn one(
+        &self,
+        address: u128,
+        cooldown: Duration,
+        proposed: &Proposed,
+    ) -> Result<Option<Proposal>, StoreError> {
         if self.collisions >= MAX_CLAIMS_OF_ONE || proposed.has(&self.want, address) {
             return Ok(None);
         }
-        let number = name::shard_number(address);
-        let dir = self.open(number)?;
-        let names = dir.as_ref().map_or(Ok(Vec::new()), |dir| dir.names())?;
-        let shard = self.read(number, &names);
-        let Some(candidate) = shard.candidate(address) else {
-            return Ok(None);
-        };
-        if self.conflicts(candidate, dir.as_deref())? {
-            return Ok(None);
-        }
-        Ok(Some(Proposal {
-            dir,
-            number,
-            candidate,
-            requested: true,
+        let span = Span::single(address);
+        let read = self.read_shard(name::shard_number(address), &[span], cooldown)?;
+        Ok(read.and_then(|ShardRead { dir, choice, .. }| {
+            let candidate = choice.free.first().copied()?;
+            Some(Proposal { dir, candidate })
         }))
     }
 
-    /// A shard's directory and what may be done with its addresses; nothing when
+    /// A shard's directory and what may be done with its addresses in `spans`; nothing when
     /// the shard cannot be read because somebody put something in its place.
     fn read_shard(
         &self,
         number: u128,
+        spans: &[Span],
         cooldown: Duration,
     ) -> Result<Option<ShardRead>, StoreError> {
         let dir = match self.open_anew(number) {
@@ -723,17 +598,18 @@ impl<'a> Search<'a> {
         let names = dir.as_ref().map_or(Ok(Vec::new()), Dir::first_names)?;
         let dir = dir.map(Rc::new);
         let modified = dir.as_ref().map_or(i64::MIN, |dir| dir.modified());
-        let shard = self.read(number, &names);
-        let mut choice = shard.choose(self.want.range.spans(), now(), cooldown);
-        if choice
-            .free
-            .iter()
-            .chain(&choice.resting)
-            .any(|c| c.other_class.is_some())
-        {
-            let mut conflict = |c: &Candidate| self.conflicts(*c, dir.as_deref());
-            choice.free = without(choice.free, &mut conflict)?;
-            choice.resting = without(choice.resting, &mut conflict)?;
+        let (class, other_class) = (self.want.class(), self.want.other_class());
+        let names = names.iter().map(String::as_str);
+        let shard = Shard::read(number << 8, class, other_class, names);
+        let mut choice = shard.choose(spans, now(), cooldown);
+        for candidates in [&mut choice.free, &mut choice.resting] {
+            let mut left = Vec::with_capacity(candidates.len());
+            for candidate in candidates.drain(..) {
+                if !self.conflicts(candidate, dir.as_deref())? {
+                    left.push(candidate);
+                }
+            }
+            *candidates = left;
         }
         Ok(Some(ShardRead {
             dir,
@@ -750,22 +626,6 @@ impl<'a> Search<'a> {
             Some(shards) => Ok(shards.open(&shard)?),
             None => Ok(None),
         }
-    }
-
-    fn open(&self, number: u128) -> Result<Option<Rc<Dir>>, StoreError> {
-        let space = name::space(self.want.network_name);
-        let shard = name::shard(self.want.range.subnet().is_ipv4(), number);
-        self.store.open_below(&["leases", &space, &shard])
-    }
-
-    fn read(&self, number: u128, names: &[String]) -> Shard {
-        let (class, other_class) = (self.want.class(), self.want.other_class());
-        Shard::read(
-            number << 8,
-            class,
-            other_class,
-            names.iter().map(String::as_str),
-        )
     }
 
     fn conflicts(&self, candidate: Candidate, dir: Option<&Dir>) -> Result<bool, StoreError> {
@@ -804,19 +664,6 @@ impl<'a> Search<'a> {
             why,
         }
     }
-}
-
-fn without(
-    candidates: Vec<Candidate>,
-    conflicts: &mut impl FnMut(&Candidate) -> Result<bool, StoreError>,
-) -> Result<Vec<Candidate>, StoreError> {
-    let mut left = Vec::with_capacity(candidates.len());
-    for candidate in candidates {
-        if candidate.other_class.is_none() || !conflicts(&candidate)? {
-            left.push(candidate);
-        }
-    }
-    Ok(left)
 }
 
 /// What the kernel answers for a link, a file or a directory of another user in

@@ -1,33 +1,36 @@
-//! Which shards to read first: a table of shards that were found full.
+//! Which shards to read first: a file of shards that were found full.
 //!
 //! Lowest-free-first must not mean reading every shard below. So an ADD that
 //! finds a shard full records that, with the shard's stamp as it was before
 //! the read; whoever frees an address changes the stamp of its shard. A shard is
-//! passed over while the stamp is unchanged and nothing in it has rested enough.
+//! read last while the stamp is unchanged and nothing in it has rested enough.
 //! What is recorded is of the addresses that the ADD could take in the shard: the
-//! stamp is mixed with them. So one table serves a network, whatever its exclusions,
-//! and whichever blocks of it the node has.
+//! stamp is mixed with them. So one file serves a space, whatever the exclusions of a
+//! range, and whichever blocks of it the node has.
 //!
 //! All of this is advice. Nothing is decided by it: an address is taken by
 //! creating its name, and a pool is called exhausted only after every shard was
-//! read. So these files are written in place, unsynced, by anyone at any
+//! read. So the file is written in place, unsynced, by anyone at any
 //! time, and may be lost, torn or removed; the price is a longer way, or an
-//! address that is not the lowest. Shards 2^16 apart have one stamp and one entry.
+//! address that is not the lowest. Shards may have one entry, as those of ranges that
+//! overlap have: it is believed for the one that wrote it last.
 
 use super::dir::{Dir, DirError};
 use super::name::{hash64, shard_number};
-use crate::range::{Range, Span, bits};
-use ipnetwork::IpNetwork;
+use crate::range::{Range, Span};
 use node::random::random64;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
-const STAMPS: &str = "released";
+const NAME: &str = "full";
 /// Enough for all of a /8 of IPv4; shards beyond share entries.
-const SLOTS: u64 = 1 << 16;
-/// So much of a file is read at one time, in bytes.
-const PAGE_BYTES: usize = 4096;
+const ENTRIES: u64 = 1 << 16;
+/// Numbers of 32 bits: the stamp, which releases write; the mixed stamp of a shard that was full;
+/// Unix seconds from when something may have rested enough, where 0 knows nothing.
+const ENTRY_BYTES: usize = 12;
+/// So much of the file is read at one time.
+const PAGE_ENTRIES: u64 = 341;
 /// Nothing in the shard is resting.
 const NEVER: u32 = u32::MAX;
 
@@ -36,99 +39,81 @@ const NEVER: u32 = u32::MAX;
 pub(crate) struct Hints<'r> {
     dir: Option<Rc<Dir>>,
     range: &'r Range,
-    is_read_only: bool,
-    stamps: Option<File>,
-    table: Option<File>,
-    /// What was read of the table.
-    entries: Page<8>,
-}
-
-/// Says of a shard that it is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    stamp: u32,
-    /// Unix seconds from when something may have rested enough; 0 knows nothing.
-    until: u32,
+    writes: bool,
+    file: Option<File>,
+    /// The page that was read last, by its number.
+    page: Option<(u64, Vec<u8>)>,
 }
 
 impl<'r> Hints<'r> {
     /// What is believed about `range` in a space's hint directory.
-    pub(crate) fn load(dir: Option<Rc<Dir>>, range: &'r Range) -> Self {
-        let open = |name: &str| dir.as_ref()?.open_hint(name, false).ok()?;
+    pub(crate) fn load(dir: Option<Rc<Dir>>, range: &'r Range, writes: bool) -> Self {
+        let open = |dir: &Rc<Dir>| dir.open_hint(NAME, false).ok()?;
         Self {
-            stamps: open(STAMPS),
-            table: open(&table_name(range.subnet())),
-            entries: Page::default(),
+            file: dir.as_ref().and_then(open),
+            page: None,
             range,
-            is_read_only: false,
+            writes,
             dir,
         }
     }
 
-    /// The same, of which nothing is written.
-    pub(crate) fn read_only(self) -> Self {
-        Self {
-            is_read_only: true,
-            ..self
-        }
-    }
-
-    /// Which of some shards need not be read now.
-    pub(crate) fn full(&mut self, shards: impl Iterator<Item = u128>, now: u64) -> Vec<bool> {
-        let Some(table) = &self.table else {
-            return Vec::new();
-        };
-        // A range of IPv6 has more shards than anybody can go through.
-        let entries = table.metadata().map_or(0, |meta| meta.len() / 8).min(SLOTS);
-        let shards = shards.take(usize::try_from(entries).unwrap_or(0));
-        let (now, mut stamps) = (now / 1000, Page::<4>::default());
-        let mut full = Vec::new();
-        for shard in shards {
-            let bytes = self.entries.get(self.table.as_ref(), self.slot(shard));
-            let entry = Entry::from_bytes(bytes);
-            let is_full = u64::from(entry.until) > now && {
-                let stamp = stamps.get(self.stamps.as_ref(), slot(shard));
-                entry.stamp == self.mixed(stamp, shard)
-            };
-            full.push(is_full);
-        }
-        full
+    /// Whether a shard need not be read now, in Unix milliseconds.
+    pub(crate) fn is_full(&mut self, shard: u128, now: u64) -> bool {
+        let [stamp, full, until] = self.entry(shard);
+        u64::from(until) > now / 1000 && full == self.mixed(stamp, shard)
     }
 
     /// The stamp of a shard; to be read before the shard itself.
     pub(crate) fn stamp(&self, shard: u128) -> u32 {
-        let stamps = self.stamps.as_ref();
-        let bytes = stamps.map(|stamps| read_at(stamps, slot(shard) * 4, 4));
-        let stamp = bytes.as_deref().and_then(<[u8]>::first_chunk::<4>);
-        self.mixed(stamp.copied().unwrap_or_default(), shard)
+        let file = self.file.as_ref();
+        let bytes = file.map(|file| read_at(file, offset(shard), 4));
+        self.mixed(number(bytes.as_deref().unwrap_or_default()), shard)
     }
 
     /// Writes down that a shard was full when it had `stamp`, and until when at
     /// least (Unix milliseconds).
     pub(crate) fn mark_full(&mut self, shard: u128, stamp: u32, until: Option<u64>) {
         let until = until.map_or(NEVER, |ms| u32::try_from(ms / 1000).unwrap_or(NEVER - 1));
-        let (slot, entry) = (self.slot(shard), Entry { stamp, until }.to_bytes());
-        if self.is_read_only || self.entries.get(self.table.as_ref(), slot) == entry {
+        let [_, full, known] = self.entry(shard);
+        if !self.writes || [full, known] == [stamp, until] {
             return;
         }
-        if self.table.is_none() {
-            let name = table_name(self.range.subnet());
-            let open = |dir: &Rc<Dir>| dir.open_hint(&name, true).ok().flatten();
-            self.table = self.dir.as_ref().and_then(open);
+        if self.file.is_none() {
+            let open = |dir: &Rc<Dir>| dir.open_hint(NAME, true).ok().flatten();
+            self.file = self.dir.as_ref().and_then(open);
         }
-        if let Some(table) = &self.table {
+        if let Some(file) = &self.file {
+            let entry = (u64::from(until) << 32 | u64::from(stamp)).to_le_bytes();
             // Advice that could not be written is advice that is not there.
-            let _ = table.write_all_at(&entry, slot * 8);
+            let _ = file.write_all_at(&entry, offset(shard) + 4);
         }
     }
 
-    /// The place of a shard in the table, by its distance from the network's first one.
-    fn slot(&self, shard: u128) -> u64 {
-        slot(shard.wrapping_sub(shard_number(bits(self.range.subnet().network()))))
+    /// What the file says of a shard; what is not there is zero.
+    fn entry(&mut self, shard: u128) -> [u32; 3] {
+        let Some(file) = &self.file else {
+            return [0; 3];
+        };
+        let (page, at) = (
+            entry_of(shard) / PAGE_ENTRIES,
+            entry_of(shard) % PAGE_ENTRIES,
+        );
+        if self.page.as_ref().is_none_or(|(number, _)| *number != page) {
+            let bytes = PAGE_ENTRIES * ENTRY_BYTES as u64;
+            self.page = Some((page, read_at(file, page * bytes, bytes)));
+        }
+        let mut entries = self
+            .page
+            .iter()
+            .flat_map(|(_, bytes)| bytes.as_chunks::<ENTRY_BYTES>().0);
+        let entry = usize::try_from(at).ok().and_then(|at| entries.nth(at));
+        let entry = entry.unwrap_or(&[0; ENTRY_BYTES]);
+        [0, 4, 8].map(|at| number(entry.get(at..).unwrap_or_default()))
     }
 
     /// A stamp for the addresses of the range in a shard alone.
-    fn mixed(&self, stamp: [u8; 4], shard: u128) -> u32 {
+    fn mixed(&self, stamp: u32, shard: u128) -> u32 {
         let whole = Span {
             first: shard << 8,
             last: shard << 8 | 0xff,
@@ -143,67 +128,36 @@ impl<'r> Hints<'r> {
             let number = u32::try_from(number).unwrap_or(0);
             (mix ^ number).wrapping_mul(0x9e37_79b1).rotate_left(15)
         });
-        u32::from_le_bytes(stamp) ^ mix
-    }
-}
-
-impl Entry {
-    fn from_bytes(bytes: [u8; 8]) -> Self {
-        let [a, b, c, d, until @ ..] = bytes;
-        Self {
-            stamp: u32::from_le_bytes([a, b, c, d]),
-            until: u32::from_le_bytes(until),
-        }
-    }
-
-    fn to_bytes(self) -> [u8; 8] {
-        (u64::from(self.until) << 32 | u64::from(self.stamp)).to_le_bytes()
-    }
-}
-
-/// The page of a file of numbers of `N` bytes that was read last; what is not there is zero.
-#[derive(Debug, Default)]
-struct Page<const N: usize> {
-    number: Option<u64>,
-    bytes: Vec<u8>,
-}
-
-impl<const N: usize> Page<N> {
-    fn get(&mut self, file: Option<&File>, slot: u64) -> [u8; N] {
-        let Some(file) = file else { return [0; N] };
-        let of_page = (PAGE_BYTES / N) as u64;
-        let page = slot / of_page;
-        if self.number != Some(page) {
-            self.number = Some(page);
-            self.bytes = read_at(file, page * PAGE_BYTES as u64, PAGE_BYTES);
-        }
-        let at = usize::try_from(slot % of_page).unwrap_or(0);
-        let numbers = self.bytes.as_chunks::<N>().0;
-        numbers.get(at).copied().unwrap_or([0; N])
+        stamp ^ mix
     }
 }
 
 /// Says that an address of a shard was freed. To be called after it was.
 pub(crate) fn released(dir: &Dir, address: u128) -> Result<(), DirError> {
-    if let Some(stamps) = dir.open_hint(STAMPS, true)? {
-        let offset = slot(shard_number(address)) * 4;
+    if let Some(file) = dir.open_hint(NAME, true)? {
+        let stamp = random64().to_le_bytes();
         // As above: advice.
-        let _ = stamps.write_all_at(&random32().to_le_bytes(), offset);
+        let _ = file.write_all_at(&stamp[..4], offset(shard_number(address)));
     }
     Ok(())
 }
 
-/// The table of a network.
-pub(crate) fn table_name(subnet: IpNetwork) -> String {
-    format!("{:016x}", hash64(&subnet.to_string()))
+/// Neighbours are neighbours; what is 2^16 shards away is anywhere.
+fn entry_of(shard: u128) -> u64 {
+    let low = u64::try_from(shard & u128::from(ENTRIES - 1)).unwrap_or(0);
+    low.wrapping_add(hash64(&format!("{:x}", shard >> 16))) & (ENTRIES - 1)
 }
 
-fn slot(shard: u128) -> u64 {
-    u64::try_from(shard & u128::from(SLOTS - 1)).unwrap_or(0)
+fn offset(shard: u128) -> u64 {
+    entry_of(shard) * ENTRY_BYTES as u64
 }
 
-fn read_at(file: &File, offset: u64, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
+fn number(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.first_chunk().copied().unwrap_or_default())
+}
+
+fn read_at(file: &File, offset: u64, length: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
     let mut filled = 0;
     while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match file.read_at(rest, offset + filled as u64) {
@@ -215,14 +169,10 @@ fn read_at(file: &File, offset: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-fn random32() -> u32 {
-    u32::try_from(random64() >> 32).unwrap_or(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::range::Spec;
+    use crate::range::{Spec, bits};
     use node::policy::Profile;
 
     const NOW: u64 = 1_000_000_000;
@@ -239,7 +189,12 @@ mod tests {
     }
 
     fn load<'r>(place: &tempfile::TempDir, range: &'r Range) -> Hints<'r> {
-        Hints::load(Some(Rc::new(Dir::open_path(place.path()).unwrap())), range)
+        let dir = Dir::open_path(place.path()).unwrap();
+        Hints::load(Some(Rc::new(dir)), range, true)
+    }
+
+    fn full(mut hints: Hints<'_>, shards: impl Iterator<Item = u128>, now: u64) -> Vec<u128> {
+        shards.filter(|shard| hints.is_full(*shard, now)).collect()
     }
 
     #[test]
@@ -249,18 +204,18 @@ mod tests {
         let first = range.spans()[0].first >> 8;
         let shards = || first..first + 4;
         let mut hints = load(&place, &range);
-        assert!(hints.full(shards(), NOW).is_empty());
+        assert!(shards().all(|shard| !hints.is_full(shard, NOW)));
         hints.mark_full(first, hints.stamp(first), None);
         hints.mark_full(first + 2, hints.stamp(first + 2), Some(NOW + 5_000));
-        let full = |now| load(&place, &range).full(shards(), now);
-        assert_eq!(full(NOW), [true, false, true]);
-        assert_eq!(full(NOW + 5_000), [true, false, false], "it has rested");
+        let full = |now| full(load(&place, &range), shards(), now);
+        assert_eq!(full(NOW), [first, first + 2]);
+        assert_eq!(full(NOW + 5_000), [first], "it has rested");
         let dir = Dir::open_path(place.path()).unwrap();
         released(&dir, (first << 8) + 77).unwrap();
-        assert_eq!(full(NOW), [false, false, true]);
+        assert_eq!(full(NOW), [first + 2]);
         let mut hints = load(&place, &range);
         hints.mark_full(first, hints.stamp(first), None);
-        assert_eq!(full(NOW), [true, false, true]);
+        assert_eq!(full(NOW), [first, first + 2]);
     }
 
     #[test]
@@ -271,23 +226,18 @@ mod tests {
         let before = hints.stamp(0x0a_0000);
         released(&Dir::open_path(place.path()).unwrap(), 0x0a00_0005).unwrap();
         hints.mark_full(0x0a_0000, before, None);
-        assert_eq!(
-            load(&place, &range).full(std::iter::once(0x0a_0000), NOW),
-            [false]
-        );
+        assert!(!load(&place, &range).is_full(0x0a_0000, NOW));
     }
 
     #[test]
     fn garbage_is_bad_advice_and_nothing_worse() {
         let place = tempfile::tempdir().unwrap();
         let range = range("10.0.0.0/23");
-        std::fs::write(place.path().join(table_name(range.subnet())), [0xff; 19]).unwrap();
-        std::fs::write(place.path().join(STAMPS), [0xff; 3]).unwrap();
-        assert_eq!(
-            load(&place, &range).full(0x0a_0000..0x0a_0002, NOW),
-            [false, false]
-        );
-        assert!(Hints::load(None, &range).full(0..9, NOW).is_empty());
+        let garbage = vec![0xff; usize::try_from(offset(0x0a_0001)).unwrap() + 7];
+        std::fs::write(place.path().join(NAME), garbage).unwrap();
+        assert!(full(load(&place, &range), 0x0a_0000..0x0a_0002, NOW).is_empty());
+        let none = Hints::load(None, &range, true);
+        assert!(full(none, 0..9, NOW).is_empty());
     }
 
     #[test]
@@ -299,10 +249,10 @@ mod tests {
         let one = block("10.0.0.16/28");
         let mut hints = load(&place, &one);
         hints.mark_full(first, hints.stamp(first), None);
-        let full = |range: &Range| load(&place, range).full(std::iter::once(first), NOW);
-        assert_eq!(full(&one), [true]);
+        let is_full = |range: &Range| load(&place, range).is_full(first, NOW);
+        assert!(is_full(&one));
         for other in [block("10.0.0.16/27"), block("10.0.0.32/28"), all.clone()] {
-            assert_eq!(full(&other), [false], "{other:?}");
+            assert!(!is_full(&other), "{other:?}");
         }
     }
 
@@ -311,12 +261,30 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let all = range("fd00::/64");
         let first = bits("fd00::".parse().unwrap()) >> 8;
+        let mut beyond = (1u128..).map(|n| first + (n << 16));
+        let other = beyond.find_map(|far| {
+            let mut near = far..far + u128::from(ENTRIES);
+            near.find(|shard| entry_of(*shard) == entry_of(first))
+        });
         let mut hints = load(&place, &all);
-        hints.mark_full(first + 5, hints.stamp(first + 5), None);
-        let shards = [first + 5, first + 5 + u128::from(SLOTS)];
-        assert_eq!(
-            load(&place, &all).full(shards.into_iter(), NOW),
-            [true, false]
-        );
+        hints.mark_full(first, hints.stamp(first), None);
+        let shards = [first, other.unwrap()];
+        assert_eq!(full(load(&place, &all), shards.into_iter(), NOW), [first]);
+    }
+
+    #[test]
+    fn ranges_of_both_families_and_of_many_rails_have_entries_of_their_own() {
+        let ranges = [
+            "fd00::",
+            "fd00:0:0:1::",
+            "10.0.0.0",
+            "10.1.0.0",
+            "11.0.0.0",
+            "192.168.0.0",
+        ];
+        let firsts = ranges.map(|first| bits(first.parse().unwrap()) >> 8);
+        let shards = firsts.iter().flat_map(|first| *first..first + 256);
+        let entries: std::collections::BTreeSet<u64> = shards.map(entry_of).collect();
+        assert_eq!(entries.len(), ranges.len() * 256);
     }
 }

@@ -122,18 +122,6 @@ impl Shard {
             .collect();
         choice
     }
-
-    /// One address, with its next generation, unless it is held.
-    pub(crate) fn candidate(&self, address: u128) -> Option<Candidate> {
-        let offset = usize::try_from(address.checked_sub(self.first)?).ok()?;
-        let state = self.states.get(offset).filter(|state| !state.held)?;
-        let generation = state.generation.checked_add(1)?;
-        Some(Candidate {
-            address,
-            generation,
-            other_class: state.other_class,
-        })
-    }
 }
 
 /// What a listing made after a claim says of it. See [`super`] for why that is

@@ -4,7 +4,7 @@
 //! ADD gets the same answer, and an ADD that was killed is taken up. Each record
 //! leads to its lease entry wherever the call dies, so the owner's DEL finds them all.
 
-use super::allocate::{Goal, Made, Proposed, Search, Survey, Want};
+use super::allocate::{Goal, Made, Proposed, Search, Want};
 use super::dir::Meta;
 use super::granted::Granted;
 use super::owner::Content;
@@ -129,24 +129,6 @@ struct There {
     record: usize,
 }
 
-/// A part that needs an address.
-struct Missing<'o> {
-    number: usize,
-    part: &'o Part,
-    range: Range,
-    goal: Goal,
-}
-
-impl Missing<'_> {
-    fn explain(&self, error: StoreError, granted: &Granted<'_>, count: usize) -> StoreError {
-        let address = match self.goal {
-            Goal::This(address) => Some(address),
-            Goal::Lowest | Goal::Rather(_) | Goal::Near(_) => None,
-        };
-        granted.explain(error, self.part, address, count)
-    }
-}
-
 impl Store {
     /// Takes one address for each part of the order, all or none. What the attachment
     /// has already is answered again.
@@ -214,58 +196,48 @@ impl Store {
             let kept = self.keep(order.profile, number, part, &mut of.there);
             match kept.map_err(refused)? {
                 Some(lease) => drop(leases.insert(number, lease)),
-                None => open.push(Missing {
-                    number,
-                    part,
-                    range,
-                    goal: Goal::Lowest,
-                }),
-            }
-        }
-        let mut missing = Vec::new();
-        for open in open {
-            let reused = self.reuse(order.profile, open.part, &mut of.there);
-            match reused.map_err(Refused::of(open.number))? {
-                Some(lease) => drop(leases.insert(open.number, lease)),
-                None => missing.push(open),
+                None => open.push((number, part, range)),
             }
         }
         let holder = of.made.holder().clone();
-        self.set_goals(order.profile, granted, &mut missing, &holder, &of.released)?;
-        let searches = missing.iter().map(|missing| {
-            let want = missing.part.want(&missing.range, &holder);
-            Search::new(self, want, missing.goal, missing.number)
-        });
-        let mut searches: Vec<Search<'_>> = searches.collect();
-        for (search, missing) in searches.iter_mut().zip(&missing) {
-            if let Some(like) = missing.part.like {
-                search.follow(like, leases.get(&like));
+        let mut searches = Vec::new();
+        for (number, part, range) in &open {
+            let reused = self.reuse(order.profile, part, &mut of.there);
+            match reused.map_err(Refused::of(*number))? {
+                Some(lease) => drop(leases.insert(*number, lease)),
+                None => {
+                    let want = part.want(range, &holder);
+                    let mut search = Search::new(self, want, Goal::Lowest, *number);
+                    search.like = part.like;
+                    searches.push(search);
+                }
             }
         }
-        match self.allocate_all(&mut searches, &mut of.made) {
-            Ok(taken) => {
-                leases.extend(missing.iter().map(|missing| missing.number).zip(taken));
-                Ok(())
-            }
-            Err(failed) => {
-                let lacking = missing.get(failed.search);
-                let alike = |other: &&Missing<'_>| {
-                    lacking.is_some_and(|lacking| {
-                        (&other.part.range, &other.part.space)
-                            == (&lacking.part.range, &lacking.part.space)
-                    })
-                };
-                let count = missing.iter().filter(alike).count();
-                let error = match lacking {
-                    Some(lacking) => lacking.explain(failed.error, granted, count),
-                    None => failed.error,
-                };
-                Err(Refused {
-                    part: lacking.map(|lacking| lacking.number),
-                    error,
-                })
-            }
+        self.set_goals(order, granted, &mut searches, &of.released)?;
+        for search in &mut searches {
+            search.follow(|like| leases.get(&like));
         }
+        let taken = self.allocate_all(&mut searches, &mut of.made);
+        let taken = taken.map_err(|failed| {
+            let search = searches.get(failed.search);
+            let part = search.and_then(|search| order.parts.get(search.part));
+            let (Some(search), Some(part)) = (search, part) else {
+                return Refused::from(failed.error);
+            };
+            let parts = searches
+                .iter()
+                .filter_map(|other| order.parts.get(other.part));
+            let alike =
+                parts.filter(|other| (&other.range, &other.space) == (&part.range, &part.space));
+            let count = alike.count();
+            let address = match search.goal {
+                Goal::This(address) => Some(address),
+                Goal::Lowest | Goal::Rather(_) | Goal::Near(_) => None,
+            };
+            Refused::of(search.part)(granted.explain(failed.error, part, address, count))
+        })?;
+        leases.extend(searches.iter().map(|search| search.part).zip(taken));
+        Ok(())
     }
 
     /// What is looked for: the address that was asked for; that of the attachment's earlier
@@ -273,44 +245,42 @@ impl Store {
     /// over; else the lowest that is free.
     fn set_goals(
         &self,
-        profile: Profile,
+        order: &Order,
         granted: &Granted<'_>,
-        missing: &mut [Missing<'_>],
-        holder: &Holder,
+        searches: &mut [Search<'_>],
         earlier: &[(usize, Lease)],
     ) -> Result<(), Refused> {
         // All are found before any is released: a record that loses one loses its hint.
         let mut found: Vec<(usize, PreviousLease)> = Vec::new();
-        for missing in missing {
-            let number = missing.number;
+        for search in searches {
+            let (number, profile) = (search.part, order.profile);
+            let Some(part) = order.parts.get(number) else {
+                continue;
+            };
             let refused = Refused::of(number);
-            let space = &missing.part.space;
-            if let Some(address) = missing.part.requested {
-                if !granted.has(space, address).map_err(refused)? {
-                    return Err(refused(granted.needs(missing.part, address)));
+            let may_have = |address| granted.has(&part.space, address).map_err(refused);
+            if let Some(address) = part.requested {
+                if !may_have(address)? {
+                    return Err(refused(granted.needs(part, address)));
                 }
-                missing.goal = Goal::This(address);
+                search.goal = Goal::This(address);
                 continue;
             }
-            let part = missing.part;
             let mut earlier = earlier.iter().filter(|(of, _)| *of == number);
             if let Some((_, lease)) =
                 earlier.find(|(_, lease)| part.is_of(lease) && part.wants(profile, lease))
             {
-                missing.goal = Goal::Rather(lease.address);
+                search.goal = Goal::Rather(lease.address);
                 continue;
             }
-            let want = missing.part.want(&missing.range, holder);
+            let want = &search.want;
             let other = |lease: &Lease| found.iter().all(|(_, before)| !before.is(lease));
-            if let Some(previous) = self.previous_lease(&want, other).map_err(refused)?
-                && may_take_over(profile, &previous.lease, holder, &previous.netns)
-                && (profile == Profile::Compatible
-                    || missing.part.range.gives(previous.lease.address))
-                && granted
-                    .has(space, previous.lease.address)
-                    .map_err(refused)?
+            if let Some(previous) = self.previous_lease(want, other).map_err(refused)?
+                && may_take_over(profile, &previous.lease, want.holder, &previous.netns)
+                && (profile == Profile::Compatible || part.range.gives(previous.lease.address))
+                && may_have(previous.lease.address)?
             {
-                missing.goal = Goal::Rather(previous.lease.address);
+                search.goal = Goal::Rather(previous.lease.address);
                 found.push((number, previous));
             }
         }
@@ -338,19 +308,6 @@ impl Store {
                 .map_err(|error| refused(granted.explain(error, part, None, 1)))?;
         }
         Ok(())
-    }
-
-    /// What [`Store::take`] would find on its way now, for each part.
-    pub fn survey_order(&self, order: &Order) -> Result<Vec<Survey>, Refused> {
-        let granted = Granted::new(self);
-        let mut proposed = Proposed::default();
-        let survey = |(number, part): (usize, &Part)| {
-            let range = granted.cut(&part.space, part.range.clone());
-            let survey = range
-                .and_then(|range| self.survey(&part.want(&range, &order.holder), &mut proposed));
-            survey.map_err(Refused::of(number))
-        };
-        order.parts.iter().enumerate().map(survey).collect()
     }
 
     /// What an interface has. Its records stay until DEL, also those that hold nothing: of two

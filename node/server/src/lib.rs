@@ -3,12 +3,14 @@
 //!
 //! - [`socket`]: a unix socket on which root asks one question a connection;
 //! - [`http`]: probes and metrics;
+//! - [`flags`]: flags of both;
 //! - `crowd`: so many connections at a time;
-//! - [`log`]: log lines on stderr.
+//! - `log`: log lines on stderr.
 
 #![forbid(unsafe_code)]
 
 mod crowd;
+pub mod flags;
 pub mod http;
-pub mod log;
+mod log;
 pub mod socket;

@@ -5,7 +5,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt;
 
 /// Starts logging; only the first call of a process counts.
-pub fn start(level: Level, json: bool) {
+pub(crate) fn start(level: Level, json: bool) {
     let lines = fmt()
         .with_writer(std::io::stderr)
         .with_max_level(LevelFilter::from_level(level));

@@ -43,16 +43,6 @@ impl Cidr {
         }
     }
 
-    /// Everything of a family.
-    pub fn default_route(v4: bool) -> Self {
-        let addr = if v4 {
-            Ipv4Addr::UNSPECIFIED.into()
-        } else {
-            IpAddr::from(Ipv6Addr::UNSPECIFIED)
-        };
-        Cidr { addr, prefix: 0 }
-    }
-
     /// Whether it is everything of its family.
     pub fn is_default_route(self) -> bool {
         self.prefix == 0 && self.addr.is_unspecified()

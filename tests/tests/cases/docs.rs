@@ -446,6 +446,7 @@ fn missing(refusal: &str, page: &str) -> Result<Vec<String>> {
     let (_, list) = refusal
         .split_once("known keys: ")
         .with_context(|| refusal.to_owned())?;
+    let list = list.lines().next().unwrap_or_default();
     let keys = list.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let keys = keys
         .take_while(|key| *key != "n")

@@ -32,6 +32,7 @@ fn good() -> Facts {
     Facts {
         ports: vec![port("mlx5_0/1", 3), port("mlx5_1/1", 3)],
         in_pod: true,
+        elsewhere: false,
     }
 }
 
@@ -67,12 +68,21 @@ fn each_check_says_what_is_wrong() {
             "G03",
             Facts {
                 ports: vec![port("a", 3), port("b", 5)],
-                in_pod: false,
+                ..Facts::default()
             },
             Warn,
             "differs",
         ),
         ("G03", Facts::default(), NotApplicable, ""),
+        (
+            "G01",
+            Facts {
+                elsewhere: true,
+                ..good()
+            },
+            Unknown,
+            "namespace",
+        ),
         ("G06", good(), Pass, "about 63"),
         ("G06", with(|port| port.children = 1000), Warn, "1000 units"),
         ("G06", with(|port| port.gids.slots = 0), Unknown, ""),

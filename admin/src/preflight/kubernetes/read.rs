@@ -1,6 +1,5 @@
 //! Reads the kubelet's directories, PodResources, the CNI directories and the node's policy.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
@@ -14,14 +13,11 @@ use serde::Deserialize;
 
 use super::{Asked, Facts, Opened, PluginDir, Policies};
 use crate::preflight::context::{Context, Settings, mounted};
-use rdma_device_plugin::files;
+use rdma_device_plugin::{files, registered};
 
 /// Reads the host.
 pub(crate) fn read(context: &Context) -> Facts {
     let settings = &context.settings;
-    let checkpoint = settings
-        .device_plugin_dir
-        .join("kubelet_internal_checkpoint");
     let nics = context.snapshot.machine.nics.iter();
     let program = |name: &&str| {
         let version = cni_program::version_of(&settings.cni_bin_dir.join(name));
@@ -35,7 +31,7 @@ pub(crate) fn read(context: &Context) -> Facts {
         numa_nodes_with_cpus: context.snapshot.machine.numa.nodes_with_cpus(),
         programs_in_sight: in_sight(settings, &settings.cni_bin_dir),
         configurations_in_sight: in_sight(settings, &settings.cni_conf_dir),
-        registered: registered(&checkpoint),
+        registered: registered(&settings.device_plugin_dir),
         nics: nics.map(|nic| nic.hca.to_string()).collect(),
         programs: cni_program::NAMES.iter().map(program).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -137,23 +133,6 @@ fn flag<'a>(flags: &'a [String], name: &str) -> Option<&'a str> {
     None
 }
 
-/// Device IDs that plugins registered, from the kubelet's checkpoint.
-fn registered(path: &Path) -> BTreeMap<String, Vec<String>> {
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Checkpoint {
-        data: Data,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Data {
-        registered_devices: BTreeMap<String, Vec<String>>,
-    }
-    let text = files::text(path).unwrap_or_default();
-    let read: Checkpoint = serde_json::from_str(&text).unwrap_or_default();
-    read.data.registered_devices
-}
-
 /// Opens each store of the policy, without writing to it.
 fn stores(context: &Context) -> Result<Vec<(String, Opened)>, String> {
     let mut policy = Policy::load(&context.settings.policy).map_err(|error| error.to_string())?;
@@ -206,19 +185,5 @@ mod tests {
             (read.topology.as_str(), read.scope.as_str()),
             ("restricted", "pod")
         );
-    }
-
-    #[test]
-    fn the_kubelets_checkpoint_lists_what_is_registered() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("kubelet_internal_checkpoint");
-        let text = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":
-            {"rdma/a":["0000:3b:00.0"],"nvidia.com/gpu":["GPU-1"]}},"Checksum":1}"#;
-        std::fs::write(&path, text).unwrap();
-        let devices = registered(&path);
-        assert_eq!(devices["rdma/a"], ["0000:3b:00.0"]);
-        assert!(registered(Path::new("/nonexistent")).is_empty());
-        std::fs::write(&path, "{").unwrap();
-        assert!(registered(&path).is_empty());
     }
 }

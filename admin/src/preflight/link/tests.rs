@@ -384,7 +384,10 @@ fn l10() -> Vec<Case<Facts>> {
             pooled(|port| {
                 port.device.pci.as_mut().unwrap().sriov = Sriov::Physical {
                     total: 8,
-                    functions: vec![(0, physical)],
+                    functions: vec![hca::pci::VirtualFunction {
+                        index: 0,
+                        address: physical,
+                    }],
                 };
             }),
             Warn,
@@ -406,7 +409,8 @@ fn l13() -> Vec<Case<Facts>> {
     narrow.ports[1].netdev = None;
     let member = |keys: &[u16]| {
         let mut facts = infiniband(1, 1);
-        let keys = keys.iter().zip(0..).map(|(key, index)| (index, *key));
+        let keys = keys.iter().zip(0..);
+        let keys = keys.map(|(&key, index)| hca::port::Pkey { index, key });
         facts.ports[1].port.pkeys = keys.collect();
         facts
     };

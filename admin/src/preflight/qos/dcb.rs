@@ -1,10 +1,9 @@
 //! Data centre bridging of a netdev: priority flow control and the application table, asked of
 //! the kernel (`RTM_GETDCB`, `include/uapi/linux/dcbnl.h`).
-//!
-//! The packet crates do not know these messages; one request and its answer are spelled out here.
 
+use netlink::attribute::{Raw, each};
 use netlink::{Result, Socket};
-use netlink_packet_core::{DecodeError, Emitable};
+use netlink_packet_core::DecodeError;
 
 const RTM_GETDCB: u16 = 78;
 const DCB_CMD_IEEE_GET: u8 = 21;
@@ -15,8 +14,6 @@ const DCB_ATTR_IEEE_APP_TABLE: u16 = 3;
 const DCB_ATTR_IEEE_APP: u16 = 1;
 /// `IEEE_8021QAZ_APP_SEL_DSCP`.
 const BY_DSCP: u8 = 5;
-/// Flags in an attribute's type (`NLA_F_NESTED`, `NLA_F_NET_BYTEORDER`).
-const TYPE: u16 = 0x3fff;
 /// `struct dcbmsg`.
 const HEADER: usize = 4;
 
@@ -37,12 +34,11 @@ pub(crate) struct Dcb {
 /// What the kernel says; `EOPNOTSUPP` of drivers without it.
 pub(crate) fn ask(netdev: &str) -> Result<Dcb> {
     let mut dcb = Dcb::default();
-    let request = Request { netdev };
     Socket::open()?.ask(
         format_args!("ask for the priorities of {netdev}"),
         RTM_GETDCB,
         0,
-        &request,
+        &request(netdev),
         |payload| {
             dcb = parse(payload)?;
             Ok(())
@@ -52,25 +48,9 @@ pub(crate) fn ask(netdev: &str) -> Result<Dcb> {
 }
 
 /// `struct dcbmsg` and the netdev's name.
-struct Request<'a> {
-    netdev: &'a str,
-}
-
-impl Emitable for Request<'_> {
-    fn buffer_len(&self) -> usize {
-        // Attributes are padded to four bytes.
-        HEADER + (4 + self.netdev.len() + 1).next_multiple_of(4)
-    }
-
-    fn emit(&self, buffer: &mut [u8]) {
-        let length = u16::try_from(4 + self.netdev.len() + 1).unwrap_or(u16::MAX);
-        let mut bytes = vec![0, DCB_CMD_IEEE_GET, 0, 0];
-        bytes.extend(length.to_ne_bytes());
-        bytes.extend(DCB_ATTR_IFNAME.to_ne_bytes());
-        bytes.extend(self.netdev.as_bytes());
-        bytes.resize(buffer.len(), 0);
-        buffer.copy_from_slice(&bytes);
-    }
+fn request(netdev: &str) -> Raw {
+    Raw::new(&[0, DCB_CMD_IEEE_GET, 0, 0])
+        .with(DCB_ATTR_IFNAME, &[netdev.as_bytes(), b"\0"].concat())
 }
 
 fn parse(payload: &[u8]) -> std::result::Result<Dcb, DecodeError> {
@@ -78,21 +58,19 @@ fn parse(payload: &[u8]) -> std::result::Result<Dcb, DecodeError> {
     let body = payload
         .get(HEADER..)
         .ok_or_else(|| DecodeError::from("a short answer"))?;
-    for (kind, value) in attributes(body) {
-        if kind != DCB_ATTR_IEEE {
-            continue;
+    let mut ieee = |kind, value: &[u8]| match kind {
+        DCB_ATTR_IEEE_PFC => {
+            dcb.pfc = value.get(1).copied();
+            dcb.pauses = pauses(value);
         }
-        for (kind, value) in attributes(value) {
-            match kind {
-                DCB_ATTR_IEEE_PFC => {
-                    dcb.pfc = value.get(1).copied();
-                    dcb.pauses = pauses(value);
-                }
-                DCB_ATTR_IEEE_APP_TABLE => dcb.by_dscp = by_dscp(value),
-                _ => {}
-            }
+        DCB_ATTR_IEEE_APP_TABLE => dcb.by_dscp = by_dscp(value),
+        _ => {}
+    };
+    each(body, |kind, value| {
+        if kind == DCB_ATTR_IEEE {
+            each(value, &mut ieee);
         }
-    }
+    });
     Ok(dcb)
 }
 
@@ -109,41 +87,19 @@ fn pauses(pfc: &[u8]) -> Option<(u64, u64)> {
 
 /// `struct dcb_app` entries that go by DSCP.
 fn by_dscp(table: &[u8]) -> Vec<(u16, u8)> {
-    let entries = attributes(table).filter(|(kind, _)| *kind == DCB_ATTR_IEEE_APP);
-    entries
-        .filter_map(|(_, app)| match app {
-            [BY_DSCP, priority, a, b] => Some((u16::from_ne_bytes([*a, *b]), *priority)),
-            _ => None,
-        })
-        .collect()
-}
-
-/// Attributes one after another; ends at the first that does not fit.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let length = usize::from(u16::from_ne_bytes([*bytes.first()?, *bytes.get(1)?]));
-        let kind = u16::from_ne_bytes([*bytes.get(2)?, *bytes.get(3)?]) & TYPE;
-        let value = bytes.get(4..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
-    })
+    let mut found = Vec::new();
+    each(table, |kind, app| {
+        if let (DCB_ATTR_IEEE_APP, [BY_DSCP, priority, a, b]) = (kind, app) {
+            found.push((u16::from_ne_bytes([*a, *b]), *priority));
+        }
+    });
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut bytes = u16::try_from(4 + value.len())
-            .unwrap()
-            .to_ne_bytes()
-            .to_vec();
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    }
 
     /// An answer laid out as `dcbnl_ieee_fill` does (kernel `net/dcb/dcbnl.c`).
     fn answer() -> Vec<u8> {
@@ -154,20 +110,17 @@ mod tests {
         pfc[72 + 3 * 8..72 + 4 * 8].copy_from_slice(&5_u64.to_ne_bytes());
         let dscp = [[BY_DSCP, 3].as_slice(), &26_u16.to_ne_bytes()].concat();
         let ethertype = [[1, 4].as_slice(), &0x8915_u16.to_ne_bytes()].concat();
-        let table = [
-            attribute(DCB_ATTR_IEEE_APP, &ethertype),
-            attribute(DCB_ATTR_IEEE_APP, &dscp),
-        ];
-        let ieee = [
-            attribute(1, &[0; 56]),
-            attribute(DCB_ATTR_IEEE_PFC, &pfc),
-            attribute(DCB_ATTR_IEEE_APP_TABLE | 0x8000, &table.concat()),
-        ];
-        let body = [
-            attribute(DCB_ATTR_IFNAME, b"ens1\0"),
-            attribute(DCB_ATTR_IEEE, &ieee.concat()),
-        ];
-        [vec![0, DCB_CMD_IEEE_GET, 0, 0], body.concat()].concat()
+        let table = Raw::default()
+            .with(DCB_ATTR_IEEE_APP, &ethertype)
+            .with(DCB_ATTR_IEEE_APP, &dscp);
+        let ieee = Raw::default()
+            .with(1, &[0; 56])
+            .with(DCB_ATTR_IEEE_PFC, &pfc)
+            .nest(DCB_ATTR_IEEE_APP_TABLE, &table);
+        let answer = Raw::new(&[0, DCB_CMD_IEEE_GET, 0, 0])
+            .with(DCB_ATTR_IFNAME, b"ens1\0")
+            .with(DCB_ATTR_IEEE, ieee.as_bytes());
+        answer.as_bytes().to_vec()
     }
 
     #[test]
@@ -184,13 +137,11 @@ mod tests {
 
     #[test]
     fn the_request_names_the_netdev() {
-        let request = Request { netdev: "ens1f0" };
-        let mut bytes = vec![0xff; request.buffer_len()];
-        request.emit(&mut bytes);
+        let request = request("ens1f0");
+        let bytes = request.as_bytes();
         assert_eq!(bytes.len(), 16);
-        assert_eq!(&bytes[..2], &[0, DCB_CMD_IEEE_GET]);
-        let name: Vec<_> = attributes(&bytes[4..]).collect();
-        assert_eq!(name, [(DCB_ATTR_IFNAME, b"ens1f0\0".as_slice())]);
+        assert_eq!(bytes[..2], [0, DCB_CMD_IEEE_GET]);
+        assert_eq!(bytes[8..15], *b"ens1f0\0");
     }
 
     #[test]

@@ -17,8 +17,7 @@ fn set(arp_ignore: u8, arp_announce: u8, rp_filter: u8) -> Settings {
 fn rail(number: u8) -> Rail {
     Rail {
         netdev: format!("rail{number}"),
-        addresses: vec![ip(&format!("10.0.0.{number}")), ip("fe80::1")],
-        subnets: vec![(ip("10.0.0.0"), 16)],
+        addresses: vec![format!("10.0.0.{number}/16").parse().unwrap()],
         settings: set(1, 2, 2),
     }
 }
@@ -30,6 +29,7 @@ fn good() -> Facts {
         in_pod: true,
         rails: vec![rail(1), rail(2)],
         all: set(0, 0, 0),
+        elsewhere: false,
         uplinks: vec!["eth0".to_owned()],
         rules: Some(vec![rule(1), rule(2)]),
     }
@@ -42,7 +42,8 @@ fn with(change: impl FnOnce(&mut Facts)) -> Facts {
 }
 
 fn a01() -> Vec<Case<Facts>> {
-    let own_subnets = || with(|facts| facts.rails[1].subnets = vec![(ip("10.1.0.0"), 16)]);
+    let own_subnets =
+        || with(|facts| facts.rails[1].addresses = vec!["10.1.0.2/16".parse().unwrap()]);
     vec![
         ("A01", good(), Pass, ""),
         (
@@ -92,6 +93,7 @@ fn a03() -> Vec<Case<Facts>> {
             "strict",
         ),
         ("A03", with(|f| f.rails.truncate(1)), NotApplicable, ""),
+        ("A03", with(|f| f.elsewhere = true), Unknown, "namespace"),
     ]
 }
 

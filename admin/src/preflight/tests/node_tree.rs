@@ -20,6 +20,8 @@ pub(super) struct Node {
     /// What was changed: the path, and where what was there waits, if anything was.
     changed: RefCell<Vec<(PathBuf, Option<PathBuf>)>>,
     aside: tempfile::TempDir,
+    /// Prefix length of the rails' addresses.
+    pub(super) prefix: u8,
 }
 
 impl Node {
@@ -37,6 +39,7 @@ impl Node {
             sockets: Vec::new(),
             changed: RefCell::default(),
             aside: tempfile::tempdir().unwrap(),
+            prefix: 24,
         }
     }
 
@@ -177,23 +180,6 @@ impl Node {
     }
 
     fn lay_network(&self) {
-        let mut routes = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n\
-            eth0 00000000 0100A8C0 0003 0 0 100 00000000 0 0 0\n"
-            .to_owned();
-        let mut trie = "Local:\n".to_owned();
-        for number in 1..=8 {
-            let network = u32::from_ne_bytes([192, 168, number, 0]);
-            let mask = u32::from_ne_bytes([255, 255, 255, 0]);
-            routes.push_str(&format!(
-                "gpu{}rdma0 {network:08X} 00000000 0001 0 0 0 {mask:08X} 0 0 0\n",
-                number - 1
-            ));
-            trie.push_str(&format!(
-                "     |-- 192.168.{number}.4\n        /32 host LOCAL\n"
-            ));
-        }
-        self.tree.file("/proc/1/net/route", routes);
-        self.tree.file("/proc/1/net/fib_trie", trie);
         for netdev in (0..8)
             .map(|n| format!("gpu{n}rdma0"))
             .chain(["all".to_owned()])
@@ -277,8 +263,17 @@ impl Node {
 
     pub(super) fn context(&self, settings: Settings, pools: Option<Pools>) -> Context {
         let host = self.tree.host();
-        let snapshot = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
-        Context::new(settings, snapshot, false, pools)
+        let mut snapshot = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
+        snapshot.uplinks = self.tree.uplinks();
+        let mut context = Context::new(settings, snapshot, false, pools);
+        let addresses = (0..8).map(|number| context::Address {
+            netdev: format!("gpu{number}rdma0"),
+            ip: format!("192.168.{}.4/{}", number + 1, self.prefix)
+                .parse()
+                .unwrap(),
+        });
+        context.addresses = Some(addresses.collect());
+        context
     }
 
     pub(super) fn verdicts_with(

@@ -6,12 +6,12 @@ use std::{
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
 use fnv::FnvHasher;
+use netlink::socket::observer;
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, fcntl},
@@ -24,17 +24,6 @@ use super::{Error, Kind};
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts at a lock.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
-
-/// What is called for each lock that had to be waited for.
-type Observer = Box<dyn Fn(&str, Duration) + Send + Sync>;
-
-static OBSERVER: OnceLock<Observer> = OnceLock::new();
-
-/// Has `observer` called with the name of each lock that this process waits for, and how long it
-/// waited. The first observer stays.
-pub fn observe_locks(observer: impl Fn(&str, Duration) + Send + Sync + 'static) {
-    let _ = OBSERVER.set(Box::new(observer));
-}
 
 /// Removes a file; one that is gone is removed.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
@@ -74,6 +63,35 @@ pub(super) fn open_to_write(
         opened = trust::open(path, options)?;
     }
     opened.ok_or_else(|| failed("open", path, io::ErrorKind::NotFound.into()))
+}
+
+/// Bytes of a file to lock, all of it with a length of 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "numbers of the kernel from 0 to 2"
+)]
+fn range(kind: libc::c_int, start: i64, length: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: length,
+        l_pid: 0,
+    }
+}
+
+/// Holds all locks in the file at `path` while the returned file is open; none without a file. It may
+/// be removed then: a call that waits for it takes the new one.
+///
+/// # Errors
+/// A call holds one of them.
+pub fn hold_all(path: &Path) -> io::Result<Option<File>> {
+    let file = match File::options().read(true).write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, 0, 0)))?;
+    Ok(Some(file))
 }
 
 /// Who else may hold a lock.
@@ -132,17 +150,7 @@ impl Lock {
         };
         let mut hasher = FnvHasher::default();
         hasher.write(name.as_bytes());
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "numbers of the kernel from 0 to 2"
-        )]
-        let range = libc::flock {
-            l_type: kind as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: (hasher.finish() >> 2).cast_signed(),
-            l_len: 1,
-            l_pid: 0,
-        };
+        let range = range(kind, (hasher.finish() >> 2).cast_signed(), 1);
         let started = Instant::now();
         let mut pause = FIRST_RETRY_INTERVAL;
         loop {
@@ -158,9 +166,9 @@ impl Lock {
                         let left = timeout.saturating_sub(started.elapsed());
                         return Self::take(path, name, sharing, left);
                     }
-                    if let Some(observer) = OBSERVER.get().filter(|_| pause > FIRST_RETRY_INTERVAL)
-                    {
-                        observer(name, started.elapsed());
+                    if let Some(observer) = observer().filter(|_| pause > FIRST_RETRY_INTERVAL) {
+                        let micros = started.elapsed().as_micros();
+                        observer(&format_args!("waited {micros} µs for the lock of {name}"));
                     }
                     let path = path.to_owned();
                     return Ok(Lock { file, path });

@@ -38,9 +38,6 @@ use crate::netdev::snapshot::Identity;
 /// How long another attachment of the same netdev may take before the call fails with "try
 /// again": a move and a restoration, several times over.
 const NETDEV_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an ADD of the same container and interface may take before another call of them gives
-/// up: a DHCP client takes a minute, and the kubelet waits for two.
-pub const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(90);
 /// The longest name a file may have (`NAME_MAX`), less what stands before it while a record is
 /// changed.
 const MAX_RECORD_NAME_BYTES: usize = 255 - NEW.len();
@@ -373,7 +370,7 @@ impl Store {
     }
 
     /// Holds the lock of a container's interface, of whatever network: no ADD or DEL of it runs
-    /// meanwhile. Waits at most for `timeout`, usually [`ATTACHMENT_LOCK_TIMEOUT`].
+    /// meanwhile. Waits at most for `timeout`.
     ///
     /// # Errors
     /// [`Kind::Locked`] when another holds it for longer; the file system's.

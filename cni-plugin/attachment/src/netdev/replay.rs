@@ -248,14 +248,8 @@ pub fn leaves_elsewhere(route: &RouteMessage, index: u32) -> bool {
 pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
     let mut copy = message.clone();
     copy.header.flags &= RouteFlags::Onlink;
-    copy.attributes.retain(|a| {
-        // A next hop object is named by a number that is gone with it; what it said stands
-        // beside it.
-        !matches!(
-            a,
-            RouteAttribute::CacheInfo(_) | RouteAttribute::NhId(_) | RouteAttribute::Iif(_)
-        )
-    });
+    copy.attributes
+        .retain(|a| !matches!(a, RouteAttribute::CacheInfo(_) | RouteAttribute::Iif(_)));
     for attribute in &mut copy.attributes {
         match attribute {
             RouteAttribute::Oif(index) if *index == from => *index = to,
@@ -274,14 +268,11 @@ pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
 }
 
 /// What the host keeps of a route when a netdev leaves: its next hops over others. The kernel removes
-/// an IPv4 route whole with any one of its netdevs (`fib_sync_down_dev()`); of an IPv6 route, and of
-/// one by a group of nexthop objects, it leaves the rest itself. None where nothing has to be put
-/// back.
+/// an IPv4 route whole with any one of its netdevs (`fib_sync_down_dev()`); of an IPv6 route it leaves
+/// the rest itself. None where nothing has to be put back.
 pub fn left_by(message: &RouteMessage, index: u32) -> Option<RouteMessage> {
-    let by_object = |a: &RouteAttribute| matches!(a, RouteAttribute::NhId(_));
     if message.header.address_family != netlink_packet_route::AddressFamily::Inet
         || !leaves_elsewhere(message, index)
-        || message.attributes.iter().any(by_object)
     {
         return None;
     }
@@ -292,39 +283,6 @@ pub fn left_by(message: &RouteMessage, index: u32) -> Option<RouteMessage> {
         }
     }
     Some(copy)
-}
-
-/// A route of the host again, out of the interface with index `to`, where it was out of `from`. One
-/// that leaves by a nexthop object does so again, and then the kernel wants nothing beside it
-/// (`fib_create_info()`).
-pub fn route_of_host(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
-    let mut copy = route(message, from, to);
-    let object = message
-        .attributes
-        .iter()
-        .find(|a| matches!(a, RouteAttribute::NhId(_)));
-    if let Some(object) = object {
-        copy.header.flags = RouteFlags::empty();
-        copy.attributes.retain(|a| {
-            !matches!(
-                a,
-                RouteAttribute::Oif(_)
-                    | RouteAttribute::Gateway(_)
-                    | RouteAttribute::Via(_)
-                    | RouteAttribute::MultiPath(_)
-            )
-        });
-        copy.attributes.push(object.clone());
-    }
-    copy
-}
-
-/// Whether a route says of its way no more than the number of a nexthop object, which means nothing
-/// in another namespace (`net.ipv4.nexthop_compat_mode` is 0).
-pub fn is_by_number_alone(route: &RouteMessage) -> bool {
-    let has = |wanted: fn(&RouteAttribute) -> bool| route.attributes.iter().any(wanted);
-    has(|a| matches!(a, RouteAttribute::NhId(_)))
-        && !has(|a| matches!(a, RouteAttribute::Oif(_) | RouteAttribute::MultiPath(_)))
 }
 
 /// Whether a rule is about an interface: by its name, or because it looks up a table that has
@@ -479,9 +437,6 @@ mod tests {
         assert_eq!(left_by(&both, 3), Some(over(vec![hop(4)])));
         assert_eq!(left_by(&over(vec![hop(3), hop(3)]), 3), None);
         assert_eq!(left_by(&plain_route(vec![RouteAttribute::Oif(3)]), 3), None);
-        let mut by_object = both.clone();
-        by_object.attributes.push(RouteAttribute::NhId(7));
-        assert_eq!(left_by(&by_object, 3), None, "the group stays");
         let mut of_ipv6 = both;
         of_ipv6.header.address_family = AddressFamily::Inet6;
         assert_eq!(left_by(&of_ipv6, 3), None);
@@ -498,7 +453,6 @@ mod tests {
             RouteAttribute::Oif(3),
             RouteAttribute::Priority(50),
             RouteAttribute::Table(1000),
-            RouteAttribute::NhId(9),
             RouteAttribute::MultiPath(vec![hop, other]),
         ]);
         message.header.flags = RouteFlags::Onlink | RouteFlags::Linkdown;
@@ -508,7 +462,6 @@ mod tests {
         assert_eq!(route::table_of(&copy), 1000);
         assert!(copy.attributes.contains(&RouteAttribute::Oif(8)));
         assert!(copy.attributes.contains(&RouteAttribute::Priority(50)));
-        assert!(!copy.attributes.contains(&RouteAttribute::NhId(9)));
         let Some(RouteAttribute::MultiPath(hops)) = copy.attributes.last() else {
             panic!()
         };

@@ -11,6 +11,11 @@ pub const PAIRED_KINDS: [&str; 3] = ["veth", "netkit", "vxcan"];
 const IFLA_VXLAN_LINK: u16 = 3;
 
 impl Link {
+    /// Of a VXLAN, the index of the link that it is bound to.
+    pub(crate) fn bound_to(&self) -> Option<u32> {
+        attribute::number(self.info.get(&IFLA_VXLAN_LINK)?)
+    }
+
     /// Whether it stands on the link with index `below`, which is in the namespace that the link's
     /// own knows by the number `netns`; none where both are in one.
     pub fn stands_on(&self, below: u32, netns: Option<i32>) -> bool {
@@ -19,10 +24,7 @@ impl Link {
             Some(kind) if PAIRED_KINDS.contains(&kind) => None,
             // Tunnels name as the link below themselves, if anything (`dev_get_iflink()`). What they
             // send through is part of what they say of themselves.
-            Some("vxlan") => self
-                .info
-                .get(&IFLA_VXLAN_LINK)
-                .and_then(|index| attribute::number(index)),
+            Some("vxlan") => self.bound_to(),
             Some("geneve") => None,
             // One without a link below names itself.
             _ => self

@@ -217,8 +217,7 @@ fn alibaba_erdma_and_vmware_pvrdma_offer_the_nic_of_another_function() {
         let uplink = offer(
             |tree| {
                 lay(tree);
-                let route = format!("Iface\n{netdev} 00000000 0100000A 0003 0 0 0 00000000");
-                tree.file("/proc/1/net/route", route);
+                tree.default_route(netdev);
             },
             &config,
         );

@@ -72,11 +72,7 @@ fn an_exclusive_pool_spares_uplinks_and_functions_that_have_vfs() {
             ..NetdevSpec::default()
         });
     });
-    node.tree.file(
-        "/proc/1/net/route",
-        "Iface Destination Gateway Flags RefCnt Use Metric Mask\n\
-         bond0 00000000 010011AC 0003 0 0 0 00000000\n",
-    );
+    node.tree.default_route("bond0");
     let rule = "mode: exclusive, select: { rdmaDevices: [\"*\"] }";
     let pools = node.pools(&native(&[&format!("resource: rdma/a, {rule}")]));
     assert_eq!(ids(&pools.snapshots[0]), ["0000:3b:00.0", "0000:5e:00.2"]);
@@ -131,7 +127,9 @@ fn sharing_is_off_while_the_rdma_subsystem_gives_devices_away_whole() {
 #[test]
 fn an_exclusive_pool_offers_nothing_while_uplinks_are_unknown() {
     let node = Node::new(two_nics);
-    node.tree.remove("/proc/1/net/route");
+    node.tree.remove("/proc/1/net");
+    let host = node.tree.host();
+    let seen = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
     let select = "select: { functions: [pf] }";
     let exclusive = native(&[&format!("resource: rdma/a, mode: exclusive, {select}")]);
     let shared = native(&[&format!(
@@ -140,15 +138,12 @@ fn an_exclusive_pool_offers_nothing_while_uplinks_are_unknown() {
     let allowed = native(&[&format!(
         "resource: rdma/a, mode: exclusive, exclude: [pfsWithVfs], {select}"
     )]);
-    let pools = node.pools(&exclusive);
-    assert!(pools.snapshots[0].members().is_empty());
-    let said = pools.excluded[0].to_string();
-    assert!(
-        said.contains("is not known: read ") && said.contains("proc/net/route"),
-        "{said}"
-    );
-    assert_eq!(node.pools(&shared).snapshots[0].members().len(), 2);
-    assert_eq!(node.pools(&allowed).snapshots[0].members().len(), 2);
+    let offered = pools(&exclusive, &seen, &[]);
+    assert!(offered.snapshots[0].members().is_empty());
+    let said = offered.excluded[0].to_string();
+    assert!(said.contains("set hostNetwork: true"), "{said}");
+    assert_eq!(pools(&shared, &seen, &[]).snapshots[0].members().len(), 2);
+    assert_eq!(pools(&allowed, &seen, &[]).snapshots[0].members().len(), 2);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Nodes of clouds and racks as a daemon finds them: NICs of the fabric, and beside them those that
 //! are not for pods. Facts are published; assumptions are marked.
 
+use std::net::Ipv6Addr;
+
 use super::machine::{a4, nd_h100, oci_h100};
 use super::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 
@@ -40,27 +42,11 @@ impl Tree {
         self.link(below.join("master"), &above);
     }
 
-    /// Lays the IPv4 default route.
-    fn default_route(&self, netdev: &str) {
-        self.file(
-            "/proc/1/net/route",
-            format!(
-                "Iface Destination Gateway Flags RefCnt Use Metric Mask\n\
-                 {netdev} 00000000 0100000A 0003 0 0 100 00000000"
-            ),
-        );
-    }
-
-    /// Lays IPv6 default routes that were learned from router advertisements.
+    /// Gives the host IPv6 default routes that were learned from router advertisements.
     fn advertised_routes(&self, netdevs: &[String]) {
-        let zero = "00000000000000000000000000000000";
-        let gateway = "fe800000000000000000000000000001";
-        // Metric 1024; RTF_ADDRCONF, RTF_DEFAULT, RTF_GATEWAY, RTF_UP.
-        let line = |netdev: &String| {
-            format!("{zero} 00 {zero} 00 {gateway} 00000400 00000001 00000000 00450003 {netdev:>8}")
-        };
-        let lines: Vec<String> = netdevs.iter().map(line).collect();
-        self.file("/proc/1/net/ipv6_route", lines.join("\n"));
+        for netdev in netdevs {
+            self.route(netdev, Ipv6Addr::UNSPECIFIED.into(), true);
+        }
     }
 
     /// Takes away what only a physical function has: a VM sees its VFs as plain functions.

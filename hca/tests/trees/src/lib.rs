@@ -22,11 +22,13 @@ pub mod cloud;
 pub mod machine;
 mod spec;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use hca::Host;
+use hca::uplink::{self, DefaultRoute, Uplinks};
 
 pub use spec::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec};
 
@@ -36,6 +38,7 @@ pub struct Tree {
     root: PathBuf,
     next_ifindex: Cell<u32>,
     next_node: Cell<u32>,
+    default_routes: RefCell<Vec<DefaultRoute>>,
 }
 
 impl Tree {
@@ -48,6 +51,7 @@ impl Tree {
             root,
             next_ifindex: Cell::new(2),
             next_node: Cell::new(0),
+            default_routes: RefCell::default(),
         };
         for directory in [
             "sys/class/net",
@@ -58,12 +62,8 @@ impl Tree {
         ] {
             fs::create_dir_all(tree.root.join(directory)).expect("lay the roots");
         }
-        // A kernel without routes.
-        tree.file(
-            "/proc/1/net/route",
-            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT",
-        );
-        tree.file("/proc/1/net/fib_trie", "");
+        // Whoever reads the tree is in the host's network namespace.
+        tree.verbatim_link(Path::new("/proc/1/net"), Path::new("/proc/self/net"));
         tree
     }
 
@@ -78,6 +78,37 @@ impl Tree {
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Gives the host a default route, which is in no file.
+    pub fn default_route(&self, netdev: &str) {
+        self.route(netdev, Ipv4Addr::UNSPECIFIED.into(), false);
+    }
+
+    fn route(&self, netdev: &str, destination: IpAddr, advertised: bool) {
+        self.default_routes.borrow_mut().push(DefaultRoute {
+            netdevs: vec![netdev.to_owned()],
+            destination: (destination, 0),
+            table: 254,
+            metric: 100,
+            source: None,
+            advertised,
+        });
+    }
+
+    /// The uplinks by its default routes.
+    #[must_use]
+    pub fn uplinks(&self) -> Uplinks {
+        let network = uplink::Network {
+            defaults: self.default_routes.borrow().clone(),
+            ..uplink::Network::default()
+        };
+        let lowers = |name: &str| match hca::netdev::read(&self.host(), name) {
+            Ok(netdev) => Ok(netdev.lowers),
+            Err(error) if error.is_missing() => Ok(Vec::new()),
+            Err(error) => Err(error),
+        };
+        Uplinks::Known(uplink::uplinks(&network, lowers).expect("netdevs of the tree can be read"))
     }
 
     /// Writes a file, and a newline after its text as sysfs does.

@@ -40,6 +40,32 @@ pub enum Changed<T> {
     Gone,
 }
 
+/// An object of ours in the API.
+pub trait Object: Serialize + DeserializeOwned {
+    const KIND: &str;
+    const PLURAL: &str;
+
+    fn metadata(&self) -> &Metadata;
+}
+
+impl Object for BlockObject {
+    const KIND: &str = "AddressBlock";
+    const PLURAL: &str = "addressblocks";
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
+impl Object for RangeObject {
+    const KIND: &str = "AddressRange";
+    const PLURAL: &str = "addressranges";
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
 /// The operations, in one namespace.
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -67,28 +93,25 @@ impl Client {
         &self.namespace
     }
 
-    fn path(&self, plural: &str) -> Request {
+    /// The objects of a kind in the namespace.
+    pub(super) fn path(&self, group: &str, version: &str, plural: &str) -> Request {
+        let namespace = &self.namespace;
         Request::new(format!(
-            "/apis/{GROUP}/{VERSION}/namespaces/{}/{plural}",
-            self.namespace
+            "/apis/{group}/{version}/namespaces/{namespace}/{plural}"
         ))
     }
 
-    fn blocks_path(&self) -> Request {
-        self.path("addressblocks")
+    fn path_of<T: Object>(&self) -> Request {
+        self.path(GROUP, VERSION, T::PLURAL)
     }
 
-    fn ranges_path(&self) -> Request {
-        self.path("addressranges")
-    }
-
-    pub(super) async fn send(
+    async fn send(
         &self,
         verb: &str,
         what: &str,
         request: Result<http::Request<Vec<u8>>, RequestError>,
     ) -> Result<ApiAnswer, ApiError> {
-        let attempt = format_args!("{verb} {what}").to_string();
+        let attempt = format!("{verb} {what}");
         match request {
             Ok(request) => self.transport.send(&attempt, request).await,
             Err(error) => Err(ApiError::Malformed {
@@ -98,14 +121,14 @@ impl Client {
         }
     }
 
-    pub(super) async fn get<T: DeserializeOwned>(
+    async fn get<T: DeserializeOwned>(
         &self,
-        what: &str,
+        kind: &str,
         path: &Request,
         name: &str,
     ) -> Result<Option<T>, ApiError> {
         let request = path.get(name, &GetParams::default());
-        match self.send("read", what, request).await {
+        match self.send("read", &format!("{kind} {name}"), request).await {
             Ok(answer) => answer.document().await.map(Some),
             // Without a reason the path is unknown, not the object.
             Err(error) if error.refusal() == Some((404, "NotFound")) => Ok(None),
@@ -113,166 +136,97 @@ impl Client {
         }
     }
 
-    pub(super) async fn create<T: Serialize + DeserializeOwned>(
-        &self,
-        what: &str,
-        path: &Request,
-        object: &T,
-    ) -> Result<Created<T>, ApiError> {
+    /// Makes an object, if there is none of its name.
+    ///
+    /// # Errors
+    /// [`ApiError`]; it may have been made all the same ([`ApiError::is_uncertain`]).
+    pub async fn create<T: Object>(&self, object: &T) -> Result<Created<T>, ApiError> {
         let body = serde_json::to_vec(object).map_err(RequestError::SerializeBody);
+        let path = self.path_of::<T>();
         let request = body.and_then(|body| path.create(&PostParams::default(), body));
-        match self.send("create", what, request).await {
+        let what = format!("{} {}", T::KIND, object.metadata().name);
+        match self.send("create", &what, request).await {
             Ok(answer) => answer.document().await.map(Created::New),
             Err(error) if error.refusal() == Some((409, "AlreadyExists")) => Ok(Created::Taken),
             Err(error) => Err(error),
         }
     }
 
-    pub(super) async fn change<T: DeserializeOwned>(
+    /// Changes fields of `spec`, and labels, of the very object that was read.
+    ///
+    /// # Errors
+    /// [`ApiError`]; it may have been changed all the same ([`ApiError::is_uncertain`]).
+    pub async fn change<T: Object>(
         &self,
-        what: &str,
+        object: &Metadata,
+        spec: Value,
+    ) -> Result<Changed<T>, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": object, "spec": spec}));
+        let path = self.path_of::<T>();
+        let request = path.patch(&object.name, &PatchParams::default(), &patch);
+        self.changed(object, request).await
+    }
+
+    /// The same of what brokers note in `status`; without a `resourceVersion`, of any version.
+    pub async fn note<T: Object>(
+        &self,
+        object: &Metadata,
+        status: Value,
+    ) -> Result<Changed<T>, ApiError> {
+        let patch = Patch::Merge(json!({"metadata": object, "status": status}));
+        let (path, parameters) = (self.path_of::<T>(), PatchParams::default());
+        let request = path.patch_subresource("status", &object.name, &parameters, &patch);
+        self.changed(object, request).await
+    }
+
+    async fn changed<T: Object>(
+        &self,
+        object: &Metadata,
         request: Result<http::Request<Vec<u8>>, RequestError>,
     ) -> Result<Changed<T>, ApiError> {
-        match self.send("change", what, request).await {
+        let what = format!("{} {}", T::KIND, object.name);
+        match self.send("change", &what, request).await {
             Ok(answer) => answer.document().await.map(Changed::Done),
             Err(error) => unchanged(error),
         }
     }
 
-    /// Makes the object of a range, if there is none.
-    pub async fn create_range(
-        &self,
-        range: &RangeObject,
-    ) -> Result<Created<RangeObject>, ApiError> {
-        let what = format!("AddressRange {}", range.metadata.name);
-        self.create(&what, &self.ranges_path(), range).await
-    }
-
-    /// Each range of the namespace, of one moment that is not before the call.
-    pub async fn ranges(&self, each: impl FnMut(RangeObject)) -> Result<(), ApiError> {
-        let request = self.ranges_path().list(&ListParams::default());
-        self.list("the AddressRanges", request, each)
-            .await
-            .map(drop)
-    }
-
-    /// Marks the object that was read as confirmed.
-    pub async fn confirm_range(&self, range: &Metadata) -> Result<Changed<RangeObject>, ApiError> {
-        let patch = Patch::Merge(json!({"metadata": same(range), "spec": {"confirmed": true}}));
-        let path = self.ranges_path();
-        let request = path.patch(&range.name, &PatchParams::default(), &patch);
-        self.change(&format!("AddressRange {}", range.name), request)
-            .await
-    }
-
     /// Removes the object that was read.
     ///
     /// # Errors
     /// [`ApiError`]; it may have been removed all the same ([`ApiError::is_uncertain`]).
-    pub async fn delete_range(&self, range: &Metadata) -> Result<Changed<()>, ApiError> {
-        let what = format!("AddressRange {}", range.name);
-        self.delete(&what, &self.ranges_path(), range).await
-    }
-
-    /// Changes what brokers note of a range.
-    pub async fn note_in_range(
-        &self,
-        range: &Metadata,
-        status: Value,
-    ) -> Result<Changed<RangeObject>, ApiError> {
-        let patch = Patch::Merge(json!({"metadata": same(range), "status": status}));
-        let path = self.ranges_path();
-        let request =
-            path.patch_subresource("status", &range.name, &PatchParams::default(), &patch);
-        self.change(&format!("AddressRange {}", range.name), request)
-            .await
-    }
-
-    /// The object of a block.
-    pub async fn block(&self, name: &str) -> Result<Option<BlockObject>, ApiError> {
-        let what = format!("AddressBlock {name}");
-        self.get(&what, &self.blocks_path(), name).await
-    }
-
-    /// Makes the object of a block, if there is none.
-    ///
-    /// # Errors
-    /// [`ApiError`]; it may have been made all the same ([`ApiError::is_uncertain`]).
-    pub async fn create_block(
-        &self,
-        block: &BlockObject,
-    ) -> Result<Created<BlockObject>, ApiError> {
-        let what = format!("AddressBlock {}", block.metadata.name);
-        self.create(&what, &self.blocks_path(), block).await
-    }
-
-    /// Changes fields of `spec`, and labels, of the object that was read.
-    ///
-    /// # Errors
-    /// [`ApiError`]; it may have been changed all the same ([`ApiError::is_uncertain`]).
-    pub async fn change_block(
-        &self,
-        block: &Metadata,
-        labels: Value,
-        spec: Value,
-    ) -> Result<Changed<BlockObject>, ApiError> {
-        let mut metadata = same(block);
-        if let Some(metadata) = metadata.as_object_mut() {
-            metadata.insert("labels".to_owned(), labels);
-        }
-        let patch = Patch::Merge(json!({"metadata": metadata, "spec": spec}));
-        let path = self.blocks_path();
-        let request = path.patch(&block.name, &PatchParams::default(), &patch);
-        self.change(&format!("AddressBlock {}", block.name), request)
-            .await
-    }
-
-    /// Notes how full a block is. Of no `resourceVersion`: nobody else writes it, and it decides
-    /// nothing.
-    pub async fn note_in_block(
-        &self,
-        block: &Metadata,
-        status: Value,
-    ) -> Result<Changed<BlockObject>, ApiError> {
-        let patch = Patch::Merge(json!({"metadata": {"uid": block.uid}, "status": status}));
-        let path = self.blocks_path();
-        let request =
-            path.patch_subresource("status", &block.name, &PatchParams::default(), &patch);
-        self.change(&format!("AddressBlock {}", block.name), request)
-            .await
-    }
-
-    /// Removes the object that was read.
-    ///
-    /// # Errors
-    /// [`ApiError`]; it may have been removed all the same ([`ApiError::is_uncertain`]).
-    pub async fn delete_block(&self, block: &Metadata) -> Result<Changed<()>, ApiError> {
-        let what = format!("AddressBlock {}", block.name);
-        self.delete(&what, &self.blocks_path(), block).await
-    }
-
-    /// Removes the object that was read.
-    pub(super) async fn delete(
-        &self,
-        what: &str,
-        path: &Request,
-        object: &Metadata,
-    ) -> Result<Changed<()>, ApiError> {
+    pub async fn delete<T: Object>(&self, object: &Metadata) -> Result<Changed<()>, ApiError> {
         let parameters = DeleteParams::default().preconditions(Preconditions {
             uid: Some(object.uid.clone()),
             resource_version: Some(object.resource_version.clone()),
         });
-        let request = path.delete(&object.name, &parameters);
-        match self.send("delete", what, request).await {
+        let request = self.path_of::<T>().delete(&object.name, &parameters);
+        let what = format!("{} {}", T::KIND, object.name);
+        match self.send("delete", &what, request).await {
             Ok(_) => Ok(Changed::Done(())),
             Err(error) => unchanged(error),
         }
     }
 
+    /// Each range of the namespace, of one moment that is not before the call.
+    pub async fn ranges(&self, each: impl FnMut(RangeObject)) -> Result<(), ApiError> {
+        let path = self.path_of::<RangeObject>();
+        let request = path.list(&ListParams::default());
+        self.list("the AddressRanges", request, each)
+            .await
+            .map(drop)
+    }
+
+    /// The object of a block.
+    pub async fn block(&self, name: &str) -> Result<Option<BlockObject>, ApiError> {
+        let path = self.path_of::<BlockObject>();
+        self.get(BlockObject::KIND, &path, name).await
+    }
+
     /// The names of all blocks of a space.
     pub async fn block_names(&self, space: &AddressSpace) -> Result<BTreeSet<String>, ApiError> {
         let parameters = of_space(space).match_any();
-        let request = self.blocks_path().list_metadata(&parameters);
+        let request = self.path_of::<BlockObject>().list_metadata(&parameters);
         let mut names = BTreeSet::new();
         self.list(
             "the names of AddressBlocks",
@@ -291,7 +245,9 @@ impl Client {
         space: &AddressSpace,
         each: impl FnMut(BlockObject),
     ) -> Result<(), ApiError> {
-        let request = self.blocks_path().list(&of_space(space).match_any());
+        let request = self
+            .path_of::<BlockObject>()
+            .list(&of_space(space).match_any());
         self.list("the AddressBlocks of a space", request, each)
             .await
             .map(drop)
@@ -305,7 +261,7 @@ impl Client {
     ) -> Result<String, ApiError> {
         let selector = of_node(node);
         let request = self
-            .blocks_path()
+            .path_of::<BlockObject>()
             .list(&ListParams::default().labels(&selector));
         self.list("the AddressBlocks of this node", request, each)
             .await
@@ -325,7 +281,7 @@ impl Client {
             bookmarks: true,
             send_initial_events: false,
         };
-        let request = self.blocks_path().watch(&parameters, version);
+        let request = self.path_of::<BlockObject>().watch(&parameters, version);
         self.send("watch", "the AddressBlocks of this node", request)
             .await
     }
@@ -333,7 +289,7 @@ impl Client {
     /// A node of the cluster, as it is now.
     pub async fn node(&self, name: &str) -> Result<Option<NodeObject>, ApiError> {
         let path = Request::new("/api/v1/nodes");
-        self.get(&format!("Node {name}"), &path, name).await
+        self.get("Node", &path, name).await
     }
 
     /// Each node of the cluster, with its taints.
@@ -395,11 +351,6 @@ fn unchanged<T>(error: ApiError) -> Result<Changed<T>, ApiError> {
         Some((404, "NotFound")) => Ok(Changed::Gone),
         _ => Err(error),
     }
-}
-
-/// Precondition of a patch: the very object, as it was read.
-pub(super) fn same(object: &Metadata) -> Value {
-    json!({"uid": object.uid, "resourceVersion": object.resource_version})
 }
 
 fn of_space(space: &AddressSpace) -> ListParams {

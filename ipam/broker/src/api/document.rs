@@ -11,6 +11,8 @@ use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::client::Object as _;
+
 /// API group of the two kinds.
 pub const GROUP: &str = "rdma-netdev.io";
 pub const VERSION: &str = "v1alpha1";
@@ -100,7 +102,7 @@ impl RangeObject {
         let label = label_hash(&space.object_name());
         Self {
             api_version: format!("{GROUP}/{VERSION}"),
-            kind: "AddressRange".to_owned(),
+            kind: Self::KIND.to_owned(),
             metadata: Metadata {
                 name: space.block_name(spec.range),
                 labels: [(SPACE_LABEL.to_owned(), label)].into(),
@@ -218,7 +220,7 @@ impl BlockObject {
         let labels = labels.map(|(label, text)| (label.to_owned(), label_hash(text)));
         Self {
             api_version: format!("{GROUP}/{VERSION}"),
-            kind: "AddressBlock".to_owned(),
+            kind: Self::KIND.to_owned(),
             metadata: Metadata {
                 name: space.block_name(block),
                 labels: labels.into(),

@@ -53,25 +53,16 @@ enum End {
 /// Sends events until the receiver is dropped. After failures it waits at most `longest`.
 pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>, longest: Duration) {
     let mut failures = 0u32;
+    // Of the last event; `None` before the list was read.
+    let mut version = None;
     loop {
-        let mut blocks = Vec::new();
-        let listed = client
-            .blocks_of_node(&node, |block| blocks.push(block))
-            .await;
-        let end = match listed {
-            Err(error) => End::Failed(error),
-            Ok(version) => {
-                failures = 0;
-                if events.send(Event::Listed(blocks)).await.is_err() {
-                    return;
-                }
-                follow(&client, &node, version, &events, &mut failures, longest).await
-            }
-        };
-        let failure = match end {
+        let failure = match follow(&client, &node, &mut version, &events, &mut failures).await {
             End::Unwanted => return,
             End::Over => continue,
-            End::Expired => "the server no longer has the changes since the last one".to_owned(),
+            End::Expired => {
+                version = None;
+                "the server no longer has the changes since the last one".to_owned()
+            }
             End::Failed(error) => {
                 failures = failures.saturating_add(1);
                 error.to_string()
@@ -84,29 +75,32 @@ pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>, long
     }
 }
 
-/// Watches again and again behind the last event, until the list has to be read again.
+/// Reads the list, unless that was read, and watches once behind the last event.
 async fn follow(
     client: &Client,
     node: &str,
-    mut version: String,
+    version: &mut Option<String>,
     events: &mpsc::Sender<Event>,
     failures: &mut u32,
-    longest: Duration,
 ) -> End {
-    loop {
-        match watch(client, node, &mut version, events, failures).await {
-            End::Over => {}
-            End::Failed(error) => {
-                *failures = failures.saturating_add(1);
-                let why = error.to_string();
-                if events.send(Event::Interrupted(why)).await.is_err() {
-                    return End::Unwanted;
+    let version = match version {
+        Some(version) => version,
+        None => {
+            let mut blocks = Vec::new();
+            let listed = client.blocks_of_node(node, |block| blocks.push(block));
+            match listed.await {
+                Err(error) => return End::Failed(error),
+                Ok(listed) => {
+                    *failures = 0;
+                    if events.send(Event::Listed(blocks)).await.is_err() {
+                        return End::Unwanted;
+                    }
+                    version.insert(listed)
                 }
-                tokio::time::sleep(wait(*failures, longest, random64())).await;
             }
-            end => return end,
         }
-    }
+    };
+    watch(client, node, version, events, failures).await
 }
 
 async fn watch(
@@ -129,7 +123,7 @@ async fn watch(
     if *failures > 0 && events.send(Event::Watching).await.is_err() {
         return End::Unwanted;
     }
-    let mut lines = Lines::default();
+    let mut rest = Vec::new();
     loop {
         let piece = tokio::select! {
             piece = answer.piece(limit) => piece,
@@ -140,11 +134,11 @@ async fn watch(
             Ok(None) => return End::Over,
             Err(error) => return End::Failed(error),
         };
-        lines.feed(&piece);
-        if lines.rest.len() > MAX_ITEM_BYTES {
+        rest.extend_from_slice(&piece);
+        if rest.len() > MAX_ITEM_BYTES {
             return End::Failed(answer.malformed("an event is too long"));
         }
-        while let Some(line) = lines.next() {
+        while let Some(line) = next_line(&mut rest) {
             let news = match read(&line) {
                 Ok(news) => news,
                 Err(error) => return End::Failed(answer.malformed(error)),
@@ -169,23 +163,12 @@ async fn watch(
     }
 }
 
-/// Lines that arrive in pieces.
-#[derive(Debug, Default)]
-struct Lines {
-    rest: Vec<u8>,
-}
-
-impl Lines {
-    fn feed(&mut self, piece: &[u8]) {
-        self.rest.extend_from_slice(piece);
-    }
-
-    fn next(&mut self) -> Option<Vec<u8>> {
-        let end = self.rest.iter().position(|byte| *byte == b'\n')?;
-        let mut line: Vec<u8> = self.rest.drain(..=end).collect();
-        line.pop();
-        Some(line)
-    }
+/// Takes the first line of what has arrived, once it is whole.
+fn next_line(rest: &mut Vec<u8>) -> Option<Vec<u8>> {
+    let end = rest.iter().position(|byte| *byte == b'\n')?;
+    let mut line: Vec<u8> = rest.drain(..=end).collect();
+    line.pop();
+    Some(line)
 }
 
 #[derive(Debug)]
@@ -237,20 +220,20 @@ mod tests {
 
     #[test]
     fn events_that_arrive_in_pieces_are_whole() {
-        let mut lines = Lines::default();
+        let mut rest = Vec::new();
         let mut found = Vec::new();
         for piece in "one\ntw"
             .as_bytes()
             .chunks(2)
             .chain([&b"o\n"[..], b"\nrest"])
         {
-            lines.feed(piece);
-            while let Some(line) = lines.next() {
+            rest.extend_from_slice(piece);
+            while let Some(line) = next_line(&mut rest) {
                 found.push(String::from_utf8(line).unwrap());
             }
         }
         assert_eq!(found, ["one", "two", ""]);
-        assert_eq!(lines.rest, b"rest");
+        assert_eq!(rest, b"rest");
     }
 
     fn news(document: &Value) -> News {

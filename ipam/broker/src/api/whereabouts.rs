@@ -30,30 +30,21 @@ pub struct PoolSpec {
 
 /// The objects of a namespace.
 #[derive(Debug, Clone)]
-pub struct WhereaboutsObjects {
-    client: Client,
-    namespace: String,
-}
+pub struct WhereaboutsObjects(Client);
 
 impl WhereaboutsObjects {
     #[must_use]
     pub fn new(transport: Transport, namespace: &str) -> Self {
-        Self {
-            client: Client::new(transport, namespace),
-            namespace: namespace.to_owned(),
-        }
+        Self(Client::new(transport, namespace))
     }
 
     fn path(&self, plural: &str) -> Request {
-        let namespace = &self.namespace;
-        Request::new(format!(
-            "/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{plural}"
-        ))
+        self.0.path(GROUP, VERSION, plural)
     }
 
     pub async fn each_pool(&self, each: impl FnMut(PoolObject)) -> Result<(), ApiError> {
         let request = self.path("ippools").list(&ListParams::default());
-        let listed = self.client.list("the IPPools", request, each).await;
+        let listed = self.0.list("the IPPools", request, each).await;
         listed.map(drop)
     }
 
@@ -66,11 +57,11 @@ impl WhereaboutsObjects {
         let request = path.list_metadata(&ListParams::default().match_any());
         let what = "the names of OverlappingRangeIPReservations";
         let named = |item: NamedObject| each(item.metadata.name);
-        self.client.list(what, request, named).await.map(drop)
+        self.0.list(what, request, named).await.map(drop)
     }
 
     /// Whether the cluster has a node of this name.
     pub async fn is_node(&self, name: &str) -> Result<bool, ApiError> {
-        self.client.node(name).await.map(|node| node.is_some())
+        self.0.node(name).await.map(|node| node.is_some())
     }
 }

@@ -363,7 +363,7 @@ impl Worker {
 
     async fn create(&mut self, object: BlockObject) -> Result<Attempt, Failure> {
         let block = object.spec.block;
-        match self.shared.client.create_block(&object).await {
+        match self.shared.client.create(&object).await {
             Ok(Created::New(made)) => self.accept(made),
             Ok(Created::Taken) => Ok(Attempt::Taken),
             Err(error) => {

@@ -52,9 +52,7 @@ impl Worker {
             };
             let metadata = own.object.metadata.clone();
             let client = &self.shared.client;
-            let changed = client
-                .change_block(&metadata, json!({}), json!({"wantedBy": null}))
-                .await?;
+            let changed = client.change(&metadata, json!({"wantedBy": null})).await?;
             if let (Changed::Done(object), Some(own)) = (changed, self.own.get_mut(&network)) {
                 own.object = object;
             }
@@ -89,7 +87,7 @@ impl Worker {
         // Until there is an answer.
         own.doubt = Some(Doubt::Removed);
         let metadata = own.object.metadata.clone();
-        match self.shared.client.delete_block(&metadata).await {
+        match self.shared.client.delete::<BlockObject>(&metadata).await {
             Ok(Changed::Done(()) | Changed::Gone) => {
                 self.note_removed(metadata.uid, None);
                 self.own.remove(&network);
@@ -287,7 +285,7 @@ impl Worker {
             "over": null,
         });
         let client = &self.shared.client;
-        match client.change_block(&block.metadata, json!({}), spec).await {
+        match client.change::<BlockObject>(&block.metadata, spec).await {
             Ok(Changed::Done(renewed)) => {
                 tracing::info!(space = %self.space, block = %network, "the node has a new UID, and its block, too");
                 self.own.insert(network, Own::new(renewed.clone()));
@@ -333,9 +331,7 @@ impl Worker {
         match state.end_of(&node) {
             None => {
                 let client = &self.shared.client;
-                let changed = client
-                    .change_block(&block.metadata, json!({}), json!({"over": null}))
-                    .await;
+                let changed = client.change(&block.metadata, json!({"over": null})).await;
                 match changed {
                     Ok(Changed::Done(object)) => self.keep(object),
                     // A newer event is on its way, or this one comes again with the next list.
@@ -414,7 +410,10 @@ impl Worker {
             match self.shared.judge(&block, &node, state) {
                 Claim::Mark(why) => self.shared.mark_over(&block, &why).await?,
                 Claim::Take => {
-                    self.shared.client.delete_block(&block.metadata).await?;
+                    self.shared
+                        .client
+                        .delete::<BlockObject>(&block.metadata)
+                        .await?;
                     self.foreign.remove(&network);
                 }
                 Claim::Held | Claim::Rests(_) | Claim::Unmark => {}

@@ -48,18 +48,21 @@ impl Worker {
             if let Some(other) = others.find(|one| one.spec.confirmed || !spec.confirmed) {
                 let both = [own, Some(other)].into_iter().flatten();
                 for unconfirmed in both.filter(|one| !one.spec.confirmed) {
-                    client.delete_range(&unconfirmed.metadata).await?;
+                    client.delete::<RangeObject>(&unconfirmed.metadata).await?;
                 }
                 return Err(refusal(&spec, other));
             }
             match own {
-                None => drop(client.create_range(&RangeObject::new(spec)).await?),
+                None => drop(client.create(&RangeObject::new(spec)).await?),
                 Some(own) if !spec.confirmed => {
-                    drop(client.confirm_range(&own.metadata).await?);
+                    let confirmed = json!({"confirmed": true});
+                    client
+                        .change::<RangeObject>(&own.metadata, confirmed)
+                        .await?;
                 }
                 Some(own) => {
                     let note = json!({"emptySince": null});
-                    drop(client.note_in_range(&own.metadata, note).await?);
+                    client.note::<RangeObject>(&own.metadata, note).await?;
                 }
             }
         }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::claim::{Attempt, MOST_DRAWN};
 use super::{Own, Worker};
-use crate::api::document::{BlockObject, NODE_LABEL, NodeId, RangeSpec, label_hash};
+use crate::api::document::{BlockObject, Metadata, NODE_LABEL, NodeId, RangeSpec, label_hash};
 use crate::api::{ApiError, Changed};
 use crate::decide::choice;
 use crate::decide::standing::{Claim, NodeState};
@@ -57,9 +57,8 @@ impl Worker {
         }
         self.ask_nodes(&others, deadline, &mut search).await?;
         if !search.asked.is_empty() {
-            let returned = self
-                .await_return(range, &search.asked, blocks, deadline)
-                .await?;
+            let others = Some((range, blocks));
+            let returned = self.await_return(&search.asked, others, deadline).await?;
             if let Some(block) = returned {
                 return Ok(block);
             }
@@ -247,7 +246,7 @@ impl Worker {
             // Of a pod that came to this node and takes its address along.
             Claim::Held if single => {
                 self.want(&object).await?;
-                if self.await_this(block, deadline).await? {
+                if self.await_return(&[block], None, deadline).await?.is_some() {
                     return Ok(block);
                 }
                 rests = "; it gives it back once the address is free and cooled down".to_owned();
@@ -264,8 +263,8 @@ impl Worker {
     async fn want(&self, block: &BlockObject) -> Result<(), ApiError> {
         let spec = json!({"wantedBy": self.shared.name});
         let client = &self.shared.client;
-        let changed = client.change_block(&block.metadata, json!({}), spec).await;
-        changed.map(drop)
+        let wanted = client.change::<BlockObject>(&block.metadata, spec).await;
+        wanted.map(drop)
     }
 
     /// What may be done with another node's block, asked of the cluster now.
@@ -286,9 +285,12 @@ impl Worker {
             "over": null,
             "wantedBy": null,
         });
-        let labels = json!({NODE_LABEL: label_hash(&me.name)});
+        let metadata = Metadata {
+            labels: [(NODE_LABEL.to_owned(), label_hash(&me.name))].into(),
+            ..object.metadata.clone()
+        };
         let client = &self.shared.client;
-        match client.change_block(&object.metadata, labels, spec).await {
+        match client.change(&metadata, spec).await {
             Ok(Changed::Done(taken)) => {
                 tracing::info!(
                     space = %self.space, %block, node = object.spec.node,
@@ -306,13 +308,12 @@ impl Worker {
         }
     }
 
-    /// Waits until one of the blocks, or another one, was given back. Not while other questions wait:
-    /// they may be of ranges with room. The mark stays, and the runtime asks again.
+    /// Waits until one of the blocks was given back, or another one of a range. Not while other
+    /// questions wait: they may be of ranges with room. The mark stays, and the runtime asks again.
     async fn await_return(
         &mut self,
-        range: &Range,
         asked: &[IpNetwork],
-        blocks: &Blocks,
+        others: Option<(&Range, &Blocks)>,
         deadline: Instant,
     ) -> Result<Option<IpNetwork>, Failure> {
         for tenths in ASK_TENTHS {
@@ -321,37 +322,27 @@ impl Worker {
                 break;
             }
             tokio::time::sleep_until(at).await;
-            let names = self.shared.client.block_names(&self.space).await;
-            let names = names?;
-            let taken = |block: IpNetwork| {
-                self.own.contains_key(&block)
-                    || self.room(range, block) == 0
-                    || names.contains(&self.space.block_name(block))
+            let block = match others {
+                None => asked.first().copied(),
+                Some((range, blocks)) => {
+                    let names = self.shared.client.block_names(&self.space).await;
+                    let names = names?;
+                    let taken = |block: IpNetwork| {
+                        self.own.contains_key(&block)
+                            || self.room(range, block) == 0
+                            || names.contains(&self.space.block_name(block))
+                    };
+                    let free = asked.iter().copied().find(|block| !taken(*block));
+                    free.or_else(|| choice::draw(blocks, taken, random64))
+                }
             };
-            let free = asked.iter().copied().find(|block| !taken(*block));
-            let Some(block) = free.or_else(|| choice::draw(blocks, taken, random64)) else {
-                continue;
-            };
-            if let Attempt::Got = self.attempt(block).await? {
+            if let Some(block) = block
+                && let Attempt::Got = self.attempt(block).await?
+            {
                 return Ok(Some(block));
             }
         }
         Ok(None)
-    }
-
-    /// Waits until one block was given back, as [`Self::await_return`].
-    async fn await_this(&mut self, block: IpNetwork, deadline: Instant) -> Result<bool, Failure> {
-        for tenths in ASK_TENTHS {
-            let at = Instant::now() + self.shared.timing.ask * tenths / 10;
-            if at > deadline || !self.asked.is_empty() {
-                break;
-            }
-            tokio::time::sleep_until(at).await;
-            if let Attempt::Got = self.attempt(block).await? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// The nodes of the cluster, some seconds old.

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::Worker;
 use super::claim::Effort;
+use crate::api::document::Metadata;
 use crate::api::{ApiError, Changed};
 use crate::decide::supply::{OwnBlock, RangeUse};
 
@@ -263,8 +264,12 @@ impl Worker {
             let leased_before = self.leased_before(network).len() as u64;
             let free = all.saturating_sub(used + leased_before);
             let status = json!({"used": used, "free": free});
-            let metadata = own.object.metadata.clone();
-            let noted = self.shared.client.note_in_block(&metadata, status).await?;
+            // Nobody else writes it, and it decides nothing.
+            let metadata = Metadata {
+                resource_version: String::new(),
+                ..own.object.metadata.clone()
+            };
+            let noted = self.shared.client.note(&metadata, status).await?;
             if let Some(own) = self.own.get_mut(&network) {
                 own.noted = Some((used, Instant::now()));
                 if let Changed::Done(object) = noted {

@@ -97,7 +97,7 @@ pub(super) fn restore_neighbour(to: &mut Restoration<'_>, entry: Entry<'_>) -> W
 pub(super) fn restore_route(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
     let route = message(entry)?;
     let known = to.before.identity.index;
-    let copy = replay::route_of_host(&route, known, to.netdev.link.index);
+    let copy = replay::route(&route, known, to.netdev.link.index);
     // A route over several netdevs lost this next hop; the whole is put in its place.
     if replay::leaves_elsewhere(&route, known) {
         return route::replace(to.netdev.socket, entry.what, &copy);
