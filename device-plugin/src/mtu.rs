@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::journal::Lock;
-use hca::{HcaId, netdev::Netdev, network::Uplinks};
+use hca::{HcaId, netdev::Netdev, uplink::Uplinks};
 use netlink::{Socket, link};
 use serde::{Deserialize, Serialize};
 
