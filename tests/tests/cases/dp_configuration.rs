@@ -165,11 +165,14 @@ fn an_mtu_of_a_pool_is_set_and_restored_by_the_daemon_after_a_kill() -> Result<(
     }
     let tree = &machine.tree;
     tree.file("/proc/self/net/dev", "\n\nrdma0: 0\nrdma1: 0\n");
-    tree.file(
-        "/proc/1/net/route",
-        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
-         rdma1\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\n",
-    );
+    for command in [
+        "link set rdma1 up",
+        "link set peer-rdma1 up",
+        "address add 10.0.0.2/24 dev rdma1",
+        "route add default via 10.0.0.1 dev rdma1",
+    ] {
+        host.ip(command)?;
+    }
     let mtu = |netdev: &str| -> Result<u64> {
         let link = host.ip_json(&format!("link show {netdev}"))?;
         link[0]["mtu"].as_u64().context("no MTU")
