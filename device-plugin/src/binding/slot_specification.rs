@@ -10,7 +10,7 @@ use fnv::FnvHasher;
 use kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use serde_json::{Value, json};
 
-use crate::config::{Late, NodeClass, PoolConfig, Sharing};
+use crate::config::{NodeClass, PoolConfig, Sharing};
 use crate::deliver::{env, nodes};
 use crate::snapshot::{Health, Member, UnhealthyReason};
 
@@ -59,22 +59,18 @@ pub(crate) fn text(
         .into_iter()
         .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
         .collect();
-    let mut edits = json!({
-        "deviceNodes": nodes, "env": variables(pool, of_container, gid_index)});
-    if let (
-        Sharing::Late(Late {
-            nccl_topology: true,
-            ..
-        }),
-        Some(file),
-    ) = (pool.sharing, topology)
+    let mut variables = variables(pool, of_container, gid_index);
+    let mut edits = serde_json::Map::new();
+    if let (Sharing::Late(late), Some(file)) = (pool.sharing, topology)
+        && late.nccl_topology
     {
-        edits["mounts"] = json!([{"hostPath": file, "containerPath": file,
+        variables.push(format!("NCCL_TOPO_FILE={}", file.display()));
+        let mounts = json!([{"hostPath": file, "containerPath": file,
             "options": ["ro", "bind", "nosuid", "nodev", "noexec"]}]);
-        if let Some(variables) = edits["env"].as_array_mut() {
-            variables.push(json!(format!("NCCL_TOPO_FILE={}", file.display())));
-        }
+        edits.insert("mounts".to_owned(), mounts);
     }
+    edits.insert("deviceNodes".to_owned(), nodes.into());
+    edits.insert("env".to_owned(), variables.into());
     let device = json!({"name": slot, "containerEdits": edits});
     let document = json!({"cdiVersion": VERSION, "kind": KIND, "devices": [device]});
     format!("{document:#}\n")
@@ -141,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::candidate::example::named;
-    use crate::config::ResourceName;
+    use crate::config::{Late, ResourceName};
     use crate::snapshot::{DeviceNode, UnhealthyReason};
 
     fn member(index: u32) -> Member {

@@ -10,6 +10,7 @@ use e2e::case;
 use e2e::daemon::{Daemon, Machine};
 use e2e::harness::Case;
 use e2e::netns::Netns;
+use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -147,29 +148,38 @@ fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result
 /// On netdevs of a namespace that the machine's files describe.
 fn an_mtu_of_a_pool_is_set_and_restored_by_the_daemon_after_a_kill() -> Result<()> {
     let (machine, host) = (Machine::new()?, Netns::new("mtu")?);
+    // For the daemons that this thread starts.
+    setns(fs::File::open(host.path())?, CloneFlags::CLONE_NEWNET)?;
     for netdev in ["rdma0", "rdma1"] {
-        host.ip(&format!("link add {netdev} type dummy"))?;
+        host.ip(&format!(
+            "link add {netdev} type veth peer name peer-{netdev}"
+        ))?;
         let link = host.ip_json(&format!("link show {netdev}"))?;
         let index = link[0]["ifindex"].as_u64().context("no index")?;
         for attribute in ["ifindex", "iflink"] {
             let file = format!("/sys/class/net/{netdev}/{attribute}");
             machine.tree.file(file, index);
         }
+        let mtu = format!("/sys/class/net/{netdev}/mtu");
+        machine.tree.file(mtu, 1500);
     }
     let tree = &machine.tree;
     tree.file("/proc/self/net/dev", "\n\nrdma0: 0\nrdma1: 0\n");
-    tree.file(
-        "/proc/1/net/route",
-        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
-         rdma1\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\n",
-    );
+    for command in [
+        "link set rdma1 up",
+        "link set peer-rdma1 up",
+        "address add 10.0.0.2/24 dev rdma1",
+        "route add default via 10.0.0.1 dev rdma1",
+    ] {
+        host.ip(command)?;
+    }
     let mtu = |netdev: &str| -> Result<u64> {
         let link = host.ip_json(&format!("link show {netdev}"))?;
         link[0]["mtu"].as_u64().context("no MTU")
     };
     let start = |link_up: &str| {
         let pool = shared().replace("  slots", &format!("  linkUp: {link_up}\n  slots"));
-        host.enter(|| machine.daemon(&pool))
+        machine.daemon(&pool)
     };
     let until = |daemon: &Daemon, wanted: u64| -> Result<()> {
         let end = Instant::now() + WAIT_TIMEOUT;
