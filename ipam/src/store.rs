@@ -143,7 +143,7 @@ impl Store {
         node: NodeIdentity,
         root: &Path,
     ) -> Result<Self, StoreError> {
-        let place = Place::of(policy, name)?;
+        let place = StorePath::of(policy, name)?;
         place.make_if_built_in()?;
         let dir = Dir::open_path(place.directory)?;
         trust(&dir)?;
@@ -202,7 +202,7 @@ impl Store {
         name: &str,
         node: NodeIdentity,
     ) -> Result<Option<Self>, StoreError> {
-        let place = Place::of(policy, name)?;
+        let place = StorePath::of(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
         // A store that is there is used whatever this node noted: freeing by inode
         // cannot free what is another's. One that is not may have been forgotten.
@@ -244,7 +244,9 @@ impl Store {
         name: &str,
         node: &NodeIdentity,
     ) -> Vec<Result<Self, StoreError>> {
-        let current = Place::of(policy, name).ok().map(|place| place.directory);
+        let current = StorePath::of(policy, name)
+            .ok()
+            .map(|place| place.directory);
         let Ok(Some(memory)) = Memory::read(&memory::path(&policy.state_dir, name)) else {
             return Vec::new();
         };
@@ -290,7 +292,7 @@ impl Store {
         node: NodeIdentity,
         root: &Path,
     ) -> Result<Self, StoreError> {
-        let place = Place::of(policy, name)?;
+        let place = StorePath::of(policy, name)?;
         place.make_if_built_in()?;
         let dir = Dir::open_path(place.directory)?;
         trust(&dir)?;
@@ -343,7 +345,7 @@ impl Store {
     /// # Errors
     /// When there is no such store, or the memory cannot be removed.
     pub fn forget(policy: &Policy, name: &str) -> Result<(), StoreError> {
-        Place::of(policy, name)?;
+        StorePath::of(policy, name)?;
         let path = memory::path(&policy.state_dir, name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -428,12 +430,12 @@ impl Store {
 }
 
 /// Where the policy says that a store is.
-struct Place<'p> {
+struct StorePath<'p> {
     directory: &'p Path,
     kind: &'p StoreKind,
 }
 
-impl<'p> Place<'p> {
+impl<'p> StorePath<'p> {
     fn of(policy: &'p Policy, name: &str) -> Result<Self, StoreError> {
         match policy.stores.get(name) {
             Some(store) => Ok(Self {

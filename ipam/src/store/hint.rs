@@ -64,11 +64,10 @@ impl<'r> Hints<'r> {
         u64::from(until) > now / 1000 && full == self.mixed(stamp, shard)
     }
 
-    /// The stamp of a shard; to be read before the shard itself.
-    pub(crate) fn stamp(&self, shard: u128) -> u32 {
-        let file = self.file.as_ref();
-        let bytes = file.map(|file| read_at(file, offset(shard), 4));
-        self.mixed(number(bytes.as_deref().unwrap_or_default()), shard)
+    /// The stamp of a shard; to be read before the shard itself, how long before does not matter.
+    pub(crate) fn stamp(&mut self, shard: u128) -> u32 {
+        let [stamp, ..] = self.entry(shard);
+        self.mixed(stamp, shard)
     }
 
     /// Writes down that a shard was full when it had `stamp`, and until when at
@@ -193,6 +192,11 @@ mod tests {
         Hints::load(Some(Rc::new(dir)), range, true)
     }
 
+    fn mark(hints: &mut Hints<'_>, shard: u128, until: Option<u64>) {
+        let stamp = hints.stamp(shard);
+        hints.mark_full(shard, stamp, until);
+    }
+
     fn full(mut hints: Hints<'_>, shards: impl Iterator<Item = u128>, now: u64) -> Vec<u128> {
         shards.filter(|shard| hints.is_full(*shard, now)).collect()
     }
@@ -205,8 +209,8 @@ mod tests {
         let shards = || first..first + 4;
         let mut hints = load(&place, &range);
         assert!(shards().all(|shard| !hints.is_full(shard, NOW)));
-        hints.mark_full(first, hints.stamp(first), None);
-        hints.mark_full(first + 2, hints.stamp(first + 2), Some(NOW + 5_000));
+        mark(&mut hints, first, None);
+        mark(&mut hints, first + 2, Some(NOW + 5_000));
         let full = |now| full(load(&place, &range), shards(), now);
         assert_eq!(full(NOW), [first, first + 2]);
         assert_eq!(full(NOW + 5_000), [first], "it has rested");
@@ -214,7 +218,7 @@ mod tests {
         released(&dir, (first << 8) + 77).unwrap();
         assert_eq!(full(NOW), [first + 2]);
         let mut hints = load(&place, &range);
-        hints.mark_full(first, hints.stamp(first), None);
+        mark(&mut hints, first, None);
         assert_eq!(full(NOW), [first, first + 2]);
     }
 
@@ -248,7 +252,7 @@ mod tests {
         let block = |block: &str| all.within(&[block.parse().unwrap()]);
         let one = block("10.0.0.16/28");
         let mut hints = load(&place, &one);
-        hints.mark_full(first, hints.stamp(first), None);
+        mark(&mut hints, first, None);
         let is_full = |range: &Range| load(&place, range).is_full(first, NOW);
         assert!(is_full(&one));
         for other in [block("10.0.0.16/27"), block("10.0.0.32/28"), all.clone()] {
@@ -267,7 +271,7 @@ mod tests {
             near.find(|shard| entry_of(*shard) == entry_of(first))
         });
         let mut hints = load(&place, &all);
-        hints.mark_full(first, hints.stamp(first), None);
+        mark(&mut hints, first, None);
         let shards = [first, other.unwrap()];
         assert_eq!(full(load(&place, &all), shards.into_iter(), NOW), [first]);
     }

@@ -12,11 +12,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Shard {
     first: u128,
-    states: Box<[State; 256]>,
+    states: Box<[AddressState; 256]>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct State {
+struct AddressState {
     /// The highest generation seen; 0 when the address was never used.
     generation: u64,
     /// Whether a name of any generation says held.
@@ -58,7 +58,7 @@ impl Shard {
     ) -> Self {
         let mut shard = Self {
             first,
-            states: Box::new([State::default(); 256]),
+            states: Box::new([AddressState::default(); 256]),
         };
         for lease_name in names.filter_map(LeaseName::parse) {
             let Some(state) = shard.state(bits(lease_name.address)) else {
@@ -81,7 +81,7 @@ impl Shard {
         shard
     }
 
-    fn state(&mut self, address: u128) -> Option<&mut State> {
+    fn state(&mut self, address: u128) -> Option<&mut AddressState> {
         let offset = usize::try_from(address.checked_sub(self.first)?).ok()?;
         self.states.get_mut(offset)
     }

@@ -19,7 +19,7 @@ pub struct Export {
 }
 
 /// One pool, and whether it has to be written.
-struct Pool {
+struct PoolToWrite {
     object: Value,
     is_new: bool,
     is_changed: bool,
@@ -31,10 +31,10 @@ struct Pool {
 #[must_use]
 pub fn export(leases: &[Lease], pools: &[Value], reservations: &[Value]) -> Export {
     let name = |object: &Value| Some(object.pointer("/metadata/name")?.as_str()?.to_owned());
-    let mut pools: BTreeMap<String, Pool> = pools
+    let mut pools: BTreeMap<String, PoolToWrite> = pools
         .iter()
         .filter_map(|object| {
-            let pool = Pool {
+            let pool = PoolToWrite {
                 object: object.clone(),
                 is_new: false,
                 is_changed: false,
@@ -71,7 +71,7 @@ pub fn export(leases: &[Lease], pools: &[Value], reservations: &[Value]) -> Expo
 /// Whether an object has to be written for a lease.
 fn record(
     lease: &Lease,
-    pools: &mut BTreeMap<String, Pool>,
+    pools: &mut BTreeMap<String, PoolToWrite>,
     reserved: &mut BTreeMap<String, String>,
     made: &mut Vec<Value>,
 ) -> Result<bool, String> {
@@ -101,7 +101,7 @@ fn record(
         _ => {}
     }
     let name = pool_name(lease.range, network_name);
-    let pool = pools.entry(name.clone()).or_insert_with(|| Pool {
+    let pool = pools.entry(name.clone()).or_insert_with(|| PoolToWrite {
         object: object(
             "IPPool",
             &name,

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use connections::{Answers, Connections};
 pub use place::SocketId;
-use place::{Bound, Place, Present};
+use place::{Bound, Present, SocketPath};
 
 /// How often the socket's file is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -187,7 +187,7 @@ impl<A: Answers> Socket<A> {
     }
 
     async fn bind(&self) -> Result<(UnixListener, Bound), String> {
-        let place = Place {
+        let place = SocketPath {
             path: self.path.clone(),
             flag: self.flag,
         };

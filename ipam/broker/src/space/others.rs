@@ -31,7 +31,7 @@ const NODES_AGE: Duration = Duration::from_secs(30);
 
 /// What became of a search among the blocks of other nodes.
 #[derive(Debug, Default)]
-struct Search {
+struct SearchOfOthers {
     /// When the first block of a node that is gone has rested.
     rests: Option<Timestamp>,
     /// Blocks found to be of nodes that are gone.
@@ -51,7 +51,7 @@ impl Worker {
         deadline: Instant,
     ) -> Result<IpNetwork, Failure> {
         let others = self.blocks_of_others(range, grid).await?;
-        let mut search = Search::default();
+        let mut search = SearchOfOthers::default();
         if let Some(block) = self.take_over_rested(&others, &mut search).await? {
             return Ok(block);
         }
@@ -92,7 +92,7 @@ impl Worker {
     async fn take_over_rested(
         &mut self,
         others: &[BlockObject],
-        search: &mut Search,
+        search: &mut SearchOfOthers,
     ) -> Result<Option<IpNetwork>, Failure> {
         let over = others
             .iter()
@@ -122,7 +122,7 @@ impl Worker {
         &self,
         others: &[BlockObject],
         deadline: Instant,
-        search: &mut Search,
+        search: &mut SearchOfOthers,
     ) -> Result<(), ApiError> {
         let nodes = self.nodes().await?;
         let mut states: BTreeMap<String, NodeState> = BTreeMap::new();
@@ -172,7 +172,7 @@ impl Worker {
         grid: &RangeSpec,
         blocks: &Blocks,
         others: &[BlockObject],
-        search: &Search,
+        search: &SearchOfOthers,
     ) -> String {
         let own = self
             .own

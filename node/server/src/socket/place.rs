@@ -39,7 +39,7 @@ impl SocketId {
 
 /// Where a socket is made.
 #[derive(Debug)]
-pub struct Place {
+pub struct SocketPath {
     pub path: PathBuf,
     /// The flag that names another path, for messages.
     pub flag: &'static str,
@@ -61,7 +61,7 @@ pub enum Present {
     Nothing,
 }
 
-impl Place {
+impl SocketPath {
     /// Makes the directory if it is missing, and a socket in place of whatever is there. `nonce`
     /// distinguishes this process from another one that does the same.
     ///
@@ -199,7 +199,7 @@ mod tests {
     fn bind(path: &Path, nonce: &str) -> Result<(UnixListener, Bound), String> {
         let path = path.to_owned();
         let flag = "--node-socket";
-        Place { path, flag }.bind(nonce)
+        SocketPath { path, flag }.bind(nonce)
     }
 
     fn names(directory: &Path) -> Vec<String> {
