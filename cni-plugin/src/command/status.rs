@@ -56,7 +56,7 @@ fn check(places: &Places, subject: String, request: &Request) -> Result<(Node, I
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma: false,
-            guid: None,
+            vf: None,
             pkey: plan::partition(master, &config),
         };
         let rules = Rules {
