@@ -218,7 +218,8 @@ mod tests {
         );
         let settings = settings.unwrap();
         let mut allow = AllowVf::default();
-        let grants: [(&str, fn(&mut AllowVf)); 9] = [
+        type Grant = fn(&mut AllowVf);
+        let grants: [(&str, Grant); 9] = [
             ("guid", |allow| {
                 allow.guid = vec![1..=1, 0x0200_0000_0000_0000..=0x0200_0000_0000_0008];
             }),
