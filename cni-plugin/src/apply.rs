@@ -59,10 +59,13 @@ pub fn make(
             }
             let moved = move_in(host, pod, inside, nic, name)?;
             keep_next_hops(host, snapshot, nic.index)?;
-            if mtu.is_some() || plan.mac.is_some() {
+            // A VF may have it by its PF.
+            let mac = plan.mac.as_ref().map(MacAddress::bytes);
+            let mac = mac.filter(|mac| moved.mac != *mac);
+            if mtu.is_some() || mac.is_some() {
                 let change = Change {
                     mtu,
-                    mac: plan.mac.as_ref().map(MacAddress::bytes),
+                    mac,
                     ..Change::default()
                 };
                 let what = format_args!("set MTU and MAC of {name}");

@@ -7,13 +7,13 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use attachment::netdev::identity;
-use hca::{Guid, HcaId};
+use attachment::netdev::{identity, vf::Settings};
+use hca::HcaId;
 use node::policy::{Allow, Candidate, partition};
 
 use crate::{
     allocation::Allocated,
-    config::Attach,
+    config::{Attach, vf},
     resolve::{HostLink, Parent, RdmaTarget, Resolved},
 };
 
@@ -38,15 +38,15 @@ pub struct Rules<'a> {
 
 /// What the request asks for beside its kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct Asked<'a> {
     /// A macvlan of mode `passthru`.
     pub passthru: bool,
     /// RDMA devices are to leave the host's namespace.
     pub moves_rdma: bool,
     /// The partition of an IPoIB child.
     pub pkey: Option<u16>,
-    /// The GUID that the VF is given.
-    pub guid: Option<Guid>,
+    /// What is set of a VF.
+    pub vf: Option<&'a Settings>,
 }
 
 /// Allows or denies what a request resolves to.
@@ -58,7 +58,7 @@ pub struct Asked {
 /// The first rule that denies it; whatever `kubelet` says when it does not answer.
 pub fn authorize<E: From<Denied>>(
     resolved: &Resolved,
-    asked: Asked,
+    asked: Asked<'_>,
     rules: Rules<'_>,
     kubelet: impl FnOnce() -> Result<Allocated, E>,
 ) -> Result<(), E> {
@@ -69,7 +69,7 @@ pub fn authorize<E: From<Denied>>(
     Ok(())
 }
 
-fn needs_allocation(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> bool {
+fn needs_allocation(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> bool {
     let is_exclusive = |host: &HostLink| rules.exclusive.iter().any(|hca| host.hcas.contains(hca));
     !rules.allow.unallocated
         && match resolved {
@@ -85,7 +85,7 @@ fn needs_allocation(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> bool
 ///
 /// # Errors
 /// The first rule that denies it.
-pub fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<(), Denied> {
+pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Result<(), Denied> {
     if let (Some(pkey), Resolved::Child { parent, .. }) = (asked.pkey, resolved) {
         in_partition(&parent.link().name.to_string(), pkey, rules)?;
     }
@@ -94,12 +94,13 @@ pub fn by_policy(resolved: &Resolved, asked: Asked, rules: Rules<'_>) -> Result<
             let subject = Subject::of(Attach::Move, nic);
             netdev(&subject, nic, rules)?;
             movable(&subject, nic, rules)?;
-            match asked.guid.filter(|guid| !rules.allow.lists_guid(guid.0)) {
-                Some(guid) => subject.denied(
-                    format!("the policy does not list its guid {guid}"),
+            let asked = asked.vf;
+            match asked.and_then(|asked| vf::denied(asked, &rules.allow.vf)) {
+                Some((key, value)) => subject.denied(
+                    format!("the policy does not allow {key} {value}"),
                     format!(
-                        "choose another guid or leave it out; if networks may set it, add it to \
-                         allow.vf.guid in {}",
+                        "leave {key} out, or choose an allowed value; if networks may set it, add it to \
+                         allow.vf.{key} in {}",
                         rules.path.display()
                     ),
                 ),

@@ -8,6 +8,7 @@ mod attach;
 mod devices;
 mod keys;
 mod kinds;
+pub(crate) mod vf;
 
 pub use attach::{Attach, ChildKind};
 #[cfg(test)]
@@ -16,7 +17,7 @@ pub use devices::{Devices, Names};
 
 use std::collections::BTreeMap;
 
-use attachment::journal::record::Slot;
+use attachment::{journal::record::Slot, netdev::vf::Settings};
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
@@ -73,8 +74,9 @@ pub struct Config {
     pub mtu: Option<u32>,
     /// The MAC address asked for, by the runtime, the pod or the configuration.
     pub mac: Option<MacAddress>,
-    /// The GUID of an InfiniBand VF, by the runtime, the pod or the configuration.
-    pub guid: Option<Guid>,
+    /// What is set of a VF through its PF; the GUID of an InfiniBand VF is by the runtime, the pod or
+    /// the configuration.
+    pub vf: Settings,
     /// `bcqueuelen` in packets.
     pub broadcast_queue: Option<u32>,
     /// `linkInContainer`: the master is in the pod's namespace.
@@ -152,7 +154,7 @@ impl Config {
             mode: root.text("mode")?.map(str::to_owned),
             mtu: mtu(&root)?,
             mac: mac(request, &root, &runtime, attach)?,
-            guid: guid(request, &root, &runtime, by_ib_kubernetes)?,
+            vf: vf::read(&root, guid(request, &root, &runtime, by_ib_kubernetes)?)?,
             broadcast_queue: positive(&root, "bcqueuelen")?,
             link_in_container: root.get("linkInContainer")?.unwrap_or(false),
             // ib-kubernetes makes the port of the VF a member.
@@ -438,10 +440,10 @@ mod tests {
             ("args", 0x0011_2233_4455_6678),
             ("guid", 0x0011_2233_4455_6679),
         ] {
-            assert_eq!(read(keys.clone()).unwrap().guid, Some(Guid(guid)));
+            assert_eq!(read(keys.clone()).unwrap().vf.guid, Some(Guid(guid)));
             keys.as_object_mut().unwrap().remove(key);
         }
-        assert_eq!(read(keys).unwrap().guid, None);
+        assert_eq!(read(keys).unwrap().vf.guid, None);
     }
 
     #[test]
@@ -460,7 +462,7 @@ mod tests {
         ));
         let config = config.unwrap();
         assert_eq!(
-            (config.guid, config.pkey),
+            (config.vf.guid, config.pkey),
             (Some(Guid(0x0200_0000_0000_0001)), None)
         );
     }

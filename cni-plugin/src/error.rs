@@ -79,7 +79,7 @@ impl From<attachment::Error> for Error {
             Kind::Policy => Code::Policy,
             Kind::Kernel => Code::Kernel,
             Kind::Exists => Code::Exists,
-            Kind::Locked | Kind::Nowhere | Kind::ChildNowhere(_) | Kind::PfAway | Kind::Kept => {
+            Kind::Locked | Kind::Nowhere | Kind::ChildNowhere(_) | Kind::VfKept | Kind::Kept => {
                 Code::TryAgain
             }
             Kind::File | Kind::State | Kind::Incomplete => Code::State,

@@ -156,6 +156,10 @@ impl fmt::Display for Plan {
         if let Some(mac) = &self.mac {
             write!(f, "; MAC {mac}")?;
         }
+        let vf = self.snapshot.as_ref().and_then(|taken| taken.vf.as_ref());
+        for setting in vf.iter().flat_map(|vf| &vf.set) {
+            write!(f, "; VF {}", setting.text)?;
+        }
         match &self.given {
             Some(given) => given.fmt(f),
             None => f.write_str("; addresses once the interface is up"),

@@ -157,8 +157,8 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
         {
             let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)?;
             detach::report(node, moved, &returned);
-            if let Some(pf) = returned.pf_away {
-                return Err(detach::pf_away(&record, moved, &pf).into());
+            if let Some(why) = returned.vf_kept {
+                return Err(detach::vf_kept(&record, moved, &why).into());
             }
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     command::status,
-    config::{Attach, ChildKind, Config, Devices},
+    config::{Attach, ChildKind, Config, Devices, vf},
     error::Error,
     interface_config::InterfaceConfig,
     parts::Numbering,
@@ -116,9 +116,9 @@ fn check_plugin(
             places.policy.display()
         ));
     }
-    if let Some(guid) = config.guid.filter(|guid| !policy.allow.lists_guid(guid.0)) {
+    if let Some((key, value)) = vf::denied(&config.vf, &policy.allow.vf) {
         found.errors.push(format!(
-            "guid {guid} is denied: add it to allow.vf.guid in {}, or leave it out",
+            "{key} {value} is denied: add it to allow.vf.{key} in {}, or leave it out",
             places.policy.display()
         ));
     }

@@ -38,6 +38,8 @@ pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
 pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-ipam";
 /// Where container runtimes read CDI files, unless `cdiDir` says otherwise.
 pub const DEFAULT_CDI_DIRECTORY: &str = "/var/run/cdi";
+/// IEEE 802.1Q reserves 4095.
+pub const MAX_VLAN: u16 = 4094;
 /// A policy is a page of text; more is a mistake.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -240,9 +242,29 @@ pub struct Allow {
     /// `inactivePartitions`: IPoIB children without a carrier, also in a partition that their port
     /// is not a member of.
     pub inactive_partitions: bool,
-    /// `vf.guid`: the GUIDs that a network may give a VF.
-    #[serde(rename = "vf", deserialize_with = "read::vf")]
-    pub guids: Vec<RangeInclusive<u64>>,
+    /// `vf`: what a network may set of a VF through its PF.
+    pub vf: AllowVf,
+}
+
+/// `allow.vf`, by the names that the keys have in a network. The default allows nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct AllowVf {
+    #[serde(deserialize_with = "read::guids")]
+    pub guid: Vec<RangeInclusive<u64>>,
+    /// 0 is for a VF without a VLAN.
+    #[serde(deserialize_with = "read::vlans")]
+    pub vlan: Vec<RangeInclusive<u16>>,
+    #[serde(rename = "vlanQoS")]
+    pub vlan_qos: bool,
+    #[serde(rename = "vlanProto")]
+    pub vlan_proto: bool,
+    pub trust: bool,
+    pub spoofchk: bool,
+    pub link_state: bool,
+    pub min_tx_rate: bool,
+    pub max_tx_rate: bool,
+    pub mac: bool,
 }
 
 /// A port's GUID as people write it, in groups of two or four digits or without groups; not all zeros
@@ -306,7 +328,7 @@ impl Default for Allow {
             request_excluded: false,
             pkeys: None,
             inactive_partitions: false,
-            guids: Vec::new(),
+            vf: AllowVf::default(),
         }
     }
 }
@@ -359,12 +381,6 @@ impl Allow {
         self.netdevs
             .as_ref()
             .is_none_or(|list| list.iter().any(|s| s.matches(candidate)))
-    }
-
-    /// Whether a network may give a VF this GUID.
-    #[must_use]
-    pub fn lists_guid(&self, guid: u64) -> bool {
-        self.guids.iter().any(|range| range.contains(&guid))
     }
 }
 

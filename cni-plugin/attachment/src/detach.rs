@@ -40,7 +40,7 @@ use crate::{
 pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) -> Result<(), Error> {
     let mut failures = Vec::new();
     let mut unfinished = Vec::new();
-    let mut pf_away = None;
+    let mut vf_kept = None;
     // First: no container starts with device nodes that are another pod's a moment later.
     failures.extend(remove_cdi_files(node, record).err());
     let mut is_over = true;
@@ -64,8 +64,10 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         Ok(returned) if returned.is_whole() => {}
                         Ok(returned) => {
                             unfinished.push(part);
-                            let away = returned.pf_away;
-                            pf_away = away.map(|pf| self::pf_away(record, taken, &pf)).or(pf_away);
+                            let why = returned.vf_kept;
+                            vf_kept = why
+                                .map(|why| self::vf_kept(record, taken, &why))
+                                .or(vf_kept);
                         }
                         Err(e) => failures.push(e),
                     }
@@ -121,7 +123,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     if unfinished.is_empty() {
         return node.journal.forget(key);
     }
-    // Their names are somebody else's for now, or a PF is away: the record stays for the repair, and
+    // Their names are somebody else's for now, or a VF has their settings: the record stays for the repair, and
     // holds nothing else.
     let rest = |part: &Part| Part {
         returned: true,
@@ -137,15 +139,15 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
         ..record.clone()
     };
     node.journal.replace(key, &rest)?;
-    pf_away.map_or(Ok(()), Err)
+    vf_kept.map_or(Ok(()), Err)
 }
 
-/// The GUIDs of the VF that returns from an attachment stay: `pf` is away.
-pub fn pf_away(record: &Record, vf: &Snapshot, pf: &str) -> Error {
+/// The VF that returns from an attachment may have its settings still, and why.
+pub fn vf_kept(record: &Record, vf: &Snapshot, why: &str) -> Error {
     let (vf, owner) = (&vf.name, record.owner());
-    let what = format!("{vf} may have the GUID of {owner}: its PF {pf} has no netdev on the host");
-    Error::new(Kind::PfAway, what).with(
-        "no pod gets the VF until its GUIDs are restored: return the PF's netdev to the host, then run \
+    let what = format!("{vf} may have VF settings of {owner}: {why}");
+    Error::new(Kind::VfKept, what).with(
+        "no pod gets the VF until they are restored: return the PF's netdev to the host, then run \
          rdmactl attachments reclaim, or let the next ADD do it",
     )
 }

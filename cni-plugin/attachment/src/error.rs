@@ -30,8 +30,8 @@ pub enum Kind {
     ChildNowhere(String),
     /// The pod's namespace is over and something of the attachment is not found.
     Kept,
-    /// The GUIDs of a VF cannot be restored.
-    PfAway,
+    /// Settings of a VF cannot be restored.
+    VfKept,
     /// What the IPAM answered, or why it cannot be asked, with its own code.
     Ipam(cni_wire::Code),
 }

@@ -1,3 +1,4 @@
+use attachment::netdev::vf::Settings;
 use hca::{Guid, PortId};
 use hca_trees::{RdmaSpec, Tree};
 use netlink::link::Link;
@@ -332,21 +333,26 @@ fn passthru_needs_its_key_and_the_hca() {
 }
 
 #[test]
-fn a_guid_is_set_if_the_policy_lists_it() {
+fn a_vf_setting_needs_the_policy() {
     let nic = Resolved::Move(hardware());
-    let asked = Asked {
+    let settings = Settings {
         guid: Some(Guid(0x0200_0000_0000_0008)),
+        trust: Some(true),
+        ..Settings::default()
+    };
+    let asked = Asked {
+        vf: Some(&settings),
         ..Asked::default()
     };
-    let denied = by_policy(&nic, asked, rules(&Allow::default())).unwrap_err();
-    assert!(denied.remedy.contains("allow.vf.guid"), "{denied}");
-    let mut allow = Allow {
-        guids: vec![1..=1, 0x0200_0000_0000_0000..=0x0200_0000_0000_0007],
-        ..Allow::default()
-    };
+    let mut allow = Allow::default();
     let denied = by_policy(&nic, asked, rules(&allow)).unwrap_err();
     assert!(denied.why.contains("0200:0000:0000:0008"), "{denied}");
-    allow.guids = vec![1..=1, 0x0200_0000_0000_0000..=0x0200_0000_0000_0008];
+    assert!(denied.remedy.contains("allow.vf.guid"), "{denied}");
+    allow.vf.guid = vec![0x0200_0000_0000_0000..=0x0200_0000_0000_0008];
+    let denied = by_policy(&nic, asked, rules(&allow)).unwrap_err();
+    assert!(denied.why.contains("trust on"), "{denied}");
+    assert!(denied.remedy.contains("allow.vf.trust"), "{denied}");
+    allow.vf.trust = true;
     by_policy(&nic, asked, rules(&allow)).unwrap();
 }
 
@@ -449,7 +455,7 @@ fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
         moves_rdma: true,
         ..Asked::default()
     };
-    let ask = |resolved: &Resolved, asked: Asked, allow: &Allow| {
+    let ask = |resolved: &Resolved, asked: Asked<'_>, allow: &Allow| {
         authorize(resolved, asked, rules(allow), || has(&["0000:3b:00.2"]))
     };
     let default = Allow::default();

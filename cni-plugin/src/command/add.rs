@@ -14,10 +14,10 @@
 
 mod answer;
 mod give;
-mod guid;
 mod nics;
 mod record;
 mod undo;
+mod vf;
 
 use std::time::Duration;
 

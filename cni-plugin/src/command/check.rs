@@ -21,7 +21,7 @@ use crate::{bind, error::Error, interface_config, rdma};
 ///
 /// # Errors
 /// Code 104 naming what differs; code 7 without a `prevResult`.
-pub fn run(node: Node, request: &Request) -> Result<(), Error> {
+pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     let id = request.attachment()?;
     let before = request.config.prev_result()?.ok_or_else(|| {
         Error::new(Code::InvalidConfig, "prevResult is missing")
@@ -50,6 +50,11 @@ pub fn run(node: Node, request: &Request) -> Result<(), Error> {
                 node.log
                     .warn(noted.unwrap_or("the interface has no carrier; ibstat shows the port"));
             }
+        }
+        if let Some((taken, vf)) = part.moved.as_ref().and_then(|m| Some((m, m.vf.as_ref()?)))
+            && let Some(unset) = vf.unset(&node.roots.sys, &mut node.netns.socket)?
+        {
+            return Err(differs(format!("VF {} has lost {unset}", taken.name)));
         }
         rdma::check(&node, &pod, &part.rdma)?;
         bind::check(&node, &part.slots)?;

@@ -73,15 +73,15 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
 }
 
 /// Undoes an attachment by its record. After its namespace the runtime must get on: what is not found
-/// then is the daemon's to undo. So it must after a first DEL while a PF is away.
+/// then is the daemon's to undo. So it must after a first DEL while a VF keeps its settings.
 fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
         Err(kept) if kept.kind == Kind::Kept => {
             node.log.warn(kept.with_remedy());
             return Ok(());
         }
-        Err(away) if away.kind == Kind::PfAway && record.is_returned() => {
-            node.log.warn(away.with_remedy());
+        Err(kept) if kept.kind == Kind::VfKept && record.is_returned() => {
+            node.log.warn(kept.with_remedy());
         }
         done => done?,
     }

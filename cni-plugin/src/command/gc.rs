@@ -62,8 +62,8 @@ fn collect(node: &mut Node, key: &Key) -> Result<bool, Error> {
                 node.log.warn(kept.with_remedy());
                 Ok(false)
             }
-            Err(away) if away.kind == Kind::PfAway => {
-                node.log.warn(away.with_remedy());
+            Err(kept) if kept.kind == Kind::VfKept => {
+                node.log.warn(kept.with_remedy());
                 Ok(true)
             }
             done => Ok(done.map(|()| true)?),

@@ -51,7 +51,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Er
         let asked = Asked {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma: false,
-            guid: None,
+            vf: None,
             pkey: plan::partition(master, &config),
         };
         let rules = Rules {

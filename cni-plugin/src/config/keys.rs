@@ -24,8 +24,11 @@ pub(super) const KEYS: &[&str] = &[
     "kernelpath",
     "linkInContainer",
     "linkLocal",
+    "link_state",
     "mac",
     "master",
+    "max_tx_rate",
+    "min_tx_rate",
     "mode",
     "mtu",
     "name",
@@ -39,8 +42,13 @@ pub(super) const KEYS: &[&str] = &[
     "rdma",
     "rdmaDevice",
     "runtimeConfig",
+    "spoofchk",
+    "trust",
     "type",
     "umcast",
+    "vlan",
+    "vlanProto",
+    "vlanQoS",
 ];
 
 /// Those of [`KEYS`] that change neither which NIC is meant, nor addresses, nor isolation: a slip
@@ -51,37 +59,20 @@ const HARMLESS: &[&str] = &["bcqueuelen", "dad", "dns", "mtu", "names", "umcast"
 /// are not done here; each with what to do instead.
 const REFUSED: &[(&[&str], &str)] = &[
     (
-        &[
-            "vlan",
-            "vlanId",
-            "vlanProto",
-            "vlanQoS",
-            "vlanTrunk",
-            "trunk",
-        ],
-        "set the VLAN on the VF (ip link set PF vf N vlan ID), which keeps it, or name a VLAN netdev as \
-         master",
+        &["vlanId", "vlanTrunk", "trunk"],
+        "set vlan for a VF that is moved, or name a VLAN netdev as master",
     ),
     (
-        &[
-            "trust",
-            "spoofchk",
-            "macspoofchk",
-            "mac_spoof_chk",
-            "link_state",
-            "portIsolation",
-        ],
-        "set it on the VF (ip link set PF vf N ...), which keeps it in the pod",
+        &["macspoofchk", "mac_spoof_chk"],
+        "set spoofchk for a VF that is moved",
     ),
     (
-        &[
-            "min_tx_rate",
-            "max_tx_rate",
-            "ingressRate",
-            "egressRate",
-            "bandwidth",
-        ],
-        "set the rate on the VF (ip link set PF vf N max_tx_rate MBPS), which keeps it in the pod",
+        &["portIsolation"],
+        "set it on the bridge port (bridge link set dev PORT isolated on)",
+    ),
+    (
+        &["ingressRate", "egressRate", "bandwidth"],
+        "set max_tx_rate, in Mbit/s, for a VF that is moved",
     ),
     (
         &["infinibandGUID"],

@@ -70,7 +70,7 @@ fn fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
             format!("mac: {} is not an Ethernet link", link.name),
             "leave mac out",
         )),
-        Attach::Move if config.guid.is_some() && !link.is_infiniband() => Err(invalid(
+        Attach::Move if config.vf.guid.is_some() && !link.is_infiniband() => Err(invalid(
             format!("guid: {} is not an InfiniBand link", link.name),
             "leave guid out",
         )),
@@ -169,6 +169,8 @@ fn is_ethernet(kind: ChildKind, link: &Link) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use attachment::netdev::vf::Settings;
+
     use super::*;
     use crate::resolve::Parent;
 
@@ -224,7 +226,10 @@ mod tests {
     fn a_netdev_that_moves_takes_an_address_on_ethernet_only() {
         refuses(Attach::Move, &with_mac(), INFINIBAND, "mac");
         let guid = Config {
-            guid: Some(hca::Guid(7)),
+            vf: Settings {
+                guid: Some(hca::Guid(7)),
+                ..Settings::default()
+            },
             ..config()
         };
         refuses(Attach::Move, &guid, ETHERNET, "guid");

@@ -2,7 +2,7 @@
 //! function that its field names; each says the rule that a wrong value breaks.
 
 use super::{
-    BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, Policy, PolicyError, Selector, Store,
+    BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector, Store,
     StoreBounds, StoreKind, partition_key, port_guid,
 };
 
@@ -129,6 +129,10 @@ readers! {
         "must be a list of GUIDs and ranges such as \"02:00:00:00:00:00:00:00-02:ff:ff:ff:ff:ff:ff:ff\"",
         |texts| texts.iter().map(|text| guid_range(text)).collect();
 
+    vlans: Vec<serde_json::Value> => Vec<RangeInclusive<u16>>,
+        "must be a list of VLANs (0 to 4094) and ranges such as \"100-199\"",
+        |values| values.iter().map(vlan_range).collect();
+
     /// Names of programs in `CNI_PATH`, never paths.
     ipam_programs: Vec<String> => Vec<String>,
         "must be a list of names of IPAM programs, without \"/\"",
@@ -163,6 +167,14 @@ fn guid_range(text: &str) -> Option<RangeInclusive<u64>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let range = port_guid(first)?..=port_guid(last)?;
     (!range.is_empty()).then_some(range)
+}
+
+fn vlan_range(value: &serde_json::Value) -> Option<RangeInclusive<u16>> {
+    let number = value.to_string();
+    let text = value.as_str().unwrap_or(&number);
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = first.parse().ok()?..=last.parse().ok()?;
+    (!range.is_empty() && *range.end() <= MAX_VLAN).then_some(range)
 }
 
 /// An absolute path without `..`: the path that is used is the one in the file.
@@ -320,15 +332,6 @@ impl<'de> Deserialize<'de> for Partition {
     }
 }
 
-pub(super) fn vf<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RangeInclusive<u64>>, D::Error> {
-    #[derive(serde::Deserialize)]
-    struct Vf {
-        #[serde(deserialize_with = "guids")]
-        guid: Vec<RangeInclusive<u64>>,
-    }
-    Vf::deserialize(from).map(|vf| vf.guid)
-}
-
 pub(super) struct Rail(pub(super) u32);
 
 impl<'de> Deserialize<'de> for Rail {
@@ -350,7 +353,7 @@ pub(super) fn selectors<'de, D: Deserializer<'de>>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FabricAddresses, LogLevel, Profile};
+    use super::super::{AllowVf, FabricAddresses, LogLevel, Profile};
     use super::*;
 
     fn parse(text: &str) -> Result<Policy, PolicyError> {
@@ -368,7 +371,8 @@ mod tests {
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
                         "unallocated": true, "requestExcluded": true,
                         "inactivePartitions": true, "ipam": ["rdma-ipam", "host-local"],
-                        "vf": {"guid": ["0200000000000000-02:00:00:00:00:00:00:ff", "00:11:22:33:44:55:66:77"]},
+                        "vf": {"guid": ["0200000000000000-02:00:00:00:00:00:00:ff", "00:11:22:33:44:55:66:77"],
+                               "vlan": ["100-199", 7, "0"], "vlanQoS": true, "link_state": true},
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "rails": {"0000:3b:00.0": 0, "ens2*": 7},
               "fabricAddresses": "static",
@@ -397,13 +401,17 @@ mod tests {
         assert!(policy.allow.non_rdma && policy.allow.uplinks);
         assert!(policy.allow.passthru && policy.allow.virtual_links && policy.allow.unallocated);
         assert!(policy.allow.request_excluded && policy.allow.inactive_partitions);
-        assert_eq!(
-            policy.allow.guids,
-            [
+        let vf = AllowVf {
+            guid: vec![
                 0x0200_0000_0000_0000..=0x0200_0000_0000_00ff,
-                0x0011_2233_4455_6677..=0x0011_2233_4455_6677
-            ]
-        );
+                0x0011_2233_4455_6677..=0x0011_2233_4455_6677,
+            ],
+            vlan: vec![100..=199, 7..=7, 0..=0],
+            vlan_qos: true,
+            link_state: true,
+            ..AllowVf::default()
+        };
+        assert_eq!(policy.allow.vf, vf);
         assert_eq!(policy.allow.ipam, ["rdma-ipam", "host-local"]);
         let nic = super::super::Candidate {
             if_name: "ens1",
@@ -545,8 +553,23 @@ mod tests {
                 r#"{"allow": {"vf": ["guid"]}}"#,
                 "allow.vf: expected an object",
             ),
-            (r#"{"allow": {"vf": {"vlan": []}}}"#, "vlan"),
-            (r#"{"allow": {"vf": {}}}"#, "allow.vf.guid: is missing"),
+            (r#"{"allow": {"vf": {"vlans": []}}}"#, "vlan"),
+            (
+                r#"{"allow": {"vf": {"trust": "on"}}}"#,
+                "allow.vf.trust: expected true or false",
+            ),
+            (
+                r#"{"allow": {"vf": {"vlan": ["0-4095"]}}}"#,
+                "allow.vf.vlan: must be a list",
+            ),
+            (
+                r#"{"allow": {"vf": {"vlan": ["7-6"]}}}"#,
+                "allow.vf.vlan: must be a list",
+            ),
+            (
+                r#"{"allow": {"vf": {"vlan": [-1]}}}"#,
+                "allow.vf.vlan: must be a list",
+            ),
             (
                 r#"{"allow": {"vf": {"guid": ["0200000000000009-0200000000000008"]}}}"#,
                 "allow.vf.guid: must be a list",

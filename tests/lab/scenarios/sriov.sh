@@ -52,3 +52,45 @@ ip netns delete pod1
 check "virtual function 1 does, though its namespace died" cni rdma-netdev DEL pod1 pod1 net1 "$(network 1)"
 for number in 0 1; do wait_for 30 settled "${nic[number]}"; done
 as_before "both are as they were, with what the physical function holds of them" "$before" whole_state
+
+step "settings that a network asks for"
+with() { jq -c ". + $1" <<<"$(network 0)"; }
+settings='{"vlan": 100, "vlanQoS": 3, "trust": "off", "spoofchk": "on", "max_tx_rate": 500, "mac": "02:00:00:00:00:21"}'
+vf0() { ip -o link show eth0 | sed 's/.*\(vf 0 .*\)vf 1 .*/\1/'; }
+ip netns add pod0
+refuses "the policy does not allow one" 'allow.vf.vlan' cni rdma-netdev ADD pod0 pod0 net1 "$(with "$settings")"
+node_policy '{"allow": {"unallocated": true, "vf": {"vlan": ["100-199"], "vlanQoS": true, "vlanProto": true,
+	"trust": true, "spoofchk": true, "link_state": true, "max_tx_rate": true, "mac": true}}}'
+refuses "nor a VLAN that it does not list" 'allow.vf.vlan' \
+	cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"vlan": 200}')"
+refuses "the driver has no link state, the kernel says" 'link state Disable: .*not supported' \
+	cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"vlan": 100, "link_state": "disable"}')"
+refuses "nor VLANs of 802.1ad" '802.1ad: .*not supported' \
+	cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"vlan": 100, "vlanProto": "802.1ad"}')"
+as_before "what was set before is restored" "$before" whole_state
+check "the VF gets its settings" cni rdma-netdev ADD pod0 pod0 net1 "$(with "$settings")"
+attached=$(with "$settings" | jq -c --argjson result "$checked" '. + {prevResult: $result}')
+contains "its PF says so" \
+	'02:00:00:00:00:21.*vlan 100, qos 3.*tx rate 500.*spoof checking on.*trust off' "$(vf0)"
+equal "the pod has the MAC address" 02:00:00:00:00:21 "$(ip netns exec pod0 cat /sys/class/net/net1/address)"
+check "CHECK compares" cni rdma-netdev CHECK pod0 pod0 net1 "$attached"
+ip link set eth0 vf 0 spoofchk off
+refuses "and names what is lost" 'has lost spoof check true' cni rdma-netdev CHECK pod0 pod0 net1 "$attached"
+check "it returns" cni rdma-netdev DEL pod0 pod0 net1 "$(with "$settings")"
+wait_for 30 settled "${nic[0]}"
+as_before "it is as it was" "$before" whole_state
+
+step "the physical function is away when the pod ends"
+ip netns add pf
+check "a pod gets settings" cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"trust": "off", "vlan": 100}')"
+ip link set eth0 netns pf
+refuses "DEL says which PF" '0000:01:00.0' cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
+check "the pod ends all the same" cni rdma-netdev DEL pod0 pod0 net1 "$(network 0)"
+ip netns delete pod0
+ip netns add pod0
+refuses "no other pod gets the VF" '0000:01:00.0' cni rdma-netdev ADD pod1 pod0 net1 "$(network 0)"
+ip -n pf link set eth0 netns 1
+ip link set eth0 up
+check "then the next ADD restores it" cni rdma-netdev ADD pod1 pod0 net1 "$(network 0)"
+contains "without the settings" 'link/ether.*spoof checking off.*trust on' "$(vf0)"
+check "it returns" cni rdma-netdev DEL pod1 pod0 net1 "$(network 0)"

@@ -18,7 +18,11 @@ cases! {
     a_nic_returns_though_the_boot_cannot_be_read => unknown_boot();
     a_late_del_leaves_a_nic_that_another_pod_claims => late("");
     a_record_that_waits_for_a_name_holds_nothing_else => waits();
-    a_vf_with_a_pods_guid_is_no_other_pods_until_its_pf_is_back => pf_away();
+    a_vf_with_a_pods_guid_is_no_other_pods_until_its_pf_is_back =>
+        pf_away("driver", &json!("mlx5_core"));
+    a_vf_with_a_pods_settings_is_no_other_pods_until_its_pf_is_back =>
+        pf_away("set", &json!([{"text": "trust true", "message": ""}]));
+    check_names_a_vf_setting_that_is_lost => lost_setting();
 }
 
 /// The only record of the journal.
@@ -129,19 +133,59 @@ fn waits() -> Result<()> {
     Ok(())
 }
 
+const PF: &str = "0000:99:00.0";
+
+/// As ADD writes it of a VF that it sets something of.
+fn write_vf(scene: &Scene, key: &str, value: &Value) -> Result<()> {
+    let mut journalled = record(scene)?;
+    journalled["parts"][0]["moved"]["vf"] =
+        json!({"pf": PF, "number": 0, "properties": [], key: value});
+    fs::write(record_file(scene)?, journalled.to_string())?;
+    Ok(())
+}
+
+/// A netdev on the PF's PCI function.
+fn return_pf(scene: &Scene) -> Result<()> {
+    let tree = scene.tree()?;
+    tree.pci(&PciSpec {
+        address: PF,
+        ..PciSpec::MLX5
+    });
+    tree.netdev(&NetdevSpec {
+        name: "peer0",
+        on: On::Pci(PF),
+        ..NetdevSpec::default()
+    });
+    Ok(())
+}
+
+fn lost_setting() -> Result<()> {
+    let scene = Scene::with_hardware()?;
+    let mut network = scene.moving();
+    network["prevResult"] = answer_of(&scene.call(), "ADD", &network)?.success()?;
+    write_vf(
+        &scene,
+        "set",
+        &json!([{"text": "trust true", "message": ""}]),
+    )?;
+    answer_of(&scene.call(), "CHECK", &network)?.success()?;
+    return_pf(&scene)?;
+    let checked = answer_of(&scene.call(), "CHECK", &network)?;
+    refusal(&checked, &[104], &["nic0", "trust true"])?;
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
+    let left = scene.host.left_behind();
+    ensure!(left.is_empty(), "{left:?}");
+    Ok(())
+}
+
 /// The first DEL says it, and the pod ends all the same.
-fn pf_away() -> Result<()> {
-    const PF: &str = "0000:99:00.0";
+fn pf_away(key: &str, value: &Value) -> Result<()> {
     let scene = Scene::with_hardware()?;
     let before = state(&scene.host.netns)?;
     let mut leased = scene.moving();
     leased["ipam"] = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
     answer_of(&scene.call(), "ADD", &leased)?.success()?;
-    let mut journalled = record(&scene)?;
-    // As ADD writes it of a VF that it sets a GUID of.
-    journalled["parts"][0]["moved"]["vf"] =
-        json!({"pf": PF, "number": 0, "properties": [], "driver": "mlx5_core"});
-    fs::write(record_file(&scene)?, journalled.to_string())?;
+    write_vf(&scene, key, value)?;
 
     let said = answer_of(&scene.call(), "DEL", &leased)?;
     refusal(&said, &[TRY_AGAIN], &["nic0", PF, "reclaim"])?;
@@ -161,16 +205,7 @@ fn pf_away() -> Result<()> {
     let host = || state(&scene.host.netns);
     unchanged(&before, host, "while the PF is away")?;
 
-    let tree = scene.tree()?;
-    tree.pci(&PciSpec {
-        address: PF,
-        ..PciSpec::MLX5
-    });
-    tree.netdev(&NetdevSpec {
-        name: "peer0",
-        on: On::Pci(PF),
-        ..NetdevSpec::default()
-    });
+    return_pf(&scene)?;
     // The VF stands on no function here, and has its driver.
     fs::create_dir(scene.host_root().join("sys/bus/pci/devices/driver"))?;
     answer_of(&next, "ADD", &scene.moving())?.success()?;

@@ -11,12 +11,17 @@ use e2e::scene::{DENIED, INVALID_NETWORK, Scene, answer_of};
 use serde_json::{Map, Value, json};
 
 cases! {
-    a_vlan_is_refused_with_the_way_to_set_it => foreign("vlan", &json!(7));
-    vlan_qos_is_refused => foreign("vlanQoS", &json!(3));
-    trust_is_refused => foreign("trust", &json!("on"));
-    spoofchk_off_is_refused => foreign("spoofchk", &json!("off"));
-    link_state_is_refused => foreign("link_state", &json!("disable"));
-    a_rate_is_refused => foreign("max_tx_rate", &json!(100));
+    a_vlan_needs_the_policy_and_a_vf => vf_setting(&json!({"vlan": 7}), &json!({"vlan": ["5-7"]}));
+    vlan_qos_needs_the_policy_and_a_vf =>
+        vf_setting(&json!({"vlanQoS": 3, "vlan": 7}), &json!({"vlanQoS": true, "vlan": [7]}));
+    trust_needs_the_policy_and_a_vf => vf_setting(&json!({"trust": "on"}), &json!({"trust": true}));
+    spoofchk_needs_the_policy_and_a_vf =>
+        vf_setting(&json!({"spoofchk": "off"}), &json!({"spoofchk": true}));
+    link_state_needs_the_policy_and_a_vf =>
+        vf_setting(&json!({"link_state": "disable"}), &json!({"link_state": true}));
+    a_rate_needs_the_policy_and_a_vf =>
+        vf_setting(&json!({"max_tx_rate": 100}), &json!({"max_tx_rate": true}));
+    a_vlan_trunk_is_refused => foreign("vlanTrunk", &json!([7]));
     routes_beside_the_ipam_are_refused => foreign("routes", &json!([{"dst": "0.0.0.0/0"}]));
     an_interface_as_dranet_writes_it_is_refused => foreign("interface", &json!({"mtu": 4000}));
     sysctls_are_refused => foreign("sysctl", &json!({"net.ipv4.ip_forward": "1"}));
@@ -99,6 +104,53 @@ fn foreign(key: &str, value: &Value) -> Result<()> {
     Ok(())
 }
 
+/// The policy allows all other settings at first, then this one, too.
+fn vf_setting(keys: &Value, allowed: &Value) -> Result<()> {
+    const OTHERS: [&str; 5] = [
+        "vlanProto",
+        "trust",
+        "spoofchk",
+        "link_state",
+        "max_tx_rate",
+    ];
+    let scene = Scene::new()?;
+    let allowed = allowed.as_object().context("keys")?;
+    let key = allowed.keys().find(|key| *key != "vlan");
+    let key = key.map_or("vlan", String::as_str);
+    let with = |mut base: Value| {
+        base.as_object_mut()
+            .context("base")?
+            .extend(keys.as_object().cloned().unwrap_or_default());
+        anyhow::Ok(scene.network(&base))
+    };
+    let moved = with(json!({"attach": "move", "device": "nic0"}))?;
+    let mut policy: Map<String, Value> = OTHERS
+        .iter()
+        .filter(|other| **other != key)
+        .map(|other| ((*other).into(), true.into()))
+        .collect();
+    policy.insert(
+        "vlan".into(),
+        if key == "vlan" {
+            json!([6, "8-4094"])
+        } else {
+            json!([7])
+        },
+    );
+    scene.allow(&json!({ "vf": policy }))?;
+    both_refuse(&scene, &moved, DENIED, &[key, &format!("allow.vf.{key}")])?;
+    policy.extend(allowed.clone());
+    scene.allow(&json!({ "vf": policy }))?;
+    scene.refuses(&moved, &[INVALID_NETWORK], &["not a virtual function"])?;
+    let child = with(json!({"attach": "macvlan", "master": "nic0"}))?;
+    both_refuse(
+        &scene,
+        &child,
+        INVALID_NETWORK,
+        &["no meaning for attach macvlan"],
+    )
+}
+
 fn guid() -> Result<()> {
     let scene = Scene::new()?;
     let keys = json!({"attach": "move", "device": "nic0", "args": {"cni": {"guid": "02:00:00:00:00:00:00:01"}}});
@@ -130,7 +182,7 @@ fn noted() -> Result<()> {
     for (key, value, note) in [
         ("logLevel", json!("debug"), "logLevel"),
         ("mtuu", json!(1400), "\"mtu\""),
-        ("vlan", json!(0), "vlan"),
+        ("vlanId", json!(0), "vlanId"),
         ("promisc", json!(true), "promisc"),
     ] {
         let mut network = scene.child();

@@ -71,8 +71,8 @@ pub struct Returned {
     pub notes: Vec<String>,
     /// Another netdev has its name now; it has this one until that is repaired.
     pub goes_by: Option<Name>,
-    /// The PF of a VF that may have an attachment's GUIDs: without the PF they cannot be restored.
-    pub pf_away: Option<String>,
+    /// Why a VF may have an attachment's settings still.
+    pub vf_kept: Option<String>,
     /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
 }
@@ -80,7 +80,7 @@ pub struct Returned {
 impl Returned {
     /// Whether nothing of it has to be repaired later.
     pub fn is_whole(&self) -> bool {
-        self.goes_by.is_none() && self.pf_away.is_none()
+        self.goes_by.is_none() && self.vf_kept.is_none()
     }
 }
 
@@ -140,7 +140,10 @@ pub fn return_netdev(
             guids = vf.restore_guid(host_context.sys, host_context.socket, device)?;
             match guids {
                 Guids::Unchanged => {}
-                Guids::PfAway => report.pf_away = Some(vf.pf.clone()),
+                Guids::PfAway => {
+                    let away = format!("its PF {} has no netdev on the host", vf.pf);
+                    report.vf_kept = Some(away);
+                }
                 Guids::Renewed => {
                     (started, timeout) = (Instant::now(), DRIVER_TIMEOUT);
                     continue;

@@ -1,7 +1,8 @@
 //! What a PF holds of its VFs: MAC address, VLAN, rates, spoof check, trust, link state, GUIDs.
 //! They are set through the PF's netdev, which stays on the host, and outlast a VF's stay in a
 //! pod; but drivers change some of them behind the VF's back, such as the MAC address when its
-//! user sets one. They are taken down with the VF and given back with it, those alone that differ.
+//! user sets one. They are recorded with the VF and restored with it, those alone that differ.
+//! An attachment can set them for its time.
 //!
 //! A driver reads the GUIDs of an InfiniBand VF when it starts. So each change of them is made while
 //! the VF has no driver: one that was cut off shows, and is made again.
@@ -11,12 +12,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use hca::{Guid, Host, PciAddress, lookup};
+use hca::{Guid, Host, MacAddress, PciAddress, lookup};
 use netlink::{
     Socket,
     link::{self, By, Link},
 };
-use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid};
+use netlink_packet_route::link::{
+    LinkAttribute, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid, VfInfoLinkState, VfInfoMac,
+    VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
+};
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::Message;
@@ -31,9 +35,36 @@ pub struct Vf {
     pub number: u32,
     /// Its properties, as kernel messages.
     pub properties: Vec<Message>,
+    /// What an attachment sets, as kernel messages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub set: Vec<Message>,
     /// The driver that has read GUIDs of an attachment; none where those were left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
+}
+
+/// What an attachment sets of a VF.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    pub guid: Option<Guid>,
+    pub vlan: Option<Vlan>,
+    pub trust: Option<bool>,
+    pub spoof_check: Option<bool>,
+    pub link_state: Option<VfLinkState>,
+    /// In Mb/s; 0 is no limit. Without one of the two, the VF keeps it.
+    pub min_tx_rate: Option<u32>,
+    pub max_tx_rate: Option<u32>,
+    pub mac: Option<MacAddress>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vlan {
+    /// 0 is none.
+    pub id: u16,
+    /// None is 0.
+    pub qos: Option<u8>,
+    /// None is 802.1q.
+    pub protocol: Option<VlanProtocol>,
 }
 
 /// What became of the GUIDs of a VF that returns.
@@ -42,7 +73,7 @@ pub enum Guids {
     Unchanged,
     /// Its driver has read its own again: it has another netdev now.
     Renewed,
-    /// It may have an attachment's: the PF has no netdev on the host.
+    /// It may have an attachment's settings: the PF has no netdev on the host.
     PfAway,
 }
 
@@ -53,20 +84,53 @@ impl Vf {
         let Some((pf, number)) = place(host, address) else {
             return Ok(None);
         };
-        let Some(netdev) = netdev_of(host, pf) else {
-            return Ok(None);
-        };
-        let Some(index) = link::get(socket, By::Name(netdev.as_bytes()))?.map(|link| link.index)
-        else {
-            return Ok(None);
-        };
-        let properties = link::vf_properties(socket, index, number)?;
-        Ok(Some(Vf {
+        let found = netdev_of(host, socket, pf, number)?;
+        Ok(found.map(|(_, properties)| Vf {
             pf: pf.to_string(),
             number,
-            properties: properties.iter().filter_map(kept).collect(),
+            properties: kept(&properties),
+            set: Vec::new(),
             driver: None,
         }))
+    }
+
+    /// Writes down what an attachment sets. Pure.
+    pub fn plan(&mut self, settings: &Settings) {
+        let vf = self.number;
+        let rates = |info| match info {
+            VfInfo::Rate(rate) => Some(rate),
+            _ => None,
+        };
+        let now = infos(&self.properties).find_map(rates).unwrap_or_default();
+        let rate = match (settings.min_tx_rate, settings.max_tx_rate) {
+            (None, None) => None,
+            (min, max) => Some(VfInfo::Rate(VfInfoRate::new(
+                vf,
+                min.unwrap_or(now.min_tx_rate),
+                max.unwrap_or(now.max_tx_rate),
+            ))),
+        };
+        let vlan = |vlan: Vlan| {
+            let (qos, protocol) = (vlan.qos.unwrap_or(0), vlan.protocol.unwrap_or_default());
+            let info = VfVlanInfo::new(vf, vlan.id.into(), qos.into(), protocol);
+            VfInfo::VlanList(vec![VfVlan::Info(info)])
+        };
+        let trust = |on| VfInfo::Trust(VfInfoTrust::new(vf, on));
+        let spoof_check = |on| VfInfo::SpoofCheck(VfInfoSpoofCheck::new(vf, on));
+        let link_state = |state| VfInfo::LinkState(VfInfoLinkState::new(vf, state));
+        let mac = |mac: &MacAddress| VfInfo::Mac(VfInfoMac::new(vf, mac.bytes()));
+        let guids = |guid: Guid| GUIDS.map(|kind| kind(VfInfoGuid::new(vf, guid.0)));
+        let set = [
+            settings.trust.map(trust),
+            settings.spoof_check.map(spoof_check),
+            settings.vlan.map(vlan),
+            rate,
+            settings.link_state.map(link_state),
+            settings.mac.as_ref().map(mac),
+        ];
+        let set = set.into_iter().flatten();
+        let set = set.chain(settings.guid.into_iter().flat_map(guids));
+        self.set = set.filter_map(message).collect();
     }
 
     /// Whether the PF says which GUIDs the VF has, so that they can be restored.
@@ -74,21 +138,43 @@ impl Vf {
         self.properties.iter().filter(|p| is_guid(p)).count() == GUIDS.len()
     }
 
-    /// Sets node and port GUID of the VF at a PCI address, and has `driver` read them.
-    pub fn set_guid(
-        &self,
-        sys: &Path,
-        socket: &mut Socket,
-        address: &str,
-        guid: Guid,
-    ) -> netlink::Result<()> {
-        let guids = GUIDS.map(|kind| kind(VfInfoGuid::new(self.number, guid.0)));
-        let guids: Vec<Message> = guids.iter().filter_map(kept).collect();
+    /// Sets what is planned for the VF at a PCI address; `driver` reads its GUIDs.
+    ///
+    /// # Errors
+    /// What PF or driver refuse, and what the PF does not say afterwards.
+    pub fn apply(&self, sys: &Path, socket: &mut Socket, address: &str) -> netlink::Result<()> {
         let Some((pf, _)) = self.now(sys, socket)? else {
-            let what = format_args!("set the GUIDs of VF {} of {}", self.number, self.pf);
+            let what = format_args!("set VF {} of {}", self.number, self.pf);
             return Err(netlink::Error::call(what, io::ErrorKind::NotFound));
         };
-        self.renew(sys, socket, &pf, address, guids.iter())
+        let (guids, others): (Vec<_>, Vec<_>) = self.set.iter().partition(|p| is_guid(p));
+        for property in others {
+            self.set(socket, &pf, property)?;
+        }
+        if !guids.is_empty() {
+            self.renew(sys, socket, &pf, address, guids.into_iter())?;
+        }
+        match self.unset(sys, socket)? {
+            Some(unset) => {
+                let what = format_args!("set VF {} of {}: {unset}", self.number, pf.name);
+                let reason = "the PF's driver took it, and does not say that the VF has it";
+                Err(netlink::Error::call(what, io::Error::other(reason)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The first of what the attachment set that the VF does not have, as text; none while the PF has
+    /// no netdev on the host.
+    pub fn unset(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<&str>> {
+        if self.set.is_empty() {
+            return Ok(None);
+        }
+        let Some((_, now)) = self.now(sys, socket)? else {
+            return Ok(None);
+        };
+        let unset = self.set.iter().find(|p| !now.contains(p));
+        Ok(unset.map(|p| p.text.as_str()))
     }
 
     /// Whether a change of GUIDs was cut off.
@@ -97,19 +183,23 @@ impl Vf {
         self.driver.is_some() && function.exists() && !function.join("driver").exists()
     }
 
-    /// Restores the GUIDs if an attachment has changed them.
+    /// Restores the GUIDs if an attachment has changed them. Says also of other settings of an
+    /// attachment when they cannot be restored.
     pub fn restore_guid(
         &self,
         sys: &Path,
         socket: &mut Socket,
         address: &str,
     ) -> netlink::Result<Guids> {
-        if self.driver.is_none() {
+        if self.driver.is_none() && self.set.is_empty() {
             return Ok(Guids::Unchanged);
         }
         let Some((pf, now)) = self.now(sys, socket)? else {
             return Ok(Guids::PfAway);
         };
+        if self.driver.is_none() {
+            return Ok(Guids::Unchanged);
+        }
         let guids = || self.properties.iter().filter(|p| is_guid(p));
         if guids().all(|guid| now.contains(guid)) && !self.lacks_driver(sys, address) {
             return Ok(Guids::Unchanged);
@@ -125,13 +215,12 @@ impl Vf {
         socket: &mut Socket,
         guid: Guid,
     ) -> netlink::Result<Option<String>> {
-        let pf: Option<PciAddress> = self.pf.parse().ok();
-        let pf = pf.and_then(|pf| netdev_of(host, pf));
+        let pf = self.netdev(host, socket)?;
         for link in link::list(socket)?
             .iter()
             .filter(|link| link.is_infiniband())
         {
-            let is_pf = pf.as_ref().is_some_and(|pf| link.name == *pf);
+            let is_pf = pf.as_ref().is_some_and(|(pf, _)| link.index == pf.index);
             for property in link::vfs(socket, link.index)?.iter().flatten() {
                 if let VfInfo::IbNodeGuid(p) | VfInfo::IbPortGuid(p) = property
                     && p.guid == guid.0
@@ -169,15 +258,19 @@ impl Vf {
             dev: PathBuf::new(),
             proc: PathBuf::new(),
         };
-        let pf: Option<PciAddress> = self.pf.parse().ok();
-        let Some(netdev) = pf.and_then(|pf| netdev_of(&host, pf)) else {
-            return Ok(None);
-        };
-        let Some(link) = link::get(socket, By::Name(netdev.as_bytes()))? else {
-            return Ok(None);
-        };
-        let now = link::vf_properties(socket, link.index, self.number)?;
-        Ok(Some((link, now.iter().filter_map(kept).collect())))
+        let found = self.netdev(&host, socket)?;
+        Ok(found.map(|(pf, properties)| (pf, kept(&properties))))
+    }
+
+    fn netdev(
+        &self,
+        host: &Host,
+        socket: &mut Socket,
+    ) -> netlink::Result<Option<(Link, Vec<VfInfo>)>> {
+        match self.pf.parse() {
+            Ok(pf) => netdev_of(host, socket, pf, self.number),
+            Err(_) => Ok(None),
+        }
     }
 
     fn set(&self, socket: &mut Socket, pf: &Link, property: &Message) -> netlink::Result<()> {
@@ -190,23 +283,25 @@ impl Vf {
         link::set_vf(socket, &what, pf.index, message.attributes)
     }
 
-    /// Gives back what differs of what the VF may do: all but its address, which it may then
+    /// Restores what differs of what the VF may do: all but its address, which it may then
     /// set itself. One that the PF sets for it it could not change again before its driver is
-    /// loaded anew (`igb_ndo_set_vf_mac`). Returns what could not be, as text.
+    /// loaded anew (`igb_ndo_set_vf_mac`); an address of zeros ends that.
     pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
-        let rights = Vf {
-            properties: self
-                .properties
-                .iter()
-                .filter(|p| !is_mac(p))
-                .cloned()
-                .collect(),
-            ..self.clone()
-        };
-        rights.restore(sys, socket)
+        self.rights().restore(sys, socket)
     }
 
-    /// Gives back what differs. Returns what could not be, as text.
+    fn rights(&self) -> Vf {
+        let mut rights = self.clone();
+        rights.properties.retain(|p| !is_mac(p));
+        let is_pods = |p: &Message| is_mac(p) && !self.properties.contains(p);
+        if self.set.iter().any(is_pods) {
+            let zeros = VfInfo::Mac(VfInfoMac::new(self.number, &[0; 6]));
+            rights.properties.extend(message(zeros));
+        }
+        rights
+    }
+
+    /// Restores what differs. Returns what could not be, as text.
     pub fn restore(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let Some((pf, now)) = self.now(sys, socket)? else {
             return Ok(vec![format!(
@@ -217,6 +312,21 @@ impl Vf {
         let differing = self.properties.iter().filter(|p| !now.contains(p));
         let refused = differing.filter_map(|p| self.set(socket, &pf, p).err());
         Ok(refused.map(|e| e.to_string()).collect())
+    }
+
+    /// What the attachment set that the VF still has and did not have before, as text.
+    pub fn still_set(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<&str>> {
+        if self.set.is_empty() {
+            return Ok(None);
+        }
+        let now = self.now(sys, socket)?.map(|(_, now)| now);
+        Ok(self.kept_of(&now.unwrap_or_default()))
+    }
+
+    fn kept_of(&self, now: &[Message]) -> Option<&str> {
+        let is_kept = |p: &&Message| now.contains(p) && !self.properties.contains(p);
+        let kept = self.set.iter().find(is_kept);
+        kept.map(|p| p.text.as_str())
     }
 }
 
@@ -244,10 +354,26 @@ fn place(host: &Host, address: &str) -> Option<(PciAddress, u32)> {
     }
 }
 
-/// The PF's netdev; of several, VF settings go through any.
-fn netdev_of(host: &Host, pf: PciAddress) -> Option<String> {
-    let occupants = lookup::on_pci(host, pf).ok()?;
-    occupants.netdevs.into_iter().next().map(|n| n.name)
+/// The PF's netdev, with what it says of a VF. In switchdev mode the representors of VFs are netdevs of
+/// the PF, which say nothing of VFs; of the two ports of an mlx4, settings go through any.
+fn netdev_of(
+    host: &Host,
+    socket: &mut Socket,
+    pf: PciAddress,
+    number: u32,
+) -> netlink::Result<Option<(Link, Vec<VfInfo>)>> {
+    let occupants = lookup::on_pci(host, pf);
+    let mut first = None;
+    for netdev in occupants.into_iter().flat_map(|found| found.netdevs) {
+        if let Some(link) = link::get(socket, By::Name(netdev.name.as_bytes()))? {
+            let properties = link::vf_properties(socket, link.index, number)?;
+            if !properties.is_empty() {
+                return Ok(Some((link, properties)));
+            }
+            first = first.or(Some((link, properties)));
+        }
+    }
+    Ok(first)
 }
 
 /// What a property that is an address begins with.
@@ -271,15 +397,49 @@ fn settable(guid: u64) -> u64 {
     if guid == 0 { u64::MAX } else { guid }
 }
 
-/// A property worth keeping: not counters, nor what follows from others.
-fn kept(property: &VfInfo) -> Option<Message> {
-    let mut property = property.clone();
+/// The properties in messages.
+fn infos(messages: &[Message]) -> impl Iterator<Item = VfInfo> {
+    let parsed = messages
+        .iter()
+        .filter_map(|m| m.parse::<LinkMessage>().ok());
+    let attributes = parsed.flat_map(|message| message.attributes);
+    let lists = attributes.filter_map(|attribute| match attribute {
+        LinkAttribute::VfInfoList(list) => Some(list),
+        _ => None,
+    });
+    lists.flatten().flat_map(|vf| vf.0)
+}
+
+/// The properties worth keeping, as messages. A VLAN with its protocol stands for one without.
+fn kept(properties: &[VfInfo]) -> Vec<Message> {
+    let has_protocol = properties.iter().any(|p| matches!(p, VfInfo::VlanList(_)));
+    let is_kept = |p: &&VfInfo| !(has_protocol && matches!(p, VfInfo::Vlan(_)));
+    properties
+        .iter()
+        .filter(is_kept)
+        .cloned()
+        .filter_map(message)
+        .collect()
+}
+
+/// The message that sets a property; none for counters, and for what follows from others.
+fn message(mut property: VfInfo) -> Option<Message> {
     if let VfInfo::IbNodeGuid(p) | VfInfo::IbPortGuid(p) = &mut property {
         p.guid = settable(p.guid);
     }
     let text = match &property {
-        VfInfo::Mac(p) => format!("{MAC}{}", hca::MacAddress::new(p.mac.get(..6)?)),
+        VfInfo::Mac(p) => format!("{MAC}{}", MacAddress::new(p.mac.get(..6)?)),
         VfInfo::Vlan(p) => format!("VLAN {} priority {}", p.vlan_id, p.qos),
+        VfInfo::VlanList(list) => match list.as_slice() {
+            [VfVlan::Info(p)] => {
+                let protocol = match p.protocol {
+                    VlanProtocol::Ieee8021Ad => "802.1ad",
+                    _ => "802.1q",
+                };
+                format!("VLAN {} priority {} {protocol}", p.vlan_id, p.qos)
+            }
+            _ => return None,
+        },
         VfInfo::Rate(p) => format!("rate {} to {} Mb/s", p.min_tx_rate, p.max_tx_rate),
         VfInfo::SpoofCheck(p) => format!("spoof check {}", p.enabled),
         VfInfo::LinkState(p) => format!("link state {:?}", p.state),
@@ -299,12 +459,105 @@ fn kept(property: &VfInfo) -> Option<Message> {
 mod tests {
     use hca_trees::{NetdevSpec, On, PciSpec, Tree};
     use netlink_packet_core::Emitable;
-    use netlink_packet_route::link::{
-        VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfInfoVlan,
-        VfLinkState,
-    };
+    use netlink_packet_route::link::VfInfoVlan;
 
     use super::*;
+
+    fn vlan(id: u32, qos: u32, protocol: VlanProtocol) -> VfInfo {
+        VfInfo::VlanList(vec![VfVlan::Info(VfVlanInfo::new(3, id, qos, protocol))])
+    }
+
+    fn vf(properties: &[VfInfo]) -> Vf {
+        Vf {
+            pf: "0000:3b:00.0".to_owned(),
+            number: 3,
+            properties: kept(properties),
+            set: Vec::new(),
+            driver: None,
+        }
+    }
+
+    fn texts(messages: &[Message]) -> Vec<&str> {
+        messages.iter().map(|m| m.text.as_str()).collect()
+    }
+
+    #[test]
+    fn settings_are_planned_in_full_and_keep_the_other_rate() {
+        let mut vf = vf(&[VfInfo::Rate(VfInfoRate::new(3, 100, 1000))]);
+        vf.plan(&Settings::default());
+        assert!(vf.set.is_empty());
+        vf.plan(&Settings {
+            guid: Some(Guid(0x0200_0000_0000_0001)),
+            vlan: Some(Vlan {
+                id: 100,
+                qos: Some(5),
+                protocol: None,
+            }),
+            trust: Some(true),
+            spoof_check: Some(false),
+            link_state: Some(VfLinkState::Enable),
+            min_tx_rate: None,
+            max_tx_rate: Some(2000),
+            mac: "02:00:00:00:00:09".parse().ok(),
+        });
+        let planned = [
+            "trust true",
+            "spoof check false",
+            "VLAN 100 priority 5 802.1q",
+            "rate 100 to 2000 Mb/s",
+            "link state Enable",
+            "MAC address 02:00:00:00:00:09",
+            "node GUID 0200000000000001",
+            "port GUID 0200000000000001",
+        ];
+        assert_eq!(texts(&vf.set), planned);
+        let written = serde_json::to_value(&vf).unwrap();
+        assert_eq!(written["set"][0]["text"], "trust true");
+        assert_eq!(serde_json::from_value::<Vf>(written).unwrap(), vf);
+    }
+
+    #[test]
+    fn a_setting_that_the_vf_keeps_is_named_unless_it_was_so_before() {
+        let trust = |on| VfInfo::Trust(VfInfoTrust::new(3, on));
+        let check = |on| VfInfo::SpoofCheck(VfInfoSpoofCheck::new(3, on));
+        let mut vf = vf(&[trust(false), check(false)]);
+        vf.plan(&Settings {
+            trust: Some(true),
+            spoof_check: Some(false),
+            ..Settings::default()
+        });
+        let kept = |now: &[VfInfo]| vf.kept_of(&kept(now));
+        assert_eq!(kept(&[trust(true), check(false)]), Some("trust true"));
+        assert_eq!(kept(&[trust(false), check(false)]), None);
+        assert_eq!(kept(&[]), None);
+    }
+
+    #[test]
+    fn an_address_by_the_pf_is_taken_back_before_the_vf_sets_its_own() {
+        let own = VfInfo::Mac(VfInfoMac::new(3, &[2, 0, 0, 0, 0, 1]));
+        let mut vf = vf(&[own, VfInfo::Trust(VfInfoTrust::new(3, false))]);
+        assert_eq!(texts(&vf.rights().properties), ["trust false"]);
+        let mut set = |mac: &str| {
+            vf.plan(&Settings {
+                mac: mac.parse().ok(),
+                ..Settings::default()
+            });
+            vf.rights().properties.len()
+        };
+        assert_eq!(set("02:00:00:00:00:01"), 1, "its own");
+        assert_eq!(set("02:00:00:00:00:09"), 2);
+        let last = vf.rights().properties.pop().unwrap();
+        assert_eq!(last.text, "MAC address 00:00:00:00:00:00");
+    }
+
+    #[test]
+    fn a_vlan_is_recorded_with_its_protocol() {
+        let plain = VfInfo::Vlan(VfInfoVlan::new(3, 100, 2));
+        let tagged = vlan(100, 2, VlanProtocol::Ieee8021Ad);
+        let recorded = kept(&[plain.clone(), tagged]);
+        assert_eq!(texts(&recorded), ["VLAN 100 priority 2 802.1ad"]);
+        assert_eq!(texts(&kept(&[plain])), ["VLAN 100 priority 2"]);
+    }
 
     /// `IFLA_VFINFO_LIST` as `ip link set PF vf 3 …` of iproute2 6.1 sends it, by strace.
     #[test]
@@ -323,6 +576,13 @@ mod tests {
                 vec![
                     0x18, 0, 22, 0, 0x14, 0, 1, 0, 0x10, 0, 2, 0, 3, 0, 0, 0, 100, 0, 0, 0, 2, 0,
                     0, 0,
+                ],
+            ),
+            (
+                vlan(100, 2, VlanProtocol::Ieee8021Ad),
+                vec![
+                    0x20, 0, 22, 0, 0x1c, 0, 1, 0, 0x18, 0, 12, 0, 0x14, 0, 1, 0, 3, 0, 0, 0, 100,
+                    0, 0, 0, 2, 0, 0, 0, 0x88, 0xa8, 0, 0,
                 ],
             ),
             (
@@ -370,7 +630,7 @@ mod tests {
                 ],
             ),
         ] {
-            let message = kept(&property).unwrap();
+            let message = message(property).unwrap();
             let parsed: LinkMessage = message.parse().unwrap();
             let [attribute] = parsed.attributes.as_slice() else {
                 panic!("{parsed:?}")
@@ -379,7 +639,7 @@ mod tests {
             attribute.emit(&mut sent);
             assert_eq!(sent, captured, "{}", message.text);
         }
-        assert_eq!(kept(&VfInfo::Stats(vec![])), None);
+        assert_eq!(message(VfInfo::Stats(vec![])), None);
     }
 
     #[test]
@@ -391,6 +651,7 @@ mod tests {
             pf: "0000:3b:00.0".to_owned(),
             number: 0,
             properties: Vec::new(),
+            set: Vec::new(),
             driver: Some("mlx5_core".to_owned()),
         };
         assert!(!vf.lacks_driver(sys.path(), address), "it was removed");
@@ -409,7 +670,8 @@ mod tests {
         let vf = Vf {
             pf: "0000:3b:00.0".to_owned(),
             number: 1,
-            properties: guids.iter().filter_map(kept).collect(),
+            properties: kept(&guids),
+            set: Vec::new(),
             driver: Some("mlx5_core".to_owned()),
         };
         let written = serde_json::to_value(&vf).unwrap();
@@ -451,7 +713,6 @@ mod tests {
         let host = Host::at(dir.path());
         let (pf, number) = place(&host, "0000:3b:00.2").unwrap();
         assert_eq!((pf.to_string().as_str(), number), ("0000:3b:00.0", 0));
-        assert_eq!(netdev_of(&host, pf).as_deref(), Some("ens1"));
         assert_eq!(place(&host, "0000:3b:00.0"), None);
         assert_eq!(place(&host, "virtio1"), None);
         // As a virtual machine sees one that it was given.

@@ -94,8 +94,13 @@ impl Add<'_> {
             self.allow(&config, &resolved, moves_rdma, allocated)?;
             plan::check(&resolved, &config, &self.node.policy.values.allow)?;
             let mut snapshot = None;
-            if let (Some(guid), Resolved::Move(host)) = (config.guid, &resolved) {
-                snapshot = Some(self.set_guid(host, &recovered, guid)?);
+            if let Resolved::Move(host) = &resolved {
+                let taken = recover::snapshot(self.node, self.ipam, host, &recovered)?;
+                let parts = nics.iter().map(|nic: &Nic| nic.plan.part()).collect();
+                snapshot = Some(self.set_vf(taken, host, &config, parts)?);
+            }
+            // The driver made another netdev.
+            if config.vf.guid.is_some() {
                 network = NodeNetwork::default();
                 resolved = self.resolve(&config, before, &mut network)?;
             }
@@ -108,9 +113,6 @@ impl Add<'_> {
                     })?,
                 };
                 plan.rdma = rdma::describe(self.node, &names, self.numbers())?;
-            }
-            if let (Resolved::Move(host), None) = (&plan.resolved, &snapshot) {
-                snapshot = Some(recover::snapshot(self.node, self.ipam, host, &recovered)?);
             }
             plan.snapshot = snapshot;
             nics.push(Nic {
@@ -161,7 +163,7 @@ impl Add<'_> {
             passthru: config.mode.as_deref() == Some("passthru"),
             moves_rdma,
             pkey: plan::partition(resolved, config),
-            guid: config.guid,
+            vf: Some(&config.vf),
         };
         authorize(resolved, asked, rules, || match allocated {
             Some(allocated) => Ok(allocated.clone()),

@@ -249,6 +249,10 @@ pub(super) static ATTRIBUTES: &[Attribute] = &[
     step(|to, _| {
         if let Some(vf) = &to.before.vf {
             let refused = vf.restore(to.sys, to.netdev.socket)?;
+            if let Some(still) = vf.still_set(to.sys, to.netdev.socket)? {
+                let refused = refused.join("; ");
+                to.report.vf_kept = Some(format!("{still} was not restored: {refused}"));
+            }
             to.report.warnings.extend(refused);
         }
         Ok(())
