@@ -284,9 +284,8 @@ impl Store {
         for missing in missing {
             let number = missing.number;
             let refused = Refused::of(number);
-            let space = &missing.part.space;
             if let Some(address) = missing.part.requested {
-                if !granted.has(space, address).map_err(refused)? {
+                if !granted.has(missing.part, address).map_err(refused)? {
                     return Err(refused(granted.needs(missing.part, address)));
                 }
                 missing.goal = Goal::This(address);
@@ -307,7 +306,7 @@ impl Store {
                 && (profile == Profile::Compatible
                     || missing.part.range.gives(previous.lease.address))
                 && granted
-                    .has(space, previous.lease.address)
+                    .has(missing.part, previous.lease.address)
                     .map_err(refused)?
             {
                 missing.goal = Goal::Rather(previous.lease.address);
