@@ -20,13 +20,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Keys that mean something here.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "type",
     "store",
     "range",
     "range_start",
     "range_end",
     "exclude",
+    PER_NODE,
     "ipRanges",
     "ranges",
     "gateway",
@@ -59,7 +60,8 @@ const IGNORED: [&str; 18] = [
 ];
 /// Where it is to matter, the store has blocks.
 const SLICE: &str = "node_slice_size";
-const RANGE_KEYS: [&str; 4] = ["range", "range_start", "range_end", "exclude"];
+const RANGE_KEYS: [&str; 5] = ["range", "range_start", "range_end", "exclude", PER_NODE];
+const PER_NODE: &str = "perNode";
 
 /// The store a configuration uses unless it names another.
 pub const DEFAULT_STORE: &str = "default";
@@ -183,12 +185,13 @@ impl Config {
         Ok(read)
     }
 
-    /// The gateway that goes with an address of the range of this number: that of the range alone, or
-    /// the one value there is for all.
+    /// The gateway that goes with an address of the range of this number: that of the range alone, of
+    /// the node's network, or the one value there is for all.
     #[must_use]
     pub fn gateway_of(&self, number: usize, address: IpAddr) -> Option<IpAddr> {
         let own = self.gateways.get(number).copied().flatten();
-        own.or_else(|| self.gateway_for(address))
+        own.or_else(|| self.ranges.get(number)?.gateway_of(address))
+            .or_else(|| self.gateway_for(address))
     }
 
     /// The gateway that goes with an address: the one value there is, but in
@@ -217,6 +220,12 @@ impl Config {
             )
             .with_details("name at least one range, as in \"range\": \"10.0.0.0/24\""));
         }
+        let mut ranges = self.ranges.iter();
+        if ranges
+            .any(|range| has_own_gateway(range) && self.gateway_for(range.subnet().ip()).is_some())
+        {
+            return Err(ipam.wrong("gateway", BESIDE_PER_NODE));
+        }
         if let Some(gateway) = self.gateway
             && self.profile == Profile::Strict
             && self.families().all(|v4| v4 != gateway.is_ipv4())
@@ -232,6 +241,12 @@ impl Config {
         let ranges = self.ranges.iter().map(|range| range.subnet().is_ipv4());
         ranges.chain(self.fixed.iter().map(|ip| ip.address.addr.is_ipv4()))
     }
+}
+
+const BESIDE_PER_NODE: &str = "stands beside perNode.gateway; leave one of them out";
+
+fn has_own_gateway(range: &Range) -> bool {
+    range.per_node().is_some_and(|of| of.gateway.is_some())
 }
 
 /// A key of the object, or of the flat file where the object leaves it out.
@@ -329,6 +344,7 @@ fn one_range(
         end,
         exclude: &exclude,
         reserved,
+        per_node: section.get(PER_NODE)?,
     };
     Range::new(&spec, profile)
         .map_err(|error| Error::new(Code::InvalidConfig, error.to_string()).context(section.path()))
@@ -594,6 +610,77 @@ mod tests {
             {"address": "10.0.0.2/28", "gateway": "10.0.0.2"}]});
         let error = strict(own).unwrap_err();
         assert!(error.msg.contains("the address itself"), "{}", error.msg);
+    }
+
+    #[test]
+    fn each_range_says_how_nodes_divide_it() {
+        let per_node = json!({"prefix": 31, "gateway": "first"});
+        let config = strict(json!({"range": "10.0.0.0/24", "perNode": per_node,
+            "ipRanges": [{"range": "fd00::/64", "perNode": {"prefix": 120, "gateway": 9}}, {"range": "10.2.0.0/24"}],
+            "gateway": "10.2.0.1"}));
+        // It would be the gateway of the first range, too.
+        let error = config.unwrap_err();
+        assert_eq!(error.msg.split(':').next(), Some("ipam.gateway"), "{error}");
+        let config = strict(json!({"range": "10.0.0.0/24", "perNode": per_node,
+            "ipRanges": [{"range": "fd00::/64", "perNode": {"prefix": 120, "gateway": 9}}, {"range": "10.2.0.0/24"}]}));
+        let config = config.unwrap();
+        let gateway = |number: usize, address: &str| {
+            let gateway = config.gateway_of(number, address.parse().unwrap());
+            gateway.map(|gateway| gateway.to_string())
+        };
+        assert_eq!(gateway(0, "10.0.0.7"), Some("10.0.0.6".into()));
+        assert_eq!(gateway(1, "fd00::105"), Some("fd00::109".into()));
+        assert_eq!(gateway(2, "10.2.0.5"), None);
+        assert!(config.is_reserved(0, "10.0.0.6".parse().unwrap()));
+        let shown: Vec<String> = config.examples().unwrap()[0]
+            .ips
+            .iter()
+            .map(|ip| format!("{} {:?}", ip.address, ip.gateway))
+            .collect();
+        assert_eq!(shown[0], "10.0.0.1/31 Some(10.0.0.0)");
+        for (ipam, part) in [
+            (
+                json!({"range": "10.0.0.0/24", "perNode": {"prefix": 16}}),
+                "ipam: perNode: prefix 16",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "perNode": {"prefix": 31, "gateway": "middle"}}),
+                "ipam.perNode: gateway is not first, last or a number",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "perNode": {"length": 31}}),
+                "ipam.perNode",
+            ),
+            (
+                json!({"range": "10.0.0.0/24", "perNode": 31}),
+                "ipam.perNode",
+            ),
+            (
+                json!({"perNode": per_node, "ipRanges": [{"range": "10.0.0.0/24"}]}),
+                "stands without range",
+            ),
+            (
+                json!({"ranges": {"0": {"range": "10.0.0.0/24"}}, "perNode": per_node}),
+                "ipam.perNode",
+            ),
+            (
+                json!({"ranges": {"0": {"range": "10.0.0.0/24", "gateway": "10.0.0.1", "perNode": per_node}}}),
+                "ipam.ranges.0.gateway",
+            ),
+        ] {
+            let error = strict(ipam.clone()).unwrap_err();
+            assert!(error.msg.contains(part), "{ipam}: {}", error.msg);
+        }
+        let rails = strict(json!({"ranges": {
+            "0": {"range": "10.0.0.0/24", "perNode": per_node},
+            "1": {"range": "10.1.0.0/24", "perNode": {"prefix": 30, "gateway": "last"}}}}));
+        let rails = rails.unwrap().for_rails(&[0, 1]).unwrap();
+        let prefixes: Vec<u8> = rails.ranges.iter().map(Range::prefix).collect();
+        assert_eq!(prefixes, [31, 30]);
+        assert_eq!(
+            rails.gateway_of(1, [10, 1, 0, 5].into()),
+            Some([10, 1, 0, 6].into())
+        );
     }
 
     #[test]

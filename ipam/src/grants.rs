@@ -11,11 +11,13 @@
 //! block until its owner's DEL.
 
 use crate::block::AddressSpace;
+use crate::range::Range;
 use crate::store::network_name_of;
 #[cfg(test)]
 use crate::store::simulated;
 use ipnetwork::IpNetwork;
 use node::trust;
+use node_wire::PerNode;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
@@ -37,6 +39,9 @@ pub struct Grant {
     pub uid: String,
     /// How often it changed hands, with this time.
     pub epoch: u64,
+    /// That it is a network of the node's own, and which address is its gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "perNode")]
+    pub per_node: Option<PerNode>,
     /// Addresses of it that are not given, because they are leased in a store that the networks used
     /// before. Ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -44,6 +49,14 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// How many addresses pods can have of it.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        let range = Range::whole(self.block).divided(self.per_node);
+        let size = range.map_or(0, |range| range.size_within(self.block));
+        u64::try_from(size).unwrap_or(u64::MAX)
+    }
+
     /// Whether the node may lease an address by it.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
@@ -146,7 +159,27 @@ impl Grants {
         }
     }
 
-    /// Whether the node may lease an address by one of the blocks.
+    /// The blocks that are of a range's division.
+    fn of(&self, range: &Range) -> impl Iterator<Item = &Grant> {
+        let divided = range.per_node();
+        let grants = self.blocks.iter();
+        grants.filter(move |grant| grant.per_node == divided)
+    }
+
+    /// Whether the node may lease an address of a range.
+    #[must_use]
+    pub fn may_lease(&self, range: &Range, address: IpAddr) -> bool {
+        self.of(range).any(|grant| grant.has(address))
+    }
+
+    /// A range, of which only the blocks' addresses are given.
+    #[must_use]
+    pub fn cut(&self, range: &Range) -> Range {
+        let blocks: Vec<IpNetwork> = self.of(range).map(|grant| grant.block).collect();
+        range.within(&blocks)
+    }
+
+    /// Whether an address is in one of the blocks, and may be leased.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.blocks.iter().any(|grant| grant.has(address))
@@ -253,6 +286,7 @@ mod tests {
                 block: block.parse().unwrap(),
                 uid: "8f".into(),
                 epoch: 1,
+                per_node: None,
                 except: Vec::new(),
             });
         }
@@ -289,6 +323,7 @@ mod tests {
                 .unwrap(),
             uid: "u".repeat(64),
             epoch: u64::MAX,
+            per_node: None,
             except: Vec::new(),
         };
         grants.blocks = vec![longest; MAX_BLOCKS];

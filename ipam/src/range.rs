@@ -7,12 +7,16 @@
 //! makes /31 (RFC 3021), /127 (RFC 6164) and single addresses usable.
 
 mod parse;
+mod per_node;
 mod span;
 
+pub use per_node::gateway_in;
 pub use span::Span;
 
+use crate::block::{Blocks, network_around};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
+use node_wire::PerNode;
 use std::fmt::Display;
 use std::net::IpAddr;
 
@@ -33,7 +37,12 @@ pub struct Spec<'a> {
     /// Addresses that other machines have, as the gateway, or that the network itself gives: the
     /// strict profile never leases them.
     pub reserved: &'a [IpAddr],
+    /// `perNode`.
+    pub per_node: Option<PerNode>,
 }
+
+/// Of so many networks of nodes one with an address for a pod is searched, for an example.
+const MOST_TRIED: u128 = 64;
 
 /// A range that was checked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +50,7 @@ pub struct Range {
     subnet: IpNetwork,
     window: Span,
     spans: Vec<Span>,
+    per_node: Option<PerNode>,
 }
 
 /// Why a range cannot be used. It begins with the key, relative to the object the range stands in.
@@ -75,7 +85,12 @@ impl Range {
         if strict {
             refuse_reserved(subnet)?;
         }
+        if let Some(per_node) = spec.per_node {
+            per_node::check(per_node, subnet).map_err(|why| RangeError::of("perNode", why))?;
+        }
         let window = match usable(subnet) {
+            // The first and the last address are those of nodes' networks.
+            _ if spec.per_node.is_some() => Span::of(subnet),
             Some(window) => window,
             None if strict => Span::of(subnet),
             None => {
@@ -113,6 +128,7 @@ impl Range {
             subnet,
             window,
             spans,
+            per_node: spec.per_node,
         })
     }
 
@@ -142,7 +158,44 @@ impl Range {
                 last: highest.last,
             },
             spans,
+            per_node: None,
         })
+    }
+
+    /// The same range, divided by networks of nodes.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn divided(self, per_node: Option<PerNode>) -> Result<Self, String> {
+        if let Some(per_node) = per_node {
+            per_node::check(per_node, self.subnet)?;
+        }
+        Ok(Self { per_node, ..self })
+    }
+
+    /// How it is divided, if not into blocks.
+    #[must_use]
+    pub fn per_node(&self) -> Option<PerNode> {
+        self.per_node
+    }
+
+    /// The network of an interface with an address of it.
+    pub(crate) fn network_of(&self, address: IpAddr) -> IpNetwork {
+        let of_node = self.per_node.map(|of| network_around(address, of.prefix));
+        of_node.flatten().unwrap_or(self.subnet)
+    }
+
+    /// Prefix length that goes with its addresses.
+    #[must_use]
+    pub fn prefix(&self) -> u8 {
+        self.per_node
+            .map_or(self.subnet.prefix(), |per_node| per_node.prefix)
+    }
+
+    /// The gateway of the node's network that has an address.
+    #[must_use]
+    pub fn gateway_of(&self, address: IpAddr) -> Option<IpAddr> {
+        gateway_in(self.per_node?, self.network_of(address))
     }
 
     /// The range that gives every address of a network.
@@ -153,6 +206,7 @@ impl Range {
             subnet,
             window,
             spans: vec![window],
+            per_node: None,
         }
     }
 
@@ -169,16 +223,21 @@ impl Range {
             subnet: self.subnet,
             window: self.window,
             spans: spans_without(self.subnet.is_ipv4(), &self.spans, networks),
+            per_node: self.per_node,
         }
     }
 
-    /// The same range, of which only addresses of some networks are given.
+    /// The same range, of which only addresses of some networks are given; of nodes' networks those of
+    /// pods.
     #[must_use]
     pub fn within(&self, networks: &[IpNetwork]) -> Self {
         let mut networks: Vec<Span> = networks
             .iter()
             .filter(|network| network.is_ipv4() == self.subnet.is_ipv4())
-            .map(|network| Span::of(*network))
+            .flat_map(|network| match self.per_node {
+                Some(per_node) => per_node::of_pods(per_node, *network),
+                None => vec![Span::of(*network)],
+            })
             .collect();
         networks.sort_by_key(|network| network.first);
         let of_network = |network: Span| {
@@ -190,6 +249,7 @@ impl Range {
             subnet: self.subnet,
             window: self.window,
             spans: networks.into_iter().flat_map(of_network).collect(),
+            per_node: self.per_node,
         }
     }
 
@@ -230,12 +290,23 @@ impl Range {
             .map(|span| from_bits(self.subnet.is_ipv4(), span.first))
     }
 
+    /// An address that a pod can have.
+    #[must_use]
+    pub fn example(&self) -> Option<IpAddr> {
+        let Some(per_node) = self.per_node else {
+            return self.lowest();
+        };
+        let networks = Blocks::cut(self.subnet.is_ipv4(), &self.spans, per_node.prefix, &[]);
+        let mut first = (0..MOST_TRIED).filter_map(|number| networks.nth(number));
+        first.find_map(|network| self.within(&[network]).lowest())
+    }
+
     /// Whether `address` may be given on explicit request: any host address of
     /// the network. Exclusions and bounds fence off what is given unasked.
     #[must_use]
     pub fn may_be_requested(&self, address: IpAddr) -> bool {
-        let window = usable(self.subnet).unwrap_or_else(|| Span::of(self.subnet));
-        self.subnet.contains(address) && window.contains(bits(address))
+        let hosts = per_node::hosts(self.network_of(address));
+        self.subnet.contains(address) && hosts.contains(bits(address))
     }
 
     /// How many addresses may be given; `u128::MAX` stands for that or more.

@@ -392,6 +392,7 @@ pub fn need(range: &str, count: u32) -> BlockNeed {
         network_name: None,
         range: range.to_owned(),
         spans: vec![(address(1), address(size - 2))],
+        per_node: None,
         address: None,
         single: false,
         count,

@@ -1,6 +1,5 @@
 //! Blocks of addresses that the cluster gave to this node.
 
-use ipam::block::size;
 use ipam::store::{NodeBlock, Store, StoreError};
 use serde_json::{Value, json};
 
@@ -38,14 +37,14 @@ impl Blocks {
 /// of a range count, too.
 fn free(block: &NodeBlock) -> u64 {
     let used = block.used.held.len() + block.used.cooling_down + block.grant.except.len();
-    size(block.grant.block).saturating_sub(used as u64)
+    block.grant.size().saturating_sub(used as u64)
 }
 
 fn as_json(block: &NodeBlock) -> Value {
     json!({
         "block": block.grant.block,
         "networkName": block.network_name,
-        "size": size(block.grant.block),
+        "size": block.grant.size(),
         "used": block.used.held.len(),
         "coolingDown": block.used.cooling_down,
         "free": free(block),
@@ -59,7 +58,7 @@ fn row(block: &NodeBlock) -> Vec<String> {
     vec![
         block.grant.block.to_string(),
         optional(block.network_name.as_deref()),
-        size(block.grant.block).to_string(),
+        block.grant.size().to_string(),
         block.used.held.len().to_string(),
         block.used.cooling_down.to_string(),
         block.grant.except.len().to_string(),

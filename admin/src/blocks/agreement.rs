@@ -86,6 +86,11 @@ fn misfit(block: &BlockObject, ranges: &[&RangeSpec]) -> Option<Finding> {
             "{network} is not a block of range {}, which is cut into /{}: drain its node, and kubectl delete it",
             range.range, range.block_prefix
         ),
+        None if around.iter().any(|range| range.per_node != block.spec.per_node) => {
+            "its perNode is not that of its AddressRange, so its node gives no address of it: drain the node, and \
+             kubectl delete it"
+                .to_owned()
+        }
         None if around.is_empty() => {
             "its AddressRange is not there, so nothing fixes the length of blocks; the next broker \
              that needs a block makes it"
@@ -222,6 +227,7 @@ mod tests {
     use super::*;
     use ipnetwork::IpNetwork;
     use jiff::Timestamp;
+    use node_wire::PerNode;
     use rdma_ipam_broker::api::document::Over;
 
     fn me() -> NodeId {
@@ -254,6 +260,7 @@ mod tests {
             block: network.parse().unwrap(),
             uid: uid.into(),
             epoch: 1,
+            per_node: None,
             except: Vec::new(),
         };
         (space(), grant)
@@ -335,6 +342,24 @@ mod tests {
         {
             assert!(what.contains(says), "{what}");
         }
+    }
+
+    #[test]
+    fn a_block_that_is_divided_otherwise_than_its_range_is_found() {
+        let mut of_nodes = range("10.0.0.0/24", 28, &[]);
+        of_nodes.spec.per_node = Some(PerNode {
+            prefix: 28,
+            gateway: None,
+        });
+        let states = [("n1".to_owned(), there())].into();
+        let ranges = [of_nodes.clone()];
+        let blocks = [
+            block("10.0.0.0/28"),
+            block("10.0.0.16/28").divided(of_nodes.spec.per_node),
+        ];
+        let findings = of_cluster(&blocks, &ranges, &states);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].what.contains("perNode"), "{findings:?}");
     }
 
     #[test]

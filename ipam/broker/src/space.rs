@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ipam::block::{AddressSpace, overlap, size};
+use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
@@ -327,6 +327,7 @@ impl Own {
             block: self.object.spec.block,
             uid: self.object.metadata.uid.clone(),
             epoch: self.object.spec.epoch,
+            per_node: self.object.spec.per_node,
             except,
         }
     }
@@ -567,12 +568,7 @@ impl Worker {
         let used = self.own.values().filter_map(|own| own.usage.as_ref());
         crate::metrics::SpaceSummary {
             blocks: self.grants.blocks.len() as u64,
-            addresses: self
-                .grants
-                .blocks
-                .iter()
-                .map(|grant| size(grant.block))
-                .sum(),
+            addresses: self.grants.blocks.iter().map(Grant::size).sum(),
             used: used.map(|known| known.held.len() as u64).sum(),
             conflicts: self.lost.values().map(|count| *count as u64).sum(),
             ranges_without_free_block: self.ranges.without_free_block(),

@@ -3,7 +3,10 @@
 //! Pure. A configuration for some rails is one like any other: it has the ranges of the first rail,
 //! then those of the next, so that one order takes an address of each.
 
-use super::{Config, MAX_RANGES, RANGE_KEYS, gateway, one_range, refuse_unknown};
+use super::{
+    BESIDE_PER_NODE, Config, MAX_RANGES, PER_NODE, RANGE_KEYS, gateway, has_own_gateway, one_range,
+    refuse_unknown,
+};
 use crate::range::Range;
 use cni_wire::{Code, Error, Section};
 use node::policy::{MAX_RAIL, Profile};
@@ -57,7 +60,7 @@ pub(super) fn read(
             .map(|section| one(section, reserved, profile));
         rails.insert(rail, ranges.collect::<Result<_, _>>()?);
     }
-    let other = ["range", "ipRanges", "gateway", "addresses"];
+    let other = ["range", "ipRanges", PER_NODE, "gateway", "addresses"];
     if !rails.is_empty()
         && let Some(key) = other.into_iter().find(|key| ipam.value(key).is_some())
     {
@@ -92,6 +95,9 @@ fn one(section: &Section<'_>, reserved: &[IpAddr], profile: Profile) -> Result<R
             range.subnet()
         );
         return Err(section.wrong("gateway", rule));
+    }
+    if gateway.is_some() && has_own_gateway(&range) {
+        return Err(section.wrong("gateway", BESIDE_PER_NODE));
     }
     Ok(RailRange { range, gateway })
 }

@@ -76,11 +76,11 @@ impl Config {
         let address = |(number, range): (usize, &Range)| {
             let is_gateway =
                 |address: &IpAddr| config.gateway_of(number, *address) == Some(*address);
-            let lowest = range.lowest().filter(|address| !is_gateway(address));
+            let lowest = range.example().filter(|address| !is_gateway(address));
             Some(Cidr {
                 // Profile compatible may give the gateway.
                 addr: lowest.or(range.lowest().and(Some(range.window().1)))?,
-                prefix: range.subnet().prefix(),
+                prefix: range.prefix(),
             })
         };
         let Some(addresses) = ranges.map(address).collect::<Option<Vec<Cidr>>>() else {
@@ -204,13 +204,15 @@ pub(super) fn assign(
             );
         };
         let subnet = range.subnet();
-        if length.is_some_and(|length| length != subnet.prefix()) {
+        if length.is_some_and(|length| length != range.prefix()) {
+            let prefix = range.prefix();
             return Err(refuse(format!(
-                "has another prefix length than its range {subnet}"
+                "has another prefix length than the /{prefix} of its range {subnet}"
             )));
         }
         if !range.may_be_requested(*address) {
-            return Err(refuse(format!("is the first or last address of {subnet}")));
+            let network = range.network_of(*address);
+            return Err(refuse(format!("is the first or last address of {network}")));
         }
         if config.profile == Profile::Strict && config.is_reserved(number, *address) {
             let why = "is a gateway or next hop of the network, or one of ipam.addresses";

@@ -69,6 +69,7 @@ fn question(need: &Need) -> BlockNeed {
         network_name: need.space.network_name.clone(),
         range: need.range.subnet().to_string(),
         spans,
+        per_node: need.range.per_node(),
         address: need.address,
         single: need.single,
         count: need.count,

@@ -5,7 +5,7 @@ use super::Plugin;
 use crate::config::Config;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use ipnetwork::IpNetwork;
-use node::policy::Store as StorePolicy;
+use node::policy::{Store as StorePolicy, StoreKind};
 use serde_json::{Map, Value};
 
 /// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's
@@ -34,9 +34,20 @@ impl Plugin {
 
     /// Refuses ranges and network names that the policy's store is not for.
     fn within_bounds(&self, config: &Config) -> Result<(), Error> {
-        let Some(StorePolicy { bounds, .. }) = self.policy.stores.get(&config.store) else {
+        let Some(StorePolicy { bounds, kind, .. }) = self.policy.stores.get(&config.store) else {
             return Ok(());
         };
+        let mut ranges = config.all_ranges();
+        if matches!(kind, StoreKind::File { .. })
+            && let Some(range) = ranges.find(|range| range.per_node().is_some())
+        {
+            let (range, store) = (range.subnet(), &config.store);
+            let message = format!(
+                "perNode of range {range} needs a store of type kubernetes, and store {store:?} is of type file"
+            );
+            return Err(Error::new(Code::InvalidConfig, message)
+                .with_details("leave perNode out, or name another store in ipam.store"));
+        }
         let refuse = |what: String| {
             let store = &config.store;
             let message = format!("the node's policy does not allow {what} in store {store:?}");

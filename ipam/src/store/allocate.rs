@@ -76,7 +76,7 @@ impl Want<'_> {
         let subnet = self.range.subnet();
         Lease {
             address: from_bits(subnet.is_ipv4(), candidate.address),
-            prefix: subnet.prefix(),
+            prefix: self.range.prefix(),
             range: subnet,
             network_name: self.network_name.map(str::to_owned),
             overlapping: self.overlapping,

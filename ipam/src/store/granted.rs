@@ -107,7 +107,7 @@ impl<'s> Granted<'s> {
         Ok(match self.of(space)? {
             Some(reading) => {
                 let grants = &reading.grants;
-                let range = self.unasked(range).within(&grants.networks());
+                let range = grants.cut(&self.unasked(range));
                 match grants.exceptions() {
                     none if none.is_empty() => range,
                     exceptions => range.without(&exceptions),
@@ -127,11 +127,11 @@ impl<'s> Granted<'s> {
         }
     }
 
-    /// Whether this node may lease an address.
-    pub(super) fn has(&self, space: &Space, address: IpAddr) -> Result<bool, StoreError> {
+    /// Whether this node may lease an address for a part.
+    pub(super) fn has(&self, part: &Part, address: IpAddr) -> Result<bool, StoreError> {
         Ok(self
-            .of(space)?
-            .is_none_or(|reading| reading.grants.has(address)))
+            .of(&part.space)?
+            .is_none_or(|reading| reading.grants.may_lease(&part.range, address)))
     }
 
     /// The error of a part for which no address was found.
@@ -189,7 +189,7 @@ impl<'s> Granted<'s> {
                 continue;
             };
             let grants = now.get(&part.space.network_name);
-            if !grants.is_some_and(|grants| grants.has(lease.address)) {
+            if !grants.is_some_and(|grants| grants.may_lease(&part.range, lease.address)) {
                 return Ok(Some((number, self.needs(part, lease.address))));
             }
         }
@@ -383,6 +383,7 @@ mod tests {
     use node::policy::{
         BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind,
     };
+    use node_wire::{Gateway, PerNode};
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
@@ -416,6 +417,7 @@ mod tests {
                 block: block.parse().unwrap(),
                 uid: "8f".into(),
                 epoch: 1,
+                per_node: None,
                 except: Vec::new(),
             })
             .collect();
@@ -488,6 +490,50 @@ mod tests {
         assert_eq!(held.held.len(), 2);
         let blue = store.block_use(Some("blue"), "10.0.0.16/31".parse().unwrap());
         assert_eq!(blue.unwrap(), BlockUse::default());
+    }
+
+    #[test]
+    fn a_nodes_network_gives_what_its_range_says_and_no_other_range() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let per_node = |gateway| PerNode {
+            prefix: 30,
+            gateway: Some(gateway),
+        };
+        let order = |container: &str, per_node: Option<PerNode>| {
+            let mut order = order(container, "10.0.0.0/24", None);
+            let range = order.parts[0].range.clone().divided(per_node);
+            order.parts[0].range = range.unwrap();
+            order
+        };
+        let space = AddressSpace::new("default", None);
+        let mut grants = Grants::none(&space);
+        grants.blocks.push(Grant {
+            block: "10.0.0.4/30".parse().unwrap(),
+            uid: "8f".into(),
+            epoch: 1,
+            per_node: Some(per_node(Gateway::First)),
+            except: Vec::new(),
+        });
+        let directory = directory(&place.path().join("state"), "default");
+        grants.write(&directory, &space).unwrap();
+        // The broker says why.
+        need(store.take(&order("a", None)));
+        need(store.take(&order("a", Some(per_node(Gateway::Last)))));
+        let first = order("a", Some(per_node(Gateway::First)));
+        let taken = store.take(&first).unwrap();
+        assert_eq!(
+            (taken[0].address, taken[0].prefix),
+            ([10, 0, 0, 6].into(), 30)
+        );
+        assert_eq!(store.take(&first).unwrap()[0].address, taken[0].address);
+        let full = need(store.take(&order("b", Some(per_node(Gateway::First)))));
+        assert_eq!(full.range.per_node(), Some(per_node(Gateway::First)));
+        let mut asked = order("b", Some(per_node(Gateway::Last)));
+        asked.parts[0].requested = Some([10, 0, 0, 5].into());
+        need(store.take(&asked));
+        let pools = store.pools().unwrap();
+        assert_eq!(pools[0].per_node, Some(per_node(Gateway::First)));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::release::timestamp;
 use super::{Store, StoreError, name};
 use crate::range::{Range, Span, from_bits};
 use ipnetwork::IpNetwork;
+use node_wire::PerNode;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -31,6 +32,8 @@ pub struct Pool {
     pub network: String,
     /// First and last address of each part, ascending.
     pub spans: Vec<(IpAddr, IpAddr)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_node: Option<PerNode>,
     /// When an ADD asked for it last, to the hour, in Unix seconds of the file server.
     #[serde(skip)]
     pub used: i64,
@@ -66,7 +69,11 @@ fn file_name(range: &Range, overlapping: bool) -> String {
     let spans: Vec<String> = spans
         .map(|span| format!("{:x}-{:x}", span.first, span.last))
         .collect();
-    let set = name::hash64(&format!("{} {}", range.subnet(), spans.join(",")));
+    let mut set = format!("{} {}", range.subnet(), spans.join(","));
+    if let Some(per_node) = range.per_node() {
+        set += &per_node.to_string();
+    }
+    let set = name::hash64(&set);
     format!("{set:016x}{}", if overlapping { "" } else { "+" })
 }
 
@@ -96,6 +103,7 @@ impl Store {
                 overlapping,
                 network: network.to_owned(),
                 spans: range.spans().iter().map(ends).collect(),
+                per_node: range.per_node(),
                 used: 0,
             };
             dir.create(

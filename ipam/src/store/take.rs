@@ -258,7 +258,7 @@ impl Store {
                 continue;
             };
             let refused = Refused::of(number);
-            let may_have = |address| granted.has(&part.space, address).map_err(refused);
+            let may_have = |address| granted.has(part, address).map_err(refused);
             if let Some(address) = part.requested {
                 if !may_have(address)? {
                     return Err(refused(granted.needs(part, address)));

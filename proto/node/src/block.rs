@@ -1,8 +1,43 @@
 //! The question for a block of addresses: what `rdma-ipam` asks the broker on its node.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+
+/// `perNode` of a range: the block of a node is a network of its own, and the only one that the node
+/// has of the range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PerNode {
+    /// Prefix length of a node's network.
+    pub prefix: u8,
+    /// An address of each network that no pod gets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<Gateway>,
+}
+
+/// Which address of a node's network is the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(
+    rename_all = "lowercase",
+    expecting = "gateway is not first, last or a number"
+)]
+pub enum Gateway {
+    /// The first address that a host can have.
+    First,
+    /// The last one.
+    Last,
+    /// Counted from the address of the network, which is 0.
+    #[serde(untagged)]
+    Number(u32),
+}
+
+impl fmt::Display for PerNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
 
 /// An ADD finds no address in the blocks that its node has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +52,9 @@ pub struct BlockNeed {
     pub range: String,
     /// First and last address of each part of the range that may be given, ascending.
     pub spans: Vec<(IpAddr, IpAddr)>,
+    /// How the network wants the range to be divided, if not into blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_node: Option<PerNode>,
     /// The one address that is wanted, if it is a certain one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,

@@ -644,6 +644,7 @@ mod tests {
             network_name: None,
             range: "10.0.0.0/24".into(),
             spans: vec![([10, 0, 0, 1].into(), [10, 0, 0, 254].into())],
+            per_node: None,
             address: None,
             single: false,
             count: 1,

@@ -23,7 +23,7 @@ pub use binding::{
     BIND_TIMEOUT, BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion,
     Unbound,
 };
-pub use block::{BlockNeed, BlocksGranted};
+pub use block::{BlockNeed, BlocksGranted, Gateway, PerNode};
 pub use client::{ClientError, Fault, Peer, Server, ask};
 pub use document::{Allocation, Answer, Ask, Claim, Failure, FailureKind, Pod, PodUnits, Question};
 pub use status::{DaemonStatus, StatusQuestion};

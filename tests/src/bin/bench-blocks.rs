@@ -210,6 +210,7 @@ impl Crowd {
             spans: spans
                 .map(|span| span.addresses(need.range.subnet().is_ipv4()))
                 .collect(),
+            per_node: need.range.per_node(),
             address: need.address,
             single: need.single,
             count: need.count,

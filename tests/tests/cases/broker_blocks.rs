@@ -7,10 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::api_server::Patch;
 use e2e::case;
-use e2e::cluster::{BrokerNode, NAMESPACE, api_server, blocks, blocks_of, eventually, need};
+use e2e::cluster::{
+    BrokerNode, NAMESPACE, api_server, blocks, blocks_of, eventually, need, network,
+};
 use e2e::harness::Case;
 use node_wire::{ClientError, FailureKind};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
     case!(no_address_is_given_on_two_nodes, ApiServer, MountNamespace),
@@ -36,6 +38,11 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(a_small_range_is_shared_by_single_addresses, ApiServer),
     case!(the_api_refuses_to_cut_a_range_otherwise, ApiServer),
+    case!(
+        each_node_has_a_network_of_its_own,
+        ApiServer,
+        MountNamespace
+    ),
     case!(
         an_address_of_another_nodes_block_is_refused_by_its_node,
         ApiServer
@@ -281,6 +288,66 @@ fn the_api_refuses_to_cut_a_range_otherwise() -> Result<()> {
         let answer = server
             .client()
             .patch(&path, Patch::Merge, &json!({"spec": spec}))?;
+        ensure!(answer.expect_success().is_err(), "{spec}");
+    }
+    Ok(())
+}
+
+fn each_node_has_a_network_of_its_own() -> Result<()> {
+    let server = api_server()?;
+    let nodes = [started(&server, "n1")?, started(&server, "n2")?];
+    let ipam = json!({
+        "type": "rdma-ipam", "range": "10.9.4.0/24", "perNode": {"prefix": 31, "gateway": "first"},
+        "ipRanges": [{"range": "fd00:9::/64", "perNode": {"prefix": 120, "gateway": 1}}],
+        "routes": [{"dst": "10.9.0.0/16"}],
+    });
+    for (name, node) in ["n1", "n2"].iter().zip(&nodes) {
+        let add = |pod: &str, ipam: &Value| node.call_as("ADD", pod, pod, &network(ipam));
+        let result = add("pod-0", &ipam)?.success()?;
+        let text = |pointer: &str| {
+            let text = result.pointer(pointer).and_then(Value::as_str);
+            text.with_context(|| format!("{pointer} of {result}"))
+        };
+        let (address, gateway) = (text("/ips/0/address")?, text("/ips/0/gateway")?);
+        let (address, prefix) = address.split_once('/').context("no prefix length")?;
+        let address: std::net::Ipv4Addr = address.parse()?;
+        let other: std::net::Ipv4Addr = gateway.parse()?;
+        ensure!(
+            prefix == "31" && u32::from(address) == u32::from(other) + 1,
+            "{result}"
+        );
+        let (six, gateway_six) = (text("/ips/1/address")?, text("/ips/1/gateway")?);
+        ensure!(
+            six.ends_with("02/120") && gateway_six.ends_with("01"),
+            "{result}"
+        );
+        let all = blocks(&server)?;
+        let object = all.iter().find(|one| one["spec"]["gateway"] == gateway);
+        let object = object.context("the gateway is in no AddressBlock")?;
+        ensure!(object["spec"]["node"] == *name, "{object}");
+        let (code, message) = add("pod-1", &ipam)?.refusal()?;
+        ensure!(
+            code == 102 && message.contains("a node has one network of range 10.9.4.0/24"),
+            "{code}: {message}"
+        );
+        let mut other = ipam.clone();
+        other["perNode"]["gateway"] = json!("last");
+        let (code, message) = add("pod-2", &other)?.refusal()?;
+        ensure!(
+            code == 101 && message.contains("AddressRange default.default.10.9.4.0-24"),
+            "{code}: {message}"
+        );
+        ensure!(node.granted()?.len() == 2, "{:?}", node.granted());
+    }
+    let path = format!("/apis/rdma-netdev.io/v1alpha1/namespaces/{NAMESPACE}/addressranges/");
+    let path = path + "default.default.10.9.4.0-24";
+    for per_node in [
+        json!(null),
+        json!({"gateway": "last"}),
+        json!({"prefix": 30}),
+    ] {
+        let spec = json!({"spec": {"perNode": per_node}});
+        let answer = server.client().patch(&path, Patch::Merge, &spec)?;
         ensure!(answer.expect_success().is_err(), "{spec}");
     }
     Ok(())

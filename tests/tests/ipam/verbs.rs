@@ -567,6 +567,11 @@ fn wrong_input_gets_its_code_and_changes_nothing() {
             "leave no address",
         ),
         (
+            with(json!({"range": "10.0.0.0/24", "perNode": {"prefix": 31}})),
+            7,
+            "needs a store of type kubernetes",
+        ),
+        (
             with(json!({"range": "10.0.0.0/24", "store": "nope"})),
             101,
             "default",

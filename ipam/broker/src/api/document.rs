@@ -5,10 +5,13 @@
 //! has stay in the object.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use ipam::block::{AddressSpace, hash};
+use ipam::range::gateway_in;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
+use node_wire::PerNode;
 use serde::{Deserialize, Serialize};
 
 use super::client::Object as _;
@@ -75,6 +78,9 @@ pub struct RangeSpec {
     pub range: IpNetwork,
     /// Prefix length of a block.
     pub block_prefix: u8,
+    /// That a node has one block, which is a network of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_node: Option<PerNode>,
     /// Networks of it whose addresses are blocks of their own, ascending.
     #[serde(default, rename = "static")]
     pub static_networks: Vec<IpNetwork>,
@@ -155,6 +161,12 @@ pub struct BlockSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
     pub block: IpNetwork,
+    /// As in its range.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_node: Option<PerNode>,
+    /// The gateway of a node's network, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
     /// Name of the node that has it.
     pub node: String,
     /// UID of that node's object: another machine of its name has another one.
@@ -230,6 +242,8 @@ impl BlockObject {
                 store: space.store.clone(),
                 network_name: space.network_name.clone(),
                 block,
+                per_node: None,
+                gateway: None,
                 node: node.name.clone(),
                 node_uid: node.uid.clone(),
                 epoch,
@@ -239,6 +253,14 @@ impl BlockObject {
             },
             status: None,
         }
+    }
+
+    /// The same, of a range that is divided so.
+    #[must_use]
+    pub fn divided(mut self, per_node: Option<PerNode>) -> Self {
+        self.spec.per_node = per_node;
+        self.spec.gateway = per_node.and_then(|per_node| gateway_in(per_node, self.spec.block));
+        self
     }
 
     /// The space that it is in.

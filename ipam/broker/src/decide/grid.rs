@@ -27,6 +27,7 @@ impl RangeSpec {
             network_name: space.network_name.clone(),
             range,
             block_prefix,
+            per_node: None,
             static_networks: Vec::new(),
             confirmed: false,
         };
@@ -88,14 +89,20 @@ impl RangeSpec {
             let fixed = range.static_networks.iter().copied();
             fixed.filter(|network| overlap(*network, common)).collect()
         };
+        // A node with a network in each of two ranges would have two in the larger one.
+        let is_divided = self.per_node.or(other.per_node).is_some();
         overlap(ours, theirs)
-            && (self.block_prefix != other.block_prefix || fixed(self) != fixed(other))
+            && (self.block_prefix != other.block_prefix
+                || fixed(self) != fixed(other)
+                || self.per_node != other.per_node
+                || (is_divided && self.range != other.range))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use node_wire::{Gateway, PerNode};
     use proptest::prelude::*;
 
     fn network(text: &str) -> IpNetwork {
@@ -124,6 +131,22 @@ mod tests {
         ] {
             assert_eq!(wide.disagrees(&other), disagrees, "{other:?}");
             assert_eq!(other.disagrees(&wide), disagrees, "{other:?}");
+        }
+        let divided = |text: &str, gateway| RangeSpec {
+            per_node: Some(PerNode {
+                prefix: 31,
+                gateway,
+            }),
+            ..range(text, 31, &[])
+        };
+        let of_nodes = divided("10.3.0.0/16", Some(Gateway::First));
+        assert!(!of_nodes.disagrees(&of_nodes));
+        for other in [
+            range("10.3.0.0/16", 31, &[]),
+            divided("10.3.0.0/16", Some(Gateway::Last)),
+            divided("10.3.7.0/24", Some(Gateway::First)),
+        ] {
+            assert!(of_nodes.disagrees(&other) && other.disagrees(&of_nodes));
         }
         // The block around a range that is shorter has its neighbours' addresses.
         let short = range("10.0.0.0/30", 28, &[]);

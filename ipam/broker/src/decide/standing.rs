@@ -251,6 +251,7 @@ mod tests {
             block: block.spec.block,
             uid: "o1".into(),
             epoch: 1,
+            per_node: None,
             except: Vec::new(),
         };
         assert_eq!(
@@ -268,6 +269,7 @@ mod tests {
             block: "10.0.0.16/28".parse().unwrap(),
             uid: uid.into(),
             epoch: 1,
+            per_node: None,
             except: Vec::new(),
         };
         let object = block(None);

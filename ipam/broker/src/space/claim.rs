@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use ipam::block::{Blocks, network_around, overlap};
 use ipam::grants::{Grant, MAX_BLOCKS};
 use ipam::range::Range;
+use ipam::store::Store;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use node::random::random64;
-use node_wire::{Answer, BlockNeed, BlocksGranted, Failure, FailureKind};
+use node_wire::{Answer, BlockNeed, BlocksGranted, Failure, FailureKind, PerNode};
 use tokio::time::Instant;
 
 use super::{Asked, Own, Worker};
@@ -53,6 +54,8 @@ pub(super) enum Attempt {
 fn range_of(need: &BlockNeed) -> Result<Range, Failure> {
     let subnet = need.range.parse().map_err(|_| "it is not a network");
     let range = subnet.and_then(|subnet| Range::of_parts(subnet, &need.spans));
+    let range = range.map_err(str::to_owned);
+    let range = range.and_then(|range| range.divided(need.per_node));
     range.map_err(|why| {
         let why = format!("block is malformed: range {}: {why}", need.range);
         Failure::new(FailureKind::Malformed, why)
@@ -178,6 +181,10 @@ impl Worker {
                 Ok(Some(block)) => {
                     got = got.saturating_add(self.room(range, block));
                     blocks.push(block);
+                    // Who finds no address in the only network asks again, and is refused.
+                    if range.per_node().is_some() {
+                        break;
+                    }
                 }
                 Ok(None) => {
                     let why = "no block is free".to_owned();
@@ -210,6 +217,9 @@ impl Worker {
             grid => grid?,
         };
         self.grant_claimed_before()?;
+        if let Some(network) = self.node_network(range) {
+            return self.has_room(range, network).await.map(|()| Some(network));
+        }
         let (v4, fixed) = (range.subnet().is_ipv4(), &grid.static_networks);
         let blocks = Blocks::cut(v4, range.spans(), grid.block_prefix, fixed);
         let mut taken = BTreeSet::new();
@@ -265,26 +275,78 @@ impl Worker {
         let grid = self.grid(range).await?;
         self.grant_claimed_before()?;
         let block = self.block_around(address, single, range, &grid)?;
+        let network = self.node_network(range);
+        if let Some(network) = network.filter(|network| *network != block) {
+            let why = format!(
+                "{address} is not in {network}, the network of range {} that this node has",
+                range.subnet()
+            );
+            return Err(Failure::new(FailureKind::HeldByAnotherNode, why));
+        }
         // It came while the question was on its way.
         if self.own.contains_key(&block) {
-            self.settle().await.map_err(|error| {
-                Failure::new(FailureKind::ClusterUnavailable, error.to_string())
-            })?;
+            self.settle_for_add().await?;
             if self.grants.has(address) {
                 return Ok(block);
             }
             if self.own.contains_key(&block) {
-                let why = format!(
-                    "whether this node has AddressBlock {} is not known yet: a request for it had no answer",
-                    self.space.block_name(block)
-                );
-                return Err(Failure::new(FailureKind::ClusterUnavailable, why));
+                return Err(self.in_doubt(block));
             }
         }
         if let Attempt::Got = self.attempt(block).await? {
             return Ok(block);
         }
         self.claim_of_other(address, block, single, deadline).await
+    }
+
+    async fn settle_for_add(&mut self) -> Result<(), Failure> {
+        let settled = self.settle().await;
+        settled.map_err(|error| Failure::new(FailureKind::ClusterUnavailable, error.to_string()))
+    }
+
+    fn in_doubt(&self, block: IpNetwork) -> Failure {
+        let why = format!(
+            "whether this node has AddressBlock {} is not known yet: a request for it had no answer",
+            self.space.block_name(block)
+        );
+        Failure::new(FailureKind::ClusterUnavailable, why)
+    }
+
+    /// The only block that this node can have of a range with networks of nodes; also one of which it is
+    /// not known yet whether it is this node's.
+    fn node_network(&self, range: &Range) -> Option<IpNetwork> {
+        range.per_node()?;
+        let unread = self.unread.iter().map(|block| block.spec.block);
+        let own = self.own.keys().copied().chain(unread);
+        let mut own = own.chain(self.grants.networks());
+        own.find(|block| overlap(*block, range.subnet()))
+    }
+
+    /// Refuses a question for a further address of this node's network of a range. One that came while
+    /// the question was on its way has room.
+    async fn has_room(&mut self, range: &Range, network: IpNetwork) -> Result<(), Failure> {
+        self.settle_for_add().await?;
+        if !self.grants.has_block(network) {
+            return Err(self.in_doubt(network));
+        }
+        let used = |store: Store| store.block_use(self.space.network_name.as_deref(), network);
+        let used = self
+            .open_store()
+            .and_then(|store| store.map(used).transpose());
+        let used = used.map_err(|error| Failure::new(FailureKind::Other, error.to_string()))?;
+        let held = used.map(|used| used.held).unwrap_or_default();
+        let held = held.iter().filter(|address| range.gives(**address)).count();
+        let room = self.room(range, network);
+        if (held as u128) < room {
+            return Ok(());
+        }
+        let why = format!(
+            "all {room} addresses for pods in {network} are leased, and a node has one network of range {}: end one \
+             of their pods, or use a shorter prefix in perNode of a new range{}",
+            range.subnet(),
+            self.explain_before(range)
+        );
+        Err(Failure::new(FailureKind::Exhausted, why))
     }
 
     /// The block that has an address, if a node can have it as the question wants it.
@@ -302,6 +364,12 @@ impl Worker {
         let name = self.space.block_name(grid.range);
         let store = &self.space.store;
         let why = match grid.block_of(address) {
+            Some(block) if grid.per_node.is_some() && block.prefix() != grid.block_prefix => {
+                format!(
+                    "{address} is static (stores.{store}.static of the policy), and AddressRange {name} has networks of \
+                 nodes only: ask for another address, or leave perNode out"
+                )
+            }
             Some(block) if !single || block == ipam::block::single(address) => return Ok(block),
             Some(_) => format!(
                 "{address} is static in this node's policy (stores.{store}.static), and was not when AddressRange \
@@ -333,18 +401,33 @@ impl Worker {
         block: IpNetwork,
     ) -> Range {
         let around = known.iter().map(|range| &range.spec);
-        let around = around.filter(|range| range.confirmed && overlap(range.range, block));
-        let around: Vec<IpNetwork> = around.map(|range| range.range).collect();
+        let around: Vec<Range> = around
+            .filter(|range| range.confirmed && overlap(range.range, block))
+            .filter_map(|range| Range::whole(range.range).divided(range.per_node).ok())
+            .collect();
         let mut noted = noted.iter().filter(|range| range.size_within(block) > 0);
         let prefix = self.policy_prefix(block.network()) - UNKNOWN_RANGE_BITS;
         let unknown = network_around(block.network(), prefix.min(block.prefix()));
         let first_noted = noted.clone().next().cloned();
+        let alike = |range: &&Range| {
+            let mut around = around.iter();
+            around.any(|known| {
+                (known.subnet(), known.per_node()) == (range.subnet(), range.per_node())
+            })
+        };
         noted
-            .find(|range| around.contains(&range.subnet()))
+            .find(alike)
+            .or(around.first())
             .cloned()
-            .or_else(|| around.first().copied().map(Range::whole))
             .or(first_noted)
             .unwrap_or_else(|| Range::whole(unknown.unwrap_or(block)))
+    }
+
+    /// How the range of a block is divided, by what was read last.
+    fn per_node_of(&self, block: IpNetwork) -> Option<PerNode> {
+        let (_, ranges) = self.grids.as_ref()?;
+        let mut ranges = ranges.iter().filter(|range| range.spec.confirmed);
+        ranges.find_map(|range| range.spec.per_node.filter(|_| range.spec.overlaps(block)))
     }
 
     /// Makes a block's object.
@@ -358,6 +441,7 @@ impl Worker {
         }
         let me = self.shared.me().await?;
         let object = BlockObject::new(&self.space, block, &me, 1, Timestamp::now());
+        let object = object.divided(self.per_node_of(block));
         self.create(object).await
     }
 
@@ -404,7 +488,8 @@ impl Worker {
             }
         }
         let epoch = grant.epoch.saturating_add(1);
-        let object = BlockObject::new(&self.space, grant.block, &me, epoch, Timestamp::now());
+        let object = BlockObject::new(&self.space, grant.block, &me, epoch, Timestamp::now())
+            .divided(grant.per_node);
         match self.create(object).await? {
             Attempt::Got => {
                 tracing::warn!(
@@ -481,6 +566,7 @@ mod tests {
                 .iter()
                 .map(|(first, last)| (first.parse().unwrap(), last.parse().unwrap()))
                 .collect(),
+            per_node: None,
             address: None,
             single: false,
             count: 1,

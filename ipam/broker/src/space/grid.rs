@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use ipam::block::{Blocks, overlap};
 use ipnetwork::IpNetwork;
-use node_wire::{Failure, FailureKind};
+use node_wire::{Failure, FailureKind, PerNode};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -30,16 +30,20 @@ impl Worker {
         if let Some((read, ranges)) = &self.grids
             && read.elapsed() < self.shared.timing.agreed
             && let Some(spec) = in_force(ranges, range.subnet())
+            && spec.per_node == range.per_node()
         {
             return Ok(spec.clone());
         }
         let client = self.shared.client.clone();
         for _ in 0..MOST_READ {
             let ranges = self.read_ranges().await?;
+            let own = ranges.iter().find(|one| one.spec.range == range.subnet());
+            if let Some(own) = own.filter(|own| own.spec.per_node != range.per_node()) {
+                return Err(divided_otherwise(own, range));
+            }
             if let Some(spec) = in_force(&ranges, range.subnet()) {
                 return Ok(spec.clone());
             }
-            let own = ranges.iter().find(|one| one.spec.range == range.subnet());
             let spec = match own {
                 Some(own) => own.spec.clone(),
                 None => self.new_range(range, &ranges).await?,
@@ -130,28 +134,38 @@ impl Worker {
     /// How a range without an object is to be cut: as blocks that are there already and in no other
     /// range, because the object was removed or lost; else by the node's policy.
     async fn new_range(&self, range: &Range, ranges: &[RangeObject]) -> Result<RangeSpec, Failure> {
-        let mut blocks = self.grants.networks();
-        let each = |block: BlockObject| blocks.push(block.spec.block);
+        let granted = self.grants.blocks.iter();
+        let mut blocks: Vec<(IpNetwork, Option<PerNode>)> =
+            granted.map(|grant| (grant.block, grant.per_node)).collect();
+        let each = |block: BlockObject| blocks.push((block.spec.block, block.spec.per_node));
         let client = &self.shared.client;
         client.blocks_of_space(&self.space, each).await?;
         let is_of = |range: &RangeObject, block| overlap(range.spec.range, block);
-        blocks.retain(|block| {
+        blocks.retain(|(block, _)| {
             overlap(*block, range.subnet()) && !ranges.iter().any(|other| is_of(other, *block))
         });
-        let there = blocks.iter().find(|block| !self.is_static(**block));
+        let there = blocks.iter().find(|(block, _)| !self.is_static(*block));
         let fixed = &self.static_networks;
-        let prefix = there.map_or_else(
-            || Blocks::prefix(range.subnet().is_ipv4(), range.spans(), self.length, fixed),
-            |block| block.prefix(),
-        );
-        let spec = RangeSpec::new(&self.space, range.subnet(), prefix, fixed);
-        match blocks.into_iter().find(|block| spec.contradicts(*block)) {
+        let prefix = match (range.per_node(), there) {
+            (Some(per_node), _) => per_node.prefix,
+            (None, Some((block, _))) => block.prefix(),
+            (None, None) => {
+                Blocks::prefix(range.subnet().is_ipv4(), range.spans(), self.length, fixed)
+            }
+        };
+        let mut spec = RangeSpec::new(&self.space, range.subnet(), prefix, fixed);
+        spec.per_node = range.per_node();
+        let is_other = |(block, per_node): &(IpNetwork, Option<PerNode>)| {
+            spec.contradicts(*block) || *per_node != spec.per_node
+        };
+        match blocks.into_iter().find(is_other) {
             None => Ok(spec),
-            Some(block) => {
+            Some((block, _)) => {
                 let why = format!(
-                    "range {} cannot be cut into blocks of /{prefix}: AddressBlock {} is there; end the pods that \
+                    "range {} cannot be cut into {}: AddressBlock {} is there; end the pods that \
                      have its addresses, and delete it",
                     range.subnet(),
+                    division(spec.per_node, prefix),
                     self.space.block_name(block)
                 );
                 Err(Failure::new(FailureKind::Mismatch, why))
@@ -169,6 +183,29 @@ fn in_force(ranges: &[RangeObject], subnet: IpNetwork) -> Option<&RangeSpec> {
     (is_alone && own.empty_since().is_none()).then_some(&own.spec)
 }
 
+/// How a range is divided, for people.
+fn division(per_node: Option<PerNode>, prefix: u8) -> String {
+    match per_node {
+        Some(per_node) => format!("networks by perNode {per_node}"),
+        None => format!("blocks of /{prefix}"),
+    }
+}
+
+fn divided_otherwise(object: &RangeObject, range: &Range) -> Failure {
+    let (spec, name) = (&object.spec, &object.metadata.name);
+    let wanted = match range.per_node() {
+        Some(per_node) => format!("has perNode {per_node}"),
+        None => "has no perNode".to_owned(),
+    };
+    let why = format!(
+        "the network {wanted}, but range {} is cut into {} since its first use (AddressRange {name}): use the same \
+         in all networks of the range; or end their pods, and delete its AddressBlocks and AddressRange {name}",
+        spec.range,
+        division(spec.per_node, spec.block_prefix)
+    );
+    Failure::new(FailureKind::Mismatch, why)
+}
+
 fn refusal(spec: &RangeSpec, other: &RangeObject) -> Failure {
     let (range, theirs) = (spec.range, other.spec.range);
     let name = &other.metadata.name;
@@ -178,15 +215,17 @@ fn refusal(spec: &RangeSpec, other: &RangeObject) -> Failure {
         );
         return Failure::new(FailureKind::ClusterUnavailable, why);
     }
-    let static_networks = match spec.block_prefix == other.spec.block_prefix {
+    let is_divided = spec.per_node.or(other.spec.per_node).is_some();
+    let static_networks = match spec.block_prefix == other.spec.block_prefix && !is_divided {
         true => " and other static networks",
         false => "",
     };
     let why = format!(
-        "range {range} overlaps range {theirs}, which is cut into blocks of /{}{static_networks}, this one of /{} \
+        "range {range} overlaps range {theirs}, which is cut into {}{static_networks}, this one into {} \
          (AddressRange {name}): give both networks one range; or end the pods of {theirs}, and delete its \
          AddressBlocks and AddressRange {name}",
-        other.spec.block_prefix, spec.block_prefix
+        division(other.spec.per_node, other.spec.block_prefix),
+        division(spec.per_node, spec.block_prefix)
     );
     Failure::new(FailureKind::Mismatch, why)
 }

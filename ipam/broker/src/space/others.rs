@@ -154,6 +154,8 @@ impl Worker {
                     self.shared.mark_over(one, &why).await?;
                     search.marked += 1;
                 }
+                // A node keeps its network.
+                Claim::Held if one.spec.per_node.is_some() => {}
                 Claim::Held => {
                     self.want(one).await?;
                     search.asked.push(one.spec.block);
@@ -186,7 +188,8 @@ impl Worker {
             nodes.len(),
             others.len(),
         );
-        if blocks.count() < MIN_BLOCKS && !grid.is_of_single_addresses() {
+        let is_of_blocks = grid.per_node.is_none() && !grid.is_of_single_addresses();
+        if blocks.count() < MIN_BLOCKS && is_of_blocks {
             why += &format!(
                 ", each with the addresses of a /{}, as AddressRange {} was cut when it was longer or for another \
                  network: to cut it anew, end the pods of {}, and delete its AddressBlocks and AddressRange",

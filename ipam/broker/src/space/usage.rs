@@ -83,7 +83,8 @@ impl Ranges {
 
 /// The range that a pool notes.
 fn range_of(pool: &Pool) -> Option<Range> {
-    Range::of_parts(pool.range, &pool.spans).ok()
+    let range = Range::of_parts(pool.range, &pool.spans).ok()?;
+    range.divided(pool.per_node).ok()
 }
 
 impl Worker {
@@ -158,9 +159,10 @@ impl Worker {
         Ok(pools.iter().filter_map(range_of).collect())
     }
 
-    /// What the node has of each range in use.
+    /// What the node has of each range in use whose blocks come and go.
     pub(super) fn range_uses(&mut self) -> Vec<(Range, RangeUse)> {
-        let ranges = self.ranges.in_use.clone();
+        let mut ranges = self.ranges.in_use.clone();
+        ranges.retain(|range| range.per_node().is_none());
         let mut uses = Vec::new();
         for range in ranges {
             let granted = self.grants.networks();
@@ -189,10 +191,13 @@ impl Worker {
         uses
     }
 
-    /// The node's blocks, for the decision which to give back.
+    /// The node's blocks, for the decision which to give back. A network of its own it keeps.
     pub(super) fn own_blocks(&self) -> Vec<OwnBlock> {
         let crowded = self.own.len() > MAX_BLOCKS / 2;
-        let settled = self.own.iter().filter(|(_, own)| own.doubt.is_none());
+        let settled = self
+            .own
+            .iter()
+            .filter(|(_, own)| own.doubt.is_none() && own.object.spec.per_node.is_none());
         settled
             .map(|(network, own)| OwnBlock {
                 block: *network,
@@ -245,24 +250,27 @@ impl Worker {
             let Some(known) = own.usage.as_ref().filter(|_| own.doubt.is_none()) else {
                 continue;
             };
-            let (used, all) = (known.held.len() as u64, size(*network));
+            let used = known.held.len() as u64;
             let is_due = match own.noted {
                 None => own.granted.elapsed() >= self.shared.timing.new,
                 Some((noted, at)) => {
                     at.elapsed() >= NOTE_INTERVAL
-                        && (used.abs_diff(noted) > all / 8 || (used == 0) != (noted == 0))
+                        && (used.abs_diff(noted) > size(*network) / 8
+                            || (used == 0) != (noted == 0))
                 }
             };
             if is_due {
-                due.push((*network, used, all));
+                due.push((*network, used));
             }
         }
-        for (network, used, all) in due {
+        for (network, used) in due {
             let Some(own) = self.own.get(&network) else {
                 continue;
             };
-            let leased_before = self.leased_before(network).len() as u64;
-            let free = all.saturating_sub(used + leased_before);
+            let grant = own.grant(self.leased_before(network));
+            let free = grant
+                .size()
+                .saturating_sub(used + grant.except.len() as u64);
             let status = json!({"used": used, "free": free});
             // Nobody else writes it, and it decides nothing.
             let metadata = Metadata {

@@ -9,7 +9,7 @@ use node_wire::FailureKind;
 use rdma_ipam_broker::api::document::{NODE_LABEL, label_hash};
 use serde_json::json;
 
-use super::{Api, Fault, LATE, Machine, check, on_one_thread};
+use super::{Api, Fault, LATE, Machine, NODE_RANGE, check, on_one_thread};
 
 async fn started(api: &Api, number: usize) -> Machine {
     let mut machine = Machine::new(number);
@@ -462,6 +462,131 @@ fn ranges_by_hand_that_contradict_each_other_give_no_block() {
         // A refusal is remembered for a moment.
         tokio::time::sleep(one.timing.ask).await;
         one.ask(&super::range(super::RANGE)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_node_has_one_network_and_keeps_it() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        // Empty blocks would go back at once.
+        let keeping = async |number| {
+            let mut machine = patient(&api, number).await;
+            machine.kill().await;
+            machine.timing.empty = Duration::from_millis(60);
+            machine.start(&api);
+            machine
+        };
+        let mut machines = Vec::new();
+        for number in 1..5 {
+            machines.push(keeping(number).await);
+        }
+        for machine in &mut machines {
+            machine.add_of(NODE_RANGE).await.unwrap();
+            let full = machine.add_of(NODE_RANGE).await;
+            assert_eq!(full, Err(FailureKind::Exhausted));
+            check(std::slice::from_ref(machine));
+        }
+        let one = &mut machines[0];
+        let why = one.ask(&super::range(NODE_RANGE)).await.unwrap_err();
+        let network = one.node_networks()[0];
+        assert!(
+            why.message
+                .contains(&format!("pods in {network} are leased")),
+            "{}",
+            why.message
+        );
+        // Empty, and asked for by another node.
+        one.del(0);
+        tokio::time::sleep(one.timing.empty * 4).await;
+        let mut fifth = keeping(5).await;
+        assert_eq!(fifth.add_of(NODE_RANGE).await, Err(FailureKind::Exhausted));
+        let one = &mut machines[0];
+        one.kill().await;
+        one.start(&api);
+        eventually("it has the network after a restart", || {
+            one.node_networks() == [network]
+        })
+        .await;
+        one.add_of(NODE_RANGE).await.unwrap();
+        // Made again, divided as it was.
+        let name = AddressSpace::new("default", None).block_name(network);
+        api.delete_blocks();
+        eventually("its object is there again", || {
+            api.names("addressblocks").contains(&name)
+        })
+        .await;
+        assert_eq!(api.blocks()[&network.to_string()].as_deref(), Some("n1"));
+        one.del(0);
+        one.add_of(NODE_RANGE).await.unwrap();
+        assert_eq!(one.node_networks(), [network]);
+        // The network of a node that is gone goes to the one that had none.
+        api.remove_node("n1");
+        one.kill().await;
+        one.del(0);
+        let deadline = tokio::time::Instant::now() + LATE;
+        while let Err(kind) = fifth.add_of(NODE_RANGE).await {
+            assert!(tokio::time::Instant::now() < deadline, "{kind:?}");
+        }
+        assert_eq!(fifth.node_networks(), [network]);
+    });
+}
+
+#[test]
+fn a_range_stays_divided_as_at_its_first_use() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        one.add_of(NODE_RANGE).await.unwrap();
+        let range = super::range(NODE_RANGE);
+        let last = node_wire::PerNode {
+            gateway: Some(node_wire::Gateway::Last),
+            ..super::PER_NODE
+        };
+        let wider = super::range("10.7.2.0/28")
+            .divided(Some(super::PER_NODE))
+            .unwrap();
+        for (range, says) in [
+            (
+                range.clone().divided(Some(last)).unwrap(),
+                "\"gateway\":\"last\"}, but range 10.7.2.0/29 is cut into networks by perNode",
+            ),
+            (
+                range.divided(None).unwrap(),
+                "has no perNode, but range 10.7.2.0/29",
+            ),
+            (wider, "range 10.7.2.0/28 overlaps range 10.7.2.0/29"),
+        ] {
+            let refused = one.ask(&range).await.unwrap_err();
+            assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
+            assert!(refused.message.contains(says), "{}", refused.message);
+        }
+        one.add().await.unwrap();
+        let divided = super::range(super::RANGE)
+            .divided(Some(super::PER_NODE))
+            .unwrap();
+        let refused = one.ask(&divided).await.unwrap_err();
+        assert!(
+            refused.message.contains("is cut into blocks of /30"),
+            "{}",
+            refused.message
+        );
+        // An address that was asked for is of the node's network.
+        let asked = node_wire::BlockNeed {
+            address: Some([10, 7, 2, 7].into()),
+            ..super::need(&super::range(NODE_RANGE))
+        };
+        let network = one.node_networks()[0];
+        let (asker, ..) = one.running.as_ref().unwrap();
+        if !network.contains([10, 7, 2, 7].into()) {
+            let refused = asker.ask(asked).await.unwrap_err();
+            assert_eq!(refused.kind, FailureKind::HeldByAnotherNode);
+            assert!(
+                refused.message.contains(&format!("is not in {network}")),
+                "{}",
+                refused.message
+            );
+        }
     });
 }
 

@@ -26,7 +26,7 @@ use ipam::store::{Order, Part, Space, Store, StoreError};
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind};
-use node_wire::{BlockNeed, Failure, FailureKind};
+use node_wire::{BlockNeed, Failure, FailureKind, Gateway, PerNode};
 use proptest::prelude::*;
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};
 use rdma_ipam_broker::broker::{self, Asker, Settings};
@@ -38,6 +38,12 @@ use tokio_util::sync::CancellationToken;
 const RANGE: &str = "10.7.0.0/26";
 /// One that is cut into single addresses.
 const SMALL_RANGE: &str = "10.7.1.16/29";
+/// One of which each node has a network of its own, with one address for a pod.
+const NODE_RANGE: &str = "10.7.2.0/29";
+const PER_NODE: PerNode = PerNode {
+    prefix: 31,
+    gateway: Some(Gateway::First),
+};
 /// Part of the first one, and cut otherwise: one of the two is refused.
 const OTHER_RANGE: &str = "10.7.0.16/29";
 const NODES: usize = 3;
@@ -218,6 +224,14 @@ impl Machine {
         grants.networks()
     }
 
+    /// Those of the range of which it has one.
+    fn node_networks(&self) -> Vec<IpNetwork> {
+        let range: IpNetwork = NODE_RANGE.parse().unwrap();
+        let mut granted = self.granted();
+        granted.retain(|block| range.contains(block.network()));
+        granted
+    }
+
     fn del(&mut self, which: usize) {
         let containers: Vec<String> = self.pods.keys().cloned().collect();
         let Some(container) = containers.get(which % containers.len().max(1)) else {
@@ -245,6 +259,8 @@ enum Step {
     AddSmall(usize),
     /// Of the range that contradicts the first one.
     AddOther(usize),
+    /// Of the range with networks of nodes.
+    AddNetwork(usize),
     /// On all nodes at one time, so many on each.
     AddAll(usize),
     Del(usize, usize),
@@ -269,6 +285,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => (0..NODES).prop_map(Step::Add),
         4 => (0..NODES).prop_map(Step::AddSmall),
         4 => (0..NODES).prop_map(Step::AddOther),
+        4 => (0..NODES).prop_map(Step::AddNetwork),
         6 => (1usize..12).prop_map(Step::AddAll),
         8 => (0..NODES, any::<usize>()).prop_map(|(node, which)| Step::Del(node, which)),
         2 => (0..NODES).prop_map(Step::Kill),
@@ -289,6 +306,7 @@ fn need(range: &Range) -> BlockNeed {
         network_name: None,
         range: range.subnet().to_string(),
         spans: spans.map(|span| span.addresses(true)).collect(),
+        per_node: range.per_node(),
         address: None,
         single: false,
         count: 1,
@@ -298,9 +316,14 @@ fn need(range: &Range) -> BlockNeed {
 fn range(text: &str) -> Range {
     let spec = Spec {
         range: text,
+        per_node: (text == NODE_RANGE).then_some(PER_NODE),
         ..Spec::default()
     };
     Range::new(&spec, Profile::Strict).unwrap()
+}
+
+fn is_even(address: IpAddr) -> bool {
+    ipam::range::bits(address).is_multiple_of(2)
 }
 
 /// No address twice, and no two ranges in force that cut an address differently.
@@ -317,6 +340,11 @@ fn check(machines: &[Machine]) {
         for address in machine.pods.values() {
             assert!(all.insert(*address), "{address} is given twice");
         }
+        let networks = machine.node_networks();
+        assert!(networks.len() <= 1, "{networks:?}");
+        let mut pods = machine.pods.values();
+        let range: IpNetwork = NODE_RANGE.parse().unwrap();
+        assert!(pods.all(|address| !range.contains(*address) || !is_even(*address)));
     }
 }
 
@@ -332,6 +360,7 @@ async fn run(steps: Vec<Step>) {
             Step::Add(node) => drop(machines[node].add().await),
             Step::AddSmall(node) => drop(machines[node].add_of(SMALL_RANGE).await),
             Step::AddOther(node) => drop(machines[node].add_of(OTHER_RANGE).await),
+            Step::AddNetwork(node) => drop(machines[node].add_of(NODE_RANGE).await),
             Step::AddAll(count) => {
                 let adds = machines.iter_mut().map(async |machine| {
                     for _ in 0..count {

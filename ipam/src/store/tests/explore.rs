@@ -172,6 +172,7 @@ fn grants(has_block: bool) -> Vec<u8> {
         block: "10.0.0.0/30".parse().unwrap(),
         uid: "8f".to_owned(),
         epoch: 1,
+        per_node: None,
         except: Vec::new(),
     }));
     serde_json::to_vec(&grants).unwrap()
