@@ -141,7 +141,10 @@ pub fn return_netdev(
             match guids {
                 Guids::Unchanged => {}
                 Guids::PfAway => {
-                    let away = format!("its PF {} has no netdev on the host", vf.pf);
+                    let away = format!(
+                        "its PF {} has no netdev on the host, or says nothing of it",
+                        vf.pf
+                    );
                     report.vf_kept = Some(away);
                 }
                 Guids::Renewed => {

@@ -73,7 +73,7 @@ pub enum Guids {
     Unchanged,
     /// Its driver has read its own again: it has another netdev now.
     Renewed,
-    /// It may have an attachment's settings: the PF has no netdev on the host.
+    /// It may have an attachment's settings: the PF has no netdev on the host, or says nothing of it.
     PfAway,
 }
 
@@ -88,7 +88,7 @@ impl Vf {
         Ok(found.map(|(_, properties)| Vf {
             pf: pf.to_string(),
             number,
-            properties: kept(&properties),
+            properties: kept(&properties.unwrap_or_default()),
             set: Vec::new(),
             driver: None,
         }))
@@ -130,7 +130,9 @@ impl Vf {
         ];
         let set = set.into_iter().flatten();
         let set = set.chain(settings.guid.into_iter().flat_map(guids));
-        self.set = set.filter_map(message).collect();
+        // After the PF has set an address, some drivers refuse any other to the VF (igb, ixgbe).
+        let has_it = |p: &Message| is_mac(p) && self.properties.contains(p);
+        self.set = set.filter_map(message).filter(|p| !has_it(p)).collect();
     }
 
     /// Whether the PF says which GUIDs the VF has, so that they can be restored.
@@ -247,7 +249,8 @@ impl Vf {
         })
     }
 
-    /// The PF's netdev and the VF's properties; none while the PF has no netdev on the host.
+    /// The PF's netdev and the VF's properties; none while the PF has no netdev on the host, or says
+    /// nothing of the VF.
     fn now(
         &self,
         sys: &Path,
@@ -259,14 +262,10 @@ impl Vf {
             proc: PathBuf::new(),
         };
         let found = self.netdev(&host, socket)?;
-        Ok(found.map(|(pf, properties)| (pf, kept(&properties))))
+        Ok(found.and_then(|(pf, properties)| Some((pf, kept(&properties?)))))
     }
 
-    fn netdev(
-        &self,
-        host: &Host,
-        socket: &mut Socket,
-    ) -> netlink::Result<Option<(Link, Vec<VfInfo>)>> {
+    fn netdev(&self, host: &Host, socket: &mut Socket) -> netlink::Result<Option<Described>> {
         match self.pf.parse() {
             Ok(pf) => netdev_of(host, socket, pf, self.number),
             Err(_) => Ok(None),
@@ -293,8 +292,7 @@ impl Vf {
     fn rights(&self) -> Vf {
         let mut rights = self.clone();
         rights.properties.retain(|p| !is_mac(p));
-        let is_pods = |p: &Message| is_mac(p) && !self.properties.contains(p);
-        if self.set.iter().any(is_pods) {
+        if self.set.iter().any(is_mac) {
             let zeros = VfInfo::Mac(VfInfoMac::new(self.number, &[0; 6]));
             rights.properties.extend(message(zeros));
         }
@@ -305,7 +303,8 @@ impl Vf {
     pub fn restore(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
         let Some((pf, now)) = self.now(sys, socket)? else {
             return Ok(vec![format!(
-                "PF {} has no netdev on the host; the properties of its VF {} were not read",
+                "PF {} has no netdev on the host, or says nothing of its VF {}: its properties were \
+                 not read",
                 self.pf, self.number
             )]);
         };
@@ -314,13 +313,16 @@ impl Vf {
         Ok(refused.map(|e| e.to_string()).collect())
     }
 
-    /// What the attachment set that the VF still has and did not have before, as text.
+    /// What the attachment set that the VF still has and did not have before, as text; the first of it
+    /// while nothing says what the VF has.
     pub fn still_set(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<&str>> {
-        if self.set.is_empty() {
+        let Some(first) = self.set.first() else {
             return Ok(None);
-        }
-        let now = self.now(sys, socket)?.map(|(_, now)| now);
-        Ok(self.kept_of(&now.unwrap_or_default()))
+        };
+        Ok(match self.now(sys, socket)? {
+            Some((_, now)) => self.kept_of(&now),
+            None => Some(&first.text),
+        })
     }
 
     fn kept_of(&self, now: &[Message]) -> Option<&str> {
@@ -354,6 +356,9 @@ fn place(host: &Host, address: &str) -> Option<(PciAddress, u32)> {
     }
 }
 
+/// The PF's netdev, and what it says of a VF ([`link::vf_properties`]).
+type Described = (Link, Option<Vec<VfInfo>>);
+
 /// The PF's netdev, with what it says of a VF. In switchdev mode the representors of VFs are netdevs of
 /// the PF, which say nothing of VFs; of the two ports of an mlx4, settings go through any.
 fn netdev_of(
@@ -361,13 +366,13 @@ fn netdev_of(
     socket: &mut Socket,
     pf: PciAddress,
     number: u32,
-) -> netlink::Result<Option<(Link, Vec<VfInfo>)>> {
+) -> netlink::Result<Option<Described>> {
     let occupants = lookup::on_pci(host, pf);
     let mut first = None;
     for netdev in occupants.into_iter().flat_map(|found| found.netdevs) {
         if let Some(link) = link::get(socket, By::Name(netdev.name.as_bytes()))? {
             let properties = link::vf_properties(socket, link.index, number)?;
-            if !properties.is_empty() {
+            if properties.as_ref().is_some_and(|all| !all.is_empty()) {
                 return Ok(Some((link, properties)));
             }
             first = first.or(Some((link, properties)));
@@ -542,10 +547,10 @@ mod tests {
                 mac: mac.parse().ok(),
                 ..Settings::default()
             });
-            vf.rights().properties.len()
+            (vf.set.len(), vf.rights().properties.len())
         };
-        assert_eq!(set("02:00:00:00:00:01"), 1, "its own");
-        assert_eq!(set("02:00:00:00:00:09"), 2);
+        assert_eq!(set("02:00:00:00:00:01"), (0, 1), "its own");
+        assert_eq!(set("02:00:00:00:00:09"), (1, 2));
         let last = vf.rights().properties.pop().unwrap();
         assert_eq!(last.text, "MAC address 00:00:00:00:00:00");
     }

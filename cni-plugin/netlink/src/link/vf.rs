@@ -8,16 +8,26 @@ use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, VfI
 use super::{RTM_GETLINK, RTM_SETLINK};
 use crate::{Error, Result, Socket};
 
-/// What a PF says of one of its VFs; empty when it has none of that number.
-pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Vec<VfInfo>> {
+/// What a PF says of one of its VFs; empty when it has none of that number, `None` when it has it and
+/// says nothing of it: its driver cannot, or not now.
+pub fn vf_properties(socket: &mut Socket, pf: u32, number: u32) -> Result<Option<Vec<VfInfo>>> {
     // Each names the VF it is of; its MAC address is always there.
     let is_it = |p: &VfInfo| matches!(p, VfInfo::Mac(mac) if mac.vf_id == number);
-    let of_vf = vfs(socket, pf)?.into_iter().find(|vf| vf.iter().any(is_it));
-    Ok(of_vf.unwrap_or_default())
+    let (count, vfs) = read(socket, pf)?;
+    let of_vf = vfs.into_iter().find(|vf| vf.iter().any(is_it));
+    Ok(match of_vf {
+        None if number >= count => Some(Vec::new()),
+        of_vf => of_vf,
+    })
 }
 
 /// What a PF says of all its VFs.
 pub fn vfs(socket: &mut Socket, pf: u32) -> Result<Vec<Vec<VfInfo>>> {
+    Ok(read(socket, pf)?.1)
+}
+
+/// How many VFs a PF has, and what it says of them.
+fn read(socket: &mut Socket, pf: u32) -> Result<(u32, Vec<Vec<VfInfo>>)> {
     /// `RTEXT_FILTER_VF` and `RTEXT_FILTER_SKIP_STATS`
     const FILTER: [LinkExtentMask; 2] = [LinkExtentMask::Vf, LinkExtentMask::SkipStats];
     let mut message = LinkMessage::default();
@@ -25,17 +35,19 @@ pub fn vfs(socket: &mut Socket, pf: u32) -> Result<Vec<Vec<VfInfo>>> {
     message
         .attributes
         .push(LinkAttribute::ExtMask(FILTER.to_vec()));
-    let mut vfs = Vec::new();
+    let (mut count, mut vfs) = (0, Vec::new());
     let what = format_args!("read the VFs of netdev {pf}").to_string();
     socket.ask(what, RTM_GETLINK, 0, &message, |payload| {
         for attribute in LinkMessage::parse(payload)?.attributes {
-            if let LinkAttribute::VfInfoList(list) = attribute {
-                vfs.extend(list.into_iter().map(|vf| vf.0));
+            match attribute {
+                LinkAttribute::NumVf(number) => count = number,
+                LinkAttribute::VfInfoList(list) => vfs.extend(list.into_iter().map(|vf| vf.0)),
+                _ => {}
             }
         }
         Ok(())
     })?;
-    Ok(vfs)
+    Ok((count, vfs))
 }
 
 /// Sets properties of a VF through its PF.

@@ -433,6 +433,17 @@ fn a_netdev_has_one_owner_at_a_time() {
     assert_eq!(store.claim(&nic).unwrap(), None);
     store.take(&nic, &key, "b").unwrap();
     assert_eq!(store.claim(&nic).unwrap().unwrap().owner, key.as_str());
+    // Nothing is written again that a kill could cut off.
+    let file = store.devices().join(nic.key());
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    File::options()
+        .write(true)
+        .open(&file)
+        .unwrap()
+        .set_modified(long_ago)
+        .unwrap();
+    store.take(&nic, &key, "b").unwrap();
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), long_ago);
     let other = Identity {
         bus_device: Some("0000:3b:00.1".into()),
         ..Identity::default()
