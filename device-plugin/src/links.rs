@@ -108,7 +108,7 @@ impl Links {
 
 /// Sets netdevs up that no attachment of the journal is about.
 pub(crate) fn set_up(paths: &NodePaths, all: Vec<Down>) -> Vec<(Down, Result<(), String>)> {
-    let ours = unattached(all, &taken(paths));
+    let ours = unattached(all, &taken(paths).unwrap_or_default());
     let mut socket = socket(paths);
     ours.into_iter()
         .map(|down| {

@@ -33,6 +33,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 struct Record {
     netdev: String,
     ifindex: u32,
+    id: Option<String>,
     /// The MTU to go back to.
     former: u32,
     /// All that pools have set, the last one last.
@@ -50,7 +51,7 @@ impl Record {
             self.ifindex == target.ifindex,
             self.set.contains(&target.mtu),
         ];
-        same.into_iter().filter(|same| *same).count() >= 2
+        self.id == target.id() && same.into_iter().filter(|same| *same).count() >= 2
     }
 }
 
@@ -65,6 +66,12 @@ pub(crate) struct Target {
     wanted: Option<(u32, ResourceName)>,
     /// Why it must not be changed.
     obstacle: Option<String>,
+}
+
+impl Target {
+    fn id(&self) -> Option<String> {
+        self.id.as_ref().map(ToString::to_string)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +139,9 @@ fn decide(target: &Target, record: Option<&Record>) -> Option<Step> {
         (None, Some(_)) => Some(Step::Forget),
         (Some((mtu, _)), Some(record)) => {
             let is_set = record.done && record.set.last() == Some(mtu);
-            (!is_set).then_some(Step::Set(*mtu))
+            // With the MTU that a pod had it with.
+            let is_former = target.mtu == record.former && target.mtu != *mtu;
+            (!is_set || is_former).then_some(Step::Set(*mtu))
         }
         (Some((mtu, _)), None) => (*mtu != target.mtu).then_some(Step::Set(*mtu)),
     }
@@ -157,7 +166,7 @@ pub(crate) fn apply(paths: &NodePaths, targets: &[Target]) -> Vec<String> {
         if steps.is_empty() {
             return Ok(Vec::new());
         }
-        let taken = taken(paths);
+        let taken = taken(paths).map_err(|error| error.to_string())?;
         let mut socket = links::socket(paths)?;
         let free = |target: &Target| !target.id.as_ref().is_some_and(|id| taken.contains(id));
         let steps = steps.into_iter().filter(|(target, _)| free(target));
@@ -214,6 +223,7 @@ fn act(
             let mut record = Record {
                 netdev: target.netdev.clone(),
                 ifindex: target.ifindex,
+                id: target.id(),
                 former: ours.as_ref().map_or(target.mtu, |old| old.former),
                 set: ours.map_or_else(Vec::new, |old| old.set),
                 done: false,
@@ -221,7 +231,7 @@ fn act(
             record.set.retain(|set| *set != mtu);
             record.set.push(mtu);
             // Of a netdev that had this name before.
-            others.retain(|other| other.netdev != record.netdev);
+            others.retain(|other| other.netdev != record.netdev || other.id != record.id);
             others.push(record);
             *records = others;
             write(path, records)?;
@@ -307,6 +317,7 @@ mod tests {
         Record {
             netdev: "rdma0".into(),
             ifindex: 5,
+            id: None,
             former: 1500,
             set: set.to_vec(),
             done,
@@ -326,6 +337,9 @@ mod tests {
             (4200, Some(4200), Some(record(&[4200], true)), None),
             // What somebody set after it stays.
             (9000, Some(4200), Some(record(&[4200], true)), None),
+            // A pod took it before it was set, and gave it back as it was.
+            (1500, Some(4200), Some(record(&[4200], true)), set(4200)),
+            (1500, Some(1500), Some(record(&[4200, 1500], true)), None),
             // Another configuration.
             (4200, Some(9000), Some(record(&[4200], true)), set(9000)),
             (
@@ -370,6 +384,11 @@ mod tests {
         assert!(is_of("rdma0", 9, 4200), "a pod had it");
         assert!(!is_of("rdma0", 9, 1500), "another netdev of that name");
         assert!(!is_of("veth1", 5, 1500));
+        let other = Target {
+            id: "0000:3b:00.0".parse().ok(),
+            ..target(4200, None)
+        };
+        assert!(!record(&[4200], true).is_of(&other), "another HCA");
     }
 
     #[test]

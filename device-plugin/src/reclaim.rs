@@ -126,15 +126,17 @@ fn note(published: &watch::Sender<Counts>, more: &Counts) {
     });
 }
 
-/// The HCAs of which pods have a netdev, by the journal. What cannot be read is none.
-pub(crate) fn taken(paths: &NodePaths) -> BTreeSet<HcaId> {
-    let records = Store::records_of_node(&paths.node.policy, &paths.state_dir());
-    let (records, _) = records.unwrap_or_default();
+/// The HCAs of which pods have a netdev, by the journal. A record that cannot be read is passed over.
+///
+/// # Errors
+/// The journal cannot be listed.
+pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Error> {
+    let (records, _) = Store::records_of_node(&paths.node.policy, &paths.state_dir())?;
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
-    moved
+    Ok(moved
         .filter_map(|netdev| netdev.identity.bus_device.as_deref()?.parse().ok())
-        .collect()
+        .collect())
 }
 
 /// What a round finds, and what is to be done.
