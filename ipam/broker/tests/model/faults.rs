@@ -533,6 +533,27 @@ fn a_node_has_one_network_and_keeps_it() {
 }
 
 #[test]
+fn an_order_larger_than_the_nodes_network_is_refused_at_once() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        for says in ["1 of 1 for pods", "1 of 1 for pods", "are leased"] {
+            if says == "are leased" {
+                one.add_of(NODE_RANGE).await.unwrap();
+            }
+            let two = node_wire::BlockNeed {
+                count: 2,
+                ..super::need(&super::range(NODE_RANGE))
+            };
+            let (asker, ..) = one.running.as_ref().unwrap();
+            let refused = asker.ask(two).await.unwrap_err();
+            assert_eq!(refused.kind, FailureKind::Exhausted);
+            assert!(refused.message.contains(says), "{}", refused.message);
+        }
+    });
+}
+
+#[test]
 fn a_range_stays_divided_as_at_its_first_use() {
     on_one_thread(async {
         let api = Api::start().await;
