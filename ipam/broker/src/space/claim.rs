@@ -295,6 +295,7 @@ impl Worker {
         // It came while the question was on its way.
         if self.own.contains_key(&block) {
             self.settle_for_add().await?;
+            self.check_division(range, block)?;
             if self.grants.has(address) {
                 return Ok(block);
             }
@@ -337,10 +338,28 @@ impl Worker {
         if !self.grants.has_block(network) {
             return Err(self.in_doubt(network));
         }
+        self.check_division(range, network)?;
         match self.free_in(range, network)? {
             0 => Err(self.too_small(range, network, 0, 1)),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses a block of this node that is divided otherwise than a range: no address of it is leased
+    /// for that range.
+    fn check_division(&self, range: &Range, network: IpNetwork) -> Result<(), Failure> {
+        let mut granted = self.grants.blocks.iter();
+        let granted = granted.find(|grant| grant.block == network);
+        if granted.is_none_or(|grant| grant.per_node == range.per_node()) {
+            return Ok(());
+        }
+        let why = format!(
+            "AddressBlock {} of this node does not have the perNode of range {}: end the pods that have its \
+             addresses, and delete it",
+            self.space.block_name(network),
+            range.subnet()
+        );
+        Err(Failure::new(FailureKind::Mismatch, why))
     }
 
     /// How many addresses of a range in a block are not leased.
