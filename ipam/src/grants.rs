@@ -166,10 +166,10 @@ impl Grants {
         grants.filter(move |grant| grant.per_node == divided)
     }
 
-    /// Whether the node may lease an address of a range.
+    /// Whether the node may lease an address of a range. It never leases the gateway of its network.
     #[must_use]
     pub fn may_lease(&self, range: &Range, address: IpAddr) -> bool {
-        self.of(range).any(|grant| grant.has(address))
+        range.gateway_of(address) != Some(address) && self.of(range).any(|grant| grant.has(address))
     }
 
     /// A range, of which only the blocks' addresses are given.
@@ -309,6 +309,20 @@ mod tests {
             assert!(!read.has("10.0.0.32".parse().unwrap()));
             assert!(read.has("fd00::7f".parse().unwrap()));
         }
+    }
+
+    #[test]
+    fn the_gateway_of_a_nodes_network_is_not_leased() {
+        let per_node = PerNode {
+            prefix: 29,
+            gateway: Some(node_wire::Gateway::First),
+        };
+        let mut grants = granted(&AddressSpace::new("default", None), &["10.0.0.8/29"]);
+        grants.blocks[0].per_node = Some(per_node);
+        let range = Range::whole("10.0.0.0/24".parse().unwrap());
+        let range = range.divided(Some(per_node)).unwrap();
+        assert!(!grants.may_lease(&range, "10.0.0.9".parse().unwrap()));
+        assert!(grants.may_lease(&range, "10.0.0.10".parse().unwrap()));
     }
 
     #[test]

@@ -214,6 +214,11 @@ pub(super) fn assign(
             let network = range.network_of(*address);
             return Err(refuse(format!("is the first or last address of {network}")));
         }
+        if range.gateway_of(*address) == Some(*address) {
+            let network = range.network_of(*address);
+            return Err(refuse(format!("is the gateway of {network} (perNode)"))
+                .with_details("ask for another address, or for none"));
+        }
         if config.profile == Profile::Strict && config.is_reserved(number, *address) {
             let why = "is a gateway or next hop of the network, or one of ipam.addresses";
             return Err(refuse(why.to_owned()));
@@ -234,6 +239,25 @@ pub(super) fn assign(
 mod tests {
     use super::*;
     use crate::config::Place;
+
+    #[test]
+    fn the_gateway_of_a_nodes_network_cannot_be_requested() {
+        for kind in ["rdma-ipam", "whereabouts"] {
+            let text = serde_json::json!({"cniVersion": "1.0.0", "name": "a", "ipam": {"type": kind,
+                "range": "10.0.0.0/24", "exclude": ["10.0.0.10/32"],
+                "perNode": {"prefix": 29, "gateway": "first"}}});
+            let network = cni_wire::NetworkConfig::parse(text.to_string().as_bytes()).unwrap();
+            let flat = cni_wire::Section::absent("");
+            let config = Config::read(&network, &flat, &node::policy::Policy::default()).unwrap();
+            let ask = |address: &str| {
+                let requested = [((address.parse().unwrap(), None), Source::CniArgs)];
+                assign(&requested, &config, true)
+            };
+            let refused = ask("10.0.0.9").unwrap_err();
+            assert!(refused.msg.contains("is the gateway"), "{refused}");
+            assert!(ask("10.0.0.10").is_ok(), "{kind}");
+        }
+    }
 
     #[test]
     fn each_interface_has_its_addresses_and_the_routes_that_it_reaches() {

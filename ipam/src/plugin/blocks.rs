@@ -6,7 +6,7 @@
 use crate::store::{Need, Refused, StoreError};
 use cni_wire::{Code, Error};
 use node_wire::client::{self, ClientError};
-use node_wire::{BlockNeed, FailureKind};
+use node_wire::{BlockNeed, BlocksGranted, FailureKind};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -40,23 +40,29 @@ impl Broker {
         mut attempt: impl FnMut() -> Result<T, Refused>,
     ) -> Result<T, Fault> {
         let deadline = Instant::now() + TIMEOUT;
+        let mut last: Option<(Need, BlocksGranted)> = None;
         for _ in 0..MAX_QUESTIONS {
-            match attempt() {
-                Err(Refused {
-                    error: StoreError::NeedsBlock(need),
-                    ..
-                }) => self.ask(&need, deadline).map_err(Fault::Broker)?,
-                other => return other.map_err(Fault::Store),
+            let refused = match attempt() {
+                Ok(taken) => return Ok(taken),
+                Err(refused) => refused,
+            };
+            let StoreError::NeedsBlock(need) = &refused.error else {
+                return Err(Fault::Store(refused));
+            };
+            let answer = self.ask(need, deadline).map_err(Fault::Broker)?;
+            let answered = (Need::clone(need), answer);
+            // The same blocks did not help before.
+            if last.as_ref() == Some(&answered) {
+                return Err(Fault::Store(refused));
             }
+            last = Some(answered);
         }
         attempt().map_err(Fault::Store)
     }
 
-    fn ask(&self, need: &Need, deadline: Instant) -> Result<(), Error> {
+    fn ask(&self, need: &Need, deadline: Instant) -> Result<BlocksGranted, Error> {
         let left = deadline.saturating_duration_since(Instant::now());
-        client::ask(&self.socket, &question(need), left)
-            .map(drop)
-            .map_err(|error| refused(&error, need))
+        client::ask(&self.socket, &question(need), left).map_err(|error| refused(&error, need))
     }
 }
 
@@ -109,7 +115,7 @@ mod tests {
     use crate::range::{Range, Spec};
     use node::policy::Profile;
     use node_wire::document::encode_answer;
-    use node_wire::{Answer, BlocksGranted, Failure, Question};
+    use node_wire::{Answer, Failure, Question};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
 
@@ -194,6 +200,16 @@ mod tests {
         assert_eq!((&*needs[0].range, needs[0].count), ("10.0.0.0/24", 2));
         assert_eq!(needs[0].network_name.as_deref(), Some("blue"));
         assert_eq!(needs[1].address, Some("10.0.0.77".parse().unwrap()));
+    }
+
+    #[test]
+    fn an_order_ends_when_the_same_blocks_come_twice() {
+        let (result, needs) = serve(vec![granted(), granted()], || Err(need(None)));
+        let Err(Fault::Store(refused)) = result else {
+            panic!("{result:?}");
+        };
+        assert!(matches!(refused.error, StoreError::NeedsBlock(_)));
+        assert_eq!(needs.len(), 2);
     }
 
     #[test]

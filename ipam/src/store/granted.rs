@@ -537,6 +537,26 @@ mod tests {
     }
 
     #[test]
+    fn all_interfaces_of_an_order_are_counted() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        grant(place.path(), None, &["10.0.0.16/31"]);
+        let mut several = order("a", "10.0.0.0/24", None);
+        let part = several.parts[0].clone();
+        several.parts = ["net1", "net2", "net3"]
+            .map(|interface| Part {
+                interface: Some(interface.to_owned()),
+                ..part.clone()
+            })
+            .to_vec();
+        assert_eq!(need(store.take(&several)).count, 3);
+        let missing = several.parts.pop().unwrap();
+        store.take(&several).unwrap();
+        several.parts.push(missing);
+        assert_eq!(need(store.take(&several)).count, 1);
+    }
+
+    #[test]
     fn hints_do_not_grow_with_the_changes_of_blocks() {
         let place = tempfile::tempdir().unwrap();
         let store = open(place.path());

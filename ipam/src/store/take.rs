@@ -83,6 +83,20 @@ impl Order {
     fn interface_of<'o>(&'o self, part: &'o Part) -> &'o str {
         part.interface.as_deref().unwrap_or(&self.holder.interface)
     }
+
+    /// For each part, how many addresses of its range all interfaces still need.
+    fn missing(&self, attached: &BTreeMap<&str, Attached>) -> Vec<usize> {
+        let missing_of = |part: &Part| {
+            let alike = |other: &&Part| (&other.range, &other.space) == (&part.range, &part.space);
+            let of_interface = |(interface, of): (&&str, &Attached)| {
+                let parts = self.parts.iter().filter(alike);
+                let wanted = parts.filter(|other| self.interface_of(other) == *interface);
+                wanted.count().saturating_sub(of.count_of(part))
+            };
+            attached.iter().map(of_interface).sum()
+        };
+        self.parts.iter().map(missing_of).collect()
+    }
 }
 
 impl Part {
@@ -120,6 +134,14 @@ struct Attached {
     made: Made,
 }
 
+impl Attached {
+    /// How many leases it has that a part could keep.
+    fn count_of(&self, part: &Part) -> usize {
+        let there = self.there.iter();
+        there.filter(|there| part.is_of(&there.lease)).count()
+    }
+}
+
 /// A lease of the attachment, of whatever record.
 struct There {
     lease: Lease,
@@ -145,11 +167,12 @@ impl Store {
                 attached.insert(interface, self.attached(order, interface)?);
             }
         }
+        let missing = order.missing(&attached);
         let mut leases: BTreeMap<usize, Lease> = BTreeMap::new();
         let mut interfaces = attached.iter_mut();
         let taken = interfaces
             .try_for_each(|(interface, of)| {
-                self.take_interface(order, interface, &granted, of, &mut leases)
+                self.take_interface(order, interface, &granted, &missing, of, &mut leases)
             })
             .and_then(|()| {
                 let all = leases.iter().map(|(number, lease)| (*number, lease));
@@ -182,6 +205,7 @@ impl Store {
         order: &Order,
         interface: &str,
         granted: &Granted<'_>,
+        missing: &[usize],
         of: &mut Attached,
         leases: &mut BTreeMap<usize, Lease>,
     ) -> Result<(), Refused> {
@@ -224,12 +248,7 @@ impl Store {
             let (Some(search), Some(part)) = (search, part) else {
                 return Refused::from(failed.error);
             };
-            let parts = searches
-                .iter()
-                .filter_map(|other| order.parts.get(other.part));
-            let alike =
-                parts.filter(|other| (&other.range, &other.space) == (&part.range, &part.space));
-            let count = alike.count();
+            let count = missing.get(search.part).copied().unwrap_or(0).max(1);
             let address = match search.goal {
                 Goal::This(address) => Some(address),
                 Goal::Lowest | Goal::Rather(_) | Goal::Near(_) => None,

@@ -303,6 +303,14 @@ fn each_node_has_a_network_of_its_own() -> Result<()> {
     });
     for (name, node) in ["n1", "n2"].iter().zip(&nodes) {
         let add = |pod: &str, ipam: &Value| node.call_as("ADD", pod, pod, &network(ipam));
+        let mut twice = ipam.clone();
+        twice["ipRanges"] =
+            json!([{"range": "10.9.4.0/24", "perNode": {"prefix": 31, "gateway": "first"}}]);
+        let (code, message) = add("pod-3", &twice)?.refusal()?;
+        ensure!(
+            code == 102 && message.contains("2 addresses are wanted at once"),
+            "{code}: {message}"
+        );
         let result = add("pod-0", &ipam)?.success()?;
         let text = |pointer: &str| {
             let text = result.pointer(pointer).and_then(Value::as_str);
@@ -340,6 +348,14 @@ fn each_node_has_a_network_of_its_own() -> Result<()> {
         ensure!(node.granted()?.len() == 2, "{:?}", node.granted());
     }
     let path = format!("/apis/rdma-netdev.io/v1alpha1/namespaces/{NAMESPACE}/addressranges/");
+    let unlike = json!({"apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressRange",
+        "metadata": {"name": "default.default.10.9.5.0-24"}, "spec": {"store": "default",
+        "range": "10.9.5.0/24", "blockPrefix": 30, "perNode": {"prefix": 31}}});
+    let answer = server.client().post(path.trim_end_matches('/'), &unlike)?;
+    ensure!(
+        answer.expect_success().is_err(),
+        "blockPrefix is not perNode.prefix"
+    );
     let path = path + "default.default.10.9.4.0-24";
     for per_node in [
         json!(null),

@@ -11,6 +11,7 @@ use kube_core::watch::Bookmark;
 use node::random::random64;
 use serde_json::Value;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::client::Client;
 use super::document::{BlockObject, NamedObject};
@@ -21,6 +22,8 @@ use super::transport::ApiError;
 const WATCH_SECONDS: std::ops::Range<u64> = 230..290;
 /// How long after its end a watch is given up that the server does not end.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
+/// A watch without an event that lasts so long is in order.
+const QUIET_WATCH: Duration = Duration::from_secs(30);
 /// The wait after the first failure; it doubles up to the longest that [`run`] is told.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 
@@ -43,6 +46,8 @@ pub enum Event {
 enum End {
     /// By the server or its time limit; another one goes on.
     Over,
+    /// By the server, long before its time limit and without an event.
+    OverAtOnce,
     /// The server no longer has what comes next: the list is read again.
     Expired,
     Failed(ApiError),
@@ -62,6 +67,10 @@ pub async fn run(client: Client, node: String, events: mpsc::Sender<Event>, long
             End::Expired => {
                 version = None;
                 "the server no longer has the changes since the last one".to_owned()
+            }
+            End::OverAtOnce => {
+                failures = failures.saturating_add(1);
+                "the server ended the watch without an event".to_owned()
             }
             End::Failed(error) => {
                 failures = failures.saturating_add(1);
@@ -123,6 +132,8 @@ async fn watch(
     if *failures > 0 && events.send(Event::Watching).await.is_err() {
         return End::Unwanted;
     }
+    let watching = Instant::now();
+    let mut has_news = false;
     let mut rest = Vec::new();
     loop {
         let piece = tokio::select! {
@@ -131,7 +142,8 @@ async fn watch(
         };
         let piece = match piece {
             Ok(Some(piece)) => piece,
-            Ok(None) => return End::Over,
+            Ok(None) if has_news || watching.elapsed() >= QUIET_WATCH => return End::Over,
+            Ok(None) => return End::OverAtOnce,
             Err(error) => return End::Failed(error),
         };
         rest.extend_from_slice(&piece);
@@ -143,15 +155,19 @@ async fn watch(
                 Ok(news) => news,
                 Err(error) => return End::Failed(answer.malformed(error)),
             };
-            *failures = 0;
             let event = match news {
                 News::Version(newer) => {
                     *version = newer;
-                    continue;
+                    None
                 }
                 News::Expired => return End::Expired,
                 News::Failed(why) => return End::Failed(answer.malformed(why)),
-                News::Of(event) => event,
+                News::Of(event) => Some(event),
+            };
+            *failures = 0;
+            has_news = true;
+            let Some(event) = event else {
+                continue;
             };
             if let Event::Changed(block) | Event::Gone(block) = &event {
                 version.clone_from(&block.metadata.resource_version);

@@ -71,10 +71,19 @@ impl RangeSpec {
         overlap(self.area(), block)
     }
 
+    /// Whether its blocks are networks of nodes, if it has those. An object that a person wrote may
+    /// have other blocks.
+    #[must_use]
+    pub fn is_consistent(&self) -> bool {
+        let mut per_node = self.per_node.iter();
+        per_node.all(|per_node| per_node.prefix == self.block_prefix)
+    }
+
     /// Whether a block has addresses of the range and is not one of its blocks.
     #[must_use]
     pub fn contradicts(&self, block: IpNetwork) -> bool {
-        self.overlaps(block) && self.block_of(block.network()) != Some(block)
+        let is_block = self.is_consistent() && self.block_of(block.network()) == Some(block);
+        self.overlaps(block) && !is_block
     }
 
     /// Whether two ranges of one space overlap, and cut what they have in common differently.
@@ -147,6 +156,16 @@ mod tests {
             divided("10.3.7.0/24", Some(Gateway::First)),
         ] {
             assert!(of_nodes.disagrees(&other) && other.disagrees(&of_nodes));
+        }
+        assert!(!of_nodes.contradicts(network("10.3.0.2/31")));
+        // Written by hand.
+        let inconsistent = RangeSpec {
+            block_prefix: 28,
+            ..of_nodes.clone()
+        };
+        assert!(of_nodes.is_consistent() && !inconsistent.is_consistent());
+        for block in ["10.3.0.2/31", "10.3.0.16/28"] {
+            assert!(inconsistent.contradicts(network(block)), "{block}");
         }
         // The block around a range that is shorter has its neighbours' addresses.
         let short = range("10.0.0.0/30", 28, &[]);

@@ -14,7 +14,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipam::block::size;
 use ipam::whereabouts::{address_of_reservation, owner_of_pool};
 use ipnetwork::IpNetwork;
 use node_wire::{Failure, FailureKind};
@@ -107,7 +106,7 @@ impl Before {
     }
 
     fn has_waited(&self, range: &Range) -> bool {
-        let is_whole = |block: &IpNetwork| range.size_within(*block) == u128::from(size(*block));
+        let is_whole = |block: &IpNetwork| gives_all_of(range, *block);
         self.settled.contains(range) || self.blocks.iter().any(is_whole)
     }
 
@@ -242,6 +241,13 @@ impl Worker {
     }
 }
 
+/// Whether a range gives each address for pods of a block.
+fn gives_all_of(range: &Range, block: IpNetwork) -> bool {
+    let whole = Range::whole(block).divided(range.per_node());
+    let size = whole.map_or(0, |whole| whole.size_within(block));
+    size > 0 && range.size_within(block) == size
+}
+
 /// The leases of a pool, and the name that stands before its range in the pool's name.
 fn leases_of(pool: &PoolObject) -> Option<(String, Vec<IpAddr>)> {
     let range: IpNetwork = pool.spec.range.parse().ok()?;
@@ -265,6 +271,24 @@ fn slice<'o>(owner: &'o str, network_name: Option<&str>) -> Option<&'o str> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_nodes_network_is_whole_without_its_gateway() {
+        let range = |per_node| {
+            let range = Range::whole("10.0.0.0/24".parse().unwrap());
+            range.divided(per_node).unwrap()
+        };
+        let per_node = node_wire::PerNode {
+            prefix: 29,
+            gateway: Some(node_wire::Gateway::First),
+        };
+        let block = "10.0.0.8/29".parse().unwrap();
+        assert!(gives_all_of(&range(None), block));
+        assert!(gives_all_of(&range(Some(per_node)), block));
+        let part = range(Some(per_node)).without(&["10.0.0.10/32".parse().unwrap()]);
+        assert!(!gives_all_of(&part, block));
+        assert!(!gives_all_of(&range(None), "10.0.1.8/29".parse().unwrap()));
+    }
 
     #[test]
     fn leases_are_read_from_the_pool_of_a_range_and_of_a_slice() {

@@ -126,11 +126,20 @@ impl Worker {
             return;
         }
         let wanted: u128 = group.iter().map(count).sum();
-        let (blocks, result) = self.claim_addresses(&range, wanted, deadline).await;
+        let (blocks, mut result) = self.claim_addresses(&range, wanted, deadline).await;
         let mut left: u128 = blocks.iter().map(|block| self.room(&range, *block)).sum();
+        if let (Some(_), [network]) = (range.per_node(), blocks.as_slice()) {
+            let free = self.free_in(&range, *network);
+            left = free.as_ref().copied().unwrap_or(0);
+            result = result.and(free.map(drop));
+        }
         for asked in group {
             let answer = match &result {
                 Err(failure) if left < count(&asked) => Err(failure.clone()),
+                Ok(()) if range.per_node().is_some() && left < count(&asked) => {
+                    let network = blocks.first().copied().unwrap_or(range.subnet());
+                    Err(self.too_small(&range, network, left, count(&asked)))
+                }
                 _ => Ok(granted(&blocks)),
             };
             if answer.is_ok() {
@@ -181,7 +190,7 @@ impl Worker {
                 Ok(Some(block)) => {
                     got = got.saturating_add(self.room(range, block));
                     blocks.push(block);
-                    // Who finds no address in the only network asks again, and is refused.
+                    // A node has no other network of the range.
                     if range.per_node().is_some() {
                         break;
                     }
@@ -286,6 +295,7 @@ impl Worker {
         // It came while the question was on its way.
         if self.own.contains_key(&block) {
             self.settle_for_add().await?;
+            self.check_division(range, block)?;
             if self.grants.has(address) {
                 return Ok(block);
             }
@@ -322,13 +332,38 @@ impl Worker {
         own.find(|block| overlap(*block, range.subnet()))
     }
 
-    /// Refuses a question for a further address of this node's network of a range. One that came while
-    /// the question was on its way has room.
+    /// Refuses a question for a further address of this node's network of a range, if none is free.
     async fn has_room(&mut self, range: &Range, network: IpNetwork) -> Result<(), Failure> {
         self.settle_for_add().await?;
         if !self.grants.has_block(network) {
             return Err(self.in_doubt(network));
         }
+        self.check_division(range, network)?;
+        match self.free_in(range, network)? {
+            0 => Err(self.too_small(range, network, 0, 1)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a block of this node that is divided otherwise than a range: no address of it is leased
+    /// for that range.
+    fn check_division(&self, range: &Range, network: IpNetwork) -> Result<(), Failure> {
+        let mut granted = self.grants.blocks.iter();
+        let granted = granted.find(|grant| grant.block == network);
+        if granted.is_none_or(|grant| grant.per_node == range.per_node()) {
+            return Ok(());
+        }
+        let why = format!(
+            "AddressBlock {} of this node does not have the perNode of range {}: end the pods that have its \
+             addresses, and delete it",
+            self.space.block_name(network),
+            range.subnet()
+        );
+        Err(Failure::new(FailureKind::Mismatch, why))
+    }
+
+    /// How many addresses of a range in a block are not leased.
+    fn free_in(&self, range: &Range, network: IpNetwork) -> Result<u128, Failure> {
         let used = |store: Store| store.block_use(self.space.network_name.as_deref(), network);
         let used = self
             .open_store()
@@ -336,17 +371,25 @@ impl Worker {
         let used = used.map_err(|error| Failure::new(FailureKind::Other, error.to_string()))?;
         let held = used.map(|used| used.held).unwrap_or_default();
         let held = held.iter().filter(|address| range.gives(**address)).count();
+        Ok(self.room(range, network).saturating_sub(held as u128))
+    }
+
+    /// That this node's network of a range has fewer free addresses than an order wants.
+    fn too_small(&self, range: &Range, network: IpNetwork, free: u128, wanted: u128) -> Failure {
         let room = self.room(range, network);
-        if (held as u128) < room {
-            return Ok(());
-        }
+        let lack = match free {
+            0 => format!("all {room} addresses for pods in {network} are leased"),
+            _ => format!(
+                "{wanted} addresses are wanted at once, and {free} of {room} for pods in {network} are free"
+            ),
+        };
         let why = format!(
-            "all {room} addresses for pods in {network} are leased, and a node has one network of range {}: end one \
-             of their pods, or use a shorter prefix in perNode of a new range{}",
+            "{lack}, and a node has one network of range {}: end one of their pods, or use a shorter prefix in \
+             perNode of a new range{}",
             range.subnet(),
             self.explain_before(range)
         );
-        Err(Failure::new(FailureKind::Exhausted, why))
+        Failure::new(FailureKind::Exhausted, why)
     }
 
     /// The block that has an address, if a node can have it as the question wants it.

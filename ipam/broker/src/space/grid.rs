@@ -38,8 +38,15 @@ impl Worker {
         for _ in 0..MOST_READ {
             let ranges = self.read_ranges().await?;
             let own = ranges.iter().find(|one| one.spec.range == range.subnet());
+            if let Some(object) = own.filter(|own| !own.spec.is_consistent()) {
+                return Err(inconsistent(object));
+            }
             if let Some(own) = own.filter(|own| own.spec.per_node != range.per_node()) {
-                return Err(divided_otherwise(own, range));
+                if own.spec.confirmed {
+                    return Err(divided_otherwise(own, range));
+                }
+                client.delete::<RangeObject>(&own.metadata).await?;
+                return Err(first_uses_differ(range));
             }
             if let Some(spec) = in_force(&ranges, range.subnet()) {
                 return Ok(spec.clone());
@@ -180,7 +187,8 @@ fn in_force(ranges: &[RangeObject], subnet: IpNetwork) -> Option<&RangeSpec> {
     let mut confirmed = ranges.iter().filter(|range| range.spec.confirmed);
     let own = confirmed.clone().find(|range| range.spec.range == subnet)?;
     let is_alone = !confirmed.any(|other| other.spec.disagrees(&own.spec));
-    (is_alone && own.empty_since().is_none()).then_some(&own.spec)
+    let is_usable = is_alone && own.spec.is_consistent() && own.empty_since().is_none();
+    is_usable.then_some(&own.spec)
 }
 
 /// How a range is divided, for people.
@@ -189,6 +197,26 @@ fn division(per_node: Option<PerNode>, prefix: u8) -> String {
         Some(per_node) => format!("networks by perNode {per_node}"),
         None => format!("blocks of /{prefix}"),
     }
+}
+
+/// Its blocks would not be the networks that a pod's prefix length and gateway follow from.
+fn inconsistent(object: &RangeObject) -> Failure {
+    let (spec, name) = (&object.spec, &object.metadata.name);
+    let prefix = spec.per_node.map_or(0, |per_node| per_node.prefix);
+    let why = format!(
+        "AddressRange {name} cannot be used: its blockPrefix is {}, and its perNode.prefix is {prefix}. End the pods \
+         of the range, and delete its AddressBlocks and AddressRange {name}",
+        spec.block_prefix
+    );
+    Failure::new(FailureKind::Mismatch, why)
+}
+
+fn first_uses_differ(range: &Range) -> Failure {
+    let why = format!(
+        "range {} is used for the first time with two different values of perNode: one of them is refused",
+        range.subnet()
+    );
+    Failure::new(FailureKind::ClusterUnavailable, why)
 }
 
 fn divided_otherwise(object: &RangeObject, range: &Range) -> Failure {

@@ -76,7 +76,8 @@ impl Worker {
         let mut others: Vec<BlockObject> = Vec::new();
         let each = |object: BlockObject| {
             let block = object.spec.block;
-            let is_block = object.is_well_named() && !grid.contradicts(block);
+            let is_divided_so = object.spec.per_node == range.per_node();
+            let is_block = object.is_well_named() && is_divided_so && !grid.contradicts(block);
             if is_block && !self.own.contains_key(&block) && self.room(range, block) > 0 {
                 others.push(object);
             }

@@ -533,6 +533,91 @@ fn a_node_has_one_network_and_keeps_it() {
 }
 
 #[test]
+fn an_order_larger_than_the_nodes_network_is_refused_at_once() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        for says in ["1 of 1 for pods", "1 of 1 for pods", "are leased"] {
+            if says == "are leased" {
+                one.add_of(NODE_RANGE).await.unwrap();
+            }
+            let two = node_wire::BlockNeed {
+                count: 2,
+                ..super::need(&super::range(NODE_RANGE))
+            };
+            let (asker, ..) = one.running.as_ref().unwrap();
+            let refused = asker.ask(two).await.unwrap_err();
+            assert_eq!(refused.kind, FailureKind::Exhausted);
+            assert!(refused.message.contains(says), "{}", refused.message);
+        }
+    });
+}
+
+/// An `AddressRange` that a person or a killed broker wrote.
+fn write_range(api: &Api, block_prefix: u8, gateway: &str) -> String {
+    let space = AddressSpace::new("default", None);
+    let name = space.block_name(NODE_RANGE.parse().unwrap());
+    let spec = serde_json::json!({"store": "default", "range": NODE_RANGE, "blockPrefix": block_prefix,
+        "perNode": {"prefix": 31, "gateway": gateway}, "static": [], "confirmed": false});
+    let object = serde_json::json!({"apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressRange", "spec": spec});
+    api.write("addressranges", &name, &object);
+    name
+}
+
+#[test]
+fn a_range_whose_blocks_are_not_networks_of_nodes_is_refused() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let one = started(&api, 1).await;
+        let name = write_range(&api, 30, "first");
+        let refused = one.ask(&super::range(NODE_RANGE)).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Mismatch, "{}", refused.message);
+        let says = format!("AddressRange {name} cannot be used");
+        assert!(refused.message.contains(&says), "{}", refused.message);
+        assert_eq!(one.node_networks(), []);
+    });
+}
+
+#[test]
+fn an_unconfirmed_range_with_another_per_node_is_removed() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        write_range(&api, 31, "last");
+        let refused = one.ask(&super::range(NODE_RANGE)).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::ClusterUnavailable);
+        one.add_of(NODE_RANGE).await.unwrap();
+    });
+}
+
+#[test]
+fn a_block_with_another_per_node_than_its_range_is_named() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        one.add_of(NODE_RANGE).await.unwrap();
+        let network = one.node_networks()[0];
+        let name = AddressSpace::new("default", None).block_name(network);
+        let last = serde_json::json!({"spec": {"perNode": {"prefix": 31, "gateway": "last"}}});
+        api.write("addressblocks", &name, &last);
+        let deadline = tokio::time::Instant::now() + LATE;
+        loop {
+            let refused = one.ask(&super::range(NODE_RANGE)).await.unwrap_err();
+            if refused.kind == FailureKind::Mismatch {
+                let says = format!("AddressBlock {name} of this node");
+                assert!(refused.message.contains(&says), "{}", refused.message);
+                break;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{}",
+                refused.message
+            );
+        }
+    });
+}
+
+#[test]
 fn a_range_stays_divided_as_at_its_first_use() {
     on_one_thread(async {
         let api = Api::start().await;
