@@ -285,6 +285,64 @@ mod tests {
         assert!(read(b"{").is_err());
     }
 
+    /// How many watches begin in a second, if the server answers each one with this text and ends it.
+    async fn watches_in_a_second(text: &str) -> usize {
+        use super::super::{Endpoint, Transport};
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint {
+            base: format!("http://{}", listener.local_addr().unwrap())
+                .parse()
+                .unwrap(),
+            namespace: None,
+            authorities: Vec::new(),
+            certificate: None,
+            token: None,
+        };
+        let client = Client::new(Transport::new(endpoint).unwrap(), "test");
+        let (sender, mut receiver) = mpsc::channel(1000);
+        let mut watches = 0;
+        let serve = async {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).await.unwrap();
+                let is_watch = String::from_utf8_lossy(&request[..length]).contains("watch=true");
+                watches += usize::from(is_watch);
+                let list = json!({"kind": "AddressBlockList", "apiVersion": "rdma-netdev.io/v1alpha1",
+                    "metadata": {"resourceVersion": "5"}, "items": []});
+                let body = if is_watch {
+                    text.to_owned()
+                } else {
+                    list.to_string()
+                };
+                let head = format!(
+                    "HTTP/1.1 200 x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    body.len()
+                );
+                stream.write_all((head + &body).as_bytes()).await.unwrap();
+            }
+        };
+        let drain = async { while receiver.recv().await.is_some() {} };
+        tokio::select! {
+            () = run(client, "n1".into(), sender, LONGEST_WAIT) => {}
+            () = serve => {}
+            () = drain => {}
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+        watches
+    }
+
+    #[tokio::test]
+    async fn watches_that_end_at_once_back_off() {
+        let error =
+            json!({"type": "ERROR", "object": {"status": "Failure", "message": "x", "code": 500}});
+        for text in [String::new(), format!("{error}\n")] {
+            let watches = watches_in_a_second(&text).await;
+            assert!((1..=4).contains(&watches), "{watches}: {text}");
+        }
+    }
+
     const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
     #[test]
