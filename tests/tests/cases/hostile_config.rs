@@ -127,7 +127,7 @@ fn others() -> Result<()> {
     let scene = Scene::furnished()?;
     let keys: Value = serde_json::from_str(
         r#"{
-        "promiscMode": true, "hairpinMode": true, "vlan": 0, "vlanTrunk": [], "preserveDefaultVlan": true,
+        "promiscMode": true, "hairpinMode": true, "vlanTrunk": [], "preserveDefaultVlan": true,
         "forceAddress": true, "enabledad": true, "dns": {"nameservers": ["10.0.0.1"]}, "isGateway": false,
         "args": {"cni": {"other": 1}}, "capabilities": {"mac": true, "unknown": true}, "disableCheck": true,
         "disableGC": false, "keepV6": true, "bridge": "br0", "sysctl": {}, "promisc": true,
