@@ -9,7 +9,7 @@
 mod rails;
 mod request;
 
-pub use rails::{Place, RailRange};
+pub use rails::{AddressPosition, RailRange};
 pub use request::{Requested, Source};
 
 use crate::range::{self, Range, Spec};
@@ -85,7 +85,7 @@ pub struct Config {
     /// Gateways that belong to one range alone, by its number; empty but for several interfaces.
     pub gateways: Vec<Option<IpAddr>>,
     /// Which interface gets the address of a range, by its number; empty but for several interfaces.
-    pub places: Vec<Place>,
+    pub places: Vec<AddressPosition>,
     /// `network_name`: apart from other names, the same address may be leased again.
     pub network_name: Option<String>,
     /// `enable_overlapping_ranges`: an address is leased once in all ranges of

@@ -541,7 +541,7 @@ mod tests {
         }
 
         fn store(&self) -> Store {
-            use node::policy::{Policy, Store as StorePolicy};
+            use node::policy::{Policy, StorePolicy};
             let mut policy = Policy {
                 state_dir: self.place.path().join("state"),
                 ..Policy::default()

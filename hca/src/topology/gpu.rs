@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::distance::{Class, Place};
+use super::distance::{Class, PciLocation};
 use super::link::PcieLink;
 use crate::host::{self, Host, Result};
 use crate::pci::{self, PciAddress, PciFunction};
@@ -15,7 +15,7 @@ pub struct Gpu {
     /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`) use.
     pub ordinal: u32,
     /// Where it sits.
-    pub place: Place,
+    pub place: PciLocation,
     /// PCI vendor ID.
     pub vendor: u16,
     /// PCI device ID.
@@ -138,7 +138,7 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
             };
             Ok(Gpu {
                 ordinal,
-                place: Place::of(&function),
+                place: PciLocation::of(&function),
                 vendor: function.vendor,
                 device: function.device,
                 driver: function.driver,
