@@ -8,8 +8,10 @@
 //!
 //! - [`ask`]: the pods, and their answers in parallel
 //! - [`tables`]: the answers as one table
+//! - [`report`]: what a report has of the cluster and its nodes
 
 mod ask;
+mod report;
 mod tables;
 
 use std::collections::BTreeSet;
@@ -121,6 +123,11 @@ impl Cli {
             | Command::Blocks(_)
             | Command::Completion(_)
             | Command::Pages(_) => return self.command.run(&self.global),
+            Command::Report(command) => {
+                let mut collection = command.open()?;
+                block_on(report::collect(&self.flags, &mut collection))??;
+                return collection.finish(&self.global);
+            }
             _ => {}
         }
         let Some((name, sub)) = matches.subcommand() else {

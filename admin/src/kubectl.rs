@@ -8,7 +8,7 @@ use cni_wire::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
 use crate::documents::name_of;
@@ -150,6 +150,19 @@ pub(crate) async fn output_of(
     input: &[u8],
     most: Duration,
 ) -> anyhow::Result<Output> {
+    bounded_output_of(command, input, most, u64::MAX).await
+}
+
+/// The same for a program that may print without end.
+///
+/// # Errors
+/// As [`output_of`], or it prints more than `most_bytes` on a stream.
+pub(crate) async fn bounded_output_of(
+    command: &mut Command,
+    input: &[u8],
+    most: Duration,
+    most_bytes: u64,
+) -> anyhow::Result<Output> {
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -162,11 +175,34 @@ pub(crate) async fn output_of(
         if let Some(mut stdin) = stdin {
             let _ = stdin.write_all(input).await;
         }
+        Ok(())
     };
-    let both = async { tokio::join!(write, child.wait_with_output()).1 };
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let read =
+        async { tokio::try_join!(write, bytes(stdout, most_bytes), bytes(stderr, most_bytes)) };
+    let both = async {
+        let ((), stdout, stderr) = read.await?;
+        let status = child.wait().await?;
+        Ok::<_, anyhow::Error>(Output {
+            status,
+            stdout,
+            stderr,
+        })
+    };
     let ended = tokio::time::timeout(most, both).await;
     let ended = ended.map_err(|_| anyhow!("no answer within {} s", most.as_secs()))?;
     ended.with_context(|| format!("wait for {program}"))
+}
+
+async fn bytes(pipe: Option<impl AsyncRead + Unpin>, most: u64) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        pipe.take(most).read_to_end(&mut bytes).await?;
+    }
+    match bytes.len() as u64 == most {
+        true => bail!("it printed {} MiB or more", most >> 20),
+        false => Ok(bytes),
+    }
 }
 
 /// The last line that a program printed.
