@@ -1,14 +1,11 @@
 //! `rdmactl report`: one archive of what support needs. Each part is what a command printed: answers of this
 //! program, objects of the cluster, logs. `contents.json` says what was asked, and what failed and why.
-//!
-//! - [`redact`]: what is kept of objects and texts; no secret is
-//! - [`archive`]: the file, and safe names in it
+//! [`redact`] decides what is kept of it; no secret is.
 
-pub(crate) mod archive;
 pub(crate) mod redact;
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -16,8 +13,10 @@ use std::pin::pin;
 use std::process::Output;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use cni_wire::text::printable;
+use flate2::{Compression, write::GzEncoder};
 use futures_util::{StreamExt as _, stream};
 use jiff::Timestamp;
 use node::document::versioned;
@@ -26,16 +25,15 @@ use tokio::process::Command;
 
 use crate::global::{Global, within_limit};
 use crate::kubectl::{bounded_output_of, last_line};
-use crate::output::{self, Ended, Outcome, block_on, chain, complain};
-use archive::{Archive, path};
+use crate::output::{self, Ended, Outcome, block_on, complain};
 
-/// Writes one archive of what support needs: versions, configurations, what status, discover, topology,
-/// preflight and the like answer, logs, events. Secrets and values of environment variables are left out.
+/// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs,
+/// events. Secrets and values of environment variables are left out.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "As kubectl rdma report it has all nodes and the cluster's objects, and needs the right to read \
-    them: without it the archive has the rest. Secrets are not read.\n\
-    Exit status: 0 the archive has everything, 1 it lacks something or could not be written, 2 wrong usage."
+    after_help = "As kubectl rdma report it has all nodes and the cluster's objects. What its user may not read is \
+    missing; Secrets are not read.\n\
+    Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
 )]
 pub(crate) struct Report {
     /// The archive, "-" for standard output [default: rdma-report-DATE-TIME.tar.gz]
@@ -43,58 +41,43 @@ pub(crate) struct Report {
     file: Option<PathBuf>,
 }
 
-/// What each node is asked. The first shows whether it answers at all.
-pub(crate) const QUESTIONS: [&str; 8] = [
-    "status",
-    "pods",
-    "discover",
-    "topology",
-    "preflight",
-    "attachments",
-    "addresses",
-    "--version",
-];
-
-/// What one part may have: of what nodes print, and of what the API has.
+/// What a node is asked. The first shows whether it answers at all.
+const QUESTIONS: &str = "status pods discover topology preflight attachments addresses --version";
+/// What a part may have: of what nodes print, of what the API has.
 const NODE_BYTES: u64 = 16 << 20;
 const OBJECT_BYTES: u64 = 64 << 20;
-/// What is read of a log, from its end.
+/// What is read of a log.
 pub(crate) const LOG_BYTES: u64 = 10 << 20;
-
-/// How a command is called.
-pub(crate) struct Source {
-    pub program: String,
-    /// Flags of each call.
-    pub flags: Vec<String>,
-    pub timeout: Duration,
-    /// Calls at one time.
-    pub parallel: usize,
-}
+const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
 
 /// A command whose output is a file of the archive.
 pub(crate) struct Part {
     pub file: String,
-    pub arguments: Vec<String>,
+    pub argv: Vec<String>,
     pub form: Form,
 }
 
-/// What a command prints, and what is kept of it.
+/// What a command prints.
 #[derive(Clone, Copy)]
 pub(crate) enum Form {
-    /// A text.
     Text,
-    /// A document of one of our programs, or a version.
+    /// A JSON document of one of our programs, or a version.
     Document,
-    /// Objects of the cluster: the ones that are meant, and which of their fields.
-    Objects(fn(&Value, &Collection) -> bool, &'static [&'static str]),
+    /// Objects of the cluster: fields that are kept, objects that are meant.
+    Objects(&'static str, fn(&Value, &Collection) -> bool),
 }
 
 /// The report as it is written.
 pub(crate) struct Collection {
-    file: Option<PathBuf>,
-    archive: Archive,
+    to: PathBuf,
+    tar: tar::Builder<GzEncoder<Box<dyn Write>>>,
+    created: Timestamp,
     contents: Vec<Value>,
     missing: usize,
+    /// How long a command may take.
+    pub timeout: Duration,
+    /// Commands at one time.
+    pub parallel: usize,
     /// Resources that our pools offer.
     pub resources: BTreeSet<String>,
     /// UIDs of the objects whose events are of interest.
@@ -106,91 +89,63 @@ impl Report {
         let mut collection = self.open()?;
         let policy = global.policy().unwrap_or_default();
         let name = policy.node_name(global.node_name().as_deref());
-        let mut flags = vec![
-            format!("--host-root={}", global.host_root.display()),
-            format!("--policy={}", global.policy.display()),
+        let program = std::env::args().next().unwrap_or_default();
+        let [root, file] = [&global.host_root, &global.policy].map(|path| path.display());
+        let mut before = vec![
+            program,
+            format!("--host-root={root}"),
+            format!("--policy={file}"),
         ];
-        flags.extend(global.node_name().map(|name| format!("--node-name={name}")));
-        let source = Source {
-            program: std::env::args()
-                .next()
-                .unwrap_or_else(|| "rdmactl".to_owned()),
-            flags,
-            timeout: Duration::from_secs(60),
-            parallel: 4,
-        };
-        block_on(collection.gather(&source, questions(&name, &QUESTIONS, &[])))??;
+        before.extend(global.node_name().map(|name| format!("--node-name={name}")));
+        block_on(collection.gather(questions(&name, &before)))??;
         for (file, from) in [
             ("policy.json", Some(&global.policy)),
             ("cni.log", policy.log.file.as_ref()),
         ] {
-            let Some(from) = from.filter(|from| from.exists()) else {
+            let Some(from) = from.filter(|from| from.exists()).cloned() else {
                 continue;
             };
-            let (place, owned) = (from.display().to_string(), from.clone());
-            let text = within_limit(&place, move || tail(&owned)).flatten();
-            let text = text
-                .map(|text| redact::text(&text))
-                .map_err(|error| chain(&error));
-            collection.add(path(&["nodes", &name, file]), place, text, None)?;
+            let (file, place) = (path(&["nodes", &name, file]), from.display().to_string());
+            match within_limit(&place, move || tail(&from)).flatten() {
+                Ok(text) => collection.add(&file, &place, &redact::text(&text), None)?,
+                Err(error) => collection.lack(&file, &place, &format!("{error:#}")),
+            }
         }
         collection.finish(global)
     }
 
-    /// Opens the file, which must be new unless it was named.
-    pub(crate) fn open(&self) -> anyhow::Result<Collection> {
-        let now = Timestamp::now();
-        let top = format!("rdma-report-{}", now.strftime("%Y%m%d-%H%M%S"));
-        let is_stdout = self.file.as_deref() == Some(Path::new("-"));
-        let file = self
-            .file
-            .clone()
-            .unwrap_or_else(|| format!("{top}.tar.gz").into());
-        let to: Box<dyn Write> = match is_stdout {
-            true => Box::new(output::stdout()?),
-            false => {
-                let mut options = OpenOptions::new();
-                options.write(true).mode(0o600);
-                match self.file {
-                    Some(_) => options.create(true).truncate(true),
-                    None => options.create_new(true),
-                };
-                let opened = options.open(&file);
-                Box::new(opened.with_context(|| format!("create {}", file.display()))?)
-            }
+    /// Creates the file.
+    pub(crate) fn open(&self) -> Result<Collection> {
+        let created = Timestamp::now();
+        let name = format!("{}.tar.gz", top(created));
+        let to = self.file.clone().unwrap_or_else(|| name.into());
+        let opened: Box<dyn Write> = if to == Path::new("-") {
+            Box::new(output::stdout()?)
+        } else {
+            let mut options = File::options();
+            let opened = options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&to);
+            Box::new(opened.with_context(|| format!("create {}", to.display()))?)
         };
         Ok(Collection {
-            file: (!is_stdout).then_some(file),
-            archive: Archive::new(to, top, now.as_second().unsigned_abs()),
+            to,
+            tar: tar::Builder::new(GzEncoder::new(opened, Compression::default())),
+            created,
             contents: Vec::new(),
             missing: 0,
+            timeout: Duration::from_secs(60),
+            parallel: 4,
             resources: BTreeSet::new(),
             uids: BTreeSet::new(),
         })
     }
 }
 
-/// What a node is asked, behind the words that lead to its program.
-pub(crate) fn questions(node: &str, questions: &[&str], before: &[&str]) -> Vec<Part> {
-    let part = |question: &&str| {
-        let (file, words, form) = match *question {
-            "--version" => ("version.txt".to_owned(), vec!["--version"], Form::Text),
-            name => (format!("{name}.json"), vec![name, "--json"], Form::Document),
-        };
-        Part {
-            file: path(&["nodes", node, &file]),
-            arguments: before
-                .iter()
-                .chain(&words)
-                .map(|&word| word.to_owned())
-                .collect(),
-            form,
-        }
-    };
-    questions.iter().map(part).collect()
-}
-
-fn tail(file: &Path) -> anyhow::Result<String> {
+fn tail(file: &Path) -> Result<String> {
     let mut file = File::open(file)?;
     let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
     file.seek(SeekFrom::Start(start))?;
@@ -199,151 +154,195 @@ fn tail(file: &Path) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+fn top(created: Timestamp) -> String {
+    format!("rdma-report-{}", created.strftime("%Y%m%d-%H%M%S"))
+}
+
+/// What a node is asked, behind the words that lead to its program.
+pub(crate) fn questions(node: &str, before: &[String]) -> Vec<Part> {
+    let part = |question: &str| {
+        let (form, end, flag) = match question.starts_with('-') {
+            true => (Form::Text, "txt", None),
+            false => (Form::Document, "json", Some("--json".to_owned())),
+        };
+        Part {
+            file: path(&[
+                "nodes",
+                node,
+                &format!("{}.{end}", question.trim_matches('-')),
+            ]),
+            argv: [before, &[question.to_owned()]]
+                .concat()
+                .into_iter()
+                .chain(flag)
+                .collect(),
+            form,
+        }
+    };
+    QUESTIONS.split(' ').map(part).collect()
+}
+
+/// A path in the archive. What others named (nodes, pods, containers) is one component of it, never a path.
+pub(crate) fn path(components: &[&str]) -> String {
+    let safe = |name: &&str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+        let name: String = name
+            .chars()
+            .take(200)
+            .map(|c| if plain(c) { c } else { '_' })
+            .collect();
+        if name.is_empty() || name.starts_with('.') {
+            format!("_{name}")
+        } else {
+            name
+        }
+    };
+    components.iter().map(safe).collect::<Vec<_>>().join("/")
+}
+
 impl Collection {
     /// Runs the commands, and adds what they print as it comes. Returns the files that were read, with their
     /// objects.
     ///
     /// # Errors
     /// The archive cannot be written. A command that fails is a part that is missing.
-    pub(crate) async fn gather(
-        &mut self,
-        source: &Source,
-        parts: Vec<Part>,
-    ) -> anyhow::Result<Vec<(String, Value)>> {
-        let run = stream::iter(parts).map(|part| async {
-            let mut command = Command::new(&source.program);
-            command.args(&source.flags).args(&part.arguments);
-            let most = match part.form {
-                Form::Objects(..) => OBJECT_BYTES,
-                Form::Text | Form::Document => NODE_BYTES,
+    pub(crate) async fn gather(&mut self, parts: Vec<Part>) -> Result<Vec<(String, Value)>> {
+        let timeout = self.timeout;
+        let calls = stream::iter(parts).map(|part| async move {
+            let mut words = part.argv.iter();
+            let mut command = Command::new(words.next().map_or("", String::as_str));
+            let most = if matches!(part.form, Form::Objects(..)) {
+                OBJECT_BYTES
+            } else {
+                NODE_BYTES
             };
-            let output = bounded_output_of(&mut command, b"", source.timeout, most).await;
+            let output = bounded_output_of(command.args(words), b"", timeout, most).await;
             (part, output)
         });
-        let mut outputs = pin!(run.buffer_unordered(source.parallel));
+        let mut calls = pin!(calls.buffer_unordered(self.parallel));
         let mut documents = Vec::new();
-        while let Some((part, output)) = outputs.next().await {
-            let asked = part.arguments.join(" ");
-            let read = output.and_then(|output| {
-                let document = self.read(part.form, &output)?;
-                Ok((
-                    document,
-                    (!output.status.success()).then(|| last_line(&output)),
-                ))
-            });
-            match read {
-                Ok((document, note)) => {
-                    let text = match &document {
-                        Value::String(text) => text.clone(),
-                        document => format!("{document:#}\n"),
-                    };
-                    self.add(part.file.clone(), asked, Ok(text), note)?;
-                    let is_kept = matches!(part.form, Form::Objects(..));
-                    documents.push((part.file, if is_kept { document } else { Value::Null }));
+        while let Some((Part { file, argv, form }, output)) = calls.next().await {
+            let asked = argv.join(" ");
+            match output.and_then(|output| Ok((self.read(form, &output)?, output))) {
+                Ok((document, output)) => {
+                    let text = document
+                        .as_str()
+                        .map_or_else(|| format!("{document:#}\n"), str::to_owned);
+                    let note =
+                        (!output.status.success()).then(|| redact::text(&last_line(&output)));
+                    self.add(&file, &asked, &text, note)?;
+                    let is_kept = matches!(form, Form::Objects(..));
+                    documents.push((file, if is_kept { document } else { Value::Null }));
                 }
-                Err(error) => self.add(part.file, asked, Err(chain(&error)), None)?,
+                Err(error) => self.lack(&file, &asked, &format!("{error:#}")),
             }
         }
         Ok(documents)
     }
 
     /// What is kept of a command's output. A command that found something ends with 1 and prints its results.
-    fn read(&self, form: Form, output: &Output) -> anyhow::Result<Value> {
-        let failed = || anyhow!("{}", last_line(output));
+    fn read(&self, form: Form, output: &Output) -> Result<Value> {
         if !output.status.success() && output.stdout.is_empty() {
-            let stderr = String::from_utf8_lossy(&output.stderr);
+            let why = last_line(output);
             // Of what a cluster does not have there are no objects.
-            return match form {
-                Form::Objects(..) if stderr.contains("doesn't have a resource type") => {
-                    Ok(json!({"items": []}))
-                }
-                _ => Err(failed()),
-            };
+            if matches!(form, Form::Objects(..)) && why.contains("doesn't have a resource type") {
+                return Ok(json!({"items": []}));
+            }
+            bail!(why);
         }
         if matches!(form, Form::Text) {
             return Ok(redact::text(&String::from_utf8_lossy(&output.stdout)).into());
         }
         let document: Value =
             serde_json::from_slice(&output.stdout).context("its answer is not a JSON document")?;
-        let Form::Objects(is_meant, paths) = form else {
+        let Form::Objects(fields, is_meant) = form else {
             return Ok(redact::document(document));
         };
-        let items = match document.get("items") {
-            Some(items) => items.as_array().map(Vec::as_slice).unwrap_or_default(),
-            None => std::slice::from_ref(&document),
-        };
-        let items = items.iter().filter(|item| is_meant(item, self));
-        let items = items.map(|item| redact::document(redact::keep(item, paths)));
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let items = document
+            .get("items")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
+        let items = items.filter(|item| is_meant(item, self));
+        let items = items.map(|item| redact::document(redact::keep(item, &fields)));
         Ok(json!({"apiVersion": "v1", "kind": "List", "items": items.collect::<Vec<_>>()}))
     }
 
-    /// Adds a part that was read, or why it is missing.
-    ///
-    /// # Errors
-    /// The archive cannot be written.
-    pub(crate) fn add(
-        &mut self,
-        mut file: String,
-        asked: String,
-        text: Result<String, String>,
-        note: Option<String>,
-    ) -> anyhow::Result<()> {
-        let error = match text {
-            Ok(text) => {
-                let added = self.archive.add(file, text.as_bytes());
-                file = added.context("write the archive")?;
-                None
-            }
-            Err(error) => {
-                self.missing += 1;
-                complain(&format!("{file} is missing: {error}"));
-                Some(redact::text(&error))
-            }
-        };
-        let note = note.map(|note| redact::text(&note));
+    fn add(&mut self, file: &str, asked: &str, text: &str, note: Option<String>) -> Result<()> {
         self.contents
-            .push(json!({"file": file, "asked": asked, "error": error, "note": note}));
-        Ok(())
+            .push(json!({"file": file, "asked": asked, "note": note}));
+        self.write(file, text)
     }
 
-    /// Writes the contents and says what the archive has.
+    /// Notes a part that is missing.
+    pub(crate) fn lack(&mut self, file: &str, asked: &str, error: &str) {
+        let error = redact::text(error);
+        complain(&format!("{file} is missing: {error}"));
+        self.missing += 1;
+        self.contents
+            .push(json!({"file": file, "asked": asked, "error": error}));
+    }
+
+    fn write(&mut self, file: &str, text: &str) -> Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o644);
+        header.set_mtime(self.created.as_second().unsigned_abs());
+        let path = format!("{}/{file}", top(self.created));
+        let written = self.tar.append_data(&mut header, path, text.as_bytes());
+        written.with_context(|| format!("write {}", self.to.display()))
+    }
+
+    /// Writes the contents, and says what the archive has.
     ///
     /// # Errors
     /// The archive cannot be written.
     pub(crate) fn finish(mut self, global: &Global) -> Ended {
-        let parts = self.contents.len() - self.missing;
-        let document = json!({
-            "programVersion": env!("CARGO_PKG_VERSION"),
-            "created": Timestamp::now(),
-            "parts": parts,
-            "missing": self.missing,
-            "contents": self.contents,
-        });
-        let text = format!("{:#}\n", versioned(document));
-        let written = self
-            .archive
-            .add("contents.json".to_owned(), text.as_bytes());
-        written
-            .and_then(|_| self.archive.finish())
-            .context("write the archive")?;
-        let outcome = Outcome::good_if(self.missing == 0);
-        let counts = format!("{parts} parts, {} missing", self.missing);
-        let Some(file) = &self.file else {
-            complain(&format!("{counts}. {ADVICE}"));
-            return Ok(outcome);
-        };
-        let bytes = std::fs::metadata(file).map_or(0, |file| file.len());
-        let document =
-            json!({"file": file, "bytes": bytes, "parts": parts, "missing": self.missing});
-        global.say(document, || {
-            let file = cni_wire::text::printable(&file.display().to_string());
-            format!(
-                "{file}: {} KiB, {counts}; contents.json lists them.\n{ADVICE}\n",
-                bytes.div_ceil(1024)
-            )
-        });
-        Ok(outcome)
+        let (parts, missing) = (self.contents.len() - self.missing, self.missing);
+        let version = env!("CARGO_PKG_VERSION");
+        let contents = std::mem::take(&mut self.contents);
+        let contents = json!({"programVersion": version, "created": self.created, "missing": missing, "parts": contents});
+        self.write("contents.json", &format!("{:#}\n", versioned(contents)))?;
+        let file = printable(&self.to.display().to_string());
+        let ended = self
+            .tar
+            .into_inner()
+            .and_then(|gzip| gzip.finish()?.flush());
+        ended.with_context(|| format!("write {file}"))?;
+        let counts = format!("{parts} parts, {missing} missing");
+        match self.to.metadata().map(|metadata| metadata.len()) {
+            _ if file == "-" => complain(&format!("{counts}. {ADVICE}")),
+            bytes => {
+                let bytes = bytes.unwrap_or_default();
+                let document =
+                    json!({"file": file, "bytes": bytes, "parts": parts, "missing": missing});
+                global.say(document, || {
+                    let size = bytes.div_ceil(1024);
+                    format!("{file}: {size} KiB, {counts}; contents.json lists them.\n{ADVICE}\n")
+                });
+            }
+        }
+        Ok(Outcome::good_if(missing == 0))
     }
 }
 
-const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_never_a_path() {
+        for (name, expected) in [
+            ("gpu-1.example", "nodes/gpu-1.example/status.json"),
+            ("..", "nodes/_../status.json"),
+            ("../../etc", "nodes/_.._.._etc/status.json"),
+            ("/etc", "nodes/_etc/status.json"),
+            ("", "nodes/_/status.json"),
+            ("a\n\u{1b}\0ä", "nodes/a____/status.json"),
+        ] {
+            assert_eq!(path(&["nodes", name, "status.json"]), expected);
+        }
+        assert_eq!(path(&[&"x".repeat(999)]).len(), 200);
+    }
+}

@@ -8,130 +8,54 @@ use serde_json::Value;
 use super::Flags;
 use super::ask::{CONTAINER, Pod, chosen};
 use crate::documents::name_of;
-use crate::kubectl::{BLOCKS, RANGES};
+use crate::kubectl::{BLOCKS, NODES, RANGES};
 use crate::output::chain;
-use crate::support::archive::path;
-use crate::support::{Collection, Form, LOG_BYTES, Part, QUESTIONS, Source, questions};
+use crate::support::{Collection, Form, LOG_BYTES, Part, path, questions};
 
-/// Fields of our own DaemonSet and pods. Values of environment variables are left out.
-const OURS: [&str; 31] = [
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.uid",
-    "metadata.labels",
-    "metadata.creationTimestamp",
-    "metadata.deletionTimestamp",
-    "metadata.generation",
-    "spec.nodeName",
-    "spec.hostNetwork",
-    "spec.updateStrategy",
-    "spec.initContainers.name",
-    "spec.initContainers.image",
-    "spec.initContainers.args",
-    "spec.containers.name",
-    "spec.containers.image",
-    "spec.containers.args",
-    "spec.containers.env.name",
-    "spec.containers.env.valueFrom",
-    "spec.containers.resources",
-    "spec.template.spec.nodeSelector",
-    "spec.template.spec.tolerations",
-    "spec.template.spec.initContainers.args",
-    "spec.template.spec.containers.name",
-    "spec.template.spec.containers.image",
-    "spec.template.spec.containers.args",
-    "spec.template.spec.containers.env.name",
-    "spec.template.spec.containers.env.valueFrom",
-    "spec.template.spec.containers.resources",
-    "spec.template.spec.volumes.configMap.name",
-    "spec.template.spec.volumes.hostPath",
-    "status",
-];
-/// Fields of pods that request our resources. Their arguments and last words can have secrets.
-const PODS: [&str; 24] = [
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.uid",
-    "metadata.labels",
-    "metadata.creationTimestamp",
-    "metadata.deletionTimestamp",
-    "metadata.annotations.k8s.v1.cni.cncf.io/networks",
-    "metadata.annotations.k8s.v1.cni.cncf.io/network-status",
-    "spec.nodeName",
-    "spec.hostNetwork",
-    "spec.containers.name",
-    "spec.containers.image",
-    "spec.containers.resources",
-    "spec.initContainers.name",
-    "spec.initContainers.resources",
-    "status.phase",
-    "status.reason",
-    "status.message",
-    "status.conditions",
-    "status.containerStatuses.name",
-    "status.containerStatuses.restartCount",
-    "status.containerStatuses.state.waiting",
-    "status.containerStatuses.state.terminated.reason",
-    "status.containerStatuses.state.terminated.exitCode",
-];
-const NODES: [&str; 10] = [
-    "metadata.name",
-    "metadata.uid",
-    "metadata.labels",
-    "spec.taints",
-    "spec.unschedulable",
-    "status.addresses",
-    "status.allocatable",
-    "status.capacity",
-    "status.conditions",
-    "status.nodeInfo",
-];
-const NETWORKS: [&str; 4] = [
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.annotations.k8s.v1.cni.cncf.io/resourceName",
-    "spec.config",
-];
-const BLOCK: [&str; 6] = [
-    "metadata.name",
-    "metadata.uid",
-    "metadata.creationTimestamp",
-    "metadata.deletionTimestamp",
-    "spec",
-    "status",
-];
-const CONFIGURATION: [&str; 4] = [
-    "metadata.name",
-    "metadata.namespace",
-    "data.config.yaml",
-    "data.policy.json",
-];
-const EVENTS: [&str; 11] = [
-    "metadata.namespace",
-    "involvedObject",
-    "type",
-    "reason",
-    "message",
-    "count",
-    "firstTimestamp",
-    "lastTimestamp",
-    "eventTime",
-    "source",
-    "reportingComponent",
-];
+/// Of our own objects.
+const OURS: &str = "metadata.name metadata.namespace metadata.uid metadata.labels metadata.generation \
+    metadata.creationTimestamp metadata.deletionTimestamp spec.nodeName spec.updateStrategy \
+    spec.containers.name spec.containers.image spec.containers.args spec.containers.resources \
+    spec.containers.env.name spec.containers.env.valueFrom spec.initContainers.args \
+    spec.template.spec.nodeSelector spec.template.spec.tolerations spec.template.spec.initContainers.args \
+    spec.template.spec.containers.name spec.template.spec.containers.image \
+    spec.template.spec.containers.args spec.template.spec.containers.resources \
+    spec.template.spec.containers.env.name spec.template.spec.containers.env.valueFrom \
+    spec.template.spec.volumes.hostPath spec.template.spec.volumes.configMap.name status";
+/// Of pods that request our resources: their arguments and last words can have secrets.
+const USERS: &str = "metadata.name metadata.namespace metadata.uid metadata.labels metadata.creationTimestamp \
+    metadata.deletionTimestamp metadata.annotations.k8s.v1.cni.cncf.io/networks \
+    metadata.annotations.k8s.v1.cni.cncf.io/network-status spec.nodeName spec.hostNetwork \
+    spec.containers.name spec.containers.image spec.containers.resources spec.initContainers.name \
+    spec.initContainers.resources status.phase status.reason status.message status.conditions \
+    status.containerStatuses.name status.containerStatuses.restartCount \
+    status.containerStatuses.state.waiting status.containerStatuses.state.terminated.reason \
+    status.containerStatuses.state.terminated.exitCode";
+const NODE: &str = "metadata.name metadata.uid metadata.labels spec.taints spec.unschedulable status.addresses \
+    status.allocatable status.capacity status.conditions status.nodeInfo";
+const NETWORK: &str = "metadata.name metadata.namespace spec.config \
+    metadata.annotations.k8s.v1.cni.cncf.io/resourceName";
+const BLOCK: &str =
+    "metadata.name metadata.uid metadata.creationTimestamp metadata.deletionTimestamp spec status";
+const CONFIGURATION: &str = "metadata.name data.config.yaml data.policy.json";
+const EVENT: &str = "metadata.namespace involvedObject type reason message count firstTimestamp lastTimestamp \
+    eventTime source reportingComponent";
+const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
-fn every(_: &Value, _: &Collection) -> bool {
-    true
+fn is_configuration(map: &Value, _: &Collection) -> bool {
+    ["/data/config.yaml", "/data/policy.json"]
+        .iter()
+        .all(|key| map.pointer(key).is_some())
 }
 
 /// A pod that requests a resource of ours.
 fn is_user(pod: &Value, collection: &Collection) -> bool {
     let containers = ["/spec/containers", "/spec/initContainers"].map(|list| items(pod, list));
-    let requests = containers
+    let limits = containers
         .into_iter()
         .flatten()
         .filter_map(|one| one.pointer("/resources/limits")?.as_object());
-    requests
+    limits
         .flat_map(|limits| limits.keys())
         .any(|resource| collection.resources.contains(resource))
 }
@@ -139,13 +63,18 @@ fn is_user(pod: &Value, collection: &Collection) -> bool {
 /// An event of our objects, or of a pod that requests a resource of ours.
 fn is_of_interest(event: &Value, collection: &Collection) -> bool {
     let object = |key: &str| {
-        let value = event.pointer(&format!("/involvedObject/{key}"));
-        value.and_then(Value::as_str).unwrap_or_default()
+        event
+            .pointer(&format!("/involvedObject/{key}"))
+            .map_or("", text)
     };
     collection.uids.contains(object("uid"))
         || object("apiVersion").starts_with("rdma-netdev.io/")
         // Of a pod that was replaced.
         || object("name").starts_with(&format!("{CONTAINER}-"))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 fn items<'a>(value: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
@@ -156,21 +85,16 @@ fn items<'a>(value: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
         .flatten()
 }
 
-fn uids(value: &Value) -> impl Iterator<Item = String> {
-    let uid = |item: &Value| item.pointer("/metadata/uid")?.as_str().map(str::to_owned);
-    items(value, "/items").filter_map(uid)
+fn uids(lists: &[(String, Value)]) -> impl Iterator<Item = String> {
+    let objects = lists.iter().flat_map(|(_, list)| items(list, "/items"));
+    objects.filter_map(|object| Some(text(object.pointer("/metadata/uid")?).to_owned()))
 }
 
-fn part(file: &str, arguments: &[&str], form: Form) -> Part {
-    Part {
-        file: file.to_owned(),
-        arguments: arguments.iter().map(|&word| word.to_owned()).collect(),
-        form,
-    }
-}
-
-fn get(file: &str, what: &[&str], form: Form) -> Part {
-    part(file, &[&["get"], what, &["--output=json"]].concat(), form)
+fn part(flags: &Flags, file: String, words: &[&str], form: Form) -> Part {
+    let mut argv = vec![flags.kubectl.kubectl.clone()];
+    argv.extend(flags.kubectl.arguments());
+    argv.extend(words.iter().map(|&word| word.to_owned()));
+    Part { file, argv, form }
 }
 
 /// Collects everything. What cannot be read is a part that is missing.
@@ -178,211 +102,163 @@ fn get(file: &str, what: &[&str], form: Form) -> Part {
 /// # Errors
 /// The archive cannot be written.
 pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
-    let source = Source {
-        program: flags.kubectl.kubectl.clone(),
-        flags: flags.kubectl.arguments(),
-        timeout: flags.timeout(),
-        parallel: usize::from(flags.parallel),
-    };
+    (to.timeout, to.parallel) = (flags.timeout(), usize::from(flags.parallel));
     let selector = format!("--selector={}", flags.selector);
-    let ours = |kind: &'static str| {
-        let get = get(
-            &format!("cluster/{kind}.json"),
-            &[kind, &selector],
-            Form::Objects(every, &OURS),
-        );
-        vec![get]
-    };
-    let sets = to.gather(&source, ours("daemonsets")).await?;
-    let pods = to.gather(&source, ours("pods")).await?;
-    to.uids = sets
-        .iter()
-        .chain(&pods)
-        .flat_map(|(_, list)| uids(list))
-        .collect();
-    collect_configurations(&source, &sets, to).await?;
-
-    let networks = "network-attachment-definitions.k8s.cni.cncf.io";
-    let objects = vec![
+    let get = |file: &str, words: &[&str], fields, is_meant| {
+        let words = [&["get"], words, &["--output=json"]].concat();
         part(
-            "cluster/version.json",
-            &["version", "--output=json"],
-            Form::Document,
-        ),
-        get(
-            "cluster/nodes.json",
-            &["nodes"],
-            Form::Objects(every, &NODES),
-        ),
-        get(
-            "cluster/networks.json",
-            &[networks, "--all-namespaces"],
-            Form::Objects(every, &NETWORKS),
-        ),
-        get(
-            "cluster/addressranges.json",
-            &[RANGES],
-            Form::Objects(every, &BLOCK),
-        ),
-        get(
-            "cluster/addressblocks.json",
-            &[BLOCKS],
-            Form::Objects(every, &BLOCK),
-        ),
-        pods_of("cluster/pending-pods.json", ""),
-    ];
-    let mut users = to.gather(&source, objects).await?;
-    users.retain(|(file, _)| file.ends_with("-pods.json"));
-    for (_, list) in &pods {
-        users.extend(collect_nodes(flags, &source, list, to).await?);
-    }
-
-    to.uids
-        .extend(users.iter().flat_map(|(_, list)| uids(list)));
-    let events = |file, scope: &[&str]| {
-        get(
-            file,
-            &[&["events"], scope].concat(),
-            Form::Objects(is_of_interest, &EVENTS),
+            flags,
+            format!("cluster/{file}.json"),
+            &words,
+            Form::Objects(fields, is_meant),
         )
     };
+    let every = |_: &Value, _: &Collection| true;
+    let ours = to.gather(vec![
+        get("daemonsets", &["daemonsets", &selector], OURS, every),
+        get("pods", &["pods", &selector], OURS, every),
+    ]);
+    let ours = ours.await?;
+    let configurations = vec![get(
+        "configmaps",
+        &["configmaps"],
+        CONFIGURATION,
+        is_configuration,
+    )];
+    for (_, list) in to.gather(configurations).await? {
+        let texts = items(&list, "/items").filter_map(|map| map.pointer("/data/config.yaml"));
+        // A wrong configuration is in the archive, and offers nothing.
+        let pools = texts
+            .filter_map(|yaml| config::parse(text(yaml)).ok())
+            .flat_map(|config| config.pools);
+        to.resources
+            .extend(pools.map(|pool| pool.resource.to_string()));
+    }
+    let version = ["version", "--output=json"];
+    let rest = vec![
+        part(
+            flags,
+            "cluster/version.json".to_owned(),
+            &version,
+            Form::Document,
+        ),
+        get("nodes", &[NODES], NODE, every),
+        get("networks", &[NETWORKS, "--all-namespaces"], NETWORK, every),
+        get("addressranges", &[RANGES], BLOCK, every),
+        get("addressblocks", &[BLOCKS], BLOCK, every),
+    ];
+    to.gather(rest).await?;
+    let mut users = to
+        .gather(vec![users_of(
+            flags,
+            "cluster/pending-pods.json".to_owned(),
+            "",
+        )])
+        .await?;
+    if let Some((_, list)) = ours.iter().find(|(file, _)| file == "cluster/pods.json") {
+        match chosen(flags, list) {
+            Ok(pods) => users.extend(collect_nodes(flags, &pods, list, to).await?),
+            Err(error) => to.lack("nodes", "the daemon's pods", &chain(&error)),
+        }
+    }
+    to.uids = uids(&ours).chain(uids(&users)).collect();
     let of_pods = [
+        "events",
         "--all-namespaces",
         "--field-selector=involvedObject.kind=Pod",
     ];
-    let events = vec![
-        events("cluster/events.json", &[]),
-        events("cluster/pod-events.json", &of_pods),
-    ];
-    to.gather(&source, events).await.map(drop)
-}
-
-/// Our configurations, and which resources they offer.
-async fn collect_configurations(
-    source: &Source,
-    sets: &[(String, Value)],
-    to: &mut Collection,
-) -> Result<()> {
-    let sets = sets.iter().flat_map(|(_, list)| items(list, "/items"));
-    let volumes = sets.flat_map(|set| items(set, "/spec/template/spec/volumes"));
-    let mut names: Vec<&str> = volumes
-        .filter_map(|volume| volume.pointer("/configMap/name")?.as_str())
-        .collect();
-    names.sort_unstable();
-    names.dedup();
-    let form = Form::Objects(every, &CONFIGURATION);
-    let part = |name: &&str| Part {
-        file: path(&["cluster", &format!("configmap-{name}.json")]),
-        arguments: ["get", "configmaps", "--output=json", "--", name]
-            .map(str::to_owned)
-            .into(),
-        form,
-    };
-    for (_, list) in to.gather(source, names.iter().map(part).collect()).await? {
-        for text in
-            items(&list, "/items").filter_map(|map| map.pointer("/data/config.yaml")?.as_str())
-        {
-            // A wrong configuration is in the archive, and offers nothing.
-            let pools = config::parse(text)
-                .map(|config| config.pools)
-                .unwrap_or_default();
-            to.resources
-                .extend(pools.iter().map(|pool| pool.resource.to_string()));
-        }
-    }
-    Ok(())
+    let events = to.gather(vec![
+        get("events", &["events"], EVENT, is_of_interest),
+        get("pod-events", &of_pods, EVENT, is_of_interest),
+    ]);
+    events.await.map(drop)
 }
 
 /// What each node has; returns its pods that request our resources.
 async fn collect_nodes(
     flags: &Flags,
-    source: &Source,
+    pods: &[Pod],
     list: &Value,
     to: &mut Collection,
 ) -> Result<Vec<(String, Value)>> {
-    let pods = match chosen(flags, list) {
-        Ok(pods) => pods,
-        Err(error) => {
-            to.add(
-                "nodes".to_owned(),
-                "the daemon's pods".to_owned(),
-                Err(chain(&error)),
-                None,
-            )?;
-            return Ok(Vec::new());
-        }
-    };
-    let ask = |pod: &Pod, list: &[&str]| {
+    let (mut first, mut rest, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+    for pod in pods {
         let exec = ["exec", &pod.name, "--container", CONTAINER, "--", "rdmactl"];
-        questions(&pod.node, list, &exec)
-    };
-    let (first, rest) = QUESTIONS.split_at(1);
-    let mut asked = Vec::new();
-    for pod in &pods {
+        let exec = part(flags, String::new(), &exec, Form::Text).argv;
         match &pod.obstacle {
-            None => asked.extend(ask(pod, first)),
-            Some(why) => {
-                let file = path(&["nodes", &pod.node, "answers"]);
-                to.add(file, format!("pod {}", pod.name), Err(why.clone()), None)?;
+            Some(why) => to.lack(&path(&["nodes", &pod.node]), &exec.join(" "), why),
+            None => {
+                let mut questions = questions(&pod.node, &exec).into_iter();
+                let question = questions.next();
+                rest.push((question.as_ref().map(|part| part.file.clone()), questions));
+                first.extend(question);
             }
         }
-    }
-    // A node that does not answer costs its time once.
-    let files: Vec<String> = asked.iter().map(|part| part.file.clone()).collect();
-    let answered = to.gather(source, asked).await?;
-    let mut parts = Vec::new();
-    let reachable = pods.iter().filter(|pod| pod.obstacle.is_none());
-    for (pod, file) in reachable.zip(&files) {
-        if answered.iter().any(|(answered, _)| answered == file) {
-            parts.extend(ask(pod, rest));
-        }
-    }
-    for pod in &pods {
-        parts.push(pods_of(
-            &path(&["nodes", &pod.node, "users-pods.json"]),
+        parts.push(users_of(
+            flags,
+            path(&["nodes", &pod.node, "users.json"]),
             &pod.node,
         ));
         let object = items(list, "/items").find(|object| name_of(object) == pod.name);
-        parts.extend(object.into_iter().flat_map(|object| logs(pod, object)));
+        parts.extend(
+            object
+                .into_iter()
+                .flat_map(|object| logs(flags, pod, object)),
+        );
     }
-    to.gather(source, parts).await
+    // A node that does not answer costs its time once.
+    let answered = to.gather(first).await?;
+    rest.retain(|(first, _)| {
+        answered
+            .iter()
+            .any(|(file, _)| Some(file) == first.as_ref())
+    });
+    parts.extend(rest.into_iter().flat_map(|(_, questions)| questions));
+    to.gather(parts).await
 }
 
 /// Pods that request our resources and are on this node; on no node yet for "".
-fn pods_of(file: &str, node: &str) -> Part {
+fn users_of(flags: &Flags, file: String, node: &str) -> Part {
     let node = format!("--field-selector=spec.nodeName={node}");
-    get(
-        file,
-        &["pods", "--all-namespaces", &node],
-        Form::Objects(is_user, &PODS),
-    )
+    let get = ["get", "pods", "--all-namespaces", &node, "--output=json"];
+    part(flags, file, &get, Form::Objects(USERS, is_user))
 }
 
 /// Logs of a pod's containers, as far as they ran.
-fn logs(pod: &Pod, object: &Value) -> Vec<Part> {
+fn logs(flags: &Flags, pod: &Pod, object: &Value) -> Vec<Part> {
     let lists = ["/status/initContainerStatuses", "/status/containerStatuses"];
     let mut parts = Vec::new();
     for status in lists.into_iter().flat_map(|list| items(object, list)) {
-        let name = status["name"].as_str().unwrap_or_default();
-        let ended = status.pointer("/lastState/terminated").is_some();
-        let runs = ["/state/running", "/state/terminated"];
-        let ran = ended || runs.iter().any(|state| status.pointer(state).is_some());
-        for (log, flag) in [("log", None), ("previous.log", Some("--previous"))] {
-            if !ran || (flag.is_some() && !ended) {
-                continue;
-            }
-            let container = format!("--container={name}");
-            let bytes = format!("--limit-bytes={LOG_BYTES}");
-            let before = ["logs", "--tail=20000", &bytes, &container];
-            let words = before.into_iter().chain(flag).chain(["--", &pod.name]);
+        let container = status.get("name").map_or("", text);
+        let has = |state: &str| status.pointer(state).is_some();
+        let ended = has("/lastState/terminated");
+        let ran = ended || has("/state/running") || has("/state/terminated");
+        for (end, flag, _) in [("log", "", ran), ("previous.log", "--previous", ended)]
+            .into_iter()
+            .filter(|log| log.2)
+        {
+            let (bytes, named) = (
+                format!("--limit-bytes={LOG_BYTES}"),
+                format!("--container={container}"),
+            );
+            let words = [
+                "logs",
+                "--tail=20000",
+                &bytes,
+                &named,
+                flag,
+                "--",
+                &pod.name,
+            ];
+            let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
             let file = path(&[
                 "nodes",
                 &pod.node,
                 "logs",
                 &pod.name,
-                &format!("{name}.{log}"),
+                &format!("{container}.{end}"),
             ]);
-            parts.push(part(&file, &words.collect::<Vec<_>>(), Form::Text));
+            parts.push(part(flags, file, &words, Form::Text));
         }
     }
     parts

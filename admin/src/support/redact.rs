@@ -6,17 +6,8 @@ use serde_json::{Map, Value};
 /// What stands for a secret.
 const REMOVED: &str = "[removed]";
 /// Ends of the names of settings whose value is a secret.
-const SECRETS: [&str; 10] = [
-    "token",
-    "password",
-    "passwd",
-    "secret",
-    "apikey",
-    "api_key",
-    "api-key",
-    "access_key",
-    "private_key",
-    "privatekey",
+const SECRETS: [&str; 7] = [
+    "token", "password", "passwd", "secret", "apikey", "api-key", "_key",
 ];
 
 /// The fields of an object that `paths` name, such as `spec.containers.image`. A path goes through lists, and
@@ -251,23 +242,20 @@ mod tests {
     #[test]
     fn a_document_in_a_text_is_clean_too() {
         let config = r#"{"type":"x", "etcd":{"etcdPassword":"planted"}}"#;
-        let clean =
-            document(json!({"config": config, "plain": "{\"a\": 1}", "automountToken": true}));
-        assert_eq!(
-            clean,
-            json!({
-                "config": r#"{"etcd":{"etcdPassword":"[removed]"},"type":"x"}"#,
-                "plain": "{\"a\": 1}", "automountToken": true,
-            })
-        );
+        let clean = document(json!({"config": config, "text": "{\"a\": 1}", "mountToken": true}));
+        assert_eq!(clean["text"], "{\"a\": 1}");
+        assert_eq!(clean["mountToken"], true);
+        let config: Value = serde_json::from_str(clean["config"].as_str().unwrap()).unwrap();
+        let expected = json!({"type": "x", "etcd": {"etcdPassword": "[removed]"}});
+        assert_eq!(config, expected);
         // Of two equal keys the last is read.
         let double = document(json!(r#"{"a":"token=planted", "a":1}"#)).to_string();
         assert!(!double.contains("planted"), "{double}");
     }
 
     #[test]
-    fn a_line_full_of_names_takes_linear_time() {
-        let long = "token= eyJ://".repeat(100_000);
-        assert!(text(&long).len() >= long.len());
+    fn a_long_line_is_read_once() {
+        let long = text(&"eyJ:// token=a ".repeat(100_000));
+        assert_eq!(long, "eyJ:// token=[removed] ".repeat(100_000));
     }
 }

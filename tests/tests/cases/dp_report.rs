@@ -34,7 +34,7 @@ case "$*" in
 "version --output=json") echo '{"serverVersion": {"gitVersion": "v1.33.1"}}' ;;
 "get daemonsets $selector --output=json") cat "$here/daemonsets.json" ;;
 "get pods $selector --output=json") cat "$here/pods.json" ;;
-"get configmaps --output=json -- rdma-config") cat "$here/configmap.json" ;;
+"get configmaps --output=json") cat "$here/configmaps.json" ;;
 "get nodes --output=json") cat "$here/nodes.json" ;;
 "get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") cat "$here/networks.json" ;;
 "get address"*) echo 'error: the server doesn'"'"'t have a resource type "addressblocks"' >&2; exit 1 ;;
@@ -99,7 +99,7 @@ impl Cluster {
         let list = |items: Vec<Value>| json!({"kind": "List", "items": items});
         let set = json!({"metadata": metadata("rdma"), "spec": {"template": {"metadata": metadata("x"), "spec": {
             "containers": [container], "volumes": [{"name": "config", "configMap": {"name": "rdma-config"}}]}}}});
-        let config = r#"{"version": 1, "pools": [{"name": "rdma/hca", "selectors": [{"vendors": ["15b3"]}]}]}"#;
+        let config = r#"{"configList": [{"resourceName": "hca", "rdmaHcaMax": 63, "selectors": {"vendors": ["15b3"]}}]}"#;
         let network = json!({"metadata": metadata("net-a"), "spec": {"config":
             r#"{"type": "rdma-netdev", "ipam": {"type": "x", "etcd_password": "planted-in-network"}}"#}});
         let node = json!({"metadata": metadata("n1"), "status": {"allocatable": {"rdma/hca": "8"},
@@ -115,9 +115,12 @@ impl Cluster {
                 ]),
             ),
             (
-                "configmap",
-                json!({"metadata": metadata("rdma-config"), "data": {"config.yaml": config, "policy.json": "{}",
-                "other": "planted-in-other-key"}}),
+                "configmaps",
+                list(vec![
+                    json!({"metadata": metadata("rdma-config"), "data": {"config.yaml": config,
+                        "policy.json": "{}", "other": "planted-in-other-key"}}),
+                    json!({"metadata": metadata("other"), "data": {"config.yaml": "planted-in-other-map"}}),
+                ]),
             ),
             ("nodes", list(vec![node])),
             ("networks", list(vec![network])),
@@ -205,7 +208,7 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
     );
     for expected in [
         "nodes/n2/status.json is missing: no answer within 2 s",
-        "nodes/_.._n3/answers is missing: its pod is Pending",
+        "nodes/_.._n3 is missing: its pod is Pending",
         "nodes/n1/topology.json is missing: its answer is not a JSON document",
     ] {
         ensure!(said.contains(expected), "{said}");
@@ -216,7 +219,7 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
     let expected = [
         "cluster/addressblocks.json",
         "cluster/addressranges.json",
-        "cluster/configmap-rdma-config.json",
+        "cluster/configmaps.json",
         "cluster/daemonsets.json",
         "cluster/events.json",
         "cluster/networks.json",
@@ -226,7 +229,7 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
         "cluster/pods.json",
         "cluster/version.json",
         "contents.json",
-        "nodes/_.._n3/users-pods.json",
+        "nodes/_.._n3/users.json",
         "nodes/n1/addresses.json",
         "nodes/n1/attachments.json",
         "nodes/n1/discover.json",
@@ -235,9 +238,9 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
         "nodes/n1/pods.json",
         "nodes/n1/preflight.json",
         "nodes/n1/status.json",
-        "nodes/n1/users-pods.json",
+        "nodes/n1/users.json",
         "nodes/n1/version.txt",
-        "nodes/n2/users-pods.json",
+        "nodes/n2/users.json",
     ];
     assert_eq!(found, expected.map(str::to_owned).into());
     for file in &found {
@@ -257,7 +260,7 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
         log.starts_with("started\n") && log.ends_with("ended\n"),
         "{log}"
     );
-    let users = json_of(&top, "nodes/n1/users-pods.json")?;
+    let users = json_of(&top, "nodes/n1/users.json")?;
     assert_eq!(
         users["items"][0]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"],
         "net-a"
@@ -273,11 +276,11 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
     let env = &set["items"][0]["spec"]["template"]["spec"]["containers"][0]["env"];
     assert_eq!(env[0], json!({"name": "RDMA_LOG"}));
     assert_eq!(env[1]["valueFrom"]["secretKeyRef"]["name"], "of-a-secret");
-    let config = json_of(&top, "cluster/configmap-rdma-config.json")?;
+    let config = json_of(&top, "cluster/configmaps.json")?;
     ensure!(config.to_string().contains("15b3"), "{config}");
     let contents = json_of(&top, "contents.json")?;
     assert_eq!(contents["missing"], 3, "{contents}");
-    let parts = contents["contents"].as_array().context("no contents")?;
+    let parts = contents["parts"].as_array().context("no contents")?;
     let preflight = parts
         .iter()
         .find(|part| part["file"] == "nodes/n1/preflight.json");
