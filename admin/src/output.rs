@@ -86,7 +86,7 @@ pub(crate) fn say(text: &str) {
 ///
 /// # Errors
 /// It is a terminal.
-pub(crate) fn stdout() -> anyhow::Result<impl Write> {
+pub(crate) fn byte_stream() -> anyhow::Result<impl Write> {
     let is_terminal = io::stdout().is_terminal();
     anyhow::ensure!(!is_terminal, "standard output is a terminal; name a file");
     Ok(io::stdout())

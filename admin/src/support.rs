@@ -120,7 +120,7 @@ impl Report {
         let name = format!("{}.tar.gz", top(created));
         let to = self.file.clone().unwrap_or_else(|| name.into());
         let opened: Box<dyn Write> = if to == Path::new("-") {
-            Box::new(output::stdout()?)
+            Box::new(output::byte_stream()?)
         } else {
             let mut options = File::options();
             let opened = options
