@@ -43,9 +43,8 @@ pub(crate) struct Report {
 
 /// What a node is asked. The first shows whether it answers at all.
 const QUESTIONS: &str = "status pods discover topology preflight attachments addresses --version";
-/// What a part may have: of what nodes print, of what the API has.
-const NODE_BYTES: u64 = 16 << 20;
-const OBJECT_BYTES: u64 = 64 << 20;
+/// What a command may print.
+const MOST_BYTES: u64 = 64 << 20;
 /// What is read of a log.
 pub(crate) const LOG_BYTES: u64 = 10 << 20;
 const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
@@ -123,12 +122,8 @@ impl Report {
             Box::new(output::byte_stream()?)
         } else {
             let mut options = File::options();
-            let opened = options
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&to);
+            options.write(true).create(true).truncate(true).mode(0o600);
+            let opened = options.open(&to);
             Box::new(opened.with_context(|| format!("create {}", to.display()))?)
         };
         Ok(Collection {
@@ -161,21 +156,14 @@ fn top(created: Timestamp) -> String {
 /// What a node is asked, behind the words that lead to its program.
 pub(crate) fn questions(node: &str, before: &[String]) -> Vec<Part> {
     let part = |question: &str| {
-        let (form, end, flag) = match question.starts_with('-') {
-            true => (Form::Text, "txt", None),
-            false => (Form::Document, "json", Some("--json".to_owned())),
+        let (name, form, flag) = match question {
+            "--version" => ("version.txt".to_owned(), Form::Text, None),
+            _ => (format!("{question}.json"), Form::Document, Some("--json")),
         };
+        let words = std::iter::once(question).chain(flag).map(str::to_owned);
         Part {
-            file: path(&[
-                "nodes",
-                node,
-                &format!("{}.{end}", question.trim_matches('-')),
-            ]),
-            argv: [before, &[question.to_owned()]]
-                .concat()
-                .into_iter()
-                .chain(flag)
-                .collect(),
+            file: path(&["nodes", node, &name]),
+            argv: before.iter().cloned().chain(words).collect(),
             form,
         }
     };
@@ -186,15 +174,11 @@ pub(crate) fn questions(node: &str, before: &[String]) -> Vec<Part> {
 pub(crate) fn path(components: &[&str]) -> String {
     let safe = |name: &&str| {
         let plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
-        let name: String = name
-            .chars()
-            .take(200)
-            .map(|c| if plain(c) { c } else { '_' })
-            .collect();
-        if name.is_empty() || name.starts_with('.') {
-            format!("_{name}")
-        } else {
-            name
+        let plain = |c: char| if plain(c) { c } else { '_' };
+        let name: String = name.chars().take(200).map(plain).collect();
+        match name.is_empty() || name.starts_with('.') {
+            true => format!("_{name}"),
+            false => name,
         }
     };
     components.iter().map(safe).collect::<Vec<_>>().join("/")
@@ -211,12 +195,7 @@ impl Collection {
         let calls = stream::iter(parts).map(|part| async move {
             let mut words = part.argv.iter();
             let mut command = Command::new(words.next().map_or("", String::as_str));
-            let most = if matches!(part.form, Form::Objects(..)) {
-                OBJECT_BYTES
-            } else {
-                NODE_BYTES
-            };
-            let output = bounded_output_of(command.args(words), b"", timeout, most).await;
+            let output = bounded_output_of(command.args(words), b"", timeout, MOST_BYTES).await;
             (part, output)
         });
         let mut calls = pin!(calls.buffer_unordered(self.parallel));
@@ -225,11 +204,10 @@ impl Collection {
             let asked = argv.join(" ");
             match output.and_then(|output| Ok((self.read(form, &output)?, output))) {
                 Ok((document, output)) => {
-                    let text = document
-                        .as_str()
-                        .map_or_else(|| format!("{document:#}\n"), str::to_owned);
-                    let note =
-                        (!output.status.success()).then(|| redact::text(&last_line(&output)));
+                    let text = document.as_str().map(str::to_owned);
+                    let text = text.unwrap_or_else(|| format!("{document:#}\n"));
+                    let failed = !output.status.success();
+                    let note = failed.then(|| redact::text(&last_line(&output)));
                     self.add(&file, &asked, &text, note)?;
                     let is_kept = matches!(form, Form::Objects(..));
                     documents.push((file, if is_kept { document } else { Value::Null }));
@@ -259,11 +237,8 @@ impl Collection {
             return Ok(redact::document(document));
         };
         let fields: Vec<&str> = fields.split_whitespace().collect();
-        let items = document
-            .get("items")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten();
+        let items = document.get("items").and_then(Value::as_array);
+        let items = items.into_iter().flatten();
         let items = items.filter(|item| is_meant(item, self));
         let items = items.map(|item| redact::document(redact::keep(item, &fields)));
         Ok(json!({"apiVersion": "v1", "kind": "List", "items": items.collect::<Vec<_>>()}))
@@ -300,29 +275,28 @@ impl Collection {
     /// The archive cannot be written.
     pub(crate) fn finish(mut self, global: &Global) -> Ended {
         let (parts, missing) = (self.contents.len() - self.missing, self.missing);
-        let version = env!("CARGO_PKG_VERSION");
-        let contents = std::mem::take(&mut self.contents);
-        let contents = json!({"programVersion": version, "created": self.created, "missing": missing, "parts": contents});
+        let contents = json!({
+            "programVersion": env!("CARGO_PKG_VERSION"), "created": self.created,
+            "missing": missing, "parts": std::mem::take(&mut self.contents),
+        });
         self.write("contents.json", &format!("{:#}\n", versioned(contents)))?;
         let file = printable(&self.to.display().to_string());
-        let ended = self
-            .tar
-            .into_inner()
-            .and_then(|gzip| gzip.finish()?.flush());
+        let gzip = self.tar.into_inner();
+        let ended = gzip.and_then(|gzip| gzip.finish()?.flush());
         ended.with_context(|| format!("write {file}"))?;
-        let counts = format!("{parts} parts, {missing} missing");
-        match self.to.metadata().map(|metadata| metadata.len()) {
-            _ if file == "-" => complain(&format!("{counts}. {ADVICE}")),
-            bytes => {
-                let bytes = bytes.unwrap_or_default();
-                let document =
-                    json!({"file": file, "bytes": bytes, "parts": parts, "missing": missing});
-                global.say(document, || {
-                    let size = bytes.div_ceil(1024);
-                    format!("{file}: {size} KiB, {counts}; contents.json lists them.\n{ADVICE}\n")
-                });
-            }
+        let counts = format!("{parts} parts, {missing} missing; contents.json lists them");
+        if file == "-" {
+            complain(&format!("{counts}. {ADVICE}"));
+            return Ok(Outcome::good_if(missing == 0));
         }
+        let bytes = self.to.metadata().map_or(0, |metadata| metadata.len());
+        let document = json!({"file": file, "bytes": bytes, "parts": parts, "missing": missing});
+        global.say(document, || {
+            format!(
+                "{file}: {} KiB, {counts}.\n{ADVICE}\n",
+                bytes.div_ceil(1024)
+            )
+        });
         Ok(Outcome::good_if(missing == 0))
     }
 }

@@ -1,6 +1,8 @@
 //! What a report has of the cluster: its objects as far as they are listed here, and of each node the answers,
 //! the logs of our containers and the pods that request our resources.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use rdma_device_plugin::config;
 use serde_json::Value;
@@ -43,57 +45,47 @@ const EVENT: &str = "metadata.namespace involvedObject type reason message count
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 fn is_configuration(map: &Value, _: &Collection) -> bool {
-    ["/data/config.yaml", "/data/policy.json"]
-        .iter()
-        .all(|key| map.pointer(key).is_some())
+    let has = |key: &str| map.pointer(key).is_some();
+    has("/data/config.yaml") && has("/data/policy.json")
 }
 
 /// A pod that requests a resource of ours.
 fn is_user(pod: &Value, collection: &Collection) -> bool {
     let containers = ["/spec/containers", "/spec/initContainers"].map(|list| items(pod, list));
-    let limits = containers
-        .into_iter()
-        .flatten()
-        .filter_map(|one| one.pointer("/resources/limits")?.as_object());
-    limits
-        .flat_map(|limits| limits.keys())
-        .any(|resource| collection.resources.contains(resource))
+    containers.into_iter().flatten().any(|container| {
+        let limits = container.pointer("/resources/limits");
+        let mut names = limits
+            .and_then(Value::as_object)
+            .into_iter()
+            .flat_map(|limits| limits.keys());
+        names.any(|name| collection.resources.contains(name))
+    })
 }
 
 /// An event of our objects, or of a pod that requests a resource of ours.
 fn is_of_interest(event: &Value, collection: &Collection) -> bool {
-    let object = |key: &str| {
-        event
-            .pointer(&format!("/involvedObject/{key}"))
-            .map_or("", text)
-    };
+    let object = |key: &str| text(event, &format!("/involvedObject/{key}"));
     collection.uids.contains(object("uid"))
         || object("apiVersion").starts_with("rdma-netdev.io/")
         // Of a pod that was replaced.
         || object("name").starts_with(&format!("{CONTAINER}-"))
 }
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    let text = value.pointer(field).and_then(Value::as_str);
+    text.unwrap_or_default()
 }
 
 fn items<'a>(value: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
-    value
-        .pointer(list)
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
+    let items = value.pointer(list).and_then(Value::as_array);
+    items.into_iter().flatten()
 }
 
-fn uids(lists: &[(String, Value)]) -> impl Iterator<Item = String> {
-    let objects = lists.iter().flat_map(|(_, list)| items(list, "/items"));
-    objects.filter_map(|object| Some(text(object.pointer("/metadata/uid")?).to_owned()))
-}
-
-fn part(flags: &Flags, file: String, words: &[&str], form: Form) -> Part {
+fn part(flags: &Flags, file: &str, words: &[&str], form: Form) -> Part {
     let mut argv = vec![flags.kubectl.kubectl.clone()];
     argv.extend(flags.kubectl.arguments());
     argv.extend(words.iter().map(|&word| word.to_owned()));
+    let file = file.to_owned();
     Part { file, argv, form }
 }
 
@@ -104,74 +96,60 @@ fn part(flags: &Flags, file: String, words: &[&str], form: Form) -> Part {
 pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
     (to.timeout, to.parallel) = (flags.timeout(), usize::from(flags.parallel));
     let selector = format!("--selector={}", flags.selector);
-    let get = |file: &str, words: &[&str], fields, is_meant| {
-        let words = [&["get"], words, &["--output=json"]].concat();
-        part(
-            flags,
-            format!("cluster/{file}.json"),
-            &words,
-            Form::Objects(fields, is_meant),
-        )
-    };
     let every = |_: &Value, _: &Collection| true;
-    let ours = to.gather(vec![
-        get("daemonsets", &["daemonsets", &selector], OURS, every),
-        get("pods", &["pods", &selector], OURS, every),
+    let get = |what: &str, scope: &[&str], fields, is_meant| {
+        let name = what.split('.').next().unwrap_or_default();
+        let words = [&["get", what], scope, &["--output=json"]].concat();
+        let file = format!("cluster/{name}.json");
+        part(flags, &file, &words, Form::Objects(fields, is_meant))
+    };
+    let version = ["version", "--output=json"];
+    let (here, ours, everywhere): (&[_], _, &[_]) = (&[], &[&*selector][..], &["--all-namespaces"]);
+    let objects = to.gather(vec![
+        part(flags, "cluster/version.json", &version, Form::Document),
+        get("daemonsets", ours, OURS, every),
+        get("pods", ours, OURS, every),
+        get("configmaps", here, CONFIGURATION, is_configuration),
+        get(NODES, here, NODE, every),
+        get(NETWORKS, everywhere, NETWORK, every),
+        get(RANGES, here, BLOCK, every),
+        get(BLOCKS, here, BLOCK, every),
     ]);
-    let ours = ours.await?;
-    let configurations = vec![get(
-        "configmaps",
-        &["configmaps"],
-        CONFIGURATION,
-        is_configuration,
-    )];
-    for (_, list) in to.gather(configurations).await? {
-        let texts = items(&list, "/items").filter_map(|map| map.pointer("/data/config.yaml"));
+    let objects = objects.await?;
+    let list = |name: &str| {
+        objects
+            .iter()
+            .find(|(file, _)| file == name)
+            .map(|(_, list)| list)
+    };
+    let configurations = list("cluster/configmaps.json")
+        .into_iter()
+        .flat_map(|list| items(list, "/items"));
+    for map in configurations {
         // A wrong configuration is in the archive, and offers nothing.
-        let pools = texts
-            .filter_map(|yaml| config::parse(text(yaml)).ok())
-            .flat_map(|config| config.pools);
+        let pools = config::parse(text(map, "/data/config.yaml")).map(|config| config.pools);
+        let pools = pools.into_iter().flatten();
         to.resources
             .extend(pools.map(|pool| pool.resource.to_string()));
     }
-    let version = ["version", "--output=json"];
-    let rest = vec![
-        part(
-            flags,
-            "cluster/version.json".to_owned(),
-            &version,
-            Form::Document,
-        ),
-        get("nodes", &[NODES], NODE, every),
-        get("networks", &[NETWORKS, "--all-namespaces"], NETWORK, every),
-        get("addressranges", &[RANGES], BLOCK, every),
-        get("addressblocks", &[BLOCKS], BLOCK, every),
-    ];
-    to.gather(rest).await?;
-    let mut users = to
-        .gather(vec![users_of(
-            flags,
-            "cluster/pending-pods.json".to_owned(),
-            "",
-        )])
+    let mut of_interest = to
+        .gather(vec![users_of(flags, "cluster/pending-pods.json", "")])
         .await?;
-    if let Some((_, list)) = ours.iter().find(|(file, _)| file == "cluster/pods.json") {
+    if let Some(list) = list("cluster/pods.json") {
         match chosen(flags, list) {
-            Ok(pods) => users.extend(collect_nodes(flags, &pods, list, to).await?),
+            Ok(pods) => of_interest.extend(collect_nodes(flags, &pods, list, to).await?),
             Err(error) => to.lack("nodes", "the daemon's pods", &chain(&error)),
         }
     }
-    to.uids = uids(&ours).chain(uids(&users)).collect();
-    let of_pods = [
-        "events",
-        "--all-namespaces",
-        "--field-selector=involvedObject.kind=Pod",
-    ];
-    let events = to.gather(vec![
-        get("events", &["events"], EVENT, is_of_interest),
-        get("pod-events", &of_pods, EVENT, is_of_interest),
-    ]);
-    events.await.map(drop)
+    of_interest.extend(objects);
+    let of_interest = of_interest
+        .iter()
+        .flat_map(|(_, list)| items(list, "/items"));
+    to.uids = of_interest
+        .map(|object| text(object, "/metadata/uid").to_owned())
+        .collect();
+    let events = get("events", everywhere, EVENT, is_of_interest);
+    to.gather(vec![events]).await.map(drop)
 }
 
 /// What each node has; returns its pods that request our resources.
@@ -184,41 +162,38 @@ async fn collect_nodes(
     let (mut first, mut rest, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     for pod in pods {
         let exec = ["exec", &pod.name, "--container", CONTAINER, "--", "rdmactl"];
-        let exec = part(flags, String::new(), &exec, Form::Text).argv;
+        let exec = part(flags, "", &exec, Form::Text).argv;
+        let mut questions = questions(&pod.node, &exec);
         match &pod.obstacle {
             Some(why) => to.lack(&path(&["nodes", &pod.node]), &exec.join(" "), why),
             None => {
-                let mut questions = questions(&pod.node, &exec).into_iter();
-                let question = questions.next();
-                rest.push((question.as_ref().map(|part| part.file.clone()), questions));
-                first.extend(question);
+                rest.extend(questions.split_off(1));
+                first.extend(questions);
             }
         }
-        parts.push(users_of(
-            flags,
-            path(&["nodes", &pod.node, "users.json"]),
-            &pod.node,
-        ));
-        let object = items(list, "/items").find(|object| name_of(object) == pod.name);
-        parts.extend(
-            object
-                .into_iter()
-                .flat_map(|object| logs(flags, pod, object)),
-        );
+        let users = path(&["nodes", &pod.node, "users.json"]);
+        parts.push(users_of(flags, &users, &pod.node));
+        let objects = items(list, "/items").filter(|object| name_of(object) == pod.name);
+        parts.extend(objects.flat_map(|object| logs(flags, pod, object)));
     }
     // A node that does not answer costs its time once.
-    let answered = to.gather(first).await?;
-    rest.retain(|(first, _)| {
-        answered
-            .iter()
-            .any(|(file, _)| Some(file) == first.as_ref())
-    });
-    parts.extend(rest.into_iter().flat_map(|(_, questions)| questions));
+    let answered: BTreeSet<_> = to
+        .gather(first)
+        .await?
+        .iter()
+        .map(|(file, _)| directory(file))
+        .collect();
+    rest.retain(|part: &Part| answered.contains(&directory(&part.file)));
+    parts.extend(rest);
     to.gather(parts).await
 }
 
+fn directory(file: &str) -> String {
+    file.rsplit_once('/').unwrap_or_default().0.to_owned()
+}
+
 /// Pods that request our resources and are on this node; on no node yet for "".
-fn users_of(flags: &Flags, file: String, node: &str) -> Part {
+fn users_of(flags: &Flags, file: &str, node: &str) -> Part {
     let node = format!("--field-selector=spec.nodeName={node}");
     let get = ["get", "pods", "--all-namespaces", &node, "--output=json"];
     part(flags, file, &get, Form::Objects(USERS, is_user))
@@ -229,36 +204,38 @@ fn logs(flags: &Flags, pod: &Pod, object: &Value) -> Vec<Part> {
     let lists = ["/status/initContainerStatuses", "/status/containerStatuses"];
     let mut parts = Vec::new();
     for status in lists.into_iter().flat_map(|list| items(object, list)) {
-        let container = status.get("name").map_or("", text);
+        let name = text(status, "/name");
         let has = |state: &str| status.pointer(state).is_some();
         let ended = has("/lastState/terminated");
         let ran = ended || has("/state/running") || has("/state/terminated");
-        for (end, flag, _) in [("log", "", ran), ("previous.log", "--previous", ended)]
-            .into_iter()
-            .filter(|log| log.2)
-        {
-            let (bytes, named) = (
-                format!("--limit-bytes={LOG_BYTES}"),
-                format!("--container={container}"),
-            );
+        let (bytes, container) = (
+            format!("--limit-bytes={LOG_BYTES}"),
+            format!("--container={name}"),
+        );
+        let mut add = |previous: &str, end: &str| {
             let words = [
                 "logs",
                 "--tail=20000",
                 &bytes,
-                &named,
-                flag,
+                previous,
+                &container,
                 "--",
                 &pod.name,
             ];
-            let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
             let file = path(&[
                 "nodes",
                 &pod.node,
                 "logs",
                 &pod.name,
-                &format!("{container}.{end}"),
+                &format!("{name}.{end}"),
             ]);
-            parts.push(part(flags, file, &words, Form::Text));
+            parts.push(part(flags, &file, &words, Form::Text));
+        };
+        if ran {
+            add("--previous=false", "log");
+        }
+        if ended {
+            add("--previous=true", "previous.log");
         }
     }
     parts

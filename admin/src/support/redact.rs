@@ -1,7 +1,7 @@
 //! What a report keeps: of an object the fields that are listed, of a text all but secrets.
 
 use cni_wire::text::printable;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// What stands for a secret.
 const REMOVED: &str = "[removed]";
@@ -21,20 +21,14 @@ pub(crate) fn keep(value: &Value, paths: &[&str]) -> Value {
         if below.contains(&"") {
             return Some((key.clone(), value.clone()));
         }
-        let below: Vec<&str> = below
-            .iter()
-            .filter_map(|path| path.strip_prefix('.'))
-            .collect();
+        let below = below.iter().filter_map(|path| path.strip_prefix('.'));
+        let below: Vec<&str> = below.collect();
         let is_named = !below.is_empty() && (value.is_object() || value.is_array());
         is_named.then(|| (key.clone(), keep(value, &below)))
     };
     match value {
         Value::Array(items) => items.iter().map(|item| keep(item, paths)).collect(),
-        Value::Object(fields) => fields
-            .iter()
-            .filter_map(field)
-            .collect::<Map<_, _>>()
-            .into(),
+        Value::Object(fields) => Value::Object(fields.iter().filter_map(field).collect()),
         _ => Value::Null,
     }
 }
@@ -62,7 +56,7 @@ pub(crate) fn document(value: Value) -> Value {
                 };
                 (text(&key), value)
             });
-            fields.collect::<Map<_, _>>().into()
+            Value::Object(fields.collect())
         }
         other => other,
     }
@@ -86,11 +80,9 @@ pub(crate) fn text(raw: &str) -> String {
 /// A line of a PEM file, whose first line the text need not have.
 fn is_key_material(line: &str) -> bool {
     let line = line.trim();
-    line.len() >= 60
-        && line
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
-        && !line.bytes().all(|byte| byte.is_ascii_hexdigit())
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
+    let is_hash = line.bytes().all(|byte| byte.is_ascii_hexdigit());
+    line.len() >= 60 && line.bytes().all(is_base64) && !is_hash
 }
 
 fn line(raw: &str) -> String {
@@ -110,19 +102,12 @@ fn line(raw: &str) -> String {
             None => clean.push(c),
         }
     }
-    clean
-        .split('\t')
-        .map(printable)
-        .collect::<Vec<_>>()
-        .join("\t")
+    let words: Vec<String> = clean.split('\t').map(printable).collect();
+    words.join("\t")
 }
 
 /// If a secret begins here: the length of what names it, and its own.
 fn secret(rest: &str, lower: &str) -> Option<(usize, usize)> {
-    let end = |text: &str, ends: &[char]| {
-        text.find(|c: char| c.is_whitespace() || ends.contains(&c))
-            .unwrap_or(text.len())
-    };
     // A JSON Web Token is base64 of {"...
     if rest.starts_with("eyJ") {
         let is_inside = |c: char| c.is_ascii_alphanumeric() || "-_.+/=".contains(c);
@@ -131,22 +116,21 @@ fn secret(rest: &str, lower: &str) -> Option<(usize, usize)> {
     }
     // scheme://user:password@host
     if let Some(authority) = rest.strip_prefix("://") {
-        let authority = authority.get(..end(authority, &['/', '"']))?;
+        let authority = authority.split(['/', '"', ' ']).next()?;
         return Some((3, authority.rfind('@').filter(|at| *at > 0)?));
     }
-    let value = match ["bearer ", "authorization: basic "]
-        .iter()
-        .find_map(|word| lower.strip_prefix(word))
-    {
-        Some(value) => value,
-        None => {
-            let after = SECRETS.iter().find_map(|word| lower.strip_prefix(word))?;
-            let signs = ["=", "\":", "\\\":", "':"];
-            signs.iter().find_map(|sign| after.strip_prefix(sign))?
-        }
-    };
-    let value = value.trim_start_matches([' ', '"', '\'', '\\']);
-    let length = end(value, &['"', '\'', '\\', ',', '&', ')', '}']);
+    let words = ["bearer ", "authorization: basic "];
+    let value = words.iter().find_map(|word| lower.strip_prefix(word));
+    let value = value.or_else(|| {
+        let after = SECRETS.iter().find_map(|word| lower.strip_prefix(word))?;
+        let signs = ["=", "\":", "\\\":", "':"];
+        signs.iter().find_map(|sign| after.strip_prefix(sign))
+    })?;
+    let opened = value.trim_start_matches(' ');
+    let value = opened.trim_start_matches(['"', '\'', '\\']);
+    let is_quoted = value.len() < opened.len();
+    let is_end = |c: char| "\"'\\".contains(c) || (!is_quoted && (c == '&' || c.is_whitespace()));
+    let length = value.find(is_end).unwrap_or(value.len());
     (length > 0).then_some((rest.len() - value.len(), length))
 }
 
@@ -208,6 +192,10 @@ mod tests {
                 r#"config "{\"password\":\"[removed]\"}""#,
             ),
             ("GET /?api_key=abc&x=1", "GET /?api_key=[removed]&x=1"),
+            (
+                r#"{"password": "a b, c", "x": 1}"#,
+                r#"{"password": "[removed]", "x": 1}"#,
+            ),
             ("HF_TOKEN=abc run", "HF_TOKEN=[removed] run"),
             (
                 "dial http://u:p@proxy:1/x",

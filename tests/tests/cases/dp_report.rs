@@ -40,9 +40,9 @@ case "$*" in
 "get address"*) echo 'error: the server doesn'"'"'t have a resource type "addressblocks"' >&2; exit 1 ;;
 "get pods --all-namespaces --field-selector=spec.nodeName=n1 --output=json") cat "$here/users.json" ;;
 "get pods --all-namespaces --field-selector=spec.nodeName="*" --output=json") echo '{"items": []}' ;;
-"get events "*) cat "$here/events.json" ;;
-"logs --tail=20000 --limit-bytes=10485760 --container=rdma-device-plugin -- plugin-n1") cat "$here/log.txt" ;;
-"logs --tail=20000 --limit-bytes=10485760 --container=rdma-device-plugin --previous -- plugin-n1") echo "ended before" ;;
+"get events --all-namespaces --output=json") cat "$here/events.json" ;;
+"logs --tail=20000 --limit-bytes=10485760 --previous=false --container=rdma-device-plugin -- plugin-n1") cat "$here/log.txt" ;;
+"logs --tail=20000 --limit-bytes=10485760 --previous=true --container=rdma-device-plugin -- plugin-n1") echo "ended before" ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl --version") echo "rdmactl 0.1.0" ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --json") echo '{"version": 1, "checks": []}'; echo "not fit: L02" >&2; exit 1 ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl topology --json") echo '{"vers' ;;
@@ -222,10 +222,9 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
         "cluster/configmaps.json",
         "cluster/daemonsets.json",
         "cluster/events.json",
-        "cluster/networks.json",
+        "cluster/network-attachment-definitions.json",
         "cluster/nodes.json",
         "cluster/pending-pods.json",
-        "cluster/pod-events.json",
         "cluster/pods.json",
         "cluster/version.json",
         "contents.json",
