@@ -3,7 +3,7 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use cni_wire::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -24,6 +24,8 @@ pub(crate) const NODES: &str = "nodes";
 const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
 /// A list takes several requests.
 const CALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// A program that prints so much does not end by itself.
+const MOST_BYTES: u64 = 128 << 20;
 
 #[derive(Deserialize)]
 struct List {
@@ -144,24 +146,11 @@ impl Kubectl {
 /// Runs a program; one that ends without reading its input says why by itself.
 ///
 /// # Errors
-/// It cannot be started, or takes longer.
+/// It cannot be started, takes longer, or prints without end.
 pub(crate) async fn output_of(
     command: &mut Command,
     input: &[u8],
     most: Duration,
-) -> anyhow::Result<Output> {
-    bounded_output_of(command, input, most, u64::MAX).await
-}
-
-/// The same for a program that may print without end.
-///
-/// # Errors
-/// As [`output_of`], or it prints more than `most_bytes` on a stream.
-pub(crate) async fn bounded_output_of(
-    command: &mut Command,
-    input: &[u8],
-    most: Duration,
-    most_bytes: u64,
 ) -> anyhow::Result<Output> {
     command
         .stdin(Stdio::piped())
@@ -177,11 +166,9 @@ pub(crate) async fn bounded_output_of(
         }
         Ok(())
     };
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let read =
-        async { tokio::try_join!(write, bytes(stdout, most_bytes), bytes(stderr, most_bytes)) };
+    let (stdout, stderr) = (bytes(child.stdout.take()), bytes(child.stderr.take()));
     let both = async {
-        let ((), stdout, stderr) = read.await?;
+        let ((), stdout, stderr) = tokio::try_join!(write, stdout, stderr)?;
         let status = child.wait().await?;
         Ok::<_, anyhow::Error>(Output {
             status,
@@ -194,15 +181,14 @@ pub(crate) async fn bounded_output_of(
     ended.with_context(|| format!("wait for {program}"))
 }
 
-async fn bytes(pipe: Option<impl AsyncRead + Unpin>, most: u64) -> anyhow::Result<Vec<u8>> {
+async fn bytes(pipe: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
-        pipe.take(most).read_to_end(&mut bytes).await?;
+        pipe.take(MOST_BYTES).read_to_end(&mut bytes).await?;
     }
-    match bytes.len() as u64 == most {
-        true => bail!("it printed {} MiB or more", most >> 20),
-        false => Ok(bytes),
-    }
+    let is_whole = (bytes.len() as u64) < MOST_BYTES;
+    ensure!(is_whole, "it printed {} MiB", MOST_BYTES >> 20);
+    Ok(bytes)
 }
 
 /// The last line that a program printed.

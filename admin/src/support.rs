@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::global::{Global, within_limit};
-use crate::kubectl::{bounded_output_of, last_line};
+use crate::kubectl::{last_line, output_of};
 use crate::output::{self, Ended, Outcome, block_on, complain};
 
 /// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs,
@@ -43,8 +43,11 @@ pub(crate) struct Report {
 
 /// What a node is asked. The first shows whether it answers at all.
 const QUESTIONS: &str = "status pods discover topology preflight attachments addresses --version";
-/// What a command may print.
-const MOST_BYTES: u64 = 64 << 20;
+/// Fields that are kept of each object.
+const FIELDS: &str = "apiVersion kind metadata.name metadata.namespace metadata.uid metadata.labels \
+    metadata.generation metadata.creationTimestamp metadata.deletionTimestamp \
+    metadata.annotations.k8s.v1.cni.cncf.io/networks metadata.annotations.k8s.v1.cni.cncf.io/resourceName \
+    metadata.annotations.k8s.v1.cni.cncf.io/network-status";
 /// What is read of a log.
 pub(crate) const LOG_BYTES: u64 = 10 << 20;
 const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
@@ -62,7 +65,7 @@ pub(crate) enum Form {
     Text,
     /// A JSON document of one of our programs, or a version.
     Document,
-    /// Objects of the cluster: fields that are kept, objects that are meant.
+    /// Objects of the cluster: further fields that are kept, objects that are meant.
     Objects(&'static str, fn(&Value, &Collection) -> bool),
 }
 
@@ -195,7 +198,7 @@ impl Collection {
         let calls = stream::iter(parts).map(|part| async move {
             let mut words = part.argv.iter();
             let mut command = Command::new(words.next().map_or("", String::as_str));
-            let output = bounded_output_of(command.args(words), b"", timeout, MOST_BYTES).await;
+            let output = output_of(command.args(words), b"", timeout).await;
             (part, output)
         });
         let mut calls = pin!(calls.buffer_unordered(self.parallel));
@@ -236,7 +239,8 @@ impl Collection {
         let Form::Objects(fields, is_meant) = form else {
             return Ok(redact::document(document));
         };
-        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let fields = FIELDS.split_whitespace().chain(fields.split_whitespace());
+        let fields: Vec<&str> = fields.collect();
         let items = document.get("items").and_then(Value::as_array);
         let items = items.into_iter().flatten();
         let items = items.filter(|item| is_meant(item, self));

@@ -14,33 +14,23 @@ use crate::kubectl::{BLOCKS, NODES, RANGES};
 use crate::output::chain;
 use crate::support::{Collection, Form, LOG_BYTES, Part, path, questions};
 
-/// Of our own objects.
-const OURS: &str = "metadata.name metadata.namespace metadata.uid metadata.labels metadata.generation \
-    metadata.creationTimestamp metadata.deletionTimestamp spec.nodeName spec.updateStrategy \
-    spec.containers.name spec.containers.image spec.containers.args spec.containers.resources \
-    spec.containers.env.name spec.containers.env.valueFrom spec.initContainers.args \
-    spec.template.spec.nodeSelector spec.template.spec.tolerations spec.template.spec.initContainers.args \
+/// Fields of our own DaemonSet and pods, by their template.
+const OURS: &str = "spec.nodeName spec.updateStrategy spec.template.spec.nodeSelector \
+    spec.template.spec.tolerations spec.template.spec.initContainers.args \
     spec.template.spec.containers.name spec.template.spec.containers.image \
     spec.template.spec.containers.args spec.template.spec.containers.resources \
     spec.template.spec.containers.env.name spec.template.spec.containers.env.valueFrom \
     spec.template.spec.volumes.hostPath spec.template.spec.volumes.configMap.name status";
 /// Of pods that request our resources: their arguments and last words can have secrets.
-const USERS: &str = "metadata.name metadata.namespace metadata.uid metadata.labels metadata.creationTimestamp \
-    metadata.deletionTimestamp metadata.annotations.k8s.v1.cni.cncf.io/networks \
-    metadata.annotations.k8s.v1.cni.cncf.io/network-status spec.nodeName spec.hostNetwork \
-    spec.containers.name spec.containers.image spec.containers.resources spec.initContainers.name \
-    spec.initContainers.resources status.phase status.reason status.message status.conditions \
+const USERS: &str = "spec.nodeName spec.hostNetwork spec.containers.name spec.containers.image \
+    spec.containers.resources spec.initContainers.name spec.initContainers.resources \
+    status.phase status.reason status.message status.conditions \
     status.containerStatuses.name status.containerStatuses.restartCount \
     status.containerStatuses.state.waiting status.containerStatuses.state.terminated.reason \
     status.containerStatuses.state.terminated.exitCode";
-const NODE: &str = "metadata.name metadata.uid metadata.labels spec.taints spec.unschedulable status.addresses \
-    status.allocatable status.capacity status.conditions status.nodeInfo";
-const NETWORK: &str = "metadata.name metadata.namespace spec.config \
-    metadata.annotations.k8s.v1.cni.cncf.io/resourceName";
-const BLOCK: &str =
-    "metadata.name metadata.uid metadata.creationTimestamp metadata.deletionTimestamp spec status";
-const CONFIGURATION: &str = "metadata.name data.config.yaml data.policy.json";
-const EVENT: &str = "metadata.namespace involvedObject type reason message count firstTimestamp lastTimestamp \
+const NODE: &str = "spec.taints spec.unschedulable status.addresses status.allocatable \
+    status.capacity status.conditions status.nodeInfo";
+const EVENT: &str = "involvedObject type reason message count firstTimestamp lastTimestamp \
     eventTime source reportingComponent";
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
@@ -109,11 +99,16 @@ pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
         part(flags, "cluster/version.json", &version, Form::Document),
         get("daemonsets", ours, OURS, every),
         get("pods", ours, OURS, every),
-        get("configmaps", here, CONFIGURATION, is_configuration),
+        get(
+            "configmaps",
+            here,
+            "data.config.yaml data.policy.json",
+            is_configuration,
+        ),
         get(NODES, here, NODE, every),
-        get(NETWORKS, everywhere, NETWORK, every),
-        get(RANGES, here, BLOCK, every),
-        get(BLOCKS, here, BLOCK, every),
+        get(NETWORKS, everywhere, "spec.config", every),
+        get(RANGES, here, "spec status", every),
+        get(BLOCKS, here, "spec status", every),
     ]);
     let objects = objects.await?;
     let list = |name: &str| {
