@@ -40,7 +40,7 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. validate, verify, blocks and completion run here.\n\
+    daemon's namespace. validate, verify, report, blocks and completion run here.\n\
     Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
 )]
 struct Cli {
