@@ -8,8 +8,10 @@
 //!
 //! - [`ask`]: the pods, and their answers in parallel
 //! - [`tables`]: the answers as one table
+//! - [`report`]: what a report has of the cluster and its nodes
 
 mod ask;
+mod report;
 mod tables;
 
 use std::collections::BTreeSet;
@@ -38,7 +40,7 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. validate, verify, blocks and completion run here.\n\
+    daemon's namespace. validate, verify, report, blocks and completion run here.\n\
     Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
 )]
 struct Cli {
@@ -121,6 +123,11 @@ impl Cli {
             | Command::Blocks(_)
             | Command::Completion(_)
             | Command::Pages(_) => return self.command.run(&self.global),
+            Command::Report(command) => {
+                let mut collection = command.open()?;
+                block_on(report::collect(&self.flags, &mut collection))??;
+                return collection.finish(&self.global);
+            }
             _ => {}
         }
         let Some((name, sub)) = matches.subcommand() else {

@@ -9,7 +9,7 @@ use super::Flags;
 use crate::kubectl::last_line;
 
 /// The daemon's container, in manifests and chart.
-const CONTAINER: &str = "rdma-device-plugin";
+pub(super) const CONTAINER: &str = "rdma-device-plugin";
 
 /// What a node answered.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,11 +74,11 @@ impl Answer {
 
 /// A pod of the daemon's.
 #[derive(Debug, PartialEq, Eq)]
-struct Pod {
-    name: String,
-    node: String,
+pub(super) struct Pod {
+    pub name: String,
+    pub node: String,
     /// Why it cannot be asked.
-    obstacle: Option<String>,
+    pub obstacle: Option<String>,
 }
 
 /// Asks all nodes, in the order of their names.
@@ -110,7 +110,12 @@ async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
     }
     let list: Value =
         serde_json::from_slice(&output.stdout).context("read what kubectl printed")?;
-    let mut pods = pods(&list);
+    chosen(flags, &list)
+}
+
+/// Of a list of pods those that are asked.
+pub(super) fn chosen(flags: &Flags, list: &Value) -> anyhow::Result<Vec<Pod>> {
+    let mut pods = pods(list);
     if pods.is_empty() {
         bail!(
             "no pod with {}: is the daemon installed there? Another namespace is named by \

@@ -58,6 +58,7 @@ modules! {
     dp_node_socket_clients,
     dp_node_socket_restarts,
     dp_reclaim,
+    dp_report,
     dp_running,
     dp_topology,
     dp_validate,
