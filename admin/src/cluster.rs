@@ -24,6 +24,7 @@ use serde_json::json;
 
 use crate::global::{Global, Kubectl};
 use crate::output::{self, Ended, Outcome, block_on, ended, say, say_json};
+use crate::plan::Plan;
 use crate::{Command, output::complain};
 use tables::View;
 
@@ -38,7 +39,7 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. validate, verify, blocks and completion run here.\n\
+    daemon's namespace. plan, validate, verify, blocks and completion run here.\n\
     Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
 )]
 struct Cli {
@@ -121,6 +122,7 @@ impl Cli {
             | Command::Blocks(_)
             | Command::Completion(_)
             | Command::Pages(_) => return self.command.run(&self.global),
+            Command::Plan(plan) => return self.plan(plan),
             _ => {}
         }
         let Some((name, sub)) = matches.subcommand() else {
@@ -157,6 +159,22 @@ impl Cli {
             answers.iter_mut().for_each(ask::Answer::expect_document);
         }
         self.print(view, &answers)
+    }
+
+    /// Plans from what all nodes answer.
+    fn plan(&self, plan: &Plan) -> Ended {
+        if plan.has_files() {
+            return plan.run(&self.global);
+        }
+        let mut documents = Vec::new();
+        for command in ["discover", "topology"] {
+            let argv = ["rdmactl", command, "--json"].map(str::to_owned);
+            let mut answers = block_on(ask::ask(&self.flags, &argv))??;
+            answers.iter_mut().for_each(ask::Answer::expect_document);
+            let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
+            documents.push(json!({"nodes": nodes}));
+        }
+        plan.print(&documents, &self.global, Some(&self.flags.kubectl))
     }
 
     fn print(&self, view: Option<View>, answers: &[ask::Answer]) -> Ended {
