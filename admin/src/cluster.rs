@@ -161,19 +161,19 @@ impl Cli {
         self.print(view, &answers)
     }
 
-    /// Plans from what all nodes answer.
+    /// Plans from what all nodes answer, or from files.
     fn plan(&self, plan: &Plan) -> Ended {
-        if plan.has_files() {
-            return plan.run(&self.global);
-        }
-        let mut documents = Vec::new();
-        for command in ["discover", "topology"] {
+        let ask = |command: &str| -> anyhow::Result<serde_json::Value> {
             let argv = ["rdmactl", command, "--json"].map(str::to_owned);
             let mut answers = block_on(ask::ask(&self.flags, &argv))??;
             answers.iter_mut().for_each(ask::Answer::expect_document);
             let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
-            documents.push(json!({"nodes": nodes}));
-        }
+            Ok(json!({"nodes": nodes}))
+        };
+        let documents = match plan.documents()? {
+            Some(documents) => documents,
+            None => [ask("discover")?, ask("topology")?],
+        };
         plan.print(&documents, &self.global, Some(&self.flags.kubectl))
     }
 

@@ -23,7 +23,7 @@ use crate::documents::{name_of, objects};
 use crate::global::{Global, Kubectl};
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 use decide::{Mode, Options};
-use render::{CONFIG_MAP, LABEL, Place};
+use render::{CONFIG_MAP, LABEL};
 
 /// The resource of networks.
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
@@ -31,23 +31,21 @@ const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 /// Writes pools, policy and networks for what the nodes have.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "kubectl rdma plan > rdma.yaml; kubectl apply -f rdma.yaml\n\
-    In a cluster that has the planned networks it prints what would change; --all prints the file.\n\
-    Without a cluster: FILE is what \"kubectl rdma discover --json\" and \"kubectl rdma topology --json\" \
-    printed.\n\
+    after_help = "kubectl rdma plan > rdma.yaml && kubectl apply -f rdma.yaml\n\
+    In a cluster that has the planned objects it prints what would change; --all prints the file.\n\
     Exit status: 0 planned, or no difference; 1 a node did not answer, or differences; 2 wrong usage."
 )]
 pub(crate) struct Plan {
-    /// Plan from these answers of nodes; - is standard input
-    #[arg(value_name = "FILE")]
+    /// What "kubectl rdma discover --json" and "kubectl rdma topology --json" printed, instead of nodes
+    #[arg(num_args = 2, value_names = ["DISCOVER", "TOPOLOGY"])]
     files: Vec<PathBuf>,
     /// How pods get HCAs [default: late with GPUs, exclusive with several HCAs or VFs, else shared]
-    #[arg(long, value_enum, value_name = "MODE")]
+    #[arg(long, value_enum)]
     mode: Option<Mode>,
     /// Addresses of pods; each rail gets an equal part [default: a private range without nodes]
     #[arg(long, value_name = "CIDR")]
     range: Option<IpNetwork>,
-    /// Each node has a network of this length in each range, for fabrics that route to nodes
+    /// A node has a network of this length in each range: for fabrics that route to nodes
     #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(16..=128))]
     per_node_prefix: Option<u8>,
     /// VLAN of VFs
@@ -64,132 +62,114 @@ pub(crate) struct Plan {
 impl Plan {
     /// Plans from files.
     pub(crate) fn run(&self, global: &Global) -> Ended {
-        if self.files.is_empty() {
-            bail!(
-                "rdmactl plan reads files: plan a cluster by kubectl rdma plan, or name the answers of \
-                 rdmactl discover --json and rdmactl topology --json"
-            );
-        }
-        let mut documents = Vec::new();
-        for file in &self.files {
-            let (place, text) = text_of(file)?;
-            let document = serde_json::from_str(&text);
-            documents.push(document.with_context(|| format!("{place} is not JSON"))?);
-        }
+        let documents = self.documents()?.context(
+            "rdmactl plan needs two files, DISCOVER and TOPOLOGY; kubectl rdma plan asks the nodes of a cluster",
+        )?;
         self.print(&documents, global, None)
     }
 
-    /// Whether nodes need not be asked.
-    pub(crate) fn has_files(&self) -> bool {
-        !self.files.is_empty()
+    /// The files, if some are named.
+    pub(crate) fn documents(&self) -> anyhow::Result<Option<[Value; 2]>> {
+        let [discover, topology] = self.files.as_slice() else {
+            return Ok(None);
+        };
+        let read = |file: &PathBuf| -> anyhow::Result<Value> {
+            let (place, text) = text_of(file)?;
+            serde_json::from_str(&text).with_context(|| format!("{place} is not JSON"))
+        };
+        Ok(Some([read(discover)?, read(topology)?]))
     }
 
     /// Plans from what nodes answered, and compares with what the cluster has.
     pub(crate) fn print(
         &self,
-        documents: &[Value],
+        documents: &[Value; 2],
         global: &Global,
         cluster: Option<&Kubectl>,
     ) -> Ended {
-        let name = global.node_name().unwrap_or_else(|| "this node".to_owned());
-        let (nodes, silent) = read::nodes(documents, &name)?;
-        for (node, why) in &silent {
-            complain(&format!("{node} is not in the plan: {why}"));
-        }
+        let [discover, topology] = documents;
+        let (nodes, silent) = read::nodes(discover, topology);
+        let mut warnings: Vec<String> = silent
+            .iter()
+            .map(|(node, why)| format!("{node} is not in this plan: {why}"))
+            .collect();
         if nodes.is_empty() {
-            bail!("no node answered: there is nothing to plan from");
+            bail!("no node to plan for: {}", warnings.join("; "));
         }
         let options = Options {
             mode: self.mode,
-            range: self
-                .range
-                .map(|range| IpNetwork::new(range.network(), range.prefix()))
-                .transpose()?,
+            range: self.range,
             per_node_prefix: self.per_node_prefix,
             vlan: self.vlan,
         };
         let plan = decide::plan(&nodes, &options)?;
-        let place = Place {
-            namespace: cluster.map_or("kube-system", |cluster| &cluster.namespace),
-            network_namespace: &self.network_namespace,
+        warnings.extend(plan.warnings.iter().cloned());
+        let daemon = cluster.map_or("kube-system", |cluster| &cluster.namespace);
+        let namespaces = [daemon, self.network_namespace.as_str()];
+        let planned = objects("the plan", &render::text(&plan, &[], namespaces))?;
+        let mut pairs = Vec::new();
+        for object in &planned {
+            let present: Option<Value> = match (cluster, name_of(object)) {
+                (None, _) => None,
+                (Some(cluster), CONFIG_MAP) => cluster.get("configmaps", CONFIG_MAP)?,
+                (Some(cluster), name) => cluster
+                    .in_namespace(&self.network_namespace)
+                    .get(NETWORKS, name)?,
+            };
+            pairs.push((object, present));
+        }
+        let is_ours = |object: &Value| {
+            let labels = object.pointer("/metadata/labels");
+            labels.and_then(|labels| labels.get(LABEL.0)) == Some(&LABEL.1.into())
         };
-        let planned = objects("the plan", &render::text(&plan, &silent, &[], &place))?;
-        let present = match cluster {
-            Some(cluster) => self.present(cluster, &planned)?,
-            None => planned.iter().map(|_| None).collect(),
-        };
-        let ended = Outcome::good_if(silent.is_empty());
-        if !self.all && present.iter().all(|one| one.as_ref().is_some_and(is_ours)) {
-            return Ok(say_difference(&present, &planned, global.json).max(ended));
+        let is_configured = pairs
+            .iter()
+            .all(|(_, present)| present.as_ref().is_some_and(is_ours));
+        let (mut changes, mut lost) = (Vec::new(), Vec::new());
+        for (object, present) in pairs {
+            let (Some(present), title) = (present, compare::title(object)) else {
+                continue;
+            };
+            let (present, planned) = (compare::keys(&present), compare::keys(object));
+            let removed = present.keys().filter(|key| !planned.contains_key(*key));
+            lost.extend(removed.map(|key| format!("{title} has {key}, which this file removes")));
+            let lines = compare::difference(&present, &planned);
+            changes.extend((!lines.is_empty()).then_some((title, lines)));
         }
-        let mut lost = Vec::new();
-        for (present, planned) in present.iter().flatten().zip(&planned) {
-            let keys = compare::dropped(&compare::content(present), &compare::content(planned));
-            let title = compare::title(planned);
-            lost.extend(
-                keys.iter()
-                    .map(|key| format!("{title} has {key}, which this file removes")),
-            );
-        }
-        for line in plan.warnings.iter().chain(&lost) {
-            complain(&format!("warning: {line}"));
-        }
-        for line in &plan.assumed {
-            complain(&format!("assumed: {line}"));
-        }
-        match global.json {
-            true => say_json(json!({
-                "objects": planned, "assumed": plan.assumed,
-                "warnings": plan.warnings.iter().chain(&lost).collect::<Vec<_>>(),
-            })),
-            false => say(&render::text(&plan, &silent, &lost, &place)),
+        let shows_changes = is_configured && !self.all;
+        warnings.extend(lost.into_iter().filter(|_| !shows_changes));
+        warnings
+            .iter()
+            .for_each(|line| complain(&format!("warning: {line}")));
+        let ended = Outcome::good_if(silent.is_empty() && (changes.is_empty() || !shows_changes));
+        if global.json {
+            let key = if shows_changes {
+                "differences"
+            } else {
+                "objects"
+            };
+            let value = if shows_changes {
+                json!(changes)
+            } else {
+                json!(planned)
+            };
+            say_json(json!({key: value, "assumed": plan.assumed, "warnings": warnings}));
+        } else if shows_changes {
+            if changes.is_empty() {
+                say("no difference\n");
+            }
+            for (title, lines) in changes {
+                let lines: Vec<String> = lines.iter().map(|line| printable(line) + "\n").collect();
+                say(&format!("{title}\n{}", lines.concat()));
+            }
+        } else {
+            plan.assumed
+                .iter()
+                .for_each(|line| complain(&format!("assumed: {line}")));
+            say(&render::text(&plan, &warnings, namespaces));
         }
         Ok(ended)
     }
-
-    /// The objects of the plan as the cluster has them.
-    fn present(&self, cluster: &Kubectl, planned: &[Value]) -> anyhow::Result<Vec<Option<Value>>> {
-        let networks = cluster.in_namespace(&self.network_namespace);
-        let get = |object: &Value| match name_of(object) {
-            CONFIG_MAP => cluster.get("configmaps", CONFIG_MAP),
-            name => networks.get(NETWORKS, name),
-        };
-        planned
-            .iter()
-            .map(get)
-            .collect::<Result<_, _>>()
-            .context("read what the cluster has; --all with files needs no cluster")
-    }
-}
-
-fn is_ours(object: &Value) -> bool {
-    let labels = object.pointer("/metadata/labels");
-    labels
-        .and_then(|labels| labels.get(LABEL.0))
-        .is_some_and(|value| value == LABEL.1)
-}
-
-/// Prints what applying the plan would change.
-fn say_difference(present: &[Option<Value>], planned: &[Value], is_json: bool) -> Outcome {
-    let mut changes = Vec::new();
-    for (present, planned) in present.iter().flatten().zip(planned) {
-        let lines = compare::difference(&compare::content(present), &compare::content(planned));
-        if !lines.is_empty() {
-            changes.push((compare::title(planned), lines));
-        }
-    }
-    if is_json {
-        let change =
-            |(object, lines): &(String, Vec<String>)| json!({"object": object, "lines": lines});
-        say_json(json!({"differences": changes.iter().map(change).collect::<Vec<_>>()}));
-    } else if changes.is_empty() {
-        say("no difference\n");
-    }
-    for (object, lines) in changes.iter().filter(|_| !is_json) {
-        let lines: Vec<String> = lines.iter().map(|line| printable(line) + "\n").collect();
-        say(&format!("{object}\n{}", lines.concat()));
-    }
-    Outcome::good_if(changes.is_empty())
 }
 
 #[cfg(test)]

@@ -1,22 +1,20 @@
 //! What the nodes answered, as the facts that a plan is made from.
 
-use std::collections::BTreeMap;
-
 use cni_wire::text::printable;
-use hca::{HcaId, Netdev, PciAddress};
-use rdma_device_plugin::candidate::Candidate;
-use serde::Deserialize;
-use serde_json::Value;
+use hca::{LinkLayer, Netdev};
+use rdma_device_plugin::candidate::{Candidate, FunctionKind, link_type};
+use serde::Deserialize as _;
+use serde_json::{Value, json};
 
 use crate::discover::{Document, HostAddress};
 
 /// A node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Default)]
 pub(crate) struct Node {
     pub name: String,
     /// In the order of their identities.
     pub hcas: Vec<Hca>,
-    /// Titles of its GPUs.
+    /// Models of its GPUs.
     pub gpus: Vec<String>,
     pub addresses: Vec<HostAddress>,
     /// Its RDMA subsystem is in exclusive mode.
@@ -24,149 +22,152 @@ pub(crate) struct Node {
 }
 
 /// An HCA of a node.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Hca {
     pub facts: Candidate,
-    /// Why the node itself needs it.
-    pub uplink: Option<String>,
-    /// Why its device nodes cannot be used.
-    pub obstacle: Option<String>,
+    pub kind: FunctionKind,
+    pub link: &'static str,
+    /// The highest of the node's HCAs of this model, in Mb/s: a port that is down reports any.
+    pub rate: u32,
+    /// Why no pod can have it, if so: the reason, and what differs from node to node.
+    pub obstacle: Option<(&'static str, String)>,
+    /// The node needs it: an exclusive pool excludes it by itself.
+    pub is_uplink: bool,
     /// GPUs that it is one of the nearest NICs of.
     pub gpus: Vec<usize>,
-    /// The rail of its physical function, and whether a netdev's name says it.
-    pub rail: Option<(u32, bool)>,
-    /// The least MTU of its netdevs; none while they are not visible.
+    /// The rail of its physical function.
+    pub rail: Option<u64>,
+    /// A netdev's name says the rail.
+    pub is_named: bool,
+    /// The least of its netdevs; none while they are not visible.
     pub mtu: Option<u32>,
-    /// Addresses of its netdevs.
+    /// IPv4 addresses of its netdevs.
     pub addresses: Vec<HostAddress>,
     /// Its netdev stands on another function, as that of a cloud's virtual NIC.
     pub apart: bool,
 }
 
-/// A node that has no part in the plan, and why.
-pub(crate) type Silent = (String, String);
-
-#[derive(Deserialize)]
-struct Topology {
-    gpus: Vec<Gpu>,
-    nics: Vec<Nic>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Gpu {
-    model: Option<String>,
-    #[serde(default)]
-    nearest_nics: Vec<usize>,
-}
-
-#[derive(Deserialize)]
-struct Nic {
-    hca: HcaId,
-    physical: PciAddress,
-    rail: Option<Rail>,
-}
-
-#[derive(Deserialize)]
-struct Rail {
-    number: u32,
-    source: String,
-}
-
-/// The nodes of documents of `kubectl rdma discover --json` and `kubectl rdma topology --json`, or of
-/// the same commands of `rdmactl` on one node, which is called `name`.
-///
-/// # Errors
-/// A document is neither.
-pub(crate) fn nodes(documents: &[Value], name: &str) -> anyhow::Result<(Vec<Node>, Vec<Silent>)> {
-    let mut answers: BTreeMap<String, [Option<Result<Value, String>>; 2]> = BTreeMap::new();
-    let mut add = |node: &str, document: &Value, error: Option<&str>| {
-        let [discover, topology] = answers.entry(printable(node)).or_default();
-        let known = error.map_or_else(|| Ok(document.clone()), |error| Err(printable(error)));
-        match (document.get("hcas"), document.get("gpus")) {
-            (Some(_), _) => *discover = Some(known),
-            (_, Some(_)) => *topology = Some(known),
-            // It failed: of which command does not matter.
-            _ if discover.is_none() => *discover = Some(known),
-            _ => *topology = Some(known),
-        }
-    };
-    for document in documents {
-        match document.get("nodes").and_then(Value::as_array) {
-            Some(nodes) => nodes.iter().for_each(|node| {
-                let text = |key: &str| node.get(key).and_then(Value::as_str);
-                let name = text("node").unwrap_or("-");
-                add(name, &node["document"], text("error"));
-            }),
-            None if document.get("hcas").or(document.get("gpus")).is_some() => {
-                add(name, document, None);
-            }
-            None => anyhow::bail!(
-                "a file is not what \"kubectl rdma discover --json\" or \"kubectl rdma topology \
-                 --json\" prints"
-            ),
-        }
+impl Hca {
+    /// A virtual NIC of a cloud or hypervisor, which its driver tells from others.
+    pub(crate) fn is_virtual(&self) -> bool {
+        self.apart || self.link == "other"
     }
+}
+
+/// The nodes of the documents of `kubectl rdma discover --json` and `topology --json`, and why others
+/// cannot be planned for.
+pub(crate) fn nodes(discover: &Value, topology: &Value) -> (Vec<Node>, Vec<(String, String)>) {
     let (mut nodes, mut silent) = (Vec::new(), Vec::new());
-    for (name, [discover, topology]) in answers {
-        let missing = || Err("one of discover and topology is missing".to_owned());
-        let both = discover.unwrap_or_else(missing);
-        let both = both.and_then(|one| Ok((one, topology.unwrap_or_else(missing)?)));
-        match both.and_then(|(discover, topology)| node(&name, &discover, &topology)) {
-            Ok(node) => nodes.push(node),
-            Err(error) => silent.push((name, error)),
+    for answer in discover["nodes"].as_array().into_iter().flatten() {
+        let name = printable(answer["node"].as_str().unwrap_or("-"));
+        let mut others = topology["nodes"].as_array().into_iter().flatten();
+        let other = others.find(|other| other["node"] == answer["node"]);
+        let other = other.unwrap_or(&Value::Null);
+        let error = [answer, other]
+            .into_iter()
+            .find_map(|one| one["error"].as_str());
+        let node = match error {
+            Some(error) => Err(error.to_owned()),
+            None => node(&answer["document"], &other["document"]),
+        };
+        match node {
+            Ok(node) => nodes.push(Node { name, ..node }),
+            Err(error) => silent.push((name, printable(&error))),
         }
     }
-    Ok((nodes, silent))
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    (nodes, silent)
 }
 
-fn node(name: &str, discover: &Value, topology: &Value) -> Result<Node, String> {
-    let unread = |error: serde_json::Error| printable(&format!("its answer is not read: {error}"));
-    let document = Document::deserialize(discover).map_err(unread)?;
-    let topology = Topology::deserialize(topology).map_err(unread)?;
-    if document.candidates.len() != document.hcas.len() {
+fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
+    let Document {
+        hcas: shown,
+        inventory,
+        candidates,
+        addresses,
+        ..
+    } = Document::deserialize(discover)
+        .map_err(|error| format!("its answer of discover: {error}"))?;
+    let (Some(gpus), Some(nics)) = (topology["gpus"].as_array(), topology["nics"].as_array())
+    else {
+        return Err("it has no answer of topology".to_owned());
+    };
+    if candidates.len() != shown.len() {
         return Err("its daemon is older than this program: update the DaemonSet".to_owned());
     }
-    let netdevs = document.inventory.get("netdevs").cloned();
-    let netdevs: Vec<Netdev> =
-        serde_json::from_value(netdevs.unwrap_or_default()).map_err(unread)?;
+    let netdevs = Vec::<Netdev>::deserialize(inventory.get("netdevs").unwrap_or(&Value::Null));
+    let netdevs = netdevs.map_err(|error| format!("its netdevs: {error}"))?;
     let mut hcas = Vec::new();
-    for (facts, shown) in document.candidates.into_iter().zip(&document.hcas) {
+    for (facts, shown) in candidates.into_iter().zip(shown) {
         // A VF is where its physical function is.
-        let mut nics = topology.nics.iter();
-        let nic = nics.position(|nic| nic.hca == facts.id).or_else(|| {
-            let mut nics = topology.nics.iter();
-            nics.position(|nic| Some(nic.physical) == facts.pf())
-        });
-        let gpus = topology.gpus.iter().enumerate();
-        let near = gpus.filter(|(_, gpu)| nic.is_some_and(|nic| gpu.nearest_nics.contains(&nic)));
-        let own = |name: &str| facts.netdev_names().any(|own| own == name);
-        let here = netdevs.iter().filter(|netdev| own(&netdev.name));
+        let (id, pf) = (json!(facts.id), json!(facts.pf()));
+        let nic = nics.iter().position(|nic| nic["hca"] == id);
+        let nic = nic.or_else(|| nics.iter().position(|nic| nic["physical"] == pf));
+        let is_near = |gpu: &Value| {
+            let nearest = gpu["nearestNics"].as_array();
+            nearest.is_some_and(|nearest| nic.is_some_and(|nic| nearest.contains(&json!(nic))))
+        };
+        let rail = nic
+            .and_then(|nic| nics.get(nic))
+            .map_or(&Value::Null, |nic| &nic["rail"]);
+        let is_own = |name: &str| facts.netdev_names().any(|own| own == name);
+        let own: Vec<&Netdev> = netdevs
+            .iter()
+            .filter(|netdev| is_own(&netdev.name))
+            .collect();
         let function = facts.pci.as_ref().map(|pci| pci.address);
+        let layer = facts.ports().map(|port| port.link_layer).next();
+        let unusable = shown.nodes.into_iter().find_map(|node| node.obstacle);
+        let obstacle = match (facts.reserved(), &shown.uplink) {
+            (Some(reserved), _) => Some(("for the platform", reserved.to_string())),
+            (_, Some(uplink)) => Some(("for the node itself", uplink.clone())),
+            _ => facts
+                .fault
+                .clone()
+                .or(unusable)
+                .map(|why| ("not usable", why)),
+        };
+        let of_host = addresses.iter().filter(|one| one.address.is_ipv4());
         hcas.push(Hca {
-            uplink: shown.uplink.clone(),
-            obstacle: shown.nodes.iter().find_map(|node| node.obstacle.clone()),
-            gpus: near.map(|(ordinal, _)| ordinal).collect(),
-            rail: nic.and_then(|nic| {
-                let rail = topology.nics.get(nic)?.rail.as_ref()?;
-                Some((rail.number, rail.source == "name"))
-            }),
-            mtu: here.clone().map(|netdev| netdev.mtu).min(),
-            apart: function.is_some() && here.clone().any(|netdev| netdev.pci != function),
-            addresses: (document.addresses.iter())
-                .filter(|address| address.netdev.as_deref().is_some_and(own))
+            kind: facts.function().kind,
+            link: link_type(layer.unwrap_or(LinkLayer::Unknown)),
+            rate: facts
+                .ports()
+                .filter_map(|port| Some(port.rate.as_ref()?.mbps))
+                .max()
+                .unwrap_or(0),
+            obstacle,
+            is_uplink: shown.uplink.is_some(),
+            gpus: (0..gpus.len())
+                .filter(|gpu| gpus.get(*gpu).is_some_and(is_near))
+                .collect(),
+            rail: rail["number"].as_u64(),
+            is_named: rail["source"] == "name",
+            mtu: own.iter().map(|netdev| netdev.mtu).min(),
+            apart: function.is_some() && own.iter().any(|netdev| netdev.pci != function),
+            addresses: of_host
+                .filter(|one| one.netdev.as_deref().is_some_and(is_own))
                 .cloned()
                 .collect(),
             facts,
         });
     }
+    let model = |hca: &Hca| {
+        let pci = hca.facts.pci.as_ref();
+        (pci.map(|pci| (pci.vendor, pci.device)), hca.kind, hca.link)
+    };
+    let rates: Vec<_> = hcas.iter().map(|hca| (model(hca), hca.rate)).collect();
+    for hca in &mut hcas {
+        let same = rates.iter().filter(|(other, _)| *other == model(hca));
+        hca.rate = same.map(|(_, rate)| *rate).max().unwrap_or(0);
+    }
     hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
-    let title = |gpu: Gpu| gpu.model.unwrap_or_else(|| "GPU".to_owned());
+    let title = |gpu: &Value| gpu["model"].as_str().unwrap_or("GPU").to_owned();
     Ok(Node {
-        name: name.to_owned(),
+        name: String::new(),
         hcas,
-        gpus: topology.gpus.into_iter().map(title).collect(),
-        addresses: document.addresses,
-        exclusive_netns: document.inventory.get("netnsMode") == Some(&"exclusive".into()),
+        gpus: gpus.iter().map(title).collect(),
+        addresses,
+        exclusive_netns: inventory.get("netnsMode") == Some(&json!("exclusive")),
     })
 }

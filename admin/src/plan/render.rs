@@ -1,337 +1,242 @@
 //! A plan as a file for `kubectl apply -f`, with comments that say why. Pure.
 
+use std::collections::BTreeMap;
+
 use cni_wire::text::printable;
+use rdma_device_plugin::candidate::without_node_guid;
+use rdma_device_plugin::words::word;
 use serde_json::{Value, json};
 
-use super::decide::{Group, Mode, Plan, Pool, kind, link, names, rate, remarks};
-use super::network::Network;
-use super::read::{Hca, Node, Silent};
-use super::select::Keys;
-
-/// What is not a part of the plan itself.
-#[derive(Debug)]
-pub(crate) struct Place<'a> {
-    /// Namespace of the daemon.
-    pub namespace: &'a str,
-    /// Namespace of the networks.
-    pub network_namespace: &'a str,
-}
+use super::decide::{Group, Mode, Plan, Pool, names};
+use super::network::{Network, needs_network};
+use super::read::{Hca, Node};
 
 /// The label of objects that a plan wrote, and its value.
 pub(crate) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kubectl-rdma");
 /// The daemon's configuration.
 pub(crate) const CONFIG_MAP: &str = "rdma-device-plugin";
-/// Width of a line of JSON.
-const WIDTH: usize = 96;
 
-/// The file.
-pub(crate) fn text(
-    plan: &Plan<'_>,
-    silent: &[Silent],
-    warnings: &[String],
-    place: &Place<'_>,
-) -> String {
-    let mut text = head(plan, silent, warnings);
-    let (label, value) = LABEL;
-    let labels = format!("labels: {{{label}: {value}}}");
-    let namespace = json!(place.namespace);
+const LATE: &str = "  mode: exclusive
+  # The daemon chooses a pod's HCAs next to its GPUs. It needs /var/run/cdi, as by overlay late.
+  binding: late
+  # Slots that no network attaches are bound when the container starts.
+  bindAtStart: true
+  # NCCL_IB_HCA, NCCL_IB_GID_INDEX and UCX_NET_DEVICES in the containers.
+  environment: true
+  # false: a pod starts also if a closer HCA exists but is not free.
+  strict: true
+";
+
+/// The file, for the namespaces of the daemon and of the networks.
+pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) -> String {
+    let mut text =
+        "# Written by kubectl rdma plan. Check what is ASSUMED, then: kubectl apply -f FILE\n"
+            .to_owned();
+    for line in warnings {
+        text += &comment(&format!("WARNING: {line}"));
+    }
+    for line in &plan.assumed {
+        text += &comment(&format!("ASSUMED: {line}"));
+    }
+    for (index, group) in plan.groups.iter().enumerate() {
+        text += &format!("#\n# Group {}", index + 1);
+        text += &comment(&format!(
+            ": {} nodes: {}",
+            group.nodes.len(),
+            names(&group.nodes)
+        ))[1..];
+        text += &group
+            .nodes
+            .first()
+            .map(|node| group_text(group, node))
+            .unwrap_or_default();
+    }
+    let [daemon, networks] = namespaces;
     text += &format!(
-        "---\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {CONFIG_MAP}\n  namespace: \
-         {namespace}\n  {labels}\ndata:\n  config.yaml: |\n    version: 1\n    pools:\n"
+        "---\napiVersion: v1\nkind: ConfigMap\n{}data:\n",
+        metadata(CONFIG_MAP, daemon)
     );
-    for pool in &plan.pools {
-        text += &indented(&pool_text(pool), 4);
-    }
-    if plan.pools.is_empty() {
-        // A file without pools is refused.
-        text = text.replace("    pools:\n", "    pools: []\n");
-    }
-    text += &comment(
-        "Nodes take a changed policy when the daemon's pods start again: kubectl --namespace \
-         kube-system rollout restart daemonset/rdma-device-plugin",
-        2,
+    let pools: String = plan.pools.iter().map(pool_text).collect();
+    let pools = if pools.is_empty() {
+        "pools: []\n".to_owned()
+    } else {
+        format!("pools:\n{pools}")
+    };
+    text += &format!(
+        "  config.yaml: |\n{}",
+        indented(&format!("version: 1\n{pools}"))
     );
+    text +=
+        "  # Nodes read a changed policy when the daemon starts again (kubectl rollout restart).\n";
     text += &format!(
         "  policy.json: |\n{}",
-        indented(&pretty(&plan.policy, 0), 4)
+        indented(&pretty(&json!(plan.policy), ""))
     );
-    for network in &plan.networks {
-        text += &network_text(network, &labels, place);
+    plan.networks.iter().fold(text, |text, network| {
+        text + &network_text(network, networks)
+    })
+}
+
+/// HCAs and GPUs of a group, by its first node.
+fn group_text(group: &Group<'_>, node: &Node) -> String {
+    let gpus = node.gpus.first().map_or("no GPU".to_owned(), |gpu| {
+        format!("{} x {gpu}", node.gpus.len())
+    });
+    let mut text = comment(&format!("  GPUs: {gpus}"));
+    for (index, hca) in node.hcas.iter().enumerate() {
+        let Some(rail) = group.chosen.get(&index) else {
+            continue;
+        };
+        let near = if hca.gpus.is_empty() {
+            String::new()
+        } else {
+            format!(", next to GPU {:?}", hca.gpus)
+        };
+        let mut devices = hca.facts.rdma_devices.iter();
+        let guid = devices.find_map(|device| Some(format!("; {}", without_node_guid(device)?.0)));
+        text += &comment(&format!(
+            "  rail {rail}: {}{near}{}",
+            title(hca),
+            guid.unwrap_or_default()
+        ));
+    }
+    let mut left_out: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    for (index, why) in &group.left_out {
+        left_out
+            .entry(why)
+            .or_default()
+            .extend(node.hcas.get(*index).map(title));
+    }
+    for ((why, detail), hcas) in left_out {
+        let detail = if detail.is_empty() {
+            String::new()
+        } else {
+            format!(" ({detail})")
+        };
+        text += &comment(&format!("  not for pods: {why}{detail}:"));
+        text += &hcas
+            .iter()
+            .map(|hca| comment(&format!("    {hca}")))
+            .collect::<String>();
     }
     text
 }
 
-fn head(plan: &Plan<'_>, silent: &[Silent], warnings: &[String]) -> String {
-    let mut lines = vec![
-        "Pools, policy and networks by \"kubectl rdma plan\", from what the nodes have. Check the lines \
-         with ASSUMED"
-            .to_owned(),
-        "and WARNING, then: kubectl apply -f FILE".to_owned(),
-    ];
-    let (warned, assumed) = (plan.warnings.iter().chain(warnings), plan.assumed.iter());
-    lines.extend(
-        silent
-            .iter()
-            .map(|(node, why)| format!("WARNING: {node} is not in this plan: {why}")),
-    );
-    lines.extend(warned.map(|one| format!("WARNING: {one}")));
-    lines.extend(assumed.map(|one| format!("ASSUMED: {one}")));
-    for (index, group) in plan.groups.iter().enumerate() {
-        lines.push(String::new());
-        let nodes = group.nodes.len();
-        lines.push(format!(
-            "Group {}: {nodes} {}: {}",
-            index + 1,
-            plural(nodes, "node"),
-            names(&group.nodes)
-        ));
-        lines.extend(
-            group
-                .first()
-                .into_iter()
-                .flat_map(|node| group_lines(group, node)),
-        );
-    }
-    lines.iter().map(|line| comment(line, 0)).collect()
-}
-
-/// HCAs and GPUs of a group, by its first node.
-fn group_lines(group: &Group<'_>, node: &Node) -> Vec<String> {
-    let mut lines = Vec::new();
-    let gpus = node.gpus.len();
-    match node.gpus.first() {
-        Some(model) => lines.push(format!("  {gpus} {}: {model}", plural(gpus, "GPU"))),
-        None => lines.push("  no GPU".to_owned()),
-    }
-    for (index, rail) in &group.chosen {
-        let Some(hca) = node.hcas.get(*index) else {
-            continue;
-        };
-        let near: Vec<String> = hca.gpus.iter().map(ToString::to_string).collect();
-        let near = match near.as_slice() {
-            [] => String::new(),
-            near => format!(", next to {} {}", plural(near.len(), "GPU"), near.join(" ")),
-        };
-        let remarks: String = remarks(hca).iter().map(|one| format!("; {one}")).collect();
-        lines.push(format!(
-            "  rail {rail}: {}{near}{remarks}",
-            title(node, hca)
-        ));
-    }
-    for (index, (why, detail)) in &group.left_out {
-        let Some(hca) = node.hcas.get(*index) else {
-            continue;
-        };
-        lines.push(format!(
-            "  not for pods: {}: {why}: {detail}",
-            title(node, hca)
-        ));
-    }
-    lines
-}
-
-fn title(node: &Node, hca: &Hca) -> String {
-    let facts = &hca.facts;
+fn title(hca: &Hca) -> String {
+    let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());
     let netdevs: Vec<&str> = facts.netdev_names().collect();
-    let model = facts
-        .pci
-        .as_ref()
-        .map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device));
+    let netdevs = if netdevs.is_empty() {
+        "no netdev".to_owned()
+    } else {
+        netdevs.join(" ")
+    };
+    let device = pci
+        .map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device))
+        .unwrap_or_default();
+    let (names, id, kind) = (facts.rdma_names().join(" "), &facts.id, word(&hca.kind));
     format!(
-        "{} {} ({}){} {} {} {} Gb/s",
-        facts.rdma_names().join(" "),
-        facts.id,
-        if netdevs.is_empty() {
-            "no netdev".to_owned()
-        } else {
-            netdevs.join(" ")
-        },
-        model.unwrap_or_default(),
-        kind(hca),
-        link(hca),
-        rate(node, hca) / 1000
+        "{names} {id} {netdevs},{device} {kind} {} {}G",
+        hca.link,
+        hca.rate / 1000
     )
 }
 
-fn pool_text(pool: &Pool) -> String {
+fn pool_text(pool: &Pool<'_>) -> String {
     let groups: Vec<String> = pool
         .groups
         .iter()
         .map(|index| (index + 1).to_string())
         .collect();
-    let mut text = comment(
-        &format!(
-            "For {} {}.",
-            plural(groups.len(), "group"),
-            groups.join(", ")
-        ),
-        0,
-    );
-    if let Some(why) = pool.without_network {
-        text += &comment(&format!("{why}."), 0);
+    let mut text = format!("# Groups: {}\n", groups.join(", "));
+    if !needs_network(pool) {
+        text += "# Pods need no network: these HCAs have no netdev, and in shared RDMA mode verbs work without.\n";
     }
-    text += &format!("- resource: {}\n", scalar(&pool.resource));
-    let keys = match pool.mode {
+    text += &format!("- resource: {}\n", pool.resource);
+    text += match pool.mode {
         Mode::Shared => {
-            comment(
-                "A unit is a share of one HCA. Without slots, its GID table limits them.",
-                2,
-            ) + "  mode: shared\n"
+            "  # A unit is a share of an HCA; without slots the GID table limits their number.\n  mode: shared\n"
         }
         Mode::Exclusive => {
-            comment("A unit is one HCA, for one pod.", 2) + "  mode: exclusive\n  policy: numa\n"
+            "  # A unit is one HCA for one pod.\n  mode: exclusive\n  policy: numa\n"
         }
-        Mode::Late => {
-            comment(
-                "The daemon chooses the HCAs of a pod next to its GPUs. It writes them to /var/run/cdi: \
-                 install it with manifests/overlays/late, or with cdi of the chart.",
-                2,
-            ) + "  mode: exclusive\n  binding: late\n"
-                + &comment(
-                    "Slots that no network attaches are bound when the container starts.",
-                    2,
-                )
-                + "  bindAtStart: true\n"
-                + &comment(
-                    "NCCL_IB_HCA, NCCL_IB_GID_INDEX and UCX_NET_DEVICES for the containers.",
-                    2,
-                )
-                + "  environment: true\n"
-                + &comment(
-                    "false: a pod starts also if a closer HCA exists but is not free.",
-                    2,
-                )
-                + "  strict: true\n"
-        }
+        Mode::Late => LATE,
     };
-    text += &keys;
-    if pool.is_verbs_only {
-        text += "  nodes: { required: [uverbs] }\n";
+    if pool.hcas.iter().all(|hca| hca.link == "other") {
+        text += "  # These do not use rdma_cm.\n  nodes: { required: [uverbs] }\n";
     }
     if pool.is_optional {
-        text += &comment("Nodes of other groups do not offer it.", 2);
-        text += "  optional: true\n";
+        text += "  # Nodes of other groups do not offer it.\n  optional: true\n";
     }
-    text + &format!("  select: {{ {} }}\n", flow(&pool.select))
-}
-
-fn flow(keys: &Keys) -> String {
-    let key = |(key, values): &(&str, Vec<String>)| {
-        let values: Vec<String> = values.iter().map(|value| scalar(value)).collect();
-        format!("{key}: [{}]", values.join(", "))
+    let quoted = |text: &String| {
+        if text.bytes().all(|c| c.is_ascii_lowercase()) {
+            text.clone()
+        } else {
+            json!(text).to_string()
+        }
     };
-    keys.iter().map(key).collect::<Vec<_>>().join(", ")
-}
-
-/// A word as it is, anything else quoted.
-fn scalar(text: &str) -> String {
-    let is_word = text.starts_with(|c: char| c.is_ascii_lowercase())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_/-".contains(c))
-        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text);
-    if is_word {
-        text.to_owned()
-    } else {
-        json!(text).to_string()
-    }
-}
-
-fn network_text(network: &Network, labels: &str, place: &Place<'_>) -> String {
-    let mut text = "---\n".to_owned();
-    text += &network
-        .comments
+    let list = |values: &[String]| values.iter().map(quoted).collect::<Vec<_>>().join(", ");
+    let keys: Vec<String> = pool
+        .select
         .iter()
-        .map(|line| comment(line, 0))
-        .collect::<String>();
-    if network.is_assumed {
-        text += &comment("ASSUMED: ranges; --range CIDR sets others.", 0);
-    }
+        .map(|(key, values)| format!("{key}: [{}]", list(values)))
+        .collect();
+    text + &format!("  select: {{ {} }}\n", keys.join(", "))
+}
+
+fn network_text(network: &Network, namespace: &str) -> String {
+    let comments: String = network.comments.iter().map(|line| comment(line)).collect();
     let config = json!({"cniVersion": "1.0.0", "name": network.name, "plugins": [network.plugin]});
-    let namespace = json!(place.network_namespace);
-    text + &format!(
-        "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: {}\n  \
-         namespace: {namespace}\n  {labels}\n  annotations: {{k8s.v1.cni.cncf.io/resourceName: {}}}\nspec:\n  \
-         config: |\n{}",
-        scalar(&network.name),
-        scalar(&network.resource),
-        indented(&pretty(&config, 0), 4)
+    format!(
+        "---\n{comments}apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n{}  annotations: \
+         {{k8s.v1.cni.cncf.io/resourceName: {}}}\nspec:\n  config: |\n{}",
+        metadata(&network.name, namespace),
+        network.resource,
+        indented(&pretty(&config, ""))
     )
 }
 
+fn metadata(name: &str, namespace: &str) -> String {
+    let (label, value) = LABEL;
+    let namespace = json!(namespace);
+    format!("metadata:\n  name: {name}\n  namespace: {namespace}\n  labels: {{{label}: {value}}}\n")
+}
+
 /// A comment; nothing in it ends the line or steers a terminal.
-fn comment(text: &str, indent: usize) -> String {
-    let text = printable(text);
-    let (margin, mut lines) = (" ".repeat(indent), String::new());
-    let mut line = "#".to_owned();
-    let start = text.len() - text.trim_start().len();
-    line += &" ".repeat(start);
-    for word in text.split_whitespace() {
-        if line.len() + word.len() >= WIDTH + 4 && line.trim_end() != "#" {
-            lines += &format!("{margin}{}\n", line.trim_end());
-            line = format!("#{}", " ".repeat(start + 2));
-        }
-        line += &format!(" {word}");
-    }
-    lines + &format!("{margin}{}\n", line.trim_end())
+fn comment(text: &str) -> String {
+    format!("# {}\n", printable(text))
 }
 
-fn indented(text: &str, indent: usize) -> String {
-    let margin = " ".repeat(indent);
-    text.lines()
-        .map(|line| format!("{margin}{line}\n"))
-        .collect()
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}\n")).collect()
 }
 
-/// JSON in which what fits a line is on one; keys that are numbers in their order.
-fn pretty(value: &Value, indent: usize) -> String {
-    let line = inline(value);
-    let (inner, margin) = (" ".repeat(indent + 2), " ".repeat(indent));
-    let is_short = line.len() + indent <= WIDTH - 24 && indent > 0;
-    match value {
-        Value::Object(_) if !is_short => {
-            let entry = |(key, value): (&String, &Value)| {
-                format!("{inner}{}: {}", json!(key), pretty(value, indent + 2))
+/// JSON with what contains no object on one line, and keys that are numbers in their order.
+fn pretty(value: &Value, margin: &str) -> String {
+    let inner = format!("{margin}  ");
+    let is_nested = |value: &Value| {
+        value.is_object()
+            || value
+                .as_array()
+                .is_some_and(|all| all.iter().any(Value::is_object))
+    };
+    let (open, close, lines) = match value {
+        Value::Object(fields) if fields.values().any(is_nested) => {
+            let mut fields: Vec<_> = fields.iter().collect();
+            fields.sort_by_key(|(key, _)| key.parse::<u32>().unwrap_or(0));
+            let line = |(key, value): &(&String, &Value)| {
+                format!("{inner}{}: {}", json!(key), pretty(value, &inner))
             };
-            let entries: Vec<String> = sorted(value).into_iter().map(entry).collect();
-            format!("{{\n{}\n{margin}}}", entries.join(",\n"))
+            ("{", "}", fields.iter().map(line).collect::<Vec<_>>())
         }
-        Value::Array(items) if !is_short => {
-            let items = items
+        Value::Array(items) if is_nested(value) => (
+            "[",
+            "]",
+            items
                 .iter()
-                .map(|item| format!("{inner}{}", pretty(item, indent + 2)));
-            format!("[\n{}\n{margin}]", items.collect::<Vec<_>>().join(",\n"))
-        }
-        _ => line,
-    }
-}
-
-fn inline(value: &Value) -> String {
-    match value {
-        Value::Object(object) if !object.is_empty() => {
-            let entry =
-                |(key, value): (&String, &Value)| format!("{}: {}", json!(key), inline(value));
-            let entries: Vec<String> = sorted(value).into_iter().map(entry).collect();
-            format!("{{ {} }}", entries.join(", "))
-        }
-        Value::Array(items) => {
-            let items: Vec<String> = items.iter().map(inline).collect();
-            format!("[{}]", items.join(", "))
-        }
-        other => other.to_string(),
-    }
-}
-
-fn sorted(value: &Value) -> Vec<(&String, &Value)> {
-    let mut entries: Vec<_> = value.as_object().into_iter().flatten().collect();
-    entries.sort_by_key(|(key, _)| (key.parse::<u32>().ok(), (*key).clone()));
-    entries
-}
-
-fn plural(count: usize, noun: &str) -> String {
-    if count == 1 {
-        noun.to_owned()
-    } else {
-        format!("{noun}s")
-    }
+                .map(|item| format!("{inner}{}", pretty(item, &inner)))
+                .collect(),
+        ),
+        _ => return value.to_string(),
+    };
+    format!("{open}\n{}\n{margin}{close}", lines.join(",\n"))
 }

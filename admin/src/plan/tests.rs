@@ -1,5 +1,5 @@
-//! Plans of the corpus of machines: files in tests/plans, which a person reads. UPDATE_PLANS=1 writes
-//! them.
+//! Plans of the corpus of machines: files in tests/plans, which a person reads. `UPDATE_PLANS=1`
+//! writes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -60,22 +60,18 @@ fn answers(node: &str, lay: Lay, change: impl Fn(&mut Document)) -> [Value; 2] {
 }
 
 /// The documents of `kubectl rdma discover --json` and `topology --json`.
-fn documents(nodes: Vec<[Value; 2]>) -> Vec<Value> {
-    let (discover, topology): (Vec<_>, Vec<_>) = nodes.into_iter().map(Into::into).unzip();
-    [discover, topology]
-        .map(|nodes| json!({"nodes": nodes}))
-        .to_vec()
+fn documents(nodes: Vec<[Value; 2]>) -> [Value; 2] {
+    let of =
+        |which: usize| json!({"nodes": nodes.iter().map(|node| &node[which]).collect::<Vec<_>>()});
+    [of(0), of(1)]
 }
 
-const PLACE: Place<'_> = Place {
-    namespace: "kube-system",
-    network_namespace: "default",
-};
-
-fn planned(documents: &[Value], options: &Options) -> anyhow::Result<String> {
-    let (nodes, silent) = read::nodes(documents, "here")?;
+fn planned([discover, topology]: &[Value; 2], options: &Options) -> anyhow::Result<String> {
+    let (nodes, silent) = read::nodes(discover, topology);
     let plan = decide::plan(&nodes, options)?;
-    Ok(render::text(&plan, &silent, &[], &PLACE))
+    let silent = silent.iter().map(|(node, why)| format!("{node}: {why}"));
+    let warnings: Vec<String> = silent.chain(plan.warnings.iter().cloned()).collect();
+    Ok(render::text(&plan, &warnings, ["kube-system", "default"]))
 }
 
 /// DHCP gives GKE's NICs their addresses.
@@ -90,12 +86,17 @@ fn leased(document: &mut Document) {
     document.addresses = netdevs.enumerate().map(address).collect();
 }
 
-fn of_machine(name: &str, lay: Lay) -> Vec<Value> {
-    let of_node = |node: &str| match name {
-        "gke" => answers(node, lay, leased),
-        _ => answers(node, lay, |_| {}),
+/// Two equal nodes.
+fn of_machine(name: &str, lay: Lay) -> [Value; 2] {
+    let first = match name {
+        "gke" | "erdma" => answers("node-1", lay, leased),
+        _ => answers("node-1", lay, |_| {}),
     };
-    documents(["node-1", "node-2"].map(of_node).to_vec())
+    let second = first.clone().map(|mut answer| {
+        answer["node"] = json!("node-2");
+        answer
+    });
+    documents(vec![first, second])
 }
 
 #[derive(Debug, clap::Parser)]
