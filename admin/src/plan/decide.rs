@@ -96,11 +96,17 @@ impl<'n> Group<'n> {
 /// A flag does not fit what the nodes have.
 pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
     let groups = groups(nodes, options.mode);
-    let (pools, mut unserved) = pools(&groups, options.mode);
-    unserved.extend(groups.iter().filter(|group| group.chosen.is_empty()));
-    let text =
-        |group: &&Group<'_>| format!("no pool for {}: see their groups", names(&group.nodes));
-    let mut warnings: Vec<String> = unserved.iter().map(text).collect();
+    let (pools, unserved) = pools(&groups, options.mode);
+    let empty = groups.iter().filter(|group| group.chosen.is_empty());
+    let empty = empty.map(|group| format!("{}: no HCA is for pods", names(&group.nodes)));
+    let unserved = unserved.iter().map(|group| {
+        format!(
+            "no selector chooses the HCAs of {} and no others: give these nodes a daemon with a \
+             configuration of their own, by a nodeSelector",
+            names(&group.nodes)
+        )
+    });
+    let mut warnings: Vec<String> = empty.chain(unserved).collect();
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
     let store = json!({"default": {"type": "kubernetes"}});
     let mut policy = BTreeMap::from([("version", json!(1)), ("stores", store)]);

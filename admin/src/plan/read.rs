@@ -27,7 +27,7 @@ pub(crate) struct Hca {
     pub facts: Candidate,
     pub kind: FunctionKind,
     pub link: &'static str,
-    /// The highest of the node's HCAs of this model, in Mb/s: a port that is down reports any.
+    /// In Mb/s; of one that is down, which reports any, the highest of this model on the node.
     pub rate: u32,
     /// Why no pod can have it, if so: the reason, and what differs from node to node.
     pub obstacle: Option<(&'static str, String)>,
@@ -159,7 +159,9 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
     let rates: Vec<_> = hcas.iter().map(|hca| (model(hca), hca.rate)).collect();
     for hca in &mut hcas {
         let same = rates.iter().filter(|(other, _)| *other == model(hca));
-        hca.rate = same.map(|(_, rate)| *rate).max().unwrap_or(0);
+        if !hca.facts.ports().any(hca::Port::is_active) {
+            hca.rate = same.map(|(_, rate)| *rate).max().unwrap_or(0);
+        }
     }
     hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
     let title = |gpu: &Value| gpu["model"].as_str().unwrap_or("GPU").to_owned();

@@ -21,8 +21,6 @@ const LATE: &str = "  mode: exclusive
   binding: late
   # Slots that no network attaches are bound when the container starts.
   bindAtStart: true
-  # NCCL_IB_HCA, NCCL_IB_GID_INDEX and UCX_NET_DEVICES in the containers.
-  environment: true
   # false: a pod starts also if a closer HCA exists but is not free.
   strict: true
 ";
@@ -39,12 +37,11 @@ pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) 
         text += &comment(&format!("ASSUMED: {line}"));
     }
     for (index, group) in plan.groups.iter().enumerate() {
-        text += &format!("#\n# Group {}", index + 1);
-        text += &comment(&format!(
-            ": {} nodes: {}",
-            group.nodes.len(),
-            names(&group.nodes)
-        ))[1..];
+        let (count, names) = (group.nodes.len(), names(&group.nodes));
+        text += &format!(
+            "#\n{}",
+            comment(&format!("Group {}, {count} nodes: {names}", index + 1))
+        );
         text += &group
             .nodes
             .first()
@@ -90,7 +87,10 @@ fn group_text(group: &Group<'_>, node: &Node) -> String {
         let near = if hca.gpus.is_empty() {
             String::new()
         } else {
-            format!(", next to GPU {:?}", hca.gpus)
+            format!(
+                ", next to GPU {}",
+                format!("{:?}", hca.gpus).trim_matches(['[', ']'])
+            )
         };
         let mut devices = hca.facts.rdma_devices.iter();
         let guid = devices.find_map(|device| Some(format!("; {}", without_node_guid(device)?.0)));
@@ -163,6 +163,9 @@ fn pool_text(pool: &Pool<'_>) -> String {
     };
     if pool.hcas.iter().all(|hca| hca.link == "other") {
         text += "  # These do not use rdma_cm.\n  nodes: { required: [uverbs] }\n";
+    } else if pool.mode == Mode::Late {
+        text += "  # NCCL_IB_HCA, NCCL_IB_GID_INDEX and UCX_NET_DEVICES in the containers.\n";
+        text += "  environment: true\n";
     }
     if pool.is_optional {
         text += "  # Nodes of other groups do not offer it.\n  optional: true\n";
@@ -210,33 +213,31 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect()
 }
 
-/// JSON with what contains no object on one line, and keys that are numbers in their order.
+/// JSON with what contains no object on one line, and keys in order, numbers as such.
 fn pretty(value: &Value, margin: &str) -> String {
     let inner = format!("{margin}  ");
-    let is_nested = |value: &Value| {
-        value.is_object()
-            || value
-                .as_array()
-                .is_some_and(|all| all.iter().any(Value::is_object))
+    let mut is_nested = false;
+    let mut part = |value: &Value| {
+        let text = pretty(value, &inner);
+        is_nested |= value.is_object() || text.contains('\n');
+        text
     };
-    let (open, close, lines) = match value {
-        Value::Object(fields) if fields.values().any(is_nested) => {
+    let (open, close, parts) = match value {
+        Value::Object(fields) => {
             let mut fields: Vec<_> = fields.iter().collect();
-            fields.sort_by_key(|(key, _)| key.parse::<u32>().unwrap_or(0));
-            let line = |(key, value): &(&String, &Value)| {
-                format!("{inner}{}: {}", json!(key), pretty(value, &inner))
-            };
-            ("{", "}", fields.iter().map(line).collect::<Vec<_>>())
+            fields.sort_by_key(|(key, _)| (key.parse::<u32>().ok(), *key));
+            let fields = fields.into_iter();
+            let parts = fields.map(|(key, value)| format!("{}: {}", json!(key), part(value)));
+            ("{", "}", parts.collect::<Vec<_>>())
         }
-        Value::Array(items) if is_nested(value) => (
-            "[",
-            "]",
-            items
-                .iter()
-                .map(|item| format!("{inner}{}", pretty(item, &inner)))
-                .collect(),
-        ),
+        Value::Array(items) => ("[", "]", items.iter().map(part).collect()),
         _ => return value.to_string(),
     };
-    format!("{open}\n{}\n{margin}{close}", lines.join(",\n"))
+    match is_nested {
+        true => {
+            let separator = format!(",\n{inner}");
+            format!("{open}\n{inner}{}\n{margin}{close}", parts.join(&separator))
+        }
+        false => format!("{open}{}{close}", parts.join(", ")),
+    }
 }
