@@ -16,6 +16,9 @@ pub(crate) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kubectl
 /// The daemon's configuration.
 pub(crate) const CONFIG_MAP: &str = "rdma-device-plugin";
 
+/// Of a line of JSON.
+const WIDTH: usize = 80;
+
 const LATE: &str = "  mode: exclusive
   # The daemon chooses a pod's HCAs next to its GPUs. It needs /var/run/cdi, as by overlay late.
   binding: late
@@ -40,7 +43,7 @@ pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) 
         let (count, names) = (group.nodes.len(), names(&group.nodes));
         text += &format!(
             "#\n{}",
-            comment(&format!("Group {}, {count} nodes: {names}", index + 1))
+            comment(&format!("Group {} ({count}): {names}", index + 1))
         );
         text += &group
             .nodes
@@ -63,8 +66,13 @@ pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) 
         "  config.yaml: |\n{}",
         indented(&format!("version: 1\n{pools}"))
     );
-    text +=
-        "  # Nodes read a changed policy when the daemon starts again (kubectl rollout restart).\n";
+    text += &format!(
+        "  {}",
+        comment("The policy of a node changes when its daemon starts again:")
+    );
+    let restart =
+        format!("kubectl --namespace {daemon} rollout restart daemonset/rdma-device-plugin");
+    text += &format!("  {}", comment(&restart));
     text += &format!(
         "  policy.json: |\n{}",
         indented(&pretty(&json!(plan.policy), ""))
@@ -76,7 +84,7 @@ pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) 
 
 /// HCAs and GPUs of a group, by its first node.
 fn group_text(group: &Group<'_>, node: &Node) -> String {
-    let gpus = node.gpus.first().map_or("no GPU".to_owned(), |gpu| {
+    let gpus = node.gpus.first().map_or("none".to_owned(), |gpu| {
         format!("{} x {gpu}", node.gpus.len())
     });
     let mut text = comment(&format!("  GPUs: {gpus}"));
@@ -233,7 +241,7 @@ fn pretty(value: &Value, margin: &str) -> String {
         Value::Array(items) => ("[", "]", items.iter().map(part).collect()),
         _ => return value.to_string(),
     };
-    match is_nested {
+    match is_nested || parts.concat().len() > WIDTH {
         true => {
             let separator = format!(",\n{inner}");
             format!("{open}\n{inner}{}\n{margin}{close}", parts.join(&separator))
