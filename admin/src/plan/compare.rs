@@ -1,6 +1,6 @@
 //! What a plan would change in objects that the cluster has. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -55,24 +55,17 @@ fn flatten(value: &Value, path: &str, keys: &mut Keys) {
 
 /// Lines with the values of keys that differ, before and after.
 pub(crate) fn difference(present: &Keys, planned: &Keys) -> Vec<String> {
-    let mut lines: Vec<(&String, &str, &String)> = Vec::new();
-    lines.extend(
-        present
-            .iter()
-            .filter(|(key, value)| planned.get(*key) != Some(value))
-            .map(|(key, value)| (key, "-", value)),
-    );
-    lines.extend(
-        planned
-            .iter()
-            .filter(|(key, value)| present.get(*key) != Some(value))
-            .map(|(key, value)| (key, "+", value)),
-    );
-    lines.sort_by_key(|(key, sign, _)| (*key, *sign == "+"));
+    let mut lines = Vec::new();
+    let all: BTreeSet<&String> = present.keys().chain(planned.keys()).collect();
+    for key in all
+        .into_iter()
+        .filter(|key| present.get(*key) != planned.get(*key))
+    {
+        for (sign, keys) in [("-", present), ("+", planned)] {
+            lines.extend(keys.get(key).map(|value| format!("{sign} {key}: {value}")));
+        }
+    }
     lines
-        .iter()
-        .map(|(key, sign, value)| format!("{sign} {key}: {value}"))
-        .collect()
 }
 
 /// Kind, namespace and name, for a person.

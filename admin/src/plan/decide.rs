@@ -50,8 +50,8 @@ pub(crate) struct Group<'n> {
     pub nodes: Vec<&'n Node>,
     /// For pods, with their rails.
     pub chosen: BTreeMap<usize, u64>,
-    /// Others: the reason, and what differs from node to node.
-    pub left_out: BTreeMap<usize, (&'static str, String)>,
+    /// Others, and why.
+    pub left_out: BTreeMap<usize, String>,
     pub is_shared: bool,
 }
 
@@ -151,17 +151,11 @@ fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
         let own = group(node, mode);
         let mut key = format!("{:?}", node.gpus);
         for (index, hca) in node.hcas.iter().enumerate() {
-            let device = hca
-                .facts
-                .pci
-                .as_ref()
-                .map(|pci| (pci.address, pci.vendor, pci.device));
-            let why = own.left_out.get(&index).map(|(why, _)| why);
-            let (drivers, rail) = (hca.facts.drivers(), own.chosen.get(&index));
-            key += &format!(
-                "{device:?}{drivers:?}{} {} {:?}{rail:?}{why:?}",
-                hca.link, hca.rate, hca.gpus
-            );
+            let pci = hca.facts.pci.as_ref();
+            let device = pci.map(|pci| (pci.address, pci.vendor, pci.device));
+            let (rail, is_usable) = (own.chosen.get(&index), hca.obstacle.is_none());
+            let place = (hca.link, hca.rate, &hca.gpus, rail, is_usable);
+            key += &format!("{device:?}{:?}{place:?}", hca.facts.drivers());
         }
         let known = groups.entry(key).or_insert_with(|| Group {
             nodes: Vec::new(),
@@ -181,13 +175,10 @@ fn group(node: &Node, mode: Option<Mode>) -> Group<'_> {
         [(only, _)] => only.kind == FunctionKind::Vf || only.is_virtual(),
         hcas => !hcas.is_empty(),
     };
-    let is_shared = mode.map_or(node.gpus.is_empty() && !is_enough, |mode| {
-        mode == Mode::Shared
-    });
-    if is_shared {
-        choose(node, true)
-    } else {
-        exclusive
+    match mode {
+        Some(Mode::Exclusive | Mode::Late) => exclusive,
+        None if is_enough || !node.gpus.is_empty() => exclusive,
+        _ => choose(node, true),
     }
 }
 
@@ -196,78 +187,68 @@ fn choose(node: &Node, is_shared: bool) -> Group<'_> {
     let mut left_out = BTreeMap::new();
     let mut usable = Vec::new();
     for (index, hca) in node.hcas.iter().enumerate() {
-        match hca.obstacle.clone().or_else(|| unfit(hca, is_shared)) {
+        let unfit = unfit(hca, is_shared).map(str::to_owned);
+        match hca.obstacle.clone().or(unfit) {
             Some(why) => _ = left_out.insert(index, why),
             None => usable.push((index, hca)),
         }
     }
     let rank = |hca: &Hca| {
-        let is_same = |one: &&Hca| (one.link, one.rate) == (hca.link, hca.rate);
-        let mut same = usable.iter().map(|(_, one)| *one).filter(is_same);
+        let mut near = usable.iter().filter(|(_, one)| !one.gpus.is_empty());
+        let is_near = near.any(|(_, one)| (one.link, one.rate) == (hca.link, hca.rate));
         // Soft RoCE is for nodes without RDMA hardware.
-        (
-            hca.kind != FunctionKind::Software,
-            same.any(|one| !one.gpus.is_empty()),
-            hca.rate,
-            hca.link,
-        )
+        let is_hardware = hca.kind != FunctionKind::Software;
+        (is_hardware, is_near, hca.rate, hca.link)
     };
     let best = usable.iter().map(|(_, hca)| rank(hca)).max();
-    let has_rails = usable
+    let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
+    let (mut of_best, others): (Vec<_>, Vec<_>) = usable
         .iter()
-        .any(|(_, hca)| Some(rank(hca)) == best && hca.rail.is_some());
-    let mut rails = BTreeSet::new();
-    let mut chosen = Vec::new();
-    for (index, hca) in &usable {
-        let is_aside = best.is_some_and(|best| best.1 && hca.gpus.is_empty())
-            || (has_rails && hca.rail.is_none());
-        if Some(rank(hca)) != best {
-            left_out.insert(*index, ("not of the fabric for pods", String::new()));
-        } else if is_aside && !hca.is_named {
-            left_out.insert(
-                *index,
-                (
-                    "no GPU is next to it: for storage or other traffic",
-                    String::new(),
-                ),
-            );
-        } else {
-            rails.insert((hca.rail, hca.facts.pf()));
-            chosen.push((*index, *hca));
-        }
-    }
-    let by_name = chosen.iter().all(|(_, hca)| hca.is_named);
-    let number = |hca: &Hca| match hca.rail.filter(|_| by_name) {
-        Some(rail) => Some(rail),
-        None => rails
+        .copied()
+        .partition(|(_, hca)| Some(rank(hca)) == best);
+    let has_rails = of_best.iter().any(|(_, hca)| hca.rail.is_some());
+    left_out.extend(
+        others
             .iter()
-            .position(|rail| *rail == (hca.rail, hca.facts.pf()))
-            .map(|at| at as u64),
+            .map(|(index, _)| (*index, "not of the fabric for pods".to_owned())),
+    );
+    of_best.retain(|(index, hca)| {
+        let is_aside = (is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none());
+        if is_aside && !hca.is_named {
+            let why = "no GPU is next to it: for storage or other traffic";
+            left_out.insert(*index, why.to_owned());
+        }
+        hca.is_named || !is_aside
+    });
+    let place = |hca: &Hca| (hca.rail, hca.facts.pf());
+    let rails: BTreeSet<_> = of_best.iter().map(|(_, hca)| place(hca)).collect();
+    let by_name = of_best.iter().all(|(_, hca)| hca.is_named);
+    let number = |hca: &Hca| {
+        let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
+        hca.rail.filter(|_| by_name).unwrap_or(order)
     };
-    let chosen = chosen
+    let chosen = of_best
         .iter()
-        .filter_map(|(index, hca)| Some((*index, number(hca)?)));
+        .map(|(index, hca)| (*index, number(hca)))
+        .collect();
     Group {
         nodes: vec![node],
-        chosen: chosen.collect(),
+        chosen,
         left_out,
         is_shared,
     }
 }
 
 /// Why an HCA does not fit the mode.
-fn unfit(hca: &Hca, is_shared: bool) -> Option<(&'static str, String)> {
+fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
     let facts = &hca.facts;
-    let why = match is_shared {
+    Some(match is_shared {
         true if facts.owner().is_some() => "a part of another HCA, which is shared as a whole",
         true if hca.is_virtual() => "a cloud's virtual NIC, which cannot be shared",
-        false if facts.virtual_functions() > 0 => {
-            "its VFs are for pods: an exclusive pool has them or it"
-        }
+        false if facts.virtual_functions() > 0 => "its VFs are for pods",
         false if !facts.bond_names.is_empty() => "a port of a bond, which a move would break",
         _ => return None,
-    };
-    Some((why, String::new()))
+    })
 }
 
 /// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
@@ -321,46 +302,33 @@ fn pool<'n>(
         false => Mode::Exclusive,
     });
     let is_shared = mode == Mode::Shared;
-    let hcas: Vec<&'n Hca> = groups
-        .iter()
-        .flat_map(|group| group.hcas())
-        .map(|(hca, _)| hca)
-        .collect();
+    let hcas = groups.iter().flat_map(|group| group.hcas());
+    let hcas: Vec<&'n Hca> = hcas.map(|(hca, _)| hca).collect();
     let wanted: BTreeSet<*const Hca> = hcas.iter().map(|hca| std::ptr::from_ref(*hca)).collect();
-    let mut others: Vec<&Hca> = all
-        .iter()
-        .flat_map(|group| &group.nodes)
-        .flat_map(|node| &node.hcas)
-        .collect();
+    let others = all.iter().flat_map(|group| &group.nodes);
+    let mut others: Vec<&Hca> = others.flat_map(|node| &node.hcas).collect();
     // The daemon excludes some from each such pool by itself.
     let is_excluded = |hca: &Hca| hca.is_uplink || hca.facts.virtual_functions() > 0;
     others.retain(|hca| {
         let is_free = hca.facts.reserved().is_none() && (is_shared || !is_excluded(hca));
         is_free && !wanted.contains(&std::ptr::from_ref(*hca))
     });
-    let driver = hcas
-        .first()?
-        .facts
-        .drivers()
-        .into_iter()
-        .next()
-        .unwrap_or_default();
+    let drivers = hcas.first()?.facts.drivers();
+    let driver = drivers.first().map_or("rdma", String::as_str);
     let name = match mode {
         _ if hcas.iter().all(|hca| hca.is_virtual()) => driver.trim_start_matches("vmw_"),
         Mode::Shared => "hca",
         Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
         Mode::Exclusive | Mode::Late => "nic",
     };
-    let rails: BTreeSet<u64> = groups
-        .iter()
-        .flat_map(|group| group.chosen.values().copied())
-        .collect();
-    let count =
-        |group: &Group<'_>, rail: u64| group.chosen.values().filter(|one| **one == rail).count();
-    let counts = groups
-        .iter()
-        .flat_map(|group| rails.iter().map(|rail| count(group, *rail)));
-    let nodes: Vec<&'n Node> = groups
+    let rails = groups.iter().flat_map(|group| group.chosen.values());
+    let rails: BTreeSet<u64> = rails.copied().collect();
+    let most_on_rail = |group: &&Group<'_>| {
+        let own: BTreeSet<&u64> = group.chosen.values().collect();
+        group.chosen.len().div_ceil(own.len().max(1))
+    };
+    let in_order = |group: &&Group<'_>| group.chosen.values().copied().eq(0..rails.len() as u64);
+    let nodes: Vec<_> = groups
         .iter()
         .flat_map(|group| group.nodes.clone())
         .collect();
@@ -369,10 +337,8 @@ fn pool<'n>(
         mode,
         select: selector(&hcas, &others, is_shared, by_address)?,
         groups: part.to_vec(),
-        most_on_rail: counts.max().unwrap_or(0),
-        is_in_order: groups
-            .iter()
-            .all(|group| group.chosen.values().copied().eq(0..rails.len() as u64)),
+        most_on_rail: groups.iter().map(most_on_rail).max().unwrap_or(0),
+        is_in_order: groups.iter().all(in_order),
         is_optional: nodes.len() < all.iter().map(|group| group.nodes.len()).sum(),
         nodes,
         hcas,
@@ -396,11 +362,7 @@ fn rails(groups: &[Group<'_>]) -> Option<BTreeMap<String, u64>> {
 
 /// Names of nodes, at most three of them.
 pub(crate) fn names(nodes: &[&Node]) -> String {
-    let shown: Vec<&str> = nodes
-        .iter()
-        .take(3)
-        .map(|node| node.name.as_str())
-        .collect();
+    let shown: Vec<&str> = nodes.iter().take(3).map(|node| &*node.name).collect();
     match nodes.len().saturating_sub(shown.len()) {
         0 => shown.join(", "),
         more => format!("{} and {more} more", shown.join(", ")),

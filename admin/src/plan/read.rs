@@ -29,8 +29,8 @@ pub(crate) struct Hca {
     pub link: &'static str,
     /// In Mb/s; of one that is down, which reports any, the highest of this model on the node.
     pub rate: u32,
-    /// Why no pod can have it, if so: the reason, and what differs from node to node.
-    pub obstacle: Option<(&'static str, String)>,
+    /// Why no pod can have it, if so.
+    pub obstacle: Option<String>,
     /// The node needs it: an exclusive pool excludes it by itself.
     pub is_uplink: bool,
     /// GPUs that it is one of the nearest NICs of.
@@ -119,13 +119,9 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
         let layer = facts.ports().map(|port| port.link_layer).next();
         let unusable = shown.nodes.into_iter().find_map(|node| node.obstacle);
         let obstacle = match (facts.reserved(), &shown.uplink) {
-            (Some(reserved), _) => Some(("for the platform", reserved.to_string())),
-            (_, Some(uplink)) => Some(("for the node itself", uplink.clone())),
-            _ => facts
-                .fault
-                .clone()
-                .or(unusable)
-                .map(|why| ("not usable", why)),
+            (Some(reserved), _) => Some(reserved.to_string()),
+            (_, Some(uplink)) => Some(format!("for the node itself: {uplink}")),
+            _ => facts.fault.clone().or(unusable),
         };
         let of_host = addresses.iter().filter(|one| one.address.is_ipv4());
         hcas.push(Hca {

@@ -108,24 +108,18 @@ fn group_text(group: &Group<'_>, node: &Node) -> String {
             guid.unwrap_or_default()
         ));
     }
-    let mut left_out: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    let mut left_out: BTreeMap<&String, Vec<&Hca>> = BTreeMap::new();
     for (index, why) in &group.left_out {
         left_out
             .entry(why)
             .or_default()
-            .extend(node.hcas.get(*index).map(title));
+            .extend(node.hcas.get(*index));
     }
-    for ((why, detail), hcas) in left_out {
-        let detail = if detail.is_empty() {
-            String::new()
-        } else {
-            format!(" ({detail})")
-        };
-        text += &comment(&format!("  not for pods: {why}{detail}:"));
-        text += &hcas
-            .iter()
-            .map(|hca| comment(&format!("    {hca}")))
-            .collect::<String>();
+    for (why, hcas) in left_out {
+        text += &comment(&format!("  not for pods: {why}:"));
+        for hca in hcas {
+            text += &comment(&format!("    {}", title(hca)));
+        }
     }
     text
 }

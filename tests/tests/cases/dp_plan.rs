@@ -30,7 +30,7 @@ case "$*" in
 "exec plugin-gpu-3 "*) echo "error: container not found" >&2; exit 1 ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl discover --json") cat "$here/discover.json" ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl topology --json") cat "$here/topology.json" ;;
-"get "*" --ignore-not-found --output=json -- rdma-"*) cat "$here/${7}.json" 2>/dev/null; exit 0 ;;
+"get "*" --ignore-not-found --output=json -- rdma-"*) cat "$here/$6.json" 2>/dev/null; exit 0 ;;
 *) echo "error: unknown command: $*" >&2; exit 1 ;;
 esac
 "#;
