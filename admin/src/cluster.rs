@@ -26,6 +26,7 @@ use serde_json::json;
 
 use crate::global::{Global, Kubectl};
 use crate::output::{self, Ended, Outcome, block_on, ended, say, say_json};
+use crate::plan::Plan;
 use crate::{Command, output::complain};
 use tables::View;
 
@@ -40,7 +41,7 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. validate, verify, report, blocks and completion run here.\n\
+    daemon's namespace. plan, validate, verify, report, blocks and completion run here.\n\
     Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
 )]
 struct Cli {
@@ -128,6 +129,7 @@ impl Cli {
                 block_on(report::collect(&self.flags, &mut collection))??;
                 return collection.finish(&self.global);
             }
+            Command::Plan(plan) => return self.plan(plan),
             _ => {}
         }
         let Some((name, sub)) = matches.subcommand() else {
@@ -164,6 +166,22 @@ impl Cli {
             answers.iter_mut().for_each(ask::Answer::expect_document);
         }
         self.print(view, &answers)
+    }
+
+    /// Plans from what all nodes answer, or from files.
+    fn plan(&self, plan: &Plan) -> Ended {
+        let ask = |command: &str| -> anyhow::Result<serde_json::Value> {
+            let argv = ["rdmactl", command, "--json"].map(str::to_owned);
+            let mut answers = block_on(ask::ask(&self.flags, &argv))??;
+            answers.iter_mut().for_each(ask::Answer::expect_document);
+            let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
+            Ok(json!({"nodes": nodes}))
+        };
+        let documents = match plan.documents()? {
+            Some(documents) => documents,
+            None => [ask("discover")?, ask("topology")?],
+        };
+        plan.print(&documents, &self.global, Some(&self.flags.kubectl))
     }
 
     fn print(&self, view: Option<View>, answers: &[ask::Answer]) -> Ended {

@@ -152,6 +152,14 @@ pub(crate) struct Kubectl {
 }
 
 impl Kubectl {
+    /// The same for another namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            ..self.clone()
+        }
+    }
+
     /// Its flags, for each call.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let mut arguments = Vec::new();

@@ -20,6 +20,7 @@ mod kubectl;
 mod node_state;
 mod output;
 mod pages;
+mod plan;
 mod pods;
 mod preflight;
 mod report;
@@ -69,6 +70,8 @@ enum Command {
     Verify(Box<verify::Verify>),
     /// Write one archive of what support needs, without secrets
     Report(support::Report),
+    /// Write pools, policy and networks for what the nodes have
+    Plan(Box<plan::Plan>),
     /// Check pools, policies and networks before they are applied
     Validate(validate::Validate),
     /// Interfaces of this node's pods, and those of pods that are gone
@@ -95,6 +98,7 @@ impl Command {
             Self::Preflight(command) => command.run(global),
             Self::Verify(command) => command.run(global),
             Self::Report(command) => command.run(global),
+            Self::Plan(command) => command.run(global),
             Self::Validate(command) => command.run(global),
             Self::Attachments(command) => command.run(global),
             Self::Addresses(command) => command.run(global),

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::report::Style;
 
 /// How a command ended that did not fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     /// All is good.
     Good,

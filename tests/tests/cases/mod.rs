@@ -57,6 +57,7 @@ modules! {
     dp_node_socket,
     dp_node_socket_clients,
     dp_node_socket_restarts,
+    dp_plan,
     dp_reclaim,
     dp_report,
     dp_running,
