@@ -74,9 +74,10 @@ impl Answer {
 
 /// A pod of the daemon's.
 #[derive(Debug, PartialEq, Eq)]
-struct Pod {
+pub(crate) struct Pod {
     name: String,
-    node: String,
+    /// Its node.
+    pub(crate) node: String,
     /// Why it cannot be asked.
     obstacle: Option<String>,
 }
@@ -101,7 +102,8 @@ pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<An
     Ok(answers)
 }
 
-async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
+/// The daemon's pods, of the nodes that were chosen.
+pub(crate) async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
     let selector = format!("--selector={}", flags.selector);
     let get = ["get", "pods", "--output=json", &selector];
     let output = flags.kubectl.run(&get, b"", flags.timeout()).await?;

@@ -1,0 +1,234 @@
+//! The result as one HTML page that needs nothing else: no script, no network.
+
+use std::fmt::Write as _;
+
+use super::matrix::{Cell, Matrix};
+use super::text::{counts, faults};
+use super::{Results, Test};
+use crate::report::alike;
+use crate::verdict::{Finding, Verdict};
+
+/// The page. Everything that a cluster or a pod wrote is escaped.
+pub(super) fn page(results: &Results, matrix: &Matrix) -> String {
+    let title = format!("RDMA of {}", escape(&results.context));
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}, {}</title>\n<style>\n{}</style>\n</head>\n<body>\n",
+        escape(&results.started),
+        include_str!("page.css")
+    );
+    head(&mut page, &title, results, matrix);
+    attention(&mut page, matrix);
+    table(&mut page, matrix);
+    page += "<h2>Tests</h2>\n";
+    for (number, test) in results.tests.iter().enumerate() {
+        log(&mut page, number, test, results);
+    }
+    page + "</body>\n</html>\n"
+}
+
+fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
+    let _ = writeln!(page, "<header>\n<h1>{title}</h1>");
+    let _ = writeln!(
+        page,
+        "<p class=\"sub\">{}</p>",
+        escape(&counts(results, matrix))
+    );
+    *page += "<p class=\"counts\">";
+    for (verdict, word) in [
+        (Verdict::Fail, "failed"),
+        (Verdict::Warn, "with a warning"),
+        (Verdict::Unknown, "unknown or not tested"),
+        (Verdict::Pass, "passed"),
+    ] {
+        let count = matrix.count(verdict);
+        if count > 0 {
+            let _ = write!(
+                page,
+                "<span class=\"badge {}\">{count} {word}</span> ",
+                class(verdict)
+            );
+        }
+    }
+    *page += "</p>\n";
+    if let Some(ended) = &results.ended {
+        let _ = writeln!(
+            page,
+            "<p class=\"note\">Not complete: {}.</p>",
+            escape(ended)
+        );
+    }
+    *page += "<dl class=\"facts\">\n";
+    for (name, value) in [
+        ("Started", results.started.clone()),
+        ("Cluster", results.context.clone()),
+        ("Networks", results.networks.join(", ")),
+        ("Versions", results.versions().join(", ")),
+        (
+            "Rounds",
+            format!("{} of {}", results.rounds, results.planned),
+        ),
+    ] {
+        let _ = writeln!(
+            page,
+            "<div><dt>{name}</dt><dd>{}</dd></div>",
+            escape(&value)
+        );
+    }
+    *page += "</dl>\n</header>\n";
+}
+
+/// The faults and what to do, as the terminal shows them.
+fn attention(page: &mut String, matrix: &Matrix) {
+    let faults = faults(matrix);
+    let heading = if faults.is_empty() {
+        "Nothing needs attention"
+    } else {
+        "What needs attention"
+    };
+    let _ = writeln!(page, "<h2 id=\"faults\">{heading}</h2>");
+    for outcome in &faults {
+        let (id, title) = (escape(outcome.id), escape(outcome.title));
+        let _ = writeln!(page, "<h3>{id} <span class=\"dim\">{title}</span></h3>");
+        for (finding, objects) in alike(&outcome.findings, true) {
+            *page += "<div class=\"fault\">";
+            self::finding(page, &finding, &objects.join(", "));
+            *page += "</div>\n";
+        }
+    }
+}
+
+fn table(page: &mut String, matrix: &Matrix) {
+    *page += "<h2>Nodes and rails</h2>\n<div class=\"matrix\" tabindex=\"0\">\n<table>\n\
+              <thead><tr><th scope=\"col\">Node</th>";
+    for rail in &matrix.rails {
+        let _ = write!(page, "<th scope=\"col\">{}</th>", escape(rail));
+    }
+    *page += "</tr></thead>\n<tbody>\n";
+    for (node, cells) in matrix.rows() {
+        let node = escape(node);
+        let _ = write!(page, "<tr><th scope=\"row\" title=\"{node}\">{node}</th>");
+        for cell in cells {
+            let _ = write!(
+                page,
+                "<td class=\"{}\">{}</td>",
+                class(cell.verdict),
+                link(cell)
+            );
+        }
+        *page += "</tr>\n";
+    }
+    *page += "</tbody>\n</table>\n</div>\n";
+}
+
+/// The cell's word, which leads to the log of its test.
+fn link(cell: &Cell) -> String {
+    let text = escape(&cell.text);
+    match cell.tests.first() {
+        Some(number) => format!("<a href=\"#test-{number}\">{text}</a>"),
+        None if cell.is_fault() => format!("<a href=\"#faults\">{text}</a>"),
+        None => format!("<span>{text}</span>"),
+    }
+}
+
+/// A test, open where it has a fault. The anchor is inside: going there opens it.
+fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
+    let worst = test.checks.iter().map(|check| check.verdict).max();
+    let worst = worst.unwrap_or(Verdict::NotApplicable);
+    let open = if worst >= Verdict::Unknown {
+        " open"
+    } else {
+        ""
+    };
+    let [server, client] = test.nodes.map(|at| escape(results.name(at)));
+    let _ = writeln!(
+        page,
+        "<details{open}><summary><span>{server} and {client}</span> <span class=\"dim\">round {}</span> \
+         {}</summary>\n<div class=\"log\" id=\"test-{number}\">",
+        test.round,
+        badge(worst)
+    );
+    for check in &test.checks {
+        let (id, title) = (escape(check.id), escape(check.title));
+        let _ = writeln!(page, "<h4>{id} <span class=\"dim\">{title}</span></h4>");
+        for finding in &check.findings {
+            *page += "<div class=\"finding\">";
+            self::finding(page, finding, finding.object.as_deref().unwrap_or_default());
+            *page += "</div>\n";
+        }
+        for table in test
+            .measurements
+            .iter()
+            .filter(|table| table.rung == check.id)
+        {
+            let _ = writeln!(
+                page,
+                "<pre>{}: bytes, iterations, peak and average in Gb/s",
+                escape(&table.object)
+            );
+            for row in &table.rows {
+                let _ = writeln!(
+                    page,
+                    "{:>8} {:>8} {:>9.2} {:>9.2}",
+                    row.bytes, row.iterations, row.peak, row.average
+                );
+            }
+            *page += "</pre>\n";
+        }
+    }
+    *page += "</div>\n</details>\n";
+}
+
+fn finding(page: &mut String, finding: &Finding, objects: &str) {
+    let colon = if objects.is_empty() { "" } else { ": " };
+    let (objects, why) = (escape(objects), escape(&finding.why));
+    let _ = write!(
+        page,
+        "<p>{} {objects}{colon}{why}</p>",
+        badge(finding.verdict)
+    );
+    if !finding.read.is_empty() {
+        let lines = finding
+            .read
+            .iter()
+            .map(|line| format!("<li>{}</li>", escape(line)));
+        let _ = write!(page, "<ul>{}</ul>", lines.collect::<String>());
+    }
+    if let Some(remedy) = &finding.remedy {
+        let _ = write!(page, "<p><strong>Do:</strong> {}</p>", escape(remedy));
+    }
+}
+
+fn badge(verdict: Verdict) -> String {
+    format!(
+        "<span class=\"badge {}\">{}</span>",
+        class(verdict),
+        verdict.word()
+    )
+}
+
+fn class(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Warn => "warn",
+        Verdict::Fail => "fail",
+        Verdict::Unknown => "unknown",
+        Verdict::NotApplicable => "none",
+    }
+}
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            '\'' => escaped += "&#39;",
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
