@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Results, TestedNode};
+use super::{Node, Results};
 use crate::verdict::{Finding, Verdict};
-use crate::verify::ladder::{self, Rung};
+use crate::verify::ladder::{self, Climbed, Rung};
 
 /// Why there is no test of a node.
 pub(super) const PODS: Rung = ("pods", "each node is tested");
@@ -72,69 +72,71 @@ pub(super) fn judge(results: &Results) -> Matrix {
     if rails.is_empty() {
         rails.push("-");
     }
-    let cell = |(at, node): (usize, &TestedNode), rail: &str| {
+    let cell = |at: usize, node: &Node, rail: &str| {
         let key = (node.name.as_str(), rail);
         let seen = all.get(&key).map_or(&[][..], Vec::as_slice);
         match &node.fault {
-            Some(fault) if seen.is_empty() || fault.verdict == Verdict::Fail => {
-                let (rung, text) = match fault.verdict {
-                    Verdict::Fail => (ladder::ENDS, "FAIL ends"),
-                    _ => (PODS, "not tested"),
-                };
-                let fault = fault.clone().on(&node.name);
-                Cell::new(key, rung, text, fault, results.tests_of(at))
+            Some(fault) if fault.verdict == Verdict::Fail => {
+                Cell::new(key, ladder::ENDS, "FAIL ends", fault.clone().on(&node.name))
+            }
+            Some(fault) if seen.is_empty() => {
+                Cell::new(key, PODS, "not tested", fault.clone().on(&node.name))
             }
             _ if seen.is_empty() => absent(results, at, key),
             _ => tested(key, seen, &all),
         }
     };
-    let nodes = results.nodes.iter().enumerate();
-    let row = |node| rails.iter().map(move |rail| (node, *rail));
-    let cells = nodes
-        .flat_map(row)
-        .map(|(node, rail)| cell(node, rail))
-        .collect();
-    let rails = rails.iter().map(|&rail| rail.to_owned()).collect();
+    let mut cells = Vec::new();
+    for (at, node) in results.nodes.iter().enumerate() {
+        for rail in &rails {
+            let mut cell = cell(at, node, rail);
+            if cell.tests.is_empty() {
+                cell.tests
+                    .extend(results.tests_of(at).map(|(number, _)| number));
+                // The one in which it did not answer is the last.
+                cell.tests.reverse();
+            }
+            cells.push(cell);
+        }
+    }
+    let rails = rails.into_iter().map(str::to_owned).collect();
     Matrix { rails, cells }
 }
 
 impl Cell {
-    fn new(key: Key<'_>, rung: Rung, text: &str, finding: Finding, tests: Vec<usize>) -> Self {
+    fn new((node, rail): Key<'_>, rung: Rung, text: &str, finding: Finding) -> Self {
         Self {
-            node: key.0.to_owned(),
-            rail: key.1.to_owned(),
+            node: node.to_owned(),
+            rail: rail.to_owned(),
             verdict: finding.verdict,
             text: text.to_owned(),
             gbps: None,
             rung,
             finding,
-            tests,
+            tests: Vec::new(),
         }
     }
 }
 
 /// Of a rail that other nodes have.
 fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
-    let (node, rail) = key;
-    let tests = results.tests_of(at);
-    let left = tests.iter().find_map(|&number| {
-        let test = results.tests.get(number)?;
-        let ends = test.nodes.iter().zip(&test.left);
-        let mut left = ends.filter(|(of, left)| **of == at && !left.is_empty());
-        left.next().map(|(_, left)| left.join("; "))
+    let object = format!("{} {}", key.0, key.1);
+    let left = results.tests_of(at).find_map(|(_, test)| {
+        let mut ends = test.nodes.iter().zip(&test.climbed.left);
+        let (_, left) = ends.find(|(of, left)| **of == at && !left.is_empty())?;
+        Some(left.join("; "))
     });
-    let object = format!("{node} {rail}");
-    match left {
+    let (text, finding) = match left {
         Some(left) => {
-            let remedy = format!("kubectl rdma status --nodes {node}");
-            let finding = Finding::fail(left, remedy).on(object);
-            Cell::new(key, ladder::ENDS, "FAIL ends", finding, tests)
+            let remedy = format!("kubectl rdma status --nodes {}", key.0);
+            ("FAIL ends", Finding::fail(left, remedy))
         }
-        None => {
-            let finding = Finding::not_applicable("its pod has no such interface").on(object);
-            Cell::new(key, ladder::ENDS, "-", finding, tests)
-        }
-    }
+        None => (
+            "-",
+            Finding::not_applicable("its pod has no such interface"),
+        ),
+    };
+    Cell::new(key, ladder::ENDS, text, finding.on(object))
 }
 
 fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
@@ -144,42 +146,49 @@ fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
         let verdict = Some(seen.finding.verdict);
         verdict == own || best(&seen.partner) < verdict
     };
-    let counted: Vec<&Seen<'_>> = seen.iter().filter(counts).collect();
-    let worst = counted.iter().map(|seen| seen.finding.verdict).max();
-    let worst = worst.unwrap_or(Verdict::NotApplicable);
-    let deciding: Vec<&&Seen<'_>> = (counted.iter())
-        .filter(|seen| seen.finding.verdict == worst)
-        .collect();
-    let decided = deciding.iter().copied().reduce(|best, seen| {
-        let is_better = worst == Verdict::Pass && seen.gbps > best.gbps;
-        if is_better { seen } else { best }
+    let worst = seen
+        .iter()
+        .filter(counts)
+        .map(|seen| seen.finding.verdict)
+        .max();
+    let deciding = seen
+        .iter()
+        .filter(counts)
+        .filter(|seen| Some(seen.finding.verdict) == worst);
+    let decided = deciding.clone().reduce(|best, seen| {
+        let is_faster = worst == Some(Verdict::Pass) && best.gbps < seen.gbps;
+        if is_faster { seen } else { best }
     });
-    let (node, rail) = key;
+    let mut object = format!("{} {}", key.0, key.1);
     let Some(decided) = decided else {
-        let finding = Finding::unknown("it was not tested").on(node);
-        return Cell::new(key, PODS, "not tested", finding, Vec::new());
+        return Cell::new(
+            key,
+            PODS,
+            "-",
+            Finding::not_applicable("it was not tested").on(object),
+        );
     };
-    let mut object = format!("{node} {rail}");
-    if own < Some(worst) {
-        let partners: Vec<&str> = deciding.iter().map(|seen| seen.partner.0).collect();
+    if own < worst {
+        let partners: Vec<&str> = deciding.map(|seen| seen.partner.0).collect();
         object += &format!(" (with {} only)", partners.join(", "));
     }
-    let (rung, gbps) = (decided.rung.0, decided.gbps);
-    let rate = gbps.map(|gbps| format!("{gbps:.0} Gb/s"));
-    let text = match (worst, &rate) {
-        (Verdict::Pass, Some(rate)) => rate.clone(),
-        (Verdict::Warn, Some(rate)) if rung != ladder::PING.0 => format!("WARN {rate}"),
-        (Verdict::Pass | Verdict::NotApplicable, _) => worst.word().to_owned(),
-        _ => format!("{} {rung}", worst.word()),
+    let rung = decided.rung.0;
+    let (verdict, word) = (decided.finding.verdict, decided.finding.verdict.word());
+    let text = match (verdict, decided.gbps) {
+        (Verdict::Pass, Some(gbps)) => format!("{gbps:.0} Gb/s"),
+        (Verdict::Warn, Some(gbps)) if rung != ladder::PING.0 => format!("{word} {gbps:.0} Gb/s"),
+        (Verdict::Pass | Verdict::NotApplicable, _) => word.to_owned(),
+        _ => format!("{word} {rung}"),
     };
     let others = seen
         .iter()
         .map(|seen| seen.test)
         .filter(|test| *test != decided.test);
-    let tests = std::iter::once(decided.test).chain(others).collect();
-    let finding = decided.finding.clone().on(object);
-    let cell = Cell::new(key, decided.rung, &text, finding, tests);
-    Cell { gbps, ..cell }
+    Cell {
+        gbps: decided.gbps,
+        tests: std::iter::once(decided.test).chain(others).collect(),
+        ..Cell::new(key, decided.rung, &text, decided.finding.clone().on(object))
+    }
 }
 
 /// What the tests found, by node and rail.
@@ -187,34 +196,12 @@ fn all_seen(results: &Results) -> AllSeen<'_> {
     let mut all = AllSeen::new();
     for (number, test) in results.tests.iter().enumerate() {
         let [server, client] = test.nodes.map(|at| results.name(at));
-        for (object, [ours, theirs]) in &test.pairs {
-            let steps = test
-                .checks
-                .iter()
-                .filter(|check| check.id != ladder::ENDS.0);
-            let found = steps.flat_map(|check| {
-                let findings = check.findings.iter();
-                let of = findings.filter(|finding| finding.object.as_ref() == Some(object));
-                of.map(|finding| ((check.id, check.title), finding))
-            });
-            let found: Vec<(Rung, &Finding)> = found.collect();
-            let worst = found.iter().map(|(_, finding)| finding.verdict).max();
-            let mut worst = found
-                .iter()
-                .filter(|(_, finding)| Some(finding.verdict) == worst);
-            // Of faults the first: what comes after it was not tried. Of what passed the last.
-            let decided = match worst
-                .clone()
-                .any(|(_, finding)| finding.verdict > Verdict::Pass)
-            {
-                true => worst.next(),
-                false => worst.next_back(),
-            };
-            let Some((rung, finding)) = decided else {
+        for (object, [ours, theirs]) in &test.climbed.pairs {
+            let Some((rung, finding)) = decisive(&test.climbed, object) else {
                 continue;
             };
             let average = |id: &str| {
-                let tables = test.measurements.iter();
+                let tables = test.climbed.measurements.iter();
                 let tables = tables.filter(|table| table.object == *object && table.rung == id);
                 let rows = tables.flat_map(|table| &table.rows);
                 rows.map(|row| row.average).reduce(f64::max)
@@ -222,15 +209,38 @@ fn all_seen(results: &Results) -> AllSeen<'_> {
             let gbps = average(rung.0).or_else(|| average(ladder::WRITE_BW.0));
             let (one, other) = ((server, ours.as_str()), (client, theirs.as_str()));
             for (end, partner) in [(one, other), (other, one)] {
-                all.entry(end).or_default().push(Seen {
+                let seen = Seen {
                     test: number,
                     finding,
-                    rung: *rung,
+                    rung,
                     gbps,
                     partner,
-                });
+                };
+                all.entry(end).or_default().push(seen);
             }
         }
     }
     all
+}
+
+/// The worst that the steps found of a pair of ports. Of faults the first: what comes after it was not
+/// tried. Of what passed the last.
+fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding)> {
+    let steps = climbed
+        .outcomes
+        .iter()
+        .filter(|step| step.id != ladder::ENDS.0);
+    let found = steps.flat_map(|step| {
+        let findings = step.findings.iter();
+        let of = findings.filter(|finding| finding.object.as_deref() == Some(object));
+        of.map(|finding| ((step.id, step.title), finding))
+    });
+    found.reduce(|worst, next| {
+        let (at, now) = (worst.1.verdict, next.1.verdict);
+        if now > at || (now == at && now <= Verdict::Pass) {
+            next
+        } else {
+            worst
+        }
+    })
 }

@@ -1,9 +1,10 @@
 //! The result as one HTML page that needs nothing else: no script, no network.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::matrix::{Cell, Matrix};
-use super::text::{counts, faults};
+use super::text::faults;
 use super::{Results, Test};
 use crate::report::alike;
 use crate::verdict::{Finding, Verdict};
@@ -29,27 +30,13 @@ pub(super) fn page(results: &Results, matrix: &Matrix) -> String {
 }
 
 fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
-    let _ = writeln!(page, "<header>\n<h1>{title}</h1>");
-    let _ = writeln!(
-        page,
-        "<p class=\"sub\">{}</p>",
-        escape(&counts(results, matrix))
-    );
-    *page += "<p class=\"counts\">";
-    for (verdict, word) in [
-        (Verdict::Fail, "failed"),
-        (Verdict::Warn, "with a warning"),
-        (Verdict::Unknown, "unknown or not tested"),
-        (Verdict::Pass, "passed"),
-    ] {
-        let count = matrix.count(verdict);
-        if count > 0 {
-            let _ = write!(
-                page,
-                "<span class=\"badge {}\">{count} {word}</span> ",
-                class(verdict)
-            );
-        }
+    let _ = writeln!(page, "<header>\n<h1>{title}</h1>\n<p class=\"counts\">");
+    for (verdict, count) in matrix.counts() {
+        let _ = writeln!(
+            page,
+            "<span class=\"badge {}\">{count}</span>",
+            class(verdict)
+        );
     }
     *page += "</p>\n";
     if let Some(ended) = &results.ended {
@@ -59,16 +46,25 @@ fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
             escape(ended)
         );
     }
+    let kubelets: BTreeSet<&str> = results
+        .nodes
+        .iter()
+        .map(|node| node.kubelet.as_str())
+        .collect();
+    let kubelets: Vec<&str> = kubelets.into_iter().collect();
+    let (nodes, rails) = (results.nodes.len(), matrix.rails.len());
+    let (tests, rounds) = (results.tests.len(), results.rounds);
     *page += "<dl class=\"facts\">\n";
     for (name, value) in [
         ("Started", results.started.clone()),
-        ("Cluster", results.context.clone()),
-        ("Networks", results.networks.join(", ")),
-        ("Versions", results.versions().join(", ")),
         (
-            "Rounds",
-            format!("{} of {}", results.rounds, results.planned),
+            "Took",
+            format!("{} s: {tests} tests in {rounds} rounds", results.seconds),
         ),
+        ("Nodes and rails", format!("{nodes} and {rails}")),
+        ("Networks", results.networks.join(", ")),
+        ("kubelet", kubelets.join(", ")),
+        ("rdmactl", env!("CARGO_PKG_VERSION").to_owned()),
     ] {
         let _ = writeln!(
             page,
@@ -127,14 +123,18 @@ fn link(cell: &Cell) -> String {
     let text = escape(&cell.text);
     match cell.tests.first() {
         Some(number) => format!("<a href=\"#test-{number}\">{text}</a>"),
-        None if cell.is_fault() => format!("<a href=\"#faults\">{text}</a>"),
-        None => format!("<span>{text}</span>"),
+        None => format!("<a href=\"#faults\">{text}</a>"),
     }
 }
 
 /// A test, open where it has a fault. The anchor is inside: going there opens it.
 fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
-    let worst = test.checks.iter().map(|check| check.verdict).max();
+    let worst = test
+        .climbed
+        .outcomes
+        .iter()
+        .map(|check| check.verdict)
+        .max();
     let worst = worst.unwrap_or(Verdict::NotApplicable);
     let open = if worst >= Verdict::Unknown {
         " open"
@@ -149,7 +149,7 @@ fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
         test.round,
         badge(worst)
     );
-    for check in &test.checks {
+    for check in &test.climbed.outcomes {
         let (id, title) = (escape(check.id), escape(check.title));
         let _ = writeln!(page, "<h4>{id} <span class=\"dim\">{title}</span></h4>");
         for finding in &check.findings {
@@ -158,6 +158,7 @@ fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
             *page += "</div>\n";
         }
         for table in test
+            .climbed
             .measurements
             .iter()
             .filter(|table| table.rung == check.id)
@@ -219,16 +220,9 @@ fn class(verdict: Verdict) -> &'static str {
 }
 
 fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '\'' => escaped += "&#39;",
-            c => escaped.push(c),
-        }
-    }
-    escaped
+    let text = text
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
+    text.replace('"', "&quot;").replace('\'', "&#39;")
 }

@@ -4,6 +4,7 @@
 //! The rounds are the first ones of a round-robin tournament: in a round each node has at most one
 //! partner, and never one that it had before.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{bail, ensure};
@@ -250,68 +251,50 @@ impl PodTemplate<'_> {
     }
 }
 
-/// Two nodes of a test, by their index: where the server runs, and the client.
-pub(super) type Pair = (usize, usize);
+/// Two nodes of a test: where the server runs, and the client.
+pub(super) type Pair = [usize; 2];
 
-/// Rounds for that many nodes: ⌈log2 n⌉, and one more where a node sits out in each.
-pub(super) fn schedule(nodes: usize) -> Vec<Vec<Pair>> {
-    if nodes < 2 {
+/// Rounds for these nodes: ⌈log2 n⌉, and one more where a node sits out in each.
+pub(super) fn schedule(nodes: &[usize]) -> Vec<Vec<Pair>> {
+    let count = nodes.len();
+    if count < 2 {
         return Vec::new();
     }
     // The circle method: i and j meet in the round i + j modulo an odd number. With an even number of
     // nodes the last one meets whom the others leave out.
-    let odd = nodes - 1 + nodes % 2;
-    let logarithm = nodes.next_power_of_two().ilog2() as usize;
-    let rounds = (logarithm + nodes % 2).min(odd);
+    let odd = count - 1 + count % 2;
+    let logarithm = count.next_power_of_two().ilog2() as usize;
+    let rounds = (logarithm + count % 2).min(odd);
     let round = |number: usize| {
         // Sums far apart: nodes with names in a row, often of one rack, meet others each time.
         let sum = number * odd / rounds;
-        let partner = |node: usize| (sum + odd - node) % odd;
-        let meets = (0..odd).filter_map(|node| match partner(node) {
-            other if other == node => (nodes > odd).then_some((node, odd)),
-            other => (node < other).then_some((node, other)),
+        let meets = (0..odd).filter_map(|node| match (sum + odd - node) % odd {
+            partner if partner == node => Some([*nodes.get(node)?, *nodes.get(odd)?]),
+            partner if partner < node => None,
+            partner => Some([*nodes.get(node)?, *nodes.get(partner)?]),
         });
         meets.collect()
     };
     (0..rounds).map(round).collect()
 }
 
-/// A round without the nodes that are out; those that are left over meet each other, if they have not.
-pub(super) fn without(
+/// A round of the nodes that answer. Those left over meet each other, if they have not, and those that
+/// met fewest come first.
+pub(super) fn without_silent(
     round: &[Pair],
-    out: &BTreeSet<usize>,
-    nodes: usize,
+    answering: &BTreeSet<usize>,
     met: &BTreeSet<Pair>,
 ) -> Vec<Pair> {
-    let are_in = |pair: &&Pair| !out.contains(&pair.0) && !out.contains(&pair.1);
-    let mut pairs: Vec<Pair> = round.iter().filter(are_in).copied().collect();
-    let busy: BTreeSet<usize> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
-    let is_free = |node: &usize| !out.contains(node) && !busy.contains(node);
-    let mut free: Vec<usize> = (0..nodes).filter(is_free).collect();
+    let answers = |pair: &&Pair| pair.iter().all(|node| answering.contains(node));
+    let mut pairs: Vec<Pair> = round.iter().filter(answers).copied().collect();
+    let busy: BTreeSet<usize> = pairs.iter().flatten().copied().collect();
+    let mut free: Vec<usize> = answering.difference(&busy).copied().collect();
+    free.sort_by_key(|node| Reverse(met.iter().filter(|pair| pair.contains(node)).count()));
     while let Some(node) = free.pop() {
-        if let Some(at) = free.iter().position(|&other| !met.contains(&(other, node))) {
-            pairs.push((free.remove(at), node));
+        let pair = |other: usize| [node.min(other), node.max(other)];
+        if let Some(at) = free.iter().position(|&other| !met.contains(&pair(other))) {
+            pairs.push(pair(free.remove(at)));
         }
-    }
-    pairs
-}
-
-/// Partners for nodes that have had none; of these and of all others, without those that are out.
-pub(super) fn second_chance(
-    lonely: &BTreeSet<usize>,
-    out: &BTreeSet<usize>,
-    nodes: usize,
-) -> Vec<Pair> {
-    let is_in = |node: &usize| !out.contains(node);
-    let mut lonely: Vec<usize> = lonely.iter().copied().filter(is_in).collect();
-    let others = (0..nodes)
-        .filter(is_in)
-        .filter(|node| !lonely.contains(node));
-    let mut others: Vec<usize> = others.collect();
-    let mut pairs = Vec::new();
-    while let Some(node) = lonely.pop() {
-        let partner = lonely.pop().or_else(|| others.pop());
-        pairs.extend(partner.map(|partner| (partner, node)));
     }
     pairs
 }
@@ -322,54 +305,46 @@ mod tests {
 
     #[test]
     fn rounds_are_few_and_a_node_is_in_one_test_at_a_time() {
-        for nodes in (2..=100).chain([1000]) {
-            let rounds = schedule(nodes);
-            let logarithm = (0..).find(|&power| 1 << power >= nodes).unwrap();
-            assert!(rounds.len() <= logarithm + 1, "{nodes}");
+        for count in (2..=100).chain([1000]) {
+            let nodes: Vec<usize> = (7..7 + count).collect();
+            let rounds = schedule(&nodes);
+            let logarithm = (0..).find(|&power| 1 << power >= count).unwrap();
+            assert!(rounds.len() <= logarithm + 1, "{count}");
             let mut met = BTreeSet::new();
-            let mut tests = vec![0; nodes];
+            let mut tests = BTreeMap::new();
             for round in &rounds {
                 let mut busy = BTreeSet::new();
-                for &(a, b) in round {
-                    assert!(a < b && met.insert((a, b)), "{nodes}: {a} {b} again");
-                    assert!(busy.insert(a) && busy.insert(b), "{nodes}: {a} {b}");
-                    tests[a] += 1;
-                    tests[b] += 1;
+                for &pair in round {
+                    assert!(pair[0] < pair[1] && met.insert(pair), "{count}: {pair:?}");
+                    for node in pair {
+                        assert!(busy.insert(node), "{count}: {node} is in two tests");
+                        *tests.entry(node).or_insert(0) += 1;
+                    }
                 }
             }
-            let least = logarithm.min(nodes - 1).max(1);
-            assert!(
-                tests.iter().all(|&count| count >= least),
-                "{nodes}: {tests:?}"
-            );
-            assert_eq!(rounds, schedule(nodes));
+            let least = logarithm.min(count - 1);
+            let is_tested = |node| tests.get(node).is_some_and(|&count| count >= least);
+            assert!(nodes.iter().all(is_tested), "{count}: {tests:?}");
+            assert_eq!(rounds, schedule(&nodes));
         }
-        assert!(schedule(0).is_empty() && schedule(1).is_empty());
+        assert!(schedule(&[]).is_empty() && schedule(&[1]).is_empty());
     }
 
     #[test]
-    fn partners_of_a_dead_node_meet_each_other() {
-        let round = [(0, 3), (1, 2), (4, 5)];
-        let pairs = |out: &[usize], met: &[Pair]| {
+    fn partners_of_a_silent_node_meet_each_other() {
+        let round = [[0, 3], [1, 2], [4, 5]];
+        let pairs = |answering: &[usize], met: &[Pair]| {
             let met = met.iter().copied().collect();
-            without(&round, &out.iter().copied().collect(), 6, &met)
+            without_silent(&round, &answering.iter().copied().collect(), &met)
         };
-        assert_eq!(pairs(&[], &[]), round);
-        assert_eq!(pairs(&[0, 1], &[]), [(4, 5), (2, 3)]);
-        assert_eq!(pairs(&[0, 1], &[(2, 3)]), [(4, 5)], "not twice");
-        assert_eq!(pairs(&[0, 1, 2, 3, 4], &[]), []);
-    }
-
-    #[test]
-    fn a_node_whose_partners_died_gets_another() {
-        let chance = |lonely: &[usize], out: &[usize]| {
-            let [lonely, out] = [lonely, out].map(|list| list.iter().copied().collect());
-            second_chance(&lonely, &out, 5)
-        };
-        assert_eq!(chance(&[1], &[0, 4]), [(3, 1)]);
-        assert_eq!(chance(&[1, 2, 3], &[4]), [(2, 3), (0, 1)]);
-        assert_eq!(chance(&[1], &[0, 2, 3, 4]), []);
-        assert_eq!(chance(&[], &[]), []);
+        assert_eq!(pairs(&[0, 1, 2, 3, 4, 5], &[]), round);
+        assert_eq!(pairs(&[2, 3, 4, 5], &[]), [[4, 5], [2, 3]]);
+        assert_eq!(pairs(&[2, 3, 4, 5], &[[2, 3]]), [[4, 5]], "not twice");
+        assert_eq!(pairs(&[5], &[]), [[0; 2]; 0]);
+        let met = [[1, 3], [0, 2], [1, 5]];
+        let answering = [1, 3, 5].into_iter().collect();
+        let pairs = without_silent(&[], &answering, &met.into_iter().collect());
+        assert_eq!(pairs, [[3, 5]]);
     }
 
     fn definition(name: &str, managed: bool, plugin: Value) -> Value {

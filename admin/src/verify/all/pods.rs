@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::plan::{NAME, RUN};
+use super::rounds::show;
 use crate::documents::name_of;
 use crate::global::Kubectl;
 use crate::kubectl::{CALL_TIMEOUT, last_line};
@@ -17,14 +18,16 @@ use crate::kubectl::{CALL_TIMEOUT, last_line};
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// How long pods may take to run: an image is pulled, interfaces are made.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long their deletion may take, which is not part of the run.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The pods of one run.
 #[derive(Debug)]
-pub(super) struct Pods<'a> {
+pub(super) struct Pods {
     /// With the pods' namespace.
     pub kubectl: Kubectl,
     /// Name of the run.
-    pub run: &'a str,
+    pub run: String,
 }
 
 /// How a pod stands.
@@ -40,15 +43,9 @@ enum State {
 /// Objects of a kind.
 pub(super) async fn list(kubectl: &Kubectl, what: &[&str]) -> anyhow::Result<Vec<Value>> {
     let arguments = [&["get"], what, &["--output=json"]].concat();
-    let output = kubectl.run(&arguments, b"", CALL_TIMEOUT).await?;
-    let what = what.first().copied().unwrap_or_default();
-    ensure!(
-        output.status.success(),
-        "kubectl get {what}: {}",
-        last_line(&output)
-    );
-    let mut list: Value = serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("read what kubectl printed of {what}"))?;
+    let printed = printed(kubectl, &arguments, b"").await?;
+    let mut list: Value = serde_json::from_slice(&printed)
+        .with_context(|| format!("read what kubectl printed of {what:?}"))?;
     let items = list.get_mut("items").and_then(Value::as_array_mut);
     Ok(items.map(std::mem::take).unwrap_or_default())
 }
@@ -58,19 +55,29 @@ pub(super) async fn context(kubectl: &Kubectl) -> String {
     if let Some(name) = kubectl.context() {
         return printable(name);
     }
-    let output = kubectl
-        .run(&["config", "current-context"], b"", CALL_TIMEOUT)
-        .await;
-    let output = output.ok().filter(|output| output.status.success());
-    output.map_or_else(|| "-".to_owned(), |output| last_line(&output))
+    let name = printed(kubectl, &["config", "current-context"], b"").await;
+    let name = name.unwrap_or_else(|_| b"-".to_vec());
+    printable(String::from_utf8_lossy(&name).trim())
 }
 
-impl Pods<'_> {
+async fn printed(kubectl: &Kubectl, arguments: &[&str], input: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let output = kubectl.run(arguments, input, CALL_TIMEOUT).await?;
+    let what: Vec<&str> = arguments.iter().take(2).copied().collect();
+    ensure!(
+        output.status.success(),
+        "kubectl {}: {}",
+        what.join(" "),
+        last_line(&output)
+    );
+    Ok(output.stdout)
+}
+
+impl Pods {
     fn selector(&self) -> String {
         format!("--selector={RUN}={}", self.run)
     }
 
-    /// Pods of other runs, which may hold NICs.
+    /// Pods of other runs.
     pub(super) async fn leftovers(&self) -> anyhow::Result<Vec<String>> {
         let selector = format!("--selector=app.kubernetes.io/name={NAME}");
         let pods = list(&self.kubectl, &["pods", &selector]).await?;
@@ -79,18 +86,8 @@ impl Pods<'_> {
 
     pub(super) async fn create(&self, pods: Vec<Value>) -> anyhow::Result<()> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string();
-        let arguments = ["create", "--filename=-"];
-        let output = self
-            .kubectl
-            .run(&arguments, list.as_bytes(), CALL_TIMEOUT)
-            .await?;
-        ensure!(
-            output.status.success(),
-            "cannot create the pods in namespace {}: {}",
-            self.kubectl.namespace,
-            last_line(&output)
-        );
-        Ok(())
+        let created = printed(&self.kubectl, &["create", "--filename=-"], list.as_bytes()).await;
+        created.map(|_| ()).context("create the pods")
     }
 
     /// Waits until each pod is ready or stuck, at most `limit`; why each of the others is not.
@@ -98,35 +95,25 @@ impl Pods<'_> {
         &self,
         names: &[&str],
         limit: Duration,
-        progress: &dyn Fn(&str),
     ) -> anyhow::Result<BTreeMap<String, String>> {
         let started = Instant::now();
         let selector = self.selector();
         loop {
             let pods = list(&self.kubectl, &["pods", &selector]).await?;
-            let states: BTreeMap<&str, State> =
-                pods.iter().map(|pod| (name_of(pod), state(pod))).collect();
-            let gone = || State::Stuck("its pod was deleted".to_owned());
             let states = names.iter().map(|&name| {
-                (
-                    name.to_owned(),
-                    states.get(name).cloned().unwrap_or_else(gone),
-                )
+                let pod = pods.iter().find(|pod| name_of(pod) == name);
+                let gone = || State::Stuck("its pod was deleted".to_owned());
+                (name.to_owned(), pod.map_or_else(gone, state))
             });
             let states: Vec<(String, State)> = states.collect();
             let coming = |(_, state): &&(String, State)| matches!(state, State::Coming(_));
-            let waiting = states.iter().filter(coming).count();
-            let is_late = started.elapsed() >= READY_TIMEOUT.min(limit);
-            if waiting > 0 && !is_late {
-                progress(&format!(
-                    "{} of {} pods are ready",
-                    names.len() - waiting,
-                    names.len()
-                ));
+            let coming = states.iter().filter(coming).count();
+            if coming > 0 && started.elapsed() < READY_TIMEOUT.min(limit) {
+                show(&format!("waiting for {coming} of {} pods", names.len()));
                 sleep(POLL_INTERVAL).await;
                 continue;
             }
-            let events = if waiting > 0 {
+            let events = if coming > 0 {
                 self.warnings().await
             } else {
                 BTreeMap::new()
@@ -135,9 +122,11 @@ impl Pods<'_> {
                 State::Ready => None,
                 State::Stuck(why) => Some((name, why)),
                 State::Coming(why) => {
-                    let event = events.get(&name).cloned().unwrap_or_default();
-                    let why = format!("its pod is not ready: {why} {event}");
-                    Some((name, why.trim_end().to_owned()))
+                    let event = events.get(&name).map(|event| format!(": {event}"));
+                    Some((
+                        name,
+                        format!("its pod is {why}{}", event.unwrap_or_default()),
+                    ))
                 }
             };
             return Ok(states.into_iter().filter_map(why).collect());
@@ -150,12 +139,8 @@ impl Pods<'_> {
         let events = list(&self.kubectl, &["events", fields])
             .await
             .unwrap_or_default();
-        let text = |event: &Value, pointer: &str| {
-            let text = event.pointer(pointer).and_then(Value::as_str);
-            printable(text.unwrap_or_default())
-        };
         let warning =
-            |event: &Value| (text(event, "/involvedObject/name"), text(event, "/message"));
+            |event: &Value| (word(event, "/involvedObject/name"), word(event, "/message"));
         events.iter().map(warning).collect()
     }
 
@@ -169,11 +154,8 @@ impl Pods<'_> {
             "--wait=false",
             "--ignore-not-found",
         ];
-        let output = self
-            .kubectl
-            .run(&arguments, b"", Duration::from_secs(60))
-            .await?;
-        ensure!(output.status.success(), "{}", last_line(&output));
+        let deleted = printed(&self.kubectl, &arguments, b"");
+        tokio::time::timeout(DELETE_TIMEOUT, deleted).await??;
         Ok(())
     }
 
@@ -184,21 +166,18 @@ impl Pods<'_> {
     }
 }
 
+/// Text of the API's in a message.
+fn word(object: &Value, pointer: &str) -> String {
+    let text = object.pointer(pointer).and_then(Value::as_str);
+    printable(text.unwrap_or_default())
+}
+
 fn state(pod: &Value) -> State {
-    let text = |pointer: &str| {
-        pod.pointer(pointer)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-    };
+    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
     let condition = |kind: &str| {
-        let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
         let mut conditions = conditions.into_iter().flatten();
         conditions.find(|condition| condition["type"] == kind)
     };
-    let word = |value: &Value| printable(value.as_str().unwrap_or_default());
-    if !text("/metadata/deletionTimestamp").is_empty() {
-        return State::Stuck("its pod was deleted".to_owned());
-    }
     if condition("Ready").is_some_and(|ready| ready["status"] == "True") {
         return State::Ready;
     }
@@ -207,27 +186,22 @@ fn state(pod: &Value) -> State {
     {
         return State::Stuck(format!(
             "no room for its pod: {}",
-            word(&scheduled["message"])
+            word(scheduled, "/message")
         ));
     }
-    let phase = text("/status/phase");
-    if matches!(phase, "Failed" | "Succeeded") {
-        let (reason, message) = (text("/status/reason"), text("/status/message"));
-        return State::Stuck(printable(&format!(
-            "its pod ended: {phase} {reason} {message}"
-        )));
+    let (phase, reason) = (word(pod, "/status/phase"), word(pod, "/status/reason"));
+    if matches!(phase.as_str(), "Failed" | "Succeeded") {
+        let message = word(pod, "/status/message");
+        return State::Stuck(format!("its pod ended: {phase} {reason} {message}"));
     }
-    let waiting = pod.pointer("/status/containerStatuses/0/state/waiting");
-    let reason = waiting.map_or(String::new(), |waiting| word(&waiting["reason"]));
-    match reason.as_str() {
-        "ImagePullBackOff"
-        | "ErrImageNeverPull"
-        | "InvalidImageName"
-        | "CreateContainerConfigError" => State::Stuck(format!(
-            "its pod cannot start: {reason}; --image names another image"
-        )),
-        "" => State::Coming(printable(phase)),
-        _ => State::Coming(reason),
+    match word(pod, "/status/containerStatuses/0/state/waiting/reason").as_str() {
+        "" => State::Coming(phase),
+        reason if reason.contains("Image") || reason == "CreateContainerConfigError" => {
+            State::Stuck(format!(
+                "its pod cannot start: {reason}; --image names another image"
+            ))
+        }
+        reason => State::Coming(reason.to_owned()),
     }
 }
 

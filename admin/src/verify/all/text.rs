@@ -10,39 +10,37 @@ use crate::verify::ladder::{self, Rung};
 
 /// The matrix, the faults with their remedies, and counts.
 pub(super) fn text(results: &Results, matrix: &Matrix, style: Style) -> String {
-    let header: Vec<&str> = std::iter::once("NODE")
-        .chain(matrix.rails.iter().map(String::as_str))
-        .collect();
+    let rails = matrix.rails.iter().map(String::as_str);
+    let header: Vec<&str> = std::iter::once("NODE").chain(rails).collect();
     let rows = matrix.rows().map(|(node, cells)| {
-        let cells = cells.iter().map(|cell| node::table::cell(&cell.text));
-        std::iter::once(node::table::cell(node))
+        let cells = cells.iter().map(|cell| cell.text.as_str());
+        std::iter::once(node)
             .chain(cells)
+            .map(node::table::cell)
             .collect()
     });
-    let rows: Vec<Vec<String>> = rows.collect();
-    let table = node::table::table(&header, &rows);
+    let table = node::table::table(&header, &rows.collect::<Vec<_>>());
     let faults = report::list(&faults(matrix), true, style);
     let blank = if faults.is_empty() { "" } else { "\n" };
-    format!("{table}{blank}{faults}\n{}\n", counts(results, matrix))
+    let counts = matrix.counts().into_iter().map(|(_, count)| count);
+    format!(
+        "{table}{blank}{faults}\n{} nodes, {} rails: {}; {} tests in {} rounds, {} s\n",
+        results.nodes.len(),
+        matrix.rails.len(),
+        counts.collect::<Vec<_>>().join(", "),
+        results.tests.len(),
+        results.rounds,
+        results.seconds
+    )
 }
 
 /// The faults by step, each once.
 pub(super) fn faults(matrix: &Matrix) -> Vec<Outcome> {
-    const STEPS: [Rung; 6] = [
-        PODS,
-        ladder::ENDS,
-        ladder::PING,
-        ladder::RPING,
-        ladder::WRITE_BW,
-        ladder::GPU,
-    ];
+    use ladder::{ENDS, GPU, PING, RPING, WRITE_BW};
     let of_step = |step: Rung| {
         let mut findings = Vec::new();
-        for cell in matrix
-            .cells
-            .iter()
-            .filter(|cell| cell.rung == step && cell.is_fault())
-        {
+        let cells = matrix.cells.iter().filter(|cell| cell.rung == step);
+        for cell in cells.filter(|cell| cell.verdict >= Verdict::Unknown) {
             let mut finding = cell.finding.clone();
             finding.read.clear();
             if !findings.contains(&finding) {
@@ -51,47 +49,25 @@ pub(super) fn faults(matrix: &Matrix) -> Vec<Outcome> {
         }
         Outcome::new(step.0, step.1, findings)
     };
-    let outcomes = STEPS.into_iter().map(of_step);
+    let outcomes = [PODS, ENDS, PING, RPING, WRITE_BW, GPU].map(of_step);
     outcomes
+        .into_iter()
         .filter(|outcome| !outcome.findings.is_empty())
         .collect()
-}
-
-/// One line: the sum of it all.
-pub(super) fn counts(results: &Results, matrix: &Matrix) -> String {
-    let words = [
-        (Verdict::Fail, "failed"),
-        (Verdict::Warn, "with a warning"),
-        (Verdict::Unknown, "unknown or not tested"),
-        (Verdict::Pass, "passed"),
-    ];
-    let counts = words.map(|(verdict, word)| (matrix.count(verdict), word));
-    let counts = counts.iter().filter(|(count, _)| *count > 0);
-    let counts: Vec<String> = counts
-        .map(|(count, word)| format!("{count} {word}"))
-        .collect();
-    format!(
-        "{} nodes, {} rails: {}; {} tests in {} rounds, {} s",
-        results.nodes.len(),
-        matrix.rails.len(),
-        counts.join(", "),
-        results.tests.len(),
-        results.rounds,
-        results.seconds
-    )
 }
 
 /// Everything as one document.
 pub(super) fn document(results: &Results, matrix: &Matrix) -> Value {
     let nodes = results.nodes.iter().map(|node| {
-        json!({"name": node.name, "pod": node.pod, "kubelet": node.kubelet, "finding": node.fault})
+        let pod = node.pod.as_ref().map(|pod| &pod.name);
+        json!({"name": node.name, "pod": pod, "kubelet": node.kubelet, "finding": node.fault})
     });
     let tests = results.tests.iter().map(|test| {
         json!({
             "round": test.round,
             "nodes": test.nodes.map(|at| results.name(at)),
-            "checks": test.checks,
-            "measurements": test.measurements,
+            "checks": test.climbed.outcomes,
+            "measurements": test.climbed.measurements,
         })
     });
     json!({
@@ -106,13 +82,6 @@ pub(super) fn document(results: &Results, matrix: &Matrix) -> Value {
         "rails": matrix.rails,
         "cells": matrix.cells,
         "tests": tests.collect::<Vec<_>>(),
-        "summary": {
-            "fail": matrix.count(Verdict::Fail),
-            "warn": matrix.count(Verdict::Warn),
-            "unknown": matrix.count(Verdict::Unknown),
-            "pass": matrix.count(Verdict::Pass),
-            "notApplicable": matrix.count(Verdict::NotApplicable),
-        },
     })
 }
 
@@ -123,17 +92,24 @@ impl Matrix {
         rows.map(|cells| (cells.first().map_or("", |cell| &cell.node), cells))
     }
 
-    pub(super) fn count(&self, verdict: Verdict) -> usize {
-        self.cells
-            .iter()
-            .filter(|cell| cell.verdict == verdict)
-            .count()
-    }
-}
-
-impl Cell {
-    /// Somebody has to look at it.
-    pub(super) fn is_fault(&self) -> bool {
-        self.verdict >= Verdict::Unknown
+    /// How many cells stand how, in words; without verdicts that none has.
+    pub(super) fn counts(&self) -> Vec<(Verdict, String)> {
+        let words = [
+            (Verdict::Fail, "failed"),
+            (Verdict::Warn, "with a warning"),
+            (Verdict::Unknown, "unknown or not tested"),
+            (Verdict::Pass, "passed"),
+        ];
+        let count = |verdict| {
+            self.cells
+                .iter()
+                .filter(|cell| cell.verdict == verdict)
+                .count()
+        };
+        let counts = words.map(|(verdict, word)| (verdict, count(verdict), word));
+        let counts = counts.into_iter().filter(|(_, count, _)| *count > 0);
+        counts
+            .map(|(verdict, count, word)| (verdict, format!("{count} {word}")))
+            .collect()
     }
 }
