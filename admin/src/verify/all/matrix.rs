@@ -1,6 +1,7 @@
 //! What the tests say of each node's rails. Pure functions.
 //!
-//! A fault counts against the end that never did better, and against both if both did with others.
+//! A fault counts against the end that never did better with another partner. If both did, it counts
+//! against the one with more faults, and against both if these are as many.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,6 +33,8 @@ pub(super) struct Cell {
     pub rung: Rung,
     /// Why, and what to do.
     pub finding: Finding,
+    /// The partners with which it fails, if it does better with others.
+    pub only_with: Vec<String>,
     /// Its tests by their index, the one that decided first.
     pub tests: Vec<usize>,
 }
@@ -77,11 +80,9 @@ pub(super) fn judge(results: &Results) -> Matrix {
         let seen = all.get(&key).map_or(&[][..], Vec::as_slice);
         match &node.fault {
             Some(fault) if fault.verdict == Verdict::Fail => {
-                Cell::new(key, ladder::ENDS, "FAIL ends", fault.clone().on(&node.name))
+                Cell::new(key, ladder::ENDS, "FAIL ends", fault.clone())
             }
-            Some(fault) if seen.is_empty() => {
-                Cell::new(key, PODS, "not tested", fault.clone().on(&node.name))
-            }
+            Some(fault) if seen.is_empty() => Cell::new(key, PODS, "not tested", fault.clone()),
             _ if seen.is_empty() => absent(results, at, key),
             _ => tested(key, seen, &all),
         }
@@ -112,7 +113,11 @@ impl Cell {
             text: text.to_owned(),
             gbps: None,
             rung,
-            finding,
+            finding: Finding {
+                object: None,
+                ..finding
+            },
+            only_with: Vec::new(),
             tests: Vec::new(),
         }
     }
@@ -120,7 +125,6 @@ impl Cell {
 
 /// Of a rail that other nodes have.
 fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
-    let object = format!("{} {}", key.0, key.1);
     let left = results.tests_of(at).find_map(|(_, test)| {
         let mut ends = test.nodes.iter().zip(&test.climbed.left);
         let (_, left) = ends.find(|(of, left)| **of == at && !left.is_empty())?;
@@ -136,15 +140,21 @@ fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
             Finding::not_applicable("its pod has no such interface"),
         ),
     };
-    Cell::new(key, ladder::ENDS, text, finding.on(object))
+    Cell::new(key, ladder::ENDS, text, finding)
 }
 
 fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
-    let best = |key: &Key<'_>| all.get(key)?.iter().map(|seen| seen.finding.verdict).min();
-    let own = best(&key);
+    let standing = |key: &Key<'_>| {
+        let seen = all.get(key).map_or(&[][..], Vec::as_slice);
+        let verdicts = seen.iter().map(|seen| seen.finding.verdict);
+        let faults = verdicts.clone().filter(|verdict| *verdict > Verdict::Pass);
+        (verdicts.min(), faults.count())
+    };
+    let (best, faults) = standing(&key);
     let counts = |seen: &&Seen<'_>| {
         let verdict = Some(seen.finding.verdict);
-        verdict == own || best(&seen.partner) < verdict
+        let (other_best, other_faults) = standing(&seen.partner);
+        best == verdict || (other_best < verdict && faults >= other_faults)
     };
     let worst = seen
         .iter()
@@ -159,19 +169,9 @@ fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
         let is_faster = worst == Some(Verdict::Pass) && best.gbps < seen.gbps;
         if is_faster { seen } else { best }
     });
-    let mut object = format!("{} {}", key.0, key.1);
     let Some(decided) = decided else {
-        return Cell::new(
-            key,
-            PODS,
-            "-",
-            Finding::not_applicable("it was not tested").on(object),
-        );
+        return Cell::new(key, PODS, "-", Finding::not_applicable("it was not tested"));
     };
-    if own < worst {
-        let partners: Vec<&str> = deciding.map(|seen| seen.partner.0).collect();
-        object += &format!(" (with {} only)", partners.join(", "));
-    }
     let rung = decided.rung.0;
     let (verdict, word) = (decided.finding.verdict, decided.finding.verdict.word());
     let text = match (verdict, decided.gbps) {
@@ -184,10 +184,13 @@ fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
         .iter()
         .map(|seen| seen.test)
         .filter(|test| *test != decided.test);
+    let partners: BTreeSet<&str> = deciding.map(|seen| seen.partner.0).collect();
+    let partners = partners.into_iter().filter(|_| best < worst);
     Cell {
         gbps: decided.gbps,
+        only_with: partners.map(str::to_owned).collect(),
         tests: std::iter::once(decided.test).chain(others).collect(),
-        ..Cell::new(key, decided.rung, &text, decided.finding.clone().on(object))
+        ..Cell::new(key, decided.rung, &text, decided.finding.clone())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::verdict::{Finding, Verdict};
 
 /// The page. Everything that a cluster or a pod wrote is escaped.
 pub(super) fn page(results: &Results, matrix: &Matrix) -> String {
-    let title = format!("RDMA of {}", escape(&results.context));
+    let title = format!("RDMA verification: {}", escape(&results.context));
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -20,8 +20,8 @@ pub(super) fn page(results: &Results, matrix: &Matrix) -> String {
         include_str!("page.css")
     );
     head(&mut page, &title, results, matrix);
-    attention(&mut page, matrix);
     table(&mut page, matrix);
+    attention(&mut page, matrix);
     page += "<h2>Tests</h2>\n";
     for (number, test) in results.tests.iter().enumerate() {
         log(&mut page, number, test, results);
@@ -52,7 +52,6 @@ fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
         .map(|node| node.kubelet.as_str())
         .collect();
     let kubelets: Vec<&str> = kubelets.into_iter().collect();
-    let (nodes, rails) = (results.nodes.len(), matrix.rails.len());
     let (tests, rounds) = (results.tests.len(), results.rounds);
     *page += "<dl class=\"facts\">\n";
     for (name, value) in [
@@ -61,7 +60,8 @@ fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
             "Took",
             format!("{} s: {tests} tests in {rounds} rounds", results.seconds),
         ),
-        ("Nodes and rails", format!("{nodes} and {rails}")),
+        ("Nodes", results.nodes.len().to_string()),
+        ("Rails", matrix.rails.len().to_string()),
         ("Networks", results.networks.join(", ")),
         ("kubelet", kubelets.join(", ")),
         ("rdmactl", env!("CARGO_PKG_VERSION").to_owned()),
@@ -182,19 +182,14 @@ fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
 }
 
 fn finding(page: &mut String, finding: &Finding, objects: &str) {
-    let colon = if objects.is_empty() { "" } else { ": " };
-    let (objects, why) = (escape(objects), escape(&finding.why));
+    let (verdict, why) = (badge(finding.verdict), escape(&finding.why));
     let _ = write!(
         page,
-        "<p>{} {objects}{colon}{why}</p>",
-        badge(finding.verdict)
+        "<p>{verdict} {why}</p><p class=\"dim\">{}</p>",
+        escape(objects)
     );
-    if !finding.read.is_empty() {
-        let lines = finding
-            .read
-            .iter()
-            .map(|line| format!("<li>{}</li>", escape(line)));
-        let _ = write!(page, "<ul>{}</ul>", lines.collect::<String>());
+    for line in &finding.read {
+        let _ = write!(page, "<p class=\"dim\">read {}</p>", escape(line));
     }
     if let Some(remedy) = &finding.remedy {
         let _ = write!(page, "<p><strong>Do:</strong> {}</p>", escape(remedy));

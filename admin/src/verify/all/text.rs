@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::Results;
 use super::matrix::{Cell, Matrix, PODS};
 use crate::report::{self, Style};
-use crate::verdict::{Outcome, Verdict};
+use crate::verdict::{Finding, Outcome, Verdict};
 use crate::verify::ladder::{self, Rung};
 
 /// The matrix, the faults with their remedies, and counts.
@@ -34,17 +34,36 @@ pub(super) fn text(results: &Results, matrix: &Matrix, style: Style) -> String {
     )
 }
 
-/// The faults by step, each once.
+/// The faults by step; those that say the same of several rails of a node once.
 pub(super) fn faults(matrix: &Matrix) -> Vec<Outcome> {
     use ladder::{ENDS, GPU, PING, RPING, WRITE_BW};
     let of_step = |step: Rung| {
         let mut findings = Vec::new();
-        let cells = matrix.cells.iter().filter(|cell| cell.rung == step);
-        for cell in cells.filter(|cell| cell.verdict >= Verdict::Unknown) {
-            let mut finding = cell.finding.clone();
-            finding.read.clear();
-            if !findings.contains(&finding) {
-                findings.push(finding);
+        for (node, cells) in matrix.rows() {
+            let is_fault = |cell: &&Cell| cell.rung == step && cell.verdict >= Verdict::Unknown;
+            let mut faults: Vec<&Cell> = cells.iter().filter(is_fault).collect();
+            while let Some(first) = faults.first().copied() {
+                let says = |cell: &Cell| (cell.finding.why.clone(), cell.only_with.clone());
+                let alike = |cell: &&&Cell| says(cell) == says(first);
+                let rails: Vec<&str> = faults
+                    .iter()
+                    .filter(alike)
+                    .map(|c| c.rail.as_str())
+                    .collect();
+                let rails = match rails.len() == cells.len() {
+                    true => String::new(),
+                    false => format!(" {}", rails.join(",")),
+                };
+                let with = match first.only_with.is_empty() {
+                    true => String::new(),
+                    false => format!(" (only with {})", first.only_with.join(", ")),
+                };
+                let finding = Finding {
+                    read: Vec::new(),
+                    ..first.finding.clone()
+                };
+                findings.push(finding.on(format!("{node}{rails}{with}")));
+                faults.retain(|cell| says(cell) != says(first));
             }
         }
         Outcome::new(step.0, step.1, findings)
