@@ -51,20 +51,26 @@ fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
         .iter()
         .map(|node| node.kubelet.as_str())
         .collect();
-    let kubelets: Vec<&str> = kubelets.into_iter().collect();
+    let versions = kubelets
+        .into_iter()
+        .map(|version| format!(", kubelet {version}"));
+    let versions = format!(
+        "rdmactl {}{}",
+        env!("CARGO_PKG_VERSION"),
+        versions.collect::<String>()
+    );
     let (tests, rounds) = (results.tests.len(), results.rounds);
     *page += "<dl class=\"facts\">\n";
     for (name, value) in [
         ("Started", results.started.clone()),
         (
             "Took",
-            format!("{} s: {tests} tests in {rounds} rounds", results.seconds),
+            format!("{} s, {tests} tests, {rounds} rounds", results.seconds),
         ),
         ("Nodes", results.nodes.len().to_string()),
         ("Rails", matrix.rails.len().to_string()),
         ("Networks", results.networks.join(", ")),
-        ("kubelet", kubelets.join(", ")),
-        ("rdmactl", env!("CARGO_PKG_VERSION").to_owned()),
+        ("Versions", versions),
     ] {
         let _ = writeln!(
             page,
