@@ -247,3 +247,164 @@ fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Test;
+    use super::*;
+    use crate::verdict::Outcome;
+    use crate::verify::ladder::Measurement;
+    use crate::verify::perftest::Row;
+
+    /// Tests of nodes `a` to `d` on one rail: what `ping` and `write-bw` found, and the bandwidth.
+    fn results(tests: &[(&str, Finding, f64)]) -> Results {
+        let names = ["a", "b", "c", "d"];
+        let node = |name: &str| Node {
+            name: name.to_owned(),
+            kubelet: String::new(),
+            pod: None,
+            fault: None,
+        };
+        let test = |(pair, bandwidth, average): &(&str, Finding, f64)| {
+            let at = |name: &str| names.iter().position(|known| *known == name).unwrap();
+            let (rung, title) = ladder::WRITE_BW;
+            let row = Row {
+                bytes: 65536,
+                iterations: 1,
+                peak: 400.0,
+                average: *average,
+            };
+            let outcome = |(id, title): Rung, finding: Finding| {
+                Outcome::new(id, title, vec![finding.on("rdma0 (x/1)")])
+            };
+            Test {
+                round: 1,
+                nodes: [at(&pair[..1]), at(&pair[1..])],
+                climbed: Climbed {
+                    outcomes: vec![
+                        outcome(ladder::PING, Finding::pass("there and back")),
+                        outcome((rung, title), bandwidth.clone()),
+                    ],
+                    measurements: vec![Measurement {
+                        rung,
+                        object: "rdma0 (x/1)".to_owned(),
+                        rows: vec![row],
+                    }],
+                    pairs: vec![(
+                        "rdma0 (x/1)".to_owned(),
+                        ["rdma0", "rdma0"].map(str::to_owned),
+                    )],
+                    left: Default::default(),
+                },
+            }
+        };
+        Results {
+            nodes: names.map(node).into(),
+            tests: tests.iter().map(test).collect(),
+            ..Results::default()
+        }
+    }
+
+    fn texts(tests: &[(&str, Finding, f64)]) -> Vec<String> {
+        let matrix = judge(&results(tests));
+        assert_eq!(matrix.rails, ["rdma0"]);
+        let text = |cell: &Cell| match cell.only_with.is_empty() {
+            true => cell.text.clone(),
+            false => format!("{} with {}", cell.text, cell.only_with.join(",")),
+        };
+        matrix.cells.iter().map(text).collect()
+    }
+
+    #[test]
+    fn a_fault_counts_against_the_end_that_never_did_better() {
+        let pass = || Finding::pass("97 %");
+        let (fail, warn) = (Finding::fail("no", "x"), Finding::warn("slow", "x"));
+        let fine = ("cd", pass(), 390.0);
+        for (tests, expected) in [
+            (
+                vec![("ab", pass(), 380.4), ("ac", pass(), 390.2), fine.clone()],
+                ["390 Gb/s", "380 Gb/s", "390 Gb/s", "390 Gb/s"],
+            ),
+            (
+                vec![
+                    ("ab", fail.clone(), 0.0),
+                    ("ac", fail.clone(), 0.0),
+                    ("bd", pass(), 391.0),
+                    fine.clone(),
+                ],
+                ["FAIL write-bw", "391 Gb/s", "390 Gb/s", "391 Gb/s"],
+            ),
+            (
+                vec![
+                    ("ab", warn.clone(), 201.0),
+                    ("ac", warn, 200.0),
+                    ("bd", pass(), 391.0),
+                    fine.clone(),
+                ],
+                ["WARN 201 Gb/s", "391 Gb/s", "390 Gb/s", "391 Gb/s"],
+            ),
+            (
+                vec![
+                    ("ab", fail.clone(), 0.0),
+                    ("ac", pass(), 392.0),
+                    ("bd", pass(), 391.0),
+                ],
+                [
+                    "FAIL write-bw with b",
+                    "FAIL write-bw with a",
+                    "392 Gb/s",
+                    "391 Gb/s",
+                ],
+            ),
+            (
+                vec![
+                    ("ab", fail.clone(), 0.0),
+                    ("ac", fail.clone(), 0.0),
+                    ("ad", pass(), 392.0),
+                    ("bd", pass(), 391.0),
+                    fine,
+                ],
+                ["FAIL write-bw with b,c", "391 Gb/s", "390 Gb/s", "392 Gb/s"],
+            ),
+            (
+                vec![("ab", fail, 0.0), ("cd", pass(), 390.0)],
+                ["FAIL write-bw", "FAIL write-bw", "390 Gb/s", "390 Gb/s"],
+            ),
+        ] {
+            assert_eq!(texts(&tests), expected, "{tests:?}");
+        }
+    }
+
+    #[test]
+    fn a_rail_that_was_not_tested_says_why() {
+        let mut results = results(&[
+            ("ab", Finding::pass("97 %"), 390.0),
+            ("cd", Finding::pass("97 %"), 390.0),
+        ]);
+        results.nodes[0].fault = Some(Finding::fail("no answer", "look"));
+        results.nodes[1].fault = Some(Finding::unknown("no room"));
+        results.tests[1].climbed.pairs.clear();
+        results.tests[1].climbed.left[1] = vec!["x/1: DOWN".to_owned()];
+        let matrix = judge(&results);
+        let cells: Vec<(&str, &str, &[usize])> = matrix
+            .cells
+            .iter()
+            .map(|cell| {
+                (
+                    cell.text.as_str(),
+                    cell.finding.why.as_str(),
+                    cell.tests.as_slice(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            cells,
+            [
+                ("FAIL ends", "no answer", &[0][..]),
+                ("390 Gb/s", "97 %", &[0]),
+                ("-", "its pod has no such interface", &[1]),
+                ("FAIL ends", "x/1: DOWN", &[1]),
+            ]
+        );
+    }
+}

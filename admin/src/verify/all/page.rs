@@ -7,7 +7,7 @@ use super::matrix::{Cell, Matrix};
 use super::text::faults;
 use super::{Results, Test};
 use crate::report::alike;
-use crate::verdict::{Finding, Verdict};
+use crate::verdict::{Outcome, Verdict};
 
 /// The page. Everything that a cluster or a pod wrote is escaped.
 pub(super) fn page(results: &Results, matrix: &Matrix) -> String {
@@ -84,20 +84,33 @@ fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
 /// The faults and what to do, as the terminal shows them.
 fn attention(page: &mut String, matrix: &Matrix) {
     let faults = faults(matrix);
-    let heading = if faults.is_empty() {
-        "Nothing needs attention"
-    } else {
-        "What needs attention"
+    let heading = match faults.is_empty() {
+        true => "Nothing needs attention",
+        false => "What needs attention",
     };
     let _ = writeln!(page, "<h2 id=\"faults\">{heading}</h2>");
     for outcome in &faults {
-        let (id, title) = (escape(outcome.id), escape(outcome.title));
-        let _ = writeln!(page, "<h3>{id} <span class=\"dim\">{title}</span></h3>");
-        for (finding, objects) in alike(&outcome.findings, true) {
-            *page += "<div class=\"fault\">";
-            self::finding(page, &finding, &objects.join(", "));
-            *page += "</div>\n";
+        step(page, outcome, "fault");
+    }
+}
+
+/// A step with its findings; those that say the same of several objects together.
+fn step(page: &mut String, outcome: &Outcome, class: &str) {
+    let (id, title) = (outcome.id, escape(outcome.title));
+    let _ = writeln!(page, "<h3>{id} <span class=\"dim\">{title}</span></h3>");
+    for (finding, objects) in alike(&outcome.findings, true) {
+        let (verdict, why) = (badge(finding.verdict), escape(&finding.why));
+        let lines = [objects.join(", ")].into_iter().chain(finding.read);
+        let lines: Vec<String> = lines.map(|line| escape(&line)).collect();
+        let lines = lines.join("<br>");
+        let _ = write!(
+            page,
+            "<div class=\"{class}\"><p>{verdict} {why}</p><p class=\"dim\">{lines}</p>"
+        );
+        if let Some(remedy) = &finding.remedy {
+            let _ = write!(page, "<p><strong>Do:</strong> {}</p>", escape(remedy));
         }
+        *page += "</div>\n";
     }
 }
 
@@ -155,51 +168,24 @@ fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
         test.round,
         badge(worst)
     );
-    for check in &test.climbed.outcomes {
-        let (id, title) = (escape(check.id), escape(check.title));
-        let _ = writeln!(page, "<h4>{id} <span class=\"dim\">{title}</span></h4>");
-        for finding in &check.findings {
-            *page += "<div class=\"finding\">";
-            self::finding(page, finding, finding.object.as_deref().unwrap_or_default());
-            *page += "</div>\n";
-        }
-        for table in test
-            .climbed
-            .measurements
-            .iter()
-            .filter(|table| table.rung == check.id)
-        {
+    for outcome in &test.climbed.outcomes {
+        step(page, outcome, "finding");
+        let tables = test.climbed.measurements.iter();
+        for table in tables.filter(|table| table.rung == outcome.id) {
+            let object = escape(&table.object);
             let _ = writeln!(
                 page,
-                "<pre>{}: bytes, iterations, peak and average in Gb/s",
-                escape(&table.object)
+                "<pre>{object}: bytes, iterations, peak and average in Gb/s"
             );
             for row in &table.rows {
-                let _ = writeln!(
-                    page,
-                    "{:>8} {:>8} {:>9.2} {:>9.2}",
-                    row.bytes, row.iterations, row.peak, row.average
-                );
+                let (peak, average) = (row.peak, row.average);
+                let _ = write!(page, "{:>8} {:>8}", row.bytes, row.iterations);
+                let _ = writeln!(page, " {peak:>9.2} {average:>9.2}");
             }
             *page += "</pre>\n";
         }
     }
     *page += "</div>\n</details>\n";
-}
-
-fn finding(page: &mut String, finding: &Finding, objects: &str) {
-    let (verdict, why) = (badge(finding.verdict), escape(&finding.why));
-    let _ = write!(
-        page,
-        "<p>{verdict} {why}</p><p class=\"dim\">{}</p>",
-        escape(objects)
-    );
-    for line in &finding.read {
-        let _ = write!(page, "<p class=\"dim\">read {}</p>", escape(line));
-    }
-    if let Some(remedy) = &finding.remedy {
-        let _ = write!(page, "<p><strong>Do:</strong> {}</p>", escape(remedy));
-    }
 }
 
 fn badge(verdict: Verdict) -> String {
