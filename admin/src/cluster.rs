@@ -10,7 +10,7 @@
 //! - [`tables`]: the answers as one table
 //! - [`report`]: what a report has of the cluster and its nodes
 
-mod ask;
+pub(crate) mod ask;
 mod report;
 mod tables;
 
@@ -53,10 +53,11 @@ struct Cli {
     command: Command,
 }
 
+/// Which cluster and nodes, and how they are asked.
 #[derive(Debug, Args)]
-struct Flags {
+pub(crate) struct Flags {
     #[command(flatten)]
-    kubectl: Kubectl,
+    pub(crate) kubectl: Kubectl,
     /// Labels of the daemon's pods
     #[arg(
         long,
@@ -73,7 +74,7 @@ struct Flags {
     /// How many nodes are asked at one time
     #[arg(long, global = true, hide_short_help = true, value_name = "COUNT", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..))]
-    parallel: u16,
+    pub(crate) parallel: u16,
     /// How long a node may take, in seconds
     #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..))]
@@ -119,8 +120,8 @@ impl Cli {
     fn run(&self, command: &clap::Command, matches: &ArgMatches) -> Ended {
         match &self.command {
             // Of the cluster or of a file, not of a node.
+            Command::Verify(verify) => return verify.run_in_cluster(&self.flags, &self.global),
             Command::Validate(_)
-            | Command::Verify(_)
             | Command::Blocks(_)
             | Command::Completion(_)
             | Command::Pages(_) => return self.command.run(&self.global),

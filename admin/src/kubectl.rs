@@ -23,7 +23,7 @@ pub(crate) const NODES: &str = "nodes";
 /// kubectl gives up by itself after this.
 const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
 /// A list takes several requests.
-const CALL_TIMEOUT: Duration = Duration::from_secs(600);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(600);
 /// A program that prints so much does not end by itself.
 const MOST_BYTES: u64 = 128 << 20;
 

@@ -49,8 +49,18 @@ pub(crate) fn ended(program: &str, ended: Ended) -> ExitCode {
 
 /// Wrong usage: filters of a list before a sub-command, which would not obey them.
 pub(crate) fn filters_before_command(filters: &str) -> anyhow::Error {
-    let text = format!("{filters} filter the list alone: put flags of a sub-command after it\n");
-    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, text).into()
+    wrong_usage(&format!(
+        "{filters} filter the list alone: put flags of a sub-command after it"
+    ))
+}
+
+/// Wrong usage that the parser does not see.
+pub(crate) fn wrong_usage(text: &str) -> anyhow::Error {
+    clap::Error::raw(
+        clap::error::ErrorKind::ArgumentConflict,
+        format!("{text}\n"),
+    )
+    .into()
 }
 
 /// The exit status of a command line that is not understood, or that asks for help.

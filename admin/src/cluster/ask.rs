@@ -74,7 +74,7 @@ impl Answer {
 
 /// A pod of the daemon's.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Pod {
+pub(crate) struct Pod {
     pub name: String,
     pub node: String,
     /// Why it cannot be asked.
@@ -101,7 +101,8 @@ pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<An
     Ok(answers)
 }
 
-async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
+/// The daemon's pods, of the nodes that were chosen.
+pub(crate) async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
     let selector = format!("--selector={}", flags.selector);
     let get = ["get", "pods", "--output=json", &selector];
     let output = flags.kubectl.run(&get, b"", flags.timeout()).await?;

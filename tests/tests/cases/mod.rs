@@ -64,6 +64,7 @@ modules! {
     dp_topology,
     dp_validate,
     dp_verify,
+    dp_verify_all,
     hostile_addresses,
     hostile_allocation,
     hostile_bytes,
