@@ -164,7 +164,9 @@ impl Cli {
         }
         let mut answers = block_on(ask::ask(&self.flags, &argv))??;
         if self.global.json || view.is_some() {
-            answers.iter_mut().for_each(ask::Answer::expect_document);
+            answers
+                .iter_mut()
+                .for_each(ask::NodeAnswer::expect_document);
         }
         self.print(view, &answers)
     }
@@ -174,8 +176,10 @@ impl Cli {
         let ask = |command: &str| -> anyhow::Result<serde_json::Value> {
             let argv = ["rdmactl", command, "--json"].map(str::to_owned);
             let mut answers = block_on(ask::ask(&self.flags, &argv))??;
-            answers.iter_mut().for_each(ask::Answer::expect_document);
-            let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
+            answers
+                .iter_mut()
+                .for_each(ask::NodeAnswer::expect_document);
+            let nodes: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
             Ok(json!({"nodes": nodes}))
         };
         let documents = match plan.documents()? {
@@ -185,9 +189,9 @@ impl Cli {
         plan.print(&documents, &self.global, Some(&self.flags.kubectl))
     }
 
-    fn print(&self, view: Option<View>, answers: &[ask::Answer]) -> Ended {
+    fn print(&self, view: Option<View>, answers: &[ask::NodeAnswer]) -> Ended {
         if self.global.json {
-            let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
+            let nodes: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
             say_json(json!({"nodes": nodes}));
         } else if let Some(view) = view {
             say(&view.text(answers));
@@ -202,9 +206,9 @@ impl Cli {
                 complain(&format!("{node}: no answer of {pod}: {error}"));
             }
         }
-        let count = |of: fn(&ask::Answer) -> bool| answers.iter().filter(|a| of(a)).count();
+        let count = |of: fn(&ask::NodeAnswer) -> bool| answers.iter().filter(|a| of(a)).count();
         let silent = count(|answer| answer.output.is_err());
-        let wrong = count(ask::Answer::is_wrong);
+        let wrong = count(ask::NodeAnswer::is_wrong);
         match (silent, wrong) {
             (0, 0) => Ok(Outcome::Good),
             (0, wrong) => bail!("{wrong} of {} nodes are not in order", answers.len()),

@@ -13,7 +13,7 @@ pub(super) const CONTAINER: &str = "rdma-device-plugin";
 
 /// What a node answered.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Answer {
+pub(super) struct NodeAnswer {
     /// The node.
     pub node: String,
     /// The daemon's pod there.
@@ -33,7 +33,7 @@ pub(super) struct Printed {
     pub is_good: bool,
 }
 
-impl Answer {
+impl NodeAnswer {
     /// The document that the command printed.
     pub(super) fn json(&self) -> Option<Value> {
         serde_json::from_str(&self.output.as_ref().ok()?.text).ok()
@@ -82,21 +82,21 @@ pub(crate) struct Pod {
 }
 
 /// Asks all nodes, in the order of their names.
-pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<Answer>> {
+pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<NodeAnswer>> {
     let listed = list(flags).await.context("list the daemon's pods")?;
     let asked = stream::iter(listed).map(|pod| async {
         let output = match pod.obstacle {
             Some(obstacle) => Err(obstacle),
             None => printed(flags, &pod.name, argv).await,
         };
-        Answer {
+        NodeAnswer {
             node: pod.node,
             pod: pod.name,
             output,
         }
     });
     let asked = asked.buffer_unordered(usize::from(flags.parallel));
-    let mut answers: Vec<Answer> = asked.collect().await;
+    let mut answers: Vec<NodeAnswer> = asked.collect().await;
     answers.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
     Ok(answers)
 }

@@ -5,7 +5,7 @@ use node::table::cell;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::ask::Answer;
+use super::ask::NodeAnswer;
 use crate::output::table;
 use crate::{discover, pods, status};
 
@@ -43,7 +43,7 @@ impl View {
     }
 
     /// The answers as text, with the notes of each node.
-    pub(super) fn text(&self, answers: &[Answer]) -> String {
+    pub(super) fn text(&self, answers: &[NodeAnswer]) -> String {
         let mut all: Vec<Vec<String>> = Vec::new();
         for answer in answers {
             let Some(document) = answer.json() else {
@@ -194,8 +194,8 @@ mod tests {
     use super::super::ask::Printed;
     use super::*;
 
-    fn answer(node: &str, document: Result<Value, &str>) -> Answer {
-        Answer {
+    fn answer(node: &str, document: Result<Value, &str>) -> NodeAnswer {
+        NodeAnswer {
             node: node.to_owned(),
             pod: format!("plugin-{node}"),
             output: document.map_err(str::to_owned).map(|document| Printed {
