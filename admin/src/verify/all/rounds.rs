@@ -71,7 +71,10 @@ async fn work(
 ) -> anyhow::Result<()> {
     show("reading nodes and networks");
     results.context = pods::context(&cluster.kubectl).await;
-    let networks = networks(verify, pods).await?;
+    let networks = match verify.all.network.is_empty() && !verify.all.resource.is_empty() {
+        true => Vec::new(),
+        false => networks(verify, pods).await?,
+    };
     let daemons = ask::list(cluster).await.context("list the daemon's pods")?;
     let nodes = pods::list(&cluster.kubectl, &["nodes"]).await?;
     let nodes = nodes.iter().map(plan::Node::of);
@@ -92,6 +95,7 @@ async fn work(
         image: &verify.all.image,
         deadline_seconds: verify.timeout + 300,
         gpu: verify.gpu.is_some(),
+        resources: &verify.all.resource,
     };
     let planned = nodes.into_iter().enumerate().map(|(number, node)| {
         let pod = template.pod(number, &node, &networks);
