@@ -107,6 +107,14 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         )
     });
     let mut warnings: Vec<String> = empty.chain(unserved).collect();
+    for pool in &pools {
+        let is_for_shared = pool.mode == Mode::Shared || !network::needs_network(pool);
+        if is_for_shared && pool.nodes.iter().any(|node| node.exclusive_netns) {
+            let remedy = "rdma system set netns shared";
+            let needs = "needs RDMA subsystems in shared mode, and some are in exclusive mode";
+            warnings.push(format!("{} {needs}: {remedy}", pool.resource));
+        }
+    }
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
     let store = json!({"default": {"type": "kubernetes"}});
     let mut policy = BTreeMap::from([("version", json!(1)), ("stores", store)]);
@@ -314,9 +322,14 @@ fn pool<'n>(
         is_free && !wanted.contains(&std::ptr::from_ref(*hca))
     });
     let drivers = hcas.first()?.facts.drivers();
-    let driver = drivers.first().map_or("rdma", String::as_str);
+    let driver = drivers
+        .first()
+        .map_or("", String::as_str)
+        .trim_start_matches("vmw_");
+    // A name of a resource, and of a network.
+    let driver: String = driver.chars().filter(char::is_ascii_alphanumeric).collect();
     let name = match mode {
-        _ if hcas.iter().all(|hca| hca.is_virtual()) => driver.trim_start_matches("vmw_"),
+        _ if hcas.iter().all(|hca| hca.is_virtual()) => &driver,
         Mode::Shared => "hca",
         Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
         Mode::Exclusive | Mode::Late => "nic",

@@ -402,8 +402,13 @@ fn the_mode_decides_what_a_pod_gets() {
         mode: Some(Mode::Exclusive),
         ..Options::default()
     };
-    let text = valid(&documents(vec![node]), &options);
+    let text = valid(&documents(vec![node.clone()]), &options);
     assert!(text.contains("\"attach\": \"rdma-only\""), "{text}");
+    let text = valid(&documents(vec![node]), &Options::default());
+    assert!(
+        text.contains("WARNING: rdma/nic needs RDMA subsystems in shared mode"),
+        "{text}"
+    );
 }
 
 #[test]
