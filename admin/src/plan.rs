@@ -16,13 +16,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use cni_wire::text::printable;
-use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
 use crate::documents::{name_of, objects};
 use crate::global::{Global, Kubectl};
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
-use decide::{Mode, Options};
+use decide::Options;
 use render::{CONFIG_MAP, LABEL};
 
 /// The resource of networks.
@@ -39,18 +38,8 @@ pub(crate) struct Plan {
     /// What "kubectl rdma discover --json" and "kubectl rdma topology --json" printed, instead of nodes
     #[arg(num_args = 2, value_names = ["DISCOVER", "TOPOLOGY"])]
     files: Vec<PathBuf>,
-    /// How pods get HCAs [default: late with GPUs, exclusive with several HCAs or VFs, else shared]
-    #[arg(long, value_enum)]
-    mode: Option<Mode>,
-    /// Addresses of pods; each rail gets an equal part [default: a private range without nodes]
-    #[arg(long, value_name = "CIDR")]
-    range: Option<IpNetwork>,
-    /// A node has a network of this length in each range: for fabrics that route to nodes
-    #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(16..=128))]
-    per_node_prefix: Option<u8>,
-    /// VLAN of VFs
-    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
-    vlan: Option<u16>,
+    #[command(flatten)]
+    options: Options,
     /// Namespace of the networks
     #[arg(long, value_name = "NAME", default_value = "default")]
     network_namespace: String,
@@ -96,14 +85,7 @@ impl Plan {
         if nodes.is_empty() {
             bail!("no node to plan for: {}", warnings.join("; "));
         }
-        let whole = |range: IpNetwork| IpNetwork::new(range.network(), range.prefix());
-        let options = Options {
-            mode: self.mode,
-            range: self.range.map(whole).transpose()?,
-            per_node_prefix: self.per_node_prefix,
-            vlan: self.vlan,
-        };
-        let plan = decide::plan(&nodes, &options)?;
+        let plan = decide::plan(&nodes, &self.options)?;
         warnings.extend(plan.warnings.iter().cloned());
         let daemon = cluster.map_or("kube-system", |cluster| &cluster.namespace);
         let namespaces = [daemon, self.network_namespace.as_str()];

@@ -13,11 +13,19 @@ use super::read::{Hca, Node};
 use super::select::{Keys, selector};
 
 /// What the administrator knows and the nodes do not.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Options {
+    /// How pods get HCAs [default: late with GPUs, exclusive with several HCAs or VFs, else shared]
+    #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// Addresses of pods; each rail gets an equal part [default: a private range without nodes]
+    #[arg(long, value_name = "CIDR")]
     pub range: Option<IpNetwork>,
+    /// A node has a network of this length in each range: for fabrics that route to nodes
+    #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(16..=128))]
     pub per_node_prefix: Option<u8>,
+    /// VLAN of VFs
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
     pub vlan: Option<u16>,
 }
 

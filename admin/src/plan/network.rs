@@ -43,7 +43,10 @@ pub(crate) fn needs_network(pool: &Pool<'_>) -> bool {
 
 fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
     let is_asked = options.range.is_some() || options.per_node_prefix.is_some();
-    !is_asked && pool.mode != Mode::Shared && pool.hcas.iter().all(|hca| !hca.addresses.is_empty())
+    let is_moved = !is_asked && pool.mode != Mode::Shared;
+    // Addresses of a NIC that a pod has are not visible.
+    let mut visible = pool.hcas.iter().filter(|hca| hca.mtu.is_some()).peekable();
+    is_moved && visible.peek().is_some() && visible.all(|hca| !hca.addresses.is_empty())
 }
 
 /// A network for each pool that needs one, and what was assumed.
@@ -60,7 +63,8 @@ pub(crate) fn networks(
         .iter()
         .filter(|pool| has_netdevs(pool) && !keeps_addresses(pool, options));
     let count: usize = leasing.map(|pool| pool.rails.len()).sum();
-    let mut range = options.range.filter(|_| count > 0);
+    let whole = |range: IpNetwork| IpNetwork::new(range.network(), range.prefix());
+    let mut range = options.range.filter(|_| count > 0).map(whole).transpose()?;
     if options.range.is_none() && count > 0 {
         let free = free_range(nodes, count)
             .context("no private range is free of the nodes' addresses: set --range CIDR")?;

@@ -13,6 +13,7 @@ use super::*;
 use crate::discover::{Document, HostAddress};
 use crate::topology;
 use crate::validate::Validate;
+use decide::Mode;
 
 type Lay = fn(&Tree);
 
@@ -504,4 +505,19 @@ fn what_applying_removes_is_seen() {
             "+ config.yaml pools rdma/nic select linkSpeed: [\">=400G\"]",
         ]
     );
+}
+
+#[test]
+fn a_nic_that_a_pod_has_changes_no_plan() {
+    let [mut discover, mut topology] = of_machine("gke", cloud::gke);
+    let rails = topology.pointer_mut("/nodes/0/document/nics/3").unwrap();
+    (rails["rail"]["source"], rails["netdevs"]) = ("order".into(), json!([]));
+    let document = discover.pointer_mut("/nodes/0/document").unwrap();
+    for list in ["inventory/netdevs", "addresses"] {
+        let list = document.pointer_mut(&format!("/{list}")).unwrap();
+        let is_there = |one: &Value| one["name"] != "gpu3rdma0" && one["netdev"] != "gpu3rdma0";
+        list.as_array_mut().unwrap().retain(is_there);
+    }
+    let text = planned(&[discover, topology], &Options::default()).unwrap();
+    check("gke", &text);
 }
