@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use anyhow::ensure;
 use clap::ValueEnum;
 use ipnetwork::IpNetwork;
 use rdma_device_plugin::candidate::FunctionKind;
@@ -105,7 +106,17 @@ impl<'n> Group<'n> {
 pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
     let groups = groups(nodes, options.mode);
     let (pools, unserved) = pools(&groups, options.mode);
-    let empty = groups.iter().filter(|group| group.chosen.is_empty());
+    let reasons = groups.iter().flat_map(|group| group.left_out.values());
+    let reasons: BTreeSet<&str> = reasons.map(String::as_str).collect();
+    let reasons: Vec<&str> = reasons.into_iter().take(5).collect();
+    ensure!(
+        !pools.is_empty(),
+        "no HCA of these nodes is for pods ({}); rdmactl discover on a node shows its RDMA devices",
+        reasons.join("; ")
+    );
+    let empty = groups
+        .iter()
+        .filter(|group| group.chosen.is_empty() && !group.left_out.is_empty());
     let empty = empty.map(|group| format!("{}: no HCA is for pods", names(&group.nodes)));
     let unserved = unserved.iter().map(|group| {
         format!(

@@ -52,12 +52,8 @@ pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) 
     let [daemon, networks] = namespaces;
     let metadata = metadata(CONFIG_MAP, daemon);
     let pools: String = plan.pools.iter().map(pool_text).collect();
-    let pools = format!(
-        "pools:{}\n{pools}",
-        if pools.is_empty() { " []" } else { "" }
-    );
     text += &format!("---\napiVersion: v1\nkind: ConfigMap\n{metadata}data:\n  config.yaml: |\n");
-    text += &indented(&format!("version: 1\n{pools}"));
+    text += &indented(&format!("version: 1\npools:\n{pools}"));
     let restart = "rollout restart daemonset/rdma-device-plugin";
     let restart = format!("After a change: kubectl --namespace {daemon} {restart}");
     let policy = indented(&pretty(&json!(plan.policy), ""));
@@ -78,6 +74,9 @@ fn group_text(group: &Group<'_>, node: &Node) -> String {
         .first()
         .map(|gpu| comment(&format!("  {count} GPUs: {gpu}")));
     let mut text = gpus.unwrap_or_else(|| comment("  no GPU"));
+    if node.hcas.is_empty() {
+        text += &comment("  no RDMA device");
+    }
     for (index, hca) in node.hcas.iter().enumerate() {
         let Some(rail) = group.chosen.get(&index) else {
             continue;

@@ -521,3 +521,33 @@ fn a_nic_that_a_pod_has_changes_no_plan() {
     let text = planned(&[discover, topology], &Options::default()).unwrap();
     check("gke", &text);
 }
+
+#[test]
+fn nodes_without_hcas_for_pods_get_no_file_and_no_pool() {
+    let uplink = |tree: &Tree| {
+        tree.nic(&PciSpec::MLX5, "mlx5_0", "eno1", &[PortSpec::ROCE]);
+        tree.default_route("eno1");
+    };
+    let alone = documents(vec![answers("a", uplink, |_| {})]);
+    let error = planned(&alone, &Options::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("(for the node itself: eno1: it carries the node's default route)"),
+        "{error}"
+    );
+    let nodes = ["a", "b", "c"].map(|name| match name {
+        "a" => answers(name, uplink, |_| {}),
+        "b" => answers(name, |_: &Tree| {}, |_| {}),
+        _ => answers(name, machine::egx, |_| {}),
+    });
+    let text = valid(&documents(nodes.to_vec()), &Options::default());
+    assert_eq!(text.matches("WARNING").count(), 1, "{text}");
+    for expected in [
+        "WARNING: a: no HCA is for pods",
+        "no RDMA device",
+        "  optional: true\n",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
