@@ -38,7 +38,7 @@ shift
 case "$*" in
 "--namespace=rdma get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") exec cat "$here/daemons";;
 "--namespace=rdma get nodes --output=json") exec cat "$here/nodes";;
-"--namespace=hpc get network-attachment-definitions.k8s.cni.cncf.io --output=json") exec cat "$here/networks";;
+"--namespace=rdma get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") exec cat "$here/networks";;
 "--namespace=hpc get pods --selector=app.kubernetes.io/name=rdma-verify --output=json")
     faulty leftover && { echo '{"items": [{"metadata": {"name": "rdma-verify-old-0"}}]}'; exit; }
     echo '{"items": []}'; exit;;

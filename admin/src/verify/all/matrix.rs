@@ -92,8 +92,8 @@ pub(super) fn judge(results: &Results) -> Matrix {
         for rail in &rails {
             let mut cell = cell(at, node, rail);
             if cell.tests.is_empty() {
-                cell.tests
-                    .extend(results.tests_of(at).map(|(number, _)| number));
+                let tests = results.tests_of(at).map(|(number, _)| number);
+                cell.tests.extend(tests);
                 // The one in which it did not answer is the last.
                 cell.tests.reverse();
             }
@@ -135,10 +135,10 @@ fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
             let remedy = format!("kubectl rdma status --nodes {}", key.0);
             ("FAIL ends", Finding::fail(left, remedy))
         }
-        None => (
-            "-",
-            Finding::not_applicable("its pod has no such interface"),
-        ),
+        None => {
+            let why = "its pod has no such interface";
+            ("-", Finding::not_applicable(why))
+        }
     };
     Cell::new(key, ladder::ENDS, text, finding)
 }
@@ -156,15 +156,10 @@ fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
         let (other_best, other_faults) = standing(&seen.partner);
         best == verdict || (other_best < verdict && faults >= other_faults)
     };
-    let worst = seen
-        .iter()
-        .filter(counts)
-        .map(|seen| seen.finding.verdict)
-        .max();
-    let deciding = seen
-        .iter()
-        .filter(counts)
-        .filter(|seen| Some(seen.finding.verdict) == worst);
+    let counted: Vec<&Seen<'_>> = seen.iter().filter(counts).collect();
+    let worst = counted.iter().map(|seen| seen.finding.verdict).max();
+    let is_worst = |seen: &&Seen<'_>| Some(seen.finding.verdict) == worst;
+    let deciding = counted.into_iter().filter(is_worst);
     let decided = deciding.clone().reduce(|best, seen| {
         let is_faster = worst == Some(Verdict::Pass) && best.gbps < seen.gbps;
         if is_faster { seen } else { best }
@@ -180,10 +175,8 @@ fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
         (Verdict::Pass | Verdict::NotApplicable, _) => word.to_owned(),
         _ => format!("{word} {rung}"),
     };
-    let others = seen
-        .iter()
-        .map(|seen| seen.test)
-        .filter(|test| *test != decided.test);
+    let tests = seen.iter().map(|seen| seen.test);
+    let others = tests.filter(|test| *test != decided.test);
     let partners: BTreeSet<&str> = deciding.map(|seen| seen.partner.0).collect();
     let partners = partners.into_iter().filter(|_| best < worst);
     Cell {
@@ -229,10 +222,8 @@ fn all_seen(results: &Results) -> AllSeen<'_> {
 /// The worst that the steps found of a pair of ports. Of faults the first: what comes after it was not
 /// tried. Of what passed the last.
 fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding)> {
-    let steps = climbed
-        .outcomes
-        .iter()
-        .filter(|step| step.id != ladder::ENDS.0);
+    let steps = climbed.outcomes.iter();
+    let steps = steps.filter(|step| step.id != ladder::ENDS.0);
     let found = steps.flat_map(|step| {
         let findings = step.findings.iter();
         let of = findings.filter(|finding| finding.object.as_deref() == Some(object));
@@ -240,11 +231,8 @@ fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding
     });
     found.reduce(|worst, next| {
         let (at, now) = (worst.1.verdict, next.1.verdict);
-        if now > at || (now == at && now <= Verdict::Pass) {
-            next
-        } else {
-            worst
-        }
+        let is_worse = now > at || (now == at && now <= Verdict::Pass);
+        if is_worse { next } else { worst }
     })
 }
 
