@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::report::Style;
 
 /// How a command ended that did not fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     /// All is good.
     Good,
@@ -90,6 +90,16 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
 /// The one place that prints results. A reader that has seen enough (`| head`) is not an error.
 pub(crate) fn say(text: &str) {
     let _ = io::stdout().lock().write_all(text.as_bytes());
+}
+
+/// Where a command writes what is not text.
+///
+/// # Errors
+/// It is a terminal.
+pub(crate) fn byte_stream() -> anyhow::Result<impl Write> {
+    let is_terminal = io::stdout().is_terminal();
+    anyhow::ensure!(!is_terminal, "standard output is a terminal; name a file");
+    Ok(io::stdout())
 }
 
 /// Prints the table under a header, whose titles are separated by two spaces.

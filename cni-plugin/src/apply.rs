@@ -10,7 +10,7 @@ use attachment::{
     child,
     netdev::{
         display,
-        identity::{Identity, Place},
+        identity::{Identity, LinkScope},
         replay, restore,
         snapshot::Snapshot,
     },
@@ -287,7 +287,7 @@ fn take_anew(
     let (name, mtu) = (plan.ifname.as_str(), plan.config.mtu);
     let started = Instant::now();
     loop {
-        let place = Place::Pod { host: None };
+        let place = LinkScope::Pod { host: None };
         if let Ok(Some(link)) = identity.find(&link::list(inside)?, place) {
             let change = Change {
                 mtu,
@@ -299,7 +299,7 @@ fn take_anew(
             link::change(inside, what, link.index, &change)?;
             return named(inside, name);
         }
-        if let Ok(Some(link)) = identity.find(&link::list(&mut host.socket)?, Place::Host) {
+        if let Ok(Some(link)) = identity.find(&link::list(&mut host.socket)?, LinkScope::Host) {
             let moved = move_in(host, pod, inside, link, name)?;
             if mtu.is_some() {
                 set_mtu(inside, &moved, name, mtu)?;

@@ -8,7 +8,7 @@ pub mod memory;
 
 use crate::words::word;
 use hca::rdma::NodeType;
-use hca::topology::Place;
+use hca::topology::PciLocation;
 use hca::{
     HcaId, LinkLayer, Netdev, PciAddress, PciFunction, Port, RdmaDevice, Reserved, pci::Sriov,
 };
@@ -148,8 +148,8 @@ impl Candidate {
     }
 
     /// Its place among PCI functions.
-    pub fn place(&self) -> Option<Place> {
-        self.pci.as_ref().map(Place::of)
+    pub fn place(&self) -> Option<PciLocation> {
+        self.pci.as_ref().map(PciLocation::of)
     }
 
     /// The physical function that owns a VF or SF; the function itself for a PF.

@@ -32,8 +32,8 @@ use node_server::http::Details;
     args_conflicts_with_subcommands = true
 )]
 #[command(
-    after_help = "Without a command, \"run\" is meant, with its flags (run --help). Flags of the \
-    replaced plugins may have a single dash.\n\
+    after_help = "Without a command, \"run\" is meant, with its flags (run --help). A long flag \
+    may have a single dash, as the replaced plugins have it.\n\
     People ask rdmactl.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage."
 )]

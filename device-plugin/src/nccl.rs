@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{anyhow, ensure};
 use hca::PciAddress;
-use hca::topology::Place;
+use hca::topology::PciLocation;
 
 /// The largest file read: the largest known describe a few hundred devices.
 const MOST_BYTES: u64 = 4 << 20;
@@ -19,7 +19,7 @@ const MOST_BYTES: u64 = 4 << 20;
 ///
 /// # Errors
 /// The path and the cause, with line and remedy.
-pub fn read(file: &Path) -> anyhow::Result<BTreeMap<PciAddress, Place>> {
+pub fn read(file: &Path) -> anyhow::Result<BTreeMap<PciAddress, PciLocation>> {
     let read = || {
         let mut text = String::new();
         let opened = std::fs::File::open(file)?;
@@ -29,7 +29,7 @@ pub fn read(file: &Path) -> anyhow::Result<BTreeMap<PciAddress, Place>> {
     read().map_err(|cause| anyhow!("read the NCCL topology file {}: {cause}", file.display()))
 }
 
-fn places(text: &str) -> anyhow::Result<BTreeMap<PciAddress, Place>> {
+fn places(text: &str) -> anyhow::Result<BTreeMap<PciAddress, PciLocation>> {
     let document = roxmltree::Document::parse(text).map_err(|error| anyhow!("not XML: {error}"))?;
     let system = document.root_element();
     let top = system.tag_name().name();
@@ -61,7 +61,7 @@ fn descend(
     root: &str,
     numa: Option<u32>,
     above: &[PciAddress],
-    places: &mut BTreeMap<PciAddress, Place>,
+    places: &mut BTreeMap<PciAddress, PciLocation>,
 ) -> anyhow::Result<()> {
     let address = address(pci)?;
     let mut chain = above.to_vec();
@@ -71,7 +71,7 @@ fn descend(
     chain.push(address);
     let mut below = children(pci, "pci").peekable();
     if below.peek().is_none() {
-        let place = Place {
+        let place = PciLocation {
             address,
             root: Some(root.to_owned()),
             chain,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use hca::topology::{Class, Numa, distance};
 
-    fn class(places: &BTreeMap<PciAddress, Place>, a: &str, b: &str) -> Class {
+    fn class(places: &BTreeMap<PciAddress, PciLocation>, a: &str, b: &str) -> Class {
         let at = |text: &str| &places[&text.parse::<PciAddress>().unwrap()];
         distance::distance(at(a), at(b), &Numa::default()).class
     }

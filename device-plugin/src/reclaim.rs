@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::{
-    journal::{Key, Record, Store},
+    journal::{Journal, Key, Record},
     node::{Node, now},
     reclaim::{in_host_namespace, over},
 };
@@ -131,7 +131,7 @@ fn note(published: &watch::Sender<Counts>, more: &Counts) {
 /// # Errors
 /// The journal cannot be listed.
 pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Error> {
-    let (records, _) = Store::records_of_node(&paths.node.policy, &paths.state_dir())?;
+    let (records, _) = Journal::records_of_node(&paths.node.policy, &paths.state_dir())?;
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
     Ok(moved
@@ -188,7 +188,7 @@ type Dead = (Key, Record, &'static str);
 impl Round {
     /// The attachments that are over and were so in the round before, by the store of their leases.
     fn find_dead(&mut self, paths: &NodePaths, policy: &Policy, before: &BTreeSet<String>) {
-        let records = Store::records_of_node(&paths.node.policy, &policy.state_dir);
+        let records = Journal::records_of_node(&paths.node.policy, &policy.state_dir);
         let (records, unreadable) = match records {
             Ok(records) => records,
             Err(error) => {

@@ -20,7 +20,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where a file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum FilePath {
     /// In the state directory that the node's policy names.
     Node(&'static str),
     /// At this path; its directory is made.
@@ -30,7 +30,7 @@ pub(crate) enum Place {
 /// A file as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct File {
-    pub place: Place,
+    pub place: FilePath,
     pub content: String,
     /// What is missing as long as it cannot be written.
     pub consequence: &'static str,
@@ -92,8 +92,8 @@ fn write_all(paths: &NodePaths, files: &[File]) -> Vec<String> {
     let state_dir = paths.state_dir();
     for file in files {
         let path = match &file.place {
-            Place::Node(name) => state_dir.join(name),
-            Place::Own(path) => path.clone(),
+            FilePath::Node(name) => state_dir.join(name),
+            FilePath::Own(path) => path.clone(),
         };
         hca::host::show(&path);
         if let Err(error) = write(&path, file) {
@@ -108,7 +108,7 @@ fn write(path: &Path, file: &File) -> io::Result<()> {
     if has(path, &file.content) {
         return Ok(());
     }
-    if let (Place::Own(_), Some(directory)) = (&file.place, path.parent()) {
+    if let (FilePath::Own(_), Some(directory)) = (&file.place, path.parent()) {
         std::fs::create_dir_all(directory)?;
     }
     file::replace(path, &file.content)
@@ -131,7 +131,7 @@ mod tests {
 
     fn file(path: PathBuf) -> File {
         File {
-            place: Place::Own(path),
+            place: FilePath::Own(path),
             content: "1\n".into(),
             consequence: "no program can read it",
         }

@@ -328,7 +328,7 @@ fn used_by_others(ipam: &Plugin, name: &str) -> Option<&'static str> {
 /// Why the bindings of slots stay. A pod without a network attachment has its HCAs by nothing else, and
 /// the next daemon frees them when the pod is gone.
 fn bindings_to_keep(places: &Places) -> Option<&'static str> {
-    let held = match bindings::Store::at(&places.run).read() {
+    let held = match bindings::BindingDirectory::at(&places.run).read() {
         Ok(found) => {
             let started = |one: &bindings::Binding| one.stage == bindings::Stage::Started;
             !found.unreadable.is_empty() || found.all.values().any(started)
@@ -488,7 +488,7 @@ mod tests {
         let hca = "0000:01:00.0".parse().unwrap();
         let mut binding = bindings::Binding::new(&hca, "slot_0", &pod, Some("c1"));
         binding.stage = bindings::Stage::Started;
-        let store = bindings::Store::at(&node.path("run"));
+        let store = bindings::BindingDirectory::at(&node.path("run"));
         store.create(&binding).unwrap();
         node.remove();
         assert!(store.read().unwrap().has(&hca));

@@ -51,7 +51,7 @@ pub(crate) fn netdevs_of_hca<N: Borrow<Netdev>, E>(
 
 /// What a port says about a netdev that is not of its hardware.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Claim<'a> {
+pub(crate) struct NetdevHints<'a> {
     /// The netdev that soft RoCE names as its own.
     pub(crate) soft_parent: Option<&'a str>,
     pub(crate) node_guid: Option<Guid>,
@@ -59,7 +59,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) gids: &'a [GidEntry],
 }
 
-impl<'a> Claim<'a> {
+impl<'a> NetdevHints<'a> {
     /// Names of netdevs, the soft parent or those of the GID table in order of index.
     pub(crate) fn names(self) -> impl Iterator<Item = &'a str> {
         let of_gids = self
@@ -77,7 +77,7 @@ impl<'a> Claim<'a> {
 }
 
 /// True if the port says that this netdev is one of its own.
-pub(crate) fn claims(claim: Claim<'_>, netdev: &Netdev) -> bool {
+pub(crate) fn claims(claim: NetdevHints<'_>, netdev: &Netdev) -> bool {
     let Some(mac) = &netdev.mac else { return false };
     let Some(identifier) = interface_identifier(mac) else {
         return false;
@@ -149,8 +149,8 @@ mod tests {
             .collect()
     }
 
-    fn claim(gids: &[GidEntry]) -> Claim<'_> {
-        Claim {
+    fn claim(gids: &[GidEntry]) -> NetdevHints<'_> {
+        NetdevHints {
             soft_parent: None,
             node_guid: None,
             link_layer: LinkLayer::Ethernet,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::address::{Guid, MacAddress};
-use crate::association::{self, Claim};
+use crate::association::{self, NetdevHints};
 use crate::gid;
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
@@ -245,7 +245,7 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
     let mut ports = Vec::new();
     for number in rdma::port_numbers(directory)? {
         let port = directory.join("ports").join(number.to_string());
-        let claim = Claim {
+        let claim = NetdevHints {
             soft_parent: soft_parent.as_deref(),
             node_guid: host::parsed(directory, "node_guid")?,
             link_layer: port::link_layer(&port)?,

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::address::Guid;
-use crate::association::{self, Claim};
+use crate::association::{self, NetdevHints};
 use crate::chardev::{self, CharDevices};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
@@ -191,7 +191,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
         )?,
     };
     assign_netdevs(host, parent.as_ref(), &mut device)?;
-    // All attributes of a device that went away meanwhile are absent: that is no device.
+    // All attributes of a device that went away meanwhile are absent: that is not a device.
     host.class_entry("RDMA device", "infiniband", name)?;
     Ok(device)
 }
@@ -233,7 +233,7 @@ fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice)
             });
             own.next().cloned()
         } else {
-            let claim = Claim {
+            let claim = NetdevHints {
                 soft_parent: device.soft_parent.as_deref(),
                 node_guid: device.node_guid,
                 link_layer: port.link_layer,
@@ -252,7 +252,7 @@ fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice)
 }
 
 /// The netdev of this network namespace that a port without netdevs on its hardware claims.
-fn claimed(host: &Host, claim: Claim<'_>) -> Result<Option<Netdev>> {
+fn claimed(host: &Host, claim: NetdevHints<'_>) -> Result<Option<Netdev>> {
     let names: Vec<String> = if claim.is_anonymous() {
         host::names(&host.class("net"))?
     } else {

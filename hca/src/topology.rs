@@ -19,7 +19,7 @@ pub mod numa;
 pub mod rail;
 
 pub use choose::{Choice, Pair, Refusal, Request, choose};
-pub use distance::{Class, Distance, Place};
+pub use distance::{Class, Distance, PciLocation};
 pub use gpu::Gpu;
 pub use link::{Lanes, PcieLink};
 pub use machine::Machine;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use hca::topology::{Class, Machine, Place, Request, choose};
+use hca::topology::{Class, Machine, PciLocation, Request, choose};
 use hca_trees::{Tree, machine};
 
 /// Scans the machine that `lay` makes.
@@ -26,8 +26,8 @@ fn scan(lay: impl Fn(&Tree)) -> Machine {
 
 fn rows<'a>(
     machine: &Machine,
-    from: impl Iterator<Item = &'a Place>,
-    to: &[&Place],
+    from: impl Iterator<Item = &'a PciLocation>,
+    to: &[&PciLocation],
 ) -> Vec<String> {
     from.map(|a| {
         let cells: Vec<String> = to
@@ -41,13 +41,13 @@ fn rows<'a>(
 
 /// One line for each GPU: its distance to each NIC.
 fn gpu_nic(machine: &Machine) -> Vec<String> {
-    let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();
+    let nics: Vec<&PciLocation> = machine.nics.iter().map(|nic| &nic.place).collect();
     rows(machine, machine.gpus.iter().map(|gpu| &gpu.place), &nics)
 }
 
 /// One line for each NIC: its distance to each NIC.
 fn nic_nic(machine: &Machine) -> Vec<String> {
-    let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();
+    let nics: Vec<&PciLocation> = machine.nics.iter().map(|nic| &nic.place).collect();
     rows(machine, nics.iter().copied(), &nics)
 }
 

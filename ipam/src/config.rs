@@ -9,7 +9,7 @@
 mod rails;
 mod request;
 
-pub use rails::{Place, RailRange};
+pub use rails::{AddressPosition, RailRange};
 pub use request::{Requested, Source};
 
 use crate::range::{self, Range, Spec};
@@ -85,7 +85,7 @@ pub struct Config {
     /// Gateways that belong to one range alone, by its number; empty but for several interfaces.
     pub gateways: Vec<Option<IpAddr>>,
     /// Which interface gets the address of a range, by its number; empty but for several interfaces.
-    pub places: Vec<Place>,
+    pub places: Vec<AddressPosition>,
     /// `network_name`: apart from other names, the same address may be leased again.
     pub network_name: Option<String>,
     /// `enable_overlapping_ranges`: an address is leased once in all ranges of
@@ -374,8 +374,7 @@ fn network_name(keys: &Merged<'_, '_>) -> Result<Option<String>, Error> {
         && bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
         && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
     if !fits {
-        let rule =
-            "is no network name: a letter or digit, then at most 62 letters, digits, '-', '_', '.'";
+        let rule = "is not a network name: a letter or digit, then at most 62 letters, digits, '-', '_', '.'";
         return Err(section.wrong("network_name", format_args!("{name:?} {rule}")));
     }
     Ok(Some(name.to_owned()))
@@ -561,7 +560,7 @@ mod tests {
             ),
             (
                 json!({"range": "10.0.0.0/24", "network_name": "../etc"}),
-                "is no network name",
+                "is not a network name",
             ),
             (
                 json!({"range": "10.0.0.0/24", "node_slice_size": 26}),

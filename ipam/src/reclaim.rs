@@ -71,7 +71,7 @@ pub struct Report {
     pub kept: Vec<(Lease, &'static str)>,
     /// What could not be freed.
     pub failed: Vec<String>,
-    /// What is no record; see fsck.
+    /// What is not a record; see fsck.
     pub findings: Vec<Finding>,
 }
 
@@ -541,7 +541,7 @@ mod tests {
         }
 
         fn store(&self) -> Store {
-            use node::policy::{Policy, Store as StorePolicy};
+            use node::policy::{Policy, StorePolicy};
             let mut policy = Policy {
                 state_dir: self.place.path().join("state"),
                 ..Policy::default()

@@ -61,7 +61,7 @@ pub struct Policy {
     pub cdi_dir: PathBuf,
     /// `stores`: the lease stores a network configuration may name.
     #[serde(deserialize_with = "read::stores")]
-    pub stores: BTreeMap<String, Store>,
+    pub stores: BTreeMap<String, StorePolicy>,
     /// `ipam`: how addresses are chosen.
     pub ipam: Ipam,
     /// `allow`: which netdevs may be taken or used as a master.
@@ -92,7 +92,7 @@ pub enum FabricAddresses {
 /// A lease store of the policy: a directory of leases.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "read::StoreKeys")]
-pub struct Store {
+pub struct StorePolicy {
     pub directory: PathBuf,
     /// `type`, with the keys that only it has.
     pub kind: StoreKind,
@@ -100,7 +100,7 @@ pub struct Store {
     pub bounds: StoreBounds,
 }
 
-impl Store {
+impl StorePolicy {
     /// A file store in a directory, with default keys.
     #[must_use]
     pub fn file(directory: impl Into<PathBuf>) -> Self {
@@ -362,7 +362,7 @@ impl Default for Policy {
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
             cdi_dir: PathBuf::from(DEFAULT_CDI_DIRECTORY),
-            stores: BTreeMap::from([("default".to_owned(), Store::file(directory))]),
+            stores: BTreeMap::from([("default".to_owned(), StorePolicy::file(directory))]),
             ipam: Ipam::default(),
             allow: Allow::default(),
             rails: Rails::default(),

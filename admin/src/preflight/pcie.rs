@@ -6,7 +6,7 @@ mod platform;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hca::topology::{Class, Distance, Gpu, Lanes, Machine, PcieLink, Place};
+use hca::topology::{Class, Distance, Gpu, Lanes, Machine, PciLocation, PcieLink};
 use hca::{PciAddress, RdmaDevice};
 
 use self::config_space::{ConfigSpace, Register};
@@ -176,7 +176,7 @@ pub(super) fn read(context: &Context) -> Facts {
     }
 }
 
-fn function(devices: &Path, name: &str, place: &Place, link: PcieLink) -> Function {
+fn function(devices: &Path, name: &str, place: &PciLocation, link: PcieLink) -> Function {
     let config = config(devices, place.address);
     let above = place.chain.iter().rev().nth(1);
     let above = above.and_then(|port| PcieLink::read(&devices.join(port.to_string())).ok());
@@ -200,7 +200,7 @@ fn iommu_group(devices: &Path, address: PciAddress) -> Option<u32> {
     group.file_name()?.to_str()?.parse().ok()
 }
 
-fn data_direct(machine: &Machine, devices: &Path, nic: &Place) -> Option<DataDirect> {
+fn data_direct(machine: &Machine, devices: &Path, nic: &PciLocation) -> Option<DataDirect> {
     let function = nic.data_direct.as_deref()?;
     let beside = |gpu: &&Gpu| {
         machine
@@ -235,7 +235,7 @@ fn between(machine: &Machine) -> BTreeMap<PciAddress, Below> {
             let other = other.map(|place| (place, [Below::ItsGpu, Below::DataDirect]));
             for (place, below) in other.into_iter().chain([own]) {
                 // Each by its own place: the second one is judged by itself.
-                let place = Place {
+                let place = PciLocation {
                     data_direct: None,
                     ..place.clone()
                 };

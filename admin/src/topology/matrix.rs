@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use hca::port::LinkLayer;
-use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PcieLink, Place};
+use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PciLocation, PcieLink};
 use node::table::cell;
 
 use super::view::View;
@@ -60,8 +60,8 @@ fn matrix(view: &View) -> String {
     let gpus = gpus.map(|gpu| (format!("GPU{}", gpu.ordinal), &gpu.place));
     let nics = machine.nics.iter().enumerate();
     let nics = nics.map(|(index, nic)| (format!("NIC{index}"), &nic.place));
-    let all: Vec<(String, &Place)> = gpus.chain(nics).collect();
-    let row = |(name, place): &(String, &Place)| {
+    let all: Vec<(String, &PciLocation)> = gpus.chain(nics).collect();
+    let row = |(name, place): &(String, &PciLocation)| {
         let distances = all
             .iter()
             .map(|(_, other)| machine.distance(place, other).to_string());

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, Place};
+use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, PciLocation};
 use serde_json::{Value, json};
 
 use crate::alignment::{Misaligned, misaligned};
@@ -53,7 +53,8 @@ impl View {
                 ));
             }
         }
-        let nowhere = |place: &Place| place.numa.is_none() && machine.numa.nodes_with_cpus() > 1;
+        let nowhere =
+            |place: &PciLocation| place.numa.is_none() && machine.numa.nodes_with_cpus() > 1;
         let gpus = machine.gpus.iter().filter(|gpu| nowhere(&gpu.place));
         let gpus = gpus.map(|gpu| format!("GPU{}", gpu.ordinal));
         let nics = machine
@@ -152,8 +153,8 @@ impl View {
     /// The whole as one document.
     pub(super) fn document(&self) -> Value {
         let machine = &self.machine;
-        let gpus: Vec<&Place> = machine.gpus.iter().map(|gpu| &gpu.place).collect();
-        let nics: Vec<&Place> = machine.nics.iter().map(|nic| &nic.place).collect();
+        let gpus: Vec<&PciLocation> = machine.gpus.iter().map(|gpu| &gpu.place).collect();
+        let nics: Vec<&PciLocation> = machine.nics.iter().map(|nic| &nic.place).collect();
         let gpu = |gpu: &Gpu| {
             let mut entry = json!(gpu);
             put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
@@ -187,7 +188,7 @@ impl View {
     }
 
     /// Positions of the NICs that are nearest to a place.
-    pub(super) fn nearest(&self, place: &Place) -> Vec<usize> {
+    pub(super) fn nearest(&self, place: &PciLocation) -> Vec<usize> {
         let to = |nic: &Nic| self.machine.distance(place, &nic.place).class;
         let least = self.machine.nics.iter().map(to).min();
         let nics = self.machine.nics.iter().enumerate();
@@ -202,8 +203,8 @@ impl View {
         nics.map(Nic::title).collect()
     }
 
-    fn distances(&self, rows: &[&Place], columns: &[&Place]) -> Vec<Vec<Distance>> {
-        let row = |a: &&Place| {
+    fn distances(&self, rows: &[&PciLocation], columns: &[&PciLocation]) -> Vec<Vec<Distance>> {
+        let row = |a: &&PciLocation| {
             columns
                 .iter()
                 .map(|b| self.machine.distance(a, b))

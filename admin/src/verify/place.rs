@@ -37,7 +37,7 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || {
             format!(
-                "{text:?} is no place: pod:[NAMESPACE/]NAME[/CONTAINER], ssh:[USER@]HOST, \
+                "{text:?} is not a place: pod:[NAMESPACE/]NAME[/CONTAINER], ssh:[USER@]HOST, \
                  netns:NAME, pid:NUMBER or local"
             )
         };

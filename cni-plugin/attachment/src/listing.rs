@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     error::Error,
-    journal::{Key, Part, Record, Store},
+    journal::{Journal, Key, Part, Record},
     node::Node,
     reclaim::{Netns, netns},
 };
@@ -122,7 +122,8 @@ pub type Records = (Vec<(Key, Record)>, Vec<String>);
 /// others.
 pub fn records(node: &Node) -> Result<Records, Error> {
     let policy = &node.policy;
-    let (mut records, unreadable) = Store::records_of_node(&policy.path, &policy.values.state_dir)?;
+    let (mut records, unreadable) =
+        Journal::records_of_node(&policy.path, &policy.values.state_dir)?;
     records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
     Ok((
         records,

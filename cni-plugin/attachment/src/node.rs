@@ -19,7 +19,7 @@ use netlink::{Namespace, Socket};
 
 use crate::{
     error::{Error, Kind},
-    journal::{Key, Record, Store},
+    journal::{Journal, Key, Record},
     log::{self, Log},
     netdev::restore::HostContext,
 };
@@ -42,7 +42,7 @@ pub struct Node {
     pub root: PathBuf,
     /// What the node's administrator allows.
     pub policy: NodePolicy,
-    pub journal: Store,
+    pub journal: Journal,
     pub netns: HostNetns,
     /// The IPAM of this project, in this process.
     pub ipam: Ipam,
@@ -97,7 +97,7 @@ impl Node {
         let log = Log::new(&policy.log, log::PROGRAM, &subject);
         log::observe(&log);
         Ok(Node {
-            journal: Store::at(&policy.state_dir),
+            journal: Journal::at(&policy.state_dir),
             ipam: Ipam::new(policy.clone(), &places.root, places.node.as_deref()),
             log,
             reported_unreadable: Cell::new(false),
@@ -137,11 +137,11 @@ impl Node {
     ///
     /// # Errors
     /// What is remembered of them cannot be read.
-    pub fn earlier_journals(&self) -> Result<Vec<Store>, Error> {
+    pub fn earlier_journals(&self) -> Result<Vec<Journal>, Error> {
         let (policy, current) = (&self.policy.path, &self.policy.values.state_dir);
         let earlier = state_dirs::earlier(policy, current).map_err(PolicyError::from)?;
-        let stores = earlier.iter().map(|directory| Store::at(directory));
-        Ok(stores.filter(Store::exists).collect())
+        let stores = earlier.iter().map(|directory| Journal::at(directory));
+        Ok(stores.filter(Journal::exists).collect())
     }
 
     /// What a restoration stands on.

@@ -69,7 +69,9 @@ fn vlan(root: &Section<'_>) -> Result<Option<Vlan>, Error> {
 
 /// A word without regard to its case.
 fn word<T: Copy>(root: &Section<'_>, key: &str, words: &[(&str, T)]) -> Result<Option<T>, Error> {
-    let Some(text) = root.text(key)? else {
+    let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+    let expected = |wrong: Error| wrong.with_details(format!("expected {}", known.join(", ")));
+    let Some(text) = root.text(key).map_err(expected)? else {
         return Ok(None);
     };
     let mut meant = words
@@ -78,9 +80,10 @@ fn word<T: Copy>(root: &Section<'_>, key: &str, words: &[(&str, T)]) -> Result<O
     if let Some((_, value)) = meant.next() {
         return Ok(Some(*value));
     }
-    let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-    let wrong = root.wrong(key, format_args!("{text:?} is not one of its words"));
-    Err(wrong.with_details(format!("expected {}", known.join(", "))))
+    Err(expected(root.wrong(
+        key,
+        format_args!("{text:?} is not one of its words"),
+    )))
 }
 
 /// The keys that a network sets, each with its value and whether the policy allows that.

@@ -20,7 +20,7 @@ use super::evidence::was_detached;
 use super::gpus::{self, Gpus, PodGpus};
 use super::pod_slots::{belongs, binding, choose, placed, pools_of, slots_of};
 use super::slot_specification;
-use super::store::{Binding, Bindings, ServedGpu, Stage, Store};
+use super::store::{Binding, BindingDirectory, Bindings, ServedGpu, Stage};
 use crate::events::{Trigger, Triggers};
 use crate::kubelet::checkpoint;
 use crate::kubelet::service::Requests;
@@ -542,7 +542,7 @@ fn adopt(
 }
 
 /// Creates all bindings, or none: an HCA that another process bound meanwhile stops it.
-fn create_all(store: &Store, bindings: &[Binding]) -> Result<(), Failure> {
+fn create_all(store: &BindingDirectory, bindings: &[Binding]) -> Result<(), Failure> {
     for (done, one) in bindings.iter().enumerate() {
         let Err(error) = store.create(one) else {
             continue;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use hca::topology::{Gpu, Machine, gpu};
 use hca::{Host, PciAddress};
-use node_wire::{Claim, PodUnits};
+use node_wire::{ClaimedDevice, PodUnits};
 
 /// What device IDs can mean on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -253,7 +253,7 @@ const NVIDIA: u16 = 0x10de;
 /// A device by a resource claim: the drivers' names of devices have the minor number of the node
 /// (`gpu-0`, `gpu-0-mig-9-4-4`: NVIDIA), the number of the card (`gpu-1-129`: AMD) or the PCI
 /// address (`0000-03-00-0-0x56a0`: Intel).
-fn claimed(claim: &Claim, gpus: &Gpus) -> Meaning {
+fn claimed(claim: &ClaimedDevice, gpus: &Gpus) -> Meaning {
     let parts: Vec<&str> = claim.device.split('-').collect();
     let second = parts.get(1).and_then(|number| number.parse::<u32>().ok());
     let found = match claim.driver.as_str() {
@@ -486,7 +486,7 @@ mod tests {
         let (_directory, gpus) = host();
         let of = |driver: &str, device: &str| {
             let units = PodUnits {
-                claims: vec![Claim {
+                claims: vec![ClaimedDevice {
                     container: "main".into(),
                     driver: driver.into(),
                     device: device.into(),

@@ -6,13 +6,13 @@ use attachment::cdi_file::CdiDirectory;
 use attachment::journal;
 
 use super::evidence::Attached;
-use super::store::Store;
+use super::store::BindingDirectory;
 use crate::node_paths::NodePaths;
 
 impl NodePaths {
     /// The bindings.
-    pub(crate) fn store(&self) -> Store {
-        Store::at(&self.run_dir)
+    pub(crate) fn store(&self) -> BindingDirectory {
+        BindingDirectory::at(&self.run_dir)
     }
 
     /// What the CNI plugin's journal has, in every state directory that the policy names or named.
@@ -21,7 +21,7 @@ impl NodePaths {
     /// The journal cannot be listed.
     pub(crate) fn attached(&self) -> Result<Attached, String> {
         let (policy, state_dir) = (&self.node.policy, self.state_dir());
-        let (records, unreadable) = journal::Store::records_of_node(policy, &state_dir)
+        let (records, unreadable) = journal::Journal::records_of_node(policy, &state_dir)
             .map_err(|error| error.to_string())?;
         let unreadable = unreadable
             .into_iter()

@@ -134,11 +134,11 @@ impl Bindings {
 
 /// The bindings of a node.
 #[derive(Debug, Clone)]
-pub(crate) struct Store {
+pub(crate) struct BindingDirectory {
     directory: PathBuf,
 }
 
-impl Store {
+impl BindingDirectory {
     /// Below the directory of the node's sockets.
     pub(crate) fn at(run_dir: &Path) -> Self {
         Self {
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn an_hca_is_bound_once_and_what_is_written_reads_back() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::at(dir.path());
+        let store = BindingDirectory::at(dir.path());
         assert_eq!(store.read().unwrap(), Bindings::default());
         let first = binding("0000:3b:00.0", "slot_3e71787e_0");
         store.create(&first).unwrap();
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn an_unreadable_binding_still_binds_its_hca() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::at(dir.path());
+        let store = BindingDirectory::at(dir.path());
         store.create(&binding("0000:3b:00.0", "x")).unwrap();
         let directory = dir.path().join("bindings");
         for text in ["", "{", "[]", "{\"version\": 2}"] {

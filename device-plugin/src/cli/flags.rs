@@ -7,19 +7,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// Long flags of the replaced plugins, known with a single dash.
-const LONG: [&str; 7] = [
-    "config-file",
-    "kubelet-root-dir",
-    "log-level",
-    "resource-prefix",
-    "use-cdi",
-    "version",
-    "help",
-];
-
-/// Gives known long flags their second dash, and `-v`, which asks the RDMA shared device plugin
-/// for its version, its full name. Everything behind `--` stays as it is.
+/// Gives long flags their second dash, and `-v`, which asks the RDMA shared device plugin for its
+/// version, its full name. Everything behind `--` stays as it is.
 pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut literal = false;
     args.into_iter()
@@ -32,11 +21,9 @@ pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Ve
             if flag == "v" {
                 return "--version".into();
             }
-            let name = flag.split('=').next().unwrap_or(flag);
-            if LONG.contains(&name) {
-                format!("-{text}").into()
-            } else {
-                arg
+            match flag.as_bytes() {
+                [first, _, ..] if first.is_ascii_alphabetic() => format!("-{text}").into(),
+                _ => arg,
             }
         })
         .collect()

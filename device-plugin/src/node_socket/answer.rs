@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kubelet_api::client::{Held, PodDevices};
-use node_wire::{Allocation, Claim, Failure, FailureKind, Pod, PodUnits};
+use node_wire::{Allocation, ClaimedDevice, Failure, FailureKind, Pod, PodUnits};
 
 use crate::kubelet::checkpoint::{Owner, Owners};
 
@@ -134,14 +134,14 @@ pub(crate) fn holder(resource: &str, ids: &[String], view: &View) -> Result<Pod,
 }
 
 /// What the pod has by resource claims.
-fn claims(pod: &Pod, view: &View) -> Vec<Claim> {
+fn claims(pod: &Pod, view: &View) -> Vec<ClaimedDevice> {
     let named = view
         .pods
         .iter()
         .filter(|listed| listed.namespace == pod.namespace && listed.name == pod.name);
     let claimed = named.flat_map(|listed| &listed.claimed);
     claimed
-        .map(|one| Claim {
+        .map(|one| ClaimedDevice {
             container: one.container.clone(),
             driver: one.driver.clone(),
             device: one.device.clone(),

@@ -183,8 +183,8 @@ impl Pods {
     pub(crate) async fn units(&self, pod: &Pod) -> Result<PodUnits, Failure> {
         let what = format!("which devices pod {pod} has");
         match self.ask(&what, self.units_or_view(pod)).await? {
-            Answer::Known(units) => Ok(units),
-            Answer::Fresh(view) => answer::pod_units(pod, &view),
+            UnitsOrView::Known(units) => Ok(units),
+            UnitsOrView::Fresh(view) => answer::pod_units(pod, &view),
         }
     }
 
@@ -214,15 +214,15 @@ impl Pods {
         })
     }
 
-    async fn units_or_view(&self, pod: &Pod) -> Result<Answer, String> {
+    async fn units_or_view(&self, pod: &Pod) -> Result<UnitsOrView, String> {
         let view = match &pod.uid {
             Some(_) => self.unchanged().await,
             None => None,
         };
         let units = view.and_then(|view| answer::pod_units(pod, &view).ok());
         match units.filter(|units| units.uid_checked) {
-            Some(units) => Ok(Answer::Known(units)),
-            None => self.list().await.map(Answer::Fresh),
+            Some(units) => Ok(UnitsOrView::Known(units)),
+            None => self.list().await.map(UnitsOrView::Fresh),
         }
     }
 
@@ -266,7 +266,7 @@ impl Pods {
 }
 
 /// Where an answer comes from.
-enum Answer {
+enum UnitsOrView {
     Known(PodUnits),
     Fresh(Arc<View>),
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use node::document::versioned;
-use node_server::http::{Answer, Pages};
+use node_server::http::{Page, Pages};
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use serde_json::json;
@@ -38,34 +38,34 @@ impl Pages for ReportPages {
         &["/metrics", "/healthz", "/readyz", "/status"]
     }
 
-    fn page(&self, path: &str, in_full: bool) -> Answer {
+    fn page(&self, path: &str, in_full: bool) -> Page {
         let report = self.reports.borrow().clone();
         match path {
             "/healthz" => match self.turned.borrow().elapsed() {
                 still if still > TURN_TIMEOUT => {
                     let seconds = still.as_secs();
-                    Answer::text(
+                    Page::text(
                         503,
                         format!("the main loop has not turned for {seconds} s\n"),
                     )
                 }
-                _ => Answer::text(200, "ok\n"),
+                _ => Page::text(200, "ok\n"),
             },
             "/readyz" => ready(&report, in_full),
             "/metrics" => match render(&report, &self.measured, in_full) {
-                Ok(body) => Answer {
+                Ok(body) => Page {
                     status: 200,
                     kind: metrics::CONTENT_TYPE,
                     body,
                 },
-                Err(error) => Answer::text(500, error.to_string()),
+                Err(error) => Page::text(500, error.to_string()),
             },
-            _ if in_full => Answer {
+            _ if in_full => Page {
                 status: 200,
                 kind: "application/json",
                 body: format!("{:#}\n", versioned(json!(report.status(&report.bindings)))),
             },
-            _ => Answer::text(
+            _ => Page::text(
                 403,
                 "the status names pods; ask on the loopback address, or start the daemon with \
                  --open-status\n",
@@ -88,7 +88,7 @@ fn render(report: &Arc<Report>, measured: &Measurements, pods: bool) -> Result<S
 }
 
 /// The reasons name HCAs and files of the node; an untrusted client learns whether, and not why.
-fn ready(report: &Report, in_full: bool) -> Answer {
+fn ready(report: &Report, in_full: bool) -> Page {
     let unready = report.unready();
     let (status, mut text) = if unready.is_empty() {
         (200, "ready\n".to_owned())
@@ -101,7 +101,7 @@ fn ready(report: &Report, in_full: bool) -> Answer {
             text.push('\n');
         }
     }
-    Answer::text(status, text)
+    Page::text(status, text)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::distance::Place;
+use super::distance::PciLocation;
 use super::gpu;
 use crate::host::{self, Host, Result};
 use crate::pci::{self, PciFunction};
@@ -36,7 +36,7 @@ pub(super) fn possible(nic: &PciFunction) -> bool {
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
-pub(super) fn read(host: &Host) -> Result<BTreeMap<String, Place>> {
+pub(super) fn read(host: &Host) -> Result<BTreeMap<String, PciLocation>> {
     let mut places = BTreeMap::new();
     for address in gpu::addresses(host)? {
         let directory = match host.bus_entry("PCI device", "pci", &address.to_string()) {
@@ -50,7 +50,7 @@ pub(super) fn read(host: &Host) -> Result<BTreeMap<String, Place>> {
             continue;
         }
         if let Some(uuid) = uuid_of(&directory)? {
-            places.insert(uuid, Place::of(&pci::read_at(&directory, address)?));
+            places.insert(uuid, PciLocation::of(&pci::read_at(&directory, address)?));
         }
     }
     Ok(places)

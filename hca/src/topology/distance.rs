@@ -124,7 +124,7 @@ impl fmt::Display for Distance {
 
 /// Where a function sits: all that its distance to others depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct PciLocation {
     /// The function.
     pub address: PciAddress,
     /// The root complex it hangs below, such as `pci0000:20`; `None` if sysfs does not show it.
@@ -139,7 +139,7 @@ pub struct Place {
     pub data_direct: Option<Box<Self>>,
 }
 
-impl Place {
+impl PciLocation {
     /// The place of a function that sysfs described.
     #[must_use]
     pub fn of(function: &PciFunction) -> Self {
@@ -170,8 +170,8 @@ impl Place {
 /// Classifies the path between two functions; the shorter one where there is a second by Data
 /// Direct.
 #[must_use]
-pub fn distance(a: &Place, b: &Place, numa: &Numa) -> Distance {
-    let second = |from: &Place, to: &Place| {
+pub fn distance(a: &PciLocation, b: &PciLocation, numa: &Numa) -> Distance {
+    let second = |from: &PciLocation, to: &PciLocation| {
         let function = from.data_direct.as_deref()?;
         Some(between(function, to, numa))
     };
@@ -179,7 +179,7 @@ pub fn distance(a: &Place, b: &Place, numa: &Numa) -> Distance {
     others.fold(between(a, b, numa), Ord::min)
 }
 
-fn between(a: &Place, b: &Place, numa: &Numa) -> Distance {
+fn between(a: &PciLocation, b: &PciLocation, numa: &Numa) -> Distance {
     if a.address == b.address {
         return Distance::sure(Class::X);
     }
@@ -190,7 +190,7 @@ fn between(a: &Place, b: &Place, numa: &Numa) -> Distance {
         return Distance::sure(below_one_root(&a.chain, &b.chain));
     }
     // Memory of a GPU that is a NUMA node of its own is as near as the CPU it hangs on.
-    let cpus = |place: &Place| place.numa.map(|node| numa.nearest_cpus(node));
+    let cpus = |place: &PciLocation| place.numa.map(|node| numa.nearest_cpus(node));
     match (cpus(a), cpus(b)) {
         (Some(x), Some(y)) if x == y => Distance::sure(Class::Node),
         (Some(x), Some(y)) if numa.same_package(x, y) => Distance::sure(Class::Sock),
@@ -229,9 +229,9 @@ mod tests {
     use super::*;
 
     /// A function below these bridges, given by their bus numbers.
-    fn place(root: &str, chain: &[&str], numa: i32) -> Place {
+    fn place(root: &str, chain: &[&str], numa: i32) -> PciLocation {
         let chain: Vec<PciAddress> = chain.iter().map(|a| a.parse().unwrap()).collect();
-        Place {
+        PciLocation {
             address: *chain.last().unwrap(),
             root: Some(root.to_owned()),
             chain,
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    fn class(a: &Place, b: &Place, numa: &Numa) -> Class {
+    fn class(a: &PciLocation, b: &PciLocation, numa: &Numa) -> Class {
         let forth = distance(a, b, numa);
         assert_eq!(forth, distance(b, a, numa), "a distance has no direction");
         assert!(!forth.assumed);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::distance::{Class, Place};
+use super::distance::{Class, PciLocation};
 use super::link::PcieLink;
 use crate::host::{self, Host, Result};
 use crate::pci::{self, PciAddress, PciFunction};
@@ -15,7 +15,7 @@ pub struct Gpu {
     /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`) use.
     pub ordinal: u32,
     /// Where it sits.
-    pub place: Place,
+    pub place: PciLocation,
     /// PCI vendor ID.
     pub vendor: u16,
     /// PCI device ID.
@@ -138,7 +138,7 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
             };
             Ok(Gpu {
                 ordinal,
-                place: Place::of(&function),
+                place: PciLocation::of(&function),
                 vendor: function.vendor,
                 device: function.device,
                 driver: function.driver,
@@ -184,7 +184,7 @@ impl NvidiaInformation {
             coherent: numa.is_some(),
             memory_node: numa.as_deref().and_then(memory_node),
             model: line(&text, "Model"),
-            // Question marks until the GPU is initialized: that is no name of it.
+            // Question marks until the GPU is initialized: that is not a name of it.
             uuid: line(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
             minor: line(&text, "Device Minor").and_then(|minor| minor.parse().ok()),
         })

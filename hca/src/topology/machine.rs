@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::distance::{self, Class, Distance, Place};
+use super::distance::{self, Class, Distance, PciLocation};
 use super::gpu::Gpu;
 use super::nic::{self, Nic, Nics};
 use super::numa::Numa;
@@ -34,7 +34,7 @@ impl Machine {
     /// [`crate::host::Error::Read`] if sysfs cannot be read.
     pub fn read(host: &Host, inventory: &Inventory, gpus: Vec<Gpu>) -> Result<Self> {
         let numa = Numa::read(host)?;
-        let near_gpu = |nic: &Place| {
+        let near_gpu = |nic: &PciLocation| {
             let to = |gpu: &Gpu| distance::distance(&gpu.place, nic, &numa).class;
             gpus.iter().any(|gpu| to(gpu).is_peer_to_peer())
         };
@@ -71,7 +71,7 @@ impl Machine {
 
     /// The distance between two places of this machine.
     #[must_use]
-    pub fn distance(&self, a: &Place, b: &Place) -> Distance {
+    pub fn distance(&self, a: &PciLocation, b: &PciLocation) -> Distance {
         distance::distance(a, b, &self.numa)
     }
 
@@ -88,7 +88,7 @@ impl Machine {
     /// Puts functions elsewhere in the tree; their NUMA nodes stay where the new place does not
     /// say. A VF goes with its physical function. Returns the addresses that this machine has
     /// neither as GPU nor as NIC.
-    pub fn place(&mut self, places: &BTreeMap<PciAddress, Place>) -> Vec<PciAddress> {
+    pub fn place(&mut self, places: &BTreeMap<PciAddress, PciLocation>) -> Vec<PciAddress> {
         let mut unknown: BTreeSet<PciAddress> = places.keys().copied().collect();
         for gpu in &mut self.gpus {
             if let Some(place) = places.get(&gpu.place.address) {
@@ -112,20 +112,20 @@ impl Machine {
     /// devices: the tree then shows nothing about switches, and an override is worth having.
     #[must_use]
     pub fn hides_switches(&self) -> bool {
-        let places: Vec<&Place> = self
+        let places: Vec<&PciLocation> = self
             .gpus
             .iter()
             .map(|g| &g.place)
             .chain(self.nics.iter().map(|n| &n.place))
             .collect();
-        let alone = |place: &&Place| {
+        let alone = |place: &&PciLocation| {
             place.chain.len() == 1 && places.iter().filter(|p| p.root == place.root).count() == 1
         };
         self.gpus.len() > 1 && !self.nics.is_empty() && places.iter().all(alone)
     }
 }
 
-fn move_to(place: &mut Place, new: &Place) {
+fn move_to(place: &mut PciLocation, new: &PciLocation) {
     // Who gives a place means the GPU that it is next to: nothing else decides then.
     place.data_direct = None;
     place.root.clone_from(&new.root);
@@ -155,7 +155,7 @@ mod tests {
         )
         .unwrap();
         let absent: PciAddress = "0000:01:00.0".parse().unwrap();
-        let place = Place {
+        let place = PciLocation {
             address: absent,
             ..nd.gpus[0].place.clone()
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::data_direct;
-use super::distance::Place;
+use super::distance::PciLocation;
 use super::link::PcieLink;
 use super::rail::{self, Clues, Rail};
 use crate::host::{Host, Result};
@@ -22,7 +22,7 @@ pub struct Nic {
     /// Its identity: that of the unit it is offered as.
     pub hca: HcaId,
     /// Where it sits.
-    pub place: Place,
+    pub place: PciLocation,
     /// Its physical function: its own address but for a VF.
     pub physical: PciAddress,
     /// The card that is worth giving to one pod as a whole: address of its first function.
@@ -78,7 +78,11 @@ pub struct Nics {
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
-pub fn read(host: &Host, inventory: &Inventory, near_gpu: impl Fn(&Place) -> bool) -> Result<Nics> {
+pub fn read(
+    host: &Host,
+    inventory: &Inventory,
+    near_gpu: impl Fn(&PciLocation) -> bool,
+) -> Result<Nics> {
     let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
     let mut unplaced = Vec::new();
     let for_pods = |device: &&RdmaDevice| device.reserved.is_none();
@@ -120,7 +124,7 @@ pub fn read(host: &Host, inventory: &Inventory, near_gpu: impl Fn(&Place) -> boo
         .map(|(((address, hca), nic), rail)| {
             let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
             let place = places.get(&address).cloned();
-            let place = place.unwrap_or_else(|| Place::of(&nic.function));
+            let place = place.unwrap_or_else(|| PciLocation::of(&nic.function));
             Ok(nic.finish(hca, rail, place, PcieLink::read(&directory)?))
         })
         .collect::<Result<_>>()?;
@@ -132,7 +136,7 @@ pub fn read(host: &Host, inventory: &Inventory, near_gpu: impl Fn(&Place) -> boo
 fn places<'a>(
     host: &Host,
     functions: impl Iterator<Item = &'a PciFunction> + Clone,
-) -> Result<BTreeMap<PciAddress, Place>> {
+) -> Result<BTreeMap<PciAddress, PciLocation>> {
     let by_uuid = if functions.clone().any(data_direct::possible) {
         data_direct::read(host)?
     } else {
@@ -140,7 +144,7 @@ fn places<'a>(
     };
     functions
         .map(|function| {
-            let mut place = Place::of(function);
+            let mut place = PciLocation::of(function);
             if !by_uuid.is_empty() && data_direct::possible(function) {
                 let directory =
                     host.bus_entry("PCI device", "pci", &function.address.to_string())?;
@@ -225,7 +229,7 @@ impl Found {
         }
     }
 
-    fn finish(self, hca: HcaId, rail: Option<Rail>, place: Place, link: PcieLink) -> Nic {
+    fn finish(self, hca: HcaId, rail: Option<Rail>, place: PciLocation, link: PcieLink) -> Nic {
         let slice = self.function.is_vf() || matches!(hca, HcaId::Auxiliary(_));
         let card = PciAddress {
             function: 0,

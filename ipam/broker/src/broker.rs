@@ -307,7 +307,7 @@ impl Broker {
         let refused = match &need.network_name {
             Some(name) if !node::identity::is_name(name) => Some(Failure::new(
                 FailureKind::Malformed,
-                format!("block is malformed: network_name {name:?} is no name"),
+                format!("block is malformed: network_name {name:?} is not a name"),
             )),
             _ if self.blocks_of(&need.store).is_none() => Some(Failure::new(
                 FailureKind::Mismatch,
@@ -396,9 +396,9 @@ impl Pages for BrokerPages {
         &["/healthz", "/metrics"]
     }
 
-    fn page(&self, path: &str, _: bool) -> http::Answer {
+    fn page(&self, path: &str, _: bool) -> http::Page {
         match path {
-            "/metrics" => http::Answer {
+            "/metrics" => http::Page {
                 status: 200,
                 kind: metrics::CONTENT_TYPE,
                 body: self
@@ -407,7 +407,7 @@ impl Pages for BrokerPages {
                     .unwrap_or_else(PoisonError::into_inner)
                     .clone(),
             },
-            _ => http::Answer::text(200, "ok\n"),
+            _ => http::Page::text(200, "ok\n"),
         }
     }
 }

@@ -628,7 +628,7 @@ impl Worker {
         }
     }
 
-    async fn changed(&mut self, block: BlockObject) {
+    pub(super) async fn changed(&mut self, block: BlockObject) {
         let network = block.spec.block;
         if self.removed.iter().any(|one| one.is_of(&block.metadata)) {
             return;

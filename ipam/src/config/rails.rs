@@ -23,7 +23,7 @@ pub struct RailRange {
 
 /// Which interface of an attachment gets an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct AddressPosition {
     /// The interface, by its place among those of the attachment.
     pub interface: usize,
     /// The place of the range among those of the interface.
@@ -50,7 +50,7 @@ pub(super) fn read(
             .parse()
             .ok()
             .filter(|rail: &u32| *rail <= MAX_RAIL && rail.to_string() == key)
-            .ok_or_else(|| section.wrong(key, "is no number of a rail, from 0 to 255"))?;
+            .ok_or_else(|| section.wrong(key, "is not a rail number from 0 to 255"))?;
         let of_rail = of_rail(&section, key)?;
         if of_rail.is_empty() {
             return Err(section.wrong(key, "has no range"));
@@ -154,7 +154,7 @@ impl Config {
             for (nth, of) in of_rail.into_iter().enumerate() {
                 config.ranges.push(of.range);
                 config.gateways.push(of.gateway);
-                config.places.push(Place { interface, nth });
+                config.places.push(AddressPosition { interface, nth });
             }
         }
         if config.ranges.len() > MAX_RANGES {
@@ -188,7 +188,7 @@ impl Config {
             .places
             .get(number)
             .filter(|place| place.interface > 0)?;
-        let first = Place {
+        let first = AddressPosition {
             interface: 0,
             ..*place
         };

@@ -238,7 +238,7 @@ pub(super) fn assign(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Place;
+    use crate::config::AddressPosition;
 
     #[test]
     fn the_gateway_of_a_nodes_network_cannot_be_requested() {
@@ -272,7 +272,7 @@ mod tests {
         let config = config.for_rails(&[0, 1]).unwrap();
         assert_eq!(
             config.places[2],
-            Place {
+            AddressPosition {
                 interface: 1,
                 nth: 0
             }

@@ -5,7 +5,7 @@ use super::Plugin;
 use crate::config::Config;
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use ipnetwork::IpNetwork;
-use node::policy::{Store as StorePolicy, StoreKind};
+use node::policy::{StoreKind, StorePolicy};
 use serde_json::{Map, Value};
 
 /// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's

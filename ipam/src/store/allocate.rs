@@ -5,7 +5,7 @@
 //! searches of an order propose together, and one record claims what they proposed. What it
 //! loses is proposed anew, for another record of the same owner.
 
-use super::claim::{Claim, Intent};
+use super::claim::{Intent, PlacedLease};
 use super::dir::{Dir, Meta, system};
 use super::fsck::server_time;
 use super::hint::Hints;
@@ -429,7 +429,7 @@ impl<'a> Search<'a> {
     }
 
     /// The next address to claim.
-    fn propose(&mut self, proposed: &Proposed) -> Result<Claim, StoreError> {
+    fn propose(&mut self, proposed: &Proposed) -> Result<PlacedLease, StoreError> {
         let found = match self.goal {
             Goal::Lowest => None,
             Goal::This(address) => match self.one(bits(address), Duration::ZERO, proposed)? {
@@ -462,7 +462,7 @@ impl<'a> Search<'a> {
         };
         let lease = (self.want).lease(proposal.candidate, requested, self.part);
         debug_assert_eq!(self.want.other_class(), super::claim::other_class(&lease));
-        Ok(Claim { lease, shard })
+        Ok(PlacedLease { lease, shard })
     }
 
     /// Another ADD has what this search proposed.

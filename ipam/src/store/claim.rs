@@ -24,7 +24,7 @@ pub(super) struct Intent {
 
 /// One lease of a record, and where its entry goes.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct PlacedLease {
     pub(super) lease: Lease,
     pub(super) shard: Rc<Dir>,
 }
@@ -70,7 +70,11 @@ impl Store {
 
     /// Steps 3 to 5: which lease entries are ours. An error leaves the record, which leads the
     /// owner's next DEL or ADD to whatever was done.
-    pub(super) fn claim(&self, intent: &Intent, claims: &[Claim]) -> Result<Vec<bool>, StoreError> {
+    pub(super) fn claim(
+        &self,
+        intent: &Intent,
+        claims: &[PlacedLease],
+    ) -> Result<Vec<bool>, StoreError> {
         let mut linked = Vec::with_capacity(claims.len());
         for claim in claims {
             match self.link_entry(intent, claim) {
@@ -94,7 +98,11 @@ impl Store {
     }
 
     /// Step 3: whether the lease entry is this record.
-    pub(super) fn link_entry(&self, intent: &Intent, claim: &Claim) -> Result<bool, StoreError> {
+    pub(super) fn link_entry(
+        &self,
+        intent: &Intent,
+        claim: &PlacedLease,
+    ) -> Result<bool, StoreError> {
         let name = LeaseName::of(&claim.lease).name();
         // The open file, not its name: that may be another ADD's record by now, which must not
         // get a lease entry from this call.
@@ -124,7 +132,7 @@ impl Store {
     pub(super) fn confirm(
         &self,
         intent: &Intent,
-        claims: &[Claim],
+        claims: &[PlacedLease],
         mut linked: Vec<bool>,
     ) -> Result<Vec<bool>, StoreError> {
         if self.is_out_of_reach(intent)? || self.is_overtaken(intent, &linked)? {
@@ -174,7 +182,7 @@ impl Store {
 
     /// The error of a claim that withdrew. Its record goes where nothing leads to it: left
     /// there, the owner's next record below it would lead to it.
-    fn overtaken(&self, intent: &Intent, claims: &[Claim]) -> Result<StoreError, StoreError> {
+    fn overtaken(&self, intent: &Intent, claims: &[PlacedLease]) -> Result<StoreError, StoreError> {
         if self.is_out_of_reach(intent)? {
             intent.dir.unlink_same(&intent.name, &intent.meta)?;
         }
@@ -204,7 +212,7 @@ impl Store {
         Ok(links < 1 + own as u64 || !named.is_some_and(|there| there.same_file(&intent.meta)))
     }
 
-    fn withdraw_all(&self, claims: &[Claim], linked: &[bool]) -> Result<(), StoreError> {
+    fn withdraw_all(&self, claims: &[PlacedLease], linked: &[bool]) -> Result<(), StoreError> {
         for (claim, _) in claims.iter().zip(linked).filter(|(_, linked)| **linked) {
             self.withdraw(&claim.shard, LeaseName::of(&claim.lease))?;
         }
@@ -305,7 +313,7 @@ impl Store {
 }
 
 /// The shards of claims, each once.
-fn shards_of(claims: &[Claim]) -> Vec<&Dir> {
+fn shards_of(claims: &[PlacedLease]) -> Vec<&Dir> {
     let mut shards: Vec<&Dir> = Vec::new();
     for claim in claims {
         if !shards

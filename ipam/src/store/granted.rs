@@ -380,9 +380,7 @@ mod tests {
     use crate::range::Spec;
     use crate::store::{Order, Refused};
     use node::identity::NodeIdentity;
-    use node::policy::{
-        BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind,
-    };
+    use node::policy::{BlockLength, Policy, Profile, StoreBounds, StoreKind, StorePolicy};
     use node_wire::{Gateway, PerNode};
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

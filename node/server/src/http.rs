@@ -28,7 +28,7 @@ pub trait Pages: Send + Sync + 'static {
     fn paths(&self) -> &'static [&'static str];
 
     /// The page of one of them. With `in_full` the client may see all of it.
-    fn page(&self, path: &str, in_full: bool) -> Answer;
+    fn page(&self, path: &str, in_full: bool) -> Page;
 }
 
 /// Longest head of a request; the least that the library takes.
@@ -109,13 +109,13 @@ async fn converse(stream: TcpStream, details: Details, pages: Arc<impl Pages>, a
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Page {
     pub status: u16,
     pub kind: &'static str,
     pub body: String,
 }
 
-impl Answer {
+impl Page {
     pub fn text(status: u16, body: impl Into<String>) -> Self {
         Self {
             status,
@@ -135,14 +135,14 @@ impl Answer {
 }
 
 /// The answer to a question: no header changes it.
-fn answer(method: &Method, path: &str, in_full: bool, pages: &impl Pages) -> Answer {
+fn answer(method: &Method, path: &str, in_full: bool, pages: &impl Pages) -> Page {
     if !pages.paths().contains(&path) {
         let paths = pages.paths().join(", ");
-        return Answer::text(404, format!("there are {paths}\n"));
+        return Page::text(404, format!("there are {paths}\n"));
     }
     match *method {
         Method::GET | Method::HEAD => pages.page(path, in_full),
-        _ => Answer::text(405, "ask with GET\n"),
+        _ => Page::text(405, "ask with GET\n"),
     }
 }
 
@@ -161,10 +161,10 @@ mod tests {
             &["/healthz", "/secret"]
         }
 
-        fn page(&self, path: &str, in_full: bool) -> Answer {
+        fn page(&self, path: &str, in_full: bool) -> Page {
             match path {
-                "/secret" if !in_full => Answer::text(403, "no\n"),
-                _ => Answer::text(200, "ok\n"),
+                "/secret" if !in_full => Page::text(403, "no\n"),
+                _ => Page::text(200, "ok\n"),
             }
         }
     }

@@ -2,8 +2,8 @@
 //! function that its field names; each says the rule that a wrong value breaks.
 
 use super::{
-    BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector, Store,
-    StoreBounds, StoreKind, partition_key, port_guid,
+    BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector,
+    StoreBounds, StoreKind, StorePolicy, partition_key, port_guid,
 };
 
 use crate::{duration, identity, pattern::Pattern};
@@ -196,9 +196,9 @@ where
 /// own.
 pub(super) fn stores<'de, D: Deserializer<'de>>(
     from: D,
-) -> Result<BTreeMap<String, Store>, D::Error> {
+) -> Result<BTreeMap<String, StorePolicy>, D::Error> {
     let mut stores = Policy::default().stores;
-    for (name, mut store) in BTreeMap::<String, Store>::deserialize(from)? {
+    for (name, mut store) in BTreeMap::<String, StorePolicy>::deserialize(from)? {
         if store.directory.as_os_str().is_empty() {
             if name != "default" || matches!(store.kind, StoreKind::File { .. }) {
                 let rule = format!("the store {name:?} must have a \"directory\"");
@@ -244,7 +244,7 @@ pub(super) struct After {
     whereabouts: String,
 }
 
-impl TryFrom<StoreKeys> for Store {
+impl TryFrom<StoreKeys> for StorePolicy {
     type Error = String;
 
     fn try_from(keys: StoreKeys) -> Result<Self, String> {
@@ -280,7 +280,7 @@ impl TryFrom<StoreKeys> for Store {
                 "a store of this \"type\" cannot have the key {key:?}"
             ));
         }
-        Ok(Store {
+        Ok(StorePolicy {
             directory: keys.directory.unwrap_or_default(),
             kind,
             bounds: StoreBounds {
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(policy.state_dir, Path::new("/srv/state"));
         let names: Vec<_> = policy.stores.keys().map(String::as_str).collect();
         assert_eq!(names, ["default", "shared"]);
-        let shared = Store {
+        let shared = StorePolicy {
             directory: "/mnt/leases".into(),
             kind: StoreKind::File {
                 id: None,
@@ -715,7 +715,10 @@ mod tests {
             "stores": {"default": {"type": "file", "directory": "/mnt"}}}"#;
         let policy = salvage(text);
         assert_eq!(policy.state_dir, Path::new("/srv"));
-        assert_eq!(policy.stores.get("default"), Some(&Store::file("/mnt")));
+        assert_eq!(
+            policy.stores.get("default"),
+            Some(&StorePolicy::file("/mnt"))
+        );
         assert_eq!(policy.ipam, Policy::default().ipam);
         assert_eq!(salvage(b"garbage"), Policy::default());
         let repeated = br#"{"stateDir": "/a", "stateDir": "/b", "stateDir": 7}"#;

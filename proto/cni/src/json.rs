@@ -113,7 +113,12 @@ impl Value {
             Value::Bool(value) => format!("{value}"),
             Value::Number(value) => format!("the number {value}"),
             Value::String(value) => format!("the string {value:?}"),
-            Value::Array(_) => "a list".into(),
+            Value::Array(list) => match list.as_slice() {
+                [first @ (Value::Number(_) | Value::String(_))] => {
+                    format!("a list of {}", first.describe())
+                }
+                _ => "a list".into(),
+            },
             Value::Object(_) => "an object".into(),
         }
     }

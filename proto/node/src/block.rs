@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 /// `perNode` of a range: the block of a node is a network of its own, and the only one that the node
 /// has of the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "expected an object with prefix and gateway"
+)]
 pub struct PerNode {
     /// Prefix length of a node's network.
     pub prefix: u8,

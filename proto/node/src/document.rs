@@ -138,13 +138,13 @@ pub struct PodUnits {
     /// Devices that the pod has by resource claims (dynamic resource allocation). No checkpoint is
     /// read for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub claims: Vec<Claim>,
+    pub claims: Vec<ClaimedDevice>,
 }
 
 /// A device that a container has by a resource claim.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Claim {
+pub struct ClaimedDevice {
     /// Name of the container.
     pub container: String,
     /// Name of the driver, such as `gpu.nvidia.com`.

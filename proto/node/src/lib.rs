@@ -25,7 +25,9 @@ pub use binding::{
 };
 pub use block::{BlockNeed, BlocksGranted, Gateway, PerNode};
 pub use client::{ClientError, Fault, Peer, Server, ask};
-pub use document::{Allocation, Answer, Ask, Claim, Failure, FailureKind, Pod, PodUnits, Question};
+pub use document::{
+    Allocation, Answer, Ask, ClaimedDevice, Failure, FailureKind, Pod, PodUnits, Question,
+};
 pub use status::{DaemonStatus, StatusQuestion};
 
 /// The version of the documents that this crate reads and writes.

@@ -29,7 +29,7 @@ use ipam::lease::Holder;
 use ipam::range::{Range, Spec};
 use ipam::store::{Need, Order, Part, Refused, Space, Store, StoreError};
 use node::identity::NodeIdentity;
-use node::policy::{BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind};
+use node::policy::{BlockLength, Policy, Profile, StoreBounds, StoreKind, StorePolicy};
 use node_wire::{BlockNeed, FailureKind};
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};
 use rdma_ipam_broker::broker::{Asker, Questions, Settings, questions, run};

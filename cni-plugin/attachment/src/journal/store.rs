@@ -94,7 +94,7 @@ impl Key {
 /// Who a moved netdev belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Claim {
+pub struct Ownership {
     pub version: u32,
     pub owner: String,
     pub boot: String,
@@ -129,7 +129,7 @@ pub type Records = (Vec<(Key, Record)>, Vec<UnreadableRecord>);
 
 /// The journal of a node.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct Journal {
     directory: PathBuf,
     trusted: OnceLock<()>,
 }
@@ -154,10 +154,10 @@ impl Drop for Draft {
     }
 }
 
-impl Store {
+impl Journal {
     /// The journal below a state directory; nothing is touched yet.
     pub fn at(directory: &Path) -> Self {
-        Store {
+        Journal {
             directory: directory.to_owned(),
             trusted: OnceLock::new(),
         }
@@ -270,7 +270,7 @@ impl Store {
         let mut all = Records::default();
         for directory in state_dirs::all(policy, state_dir)? {
             hca::host::show(&directory);
-            let (records, unreadable) = Store::at(&directory).records()?;
+            let (records, unreadable) = Journal::at(&directory).records()?;
             all.0.extend(records);
             all.1.extend(unreadable);
         }
@@ -402,14 +402,14 @@ impl Store {
     ///
     /// # Errors
     /// The claim cannot be read, or a newer version of this program wrote it.
-    pub fn claim(&self, identity: &Identity) -> Result<Option<Claim>, Error> {
+    pub fn claim(&self, identity: &Identity) -> Result<Option<Ownership>, Error> {
         self.check_owner()?;
         let path = self.devices().join(identity.key());
         let Some(text) = trust::read(&path, MAX_RECORD_BYTES)? else {
             return Ok(None);
         };
         // Cut off while it was written: the netdev was not touched after that.
-        let Ok(claim) = serde_json::from_slice::<Claim>(&text) else {
+        let Ok(claim) = serde_json::from_slice::<Ownership>(&text) else {
             return Ok(None);
         };
         if claim.version > CLAIM_VERSION {
@@ -422,7 +422,7 @@ impl Store {
     pub fn take(&self, identity: &Identity, key: &Key, boot: &str) -> Result<(), Error> {
         let path = self.devices().join(identity.key());
         let failed = |e| Error::file("write", &path, e);
-        let claim = Claim {
+        let claim = Ownership {
             version: CLAIM_VERSION,
             owner: key.0.clone(),
             boot: boot.to_owned(),

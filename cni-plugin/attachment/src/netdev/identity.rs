@@ -47,7 +47,7 @@ pub struct Identity {
 
 /// The namespace in which links are compared with an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum LinkScope {
     Host,
     Pod {
         /// The number by which the pod's namespace knows the host's, if it has one.
@@ -137,7 +137,11 @@ impl Identity {
     }
 
     /// The link of a namespace that is this netdev; none when none is for certain.
-    pub fn find<'a>(&self, links: &'a [Link], place: Place) -> Result<Option<&'a Link>, Ambiguous> {
+    pub fn find<'a>(
+        &self,
+        links: &'a [Link],
+        place: LinkScope,
+    ) -> Result<Option<&'a Link>, Ambiguous> {
         let mut found: Vec<&Link> = links.iter().filter(|link| self.is(link, place)).collect();
         // Of netdevs of one function the port's name decides, where it does.
         if found.len() > 1 && self.port.is_some() {
@@ -155,7 +159,7 @@ impl Identity {
         }
     }
 
-    fn is(&self, link: &Link, place: Place) -> bool {
+    fn is(&self, link: &Link, place: LinkScope) -> bool {
         let now = Identity::of(link);
         if self.kind != now.kind
             || self.bus_device != now.bus_device
@@ -166,8 +170,8 @@ impl Identity {
         }
         if self.is_virtual() {
             return match place {
-                Place::Host => link.parent_netns.is_none(),
-                Place::Pod { host } => link.parent_netns.is_some() && link.parent_netns == host,
+                LinkScope::Host => link.parent_netns.is_none(),
+                LinkScope::Pod { host } => link.parent_netns.is_some() && link.parent_netns == host,
             };
         }
         let permanent = |identity: &Identity| {
@@ -205,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    const POD: Place = Place::Pod { host: Some(0) };
+    const POD: LinkScope = LinkScope::Pod { host: Some(0) };
 
     fn nic(name: &str, index: u32, mac: u8) -> Link {
         Link {
@@ -259,7 +263,7 @@ mod tests {
         let mut changed = nic("weird", 9, 1);
         changed.mac = vec![2, 9, 9, 9, 9, 9];
         let links = [nic("eth2", 5, 2), changed, Link::default()];
-        for place in [Place::Host, POD] {
+        for place in [LinkScope::Host, POD] {
             assert_eq!(name_of(taken.find(&links, place)).as_deref(), Some("weird"));
             assert_eq!(
                 taken.find(&links[..1], place),
@@ -293,11 +297,11 @@ mod tests {
         };
         let taken = Identity::on(&tree.host(), &vf(1));
         let links = [nic("eth2", 6, 1), vf(7)];
-        let found = taken.find(&links, Place::Host).unwrap().unwrap();
+        let found = taken.find(&links, LinkScope::Host).unwrap().unwrap();
         assert_eq!(found.bus_device, vf(7).bus_device);
         assert_eq!(taken.key(), Identity::on(&tree.host(), &vf(7)).key());
         assert_eq!(
-            Identity::of(&vf(1)).find(&links, Place::Host),
+            Identity::of(&vf(1)).find(&links, LinkScope::Host),
             Ok(None),
             "a PF's does not change"
         );
@@ -313,7 +317,7 @@ mod tests {
         let links = [port("pf0vf0"), port("pf0vf1")];
         let taken = Identity::of(&links[1]);
         assert_eq!(
-            name_of(taken.find(&links, Place::Host)).as_deref(),
+            name_of(taken.find(&links, LinkScope::Host)).as_deref(),
             Some("pf0vf1")
         );
         assert_ne!(taken.key(), Identity::of(&links[0]).key());
@@ -328,7 +332,9 @@ mod tests {
                 ..unnamed.clone()
             },
         ];
-        let error = Identity::of(&unnamed).find(&same, Place::Host).unwrap_err();
+        let error = Identity::of(&unnamed)
+            .find(&same, LinkScope::Host)
+            .unwrap_err();
         assert_eq!(error.to_string(), "x and y could each be it");
     }
 
@@ -341,7 +347,10 @@ mod tests {
         // The pod gave a the other's index and name; both have the NIC's address.
         let links = [in_pod(vlan("nic0.100", 7, 200)), in_pod(vlan("x", 8, 100))];
         assert_eq!(name_of(taken.find(&links, POD)).as_deref(), Some("x"));
-        assert_eq!(taken.find(std::slice::from_ref(&b), Place::Host), Ok(None));
+        assert_eq!(
+            taken.find(std::slice::from_ref(&b), LinkScope::Host),
+            Ok(None)
+        );
         let mut of_provider = in_pod(vlan("nic0.100", 7, 100));
         let protocol = 0x88a8u16.to_be_bytes().to_vec();
         of_provider.info.insert(PROTOCOL, protocol);
@@ -372,7 +381,7 @@ mod tests {
             assert_eq!(taken.find(&[decoy], POD), Ok(None), "{parent_netns:?}");
         }
         let decoy = in_pod(vlan("nic0.100", 7, 100));
-        let nameless = Place::Pod { host: None };
+        let nameless = LinkScope::Pod { host: None };
         assert_eq!(taken.find(&[decoy], nameless), Ok(None));
     }
 
@@ -421,7 +430,7 @@ mod tests {
         let taken = Identity::of(&ib(0, 0xffff, None));
         assert!(!taken.is_virtual());
         let links = [ib(3, 0x8001, Some(5)), ib(9, 0xffff, None)];
-        assert_eq!(taken.find(&links, Place::Host), Ok(links.get(1)));
+        assert_eq!(taken.find(&links, LinkScope::Host), Ok(links.get(1)));
         assert_eq!(taken.key(), Identity::of(&ib(9, 0xffff, None)).key());
         assert_ne!(taken.key(), Identity::of(&links[0]).key());
         assert!(!taken.key().contains([':', '/', ' ']));

@@ -26,7 +26,7 @@ use transfer::{
     remove_children_elsewhere, rename,
 };
 
-use super::{identity::Place, snapshot::Snapshot, state::Restoration, vf::Guids};
+use super::{identity::LinkScope, snapshot::Snapshot, state::Restoration, vf::Guids};
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
 /// returns it after two grace periods, with many namespaces one after the other.
@@ -104,7 +104,7 @@ pub fn return_netdev(
         if let Some(origin @ Origin { pod, .. }) = origin {
             let mut inside = pod.socket(host_context.namespace)?;
             let links = link::list(&mut inside)?;
-            let place = Place::Pod {
+            let place = LinkScope::Pod {
                 host: link::known_number(&mut inside, host_context.namespace)?,
             };
             if let Some(link) = find(taken, &links, place, "in the pod")? {

@@ -13,7 +13,7 @@ use std::{
 use attachment::{
     journal::{Lock, Part},
     netdev::{
-        identity::Place,
+        identity::LinkScope,
         restore::DRIVER_TIMEOUT,
         snapshot::Snapshot,
         vf::{Settings, Vf},
@@ -170,7 +170,8 @@ impl Add<'_> {
                 Numbers::Promised => after == *before,
                 Numbers::ReadAfterwards => after.len() == before.len(),
             };
-            if let (Ok(Some(renewed)), true) = (taken.identity.find(&links, Place::Host), has_nodes)
+            if let (Ok(Some(renewed)), true) =
+                (taken.identity.find(&links, LinkScope::Host), has_nodes)
             {
                 if renewed.name != taken.name {
                     let what = format!("rename {} to {}", renewed.name, taken.name);

@@ -208,11 +208,7 @@ impl Worker {
 
     /// How many addresses of a range in a block can be given.
     pub(super) fn room(&self, range: &Range, block: IpNetwork) -> u128 {
-        let leased = self.leased_before(block);
-        let leased = leased.iter().filter(|address| range.gives(**address));
-        range
-            .size_within(block)
-            .saturating_sub(leased.count() as u128)
+        room(range, block, &self.leased_before(block))
     }
 
     /// How many addresses of a range are leased in the store before, for people.
@@ -239,6 +235,20 @@ impl Worker {
             _ => Ok(()),
         }
     }
+}
+
+/// A node's network has no room while a pod has the address of its gateway.
+fn room(range: &Range, block: IpNetwork, leased: &[IpAddr]) -> u128 {
+    if range
+        .gateway_of(block.network())
+        .is_some_and(|gateway| leased.contains(&gateway))
+    {
+        return 0;
+    }
+    let leased = leased.iter().filter(|address| range.gives(**address));
+    range
+        .size_within(block)
+        .saturating_sub(leased.count() as u128)
 }
 
 /// Whether a range gives each address for pods of a block.
@@ -288,6 +298,11 @@ mod tests {
         let part = range(Some(per_node)).without(&["10.0.0.10/32".parse().unwrap()]);
         assert!(!gives_all_of(&part, block));
         assert!(!gives_all_of(&range(None), "10.0.1.8/29".parse().unwrap()));
+        let room =
+            |per_node, leased: &str| room(&range(per_node), block, &[leased.parse().unwrap()]);
+        assert_eq!(room(Some(per_node), "10.0.0.10"), 4);
+        assert_eq!(room(Some(per_node), "10.0.0.9"), 0, "its gateway");
+        assert_eq!(room(None, "10.0.0.9"), 7);
     }
 
     #[test]

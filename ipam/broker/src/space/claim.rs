@@ -485,7 +485,23 @@ impl Worker {
         let me = self.shared.me().await?;
         let object = BlockObject::new(&self.space, block, &me, 1, Timestamp::now());
         let object = object.divided(self.per_node_of(block));
-        self.create(object).await
+        match self.create(object).await? {
+            Attempt::Taken if self.per_node_of(block).is_some() => self.take_up(block).await,
+            attempt => Ok(attempt),
+        }
+    }
+
+    /// Reads an object that is there: it may be this node's by a request that arrived late. A node has no
+    /// second network of a range.
+    async fn take_up(&mut self, block: IpNetwork) -> Result<Attempt, Failure> {
+        let name = self.space.block_name(block);
+        if let Some(object) = self.shared.client.block(&name).await? {
+            self.changed(object).await;
+        }
+        Ok(match self.grants.has_block(block) {
+            true => Attempt::Got,
+            false => Attempt::Taken,
+        })
     }
 
     async fn create(&mut self, object: BlockObject) -> Result<Attempt, Failure> {

@@ -437,9 +437,7 @@ mod tests {
     use ipam::range::{Range, Spec};
     use ipam::store::{Order, Part, Space};
     use node::identity::NodeIdentity;
-    use node::policy::{
-        BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind,
-    };
+    use node::policy::{BlockLength, Policy, Profile, StoreBounds, StoreKind, StorePolicy};
     use node_wire::FailureKind;
 
     use super::*;

@@ -100,6 +100,18 @@ impl Api {
         self.changed.notify_waiters();
     }
 
+    /// The same without an event: a watch is behind.
+    pub(crate) fn write_unseen(&self, kind: &str, name: &str, object: &Value) {
+        let mut state = self.state.lock().unwrap();
+        state.put(kind, name, object.clone(), true);
+        state.events.pop();
+    }
+
+    pub(crate) fn object(&self, kind: &str, name: &str) -> Value {
+        let state = self.state.lock().unwrap();
+        state.objects[&(kind.to_owned(), name.to_owned())].clone()
+    }
+
     pub(crate) fn uid(&self, kind: &str, name: &str) -> String {
         let state = self.state.lock().unwrap();
         let object = &state.objects[&(kind.to_owned(), name.to_owned())];

@@ -532,6 +532,25 @@ fn a_node_has_one_network_and_keeps_it() {
     });
 }
 
+/// Its API answered late: it has the object after it said that it has none.
+#[test]
+fn a_network_that_was_claimed_late_stays_the_nodes_only_one() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        one.add_of(NODE_RANGE).await.unwrap();
+        let networks = one.node_networks();
+        let name = AddressSpace::new("default", None).block_name(networks[0]);
+        let object = api.object("addressblocks", &name);
+        one.kill().await;
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        api.write_unseen("addressblocks", &name, &object);
+        one.add_of(NODE_RANGE).await.unwrap();
+        assert_eq!(one.node_networks(), networks);
+    });
+}
+
 #[test]
 fn an_order_larger_than_the_nodes_network_is_refused_at_once() {
     on_one_thread(async {

@@ -25,7 +25,7 @@ use ipam::range::{Range, Spec};
 use ipam::store::{Order, Part, Space, Store, StoreError};
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
-use node::policy::{BlockLength, Policy, Profile, Store as StorePolicy, StoreBounds, StoreKind};
+use node::policy::{BlockLength, Policy, Profile, StoreBounds, StoreKind, StorePolicy};
 use node_wire::{BlockNeed, Failure, FailureKind, Gateway, PerNode};
 use proptest::prelude::*;
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};

@@ -8,7 +8,7 @@ use crate::range::Spec;
 use crate::store::CoolDown;
 use crate::store::tests::meeting::Meeting;
 use node::identity::NodeIdentity;
-use node::policy::{Policy, Profile, Store as StorePolicy};
+use node::policy::{Policy, Profile, StorePolicy};
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -101,9 +101,9 @@ fn record(lease: &Lease) -> Record {
     Record::of(vec![lease.clone()]).unwrap()
 }
 
-fn claims(lease: &Lease, shard: &Rc<Dir>) -> [Claim; 1] {
+fn claims(lease: &Lease, shard: &Rc<Dir>) -> [PlacedLease; 1] {
     let (lease, shard) = (lease.clone(), Rc::clone(shard));
-    [Claim { lease, shard }]
+    [PlacedLease { lease, shard }]
 }
 
 fn is_held(store: &Store, owned: &crate::store::Owned) -> bool {

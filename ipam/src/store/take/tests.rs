@@ -61,7 +61,7 @@ fn an_address_goes_to_the_next_sandbox_of_the_same_pod_only() {
 }
 
 fn open(place: &std::path::Path) -> Store {
-    use node::policy::{Policy, Store as StorePolicy};
+    use node::policy::{Policy, StorePolicy};
     std::fs::create_dir_all(place.join("store")).unwrap();
     let store = StorePolicy::file(place.join("store"));
     let mut policy = Policy {

@@ -39,9 +39,9 @@ fn identity() -> Identity {
     }
 }
 
-fn store() -> (tempfile::TempDir, Store, Key) {
+fn store() -> (tempfile::TempDir, Journal, Key) {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::at(&dir.path().join("state"));
+    let store = Journal::at(&dir.path().join("state"));
     (dir, store, Key::of("rail0", &id("c1", "net1")).unwrap())
 }
 
@@ -220,7 +220,7 @@ fn nothing_that_others_can_write_is_read() {
         chmod(path, 0o600);
     }
     chmod(&store.directory, 0o770);
-    let again = Store::at(&store.directory);
+    let again = Journal::at(&store.directory);
     assert!(matches!(
         again.read(&key),
         Err(Error {
@@ -330,7 +330,7 @@ fn a_state_directory_that_others_can_change_is_not_safe() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let own = dir.path().join("above/state");
-    let store = || Store::at(&own);
+    let store = || Journal::at(&own);
     store().check_owner().unwrap();
     let key = Key::of("rail0", &id("c1", "net1")).unwrap();
     store().create(&key, &record()).unwrap();
@@ -393,7 +393,7 @@ fn an_unwritable_directory_leaves_nothing() {
     let (dir, _, key) = store();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let store = Store::at(&file);
+    let store = Journal::at(&file);
     assert!(matches!(
         store.create(&key, &record()),
         Err(Error {
@@ -527,7 +527,7 @@ fn a_journal_that_cannot_be_listed_is_not_an_empty_one() {
     let (dir, _, _) = store();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let store = Store::at(&file);
+    let store = Journal::at(&file);
     assert!(matches!(
         store.list(),
         Err(Error {
@@ -536,7 +536,7 @@ fn a_journal_that_cannot_be_listed_is_not_an_empty_one() {
         })
     ));
     assert!(store.records().is_err());
-    let below = Store::at(&file.join("state"));
+    let below = Journal::at(&file.join("state"));
     let error = below.check_owner().unwrap_err();
     assert_eq!(error.kind, Kind::File, "{error}");
 }

@@ -13,7 +13,7 @@ use netlink_packet_route::link::LinkFlags;
 use super::{HostContext, Origin, Returned};
 use crate::{
     error::{Error, Kind},
-    netdev::{identity::Place, snapshot::Snapshot},
+    netdev::{identity::LinkScope, snapshot::Snapshot},
 };
 
 /// How often a netdev is moved again whose names were taken between reading and moving.
@@ -27,7 +27,7 @@ pub const ANY_TEMPORARY: &[u8] = b"rdma-dev%d";
 pub(super) fn find<'a>(
     taken: &Snapshot,
     links: &'a [Link],
-    place: Place,
+    place: LinkScope,
     location: &'static str,
 ) -> Result<Option<&'a Link>, Error> {
     let found = taken.identity.find(links, place);
@@ -46,7 +46,7 @@ pub(super) fn find_on_host<'a>(
     taken: &Snapshot,
     links: &'a [Link],
 ) -> Result<Option<&'a Link>, Error> {
-    let found = find(taken, links, Place::Host, "on the host")?;
+    let found = find(taken, links, LinkScope::Host, "on the host")?;
     let stands_on = |link: &&Link, device: &str| {
         let netdev = host_context.sys.join("class/net").join(&link.name);
         fs::read_link(netdev.join("device")).is_ok_and(|below| below.ends_with(device))

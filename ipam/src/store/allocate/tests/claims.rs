@@ -30,8 +30,8 @@ fn claims_in_two_shards_are_compared_with_both() {
     shards[1].create("10.0.1.1@7", b"{}", false).unwrap();
     let intent = store.intend(&Record::of(leases.clone()).unwrap(), 0);
     let of_shard = leases.into_iter().zip([0, 1, 0]);
-    let claims: Vec<Claim> = of_shard
-        .map(|(lease, shard)| Claim {
+    let claims: Vec<PlacedLease> = of_shard
+        .map(|(lease, shard)| PlacedLease {
             lease,
             shard: Rc::clone(&shards[shard]),
         })
@@ -126,9 +126,9 @@ fn the_largest_record_that_is_read_is_written() {
 
 /// A shard of another file system: a link to it fails by another error than that of a record
 /// that is gone.
-fn claims_of_which_one_fails(begun: &super::orders::Begun) -> [Claim; 2] {
+fn claims_of_which_one_fails(begun: &super::orders::Begun) -> [PlacedLease; 2] {
     let elsewhere = Rc::new(Dir::open_path(Path::new("/sys")).unwrap());
-    let claim = |n: usize, shard: &Rc<Dir>| Claim {
+    let claim = |n: usize, shard: &Rc<Dir>| PlacedLease {
         lease: begun.claims[n].lease.clone(),
         shard: Rc::clone(shard),
     };

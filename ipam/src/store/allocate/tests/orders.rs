@@ -25,7 +25,7 @@ pub(super) struct Begun {
     pub(super) holder: Holder,
     pub(super) range: Range,
     pub(super) shard: Rc<Dir>,
-    pub(super) claims: Vec<Claim>,
+    pub(super) claims: Vec<PlacedLease>,
     pub(super) intent: Intent,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn begun() -> Begun {
     let intent = store
         .intend(&Record::of(leases.clone()).unwrap(), 0)
         .unwrap();
-    let claims = leases.into_iter().map(|lease| Claim {
+    let claims = leases.into_iter().map(|lease| PlacedLease {
         lease,
         shard: Rc::clone(&shard),
     });
