@@ -68,7 +68,8 @@ type AllSeen<'a> = BTreeMap<Key<'a>, Vec<Seen<'a>>>;
 /// Judges the tests.
 pub(super) fn judge(results: &Results) -> Matrix {
     let all = all_seen(results);
-    let rails: BTreeSet<&str> = all.keys().map(|(_, rail)| *rail).collect();
+    let rails = results.tests.iter().flat_map(|test| &test.climbed.rails);
+    let rails: BTreeSet<&str> = rails.flatten().map(String::as_str).collect();
     let mut rails: Vec<&str> = rails.into_iter().collect();
     // rdma10 comes after rdma9.
     rails.sort_by_key(|rail| (rail.len(), *rail));
@@ -123,24 +124,29 @@ impl Cell {
     }
 }
 
-/// Of a rail that other nodes have.
+/// Of a rail that the node does not have, or no partner.
 fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
-    let left = results.tests_of(at).find_map(|(_, test)| {
-        let mut ends = test.nodes.iter().zip(&test.climbed.left);
-        let (_, left) = ends.find(|(of, left)| **of == at && !left.is_empty())?;
-        Some(left.join("; "))
-    });
-    let (text, finding) = match left {
-        Some(left) => {
+    let tests = || results.tests_of(at).map(|(_, test)| test);
+    let ends = || tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.rails));
+    let mut rails = ends()
+        .filter(|(of, _)| **of == at)
+        .flat_map(|(_, rails)| rails);
+    if rails.any(|rail| rail == key.1) {
+        let finding = Finding::unknown("no partner that answered has this rail");
+        return Cell::new(key, PODS, "not tested", finding);
+    }
+    let mut left = tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.left));
+    match left.find(|(of, left)| **of == at && !left.is_empty()) {
+        Some((_, left)) => {
             let remedy = format!("kubectl rdma status --nodes {}", key.0);
-            ("FAIL ends", Finding::fail(left, remedy))
+            let finding = Finding::fail(left.join("; "), remedy);
+            Cell::new(key, ladder::ENDS, "FAIL ends", finding)
         }
         None => {
-            let why = "its pod has no such interface";
-            ("-", Finding::not_applicable(why))
+            let finding = Finding::not_applicable("its pod has no such interface");
+            Cell::new(key, ladder::ENDS, "-", finding)
         }
-    };
-    Cell::new(key, ladder::ENDS, text, finding)
+    }
 }
 
 fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
@@ -282,6 +288,7 @@ mod tests {
                         "rdma0 (x/1)".to_owned(),
                         ["rdma0", "rdma0"].map(str::to_owned),
                     )],
+                    rails: [vec!["rdma0".to_owned()], vec!["rdma0".to_owned()]],
                     left: Default::default(),
                 },
             }
@@ -372,6 +379,7 @@ mod tests {
         results.nodes[0].fault = Some(Finding::fail("no answer", "look"));
         results.nodes[1].fault = Some(Finding::unknown("no room"));
         results.tests[1].climbed.pairs.clear();
+        results.tests[1].climbed.rails[1].clear();
         results.tests[1].climbed.left[1] = vec!["x/1: DOWN".to_owned()];
         let matrix = judge(&results);
         let cells: Vec<(&str, &str, &[usize])> = matrix
@@ -390,9 +398,11 @@ mod tests {
             [
                 ("FAIL ends", "no answer", &[0][..]),
                 ("390 Gb/s", "97 %", &[0]),
-                ("-", "its pod has no such interface", &[1]),
+                ("not tested", "no partner that answered has this rail", &[1]),
                 ("FAIL ends", "x/1: DOWN", &[1]),
             ]
         );
+        results.tests[1].climbed.left[1].clear();
+        assert_eq!(judge(&results).cells[3].text, "-");
     }
 }
