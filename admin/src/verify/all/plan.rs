@@ -102,7 +102,8 @@ pub(super) fn choose(
         [_] => Ok(found),
         [] => bail!(
             "namespace {namespace} has no network of type rdma-netdev with the annotation {ANNOTATION}: \
-             name one with --network NAMESPACE/NAME"
+             name one with --network NAMESPACE/NAME, or the resource of HCAs without netdevs with \
+             --resource"
         ),
         _ => bail!(
             "several networks can be tested: name those that a pod has together with --network: {}",
@@ -165,6 +166,8 @@ pub(super) struct PodTemplate<'a> {
     pub deadline_seconds: u64,
     /// With a GPU where the node has one.
     pub gpu: bool,
+    /// Resources of HCAs without a netdev, of which a pod has all without a network.
+    pub resources: &'a [String],
 }
 
 /// A pod to make.
@@ -203,8 +206,16 @@ impl PodTemplate<'_> {
             *asked = units.min(*asked + ask);
             names.extend(std::iter::repeat_n(network.name.as_str(), times));
         }
-        if names.is_empty() {
-            let resources: BTreeSet<&str> = networks.iter().map(|n| n.resource.as_str()).collect();
+        for resource in self.resources {
+            let units = node.units(resource);
+            if units > 0 {
+                limits.insert(resource, units);
+            }
+        }
+        if limits.is_empty() {
+            let of_networks = networks.iter().map(|network| &network.resource);
+            let resources = of_networks.chain(self.resources).map(String::as_str);
+            let resources: BTreeSet<&str> = resources.collect();
             let resources: Vec<&str> = resources.into_iter().collect();
             return Err(format!("the node offers no {}", resources.join(", ")));
         }
@@ -216,13 +227,20 @@ impl PodTemplate<'_> {
         let mut labels = Map::new();
         labels.insert("app.kubernetes.io/name".to_owned(), NAME.into());
         labels.insert(RUN.to_owned(), self.run.into());
+        let mut annotations = Map::new();
+        if !names.is_empty() {
+            annotations.insert(
+                "k8s.v1.cni.cncf.io/networks".to_owned(),
+                names.join(", ").into(),
+            );
+        }
         let object = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": name,
                 "labels": labels,
-                "annotations": {"k8s.v1.cni.cncf.io/networks": names.join(", ")},
+                "annotations": annotations,
             },
             "spec": {
                 "restartPolicy": "Never",
@@ -401,6 +419,7 @@ mod tests {
             image: "i",
             deadline_seconds: 9,
             gpu: true,
+            resources: &[],
         };
         assert_eq!(Node::of(&object).units("rdma/shared"), 1000);
         let asks = |plugin: Value| {
@@ -431,6 +450,7 @@ mod tests {
             image: "i",
             deadline_seconds: 9,
             gpu: false,
+            resources: &["rdma/efa".to_owned()],
         };
         let pod = |status: Value| {
             let node = Node::of(&json!({"metadata": {"name": "n"}, "status": status}));
@@ -438,6 +458,23 @@ mod tests {
         };
         assert_eq!(pod(json!({})), "the node is not Ready");
         let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-        assert_eq!(pod(ready), "the node offers no rdma/nic");
+        assert_eq!(pod(ready), "the node offers no rdma/efa, rdma/nic");
+    }
+
+    #[test]
+    fn a_pod_has_hcas_without_netdevs_without_a_network() {
+        let template = PodTemplate {
+            run: "7",
+            image: "i",
+            deadline_seconds: 9,
+            gpu: false,
+            resources: &["rdma/efa".to_owned()],
+        };
+        let node = Node::of(&json!({"metadata": {"name": "n"}, "status": {
+            "conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"rdma/efa": "4"}}}));
+        let pod = template.pod(0, &node, &[]).unwrap().object;
+        assert_eq!(pod["metadata"]["annotations"], json!({}));
+        let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(*limits, json!({"rdma/efa": 4}));
     }
 }

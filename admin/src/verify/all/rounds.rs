@@ -71,10 +71,13 @@ async fn work(
 ) -> anyhow::Result<()> {
     show("reading nodes and networks");
     results.context = pods::context(&cluster.kubectl).await;
-    let definitions = pods::list(&cluster.kubectl, &[NETWORKS, "--all-namespaces"]).await?;
-    let networks = definitions.iter().filter_map(Network::of).collect();
     let (named, namespace) = (&verify.all.network, &verify.all.pod_namespace);
-    let networks = plan::choose(networks, named, namespace)?;
+    let mut networks = Vec::new();
+    if !named.is_empty() || verify.all.resource.is_empty() {
+        let definitions = pods::list(&cluster.kubectl, &[NETWORKS, "--all-namespaces"]).await?;
+        let found = definitions.iter().filter_map(Network::of).collect();
+        networks = plan::choose(found, named, namespace)?;
+    }
     let daemons = ask::list(cluster).await.context("list the daemon's pods")?;
     let nodes = pods::list(&cluster.kubectl, &["nodes"]).await?;
     let nodes = nodes.iter().map(plan::Node::of);
@@ -95,6 +98,7 @@ async fn work(
         image: &verify.all.image,
         deadline_seconds: verify.timeout + 300,
         gpu: verify.gpu.is_some(),
+        resources: &verify.all.resource,
     };
     let planned = nodes.into_iter().enumerate().map(|(number, node)| {
         let pod = template.pod(number, &node, &networks);
