@@ -53,14 +53,12 @@ pub(crate) struct Plan<'n> {
     pub warnings: Vec<String>,
 }
 
-/// Nodes with the same HCAs, GPUs and rails at the same PCI locations. Of their HCAs the positions.
+/// Nodes with the same HCAs, GPUs and rails at the same PCI locations.
 #[derive(Debug)]
 pub(crate) struct Group<'n> {
     pub nodes: Vec<&'n Node>,
-    /// For pods, with their rails.
-    pub chosen: BTreeMap<usize, u64>,
-    /// Others, and why.
-    pub left_out: BTreeMap<usize, String>,
+    /// Of each HCA its rail, or why it is not for pods.
+    pub usage: Vec<Result<u64, String>>,
     pub is_shared: bool,
 }
 
@@ -83,15 +81,24 @@ pub(crate) struct Pool<'n> {
     pub is_optional: bool,
 }
 
+impl Plan<'_> {
+    pub(crate) fn is_late(&self) -> bool {
+        self.pools.iter().any(|pool| pool.mode == Mode::Late)
+    }
+}
+
 impl<'n> Group<'n> {
-    fn hcas(&self) -> Vec<(&'n Hca, u64)> {
-        let mut hcas = Vec::new();
-        for node in &self.nodes {
-            for (index, rail) in &self.chosen {
-                hcas.extend(node.hcas.get(*index).map(|hca| (hca, *rail)));
-            }
-        }
-        hcas
+    /// HCAs for pods, with their rails.
+    fn hcas(&self) -> impl Iterator<Item = (&'n Hca, u64)> {
+        let hcas = self
+            .nodes
+            .iter()
+            .flat_map(|node| node.hcas.iter().zip(&self.usage));
+        hcas.filter_map(|(hca, usage)| Some((hca, *usage.as_ref().ok()?)))
+    }
+
+    fn rails(&self) -> impl Iterator<Item = u64> {
+        self.usage.iter().flatten().copied()
     }
 
     fn has_gpus(&self) -> bool {
@@ -106,26 +113,27 @@ impl<'n> Group<'n> {
 pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
     let groups = groups(nodes, options.mode);
     let (pools, unserved) = pools(&groups, options.mode);
-    let reasons = groups.iter().flat_map(|group| group.left_out.values());
-    let reasons: BTreeSet<&str> = reasons.map(String::as_str).collect();
-    let reasons: Vec<&str> = reasons.into_iter().take(5).collect();
+    let reasons = groups.iter().flat_map(|group| &group.usage);
+    let reasons: BTreeSet<&String> = reasons.filter_map(|one| one.as_ref().err()).collect();
+    let reasons: Vec<&str> = reasons.into_iter().take(5).map(String::as_str).collect();
     ensure!(
         !pools.is_empty(),
         "no HCA of these nodes is for pods ({}); rdmactl discover on a node shows its RDMA devices",
         reasons.join("; ")
     );
-    let empty = groups
-        .iter()
-        .filter(|group| group.chosen.is_empty() && !group.left_out.is_empty());
-    let empty = empty.map(|group| format!("{}: no HCA is for pods", names(&group.nodes)));
-    let unserved = unserved.iter().map(|group| {
-        format!(
+    let mut warnings = Vec::new();
+    for group in &groups {
+        if !group.usage.is_empty() && group.rails().next().is_none() {
+            warnings.push(format!("{}: no HCA is for pods", names(&group.nodes)));
+        }
+    }
+    for group in unserved {
+        warnings.push(format!(
             "no selector chooses the HCAs of {} and no others: give these nodes a daemon with a \
              configuration of their own, by a nodeSelector",
             names(&group.nodes)
-        )
-    });
-    let mut warnings: Vec<String> = empty.chain(unserved).collect();
+        ));
+    }
     for pool in &pools {
         let is_for_shared = pool.mode == Mode::Shared || !network::needs_network(pool);
         if is_for_shared && pool.nodes.iter().any(|node| node.exclusive_netns) {
@@ -175,20 +183,19 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
 fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
     let mut groups: BTreeMap<String, Group<'_>> = BTreeMap::new();
     for node in nodes {
-        let own = group(node, mode);
+        let mut own = group(node, mode);
         let mut key = format!("{:?}", node.gpus);
-        for (index, hca) in node.hcas.iter().enumerate() {
+        for (hca, usage) in node.hcas.iter().zip(&own.usage) {
             let pci = hca.facts.pci.as_ref();
             let device = pci.map(|pci| (pci.address, pci.vendor, pci.device));
-            let (rail, is_usable) = (own.chosen.get(&index), hca.obstacle.is_none());
+            let (rail, is_usable) = (usage.as_ref().ok(), hca.obstacle.is_none());
             let place = (hca.link, hca.rate, &hca.gpus, rail, is_usable);
             key += &format!("{device:?}{:?}{place:?}", hca.facts.drivers());
         }
-        let known = groups.entry(key).or_insert_with(|| Group {
-            nodes: Vec::new(),
-            ..own
-        });
-        known.nodes.push(node);
+        let known = groups.entry(key);
+        known
+            .and_modify(|known| known.nodes.append(&mut own.nodes))
+            .or_insert(own);
     }
     let mut groups: Vec<Group<'_>> = groups.into_values().collect();
     groups.sort_by_key(|group| group.nodes.first().map(|node| &node.name));
@@ -197,73 +204,71 @@ fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
 
 /// A node as a group of its own.
 fn group(node: &Node, mode: Option<Mode>) -> Group<'_> {
-    let exclusive = choose(node, false);
-    let is_enough = match exclusive.hcas().as_slice() {
+    let group = |is_shared| Group {
+        nodes: vec![node],
+        usage: usage(node, is_shared),
+        is_shared,
+    };
+    let exclusive = group(false);
+    let hcas: Vec<_> = exclusive.hcas().collect();
+    let is_enough = match hcas.as_slice() {
         [(only, _)] => only.kind == FunctionKind::Vf || only.is_virtual(),
         hcas => !hcas.is_empty(),
     };
     match mode {
         Some(Mode::Exclusive | Mode::Late) => exclusive,
         None if is_enough || !node.gpus.is_empty() => exclusive,
-        _ => choose(node, true),
+        _ => group(true),
     }
 }
 
 /// The HCAs of the fastest fabric that has GPUs next to it are for pods.
-fn choose(node: &Node, is_shared: bool) -> Group<'_> {
-    let mut left_out = BTreeMap::new();
-    let mut usable = Vec::new();
-    for (index, hca) in node.hcas.iter().enumerate() {
-        let unfit = unfit(hca, is_shared).map(str::to_owned);
-        match hca.obstacle.clone().or(unfit) {
-            Some(why) => _ = left_out.insert(index, why),
-            None => usable.push((index, hca)),
-        }
-    }
-    let rank = |hca: &Hca| {
-        let mut near = usable.iter().filter(|(_, one)| !one.gpus.is_empty());
-        let is_near = near.any(|(_, one)| (one.link, one.rate) == (hca.link, hca.rate));
-        // Soft RoCE is for nodes without RDMA hardware.
-        let is_hardware = hca.kind != FunctionKind::Software;
-        (is_hardware, is_near, hca.rate, hca.link)
+fn usage(node: &Node, is_shared: bool) -> Vec<Result<u64, String>> {
+    let obstacle = |hca: &Hca| {
+        hca.obstacle
+            .clone()
+            .or(unfit(hca, is_shared).map(str::to_owned))
     };
-    let best = usable.iter().map(|(_, hca)| rank(hca)).max();
-    let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
-    let (mut of_best, others): (Vec<_>, Vec<_>) = usable
+    let usable: Vec<&Hca> = node
+        .hcas
         .iter()
-        .copied()
-        .partition(|(_, hca)| Some(rank(hca)) == best);
-    let has_rails = of_best.iter().any(|(_, hca)| hca.rail.is_some());
-    left_out.extend(
-        others
-            .iter()
-            .map(|(index, _)| (*index, "not of the fabric for pods".to_owned())),
-    );
-    of_best.retain(|(index, hca)| {
-        let is_aside = (is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none());
-        if is_aside && !hca.is_named {
-            let why = "no GPU is next to it: for storage or other traffic";
-            left_out.insert(*index, why.to_owned());
-        }
-        hca.is_named || !is_aside
-    });
-    let place = |hca: &Hca| (hca.rail, hca.facts.pf());
-    let rails: BTreeSet<_> = of_best.iter().map(|(_, hca)| place(hca)).collect();
-    let by_name = of_best.iter().all(|(_, hca)| hca.is_named);
-    let number = |hca: &Hca| {
-        let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
-        hca.rail.filter(|_| by_name).unwrap_or(order)
-    };
-    let chosen = of_best
-        .iter()
-        .map(|(index, hca)| (*index, number(hca)))
+        .filter(|hca| obstacle(hca).is_none())
         .collect();
-    Group {
-        nodes: vec![node],
-        chosen,
-        left_out,
-        is_shared,
-    }
+    let fabric = |hca: &Hca| (hca.link, hca.rate);
+    let rank = |hca: &Hca| {
+        let mut near = usable.iter().filter(|one| !one.gpus.is_empty());
+        let is_near = near.any(|one| fabric(one) == fabric(hca));
+        // Soft RoCE is for nodes without RDMA hardware.
+        (
+            hca.kind != FunctionKind::Software,
+            is_near,
+            hca.rate,
+            hca.link,
+        )
+    };
+    let best = usable.iter().map(|hca| rank(hca)).max();
+    let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
+    let is_best = |hca: &Hca| Some(rank(hca)) == best;
+    let has_rails = usable.iter().any(|hca| is_best(hca) && hca.rail.is_some());
+    let is_aside = |hca: &Hca| {
+        !hca.is_named && ((is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none()))
+    };
+    let chosen = usable.iter().filter(|hca| is_best(hca) && !is_aside(hca));
+    let by_name = chosen.clone().all(|hca| hca.is_named);
+    let place = |hca: &Hca| (hca.rail, hca.facts.pf());
+    let rails: BTreeSet<_> = chosen.map(|hca| place(hca)).collect();
+    let usage = |hca: &Hca| match obstacle(hca) {
+        Some(why) => Err(why),
+        None if !is_best(hca) => Err("not of the fabric for pods".to_owned()),
+        None if is_aside(hca) => {
+            Err("no GPU is next to it: for storage or other traffic".to_owned())
+        }
+        None => {
+            let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
+            Ok(hca.rail.filter(|_| by_name).unwrap_or(order))
+        }
+    };
+    node.hcas.iter().map(usage).collect()
 }
 
 /// Why an HCA does not fit the mode.
@@ -288,7 +293,7 @@ fn pools<'g, 'n>(
         let is_last = level == 2;
         let mut parts: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (index, group) in groups.iter().enumerate() {
-            let Some((hca, _)) = group.hcas().first().copied() else {
+            let Some((hca, _)) = group.hcas().next() else {
                 continue;
             };
             let speed = (level > 0).then_some((hca.rate, group.has_gpus()));
@@ -353,13 +358,12 @@ fn pool<'n>(
         Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
         Mode::Exclusive | Mode::Late => "nic",
     };
-    let rails = groups.iter().flat_map(|group| group.chosen.values());
-    let rails: BTreeSet<u64> = rails.copied().collect();
+    let rails: BTreeSet<u64> = groups.iter().flat_map(|group| group.rails()).collect();
     let most_on_rail = |group: &&Group<'_>| {
-        let own: BTreeSet<&u64> = group.chosen.values().collect();
-        group.chosen.len().div_ceil(own.len().max(1))
+        let own: BTreeSet<u64> = group.rails().collect();
+        group.rails().count().div_ceil(own.len().max(1))
     };
-    let in_order = |group: &&Group<'_>| group.chosen.values().copied().eq(0..rails.len() as u64);
+    let in_order = |group: &&Group<'_>| group.rails().eq(0..rails.len() as u64);
     let nodes: Vec<_> = groups
         .iter()
         .flat_map(|group| group.nodes.clone())

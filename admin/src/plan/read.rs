@@ -55,25 +55,22 @@ impl Hca {
     }
 }
 
-/// The nodes of the documents of `kubectl rdma discover --json` and `topology --json`, and why others
-/// cannot be planned for.
-pub(crate) fn nodes(discover: &Value, topology: &Value) -> (Vec<Node>, Vec<(String, String)>) {
+/// The nodes of what they answered to `discover` and `topology`, and why others cannot be planned for.
+pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<Node>, Vec<String>) {
     let (mut nodes, mut silent) = (Vec::new(), Vec::new());
-    for answer in discover["nodes"].as_array().into_iter().flatten() {
+    for answer in discover {
         let name = printable(answer["node"].as_str().unwrap_or("-"));
-        let mut others = topology["nodes"].as_array().into_iter().flatten();
-        let other = others.find(|other| other["node"] == answer["node"]);
+        let other = topology
+            .iter()
+            .find(|other| other["node"] == answer["node"]);
         let other = other.unwrap_or(&Value::Null);
-        let error = [answer, other]
-            .into_iter()
-            .find_map(|one| one["error"].as_str());
-        let node = match error {
+        let node = match answer["error"].as_str().or(other["error"].as_str()) {
             Some(error) => Err(error.to_owned()),
             None => node(&answer["document"], &other["document"]),
         };
         match node {
             Ok(node) => nodes.push(Node { name, ..node }),
-            Err(error) => silent.push((name, printable(&error))),
+            Err(why) => silent.push(format!("{name} is not in this plan: {}", printable(&why))),
         }
     }
     nodes.sort_by(|a, b| a.name.cmp(&b.name));

@@ -114,18 +114,26 @@ fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut Document)) -> [
 }
 
 /// The documents of `kubectl rdma discover --json` and `topology --json`.
-fn documents(nodes: Vec<[Value; 2]>) -> [Value; 2] {
-    let of =
-        |which: usize| json!({"nodes": nodes.iter().map(|node| &node[which]).collect::<Vec<_>>()});
-    [of(0), of(1)]
+fn documents(nodes: Vec<[Value; 2]>) -> [Vec<Value>; 2] {
+    [0, 1].map(|which| {
+        nodes
+            .iter()
+            .map(|node: &[Value; 2]| node[which].clone())
+            .collect()
+    })
 }
 
-fn planned([discover, topology]: &[Value; 2], options: &Options) -> anyhow::Result<String> {
-    let (nodes, silent) = read::nodes(discover, topology);
-    let plan = decide::plan(&nodes, options)?;
-    let silent = silent.iter().map(|(node, why)| format!("{node}: {why}"));
-    let warnings: Vec<String> = silent.chain(plan.warnings.iter().cloned()).collect();
-    Ok(render::text(&plan, &warnings, ["kube-system", "default"]))
+fn planned(answers: &[Vec<Value>; 2], options: &Options) -> anyhow::Result<String> {
+    let (nodes, silent) = read::nodes(answers);
+    let mut plan = decide::plan(&nodes, options)?;
+    plan.warnings.splice(0..0, silent);
+    let target = Target {
+        daemon: "rdma-device-plugin".to_owned(),
+        config_map: "rdma-device-plugin".to_owned(),
+        namespace: "kube-system".to_owned(),
+        networks: "default".to_owned(),
+    };
+    Ok(render::head(&plan) + &render::objects(&plan, &target))
 }
 
 /// DHCP gives GKE's NICs their addresses.
@@ -141,7 +149,7 @@ fn leased(document: &mut Document) {
 }
 
 /// Two equal nodes.
-fn of_machine(name: &str, lay: Lay) -> [Value; 2] {
+fn of_machine(name: &str, lay: Lay) -> [Vec<Value>; 2] {
     let first = match name {
         "gke" | "erdma" => answers("node-1", lay, leased),
         _ => answers("node-1", lay, |_| {}),
@@ -197,7 +205,7 @@ fn each_machine_has_the_plan_that_was_read() {
 }
 
 /// The plan of a machine with flags, which validate accepts.
-fn valid(documents: &[Value; 2], options: &Options) -> String {
+fn valid(documents: &[Vec<Value>; 2], options: &Options) -> String {
     let text = planned(documents, options).unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, &text).unwrap();
@@ -250,7 +258,7 @@ fn fabrics_of_two_links_are_two_pools() {
         "- resource: rdma/nic-2\n",
         "- resource: rdma/efa\n",
         "  optional: true\n",
-        "select: { linkTypes: [infiniband], linkSpeed: [\">=400G\"] }",
+        "select: { linkTypes: [\"infiniband\"], linkSpeed: [\">=400G\"] }",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -285,16 +293,16 @@ fn a_selector_chooses_no_nic_of_other_nodes() {
     };
     let text = lay("0000:5e:00.0", "eno9");
     assert!(
-        text.contains("select: { ifNames: [\"ens*f*\", \"gpu*rdma*\"] }"),
+        text.contains("select: { ifNames: [\"ens*f*\",\"gpu*rdma*\"] }"),
         "{text}"
     );
     let text = lay("0000:5e:00.0", "ens9f0");
     assert!(
-        text.contains("select: { linkTypes: [ether], linkSpeed: [\">=400G\"] }"),
+        text.contains("select: { linkTypes: [\"ether\"], linkSpeed: [\">=400G\"] }"),
         "{text}"
     );
     assert!(
-        text.contains("select: { pciAddresses: [\"0000:37:00.0\", \"0000:37:00.1\"] }"),
+        text.contains("select: { pciAddresses: [\"0000:37:00.0\",\"0000:37:00.1\"] }"),
         "{text}"
     );
     assert!(text.contains("- resource: rdma/nic-2\n"), "{text}");
@@ -334,7 +342,7 @@ fn a_network_for_each_node_has_its_gateway_and_routes() {
         text.contains("\"perNode\": {\"gateway\": \"first\", \"prefix\": 31}"),
         "{text}"
     );
-    assert!(text.contains("{\"dst\": \"10.8.0.0/16\"}"), "{text}");
+    assert!(text.contains("{\"dst\":\"10.8.0.0/16\"}"), "{text}");
     let too_long = Options {
         per_node_prefix: Some(32),
         ..range("10.8.0.0/16")
@@ -386,7 +394,7 @@ fn the_mode_decides_what_a_pod_gets() {
         (
             cloud::oci,
             Mode::Shared,
-            "functions: [pf], linkTypes: [ether]",
+            "functions: [\"pf\"], linkTypes: [\"ether\"]",
         ),
         (cloud::hgx_b200, Mode::Exclusive, "Pods need no network"),
     ] {
@@ -467,12 +475,10 @@ fn what_a_node_answers_ends_no_comment() {
         !text.contains("\nkind: Pod") && !text.contains('\u{1b}') && !text.contains("\n- b"),
         "{text}"
     );
-    let (nodes, silent) = read::nodes(
-        &json!({"nodes": [{"node": "a", "document": {"hcas": 7}}]}),
-        &json!(null),
-    );
+    let (nodes, silent) =
+        read::nodes(&[vec![json!({"node": "a", "document": {"hcas": 7}})], vec![]]);
     assert!(
-        nodes.is_empty() && silent[0].1.starts_with("its answer of discover"),
+        nodes.is_empty() && silent[0].contains("plan: its answer of discover"),
         "{silent:?}"
     );
 }
@@ -510,9 +516,9 @@ fn what_applying_removes_is_seen() {
 #[test]
 fn a_nic_that_a_pod_has_changes_no_plan() {
     let [mut discover, mut topology] = of_machine("gke", cloud::gke);
-    let rails = topology.pointer_mut("/nodes/0/document/nics/3").unwrap();
+    let rails = topology[0].pointer_mut("/document/nics/3").unwrap();
     (rails["rail"]["source"], rails["netdevs"]) = ("order".into(), json!([]));
-    let document = discover.pointer_mut("/nodes/0/document").unwrap();
+    let document = discover[0].pointer_mut("/document").unwrap();
     for list in ["inventory/netdevs", "addresses"] {
         let list = document.pointer_mut(&format!("/{list}")).unwrap();
         let is_there = |one: &Value| one["name"] != "gpu3rdma0" && one["netdev"] != "gpu3rdma0";
