@@ -69,7 +69,7 @@ pub(crate) struct Flags {
     selector: String,
     /// Only these nodes
     #[arg(long, global = true, value_name = "NAME,..", value_delimiter = ',')]
-    nodes: Vec<String>,
+    pub(crate) nodes: Vec<String>,
     /// How many nodes are asked at one time
     #[arg(long, global = true, hide_short_help = true, value_name = "COUNT", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..))]
@@ -131,7 +131,7 @@ impl Cli {
             }
             Command::Plan(plan) => {
                 let answers = [self.documents("discover")?, self.documents("topology")?];
-                return plan.run(&answers, &self.global, &self.flags.kubectl);
+                return plan.run(&answers, &self.global, &self.flags);
             }
             _ => {}
         }

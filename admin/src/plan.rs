@@ -16,6 +16,7 @@ use anyhow::bail;
 use cni_wire::text::printable;
 use serde_json::{Value, json};
 
+use crate::cluster::Flags;
 use crate::cluster::ask::CONTAINER;
 use crate::documents::{name_of, objects};
 use crate::global::{Global, Kubectl};
@@ -46,12 +47,8 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Plans from what nodes answered to `discover` and `topology`, and compares with what the cluster has.
-    pub(crate) fn run(
-        &self,
-        answers: &[Vec<Value>; 2],
-        global: &Global,
-        cluster: &Kubectl,
-    ) -> Ended {
+    pub(crate) fn run(&self, answers: &[Vec<Value>; 2], global: &Global, flags: &Flags) -> Ended {
+        let cluster = &flags.kubectl;
         let (nodes, silent) = read::nodes(answers);
         if nodes.is_empty() {
             bail!("no node to plan for: {}", silent.join("; "));
@@ -59,6 +56,11 @@ impl Plan {
         let mut plan = decide::plan(&nodes, &self.options)?;
         let is_whole = silent.is_empty();
         plan.warnings.splice(0..0, silent);
+        if !flags.nodes.is_empty() {
+            let line =
+                "this plan is for the nodes of --nodes, and the daemon's on all nodes use it";
+            plan.warnings.push(line.to_owned());
+        }
         let target = self.target(cluster, plan.is_late(), &mut plan.warnings);
         let file = render::objects(&plan, &target);
         let planned = objects("the plan", &file)?;
@@ -82,23 +84,12 @@ impl Plan {
             });
             is_configured &=
                 (present.iter()).any(|one| one["metadata"]["labels"][LABEL.0] == LABEL.1);
-            let (present, planned) = (
-                present.map(|one| compare::keys(&one)),
-                compare::keys(object),
-            );
-            for (key, _) in present
-                .iter()
-                .flatten()
-                .filter(|(key, _)| !planned.contains_key(*key))
-            {
-                removed.push(format!("{title} has {key}, which this file removes"));
+            let lines = present.map(|present| compare::difference(&present, object));
+            let lines = lines.unwrap_or_default();
+            for value in lines.iter().filter_map(|line| line.strip_prefix("- ")) {
+                removed.push(format!("{title} has {value}, which this file removes"));
             }
-            let lines = present.map(|present| compare::difference(&present, &planned));
-            changes.extend(
-                lines
-                    .filter(|lines| !lines.is_empty())
-                    .map(|lines| (title, lines)),
-            );
+            changes.extend((!lines.is_empty()).then_some((title, lines)));
         }
         let shows_changes = is_configured && !self.all;
         let mut document = match shows_changes {

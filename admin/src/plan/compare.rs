@@ -7,10 +7,10 @@ use serde_json::Value;
 use crate::documents::{name_of, objects};
 
 /// Values of an object by their keys; texts that are documents are read.
-pub(crate) type Keys = BTreeMap<String, String>;
+type Keys = BTreeMap<String, String>;
 
 /// What a person edits of an object.
-pub(crate) fn keys(object: &Value) -> Keys {
+fn keys(object: &Value) -> Keys {
     let mut keys = Keys::new();
     for part in ["data", "spec"] {
         for (key, value) in object[part].as_object().into_iter().flatten() {
@@ -57,7 +57,8 @@ fn flatten(value: &Value, path: &str, keys: &mut Keys) {
 }
 
 /// Lines with the values of keys that differ, before and after.
-pub(crate) fn difference(present: &Keys, planned: &Keys) -> Vec<String> {
+pub(crate) fn difference(present: &Value, planned: &Value) -> Vec<String> {
+    let (present, planned) = (keys(present), keys(planned));
     let mut lines = Vec::new();
     let all: BTreeSet<&String> = present.keys().chain(planned.keys()).collect();
     for key in all {

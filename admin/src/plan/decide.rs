@@ -13,6 +13,9 @@ use super::network::{self, Network};
 use super::read::{Hca, Node};
 use super::select::{Keys, selector};
 
+/// Why an HCA of the fabric is not for pods.
+const ASIDE: &str = "no GPU is next to it: for storage or other traffic";
+
 /// What the administrator knows and the nodes do not.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Options {
@@ -111,8 +114,15 @@ impl<'n> Group<'n> {
 /// # Errors
 /// A flag does not fit what the nodes have.
 pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
-    let groups = groups(nodes, options.mode);
-    let (pools, unserved) = pools(&groups, options.mode);
+    let mut groups = groups(nodes, options.mode);
+    let mut odd = Vec::new();
+    let pools = loop {
+        match pools(&groups, options.mode) {
+            Ok(pools) => break pools,
+            // The others have a plan without it.
+            Err(unserved) => odd.push(groups.remove(unserved)),
+        }
+    };
     let reasons = groups.iter().flat_map(|group| &group.usage);
     let reasons: BTreeSet<&String> = reasons.filter_map(|one| one.as_ref().err()).collect();
     let reasons: Vec<&str> = reasons.into_iter().take(5).map(String::as_str).collect();
@@ -127,12 +137,17 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
             warnings.push(format!("{}: no HCA is for pods", names(&group.nodes)));
         }
     }
-    for group in unserved {
+    for group in &odd {
         warnings.push(format!(
             "no selector chooses the HCAs of {} and no others: give these nodes a daemon with a \
              configuration of their own, by a nodeSelector",
             names(&group.nodes)
         ));
+    }
+    let chosen = pools.iter().flat_map(|pool| &pool.hcas);
+    for hca in chosen.filter(|hca| !hca.is_active()) {
+        let (names, id) = (hca.facts.rdma_names().join(" "), &hca.facts.id);
+        warnings.push(format!("no port of {names} ({id}) is active"));
     }
     for pool in &pools {
         let is_for_shared = pool.mode == Mode::Shared || !network::needs_network(pool);
@@ -141,6 +156,17 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
             let needs = "needs RDMA subsystems in shared mode, and some are in exclusive mode";
             warnings.push(format!("{} {needs}: {remedy}", pool.resource));
         }
+    }
+    let overlap = (options.range).and_then(|range| network::overlapped(nodes, range));
+    warnings.extend(overlap.map(|(node, used)| format!("--range overlaps {used} of {node}")));
+    let is_away = |group: &&Group<'_>| {
+        group.hcas().next().is_some() && group.hcas().all(|(hca, _)| hca.is_away())
+    };
+    let away = groups.iter().filter(is_away);
+    let away: Vec<&Node> = away.flat_map(|group| group.nodes.clone()).collect();
+    if !away.is_empty() {
+        let effect = "which hides mtu and addresses: mode, mtu and ipam can differ by that alone";
+        warnings.push(format!("NICs of {} are in pods, {effect}", names(&away)));
     }
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
     let store = json!({"default": {"type": "kubernetes"}});
@@ -170,6 +196,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
                 .to_owned(),
         );
     }
+    groups.extend(odd);
     Ok(Plan {
         groups,
         pools,
@@ -182,8 +209,9 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
 
 fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
     let mut groups: BTreeMap<String, Group<'_>> = BTreeMap::new();
+    let votes = votes(nodes);
     for node in nodes {
-        let mut own = group(node, mode);
+        let mut own = group(node, mode, &votes);
         let mut key = format!("{:?}", node.gpus);
         for (hca, usage) in node.hcas.iter().zip(&own.usage) {
             let pci = hca.facts.pci.as_ref();
@@ -202,11 +230,36 @@ fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
     groups
 }
 
+/// Identity, device, link and rate of an HCA.
+type Model = (String, Option<(u16, u16)>, &'static str, u32);
+/// Nodes where such an HCA is for pods, less those where no GPU is next to it.
+type Votes = BTreeMap<Model, i64>;
+
+fn model(hca: &Hca) -> Model {
+    let pci = hca.facts.pci.as_ref();
+    let device = pci.map(|pci| (pci.vendor, pci.device));
+    (hca.facts.id.to_string(), device, hca.link, hca.rate)
+}
+
+fn votes(nodes: &[Node]) -> Votes {
+    let mut votes = Votes::new();
+    for node in nodes {
+        let usage = usage(node, false, &Votes::new());
+        for (hca, usage) in node.hcas.iter().zip(usage) {
+            *votes.entry(model(hca)).or_default() += match usage {
+                Ok(_) => 1,
+                Err(why) => -i64::from(why == ASIDE),
+            };
+        }
+    }
+    votes
+}
+
 /// A node as a group of its own.
-fn group(node: &Node, mode: Option<Mode>) -> Group<'_> {
+fn group<'n>(node: &'n Node, mode: Option<Mode>, votes: &Votes) -> Group<'n> {
     let group = |is_shared| Group {
         nodes: vec![node],
-        usage: usage(node, is_shared),
+        usage: usage(node, is_shared, votes),
         is_shared,
     };
     let exclusive = group(false);
@@ -223,7 +276,7 @@ fn group(node: &Node, mode: Option<Mode>) -> Group<'_> {
 }
 
 /// The HCAs of the fastest fabric that has GPUs next to it are for pods.
-fn usage(node: &Node, is_shared: bool) -> Vec<Result<u64, String>> {
+fn usage(node: &Node, is_shared: bool, votes: &Votes) -> Vec<Result<u64, String>> {
     let obstacle = |hca: &Hca| {
         hca.obstacle
             .clone()
@@ -250,19 +303,21 @@ fn usage(node: &Node, is_shared: bool) -> Vec<Result<u64, String>> {
     let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
     let is_best = |hca: &Hca| Some(rank(hca)) == best;
     let has_rails = usable.iter().any(|hca| is_best(hca) && hca.rail.is_some());
-    let is_aside = |hca: &Hca| {
-        !hca.is_named && ((is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none()))
+    // A node that lost a GPU is as most nodes are.
+    let is_aside = |hca: &Hca| match votes.get(&model(hca)) {
+        Some(votes) if *votes != 0 => *votes < 0,
+        _ if hca.is_named => false,
+        _ => (is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none()),
     };
     let chosen = usable.iter().filter(|hca| is_best(hca) && !is_aside(hca));
     let by_name = chosen.clone().all(|hca| hca.is_named);
-    let place = |hca: &Hca| (hca.rail, hca.facts.pf());
+    let is_numbered = chosen.clone().all(|hca| hca.rail.is_some());
+    let place = |hca: &Hca| (hca.rail.filter(|_| is_numbered), hca.facts.pf());
     let rails: BTreeSet<_> = chosen.map(|hca| place(hca)).collect();
     let usage = |hca: &Hca| match obstacle(hca) {
         Some(why) => Err(why),
         None if !is_best(hca) => Err("not of the fabric for pods".to_owned()),
-        None if is_aside(hca) => {
-            Err("no GPU is next to it: for storage or other traffic".to_owned())
-        }
+        None if is_aside(hca) => Err(ASIDE.to_owned()),
         None => {
             let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
             Ok(hca.rail.filter(|_| by_name).unwrap_or(order))
@@ -284,12 +339,10 @@ fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
 }
 
 /// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
-/// rate, with GPUs and without; else one for each group. And groups for which nothing does.
-fn pools<'g, 'n>(
-    groups: &'g [Group<'n>],
-    mode: Option<Mode>,
-) -> (Vec<Pool<'n>>, Vec<&'g Group<'n>>) {
-    for level in 0..3 {
+/// rate, with GPUs and without; else one for each group. An error is the smallest group for which nothing does.
+fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<Pool<'n>>, usize> {
+    let mut level = 0;
+    loop {
         let is_last = level == 2;
         let mut parts: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (index, group) in groups.iter().enumerate() {
@@ -304,7 +357,7 @@ fn pools<'g, 'n>(
         let (mut pools, mut unserved) = (Vec::new(), Vec::new());
         for part in parts.into_values() {
             let Some(mut pool) = pool(&part, groups, mode, is_last) else {
-                unserved.extend(part.iter().filter_map(|index| groups.get(*index)));
+                unserved.extend(part);
                 continue;
             };
             let count = seen.entry(pool.resource.clone()).or_default();
@@ -314,11 +367,13 @@ fn pools<'g, 'n>(
             }
             pools.push(pool);
         }
-        if unserved.is_empty() || is_last {
-            return (pools, unserved);
+        let size = |index: &usize| groups.get(*index).map(|group| group.nodes.len());
+        match unserved.into_iter().min_by_key(size) {
+            None => return Ok(pools),
+            Some(smallest) if is_last => return Err(smallest),
+            Some(_) => level += 1,
         }
     }
-    (Vec::new(), Vec::new())
 }
 
 fn pool<'n>(
@@ -339,10 +394,12 @@ fn pool<'n>(
     let wanted: BTreeSet<*const Hca> = hcas.iter().map(|hca| std::ptr::from_ref(*hca)).collect();
     let others = all.iter().flat_map(|group| &group.nodes);
     let mut others: Vec<&Hca> = others.flat_map(|node| &node.hcas).collect();
-    // The daemon excludes some from each such pool by itself.
+    // The daemon excludes some from each such pool by itself, and offers none that is unhealthy.
     let is_excluded = |hca: &Hca| hca.is_uplink || hca.facts.virtual_functions() > 0;
     others.retain(|hca| {
-        let is_free = hca.facts.reserved().is_none() && (is_shared || !is_excluded(hca));
+        let is_sick = hca.obstacle.is_some() && !hca.is_uplink;
+        let is_free =
+            !is_sick && hca.facts.reserved().is_none() && (is_shared || !is_excluded(hca));
         is_free && !wanted.contains(&std::ptr::from_ref(*hca))
     });
     let drivers = hcas.first()?.facts.drivers();

@@ -165,7 +165,7 @@ fn pool_text(pool: &Pool<'_>) -> String {
     if pool.is_optional {
         text += "  # Nodes of other groups do not offer it.\n  optional: true\n";
     }
-    let key = |(key, values): &(&str, Vec<String>)| format!("{key}: {}", json!(values));
+    let key = |(key, values): &(&str, Vec<String>)| format!("{key}: {}", ascii(&json!(values)));
     let keys: Vec<String> = pool.select.iter().map(key).collect();
     text + &format!("  select: {{ {} }}\n", keys.join(", "))
 }
@@ -191,7 +191,7 @@ fn network_text(network: &Network, namespace: &str) -> String {
 }
 
 fn metadata(name: &str, namespace: &str) -> String {
-    let ((label, value), name, namespace) = (LABEL, json!(name), json!(namespace));
+    let ((label, value), name, namespace) = (LABEL, ascii(&json!(name)), ascii(&json!(namespace)));
     format!("metadata:\n  name: {name}\n  namespace: {namespace}\n  labels: {{{label}: {value}}}\n")
 }
 
@@ -204,15 +204,26 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect()
 }
 
+/// JSON in which nothing ends a line of YAML or steers a terminal.
+fn ascii(value: &Value) -> String {
+    let escaped = |c: char| match c {
+        ' '..='~' => c.to_string(),
+        _ => (c.encode_utf16(&mut [0; 2]).iter())
+            .map(|unit| format!("\\u{unit:04x}"))
+            .collect(),
+    };
+    value.to_string().chars().map(escaped).collect()
+}
+
 /// JSON whose short objects are on one line, and keys in order, numbers as such.
 fn pretty(value: &Value, margin: &str) -> String {
     let Value::Object(fields) = value else {
-        return value.to_string();
+        return ascii(value);
     };
     let inner = format!("{margin}  ");
     let mut fields: Vec<_> = fields.iter().collect();
     fields.sort_by_key(|(key, _)| (key.parse::<u32>().ok(), *key));
-    let part = |(key, value)| format!("{}: {}", json!(key), pretty(value, &inner));
+    let part = |(key, value)| format!("{}: {}", ascii(&json!(key)), pretty(value, &inner));
     let parts: Vec<String> = fields.into_iter().map(part).collect();
     match parts.concat().len() > WIDTH {
         true => format!(
