@@ -72,7 +72,7 @@ impl Plan {
             } else {
                 NETWORKS
             };
-            let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
+            let namespace = compare::text(object, "/metadata/namespace");
             let present = cluster
                 .in_namespace(namespace)
                 .get::<Value>(resource, name_of(object));
@@ -82,8 +82,10 @@ impl Plan {
                     .push(format!("cannot read {title}, so {loss}: {error:#}"));
                 None
             });
-            is_configured &=
-                (present.iter()).any(|one| one["metadata"]["labels"][LABEL.0] == LABEL.1);
+            is_configured &= (present.iter()).any(|one| {
+                one.pointer("/metadata/labels")
+                    .is_some_and(|all| all[LABEL.0] == LABEL.1)
+            });
             let lines = present.map(|present| compare::difference(&present, object));
             let lines = lines.unwrap_or_default();
             for value in lines.iter().filter_map(|line| line.strip_prefix("- ")) {
@@ -92,9 +94,9 @@ impl Plan {
             changes.extend((!lines.is_empty()).then_some((title, lines)));
         }
         let shows_changes = is_configured && !self.all;
-        let mut document = match shows_changes {
-            true => json!({"differences": changes}),
-            false => json!({"objects": planned}),
+        let (key, value) = match shows_changes {
+            true => ("differences", json!(changes)),
+            false => ("objects", json!(planned)),
         };
         if !shows_changes {
             plan.warnings.append(&mut removed);
@@ -105,8 +107,8 @@ impl Plan {
         plan.warnings
             .iter()
             .for_each(|line| complain(&format!("warning: {line}")));
-        (document["assumed"], document["warnings"]) = (json!(plan.assumed), json!(plan.warnings));
         let is_good = is_whole && (changes.is_empty() || !shows_changes);
+        let document = json!({key: value, "assumed": plan.assumed, "warnings": plan.warnings});
         global.say(document, || match shows_changes {
             false => render::head(&plan) + &file,
             true if changes.is_empty() => "no difference\n".to_owned(),
@@ -129,7 +131,7 @@ impl Plan {
             Vec::new()
         });
         let is_ours =
-            |set: &&Value| set["spec"]["template"]["spec"]["containers"][0]["name"] == CONTAINER;
+            |set: &&Value| compare::text(set, "/spec/template/spec/containers/0/name") == CONTAINER;
         let ours = sets.iter().find(is_ours);
         let volumes = ours.and_then(|set| set.pointer("/spec/template/spec/volumes")?.as_array());
         let volume = |name| {
@@ -144,10 +146,13 @@ impl Plan {
                 "late binding needs the CDI directory in the DaemonSet: {remedy}"
             ));
         }
-        let config = volume("config").and_then(|volume| volume["configMap"]["name"].as_str());
+        let config = volume("config").map(|volume| compare::text(volume, "/configMap/name"));
         Target {
             daemon: ours.map_or(CONTAINER, name_of).to_owned(),
-            config_map: config.unwrap_or(CONTAINER).to_owned(),
+            config_map: config
+                .filter(|name| !name.is_empty())
+                .unwrap_or(CONTAINER)
+                .to_owned(),
             namespace: cluster.namespace.clone(),
             networks: self.network_namespace.clone(),
         }

@@ -20,9 +20,8 @@ fn keys(object: &Value) -> Keys {
         }
     }
     // Other annotations are kubectl's and others'.
-    let resource = &object["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"];
-    let resource = resource.as_str().map(str::to_owned);
-    keys.extend(resource.map(|resource| ("resourceName".to_owned(), resource)));
+    let resource = object.pointer("/metadata/annotations/k8s.v1.cni.cncf.io~1resourceName");
+    keys.extend(resource.map(|resource| ("resourceName".to_owned(), resource.to_string())));
     keys
 }
 
@@ -74,12 +73,14 @@ pub(crate) fn difference(present: &Value, planned: &Value) -> Vec<String> {
     lines
 }
 
+/// A text in an object.
+pub(crate) fn text<'o>(object: &'o Value, path: &str) -> &'o str {
+    let text = object.pointer(path).and_then(Value::as_str);
+    text.unwrap_or_default()
+}
+
 /// Kind, namespace and name, for a person.
 pub(crate) fn title(object: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (kind, namespace) = (
-        text(&object["kind"]),
-        text(&object["metadata"]["namespace"]),
-    );
+    let (kind, namespace) = (text(object, "/kind"), text(object, "/metadata/namespace"));
     format!("{kind} {namespace}/{}", name_of(object))
 }
