@@ -26,7 +26,6 @@ use serde_json::json;
 
 use crate::global::{Global, Kubectl};
 use crate::output::{self, Ended, Outcome, block_on, ended, say, say_json};
-use crate::plan::Plan;
 use crate::{Command, output::complain};
 use tables::View;
 
@@ -70,7 +69,7 @@ pub(crate) struct Flags {
     selector: String,
     /// Only these nodes
     #[arg(long, global = true, value_name = "NAME,..", value_delimiter = ',')]
-    nodes: Vec<String>,
+    pub(crate) nodes: Vec<String>,
     /// How many nodes are asked at one time
     #[arg(long, global = true, hide_short_help = true, value_name = "COUNT", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..))]
@@ -130,7 +129,10 @@ impl Cli {
                 block_on(report::collect(&self.flags, &mut collection))??;
                 return collection.finish(&self.global);
             }
-            Command::Plan(plan) => return self.plan(plan),
+            Command::Plan(plan) => {
+                let answers = [self.documents("discover")?, self.documents("topology")?];
+                return plan.run(&answers, &self.global, &self.flags);
+            }
             _ => {}
         }
         let Some((name, sub)) = matches.subcommand() else {
@@ -171,22 +173,14 @@ impl Cli {
         self.print(view, &answers)
     }
 
-    /// Plans from what all nodes answer, or from files.
-    fn plan(&self, plan: &Plan) -> Ended {
-        let ask = |command: &str| -> anyhow::Result<serde_json::Value> {
-            let argv = ["rdmactl", command, "--json"].map(str::to_owned);
-            let mut answers = block_on(ask::ask(&self.flags, &argv))??;
-            answers
-                .iter_mut()
-                .for_each(ask::NodeAnswer::expect_document);
-            let nodes: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
-            Ok(json!({"nodes": nodes}))
-        };
-        let documents = match plan.documents()? {
-            Some(documents) => documents,
-            None => [ask("discover")?, ask("topology")?],
-        };
-        plan.print(&documents, &self.global, Some(&self.flags.kubectl))
+    /// What all nodes answer to a command, as documents.
+    fn documents(&self, command: &str) -> anyhow::Result<Vec<serde_json::Value>> {
+        let argv = ["rdmactl", command, "--json"].map(str::to_owned);
+        let mut answers = block_on(ask::ask(&self.flags, &argv))??;
+        answers
+            .iter_mut()
+            .for_each(ask::NodeAnswer::expect_document);
+        Ok(answers.iter().map(ask::NodeAnswer::document).collect())
     }
 
     fn print(&self, view: Option<View>, answers: &[ask::NodeAnswer]) -> Ended {

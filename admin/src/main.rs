@@ -98,7 +98,9 @@ impl Command {
             Self::Preflight(command) => command.run(global),
             Self::Verify(command) => command.run(global),
             Self::Report(command) => command.run(global),
-            Self::Plan(command) => command.run(global),
+            Self::Plan(_) => Err(output::wrong_usage(
+                "plan asks the nodes of a cluster: run \"kubectl rdma plan\" where kubectl works",
+            )),
             Self::Validate(command) => command.run(global),
             Self::Attachments(command) => command.run(global),
             Self::Addresses(command) => command.run(global),

@@ -12,22 +12,22 @@ mod read;
 mod render;
 mod select;
 
-use std::path::PathBuf;
-
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use cni_wire::text::printable;
 use serde_json::{Value, json};
 
+use crate::cluster::Flags;
+use crate::cluster::ask::CONTAINER;
 use crate::documents::{name_of, objects};
 use crate::global::{Global, Kubectl};
-use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
+use crate::output::{Ended, Outcome, complain};
 use decide::Options;
-use render::{CONFIG_MAP, LABEL};
+use render::{LABEL, Target};
 
 /// The resource of networks.
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
-/// Writes pools, policy and networks for what the nodes have.
+/// Writes pools, policy and networks for what the nodes of a cluster have.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "kubectl rdma plan > rdma.yaml && kubectl apply -f rdma.yaml\n\
@@ -35,9 +35,6 @@ const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
     Exit status: 0 planned, or no difference; 1 a node did not answer, or differences; 2 wrong usage."
 )]
 pub(crate) struct Plan {
-    /// What "kubectl rdma discover --json" and "kubectl rdma topology --json" printed, instead of nodes
-    #[arg(num_args = 2, value_names = ["DISCOVER", "TOPOLOGY"])]
-    files: Vec<PathBuf>,
     #[command(flatten)]
     options: Options,
     /// Namespace of the networks
@@ -49,107 +46,115 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans from files.
-    pub(crate) fn run(&self, global: &Global) -> Ended {
-        let documents = self.documents()?.context(
-            "rdmactl plan needs two files, DISCOVER and TOPOLOGY; kubectl rdma plan asks the nodes of a cluster",
-        )?;
-        self.print(&documents, global, None)
-    }
-
-    /// The files, if some are named.
-    pub(crate) fn documents(&self) -> anyhow::Result<Option<[Value; 2]>> {
-        let [discover, topology] = self.files.as_slice() else {
-            return Ok(None);
-        };
-        let read = |file: &PathBuf| -> anyhow::Result<Value> {
-            let (place, text) = text_of(file)?;
-            serde_json::from_str(&text).with_context(|| format!("{place} is not JSON"))
-        };
-        Ok(Some([read(discover)?, read(topology)?]))
-    }
-
-    /// Plans from what nodes answered, and compares with what the cluster has.
-    pub(crate) fn print(
-        &self,
-        documents: &[Value; 2],
-        global: &Global,
-        cluster: Option<&Kubectl>,
-    ) -> Ended {
-        let [discover, topology] = documents;
-        let (nodes, silent) = read::nodes(discover, topology);
-        let mut warnings: Vec<String> = silent
-            .iter()
-            .map(|(node, why)| format!("{node} is not in this plan: {why}"))
-            .collect();
+    /// Plans from what nodes answered to `discover` and `topology`, and compares with what the cluster has.
+    pub(crate) fn run(&self, answers: &[Vec<Value>; 2], global: &Global, flags: &Flags) -> Ended {
+        let cluster = &flags.kubectl;
+        let (nodes, silent) = read::nodes(answers);
         if nodes.is_empty() {
-            bail!("no node to plan for: {}", warnings.join("; "));
+            bail!("no node to plan for: {}", silent.join("; "));
         }
-        let plan = decide::plan(&nodes, &self.options)?;
-        warnings.extend(plan.warnings.iter().cloned());
-        let daemon = cluster.map_or("kube-system", |cluster| &cluster.namespace);
-        let namespaces = [daemon, self.network_namespace.as_str()];
-        let planned = objects("the plan", &render::text(&plan, &[], namespaces))?;
-        let (mut changes, mut lost, mut is_configured) = (Vec::new(), Vec::new(), true);
+        let mut plan = decide::plan(&nodes, &self.options)?;
+        let is_whole = silent.is_empty();
+        plan.warnings.splice(0..0, silent);
+        if !flags.nodes.is_empty() {
+            let line =
+                "this plan is for the nodes of --nodes, and the daemon's on all nodes use it";
+            plan.warnings.push(line.to_owned());
+        }
+        let target = self.target(cluster, plan.is_late(), &mut plan.warnings);
+        let file = render::objects(&plan, &target);
+        let planned = objects("the plan", &file)?;
+        let (mut changes, mut removed, mut is_configured) = (Vec::new(), Vec::new(), true);
         for object in &planned {
             let title = compare::title(object);
-            let present = cluster.map_or(Ok(None), |cluster| self.present(cluster, object));
+            let resource = if object["kind"] == "ConfigMap" {
+                "configmaps"
+            } else {
+                NETWORKS
+            };
+            let namespace = compare::text(object, "/metadata/namespace");
+            let present = cluster
+                .in_namespace(namespace)
+                .get::<Value>(resource, name_of(object));
             let present = present.unwrap_or_else(|error| {
                 let loss = "applying this file may remove keys of it";
-                warnings.push(format!("cannot read {title}, so {loss}: {error:#}"));
+                plan.warnings
+                    .push(format!("cannot read {title}, so {loss}: {error:#}"));
                 None
             });
-            let labels = present
-                .iter()
-                .filter_map(|one| one.pointer("/metadata/labels"));
-            is_configured &= labels
-                .filter_map(|all| all.get(LABEL.0))
-                .any(|one| *one == LABEL.1);
-            let planned = compare::keys(object);
-            for present in present.iter().map(compare::keys) {
-                let removed = present.keys().filter(|key| !planned.contains_key(*key));
-                lost.extend(
-                    removed.map(|key| format!("{title} has {key}, which this file removes")),
-                );
-                let lines = compare::difference(&present, &planned);
-                changes.extend((!lines.is_empty()).then(|| (title.clone(), lines)));
+            is_configured &= (present.iter()).any(|one| {
+                one.pointer("/metadata/labels")
+                    .is_some_and(|all| all[LABEL.0] == LABEL.1)
+            });
+            let lines = present.map(|present| compare::difference(&present, object));
+            let lines = lines.unwrap_or_default();
+            for value in lines.iter().filter_map(|line| line.strip_prefix("- ")) {
+                removed.push(format!("{title} has {value}, which this file removes"));
             }
+            changes.extend((!lines.is_empty()).then_some((title, lines)));
         }
         let shows_changes = is_configured && !self.all;
-        warnings.extend(lost.into_iter().filter(|_| !shows_changes));
-        for line in &warnings {
-            complain(&format!("warning: {line}"));
+        let (key, value) = match shows_changes {
+            true => ("differences", json!(changes)),
+            false => ("objects", json!(planned)),
+        };
+        if !shows_changes {
+            plan.warnings.append(&mut removed);
+            plan.assumed
+                .iter()
+                .for_each(|line| complain(&format!("assumed: {line}")));
         }
-        let ended = Outcome::good_if(silent.is_empty() && (changes.is_empty() || !shows_changes));
-        if global.json {
-            let (key, value) = match shows_changes {
-                true => ("differences", json!(changes)),
-                false => ("objects", json!(planned)),
-            };
-            say_json(json!({key: value, "assumed": plan.assumed, "warnings": warnings}));
-        } else if shows_changes && changes.is_empty() {
-            say("no difference\n");
-        } else if shows_changes {
-            for (title, lines) in changes {
-                let lines: Vec<String> = lines.iter().map(|line| printable(line) + "\n").collect();
-                say(&format!("{title}\n{}", lines.concat()));
+        plan.warnings
+            .iter()
+            .for_each(|line| complain(&format!("warning: {line}")));
+        let is_good = is_whole && (changes.is_empty() || !shows_changes);
+        let document = json!({key: value, "assumed": plan.assumed, "warnings": plan.warnings});
+        global.say(document, || match shows_changes {
+            false => render::head(&plan) + &file,
+            true if changes.is_empty() => "no difference\n".to_owned(),
+            true => {
+                let lines = |(title, lines): (String, Vec<String>)| [vec![title], lines].concat();
+                let lines = changes.into_iter().flat_map(lines);
+                lines.map(|line| printable(&line) + "\n").collect()
             }
-        } else {
-            for line in &plan.assumed {
-                complain(&format!("assumed: {line}"));
-            }
-            say(&render::text(&plan, &warnings, namespaces));
-        }
-        Ok(ended)
+        });
+        Ok(Outcome::good_if(is_good))
     }
 
-    /// An object as the cluster has it.
-    fn present(&self, cluster: &Kubectl, object: &Value) -> anyhow::Result<Option<Value>> {
-        match name_of(object) {
-            CONFIG_MAP => cluster.get("configmaps", CONFIG_MAP),
-            name => cluster
-                .in_namespace(&self.network_namespace)
-                .get(NETWORKS, name),
+    /// Where the objects go, by the volumes of the daemon's `DaemonSet`.
+    fn target(&self, cluster: &Kubectl, is_late: bool, warnings: &mut Vec<String>) -> Target {
+        let sets = cluster.list::<Value>("daemonsets").unwrap_or_else(|error| {
+            let guess = "the name of its ConfigMap is a guess";
+            warnings.push(format!(
+                "cannot read the daemon's DaemonSet, so {guess}: {error:#}"
+            ));
+            Vec::new()
+        });
+        let is_ours =
+            |set: &&Value| compare::text(set, "/spec/template/spec/containers/0/name") == CONTAINER;
+        let ours = sets.iter().find(is_ours);
+        let volumes = ours.and_then(|set| set.pointer("/spec/template/spec/volumes")?.as_array());
+        let volume = |name| {
+            volumes
+                .into_iter()
+                .flatten()
+                .find(|volume| volume["name"] == name)
+        };
+        if is_late && volumes.is_some() && volume("cdi").is_none() {
+            let remedy = "kubectl apply -k manifests/overlays/late";
+            warnings.push(format!(
+                "late binding needs the CDI directory in the DaemonSet: {remedy}"
+            ));
+        }
+        let config = volume("config").map(|volume| compare::text(volume, "/configMap/name"));
+        Target {
+            daemon: ours.map_or(CONTAINER, name_of).to_owned(),
+            config_map: config
+                .filter(|name| !name.is_empty())
+                .unwrap_or(CONTAINER)
+                .to_owned(),
+            namespace: cluster.namespace.clone(),
+            networks: self.network_namespace.clone(),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::Flags;
 use crate::kubectl::last_line;
 
 /// The daemon's container, in manifests and chart.
-pub(super) const CONTAINER: &str = "rdma-device-plugin";
+pub(crate) const CONTAINER: &str = "rdma-device-plugin";
 
 /// What a node answered.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,10 +7,10 @@ use serde_json::Value;
 use crate::documents::{name_of, objects};
 
 /// Values of an object by their keys; texts that are documents are read.
-pub(crate) type Keys = BTreeMap<String, String>;
+type Keys = BTreeMap<String, String>;
 
 /// What a person edits of an object.
-pub(crate) fn keys(object: &Value) -> Keys {
+fn keys(object: &Value) -> Keys {
     let mut keys = Keys::new();
     for part in ["data", "spec"] {
         for (key, value) in object[part].as_object().into_iter().flatten() {
@@ -25,61 +25,62 @@ pub(crate) fn keys(object: &Value) -> Keys {
     keys
 }
 
+/// Items of lists are known by their resource or type, other lists are values.
 fn flatten(value: &Value, path: &str, keys: &mut Keys) {
-    let named = |item: &Value| {
-        item["resource"]
-            .as_str()
-            .or(item["type"].as_str())
-            .map(str::to_owned)
+    let name = |item: &'_ Value| {
+        Some(
+            item["resource"]
+                .as_str()
+                .or(item["type"].as_str())?
+                .to_owned(),
+        )
     };
-    match value {
-        Value::Object(fields) if !fields.is_empty() => {
-            for (key, value) in fields {
-                flatten(value, &format!("{path} {key}"), keys);
+    let named: Option<Vec<(String, &Value)>> = match value {
+        Value::Object(fields) => Some(
+            fields
+                .iter()
+                .map(|(key, value)| (key.clone(), value))
+                .collect(),
+        ),
+        Value::Array(items) => items.iter().map(|item| Some((name(item)?, item))).collect(),
+        _ => None,
+    };
+    match named.filter(|parts| !parts.is_empty()) {
+        Some(parts) => {
+            for (name, part) in parts {
+                flatten(part, &format!("{path} {name}"), keys);
             }
         }
-        Value::Array(items)
-            if !items.is_empty() && items.iter().all(|item| named(item).is_some()) =>
-        {
-            for item in items {
-                flatten(
-                    item,
-                    &format!("{path} {}", named(item).unwrap_or_default()),
-                    keys,
-                );
-            }
-        }
-        _ => _ = keys.insert(path.to_owned(), value.to_string()),
+        None => _ = keys.insert(path.to_owned(), value.to_string()),
     }
 }
 
 /// Lines with the values of keys that differ, before and after.
-pub(crate) fn difference(present: &Keys, planned: &Keys) -> Vec<String> {
+pub(crate) fn difference(present: &Value, planned: &Value) -> Vec<String> {
+    let (present, planned) = (keys(present), keys(planned));
     let mut lines = Vec::new();
     let all: BTreeSet<&String> = present.keys().chain(planned.keys()).collect();
-    for key in all
-        .into_iter()
-        .filter(|key| present.get(*key) != planned.get(*key))
-    {
-        for (sign, keys) in [("-", present), ("+", planned)] {
-            lines.extend(keys.get(key).map(|value| format!("{sign} {key}: {value}")));
+    for key in all {
+        let (before, after) = (present.get(key), planned.get(key));
+        for (sign, value) in [("-", before), ("+", after)] {
+            lines.extend(
+                value
+                    .filter(|_| before != after)
+                    .map(|value| format!("{sign} {key}: {value}")),
+            );
         }
     }
     lines
 }
 
+/// A text in an object.
+pub(crate) fn text<'o>(object: &'o Value, path: &str) -> &'o str {
+    let text = object.pointer(path).and_then(Value::as_str);
+    text.unwrap_or_default()
+}
+
 /// Kind, namespace and name, for a person.
 pub(crate) fn title(object: &Value) -> String {
-    let text = |path| {
-        object
-            .pointer(path)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-    };
-    format!(
-        "{} {}/{}",
-        text("/kind"),
-        text("/metadata/namespace"),
-        name_of(object)
-    )
+    let (kind, namespace) = (text(object, "/kind"), text(object, "/metadata/namespace"));
+    format!("{kind} {namespace}/{}", name_of(object))
 }

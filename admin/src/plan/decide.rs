@@ -13,6 +13,9 @@ use super::network::{self, Network};
 use super::read::{Hca, Node};
 use super::select::{Keys, selector};
 
+/// Why an HCA of the fabric is not for pods.
+const ASIDE: &str = "no GPU is next to it: for storage or other traffic";
+
 /// What the administrator knows and the nodes do not.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Options {
@@ -53,14 +56,12 @@ pub(crate) struct Plan<'n> {
     pub warnings: Vec<String>,
 }
 
-/// Nodes with the same HCAs, GPUs and rails at the same PCI locations. Of their HCAs the positions.
+/// Nodes with the same HCAs, GPUs and rails at the same PCI locations.
 #[derive(Debug)]
 pub(crate) struct Group<'n> {
     pub nodes: Vec<&'n Node>,
-    /// For pods, with their rails.
-    pub chosen: BTreeMap<usize, u64>,
-    /// Others, and why.
-    pub left_out: BTreeMap<usize, String>,
+    /// Of each HCA its rail, or why it is not for pods.
+    pub usage: Vec<Result<u64, String>>,
     pub is_shared: bool,
 }
 
@@ -83,15 +84,24 @@ pub(crate) struct Pool<'n> {
     pub is_optional: bool,
 }
 
+impl Plan<'_> {
+    pub(crate) fn is_late(&self) -> bool {
+        self.pools.iter().any(|pool| pool.mode == Mode::Late)
+    }
+}
+
 impl<'n> Group<'n> {
-    fn hcas(&self) -> Vec<(&'n Hca, u64)> {
-        let mut hcas = Vec::new();
-        for node in &self.nodes {
-            for (index, rail) in &self.chosen {
-                hcas.extend(node.hcas.get(*index).map(|hca| (hca, *rail)));
-            }
-        }
-        hcas
+    /// HCAs for pods, with their rails.
+    fn hcas(&self) -> impl Iterator<Item = (&'n Hca, u64)> {
+        let hcas = self
+            .nodes
+            .iter()
+            .flat_map(|node| node.hcas.iter().zip(&self.usage));
+        hcas.filter_map(|(hca, usage)| Some((hca, *usage.as_ref().ok()?)))
+    }
+
+    fn rails(&self) -> impl Iterator<Item = u64> {
+        self.usage.iter().flatten().copied()
     }
 
     fn has_gpus(&self) -> bool {
@@ -104,28 +114,41 @@ impl<'n> Group<'n> {
 /// # Errors
 /// A flag does not fit what the nodes have.
 pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
-    let groups = groups(nodes, options.mode);
-    let (pools, unserved) = pools(&groups, options.mode);
-    let reasons = groups.iter().flat_map(|group| group.left_out.values());
-    let reasons: BTreeSet<&str> = reasons.map(String::as_str).collect();
-    let reasons: Vec<&str> = reasons.into_iter().take(5).collect();
+    let mut groups = groups(nodes, options.mode);
+    let mut odd = Vec::new();
+    let pools = loop {
+        match pools(&groups, options.mode) {
+            Ok(pools) => break pools,
+            // The others have a plan without it.
+            Err(unserved) => odd.push(groups.remove(unserved)),
+        }
+    };
+    let reasons = groups.iter().flat_map(|group| &group.usage);
+    let reasons: BTreeSet<&String> = reasons.filter_map(|one| one.as_ref().err()).collect();
+    let reasons: Vec<&str> = reasons.into_iter().take(5).map(String::as_str).collect();
     ensure!(
         !pools.is_empty(),
         "no HCA of these nodes is for pods ({}); rdmactl discover on a node shows its RDMA devices",
         reasons.join("; ")
     );
-    let empty = groups
-        .iter()
-        .filter(|group| group.chosen.is_empty() && !group.left_out.is_empty());
-    let empty = empty.map(|group| format!("{}: no HCA is for pods", names(&group.nodes)));
-    let unserved = unserved.iter().map(|group| {
-        format!(
+    let mut warnings = Vec::new();
+    for group in &groups {
+        if !group.usage.is_empty() && group.rails().next().is_none() {
+            warnings.push(format!("{}: no HCA is for pods", names(&group.nodes)));
+        }
+    }
+    for group in &odd {
+        warnings.push(format!(
             "no selector chooses the HCAs of {} and no others: give these nodes a daemon with a \
              configuration of their own, by a nodeSelector",
             names(&group.nodes)
-        )
-    });
-    let mut warnings: Vec<String> = empty.chain(unserved).collect();
+        ));
+    }
+    let chosen = pools.iter().flat_map(|pool| &pool.hcas);
+    for hca in chosen.filter(|hca| !hca.is_active()) {
+        let (names, id) = (hca.facts.rdma_names().join(" "), &hca.facts.id);
+        warnings.push(format!("no port of {names} ({id}) is active"));
+    }
     for pool in &pools {
         let is_for_shared = pool.mode == Mode::Shared || !network::needs_network(pool);
         if is_for_shared && pool.nodes.iter().any(|node| node.exclusive_netns) {
@@ -133,6 +156,17 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
             let needs = "needs RDMA subsystems in shared mode, and some are in exclusive mode";
             warnings.push(format!("{} {needs}: {remedy}", pool.resource));
         }
+    }
+    let overlap = (options.range).and_then(|range| network::overlapped(nodes, range));
+    warnings.extend(overlap.map(|(node, used)| format!("--range overlaps {used} of {node}")));
+    let is_away = |group: &&Group<'_>| {
+        group.hcas().next().is_some() && group.hcas().all(|(hca, _)| hca.is_away())
+    };
+    let away = groups.iter().filter(is_away);
+    let away: Vec<&Node> = away.flat_map(|group| group.nodes.clone()).collect();
+    if !away.is_empty() {
+        let effect = "which hides mtu and addresses: mode, mtu and ipam can differ by that alone";
+        warnings.push(format!("NICs of {} are in pods, {effect}", names(&away)));
     }
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
     let store = json!({"default": {"type": "kubernetes"}});
@@ -162,6 +196,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
                 .to_owned(),
         );
     }
+    groups.extend(odd);
     Ok(Plan {
         groups,
         pools,
@@ -174,96 +209,121 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
 
 fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
     let mut groups: BTreeMap<String, Group<'_>> = BTreeMap::new();
+    let votes = votes(nodes);
     for node in nodes {
-        let own = group(node, mode);
+        let mut own = group(node, mode, &votes);
         let mut key = format!("{:?}", node.gpus);
-        for (index, hca) in node.hcas.iter().enumerate() {
+        for (hca, usage) in node.hcas.iter().zip(&own.usage) {
             let pci = hca.facts.pci.as_ref();
             let device = pci.map(|pci| (pci.address, pci.vendor, pci.device));
-            let (rail, is_usable) = (own.chosen.get(&index), hca.obstacle.is_none());
+            let (rail, is_usable) = (usage.as_ref().ok(), hca.obstacle.is_none());
             let place = (hca.link, hca.rate, &hca.gpus, rail, is_usable);
             key += &format!("{device:?}{:?}{place:?}", hca.facts.drivers());
         }
-        let known = groups.entry(key).or_insert_with(|| Group {
-            nodes: Vec::new(),
-            ..own
-        });
-        known.nodes.push(node);
+        let known = groups.entry(key);
+        known
+            .and_modify(|known| known.nodes.append(&mut own.nodes))
+            .or_insert(own);
     }
     let mut groups: Vec<Group<'_>> = groups.into_values().collect();
     groups.sort_by_key(|group| group.nodes.first().map(|node| &node.name));
     groups
 }
 
+/// Identity, device, link and rate of an HCA.
+type Model = (String, Option<(u16, u16)>, &'static str, u32);
+/// Nodes where such an HCA is for pods, less those where no GPU is next to it.
+type Votes = BTreeMap<Model, i64>;
+
+fn model(hca: &Hca) -> Model {
+    let pci = hca.facts.pci.as_ref();
+    let device = pci.map(|pci| (pci.vendor, pci.device));
+    (hca.facts.id.to_string(), device, hca.link, hca.rate)
+}
+
+fn votes(nodes: &[Node]) -> Votes {
+    let mut votes = Votes::new();
+    for node in nodes {
+        let usage = usage(node, false, &Votes::new());
+        for (hca, usage) in node.hcas.iter().zip(usage) {
+            *votes.entry(model(hca)).or_default() += match usage {
+                Ok(_) => 1,
+                Err(why) => -i64::from(why == ASIDE),
+            };
+        }
+    }
+    votes
+}
+
 /// A node as a group of its own.
-fn group(node: &Node, mode: Option<Mode>) -> Group<'_> {
-    let exclusive = choose(node, false);
-    let is_enough = match exclusive.hcas().as_slice() {
+fn group<'n>(node: &'n Node, mode: Option<Mode>, votes: &Votes) -> Group<'n> {
+    let group = |is_shared| Group {
+        nodes: vec![node],
+        usage: usage(node, is_shared, votes),
+        is_shared,
+    };
+    let exclusive = group(false);
+    let hcas: Vec<_> = exclusive.hcas().collect();
+    let is_enough = match hcas.as_slice() {
         [(only, _)] => only.kind == FunctionKind::Vf || only.is_virtual(),
         hcas => !hcas.is_empty(),
     };
     match mode {
         Some(Mode::Exclusive | Mode::Late) => exclusive,
         None if is_enough || !node.gpus.is_empty() => exclusive,
-        _ => choose(node, true),
+        _ => group(true),
     }
 }
 
 /// The HCAs of the fastest fabric that has GPUs next to it are for pods.
-fn choose(node: &Node, is_shared: bool) -> Group<'_> {
-    let mut left_out = BTreeMap::new();
-    let mut usable = Vec::new();
-    for (index, hca) in node.hcas.iter().enumerate() {
-        let unfit = unfit(hca, is_shared).map(str::to_owned);
-        match hca.obstacle.clone().or(unfit) {
-            Some(why) => _ = left_out.insert(index, why),
-            None => usable.push((index, hca)),
-        }
-    }
-    let rank = |hca: &Hca| {
-        let mut near = usable.iter().filter(|(_, one)| !one.gpus.is_empty());
-        let is_near = near.any(|(_, one)| (one.link, one.rate) == (hca.link, hca.rate));
-        // Soft RoCE is for nodes without RDMA hardware.
-        let is_hardware = hca.kind != FunctionKind::Software;
-        (is_hardware, is_near, hca.rate, hca.link)
+fn usage(node: &Node, is_shared: bool, votes: &Votes) -> Vec<Result<u64, String>> {
+    let obstacle = |hca: &Hca| {
+        hca.obstacle
+            .clone()
+            .or(unfit(hca, is_shared).map(str::to_owned))
     };
-    let best = usable.iter().map(|(_, hca)| rank(hca)).max();
-    let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
-    let (mut of_best, others): (Vec<_>, Vec<_>) = usable
+    let usable: Vec<&Hca> = node
+        .hcas
         .iter()
-        .copied()
-        .partition(|(_, hca)| Some(rank(hca)) == best);
-    let has_rails = of_best.iter().any(|(_, hca)| hca.rail.is_some());
-    left_out.extend(
-        others
-            .iter()
-            .map(|(index, _)| (*index, "not of the fabric for pods".to_owned())),
-    );
-    of_best.retain(|(index, hca)| {
-        let is_aside = (is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none());
-        if is_aside && !hca.is_named {
-            let why = "no GPU is next to it: for storage or other traffic";
-            left_out.insert(*index, why.to_owned());
-        }
-        hca.is_named || !is_aside
-    });
-    let place = |hca: &Hca| (hca.rail, hca.facts.pf());
-    let rails: BTreeSet<_> = of_best.iter().map(|(_, hca)| place(hca)).collect();
-    let by_name = of_best.iter().all(|(_, hca)| hca.is_named);
-    let number = |hca: &Hca| {
-        let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
-        hca.rail.filter(|_| by_name).unwrap_or(order)
-    };
-    let chosen = of_best
-        .iter()
-        .map(|(index, hca)| (*index, number(hca)))
+        .filter(|hca| obstacle(hca).is_none())
         .collect();
-    Group {
-        nodes: vec![node],
-        chosen,
-        left_out,
-        is_shared,
-    }
+    let fabric = |hca: &Hca| (hca.link, hca.rate);
+    let rank = |hca: &Hca| {
+        let mut near = usable.iter().filter(|one| !one.gpus.is_empty());
+        let is_near = near.any(|one| fabric(one) == fabric(hca));
+        // Soft RoCE is for nodes without RDMA hardware.
+        (
+            hca.kind != FunctionKind::Software,
+            is_near,
+            hca.rate,
+            hca.link,
+        )
+    };
+    let best = usable.iter().map(|hca| rank(hca)).max();
+    let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
+    let is_best = |hca: &Hca| Some(rank(hca)) == best;
+    let has_rails = usable.iter().any(|hca| is_best(hca) && hca.rail.is_some());
+    // A node that lost a GPU is as most nodes are.
+    let is_aside = |hca: &Hca| match votes.get(&model(hca)) {
+        Some(votes) if *votes != 0 => *votes < 0,
+        _ if hca.is_named => false,
+        _ => (is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none()),
+    };
+    let chosen = usable.iter().filter(|hca| is_best(hca) && !is_aside(hca));
+    let by_name = chosen.clone().all(|hca| hca.is_named);
+    let is_numbered = chosen.clone().all(|hca| hca.rail.is_some());
+    let place = |hca: &Hca| (hca.rail.filter(|_| is_numbered), hca.facts.pf());
+    let rails: BTreeSet<_> = chosen.map(|hca| place(hca)).collect();
+    let usage = |hca: &Hca| match obstacle(hca) {
+        Some(why) => Err(why),
+        None if !is_best(hca) => Err("not of the fabric for pods".to_owned()),
+        None if is_aside(hca) => Err(ASIDE.to_owned()),
+        None => {
+            let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
+            Ok(hca.rail.filter(|_| by_name).unwrap_or(order))
+        }
+    };
+    node.hcas.iter().map(usage).collect()
 }
 
 /// Why an HCA does not fit the mode.
@@ -279,16 +339,14 @@ fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
 }
 
 /// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
-/// rate, with GPUs and without; else one for each group. And groups for which nothing does.
-fn pools<'g, 'n>(
-    groups: &'g [Group<'n>],
-    mode: Option<Mode>,
-) -> (Vec<Pool<'n>>, Vec<&'g Group<'n>>) {
-    for level in 0..3 {
+/// rate, with GPUs and without; else one for each group. An error is the smallest group for which nothing does.
+fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<Pool<'n>>, usize> {
+    let mut level = 0;
+    loop {
         let is_last = level == 2;
         let mut parts: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (index, group) in groups.iter().enumerate() {
-            let Some((hca, _)) = group.hcas().first().copied() else {
+            let Some((hca, _)) = group.hcas().next() else {
                 continue;
             };
             let speed = (level > 0).then_some((hca.rate, group.has_gpus()));
@@ -299,7 +357,7 @@ fn pools<'g, 'n>(
         let (mut pools, mut unserved) = (Vec::new(), Vec::new());
         for part in parts.into_values() {
             let Some(mut pool) = pool(&part, groups, mode, is_last) else {
-                unserved.extend(part.iter().filter_map(|index| groups.get(*index)));
+                unserved.extend(part);
                 continue;
             };
             let count = seen.entry(pool.resource.clone()).or_default();
@@ -309,11 +367,13 @@ fn pools<'g, 'n>(
             }
             pools.push(pool);
         }
-        if unserved.is_empty() || is_last {
-            return (pools, unserved);
+        let size = |index: &usize| groups.get(*index).map(|group| group.nodes.len());
+        match unserved.into_iter().min_by_key(size) {
+            None => return Ok(pools),
+            Some(smallest) if is_last => return Err(smallest),
+            Some(_) => level += 1,
         }
     }
-    (Vec::new(), Vec::new())
 }
 
 fn pool<'n>(
@@ -334,10 +394,12 @@ fn pool<'n>(
     let wanted: BTreeSet<*const Hca> = hcas.iter().map(|hca| std::ptr::from_ref(*hca)).collect();
     let others = all.iter().flat_map(|group| &group.nodes);
     let mut others: Vec<&Hca> = others.flat_map(|node| &node.hcas).collect();
-    // The daemon excludes some from each such pool by itself.
+    // The daemon excludes some from each such pool by itself, and offers none that is unhealthy.
     let is_excluded = |hca: &Hca| hca.is_uplink || hca.facts.virtual_functions() > 0;
     others.retain(|hca| {
-        let is_free = hca.facts.reserved().is_none() && (is_shared || !is_excluded(hca));
+        let is_sick = hca.obstacle.is_some() && !hca.is_uplink;
+        let is_free =
+            !is_sick && hca.facts.reserved().is_none() && (is_shared || !is_excluded(hca));
         is_free && !wanted.contains(&std::ptr::from_ref(*hca))
     });
     let drivers = hcas.first()?.facts.drivers();
@@ -353,13 +415,12 @@ fn pool<'n>(
         Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
         Mode::Exclusive | Mode::Late => "nic",
     };
-    let rails = groups.iter().flat_map(|group| group.chosen.values());
-    let rails: BTreeSet<u64> = rails.copied().collect();
+    let rails: BTreeSet<u64> = groups.iter().flat_map(|group| group.rails()).collect();
     let most_on_rail = |group: &&Group<'_>| {
-        let own: BTreeSet<&u64> = group.chosen.values().collect();
-        group.chosen.len().div_ceil(own.len().max(1))
+        let own: BTreeSet<u64> = group.rails().collect();
+        group.rails().count().div_ceil(own.len().max(1))
     };
-    let in_order = |group: &&Group<'_>| group.chosen.values().copied().eq(0..rails.len() as u64);
+    let in_order = |group: &&Group<'_>| group.rails().eq(0..rails.len() as u64);
     let nodes: Vec<_> = groups
         .iter()
         .flat_map(|group| group.nodes.clone())

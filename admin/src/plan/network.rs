@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use super::decide::{Mode, Options, Pool};
 use super::read::{Hca, Node};
 
-/// Addresses of a node's block in a store of type `kubernetes`.
-const BLOCK: usize = 16;
+/// Addresses of a node's block in a store of type `kubernetes`, of IPv4 and of IPv6.
+const BLOCKS: [usize; 2] = [16, 64];
+/// A range of fewer blocks is leased by single addresses.
+const MIN_BLOCKS: usize = 16;
 
 /// A `NetworkAttachmentDefinition`.
 #[derive(Debug)]
@@ -63,6 +65,10 @@ pub(crate) fn networks(
         .iter()
         .filter(|pool| has_netdevs(pool) && !keeps_addresses(pool, options));
     let count: usize = leasing.map(|pool| pool.rails.len()).sum();
+    ensure!(
+        count > 0 || (options.range.is_none() && options.per_node_prefix.is_none()),
+        "--range and --per-node-prefix have no effect: no network of this plan has addresses"
+    );
     let whole = |range: IpNetwork| IpNetwork::new(range.network(), range.prefix());
     let mut range = options.range.filter(|_| count > 0).map(whole).transpose()?;
     if options.range.is_none() && count > 0 {
@@ -226,8 +232,10 @@ fn check_size(
 ) -> anyhow::Result<()> {
     let width: u8 = if slice.is_ipv4() { 32 } else { 128 };
     let nodes = pool.nodes.len();
+    let [of_ipv4, of_ipv6] = BLOCKS;
+    let block = if slice.is_ipv4() { of_ipv4 } else { of_ipv6 };
     let units = match pool.mode {
-        Mode::Shared => BLOCK,
+        Mode::Shared => block,
         _ => pool.most_on_rail,
     };
     let needed = match options.per_node_prefix {
@@ -242,6 +250,9 @@ fn check_size(
             );
             prefix.saturating_sub(log2(nodes))
         }
+        None if width - slice.prefix() >= log2(block * MIN_BLOCKS) => {
+            width.saturating_sub(log2(nodes * units.next_multiple_of(block)))
+        }
         None => width.saturating_sub(log2(nodes * units + 2)),
     };
     ensure!(
@@ -253,18 +264,24 @@ fn check_size(
     Ok(())
 }
 
+/// A network of a node that overlaps a range, and the node.
+pub(crate) fn overlapped(nodes: &[Node], range: IpNetwork) -> Option<(&str, IpNetwork)> {
+    let networks = nodes.iter().flat_map(|node| {
+        let networks = node.addresses.iter();
+        networks
+            .filter_map(|one| Some((&*node.name, IpNetwork::new(one.address, one.prefix).ok()?)))
+    });
+    let mut networks = networks;
+    networks.find(|(_, one)| one.contains(range.network()) || range.contains(one.network()))
+}
+
 /// A private range with a /16 for each of so many rails, which overlaps no network of a node.
 fn free_range(nodes: &[Node], count: usize) -> Option<IpNetwork> {
     let prefix = 16_u8.checked_sub(log2(count))?;
-    let addresses = nodes.iter().flat_map(|node| &node.addresses);
-    let used = addresses.filter_map(|one| IpNetwork::new(one.address, one.prefix).ok());
-    let used: Vec<IpNetwork> = used.collect();
-    let overlaps =
-        |a: &IpNetwork, b: &IpNetwork| a.contains(b.network()) || b.contains(a.network());
     let tens = (64..=255).chain(0..64).map(|second| (10, second));
     let all = tens.chain((16..32).map(|second| (172, second)));
     let aligned = all.filter(|(_, second)| usize::from(*second) % count.next_power_of_two() == 0);
     let address = |(first, second)| IpAddr::V4(Ipv4Addr::new(first, second, 0, 0));
     let mut ranges = aligned.filter_map(|bytes| IpNetwork::new(address(bytes), prefix).ok());
-    ranges.find(|range| !used.iter().any(|one| overlaps(one, range)))
+    ranges.find(|range| overlapped(nodes, *range).is_none())
 }

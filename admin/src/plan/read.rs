@@ -49,34 +49,45 @@ pub(crate) struct Hca {
 }
 
 impl Hca {
+    pub(crate) fn is_active(&self) -> bool {
+        self.facts.ports().any(hca::Port::is_active)
+    }
+
+    /// A pod has its netdevs, which hides their addresses and MTU.
+    pub(crate) fn is_away(&self) -> bool {
+        self.mtu.is_none() && self.facts.netdev_names().next().is_some()
+    }
+
     /// A virtual NIC of a cloud or hypervisor, which its driver tells from others.
     pub(crate) fn is_virtual(&self) -> bool {
         self.apart || self.link == "other"
     }
 }
 
-/// The nodes of the documents of `kubectl rdma discover --json` and `topology --json`, and why others
-/// cannot be planned for.
-pub(crate) fn nodes(discover: &Value, topology: &Value) -> (Vec<Node>, Vec<(String, String)>) {
+/// The nodes of what they answered to `discover` and `topology`, and why others cannot be planned for.
+pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<Node>, Vec<String>) {
     let (mut nodes, mut silent) = (Vec::new(), Vec::new());
-    for answer in discover["nodes"].as_array().into_iter().flatten() {
+    for answer in discover {
         let name = printable(answer["node"].as_str().unwrap_or("-"));
-        let mut others = topology["nodes"].as_array().into_iter().flatten();
-        let other = others.find(|other| other["node"] == answer["node"]);
-        let other = other.unwrap_or(&Value::Null);
-        let error = [answer, other]
-            .into_iter()
-            .find_map(|one| one["error"].as_str());
-        let node = match error {
+        let keys = ["node", "pod"];
+        let is_same = |other: &&Value| keys.iter().all(|key| other[*key] == answer[*key]);
+        let other = topology.iter().find(is_same).unwrap_or(&Value::Null);
+        let node = match answer["error"].as_str().or(other["error"].as_str()) {
             Some(error) => Err(error.to_owned()),
             None => node(&answer["document"], &other["document"]),
         };
         match node {
             Ok(node) => nodes.push(Node { name, ..node }),
-            Err(error) => silent.push((name, printable(&error))),
+            Err(why) => silent.push((name, printable(&why))),
         }
     }
+    // A node has two pods of the daemon while these are replaced.
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    nodes.dedup_by(|a, b| a.name == b.name);
+    silent.retain(|(name, _)| !nodes.iter().any(|node| node.name == *name));
+    let silent = silent.into_iter();
+    let silent = silent.map(|(name, why)| format!("{name} is not in this plan: {why}"));
+    let silent = silent.collect();
     (nodes, silent)
 }
 
@@ -162,7 +173,7 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
     let rates: Vec<_> = hcas.iter().map(|hca| (model(hca), hca.rate)).collect();
     for hca in &mut hcas {
         let same = rates.iter().filter(|(other, _)| *other == model(hca));
-        if !hca.facts.ports().any(hca::Port::is_active) {
+        if !hca.is_active() {
             hca.rate = same.map(|(_, rate)| *rate).max().unwrap_or(0);
         }
     }

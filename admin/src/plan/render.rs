@@ -1,7 +1,5 @@
 //! A plan as a file for `kubectl apply -f`, with comments that say why. Pure.
 
-use std::collections::BTreeMap;
-
 use cni_wire::text::printable;
 use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::words::word;
@@ -9,12 +7,10 @@ use serde_json::{Value, json};
 
 use super::decide::{Group, Mode, Plan, Pool, names};
 use super::network::{Network, needs_network};
-use super::read::{Hca, Node};
+use super::read::Hca;
 
 /// The label of objects that a plan wrote, and its value.
 pub(crate) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kubectl-rdma");
-/// The daemon's configuration.
-pub(crate) const CONFIG_MAP: &str = "rdma-device-plugin";
 
 /// Of a line of JSON.
 const WIDTH: usize = 80;
@@ -35,86 +31,107 @@ const LATE: &str = "  mode: exclusive
   strict: true
 ";
 
-/// The file, for the namespaces of the daemon and of the networks.
-pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) -> String {
+/// Where the objects go.
+pub(crate) struct Target {
+    /// The daemon's `DaemonSet` and `ConfigMap`, and their namespace.
+    pub daemon: String,
+    pub config_map: String,
+    pub namespace: String,
+    /// Namespace of the networks.
+    pub networks: String,
+}
+
+/// What a person reads first.
+pub(crate) fn head(plan: &Plan<'_>) -> String {
     let mut text = comment("Written by kubectl rdma plan; after a look: kubectl apply -f FILE");
-    for line in warnings {
-        text += &comment(&format!("WARNING: {line}"));
-    }
-    for line in &plan.assumed {
-        text += &comment(&format!("ASSUMED: {line}"));
-    }
-    for (number, group) in (1..).zip(&plan.groups) {
-        let names = names(&group.nodes);
-        text += &format!("#\n{}", comment(&format!("Group {number}: {names}")));
-        text.extend(group.nodes.first().map(|node| group_text(group, node)));
-    }
-    let [daemon, networks] = namespaces;
-    let metadata = metadata(CONFIG_MAP, daemon);
-    let pools: String = plan.pools.iter().map(pool_text).collect();
-    text += &format!("---\napiVersion: v1\nkind: ConfigMap\n{metadata}data:\n  config.yaml: |\n");
-    text += &indented(&format!("version: 1\npools:\n{pools}"));
-    let restart = "rollout restart daemonset/rdma-device-plugin";
-    let restart = format!("After a change: kubectl --namespace {daemon} {restart}");
-    let policy = indented(&pretty(&json!(plan.policy), ""));
-    text += &format!("  {}  policy.json: |\n{policy}", comment(&restart));
     text.extend(
-        plan.networks
+        plan.warnings
             .iter()
-            .map(|network| network_text(network, networks)),
+            .map(|line| comment(&format!("WARNING: {line}"))),
     );
+    text.extend(
+        plan.assumed
+            .iter()
+            .map(|line| comment(&format!("ASSUMED: {line}"))),
+    );
+    for (number, group) in (1..).zip(&plan.groups) {
+        text += &format!(
+            "#\n{}",
+            comment(&format!("Group {number}: {}", names(&group.nodes)))
+        );
+        text += &group_text(group);
+    }
     text
 }
 
-/// HCAs and GPUs of a group, by its first node.
-fn group_text(group: &Group<'_>, node: &Node) -> String {
-    let count = node.gpus.len();
+/// The objects.
+pub(crate) fn objects(plan: &Plan<'_>, target: &Target) -> String {
+    let Target {
+        daemon,
+        namespace,
+        config_map,
+        networks,
+    } = target;
+    let metadata = metadata(config_map, namespace);
+    let pools: String = plan.pools.iter().map(pool_text).collect();
+    let config = indented(&format!("version: 1\npools:\n{pools}"));
+    let restart = format!("kubectl --namespace {namespace} rollout restart daemonset/{daemon}");
+    let restart = comment(&format!("After a change: {restart}"));
+    let policy = indented(&pretty(&json!(plan.policy), ""));
+    let networks: String = plan
+        .networks
+        .iter()
+        .map(|network| network_text(network, networks))
+        .collect();
+    format!(
+        "---\napiVersion: v1\nkind: ConfigMap\n{metadata}data:\n  config.yaml: |\n{config}  \
+         {restart}  policy.json: |\n{policy}{networks}"
+    )
+}
+
+/// GPUs and HCAs of a group, by its first node.
+fn group_text(group: &Group<'_>) -> String {
+    let Some(node) = group.nodes.first() else {
+        return String::new();
+    };
     let gpus = node
         .gpus
         .first()
-        .map(|gpu| comment(&format!("  {count} GPUs: {gpu}")));
+        .map(|gpu| comment(&format!("  {} GPUs: {gpu}", node.gpus.len())));
     let mut text = gpus.unwrap_or_else(|| comment("  no GPU"));
     if node.hcas.is_empty() {
         text += &comment("  no RDMA device");
     }
-    for (index, hca) in node.hcas.iter().enumerate() {
-        let Some(rail) = group.chosen.get(&index) else {
-            continue;
+    for (hca, usage) in node.hcas.iter().zip(&group.usage) {
+        let mut line = match usage {
+            Ok(rail) => format!("  rail {rail}: {}", title(hca)),
+            Err(why) => format!("  not for pods: {}: {why}", title(hca)),
         };
-        text += &format!("#   rail {rail}: {}", printable(&title(hca)));
         let gpus: Vec<String> = hca.gpus.iter().map(ToString::to_string).collect();
-        if !gpus.is_empty() {
-            text += &format!(", next to GPU {}", gpus.join(" "));
+        if usage.is_ok() && !gpus.is_empty() {
+            line += &format!(", next to GPU {}", gpus.join(" "));
         }
-        let mut devices = hca.facts.rdma_devices.iter();
-        text.extend(devices.find_map(|one| Some(format!("; {}", without_node_guid(one)?.0))));
-        text += "\n";
-    }
-    let mut left_out: BTreeMap<&String, Vec<&Hca>> = BTreeMap::new();
-    for (index, why) in &group.left_out {
-        left_out
-            .entry(why)
-            .or_default()
-            .extend(node.hcas.get(*index));
-    }
-    for (why, hcas) in left_out {
-        text += &comment(&format!("  not for pods: {why}:"));
-        for hca in hcas {
-            text += &comment(&format!("    {}", title(hca)));
-        }
+        let problem = hca.facts.rdma_devices.iter().find_map(without_node_guid);
+        line.extend(
+            problem
+                .filter(|_| usage.is_ok())
+                .map(|(problem, _)| format!("; {problem}")),
+        );
+        text += &comment(&line);
     }
     text
 }
 
 fn title(hca: &Hca) -> String {
-    let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());
-    let netdevs: Vec<&str> = facts.netdev_names().collect();
-    let netdevs = if netdevs.is_empty() {
-        "no netdev"
-    } else {
-        &netdevs.join(" ")
+    let facts = &hca.facts;
+    let netdevs = match facts.netdev_names().collect::<Vec<_>>().join(" ") {
+        names if names.is_empty() => "no netdev".to_owned(),
+        names => names,
     };
-    let device = pci.map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device));
+    let device = facts
+        .pci
+        .as_ref()
+        .map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device));
     let (device, rate) = (device.unwrap_or_default(), hca.rate / 1000);
     let (names, kind) = (facts.rdma_names().join(" "), word(&hca.kind));
     format!(
@@ -148,36 +165,33 @@ fn pool_text(pool: &Pool<'_>) -> String {
     if pool.is_optional {
         text += "  # Nodes of other groups do not offer it.\n  optional: true\n";
     }
-    let mut keys = Vec::new();
-    for (key, values) in &pool.select {
-        let is_word = |text: &str| text.bytes().all(|c| c.is_ascii_lowercase());
-        let quoted = |text: &String| {
-            if is_word(text) {
-                text.clone()
-            } else {
-                json!(text).to_string()
-            }
-        };
-        let values: Vec<String> = values.iter().map(quoted).collect();
-        keys.push(format!("{key}: [{}]", values.join(", ")));
-    }
+    let key = |(key, values): &(&str, Vec<String>)| format!("{key}: {}", ascii(&json!(values)));
+    let keys: Vec<String> = pool.select.iter().map(key).collect();
     text + &format!("  select: {{ {} }}\n", keys.join(", "))
 }
 
 fn network_text(network: &Network, namespace: &str) -> String {
-    let comments: String = network.comments.iter().map(|line| comment(line)).collect();
-    let metadata = metadata(&network.name, namespace);
-    let annotation = format!("k8s.v1.cni.cncf.io/resourceName: {}", network.resource);
-    let config = json!({"cniVersion": "1.0.0", "name": network.name, "plugins": [network.plugin]});
-    let config = indented(&pretty(&config, ""));
-    let kind = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition";
-    let metadata = format!("{metadata}  annotations: {{{annotation}}}");
-    format!("---\n{comments}{kind}\n{metadata}\nspec:\n  config: |\n{config}")
+    let Network {
+        name,
+        resource,
+        plugin,
+        comments,
+        ..
+    } = network;
+    let comments: String = comments.iter().map(|line| comment(line)).collect();
+    let (metadata, plugin) = (metadata(name, namespace), pretty(&json!(plugin), "  "));
+    let config = format!(
+        "{{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"{name}\",\n  \"plugins\": [{plugin}]\n}}"
+    );
+    format!(
+        "---\n{comments}apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n{metadata}  \
+         annotations: {{k8s.v1.cni.cncf.io/resourceName: {resource}}}\nspec:\n  config: |\n{}",
+        indented(&config)
+    )
 }
 
 fn metadata(name: &str, namespace: &str) -> String {
-    let (label, value) = LABEL;
-    let namespace = json!(namespace);
+    let ((label, value), name, namespace) = (LABEL, ascii(&json!(name)), ascii(&json!(namespace)));
     format!("metadata:\n  name: {name}\n  namespace: {namespace}\n  labels: {{{label}: {value}}}\n")
 }
 
@@ -190,31 +204,32 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect()
 }
 
-/// JSON with what contains no object on one line, and keys in order, numbers as such.
+/// JSON in which nothing ends a line of YAML or steers a terminal.
+fn ascii(value: &Value) -> String {
+    let escaped = |c: char| match c {
+        ' '..='~' => c.to_string(),
+        _ => (c.encode_utf16(&mut [0; 2]).iter())
+            .map(|unit| format!("\\u{unit:04x}"))
+            .collect(),
+    };
+    value.to_string().chars().map(escaped).collect()
+}
+
+/// JSON whose short objects are on one line, and keys in order, numbers as such.
 fn pretty(value: &Value, margin: &str) -> String {
+    let Value::Object(fields) = value else {
+        return ascii(value);
+    };
     let inner = format!("{margin}  ");
-    let mut is_nested = false;
-    let mut part = |value: &Value| {
-        let text = pretty(value, &inner);
-        is_nested |= value.is_object() || text.contains('\n');
-        text
-    };
-    let (open, close, parts) = match value {
-        Value::Object(fields) => {
-            let mut fields: Vec<_> = fields.iter().collect();
-            fields.sort_by_key(|(key, _)| (key.parse::<u32>().ok(), *key));
-            let fields = fields.into_iter();
-            let parts = fields.map(|(key, value)| format!("{}: {}", json!(key), part(value)));
-            ("{", "}", parts.collect::<Vec<_>>())
-        }
-        Value::Array(items) => ("[", "]", items.iter().map(part).collect()),
-        _ => return value.to_string(),
-    };
-    match is_nested || parts.concat().len() > WIDTH {
-        true => {
-            let separator = format!(",\n{inner}");
-            format!("{open}\n{inner}{}\n{margin}{close}", parts.join(&separator))
-        }
-        false => format!("{open}{}{close}", parts.join(", ")),
+    let mut fields: Vec<_> = fields.iter().collect();
+    fields.sort_by_key(|(key, _)| (key.parse::<u32>().ok(), *key));
+    let part = |(key, value)| format!("{}: {}", ascii(&json!(key)), pretty(value, &inner));
+    let parts: Vec<String> = fields.into_iter().map(part).collect();
+    match parts.concat().len() > WIDTH {
+        true => format!(
+            "{{\n{inner}{}\n{margin}}}",
+            parts.join(&format!(",\n{inner}"))
+        ),
+        false => format!("{{{}}}", parts.join(", ")),
     }
 }

@@ -47,6 +47,12 @@ pub(crate) fn selector(
     let mut functions = vec![("functions", values("functions", wanted))];
     functions.retain(|(_, kinds)| kinds.len() == 1 && (is_shared || *kinds != ["pf"]));
     let key = |key: &&'static str| (key.split(' ').next().unwrap_or(key), values(key, wanted));
+    // The daemon takes one that is down when it is up.
+    let live: Vec<&Hca> = wanted
+        .iter()
+        .copied()
+        .filter(|hca| hca.is_active())
+        .collect();
     let mut tried = tried.map(|keys| {
         functions
             .iter()
@@ -62,7 +68,7 @@ pub(crate) fn selector(
         let is_whole = keys.iter().all(|(_, values)| !values.is_empty());
         Selector::deserialize(fields).is_ok_and(|selector| {
             let chooses = |hca: &&Hca| selector.matches(&hca.facts) != Match::No;
-            is_whole && wanted.iter().all(chooses) && !others.iter().any(chooses)
+            is_whole && live.iter().all(chooses) && !others.iter().any(chooses)
         })
     })
 }
@@ -72,20 +78,18 @@ fn values(key: &str, wanted: &[&Hca]) -> Vec<String> {
     let mut found = BTreeSet::new();
     for hca in wanted {
         let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());
-        let rate = |port: &hca::Port| Some(port.rate.as_ref()?.mbps);
         let value = match key {
             "functions" => Some(word(&hca.kind)),
             "linkTypes" => Some(hca.link.to_owned()),
+            // A port that is down reports any rate.
             "linkSpeed" => {
-                let rates = wanted
-                    .iter()
-                    .map(|hca| hca.facts.ports().filter_map(rate).max());
-                rates
-                    .min()
-                    .flatten()
+                let live = wanted.iter().filter(|hca| hca.is_active());
+                let rate = live.map(|hca| hca.rate).min();
+                rate.or(Some(hca.rate))
+                    .filter(|rate| *rate > 0)
                     .map(|rate| format!(">={}", speed(rate)))
             }
-            "linkSpeed of these" => facts.ports().filter_map(rate).max().map(speed),
+            "linkSpeed of these" => Some(hca.rate).filter(|rate| *rate > 0).map(speed),
             "drivers" => pci
                 .and_then(|pci| pci.driver.clone())
                 .or_else(|| facts.drivers().pop()),

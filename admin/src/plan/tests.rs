@@ -114,18 +114,26 @@ fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut Document)) -> [
 }
 
 /// The documents of `kubectl rdma discover --json` and `topology --json`.
-fn documents(nodes: Vec<[Value; 2]>) -> [Value; 2] {
-    let of =
-        |which: usize| json!({"nodes": nodes.iter().map(|node| &node[which]).collect::<Vec<_>>()});
-    [of(0), of(1)]
+fn documents(nodes: Vec<[Value; 2]>) -> [Vec<Value>; 2] {
+    [0, 1].map(|which| {
+        nodes
+            .iter()
+            .map(|node: &[Value; 2]| node[which].clone())
+            .collect()
+    })
 }
 
-fn planned([discover, topology]: &[Value; 2], options: &Options) -> anyhow::Result<String> {
-    let (nodes, silent) = read::nodes(discover, topology);
-    let plan = decide::plan(&nodes, options)?;
-    let silent = silent.iter().map(|(node, why)| format!("{node}: {why}"));
-    let warnings: Vec<String> = silent.chain(plan.warnings.iter().cloned()).collect();
-    Ok(render::text(&plan, &warnings, ["kube-system", "default"]))
+fn planned(answers: &[Vec<Value>; 2], options: &Options) -> anyhow::Result<String> {
+    let (nodes, silent) = read::nodes(answers);
+    let mut plan = decide::plan(&nodes, options)?;
+    plan.warnings.splice(0..0, silent);
+    let target = Target {
+        daemon: "rdma-device-plugin".to_owned(),
+        config_map: "rdma-device-plugin".to_owned(),
+        namespace: "kube-system".to_owned(),
+        networks: "default".to_owned(),
+    };
+    Ok(render::head(&plan) + &render::objects(&plan, &target))
 }
 
 /// DHCP gives GKE's NICs their addresses.
@@ -141,7 +149,7 @@ fn leased(document: &mut Document) {
 }
 
 /// Two equal nodes.
-fn of_machine(name: &str, lay: Lay) -> [Value; 2] {
+fn of_machine(name: &str, lay: Lay) -> [Vec<Value>; 2] {
     let first = match name {
         "gke" | "erdma" => answers("node-1", lay, leased),
         _ => answers("node-1", lay, |_| {}),
@@ -197,7 +205,7 @@ fn each_machine_has_the_plan_that_was_read() {
 }
 
 /// The plan of a machine with flags, which validate accepts.
-fn valid(documents: &[Value; 2], options: &Options) -> String {
+fn valid(documents: &[Vec<Value>; 2], options: &Options) -> String {
     let text = planned(documents, options).unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, &text).unwrap();
@@ -250,7 +258,7 @@ fn fabrics_of_two_links_are_two_pools() {
         "- resource: rdma/nic-2\n",
         "- resource: rdma/efa\n",
         "  optional: true\n",
-        "select: { linkTypes: [infiniband], linkSpeed: [\">=400G\"] }",
+        "select: { linkTypes: [\"infiniband\"], linkSpeed: [\">=400G\"] }",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -285,16 +293,16 @@ fn a_selector_chooses_no_nic_of_other_nodes() {
     };
     let text = lay("0000:5e:00.0", "eno9");
     assert!(
-        text.contains("select: { ifNames: [\"ens*f*\", \"gpu*rdma*\"] }"),
+        text.contains("select: { ifNames: [\"ens*f*\",\"gpu*rdma*\"] }"),
         "{text}"
     );
     let text = lay("0000:5e:00.0", "ens9f0");
     assert!(
-        text.contains("select: { linkTypes: [ether], linkSpeed: [\">=400G\"] }"),
+        text.contains("select: { linkTypes: [\"ether\"], linkSpeed: [\">=400G\"] }"),
         "{text}"
     );
     assert!(
-        text.contains("select: { pciAddresses: [\"0000:37:00.0\", \"0000:37:00.1\"] }"),
+        text.contains("select: { pciAddresses: [\"0000:37:00.0\",\"0000:37:00.1\"] }"),
         "{text}"
     );
     assert!(text.contains("- resource: rdma/nic-2\n"), "{text}");
@@ -334,7 +342,7 @@ fn a_network_for_each_node_has_its_gateway_and_routes() {
         text.contains("\"perNode\": {\"gateway\": \"first\", \"prefix\": 31}"),
         "{text}"
     );
-    assert!(text.contains("{\"dst\": \"10.8.0.0/16\"}"), "{text}");
+    assert!(text.contains("{\"dst\":\"10.8.0.0/16\"}"), "{text}");
     let too_long = Options {
         per_node_prefix: Some(32),
         ..range("10.8.0.0/16")
@@ -386,7 +394,7 @@ fn the_mode_decides_what_a_pod_gets() {
         (
             cloud::oci,
             Mode::Shared,
-            "functions: [pf], linkTypes: [ether]",
+            "functions: [\"pf\"], linkTypes: [\"ether\"]",
         ),
         (cloud::hgx_b200, Mode::Exclusive, "Pods need no network"),
     ] {
@@ -467,12 +475,10 @@ fn what_a_node_answers_ends_no_comment() {
         !text.contains("\nkind: Pod") && !text.contains('\u{1b}') && !text.contains("\n- b"),
         "{text}"
     );
-    let (nodes, silent) = read::nodes(
-        &json!({"nodes": [{"node": "a", "document": {"hcas": 7}}]}),
-        &json!(null),
-    );
+    let (nodes, silent) =
+        read::nodes(&[vec![json!({"node": "a", "document": {"hcas": 7}})], vec![]]);
     assert!(
-        nodes.is_empty() && silent[0].1.starts_with("its answer of discover"),
+        nodes.is_empty() && silent[0].contains("plan: its answer of discover"),
         "{silent:?}"
     );
 }
@@ -480,15 +486,10 @@ fn what_a_node_answers_ends_no_comment() {
 #[test]
 fn what_applying_removes_is_seen() {
     let text = planned(&of_machine("a4", machine::a4), &Options::default()).unwrap();
-    let planned: Vec<_> = objects("plan", &text)
-        .unwrap()
-        .iter()
-        .map(compare::keys)
-        .collect();
-    let mut object = objects("plan", &text).unwrap().remove(0);
+    let planned = objects("plan", &text).unwrap();
+    let mut object = planned[0].clone();
     object["data"]["policy.json"] = r#"{"version": 1, "allow": {"uplinks": true}}"#.into();
-    let present = compare::keys(&object);
-    let lines = compare::difference(&present, &planned[0]);
+    let lines = compare::difference(&object, &planned[0]);
     assert_eq!(
         lines,
         [
@@ -497,7 +498,7 @@ fn what_applying_removes_is_seen() {
         ]
     );
     let more = text.replace("linkSpeed: [\">=400G\"]", "linkSpeed: [\">=200G\"]");
-    let more = compare::keys(&objects("plan", &more).unwrap()[0]);
+    let more = objects("plan", &more).unwrap().remove(0);
     assert_eq!(
         compare::difference(&more, &planned[0]),
         [
@@ -510,9 +511,9 @@ fn what_applying_removes_is_seen() {
 #[test]
 fn a_nic_that_a_pod_has_changes_no_plan() {
     let [mut discover, mut topology] = of_machine("gke", cloud::gke);
-    let rails = topology.pointer_mut("/nodes/0/document/nics/3").unwrap();
+    let rails = topology[0].pointer_mut("/document/nics/3").unwrap();
     (rails["rail"]["source"], rails["netdevs"]) = ("order".into(), json!([]));
-    let document = discover.pointer_mut("/nodes/0/document").unwrap();
+    let document = discover[0].pointer_mut("/document").unwrap();
     for list in ["inventory/netdevs", "addresses"] {
         let list = document.pointer_mut(&format!("/{list}")).unwrap();
         let is_there = |one: &Value| one["name"] != "gpu3rdma0" && one["netdev"] != "gpu3rdma0";
@@ -520,6 +521,12 @@ fn a_nic_that_a_pod_has_changes_no_plan() {
     }
     let text = planned(&[discover, topology], &Options::default()).unwrap();
     check("gke", &text);
+
+    let taken = answers("a", two_ports, |document| {
+        document.inventory["netdevs"] = json!([])
+    });
+    let text = valid(&documents(vec![taken]), &Options::default());
+    assert!(text.contains("WARNING: NICs of a are in pods"), "{text}");
 }
 
 #[test]
@@ -550,4 +557,126 @@ fn nodes_without_hcas_for_pods_get_no_file_and_no_pool() {
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
+}
+
+#[test]
+fn a_broken_node_changes_nothing_for_the_others() {
+    let healthy = ["a", "b", "c"].map(|name| answers(name, machine::egx, |_| {}));
+    let expected = valid(&documents(healthy.to_vec()), &Options::default());
+    let select = expected.lines().find(|line| line.contains("select:"));
+    // Two of the GPUs fell off the bus; the device nodes of an HCA are missing.
+    let mut sick = healthy[1].clone();
+    let mut nics = 0;
+    for gpu in sick[1]
+        .pointer_mut("/document/gpus")
+        .unwrap()
+        .as_array_mut()
+        .unwrap()
+    {
+        gpu["nearestNics"] = json!([0]);
+        nics += 1;
+    }
+    assert!(nics > 0);
+    let faulty = answers("c", machine::egx, |document| {
+        document.candidates[1].fault = Some("no uverbs node".to_owned());
+    });
+    for (broken, is_chosen) in [(sick, true), (faulty, false)] {
+        let nodes = vec![healthy[0].clone(), healthy[2].clone(), broken];
+        let nodes = nodes.into_iter().enumerate().map(|(index, mut answers)| {
+            answers
+                .iter_mut()
+                .for_each(|answer| answer["node"] = json!(format!("n{index}")));
+            answers
+        });
+        let text = valid(&documents(nodes.collect()), &Options::default());
+        assert_eq!(
+            text.lines().find(|line| line.contains("select:")),
+            select,
+            "{text}"
+        );
+        assert!(!text.contains("WARNING"), "{text}");
+        assert_eq!(text.contains("not for pods"), !is_chosen, "{text}");
+    }
+}
+
+#[test]
+fn a_port_that_is_down_does_not_lower_the_speed() {
+    let down = |tree: &Tree| {
+        machine::egx(tree);
+        let port = "/sys/class/infiniband/mlx5_0/ports/1";
+        tree.file(format!("{port}/rate"), "10 Gb/sec (4X SDR)");
+        tree.file(format!("{port}/state"), "1: DOWN");
+    };
+    let text = valid(
+        &documents(vec![answers("a", down, |_| {})]),
+        &Options::default(),
+    );
+    assert!(text.contains("linkSpeed: [\">=100G\"]"), "{text}");
+    assert!(
+        text.contains("WARNING: no port of mlx5_0 (0000:37:00.0) is active"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_range_is_of_blocks_and_of_no_node_and_has_an_effect() {
+    let nodes = (0..100).map(|index| answers(&format!("n{index}"), two_ports, |_| {}));
+    let nodes = documents(nodes.take(1).collect());
+    let many = nodes.map(|answers| {
+        let named = |index: u32| {
+            let mut answer = answers[0].clone();
+            answer["node"] = json!(format!("n{index}"));
+            answer
+        };
+        (0..100).map(named).collect::<Vec<_>>()
+    });
+    let error = planned(&many, &range("10.8.0.0/23"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("100 nodes need a /21 of it for each rail, but get 10.8.0.0/24"),
+        "{error}"
+    );
+    planned(&many, &range("10.8.0.0/20")).unwrap();
+
+    let text = valid(&of_machine("gke", cloud::gke), &range("10.0.0.0/12"));
+    assert!(text.contains("WARNING: --range overlaps 10.1."), "{text}");
+    let error = refused(cloud::hgx_b200, &range("10.8.0.0/16"));
+    assert!(
+        error.starts_with("--range and --per-node-prefix have no effect"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_node_with_two_pods_is_planned_once() {
+    let one = answers("a", machine::egx, |_| {});
+    let mut silent = json!({"node": "a", "pod": "ending", "error": "its pod is ending"});
+    silent["document"] = Value::Null;
+    let two = documents(vec![[silent.clone(), silent], one.clone()]);
+    let alone = planned(&documents(vec![one]), &Options::default()).unwrap();
+    assert_eq!(planned(&two, &Options::default()).unwrap(), alone);
+}
+
+#[test]
+fn objects_are_ascii() {
+    let names = |document: &mut Document| {
+        for hca in &mut document.candidates {
+            let pci = hca.pci.as_mut().unwrap();
+            pci.driver = Some("efa\u{2028}\u{85}\u{9b}2J\u{1f600}".to_owned());
+        }
+    };
+    let text = planned(
+        &documents(vec![answers("a", cloud::p5, names)]),
+        &Options::default(),
+    )
+    .unwrap();
+    let objects = &text[text.find("---").unwrap()..];
+    assert!(
+        objects
+            .chars()
+            .all(|c| c == '\n' || (' '..='~').contains(&c)),
+        "{objects}"
+    );
+    assert!(objects.contains("\\u2028"), "{objects}");
 }
