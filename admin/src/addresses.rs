@@ -7,7 +7,7 @@ mod host_local;
 mod import;
 mod init;
 mod leases;
-mod pools;
+pub(crate) mod pools;
 mod reclaim;
 mod release;
 mod show;

@@ -8,8 +8,10 @@
 //!
 //! - [`ask`]: the pods, and their answers in parallel
 //! - [`tables`]: the answers as one table
+//! - [`report`]: what a report has of the cluster and its nodes
 
-mod ask;
+pub(crate) mod ask;
+mod report;
 mod tables;
 
 use std::collections::BTreeSet;
@@ -24,6 +26,7 @@ use serde_json::json;
 
 use crate::global::{Global, Kubectl};
 use crate::output::{self, Ended, Outcome, block_on, ended, say, say_json};
+use crate::plan::Plan;
 use crate::{Command, output::complain};
 use tables::View;
 
@@ -38,7 +41,7 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. validate, verify, blocks and completion run here.\n\
+    daemon's namespace. plan, validate, verify, report, blocks and completion run here.\n\
     Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
 )]
 struct Cli {
@@ -50,10 +53,11 @@ struct Cli {
     command: Command,
 }
 
+/// Which cluster and nodes, and how they are asked.
 #[derive(Debug, Args)]
-struct Flags {
+pub(crate) struct Flags {
     #[command(flatten)]
-    kubectl: Kubectl,
+    pub(crate) kubectl: Kubectl,
     /// Labels of the daemon's pods
     #[arg(
         long,
@@ -70,7 +74,7 @@ struct Flags {
     /// How many nodes are asked at one time
     #[arg(long, global = true, hide_short_help = true, value_name = "COUNT", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..))]
-    parallel: u16,
+    pub(crate) parallel: u16,
     /// How long a node may take, in seconds
     #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..))]
@@ -116,11 +120,17 @@ impl Cli {
     fn run(&self, command: &clap::Command, matches: &ArgMatches) -> Ended {
         match &self.command {
             // Of the cluster or of a file, not of a node.
+            Command::Verify(verify) => return verify.run_in_cluster(&self.flags, &self.global),
             Command::Validate(_)
-            | Command::Verify(_)
             | Command::Blocks(_)
             | Command::Completion(_)
             | Command::Pages(_) => return self.command.run(&self.global),
+            Command::Report(command) => {
+                let mut collection = command.open()?;
+                block_on(report::collect(&self.flags, &mut collection))??;
+                return collection.finish(&self.global);
+            }
+            Command::Plan(plan) => return self.plan(plan),
             _ => {}
         }
         let Some((name, sub)) = matches.subcommand() else {
@@ -154,14 +164,34 @@ impl Cli {
         }
         let mut answers = block_on(ask::ask(&self.flags, &argv))??;
         if self.global.json || view.is_some() {
-            answers.iter_mut().for_each(ask::Answer::expect_document);
+            answers
+                .iter_mut()
+                .for_each(ask::NodeAnswer::expect_document);
         }
         self.print(view, &answers)
     }
 
-    fn print(&self, view: Option<View>, answers: &[ask::Answer]) -> Ended {
+    /// Plans from what all nodes answer, or from files.
+    fn plan(&self, plan: &Plan) -> Ended {
+        let ask = |command: &str| -> anyhow::Result<serde_json::Value> {
+            let argv = ["rdmactl", command, "--json"].map(str::to_owned);
+            let mut answers = block_on(ask::ask(&self.flags, &argv))??;
+            answers
+                .iter_mut()
+                .for_each(ask::NodeAnswer::expect_document);
+            let nodes: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
+            Ok(json!({"nodes": nodes}))
+        };
+        let documents = match plan.documents()? {
+            Some(documents) => documents,
+            None => [ask("discover")?, ask("topology")?],
+        };
+        plan.print(&documents, &self.global, Some(&self.flags.kubectl))
+    }
+
+    fn print(&self, view: Option<View>, answers: &[ask::NodeAnswer]) -> Ended {
         if self.global.json {
-            let nodes: Vec<_> = answers.iter().map(ask::Answer::document).collect();
+            let nodes: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
             say_json(json!({"nodes": nodes}));
         } else if let Some(view) = view {
             say(&view.text(answers));
@@ -176,9 +206,9 @@ impl Cli {
                 complain(&format!("{node}: no answer of {pod}: {error}"));
             }
         }
-        let count = |of: fn(&ask::Answer) -> bool| answers.iter().filter(|a| of(a)).count();
+        let count = |of: fn(&ask::NodeAnswer) -> bool| answers.iter().filter(|a| of(a)).count();
         let silent = count(|answer| answer.output.is_err());
-        let wrong = count(ask::Answer::is_wrong);
+        let wrong = count(ask::NodeAnswer::is_wrong);
         match (silent, wrong) {
             (0, 0) => Ok(Outcome::Good),
             (0, wrong) => bail!("{wrong} of {} nodes are not in order", answers.len()),

@@ -1,11 +1,14 @@
 //! `rdmactl discover`: the RDMA devices of this host, for people and for machines.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use hca::RdmaDevice;
 use hca::chardev::CharDevice;
 use hca::gid::GidEntry;
 use hca::port::Port;
+use hca::uplink::Uplinks;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use node::table::cell;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -43,11 +46,10 @@ impl Discover {
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         let pools = self.pools(&candidates, &scanned)?;
-        let hca = |hca: &Candidate| Hca::of(hca, &scanned, pools.as_ref());
         let document = Document {
-            hcas: candidates.iter().map(hca).collect(),
+            addresses: HostAddress::list(&scanned),
             unusable,
-            inventory: json!(scanned.inventory),
+            ..Document::of(&scanned, &candidates, pools.as_ref())
         };
         global.say(json!(document), || {
             let mut text = String::new();
@@ -216,6 +218,20 @@ fn away(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
     candidate.netdev_names().find(is_away).map(str::to_owned)
 }
 
+/// Why the node itself needs a netdev of this HCA.
+fn uplink(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
+    let is_here = |name: &&str| scanned.inventory.netdev(name).is_some();
+    let mut netdevs = candidate.netdev_names().filter(is_here);
+    match &scanned.uplinks {
+        Uplinks::Known(uplinks) => {
+            netdevs.find_map(|name| Some(format!("{name}: {}", uplinks.get(name)?)))
+        }
+        Uplinks::Unknown(reason) => netdevs
+            .next()
+            .map(|name| format!("whether the node needs {name} is not known: {reason}")),
+    }
+}
+
 /// The nodes of an RDMA device; what cannot be handed over is marked.
 fn nodes(rdma_device: &str, scanned: &HostSnapshot) -> String {
     let here = scanned.inventory.rdma_device(rdma_device);
@@ -242,6 +258,73 @@ pub(crate) struct Document {
     pub unusable: Vec<Unusable>,
     /// An [`hca::Inventory`].
     pub inventory: Value,
+    /// What selectors are compared with, in the order of `hcas`; not of an older daemon.
+    #[serde(default)]
+    pub candidates: Vec<Candidate>,
+    /// Addresses of the host's network namespace.
+    #[serde(default)]
+    pub addresses: Vec<HostAddress>,
+}
+
+/// An address of the host, not a link-local one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HostAddress {
+    /// Its netdev, if that is one of the inventory.
+    pub netdev: Option<String>,
+    pub address: IpAddr,
+    /// Length of its network's prefix.
+    pub prefix: u8,
+    /// It has a lifetime: DHCP or router advertisements gave it.
+    pub dynamic: bool,
+}
+
+impl HostAddress {
+    /// Those of the network namespace that was scanned, as far as they can be listed.
+    fn list(scanned: &HostSnapshot) -> Vec<Self> {
+        // Where uplinks are not known, this process may be in another network namespace.
+        let Uplinks::Known(_) = scanned.uplinks else {
+            return Vec::new();
+        };
+        let messages = netlink::Socket::open()
+            .and_then(|mut socket| netlink::address::list_all(&mut socket))
+            .unwrap_or_default();
+        let messages = messages.iter();
+        messages.filter_map(|one| Self::of(one, scanned)).collect()
+    }
+
+    fn of(message: &AddressMessage, scanned: &HostSnapshot) -> Option<Self> {
+        let mut netdevs = scanned.inventory.netdevs.iter();
+        let header = &message.header;
+        let flags = message.attributes.iter().find_map(|one| match one {
+            AddressAttribute::Flags(flags) => Some(*flags),
+            _ => None,
+        });
+        let is_lasting = flags.is_some_and(|flags| flags.contains(AddressFlags::Permanent));
+        (header.scope == AddressScope::Universe).then_some(())?;
+        Some(Self {
+            netdev: (netdevs.find(|one| one.ifindex == header.index)).map(|one| one.name.clone()),
+            address: netlink::address::own(message)?,
+            prefix: header.prefix_len,
+            dynamic: !is_lasting,
+        })
+    }
+}
+
+impl Document {
+    /// Without addresses and what is unusable.
+    pub(crate) fn of(
+        scanned: &HostSnapshot,
+        candidates: &[Candidate],
+        pools: Option<&Pools>,
+    ) -> Self {
+        let hca = |hca: &Candidate| Hca::of(hca, scanned, pools);
+        Self {
+            hcas: candidates.iter().map(hca).collect(),
+            inventory: json!(scanned.inventory),
+            candidates: candidates.to_vec(),
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -257,6 +340,8 @@ pub(crate) struct Hca {
     pub numa_node: Option<u32>,
     pub in_another_netns: bool,
     pub nodes: Vec<DeviceNode>,
+    /// Why the node itself needs it, or that this is not known.
+    pub uplink: Option<String>,
     /// Resources that offer it; `None` without a configuration.
     pub resources: Option<Vec<String>>,
 }
@@ -295,6 +380,7 @@ impl Hca {
             pf: candidate.pf().map(|pf| pf.to_string()),
             numa_node: candidate.numa_node(),
             in_another_netns: candidate.elsewhere,
+            uplink: uplink(candidate, scanned),
             resources: pools.map(|_| owned(offered(candidate, pools))),
         }
     }

@@ -152,8 +152,8 @@ pub(crate) struct Kubectl {
 }
 
 impl Kubectl {
-    /// Its flags, for each call.
-    pub(crate) fn arguments(&self) -> Vec<String> {
+    /// The flags that say which cluster is meant.
+    fn cluster(&self) -> Vec<String> {
         let mut arguments = Vec::new();
         for (flag, value) in [
             ("--context", &self.context),
@@ -161,8 +161,33 @@ impl Kubectl {
         ] {
             arguments.extend(value.iter().map(|value| format!("{flag}={value}")));
         }
+        arguments
+    }
+
+    /// Its flags, for each call.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let mut arguments = self.cluster();
         arguments.push(format!("--namespace={}", self.namespace));
         arguments
+    }
+
+    /// The same for objects of another namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Self {
+        let namespace = namespace.to_owned();
+        Self {
+            namespace,
+            ..self.clone()
+        }
+    }
+
+    /// The program and the flags of the cluster, for a command line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        [vec![self.kubectl.clone()], self.cluster()].concat()
+    }
+
+    /// The name of the context, where one was given.
+    pub(crate) fn context(&self) -> Option<&str> {
+        self.context.as_deref()
     }
 }
 

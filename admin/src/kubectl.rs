@@ -3,12 +3,12 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use cni_wire::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
 use crate::documents::name_of;
@@ -23,7 +23,9 @@ pub(crate) const NODES: &str = "nodes";
 /// kubectl gives up by itself after this.
 const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
 /// A list takes several requests.
-const CALL_TIMEOUT: Duration = Duration::from_secs(600);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// A program that prints so much does not end by itself.
+const MOST_BYTES: u64 = 128 << 20;
 
 #[derive(Deserialize)]
 struct List {
@@ -144,7 +146,7 @@ impl Kubectl {
 /// Runs a program; one that ends without reading its input says why by itself.
 ///
 /// # Errors
-/// It cannot be started, or takes longer.
+/// It cannot be started, takes longer, or prints without end.
 pub(crate) async fn output_of(
     command: &mut Command,
     input: &[u8],
@@ -162,11 +164,31 @@ pub(crate) async fn output_of(
         if let Some(mut stdin) = stdin {
             let _ = stdin.write_all(input).await;
         }
+        Ok(())
     };
-    let both = async { tokio::join!(write, child.wait_with_output()).1 };
+    let (stdout, stderr) = (bytes(child.stdout.take()), bytes(child.stderr.take()));
+    let both = async {
+        let ((), stdout, stderr) = tokio::try_join!(write, stdout, stderr)?;
+        let status = child.wait().await?;
+        Ok::<_, anyhow::Error>(Output {
+            status,
+            stdout,
+            stderr,
+        })
+    };
     let ended = tokio::time::timeout(most, both).await;
     let ended = ended.map_err(|_| anyhow!("no answer within {} s", most.as_secs()))?;
     ended.with_context(|| format!("wait for {program}"))
+}
+
+async fn bytes(pipe: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        pipe.take(MOST_BYTES).read_to_end(&mut bytes).await?;
+    }
+    let is_whole = (bytes.len() as u64) < MOST_BYTES;
+    ensure!(is_whole, "it printed {} MiB", MOST_BYTES >> 20);
+    Ok(bytes)
 }
 
 /// The last line that a program printed.

@@ -20,10 +20,12 @@ mod kubectl;
 mod node_state;
 mod output;
 mod pages;
+mod plan;
 mod pods;
 mod preflight;
 mod report;
 mod status;
+mod support;
 mod topology;
 mod validate;
 mod verdict;
@@ -66,6 +68,10 @@ enum Command {
     Preflight(Box<preflight::Preflight>),
     /// Whether RDMA works between two pods or nodes, and how fast
     Verify(Box<verify::Verify>),
+    /// Write one archive of what support needs, without secrets
+    Report(support::Report),
+    /// Write pools, policy and networks for what the nodes have
+    Plan(Box<plan::Plan>),
     /// Check pools, policies and networks before they are applied
     Validate(validate::Validate),
     /// Interfaces of this node's pods, and those of pods that are gone
@@ -91,6 +97,8 @@ impl Command {
             Self::Explain(command) => command.run(global),
             Self::Preflight(command) => command.run(global),
             Self::Verify(command) => command.run(global),
+            Self::Report(command) => command.run(global),
+            Self::Plan(command) => command.run(global),
             Self::Validate(command) => command.run(global),
             Self::Attachments(command) => command.run(global),
             Self::Addresses(command) => command.run(global),

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::report::Style;
 
 /// How a command ended that did not fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     /// All is good.
     Good,
@@ -49,8 +49,18 @@ pub(crate) fn ended(program: &str, ended: Ended) -> ExitCode {
 
 /// Wrong usage: filters of a list before a sub-command, which would not obey them.
 pub(crate) fn filters_before_command(filters: &str) -> anyhow::Error {
-    let text = format!("{filters} filter the list alone: put flags of a sub-command after it\n");
-    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, text).into()
+    wrong_usage(&format!(
+        "{filters} filter the list alone: put flags of a sub-command after it"
+    ))
+}
+
+/// Wrong usage that the parser does not see.
+pub(crate) fn wrong_usage(text: &str) -> anyhow::Error {
+    clap::Error::raw(
+        clap::error::ErrorKind::ArgumentConflict,
+        format!("{text}\n"),
+    )
+    .into()
 }
 
 /// The exit status of a command line that is not understood, or that asks for help.
@@ -80,6 +90,16 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
 /// The one place that prints results. A reader that has seen enough (`| head`) is not an error.
 pub(crate) fn say(text: &str) {
     let _ = io::stdout().lock().write_all(text.as_bytes());
+}
+
+/// Where a command writes what is not text.
+///
+/// # Errors
+/// It is a terminal.
+pub(crate) fn byte_stream() -> anyhow::Result<impl Write> {
+    let is_terminal = io::stdout().is_terminal();
+    anyhow::ensure!(!is_terminal, "standard output is a terminal; name a file");
+    Ok(io::stdout())
 }
 
 /// Prints the table under a header, whose titles are separated by two spaces.

@@ -125,16 +125,8 @@ fn rows(state: &NodeState) -> Vec<Row> {
             if let Some(bound) = bound.filter(|bound| !bound.gpus.is_empty()) {
                 row.gpus = bound.gpus.iter().map(served).collect();
             }
-            let whose = |row: &Row| {
-                let Row {
-                    pod,
-                    container,
-                    resource,
-                    hca,
-                    ..
-                } = row.clone();
-                (pod, container, resource, hca)
-            };
+            let whose =
+                |row: &Row| [&row.pod, &row.container, &row.resource, &row.hca].map(Clone::clone);
             // Shares of one HCA in one container are one line.
             match rows.iter_mut().find(|known| whose(known) == whose(&row)) {
                 Some(known) => known.units.push(id),

@@ -64,6 +64,14 @@ impl Style {
 /// Text: failed checks, then warnings, each with its objects, what was read and what to do; then
 /// one line of counts. With `all`, every check in its order, with all findings.
 pub(crate) fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
+    let text = list(outcomes, all, style);
+    let blank = if text.is_empty() { "" } else { "\n" };
+    let rest = if all { "" } else { " (--all shows each)" };
+    format!("{text}{blank}{}{rest}\n", summary(outcomes))
+}
+
+/// The same without the counts.
+pub(crate) fn list(outcomes: &[Outcome], all: bool, style: Style) -> String {
     let mut text = String::new();
     let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
     let mut shown: Vec<&Outcome> = (outcomes.iter())
@@ -79,14 +87,11 @@ pub(crate) fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
             finding(&mut text, &group);
         }
     }
-    let blank = if shown.is_empty() { "" } else { "\n" };
-    let rest = if all { "" } else { " (--all shows each)" };
-    let _ = writeln!(text, "{blank}{}{rest}", summary(outcomes));
     text
 }
 
 /// Findings that say the same about several objects, together; faults only, unless all are wanted.
-fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
+pub(crate) fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
     let mut groups: Vec<(Finding, Vec<String>)> = Vec::new();
     for finding in findings
         .iter()

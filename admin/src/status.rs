@@ -7,7 +7,7 @@ use anyhow::ensure;
 use clap::Args;
 use cni_wire::text::printable;
 use ipam::plugin::Plugin;
-use ipam::pool_usage::{Usage, usage};
+use ipam::pool_usage::Usage;
 use ipam::store::Pool;
 use node::table::cell;
 use node_wire::status::{DaemonStatus, HcaStatus, PoolStatus};
@@ -15,6 +15,7 @@ use rdma_device_plugin::reader::wait;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::addresses::pools;
 use crate::global::Global;
 use crate::node_state::{Sources, Units};
 use crate::output::{Ended, Outcome, optional, table};
@@ -110,18 +111,17 @@ fn ranges(plugin: &Plugin, store: String) -> anyhow::Result<Vec<RangeUse>> {
     let Some(opened) = plugin.open_existing(&store)? else {
         return Ok(Vec::new());
     };
-    let pools = opened.pools()?;
-    let counts = usage(&opened, &pools, plugin.policy().ipam.cooldown)?;
+    let pools = pools::read(&opened, plugin.policy().ipam.cooldown)?;
     let number = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
-    let of_pool = |(pool, count): (&Pool, Usage)| RangeUse {
+    let of_pool = |(pool, count): (Pool, Usage)| RangeUse {
         store: store.clone(),
         range: pool.range.to_string(),
         network_name: pool.network_name.clone(),
         used: number(count.used),
         cooling_down: number(count.cooling_down),
-        free: rounded(count.free(pool)),
+        free: rounded(count.free(&pool)),
     };
-    Ok(pools.iter().zip(counts).map(of_pool).collect())
+    Ok(pools.into_iter().map(of_pool).collect())
 }
 
 /// The number, or beyond a million million the next power of two.

@@ -165,6 +165,17 @@ impl Topology {
     }
 }
 
+/// The document of a machine alone.
+#[cfg(test)]
+pub(crate) fn document_of(mut machine: Machine) -> serde_json::Value {
+    leave_out_slices(&mut machine);
+    let view = View {
+        machine,
+        ..View::default()
+    };
+    view.document()
+}
+
 /// Leaves out VFs and sub-functions whose physical function is listed.
 fn leave_out_slices(machine: &mut Machine) {
     let whole = machine.nics.iter().filter(|nic| !nic.is_slice());

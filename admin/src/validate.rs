@@ -6,7 +6,7 @@ mod pools;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
@@ -93,8 +93,15 @@ impl Validate {
             if text.trim().is_empty() {
                 bail!("{place} is empty");
             }
-            for (place, part) in parts_of(&place, &text)? {
-                let checked = self.check(&place, part, global, host.as_ref())?;
+            let parts_of_file = parts_of(&place, &text)?;
+            // A policy in the file is the one that its networks will meet.
+            let policy = parts_of_file.iter().find_map(|(place, part)| match part {
+                Part::Policy(text) => Policy::parse(Path::new(place), text.as_bytes()).ok(),
+                _ => None,
+            });
+            let policy = policy.map_or_else(|| global.policy(), Ok);
+            for (place, part) in parts_of_file {
+                let checked = self.check(&place, part, global, &policy, host.as_ref())?;
                 parts += 1;
                 refused += usize::from(!checked.errors.is_empty());
                 if global.json {
@@ -121,16 +128,17 @@ impl Validate {
         place: &str,
         part: Part,
         global: &Global,
+        policy: &anyhow::Result<Policy>,
         host: Option<&(HostSnapshot, Vec<Candidate>)>,
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
             Part::Pools(text) => ("pools", pools::check(place, &text, &self.defaults, host)),
-            Part::Policy(text) => ("policy", policy(place, &text)),
+            Part::Policy(text) => ("policy", check_policy(place, &text)),
             Part::Network(object) => {
-                let policy = global.policy()?;
+                let policy = policy.as_ref().map_err(|error| anyhow!("{error:#}"))?;
                 let on_host = self.on_host.then_some(self.cni_path.as_slice());
                 let network = network::Network::of(&object, place);
-                let found = network::check(&network, &policy, &global.places(), on_host);
+                let found = network::check(&network, policy, &global.places(), on_host);
                 let checked = Checked {
                     text: found.text(&network),
                     document: found.document(&network),
@@ -221,7 +229,7 @@ fn plain(object: &Value, text: String) -> Option<Part> {
     }
 }
 
-fn policy(place: &str, text: &str) -> Checked {
+fn check_policy(place: &str, text: &str) -> Checked {
     let mut checked = Checked::default();
     match Policy::parse(Path::new(place), text.as_bytes()) {
         Ok(policy) => {

@@ -4,6 +4,7 @@
 //! `perftest` and `nccl` read their output, `judge` and `causes` judge it. What an end has is read from
 //! its own `/sys` (`ends`). `table` judges output that was kept in a file.
 
+mod all;
 mod causes;
 mod ends;
 mod judge;
@@ -21,8 +22,9 @@ use anyhow::{Context as _, bail, ensure};
 use clap::builder::PossibleValuesParser;
 use serde_json::json;
 
+use crate::cluster;
 use crate::global::Global;
-use crate::output::{Ended, Outcome, block_on, style, text_of};
+use crate::output::{Ended, Outcome, block_on, style, text_of, wrong_usage};
 use crate::report;
 use judge::Expected;
 use ladder::Climbed;
@@ -31,23 +33,24 @@ use table::judge_table;
 
 /// Verifies RDMA between two pods or nodes, step by step: ping, rping, ib_write_bw, GPU memory,
 /// NCCL.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(
     after_help = "Places: pod:[NAMESPACE/]NAME[/CONTAINER] (kubectl exec), ssh:[USER@]HOST, \
     netns:NAME, pid:NUMBER (a container's process on this host), local. The usual tools run \
     there: ping, rping, ib_write_bw, in an image with a shell. They load the network.\n\
     Examples:\n  \
     rdmactl verify pod:rdma-test-pod-1 pod:rdma-test-pod-2\n  \
+    kubectl rdma verify --all --html result.html\n  \
     kubectl logs job/nccl-launcher | rdmactl verify --read - --line-rate 400\n\
-    Exit status: 0 nothing failed, 1 something did (with --strict also for a warning), 2 wrong \
-    usage."
+    Exit status: 0 nothing failed, 1 something did (with --strict also for a warning; with --all also \
+    if a node was not tested), 2 wrong usage."
 )]
 #[expect(clippy::doc_markdown, reason = "it is the help that people read")]
 pub(crate) struct Verify {
     /// Where the servers run
     #[arg(
         value_name = "SERVER",
-        required_unless_present = "read",
+        required_unless_present_any = ["read", "all"],
         requires = "client"
     )]
     server: Option<Place>,
@@ -82,8 +85,15 @@ pub(crate) struct Verify {
     /// NICs of each pod, for NCCL [default: as NCCL says, else one for each GPU]
     #[arg(long, value_name = "COUNT")]
     nics: Option<u32>,
-    /// How long one tool may take, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    /// How long one tool may take, in seconds; with --all, everything together [default: 300, with
+    /// --all 3600]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "300",
+        hide_default_value = true
+    )]
+    #[arg(default_value_if("all", "true", "3600"), value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
     /// First TCP port of the tools
     #[arg(long, value_name = "PORT", default_value_t = 18515)]
@@ -94,6 +104,8 @@ pub(crate) struct Verify {
     /// Also fail on warnings
     #[arg(long)]
     strict: bool,
+    #[command(flatten)]
+    all: all::Flags,
 }
 
 fn rungs() -> PossibleValuesParser {
@@ -102,9 +114,26 @@ fn rungs() -> PossibleValuesParser {
 
 impl Verify {
     pub(crate) fn run(&self, global: &Global) -> Ended {
+        if self.all.all {
+            return Err(wrong_usage(
+                "--all asks the cluster: run \"kubectl rdma verify --all\" where kubectl works",
+            ));
+        }
+        self.run_pair(std::slice::from_ref(&self.kubectl), global)
+    }
+
+    /// As `kubectl rdma`.
+    pub(crate) fn run_in_cluster(&self, flags: &cluster::Flags, global: &Global) -> Ended {
+        match self.all.all {
+            true => all::run(self, flags, global),
+            false => self.run_pair(&flags.kubectl.words(), global),
+        }
+    }
+
+    fn run_pair(&self, kubectl: &[String], global: &Global) -> Ended {
         let climbed = match (&self.read, &self.server, &self.client) {
             (Some(file), ..) => self.judge(file)?,
-            (None, Some(server), Some(client)) => self.climb([server, client])?,
+            (None, Some(server), Some(client)) => self.climb(kubectl, [server, client])?,
             _ => bail!("two places are needed"),
         };
         let outcomes = &climbed.outcomes;
@@ -122,7 +151,7 @@ impl Verify {
         Ok(Outcome::Good)
     }
 
-    fn climb(&self, ends: [&Place; 2]) -> anyhow::Result<Climbed> {
+    fn climb(&self, kubectl: &[String], ends: [&Place; 2]) -> anyhow::Result<Climbed> {
         // For a person who waits; a log or a program that reads both streams has no use for it.
         let is_watched = std::io::stderr().is_terminal();
         let progress = |what: &str| {
@@ -130,7 +159,7 @@ impl Verify {
                 let _ = writeln!(std::io::stderr().lock(), "running {what}");
             }
         };
-        block_on(ladder::climb(self, ends, &progress))
+        block_on(ladder::climb(self, kubectl, ends, &progress))
     }
 
     fn wants(&self, id: &str) -> bool {

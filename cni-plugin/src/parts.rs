@@ -170,7 +170,7 @@ impl Numbering<'_> {
             (None, None) => {
                 return Err(Error::new(
                     Code::InvalidConfig,
-                    "ipam.ranges has ranges of rails, and nothing says which rail the NIC is on",
+                    "ipam.ranges has ranges of rails, and the rail of the NIC is unknown",
                 )
                 .with_details(format!(
                     "set rail in the network, or number the NICs of this node: rails in {path}"
@@ -256,7 +256,7 @@ impl Numbering<'_> {
 /// call.
 ///
 /// # Errors
-/// Code 7: one is no name for an interface, or two are the same.
+/// Code 7: one is not a name for an interface, or two are the same.
 pub(crate) fn names(
     pattern: &Names,
     ifname: &str,

@@ -245,7 +245,7 @@ impl Rails {
     }
 }
 
-/// 253 to 255 are default, main and local; 0 is no table.
+/// 253 to 255 are default, main and local; 0 is not a table.
 fn is_of_the_kernel(table: u32) -> bool {
     matches!(table, 0 | 253..=255)
 }

@@ -370,7 +370,7 @@ fn carries_children(socket: &mut Socket, kind: ChildKind, parent: &Parent) -> Re
         ),
         (None, Parent::OfHost(_)) => (
             "a link in another network namespace".to_owned(),
-            "name a netdev of the host as master that is no macvlan or ipvlan".to_owned(),
+            "name a netdev of the host as master that is not a macvlan or ipvlan".to_owned(),
         ),
         (None, Parent::OfPod(_)) => (
             "a link outside of the pod".to_owned(),

@@ -355,7 +355,7 @@ fn plugins(network: &Network) -> Result<Vec<Value>, String> {
     let Some(list) = config.get("plugins") else {
         return Ok([config.clone()].into_iter().filter(is_ours).collect());
     };
-    let list = list.as_array().ok_or("plugins is no list")?;
+    let list = list.as_array().ok_or("plugins is not a list")?;
     let ours = list.iter().filter(|plugin| is_ours(plugin));
     Ok(ours
         .map(|plugin| {
@@ -523,7 +523,7 @@ mod tests {
             ))
         };
         for (keys, expected) in [
-            ("", "which rail"),
+            ("", "the rail of the NIC is unknown"),
             (r#""rail": 1,"#, "nothing for rail 1"),
             (r#""rail": 300,"#, "rail"),
         ] {

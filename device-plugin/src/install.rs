@@ -116,7 +116,7 @@ fn take_turn(directory: &Path) -> anyhow::Result<Flock<File>> {
         .with_context(failed("lock", directory))
 }
 
-/// What lies at `path`; a link, or anything else that is no file, is replaced unread.
+/// What lies at `path`; a link, or anything else that is not a file, is replaced unread.
 fn present(path: &Path) -> Option<Vec<u8>> {
     let meta = path.symlink_metadata().ok()?;
     if meta.is_file() {

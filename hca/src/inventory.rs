@@ -104,7 +104,7 @@ impl HcaId {
 
 /// Scans the whole host.
 ///
-/// A host without the RDMA stack has an empty inventory; that is no error.
+/// A host without the RDMA stack has an empty inventory; that is not an error.
 ///
 /// A device that cannot be read is in [`Inventory::hidden`] and takes no other with it.
 ///

@@ -140,7 +140,7 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
         master: host::link_name(&directory, "master")?,
         ..outline
     };
-    // All attributes of a netdev that went away meanwhile are absent: that is no netdev.
+    // All attributes of a netdev that went away meanwhile are absent: that is not a netdev.
     host.class_entry("netdev", "net", name)?;
     Ok(netdev)
 }

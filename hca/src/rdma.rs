@@ -191,7 +191,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
         )?,
     };
     assign_netdevs(host, parent.as_ref(), &mut device)?;
-    // All attributes of a device that went away meanwhile are absent: that is no device.
+    // All attributes of a device that went away meanwhile are absent: that is not a device.
     host.class_entry("RDMA device", "infiniband", name)?;
     Ok(device)
 }

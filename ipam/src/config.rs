@@ -374,8 +374,7 @@ fn network_name(keys: &Merged<'_, '_>) -> Result<Option<String>, Error> {
         && bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
         && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
     if !fits {
-        let rule =
-            "is no network name: a letter or digit, then at most 62 letters, digits, '-', '_', '.'";
+        let rule = "is not a network name: a letter or digit, then at most 62 letters, digits, '-', '_', '.'";
         return Err(section.wrong("network_name", format_args!("{name:?} {rule}")));
     }
     Ok(Some(name.to_owned()))
@@ -561,7 +560,7 @@ mod tests {
             ),
             (
                 json!({"range": "10.0.0.0/24", "network_name": "../etc"}),
-                "is no network name",
+                "is not a network name",
             ),
             (
                 json!({"range": "10.0.0.0/24", "node_slice_size": 26}),

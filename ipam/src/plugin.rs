@@ -101,7 +101,7 @@ impl Plugin {
         if config.rails().is_some() {
             return Err(Error::new(
                 Code::InvalidConfig,
-                "ipam.ranges has ranges of rails, and nothing says which rail the interface is on",
+                "ipam.ranges has ranges of rails, and the rail of the interface is unknown",
             )
             .with_details(
                 "set rail, or devices to all, in a network of rdma-netdev; or use range and ipRanges",
@@ -136,7 +136,7 @@ impl Plugin {
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
-    /// the configuration but the names of network and store; what is gone already is no error. What
+    /// the configuration but the names of network and store; what is gone already is not an error. What
     /// the policy's store does not have is freed in those that this node used before under the
     /// name.
     ///

@@ -63,7 +63,7 @@ impl RangeError {
         Self(format!("{key}: {why}"))
     }
 
-    /// A text is no address, CIDR or pair of addresses.
+    /// A text is not an address, CIDR or pair of addresses.
     fn syntax(key: &str, value: &str, expected: &str) -> Self {
         Self::of(key, format_args!("{value:?} is not {expected}"))
     }
@@ -425,7 +425,7 @@ fn bound(
 }
 
 /// Applies the bounds. Strictly, bounds without a host address between them are refused;
-/// leniently, a bound that does not fit is no bound.
+/// leniently, a bound that does not fit is not a bound.
 fn clip(
     subnet: IpNetwork,
     window: Span,

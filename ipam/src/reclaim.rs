@@ -71,7 +71,7 @@ pub struct Report {
     pub kept: Vec<(Lease, &'static str)>,
     /// What could not be freed.
     pub failed: Vec<String>,
-    /// What is no record; see fsck.
+    /// What is not a record; see fsck.
     pub findings: Vec<Finding>,
 }
 

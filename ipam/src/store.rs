@@ -467,7 +467,7 @@ impl<'p> StorePath<'p> {
         }
     }
 
-    /// Makes the built-in directory, which is no mount point.
+    /// Makes the built-in directory, which is not a mount point.
     fn make_if_built_in(&self) -> Result<(), DirError> {
         let built_in = self.directory == Path::new(DEFAULT_STORE_DIRECTORY);
         match built_in && !self.directory.exists() {

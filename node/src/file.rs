@@ -178,7 +178,7 @@ pub fn make_directories(path: &Path) -> io::Result<()> {
 /// a device, is refused and never waited for.
 ///
 /// # Errors
-/// What the kernel said, or that it is no regular file.
+/// What the kernel said, or that it is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<(File, fs::Metadata)> {
     let file = OpenOptions::new()
         .read(true)
@@ -189,7 +189,7 @@ pub fn open_regular(path: &Path) -> io::Result<(File, fs::Metadata)> {
         return Err(io::ErrorKind::IsADirectory.into());
     }
     if !meta.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     Ok((file, meta))
 }

@@ -63,7 +63,7 @@ fn read_at(root: &Path, path: &str, inode: Option<u64>) -> Netns {
             Some(inode) if inode == meta.ino() => Netns::Present,
             // Seen without its mount it is a plain file, whose number says nothing.
             Some(_) if is_namespace(&at) => Netns::Gone,
-            Some(_) => Netns::Unknown("a file that is no namespace"),
+            Some(_) => Netns::Unknown("a file that is not a namespace"),
             None => Netns::Present,
         },
         Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => {

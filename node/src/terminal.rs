@@ -5,12 +5,12 @@ use std::io::{self, BufRead, IsTerminal, Write};
 /// Asks on the terminal and returns whether the person said yes. `question` is printable text.
 ///
 /// # Errors
-/// Standard input is no terminal, or cannot be read.
+/// Standard input is not a terminal, or cannot be read.
 pub fn confirm(program: &str, question: &str) -> io::Result<bool> {
     let stdin = io::stdin();
     if !stdin.is_terminal() {
         return Err(io::Error::other(format!(
-            "{question} There is no terminal to ask on; say --yes"
+            "{question} Standard input is not a terminal: give --yes"
         )));
     }
     writeln!(io::stderr().lock(), "{program}: {question} [y/N]")?;

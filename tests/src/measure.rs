@@ -45,7 +45,7 @@ fn median(mut list: Vec<Duration>) -> Duration {
 /// Runs a program to its end with this input.
 ///
 /// # Errors
-/// It cannot be started. That it failed is no error here.
+/// It cannot be started. That it failed is not an error here.
 pub fn cost_of(process: &mut Command, stdin: &[u8]) -> Result<(Cost, Output)> {
     let cpu = || -> Result<Duration> {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(super) struct Fsck {
-    /// Repair what can be, and put aside what is no record
+    /// Repair what can be, and put aside what is not a record
     #[arg(long)]
     repair: bool,
     /// First forget which store this node knew: another one was put in its place on purpose

@@ -11,9 +11,9 @@ use crate::output::{self, optional};
 use crate::status::rounded;
 
 /// A pool and what is used of it.
-pub(super) type Used = (Pool, Usage);
+pub(crate) type Used = (Pool, Usage);
 
-pub(super) fn read(store: &Store, cooldown: Duration) -> Result<Vec<Used>, StoreError> {
+pub(crate) fn read(store: &Store, cooldown: Duration) -> Result<Vec<Used>, StoreError> {
     let pools = store.pools()?;
     let counts = usage(store, &pools, cooldown)?;
     Ok(pools.into_iter().zip(counts).collect())

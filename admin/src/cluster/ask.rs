@@ -9,11 +9,11 @@ use super::Flags;
 use crate::kubectl::last_line;
 
 /// The daemon's container, in manifests and chart.
-const CONTAINER: &str = "rdma-device-plugin";
+pub(super) const CONTAINER: &str = "rdma-device-plugin";
 
 /// What a node answered.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Answer {
+pub(super) struct NodeAnswer {
     /// The node.
     pub node: String,
     /// The daemon's pod there.
@@ -33,7 +33,7 @@ pub(super) struct Printed {
     pub is_good: bool,
 }
 
-impl Answer {
+impl NodeAnswer {
     /// The document that the command printed.
     pub(super) fn json(&self) -> Option<Value> {
         serde_json::from_str(&self.output.as_ref().ok()?.text).ok()
@@ -74,34 +74,35 @@ impl Answer {
 
 /// A pod of the daemon's.
 #[derive(Debug, PartialEq, Eq)]
-struct Pod {
-    name: String,
-    node: String,
+pub(crate) struct Pod {
+    pub name: String,
+    pub node: String,
     /// Why it cannot be asked.
-    obstacle: Option<String>,
+    pub obstacle: Option<String>,
 }
 
 /// Asks all nodes, in the order of their names.
-pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<Answer>> {
+pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<NodeAnswer>> {
     let listed = list(flags).await.context("list the daemon's pods")?;
     let asked = stream::iter(listed).map(|pod| async {
         let output = match pod.obstacle {
             Some(obstacle) => Err(obstacle),
             None => printed(flags, &pod.name, argv).await,
         };
-        Answer {
+        NodeAnswer {
             node: pod.node,
             pod: pod.name,
             output,
         }
     });
     let asked = asked.buffer_unordered(usize::from(flags.parallel));
-    let mut answers: Vec<Answer> = asked.collect().await;
+    let mut answers: Vec<NodeAnswer> = asked.collect().await;
     answers.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
     Ok(answers)
 }
 
-async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
+/// The daemon's pods, of the nodes that were chosen.
+pub(crate) async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
     let selector = format!("--selector={}", flags.selector);
     let get = ["get", "pods", "--output=json", &selector];
     let output = flags.kubectl.run(&get, b"", flags.timeout()).await?;
@@ -110,7 +111,12 @@ async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
     }
     let list: Value =
         serde_json::from_slice(&output.stdout).context("read what kubectl printed")?;
-    let mut pods = pods(&list);
+    chosen(flags, &list)
+}
+
+/// Of a list of pods those that are asked.
+pub(super) fn chosen(flags: &Flags, list: &Value) -> anyhow::Result<Vec<Pod>> {
+    let mut pods = pods(list);
     if pods.is_empty() {
         bail!(
             "no pod with {}: is the daemon installed there? Another namespace is named by \

@@ -5,54 +5,34 @@ use node::table::cell;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::ask::Answer;
+use super::ask::NodeAnswer;
 use crate::output::table;
 use crate::{discover, pods, status};
+
+type Rows = fn(&Value) -> Vec<Vec<String>>;
 
 /// A command whose documents of all nodes are one table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View {
     /// The column NODE comes first.
     header: &'static str,
+    /// The rows of a node's document.
     rows: Rows,
     /// Each node lists what nodes share, and its rows name their own node.
     is_shared: bool,
 }
 
-/// The rows of a node's document.
-#[derive(Debug, Clone, Copy)]
-enum Rows {
-    /// One for each entry of a list, with these fields.
-    Fields(&'static str, &'static [&'static str]),
-    By(fn(&Value) -> Vec<Vec<String>>),
-}
-
 impl View {
     /// The table of a command; `None` if it has none.
     pub(super) fn of(command: &str) -> Option<Self> {
-        const ATTACHMENT: [&str; 6] = [
-            "pod",
-            "interface",
-            "network",
-            "kind",
-            "netdev",
-            "netnsState",
-        ];
-        const LEASE: [&str; 5] = ["node", "address", "networkName", "pod", "interface"];
-        let (header, rows) = match command {
-            "status" => (status::UNITS_HEADER, Rows::By(status)),
-            "pods" => (pods::HEADER, Rows::By(pods)),
-            "topology" => ("GPU  NEAREST NICS  POD", Rows::By(topology)),
-            "discover" => ("DEVICE  NETDEV  HCA  NUMA  RESOURCES", Rows::By(discover)),
-            "preflight" => ("FAIL  WARN  PASS  CHECKS", Rows::By(preflight)),
-            "attachments" => (
-                "POD  INTERFACE  NETWORK  KIND  NETDEV  NETNS",
-                Rows::Fields("attachments", &ATTACHMENT),
-            ),
-            "addresses" => (
-                "ADDRESS  NETWORK NAME  POD  INTERFACE",
-                Rows::Fields("leases", &LEASE),
-            ),
+        let (header, rows): (_, Rows) = match command {
+            "status" => (status::UNITS_HEADER, status),
+            "pods" => (pods::HEADER, pods),
+            "topology" => ("GPU  NEAREST NICS  POD", topology),
+            "discover" => ("DEVICE  NETDEV  HCA  NUMA  RESOURCES", discover),
+            "preflight" => ("FAIL  WARN  PASS  CHECKS", preflight),
+            "attachments" => ("POD  INTERFACE  NETWORK  KIND  NETDEV  NETNS", attachments),
+            "addresses" => ("ADDRESS  NETWORK NAME  POD  INTERFACE", addresses),
             _ => return None,
         };
         Some(Self {
@@ -62,23 +42,14 @@ impl View {
         })
     }
 
-    fn rows(&self, document: &Value) -> Vec<Vec<String>> {
-        match self.rows {
-            Rows::By(rows) => rows(document),
-            Rows::Fields(key, names) => {
-                list(&document[key]).map(|one| fields(one, names)).collect()
-            }
-        }
-    }
-
     /// The answers as text, with the notes of each node.
-    pub(super) fn text(&self, answers: &[Answer]) -> String {
+    pub(super) fn text(&self, answers: &[NodeAnswer]) -> String {
         let mut all: Vec<Vec<String>> = Vec::new();
         for answer in answers {
             let Some(document) = answer.json() else {
                 continue;
             };
-            let mut of_node = self.rows(&document);
+            let mut of_node = (self.rows)(&document);
             if self.is_shared {
                 of_node.retain(|row| !all.contains(row));
                 all.extend(of_node);
@@ -128,6 +99,27 @@ fn shown(value: &Value) -> String {
 
 fn fields(one: &Value, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| shown(&one[*name])).collect()
+}
+
+fn attachments(document: &Value) -> Vec<Vec<String>> {
+    let names = [
+        "pod",
+        "interface",
+        "network",
+        "kind",
+        "netdev",
+        "netnsState",
+    ];
+    list(&document["attachments"])
+        .map(|one| fields(one, &names))
+        .collect()
+}
+
+fn addresses(document: &Value) -> Vec<Vec<String>> {
+    let names = ["node", "address", "networkName", "pod", "interface"];
+    list(&document["leases"])
+        .map(|one| fields(one, &names))
+        .collect()
 }
 
 fn status(document: &Value) -> Vec<Vec<String>> {
@@ -202,8 +194,8 @@ mod tests {
     use super::super::ask::Printed;
     use super::*;
 
-    fn answer(node: &str, document: Result<Value, &str>) -> Answer {
-        Answer {
+    fn answer(node: &str, document: Result<Value, &str>) -> NodeAnswer {
+        NodeAnswer {
             node: node.to_owned(),
             pod: format!("plugin-{node}"),
             output: document.map_err(str::to_owned).map(|document| Printed {

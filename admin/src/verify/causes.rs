@@ -23,14 +23,14 @@ const COLLECTIVE: &[Cause] = &[
     Cause {
         message: "invalid device ordinal",
         why: "a GPU that the job counts on is not there: it fell off the bus, or fewer are visible",
-        remedy: "compare nvidia-smi in the container with what was asked for; this is no fault of \
+        remedy: "compare nvidia-smi in the container with what was asked for; this is not a fault of \
                  the network, restarting the node is the usual way out",
     },
     Cause {
         message: "nvls.cc",
         why: "NVLink multicast could not be set up: the fabric manager or the NVSwitches are not \
               in order",
-        remedy: "this is no fault of the network: check nvidia-fabricmanager, restart the node, \
+        remedy: "this is not a fault of the network: check nvidia-fabricmanager, restart the node, \
                  or go on with NCCL_NVLS_ENABLE=0",
     },
     Cause {

@@ -46,6 +46,9 @@ while read -r address _ _ _ _ ndev; do echo "inet6 $address $ndev"; done 2>/dev/
 exit 0
 "#;
 
+/// Why a port of another container is left out.
+pub(super) const NOT_OPEN: &str = "its node is not in /dev/infiniband";
+
 /// A port that may be tested.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Port {
@@ -68,6 +71,12 @@ pub(super) struct Port {
 }
 
 impl Port {
+    /// The netdev's name, the same on one rail of all pods.
+    pub(super) fn rail(&self) -> String {
+        let port = || format!("{}/{}", self.device, self.port);
+        self.netdev.clone().unwrap_or_else(port)
+    }
+
     /// As it is named in what is printed.
     pub(super) fn name(&self) -> String {
         match &self.netdev {
@@ -122,8 +131,7 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
             continue;
         }
         if !open.contains(name) {
-            end.left
-                .push(format!("{name}: its node is not in /dev/infiniband"));
+            end.left.push(format!("{name}: {NOT_OPEN}"));
             continue;
         }
         // ib_verbs.h: 4 is ACTIVE.

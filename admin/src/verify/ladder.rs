@@ -54,6 +54,10 @@ pub(super) struct Climbed {
     pub outcomes: Vec<Outcome>,
     /// What was measured.
     pub measurements: Vec<Measurement>,
+    /// What findings call each pair of ports, and the rail of each end.
+    pub pairs: Vec<(String, [String; 2])>,
+    /// Why ports of each end's own cannot be tested.
+    pub left: [Vec<String>; 2],
 }
 
 /// Why a rung says nothing; somebody who knows that ping is filtered leaves that out.
@@ -76,6 +80,7 @@ const REFUSED: [&str; 5] = [
 
 struct Climb<'a> {
     flags: &'a Verify,
+    kubectl: &'a [String],
     ends: [&'a Place; 2],
     next_port: u16,
     climbed: Climbed,
@@ -99,10 +104,20 @@ async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Outp
     }
 }
 
-/// Climbs; `progress` is called with what is done now, when it starts and every ten seconds.
-pub(super) async fn climb(flags: &Verify, ends: [&Place; 2], progress: &dyn Fn(&str)) -> Climbed {
+/// How long an end may take to say what it has, at most: it starts no tool.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Climbs; `kubectl` is the program and its first flags. `progress` is called with what is done now,
+/// when it starts and every ten seconds.
+pub(super) async fn climb(
+    flags: &Verify,
+    kubectl: &[String],
+    ends: [&Place; 2],
+    progress: &dyn Fn(&str),
+) -> Climbed {
     let mut climb = Climb {
         flags,
+        kubectl,
         ends,
         next_port: flags.port,
         climbed: Climbed::default(),
@@ -121,6 +136,15 @@ pub(super) async fn climb(flags: &Verify, ends: [&Place; 2], progress: &dyn Fn(&
         ));
     }
     climb.outcome(ENDS, findings);
+    let names = |(ours, theirs): &(&Port, &Port)| {
+        let rails = [ours.rail(), theirs.rail()];
+        (object(ours, theirs), rails)
+    };
+    climb.climbed.pairs = pairs.iter().map(names).collect();
+    climb.climbed.left = [&server, &client].map(|end| {
+        let left = end.left.iter().filter(|why| !why.ends_with(ends::NOT_OPEN));
+        left.cloned().collect()
+    });
     let mut standing: Vec<(&Port, &Port)> = pairs;
     let mut broken: Vec<String> = Vec::new();
     for rung in CHOICE.into_iter().filter(|rung| flags.wants(rung.0)) {
@@ -205,9 +229,8 @@ impl Climb<'_> {
 
     async fn probe(&self, place: &Place) -> Result<End, String> {
         let argv = ["sh", "-c", ends::PROBE];
-        let ended = place
-            .run(&self.flags.kubectl, &argv, self.timeout())
-            .await?;
+        let most = self.timeout().min(PROBE_TIMEOUT);
+        let ended = place.run(self.kubectl, &argv, most).await?;
         if !ended.fine {
             return Err(ended.last().to_owned());
         }
@@ -365,7 +388,7 @@ impl Climb<'_> {
 
     async fn run(&self, place: &Place, argv: &[String]) -> Ended {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        let ended = place.run(&self.flags.kubectl, &argv, self.timeout()).await;
+        let ended = place.run(self.kubectl, &argv, self.timeout()).await;
         ended.unwrap_or_else(|text| Ended { fine: false, text })
     }
 

@@ -37,7 +37,7 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || {
             format!(
-                "{text:?} is no place: pod:[NAMESPACE/]NAME[/CONTAINER], ssh:[USER@]HOST, \
+                "{text:?} is not a place: pod:[NAMESPACE/]NAME[/CONTAINER], ssh:[USER@]HOST, \
                  netns:NAME, pid:NUMBER or local"
             )
         };
@@ -156,8 +156,8 @@ impl Place {
         format!("{way}; the place needs sh and timeout")
     }
 
-    /// The command line that runs `argv` there.
-    pub(super) fn argv(&self, kubectl: &str, argv: &[&str]) -> Vec<String> {
+    /// The command line that runs `argv` there; `kubectl` is the program and its first flags.
+    pub(super) fn argv(&self, kubectl: &[String], argv: &[&str]) -> Vec<String> {
         let mut line: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| line.extend(words.iter().map(|&word| word.to_owned()));
         match self {
@@ -180,8 +180,8 @@ impl Place {
             } => {
                 let container = container.iter().flat_map(|name| ["-c", name]);
                 let namespace = namespace.iter().flat_map(|name| ["-n", name]);
-                let words = [kubectl, "exec"]
-                    .into_iter()
+                let words = (kubectl.iter().map(String::as_str))
+                    .chain(["exec"])
                     .chain(namespace)
                     .chain([pod.as_str()]);
                 add(&words.chain(container).collect::<Vec<_>>());
@@ -201,7 +201,7 @@ impl Place {
     /// If it cannot be started.
     pub(super) async fn run(
         &self,
-        kubectl: &str,
+        kubectl: &[String],
         argv: &[&str],
         most: Duration,
     ) -> Result<Ended, String> {
@@ -244,7 +244,7 @@ mod tests {
         place
             .parse::<Place>()
             .unwrap()
-            .argv("kubectl", argv)
+            .argv(&["kubectl".to_owned()], argv)
             .join(" ")
     }
 

@@ -31,7 +31,7 @@ pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
     };
     Some(Climbed {
         outcomes: vec![Outcome::new(id, title, vec![finding])],
-        measurements: Vec::new(),
+        ..Climbed::default()
     })
 }
 

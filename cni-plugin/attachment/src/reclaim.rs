@@ -155,7 +155,7 @@ mod tests {
                 record(2000, "this", &gone),
                 Some("its network namespace is gone"),
             ),
-            // Not known: another directory, another process, a file that is no namespace.
+            // Not known: another directory, another process, a file that is not a namespace.
             (record(0, "this", "/nonexistent/directory/netns"), None),
             (record(0, "this", "/proc/4711/ns/net"), None),
             (record(0, "this", &file.display().to_string()), None),

@@ -129,8 +129,9 @@ impl Serialize for Name {
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Name::parse_display(&text)
-            .ok_or_else(|| de::Error::custom(format!("{text:?} is no link's name: \\xNN expected")))
+        Name::parse_display(&text).ok_or_else(|| {
+            de::Error::custom(format!("{text:?} is not a link name: \\xNN expected"))
+        })
     }
 }
 

@@ -137,12 +137,12 @@ impl Namespace {
         })
     }
 
-    /// Opens a namespace by its path; none when the path is gone or is no namespace any more,
+    /// Opens a namespace by its path; none when the path is gone or is not a namespace any more,
     /// as when a bind mount was undone and its file stayed behind.
     pub fn open(path: &Path) -> Result<Option<Self>> {
         let what = || format!("open network namespace {}", path.display());
         // A path below /proc of a dead process: ESRCH; one whose parent is a file: ENOTDIR.
-        // What is no namespace must not make the caller wait either: a FIFO would.
+        // What is not a namespace must not make the caller wait either: a FIFO would.
         let opened = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -248,7 +248,7 @@ impl Namespace {
     /// thread's namespace.
     ///
     /// # Errors
-    /// The namespace cannot be entered (no privilege, or it is no network namespace).
+    /// The namespace cannot be entered (no privilege, or it is not a network namespace).
     ///
     /// # Panics
     /// When the way back fails: a thread that went on in a pod's namespace would take the

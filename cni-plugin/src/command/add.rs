@@ -314,7 +314,7 @@ fn name_is_of_an_interface(id: &AttachmentId) -> Result<(), Error> {
     Err(Error::new(
         Code::InvalidEnvironment,
         format!(
-            "CNI_IFNAME {name} is no name for an interface: /proc/sys/net has settings of all \
+            "CNI_IFNAME {name} is not a name for an interface: /proc/sys/net has settings of all \
                  interfaces under it"
         ),
     )

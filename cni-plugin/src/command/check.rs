@@ -158,7 +158,7 @@ fn check_rules(inside: &mut Socket, recorded: &Part) -> Result<(), Error> {
         there.extend(rules.iter().map(|r| (family, display::rule(r))));
     }
     for message in &recorded.rules {
-        // A record this program cannot read is no statement about the pod.
+        // A record this program cannot read is not a statement about the pod.
         let Ok(rule) = message.parse::<RuleMessage>() else {
             continue;
         };

@@ -77,7 +77,7 @@ fn pod_namespace(node: &Node, request: &Request) -> Result<Namespace, Error> {
         .ok_or_else(|| {
             Error::new(
                 Code::InvalidNetns,
-                format!("CNI_NETNS {path} is not there or is no network namespace"),
+                format!("CNI_NETNS {path} is missing or is not a network namespace"),
             )
         })?;
     if pod.id() == node.netns.namespace.id() && !request.env.netns_override {

@@ -65,7 +65,7 @@ impl Names {
     /// The name of one interface: on a rail, of the netdev that the host calls `host`.
     ///
     /// # Errors
-    /// Code 7: it is no name for an interface.
+    /// Code 7: it is not a name for an interface.
     pub fn of(&self, ifname: &str, rail: u32, host: &str) -> Result<IfName, Error> {
         let name = self.name(ifname, rail, host);
         IfName::parse(&name).map_err(|reason| {

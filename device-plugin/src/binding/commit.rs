@@ -192,7 +192,7 @@ fn file_of(
     };
     let Some((snapshot, _)) = late_pool(&binding.resource, report) else {
         return Err(cannot(format!(
-            "{} is no pool with binding late of this node any more",
+            "{} is not a pool with binding late of this node any more",
             binding.resource
         )));
     };

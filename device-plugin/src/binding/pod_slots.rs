@@ -25,7 +25,7 @@ pub(super) struct Asked {
     containers: Vec<Container>,
 }
 
-/// Refuses a unit that the kubelet did not allocate to the pod, or that is no slot of ours.
+/// Refuses a unit that the kubelet did not allocate to the pod, or that is not a slot of ours.
 pub(super) fn belongs(
     pod: &Pod,
     unit: &str,
@@ -46,7 +46,7 @@ pub(super) fn belongs(
         Some((snapshot, _)) if snapshot.slot_number(unit).is_some() => Ok(()),
         Some(_) => Err(Failure::new(
             FailureKind::NotAllocated,
-            format!("{unit} is no slot of {}", held.resource),
+            format!("{unit} is not a slot of {}", held.resource),
         )),
         None => Err(Failure::new(
             FailureKind::CannotBind,

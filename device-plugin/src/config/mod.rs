@@ -11,7 +11,7 @@ mod problems;
 pub(crate) mod range;
 pub(crate) mod resource;
 pub(crate) mod rsdp;
-pub(crate) mod selector;
+pub mod selector;
 mod spelling;
 pub(crate) mod sriov;
 mod value;

@@ -298,7 +298,7 @@ fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Owner> {
     words.iter().map(&mut read).collect()
 }
 
-/// The function numbers behind `#`, as that plugin reads them: a part that is no number ends the
+/// The function numbers behind `#`, as that plugin reads them: a part that is not a number ends the
 /// list, a space makes a part no number, a range that runs backwards is empty, and a second `#`
 /// spoils the whole entry. It says none of this; here each is warned of.
 fn indexes(word: &str, parts: &str, path: &str, findings: &mut Findings) -> RangeSet {
@@ -327,7 +327,7 @@ fn indexes(word: &str, parts: &str, path: &str, findings: &mut Findings) -> Rang
             )),
             None => {
                 findings.warn(format!(
-                    "{path}: {word:?}: {part:?} is no number and no range; it and what follows \
+                    "{path}: {word:?}: {part:?} is neither a number nor a range; it and what follows \
                      matches nothing"
                 ));
                 break;

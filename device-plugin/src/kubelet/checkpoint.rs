@@ -443,7 +443,7 @@ mod tests {
         std::fs::remove_dir(&path).unwrap();
         // It has no writer, and the read does not wait for one.
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
-        assert!(both().contains("no regular file"), "{}", both());
+        assert!(both().contains("not a regular file"), "{}", both());
     }
 
     #[test]

@@ -184,7 +184,7 @@ impl NvidiaInformation {
             coherent: numa.is_some(),
             memory_node: numa.as_deref().and_then(memory_node),
             model: line(&text, "Model"),
-            // Question marks until the GPU is initialized: that is no name of it.
+            // Question marks until the GPU is initialized: that is not a name of it.
             uuid: line(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
             minor: line(&text, "Device Minor").and_then(|minor| minor.parse().ok()),
         })

@@ -307,7 +307,7 @@ impl Broker {
         let refused = match &need.network_name {
             Some(name) if !node::identity::is_name(name) => Some(Failure::new(
                 FailureKind::Malformed,
-                format!("block is malformed: network_name {name:?} is no name"),
+                format!("block is malformed: network_name {name:?} is not a name"),
             )),
             _ if self.blocks_of(&need.store).is_none() => Some(Failure::new(
                 FailureKind::Mismatch,

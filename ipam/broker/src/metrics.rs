@@ -196,7 +196,7 @@ impl Of {
             ),
             (
                 "api_requests",
-                "Requests to the Kubernetes API; code 0 is no answer",
+                "Requests to the Kubernetes API; code 0 means no answer",
                 true,
                 requests.collect(),
             ),

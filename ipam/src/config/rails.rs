@@ -50,7 +50,7 @@ pub(super) fn read(
             .parse()
             .ok()
             .filter(|rail: &u32| *rail <= MAX_RAIL && rail.to_string() == key)
-            .ok_or_else(|| section.wrong(key, "is no number of a rail, from 0 to 255"))?;
+            .ok_or_else(|| section.wrong(key, "is not a rail number from 0 to 255"))?;
         let of_rail = of_rail(&section, key)?;
         if of_rail.is_empty() {
             return Err(section.wrong(key, "has no range"));

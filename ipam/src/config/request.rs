@@ -40,7 +40,7 @@ impl Requested {
     /// Reads the requests by their order of precedence.
     ///
     /// # Errors
-    /// Code 7, or 4 for `CNI_ARGS`, naming the text that is no address.
+    /// Code 7, or 4 for `CNI_ARGS`, naming the text that is not an address.
     pub fn read(request: &Request, profile: Profile) -> Result<Self, Error> {
         for (section, source) in [
             (request.config.runtime_config()?, Source::Runtime),

@@ -240,7 +240,7 @@ impl Dir {
             SFlag::S_IFREG => {}
             SFlag::S_IFDIR => return Ok(Some(Found::Foreign("a directory"))),
             SFlag::S_IFIFO => return Ok(Some(Found::Foreign("a FIFO"))),
-            _ => return Ok(Some(Found::Foreign("no regular file"))),
+            _ => return Ok(Some(Found::Foreign("not a regular file"))),
         }
         if own_only && stat.st_uid != self.owner {
             return Ok(Some(Found::Foreign(
@@ -360,7 +360,7 @@ impl Dir {
         system::renameat(&self.fd, name, &to.fd, new).map_err(self.failed("move", name))
     }
 
-    /// Removes a name; gone already is no error.
+    /// Removes a name; gone already is not an error.
     pub(crate) fn unlink(&self, name: &str) -> Result<bool, DirError> {
         match system::unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => Ok(true),
@@ -387,7 +387,7 @@ impl Dir {
             .map_err(self.failed("set the time of", name))
     }
 
-    /// Removes an empty directory; gone already or not empty is no error.
+    /// Removes an empty directory; gone already or not empty is not an error.
     pub(crate) fn remove_dir(&self, name: &str) -> Result<bool, DirError> {
         match system::unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
             Ok(()) => Ok(true),

@@ -54,7 +54,7 @@ impl Format {
         let format: Self = serde_json::from_slice(&bytes)
             .map_err(|e| damaged(format!("it cannot be decoded: {e}")))?;
         if !node::identity::is_name(&format.id) {
-            return Err(damaged("its id is no identity".to_owned()));
+            return Err(damaged("its id is not a store ID".to_owned()));
         }
         Ok(Some(format))
     }

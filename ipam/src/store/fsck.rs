@@ -2,7 +2,7 @@
 //!
 //! Every repair is a step that could be taken at any time anyway; none makes an
 //! address free whose holder is not known to be gone, but for something in an
-//! address' place that is no record at all: that is put aside, into `lost`, when
+//! address' place that is not a record at all: that is put aside, into `lost`, when
 //! repair is asked for. What changed a moment ago may be a call that still runs, and is
 //! left alone. The moment is the file server's: its files' times are compared with
 //! that of a new file, never with this machine's clock.
@@ -143,7 +143,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves something that is no record out of the way, unread.
+    /// Moves something that is not a record out of the way, unread.
     fn put_aside(&self, dir: &Dir, name: &str) -> Result<(), StoreError> {
         let lost = self.make_below(&["lost"])?;
         dir.move_to(

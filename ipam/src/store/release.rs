@@ -28,8 +28,8 @@ pub enum CoolDown {
 }
 
 impl Store {
-    /// Releases every address of an attachment. What is gone already is no error.
-    /// Answers what was freed, and what was found that is no record.
+    /// Releases every address of an attachment. What is gone already is not an error.
+    /// Answers what was freed, and what was found that is not a record.
     ///
     /// # Errors
     /// The first thing that failed; the rest was attempted.

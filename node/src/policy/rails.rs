@@ -109,7 +109,7 @@ impl Rails {
 }
 
 impl Nic {
-    /// Reads a key; none for one that is no address, no network and no pattern.
+    /// Reads a key; none for one that is not an address, no network and no pattern.
     pub(super) fn parse(key: &str) -> Option<Self> {
         if key.contains('/') {
             return read::network(key).map(Nic::Subnet);

@@ -151,7 +151,7 @@ impl NetworkConfig {
     /// `ipam`; no keys when it is absent.
     ///
     /// # Errors
-    /// Code 7 when it is no object.
+    /// Code 7 when it is not an object.
     pub fn ipam(&self) -> Result<Section<'_>, Error> {
         self.root().section("ipam")
     }
@@ -159,7 +159,7 @@ impl NetworkConfig {
     /// `ipam.type`; none when there is no IPAM, which means no addresses.
     ///
     /// # Errors
-    /// Code 7 when it is no text, or when `ipam` has keys but no type.
+    /// Code 7 when it is not a text, or when `ipam` has keys but no type.
     pub fn ipam_type(&self) -> Result<Option<&str>, Error> {
         let ipam = self.ipam()?;
         match ipam.text("type")? {
@@ -194,7 +194,7 @@ impl NetworkConfig {
     /// `runtimeConfig`: what the runtime adds for the capabilities the configuration names.
     ///
     /// # Errors
-    /// Code 7 when it is no object.
+    /// Code 7 when it is not an object.
     pub fn runtime_config(&self) -> Result<Section<'_>, Error> {
         self.root().section("runtimeConfig")
     }
@@ -202,7 +202,7 @@ impl NetworkConfig {
     /// `args.cni`: what the pod's annotation adds.
     ///
     /// # Errors
-    /// Code 7 when it is no object.
+    /// Code 7 when it is not an object.
     pub fn cni_args(&self) -> Result<Section<'_>, Error> {
         self.root().section("args")?.section("cni")
     }

@@ -26,7 +26,7 @@ use crate::{
     text::{bounded, printable},
 };
 
-/// More than this is no answer of an IPAM.
+/// More than this is not an answer of an IPAM.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// What is kept of a delegate's stderr, and of each text of its error object.
 const MAX_TEXT_BYTES: usize = 4 << 10;
@@ -43,7 +43,7 @@ const LEFT_OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// milliseconds: an installer that replaces it in place needs that long.
 const BUSY_WAITS_MS: [u64; 7] = [5, 10, 20, 40, 80, 160, 320];
 
-/// `ENOEXEC` (`include/uapi/asm-generic/errno-base.h`): the file is no program.
+/// `ENOEXEC` (`include/uapi/asm-generic/errno-base.h`): the file is not a program.
 const ENOEXEC: i32 = 8;
 
 /// Another plugin, found.
@@ -56,7 +56,7 @@ pub struct Delegate {
 /// Why a delegate gave no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The file cannot be started, now or later: it is no program, may not be executed, or its
+    /// The file cannot be started, now or later: it is not a program, may not be executed, or its
     /// interpreter is missing.
     NoProgram(Error),
     /// It was started and failed, or the system had no room for it.
@@ -182,7 +182,7 @@ impl Delegate {
         self.start(command, request).map_err(Error::from)
     }
 
-    /// As [`Delegate::run`], for a caller to whom a file that is no program means something else
+    /// As [`Delegate::run`], for a caller to whom a file that is not a program means something else
     /// than a program that failed.
     ///
     /// # Errors

@@ -99,7 +99,7 @@ impl IfName {
             return Err("an interface name has 1 to 15 bytes");
         }
         if matches!(text, "." | "..") {
-            return Err("'.' and '..' are no interface names");
+            return Err("'.' and '..' are not interface names");
         }
         if text
             .chars()

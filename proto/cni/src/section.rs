@@ -112,7 +112,7 @@ impl<'a> Section<'a> {
     /// A text; an empty one counts as absent, as it does for the Go plugins.
     ///
     /// # Errors
-    /// Code 7 naming the key when the value is no text.
+    /// Code 7 naming the key when the value is not a text.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, Error> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -145,7 +145,7 @@ impl<'a> Section<'a> {
     /// The object under a key; an absent one has no keys.
     ///
     /// # Errors
-    /// Code 7 naming the key when the value is no object.
+    /// Code 7 naming the key when the value is not an object.
     pub fn section(&self, key: &str) -> Result<Section<'a>, Error> {
         let path = self.path_of(key);
         match self.value(key) {
@@ -192,7 +192,7 @@ impl<'a> Section<'a> {
     /// A value as an object, standing at a path.
     ///
     /// # Errors
-    /// Code 7 naming the path when the value is no object.
+    /// Code 7 naming the path when the value is not an object.
     pub fn of(value: &'a Value, path: String) -> Result<Section<'a>, Error> {
         match value.as_object() {
             Some(map) => Ok(Section {

@@ -63,7 +63,7 @@ contains "the units, and the range of the addresses" \
 check "pods in the container knows everybody" in_daemon rdmactl pods
 contains "with their addresses" \
 	'rdma-test-pod-1 .*192\.168\.111\..*rdma-test-pod-2 .*192\.168\.111\.' "$(tr '\n' ' ' <<<"$checked")"
-# Here /var/run, where the runtime makes them, is no link to the /run/netns that the container has.
+# Here /var/run, where the runtime makes them, is not a link to the /run/netns that the container has.
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
 	"$(in_daemon rdmactl pods --json | jq -r '[.pods[].netnsState | select(.)] | join(" ")')"
 equal "so does the list of attachments" "alive alive" \

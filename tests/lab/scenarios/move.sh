@@ -32,7 +32,7 @@ whole_state() {
 rail eth1 rail1 mlx5_1 61
 rail eth2 rail2 mlx5_2 62
 pci=(- 0000:02:00.0 0000:03:00.0)
-# The directory is the plugin's to make; /var/run is no link to /run here.
+# The directory is the plugin's to make; /var/run is not a link to /run here.
 info_file() { echo "/var/run/k8s.cni.cncf.io/devinfo/cni/rails-pod$1_net1"; }
 network() {
 	echo '{"cniVersion": "1.0.0", "name": "rails", "type": "rdma-netdev", "attach": "move",

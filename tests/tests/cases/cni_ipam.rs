@@ -98,7 +98,7 @@ fn programs_the_policy_does_not_list_are_refused() -> Result<()> {
     }
     assert_eq!(calls(&host), "");
     same(&before, &host.picture()?, "after the refusals")?;
-    // A file that the network names by its path is no type at all.
+    // A file that the network names by its path is not a type at all.
     for kind in ["../bin/true", "/bin/true", "..", "a\\u0000b"] {
         let config = config.replace("host-local", kind);
         let (code, message) = call.run("ADD", config.as_bytes())?.refusal()?;

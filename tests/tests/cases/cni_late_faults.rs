@@ -348,7 +348,7 @@ fn a_forged_slot_is_denied_by_name() -> Result<()> {
         let network = fixture.node.scene.network(&json!({"deviceID": unit}));
         let answer = answer_of(&fixture.call, "ADD", &network)?;
         let (code, text) = answer.refusal().with_context(|| format!("{unit:?}"))?;
-        // What is no unit at all is an error of the configuration.
+        // What is not a unit at all is an error of the configuration.
         ensure!([DENIED, 7].contains(&code), "{unit:?}: {code} {text}");
         let del = answer_of(&fixture.call, "DEL", &network)?;
         del.success().with_context(|| format!("DEL of {unit:?}"))?;

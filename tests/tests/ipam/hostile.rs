@@ -71,7 +71,7 @@ fn no_entry_at_a_lease_name_is_taken_for_free() {
     let squashed = shard.join("10.0.0.12@1");
     std::fs::copy(shard.join("10.0.0.1@1"), &squashed).unwrap();
     std::os::unix::fs::chown(&squashed, Some(65534), None).unwrap();
-    // What is no record is put aside; what might be a lease stays taken.
+    // What is not a record is put aside; what might be a lease stays taken.
     let report = place.admin(&["fsck", "--repair"]).document.to_string();
     assert!(report.contains("no_root_squash"), "{report}");
     assert!(squashed.exists() && shard.join("10.0.0.8@1").exists());

@@ -433,7 +433,7 @@ fn bounds(vector: &Value, run: Run) -> Result<(), String> {
     }
     let mut from_last = vector["config"].clone();
     from_last["range_start"] = json!(window.1);
-    // An end that is no bound of this window would be one for the new start.
+    // An end that is not a bound of this window would be one for the new start.
     let end = from_last["range_end"]
         .as_str()
         .and_then(|end| end.parse::<IpAddr>().ok());

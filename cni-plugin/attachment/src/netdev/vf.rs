@@ -78,7 +78,7 @@ pub enum Guids {
 }
 
 impl Vf {
-    /// The properties of the VF with this PCI address; none for what is no VF, or whose PF has no
+    /// The properties of the VF with this PCI address; none for what is not a VF, or whose PF has no
     /// netdev on the host.
     pub fn take(host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<Option<Vf>> {
         let Some((pf, number)) = place(host, address) else {

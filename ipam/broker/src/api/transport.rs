@@ -33,7 +33,7 @@ pub(super) const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 const TOKEN_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a connection without a request stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Of an answer that is no list.
+/// Of an answer that is not a list.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
 /// Why a request brought no answer that can be used.

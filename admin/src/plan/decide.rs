@@ -1,0 +1,370 @@
+//! What a cluster's configuration should be, by the facts of its nodes: which HCAs are for pods, which
+//! nodes are equal, which pool serves whom, what the policy says of rails. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use clap::ValueEnum;
+use ipnetwork::IpNetwork;
+use rdma_device_plugin::candidate::FunctionKind;
+use serde_json::{Value, json};
+
+use super::network::{self, Network};
+use super::read::{Hca, Node};
+use super::select::{Keys, selector};
+
+/// What the administrator knows and the nodes do not.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Options {
+    pub mode: Option<Mode>,
+    pub range: Option<IpNetwork>,
+    pub per_node_prefix: Option<u8>,
+    pub vlan: Option<u16>,
+}
+
+/// How pods get HCAs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// Each HCA has shares
+    Shared,
+    /// Each HCA is for one pod
+    Exclusive,
+    /// The same, chosen next to the pod's GPUs
+    Late,
+}
+
+/// A configuration, to be written down.
+#[derive(Debug)]
+pub(crate) struct Plan<'n> {
+    pub groups: Vec<Group<'n>>,
+    pub pools: Vec<Pool<'n>>,
+    pub networks: Vec<Network>,
+    pub policy: BTreeMap<&'static str, Value>,
+    /// What was guessed.
+    pub assumed: Vec<String>,
+    pub warnings: Vec<String>,
+}
+
+/// Nodes with the same HCAs, GPUs and rails at the same PCI locations. Of their HCAs the positions.
+#[derive(Debug)]
+pub(crate) struct Group<'n> {
+    pub nodes: Vec<&'n Node>,
+    /// For pods, with their rails.
+    pub chosen: BTreeMap<usize, u64>,
+    /// Others, and why.
+    pub left_out: BTreeMap<usize, String>,
+    pub is_shared: bool,
+}
+
+/// A pool, with all HCAs of it.
+#[derive(Debug)]
+pub(crate) struct Pool<'n> {
+    pub resource: String,
+    pub mode: Mode,
+    pub select: Keys,
+    /// Positions of its groups.
+    pub groups: Vec<usize>,
+    pub nodes: Vec<&'n Node>,
+    pub hcas: Vec<&'n Hca>,
+    pub rails: BTreeSet<u64>,
+    /// Most HCAs of a node on one rail.
+    pub most_on_rail: usize,
+    /// The position of an HCA in the pool is its rail, on each node.
+    pub is_in_order: bool,
+    /// Some nodes have no such HCA.
+    pub is_optional: bool,
+}
+
+impl<'n> Group<'n> {
+    fn hcas(&self) -> Vec<(&'n Hca, u64)> {
+        let mut hcas = Vec::new();
+        for node in &self.nodes {
+            for (index, rail) in &self.chosen {
+                hcas.extend(node.hcas.get(*index).map(|hca| (hca, *rail)));
+            }
+        }
+        hcas
+    }
+
+    fn has_gpus(&self) -> bool {
+        self.nodes.iter().any(|node| !node.gpus.is_empty())
+    }
+}
+
+/// The configuration of a cluster of these nodes.
+///
+/// # Errors
+/// A flag does not fit what the nodes have.
+pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
+    let groups = groups(nodes, options.mode);
+    let (pools, unserved) = pools(&groups, options.mode);
+    let empty = groups.iter().filter(|group| group.chosen.is_empty());
+    let empty = empty.map(|group| format!("{}: no HCA is for pods", names(&group.nodes)));
+    let unserved = unserved.iter().map(|group| {
+        format!(
+            "no selector chooses the HCAs of {} and no others: give these nodes a daemon with a \
+             configuration of their own, by a nodeSelector",
+            names(&group.nodes)
+        )
+    });
+    let mut warnings: Vec<String> = empty.chain(unserved).collect();
+    let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
+    let store = json!({"default": {"type": "kubernetes"}});
+    let mut policy = BTreeMap::from([("version", json!(1)), ("stores", store)]);
+    if networks.iter().any(|network| network.needs_rails) {
+        match rails(&groups) {
+            Some(rails) => _ = policy.insert("rails", json!(rails)),
+            None => warnings.push(
+                "policy.json cannot number the rails: one PCI address and one netdev name are on \
+                 different rails of different nodes; rename the netdevs after their rails"
+                    .to_owned(),
+            ),
+        }
+    }
+    if networks.iter().any(|network| network.is_leased) {
+        policy.insert("fabricAddresses", json!("static"));
+    }
+    if let Some(vlan) = options.vlan {
+        policy.insert("allow", json!({"vf": {"vlan": [vlan]}}));
+    }
+    let is_guessed =
+        |pool: &Pool<'_>| pool.rails.len() > 1 && pool.hcas.iter().any(|hca| !hca.is_named);
+    if !networks.is_empty() && pools.iter().any(is_guessed) {
+        assumed.push(
+            "rails are numbered by PCI address: check that NICs of one rail are in one subnet on all \
+             nodes, else correct rails in policy.json"
+                .to_owned(),
+        );
+    }
+    Ok(Plan {
+        groups,
+        pools,
+        networks,
+        policy,
+        assumed,
+        warnings,
+    })
+}
+
+fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
+    let mut groups: BTreeMap<String, Group<'_>> = BTreeMap::new();
+    for node in nodes {
+        let own = group(node, mode);
+        let mut key = format!("{:?}", node.gpus);
+        for (index, hca) in node.hcas.iter().enumerate() {
+            let pci = hca.facts.pci.as_ref();
+            let device = pci.map(|pci| (pci.address, pci.vendor, pci.device));
+            let (rail, is_usable) = (own.chosen.get(&index), hca.obstacle.is_none());
+            let place = (hca.link, hca.rate, &hca.gpus, rail, is_usable);
+            key += &format!("{device:?}{:?}{place:?}", hca.facts.drivers());
+        }
+        let known = groups.entry(key).or_insert_with(|| Group {
+            nodes: Vec::new(),
+            ..own
+        });
+        known.nodes.push(node);
+    }
+    let mut groups: Vec<Group<'_>> = groups.into_values().collect();
+    groups.sort_by_key(|group| group.nodes.first().map(|node| &node.name));
+    groups
+}
+
+/// A node as a group of its own.
+fn group(node: &Node, mode: Option<Mode>) -> Group<'_> {
+    let exclusive = choose(node, false);
+    let is_enough = match exclusive.hcas().as_slice() {
+        [(only, _)] => only.kind == FunctionKind::Vf || only.is_virtual(),
+        hcas => !hcas.is_empty(),
+    };
+    match mode {
+        Some(Mode::Exclusive | Mode::Late) => exclusive,
+        None if is_enough || !node.gpus.is_empty() => exclusive,
+        _ => choose(node, true),
+    }
+}
+
+/// The HCAs of the fastest fabric that has GPUs next to it are for pods.
+fn choose(node: &Node, is_shared: bool) -> Group<'_> {
+    let mut left_out = BTreeMap::new();
+    let mut usable = Vec::new();
+    for (index, hca) in node.hcas.iter().enumerate() {
+        let unfit = unfit(hca, is_shared).map(str::to_owned);
+        match hca.obstacle.clone().or(unfit) {
+            Some(why) => _ = left_out.insert(index, why),
+            None => usable.push((index, hca)),
+        }
+    }
+    let rank = |hca: &Hca| {
+        let mut near = usable.iter().filter(|(_, one)| !one.gpus.is_empty());
+        let is_near = near.any(|(_, one)| (one.link, one.rate) == (hca.link, hca.rate));
+        // Soft RoCE is for nodes without RDMA hardware.
+        let is_hardware = hca.kind != FunctionKind::Software;
+        (is_hardware, is_near, hca.rate, hca.link)
+    };
+    let best = usable.iter().map(|(_, hca)| rank(hca)).max();
+    let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
+    let (mut of_best, others): (Vec<_>, Vec<_>) = usable
+        .iter()
+        .copied()
+        .partition(|(_, hca)| Some(rank(hca)) == best);
+    let has_rails = of_best.iter().any(|(_, hca)| hca.rail.is_some());
+    left_out.extend(
+        others
+            .iter()
+            .map(|(index, _)| (*index, "not of the fabric for pods".to_owned())),
+    );
+    of_best.retain(|(index, hca)| {
+        let is_aside = (is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none());
+        if is_aside && !hca.is_named {
+            let why = "no GPU is next to it: for storage or other traffic";
+            left_out.insert(*index, why.to_owned());
+        }
+        hca.is_named || !is_aside
+    });
+    let place = |hca: &Hca| (hca.rail, hca.facts.pf());
+    let rails: BTreeSet<_> = of_best.iter().map(|(_, hca)| place(hca)).collect();
+    let by_name = of_best.iter().all(|(_, hca)| hca.is_named);
+    let number = |hca: &Hca| {
+        let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
+        hca.rail.filter(|_| by_name).unwrap_or(order)
+    };
+    let chosen = of_best
+        .iter()
+        .map(|(index, hca)| (*index, number(hca)))
+        .collect();
+    Group {
+        nodes: vec![node],
+        chosen,
+        left_out,
+        is_shared,
+    }
+}
+
+/// Why an HCA does not fit the mode.
+fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
+    let facts = &hca.facts;
+    Some(match is_shared {
+        true if facts.owner().is_some() => "a part of another HCA, which is shared as a whole",
+        true if hca.is_virtual() => "a cloud's virtual NIC, which cannot be shared",
+        false if facts.virtual_functions() > 0 => "its VFs are for pods",
+        false if !facts.bond_names.is_empty() => "a port of a bond, which a move would break",
+        _ => return None,
+    })
+}
+
+/// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
+/// rate, with GPUs and without; else one for each group. And groups for which nothing does.
+fn pools<'g, 'n>(
+    groups: &'g [Group<'n>],
+    mode: Option<Mode>,
+) -> (Vec<Pool<'n>>, Vec<&'g Group<'n>>) {
+    for level in 0..3 {
+        let is_last = level == 2;
+        let mut parts: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        for (index, group) in groups.iter().enumerate() {
+            let Some((hca, _)) = group.hcas().first().copied() else {
+                continue;
+            };
+            let speed = (level > 0).then_some((hca.rate, group.has_gpus()));
+            let key = (hca.link, group.is_shared, speed, is_last.then_some(index));
+            parts.entry(key).or_default().push(index);
+        }
+        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut pools, mut unserved) = (Vec::new(), Vec::new());
+        for part in parts.into_values() {
+            let Some(mut pool) = pool(&part, groups, mode, is_last) else {
+                unserved.extend(part.iter().filter_map(|index| groups.get(*index)));
+                continue;
+            };
+            let count = seen.entry(pool.resource.clone()).or_default();
+            *count += 1;
+            if *count > 1 {
+                pool.resource += &format!("-{count}");
+            }
+            pools.push(pool);
+        }
+        if unserved.is_empty() || is_last {
+            return (pools, unserved);
+        }
+    }
+    (Vec::new(), Vec::new())
+}
+
+fn pool<'n>(
+    part: &[usize],
+    all: &[Group<'n>],
+    mode: Option<Mode>,
+    by_address: bool,
+) -> Option<Pool<'n>> {
+    let groups: Vec<&Group<'n>> = part.iter().filter_map(|index| all.get(*index)).collect();
+    let mode = mode.unwrap_or(match groups.first()?.is_shared {
+        true => Mode::Shared,
+        false if groups.iter().any(|group| group.has_gpus()) => Mode::Late,
+        false => Mode::Exclusive,
+    });
+    let is_shared = mode == Mode::Shared;
+    let hcas = groups.iter().flat_map(|group| group.hcas());
+    let hcas: Vec<&'n Hca> = hcas.map(|(hca, _)| hca).collect();
+    let wanted: BTreeSet<*const Hca> = hcas.iter().map(|hca| std::ptr::from_ref(*hca)).collect();
+    let others = all.iter().flat_map(|group| &group.nodes);
+    let mut others: Vec<&Hca> = others.flat_map(|node| &node.hcas).collect();
+    // The daemon excludes some from each such pool by itself.
+    let is_excluded = |hca: &Hca| hca.is_uplink || hca.facts.virtual_functions() > 0;
+    others.retain(|hca| {
+        let is_free = hca.facts.reserved().is_none() && (is_shared || !is_excluded(hca));
+        is_free && !wanted.contains(&std::ptr::from_ref(*hca))
+    });
+    let drivers = hcas.first()?.facts.drivers();
+    let driver = drivers.first().map_or("rdma", String::as_str);
+    let name = match mode {
+        _ if hcas.iter().all(|hca| hca.is_virtual()) => driver.trim_start_matches("vmw_"),
+        Mode::Shared => "hca",
+        Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
+        Mode::Exclusive | Mode::Late => "nic",
+    };
+    let rails = groups.iter().flat_map(|group| group.chosen.values());
+    let rails: BTreeSet<u64> = rails.copied().collect();
+    let most_on_rail = |group: &&Group<'_>| {
+        let own: BTreeSet<&u64> = group.chosen.values().collect();
+        group.chosen.len().div_ceil(own.len().max(1))
+    };
+    let in_order = |group: &&Group<'_>| group.chosen.values().copied().eq(0..rails.len() as u64);
+    let nodes: Vec<_> = groups
+        .iter()
+        .flat_map(|group| group.nodes.clone())
+        .collect();
+    Some(Pool {
+        resource: format!("rdma/{name}"),
+        mode,
+        select: selector(&hcas, &others, is_shared, by_address)?,
+        groups: part.to_vec(),
+        most_on_rail: groups.iter().map(most_on_rail).max().unwrap_or(0),
+        is_in_order: groups.iter().all(in_order),
+        is_optional: nodes.len() < all.iter().map(|group| group.nodes.len()).sum(),
+        nodes,
+        hcas,
+        rails,
+    })
+}
+
+/// `rails` of the policy, which is the same on all nodes: by PCI address, else by netdev.
+fn rails(groups: &[Group<'_>]) -> Option<BTreeMap<String, u64>> {
+    let by = |key: fn(&Hca) -> Option<String>| {
+        let mut rails = BTreeMap::new();
+        for (hca, rail) in groups.iter().flat_map(Group::hcas) {
+            let known = *rails.entry(key(hca)?).or_insert(rail);
+            (known == rail).then_some(())?;
+        }
+        Some(rails)
+    };
+    by(|hca| Some(hca.facts.id.to_string()))
+        .or_else(|| by(|hca| Some(hca.facts.netdev_names().next()?.to_owned())))
+}
+
+/// Names of nodes, at most three of them.
+pub(crate) fn names(nodes: &[&Node]) -> String {
+    let shown: Vec<&str> = nodes.iter().take(3).map(|node| &*node.name).collect();
+    match nodes.len().saturating_sub(shown.len()) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

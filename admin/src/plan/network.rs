@@ -1,0 +1,303 @@
+//! Networks of a plan, and the addresses that pods get in them. Pure.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::{Context as _, bail, ensure};
+use ipam::range::{bits, from_bits};
+use ipnetwork::IpNetwork;
+use rdma_device_plugin::candidate::FunctionKind;
+use serde_json::{Value, json};
+
+use super::decide::{Mode, Options, Pool};
+use super::read::{Hca, Node};
+
+/// Private networks of which a range is taken where no node has an address: first bytes, prefix.
+const PRIVATE: [(u8, u8, u8); 5] = [
+    (10, 64, 10),
+    (10, 128, 10),
+    (10, 192, 10),
+    (10, 0, 10),
+    (172, 16, 12),
+];
+/// Prefix of a rail's range in these.
+const RAIL_PREFIX: u8 = 16;
+/// Addresses of a node's block in a store of type `kubernetes`.
+const BLOCK: usize = 16;
+
+/// A `NetworkAttachmentDefinition`.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub name: String,
+    pub resource: String,
+    /// The plugin's keys.
+    pub plugin: BTreeMap<&'static str, Value>,
+    /// Why they are so.
+    pub comments: Vec<String>,
+    /// Positions of NICs are not their rails.
+    pub needs_rails: bool,
+    /// NICs keep addresses that DHCP gave to the host.
+    pub is_leased: bool,
+}
+
+fn has_netdevs(pool: &Pool<'_>) -> bool {
+    pool.hcas
+        .iter()
+        .all(|hca| hca.facts.netdev_names().next().is_some())
+}
+
+/// Without an interface, only the RDMA device can be moved, and only by a network that is not late.
+pub(crate) fn needs_network(pool: &Pool<'_>) -> bool {
+    let moves = pool.mode == Mode::Exclusive && pool.nodes.iter().any(|node| node.exclusive_netns);
+    has_netdevs(pool) || (moves && pool.hcas.iter().all(|hca| hca.link == "infiniband"))
+}
+
+fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
+    let is_moved = options.range.is_none() && pool.mode != Mode::Shared;
+    is_moved && pool.hcas.iter().all(|hca| !hca.addresses.is_empty())
+}
+
+/// A network for each pool that needs one, and what was assumed.
+///
+/// # Errors
+/// A flag does not fit what the nodes have.
+pub(crate) fn networks(
+    pools: &[Pool<'_>],
+    nodes: &[Node],
+    options: &Options,
+) -> anyhow::Result<(Vec<Network>, Vec<String>)> {
+    let (mut networks, mut assumed) = (Vec::new(), Vec::new());
+    let leasing = pools
+        .iter()
+        .filter(|pool| has_netdevs(pool) && !keeps_addresses(pool, options));
+    let count: usize = leasing.map(|pool| pool.rails.len()).sum();
+    let mut range = options.range.filter(|_| count > 0);
+    if options.range.is_none() && count > 0 {
+        let free = free_range(nodes, count);
+        let free =
+            free.context("no private range is free of the nodes' addresses: set --range CIDR")?;
+        assumed.push(format!(
+            "{free} for pods: no node has an address in it; set yours by --range CIDR"
+        ));
+        range = Some(free);
+    }
+    let slices = range.map(|range| split(range, count)).transpose()?;
+    let mut slices = slices.into_iter().flatten();
+    for pool in pools {
+        check_vlan(pool, options)?;
+        if keeps_addresses(pool, options) {
+            assumed.push(format!(
+                "pods of {} keep the addresses that the NICs have on the host; --range CIDR sets others",
+                pool.resource
+            ));
+        }
+        if needs_network(pool) {
+            networks.push(network(pool, range, &mut slices, options)?);
+        }
+    }
+    Ok((networks, assumed))
+}
+
+/// A VLAN is set through the PF of a VF.
+fn check_vlan(pool: &Pool<'_>, options: &Options) -> anyhow::Result<()> {
+    let has_pf = |hca: &&&Hca| {
+        hca.kind == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty() && hca.link == "ether"
+    };
+    let unfit = pool
+        .hcas
+        .iter()
+        .find(|hca| pool.mode == Mode::Shared || !has_pf(hca));
+    let (Some(vlan), Some(unfit)) = (options.vlan, unfit) else {
+        return Ok(());
+    };
+    let remedy = match (unfit.link, pool.mode) {
+        ("infiniband", _) => "InfiniBand has partitions: set pkey in a network of your own",
+        (_, Mode::Shared) => {
+            "a macvlan has no VLAN: make VFs and set --mode exclusive, or make a VLAN netdev on the host"
+        }
+        _ => {
+            "it is not a VF whose PF has a netdev on the node: make VFs, or set the VLAN on the switch port"
+        }
+    };
+    bail!(
+        "--vlan {vlan} cannot be set on {} ({}): {remedy}",
+        unfit.facts.rdma_names().join(" "),
+        pool.resource
+    )
+}
+
+fn network(
+    pool: &Pool<'_>,
+    whole: Option<IpNetwork>,
+    slices: &mut impl Iterator<Item = IpNetwork>,
+    options: &Options,
+) -> anyhow::Result<Network> {
+    let link = pool.hcas.first().map_or("other", |hca| hca.link);
+    let (is_interface, keeps) = (has_netdevs(pool), keeps_addresses(pool, options));
+    let is_several = pool.most_on_rail > 1;
+    let mut comments = vec![match is_several || !is_interface {
+        true => "A pod names it once for each unit.".to_owned(),
+        false => "A pod names it once and gets an interface for each of its HCAs.".to_owned(),
+    }];
+    let attach = match (is_interface, pool.mode, link) {
+        (false, ..) => "rdma-only",
+        (_, Mode::Shared, "infiniband") => "ipoib",
+        (_, Mode::Shared, _) => "macvlan",
+        _ => "move",
+    };
+    let mut plugin = BTreeMap::from([
+        ("type", json!("rdma-netdev")),
+        ("attach", json!(attach)),
+        ("capabilities", json!({"deviceID": true})),
+    ]);
+    if is_interface && !is_several {
+        plugin.insert("devices", json!("all"));
+        plugin.insert("names", json!(if keeps { "{host}" } else { "rdma{rail}" }));
+    }
+    let mtu = pool.hcas.iter().filter_map(|hca| hca.mtu).min();
+    if let Some(mtu) = mtu.filter(|mtu| *mtu > 1500 && is_interface && link == "ether") {
+        plugin.insert("mtu", json!(mtu));
+        comments.push(format!(
+            "mtu {mtu}: the lowest that these NICs have on the nodes."
+        ));
+    }
+    if let Some(vlan) = options.vlan {
+        plugin.insert("vlan", json!(vlan));
+    }
+    if keeps {
+        comments
+            .push("Without ipam each NIC keeps the addresses that it has on its node.".to_owned());
+    } else if let Some(whole) = whole.filter(|_| is_interface) {
+        let mut ranges = BTreeMap::new();
+        for rail in &pool.rails {
+            let slice = slices.next().context("a rail has no range")?;
+            check_size(slice, whole, pool, options)?;
+            let mut range = BTreeMap::from([("range", json!(slice))]);
+            if let Some(prefix) = options.per_node_prefix {
+                range.insert("perNode", json!({"prefix": prefix, "gateway": "first"}));
+            }
+            ranges.insert(rail.to_string(), range);
+        }
+        let mut ipam = match ranges.pop_first() {
+            Some((_, only)) if ranges.is_empty() => only,
+            first => {
+                ranges.extend(first);
+                BTreeMap::from([("ranges", json!(ranges))])
+            }
+        };
+        ipam.insert("type", json!("rdma-ipam"));
+        comments.push(match options.per_node_prefix {
+            Some(_) => {
+                "A node has a network of each range; the first address is its gateway.".to_owned()
+            }
+            None => {
+                "Each range is one subnet without a gateway. Routed fabrics: --per-node-prefix."
+                    .to_owned()
+            }
+        });
+        if options.per_node_prefix.is_some() {
+            ipam.insert("routes", json!([{"dst": whole}]));
+        }
+        plugin.insert("ipam", json!(ipam));
+        if options.range.is_none() {
+            comments.push("ASSUMED: the ranges; --range CIDR sets yours.".to_owned());
+        }
+    }
+    Ok(Network {
+        name: pool.resource.replace('/', "-"),
+        resource: pool.resource.clone(),
+        plugin,
+        comments,
+        needs_rails: is_interface && !pool.is_in_order && (!is_several || pool.rails.len() > 1),
+        is_leased: keeps
+            && pool
+                .hcas
+                .iter()
+                .any(|hca| hca.addresses.iter().any(|one| one.dynamic)),
+    })
+}
+
+/// Bits of a number that is counted from 0.
+fn log2(count: usize) -> u8 {
+    count
+        .next_power_of_two()
+        .trailing_zeros()
+        .try_into()
+        .unwrap_or(u8::MAX)
+}
+
+/// The equal parts of a range, a power of two of them.
+fn split(range: IpNetwork, count: usize) -> anyhow::Result<Vec<IpNetwork>> {
+    let width: u8 = if range.is_ipv4() { 32 } else { 128 };
+    let prefix = range.prefix().saturating_add(log2(count));
+    ensure!(
+        prefix <= width,
+        "--range {range} is too small: it cannot be split into {count} rails"
+    );
+    let step = 1_u128.checked_shl((width - prefix).into()).unwrap_or(0);
+    let first = bits(range.network());
+    let part = |index: usize| {
+        let address = from_bits(range.is_ipv4(), first + step * index as u128);
+        Ok(IpNetwork::new(address, prefix)?)
+    };
+    (0..count).map(part).collect()
+}
+
+/// Whether a rail's part is large enough for its nodes.
+fn check_size(
+    slice: IpNetwork,
+    whole: IpNetwork,
+    pool: &Pool<'_>,
+    options: &Options,
+) -> anyhow::Result<()> {
+    let width: u8 = if slice.is_ipv4() { 32 } else { 128 };
+    let nodes = pool.nodes.len();
+    let units = if pool.mode == Mode::Shared {
+        BLOCK
+    } else {
+        pool.most_on_rail
+    };
+    let needed = match options.per_node_prefix {
+        // With a gateway; the ends of a network are not leased, but for a pair.
+        Some(prefix) => {
+            let spare = log2(if units == 1 { 2 } else { units + 3 });
+            ensure!(
+                prefix.saturating_add(spare) <= width,
+                "--per-node-prefix {prefix} is too long: for {units} addresses of a rail and a gateway a \
+                 node needs a /{}",
+                width - spare
+            );
+            prefix.saturating_sub(log2(nodes))
+        }
+        None => width.saturating_sub(log2(nodes * units + 2)),
+    };
+    ensure!(
+        slice.prefix() <= needed,
+        "--range {whole} is too small: {nodes} nodes need a /{needed} of it for each rail, but get {slice}; \
+         set a /{} or larger",
+        needed.saturating_sub(slice.prefix() - whole.prefix())
+    );
+    Ok(())
+}
+
+/// A private range for so many rails that overlaps no network of a node.
+fn free_range(nodes: &[Node], count: usize) -> Option<IpNetwork> {
+    let prefix = RAIL_PREFIX.checked_sub(log2(count))?;
+    let used = nodes.iter().flat_map(|node| &node.addresses);
+    let used: Vec<IpNetwork> = used
+        .filter_map(|one| IpNetwork::new(one.address, one.prefix).ok())
+        .collect();
+    let is_free = |range: &IpNetwork| {
+        !used
+            .iter()
+            .any(|one| range.contains(one.network()) || one.contains(range.network()))
+    };
+    let within = PRIVATE.into_iter().filter(|(.., within)| prefix >= *within);
+    let mut ranges = within.flat_map(|(a, b, within)| {
+        let base = u32::from(Ipv4Addr::new(a, b, 0, 0));
+        let address = move |index: u32| IpAddr::V4((base + (index << (32 - prefix))).into());
+        (0..1_u32 << (prefix - within))
+            .filter_map(move |index| IpNetwork::new(address(index), prefix).ok())
+    });
+    ranges.find(is_free)
+}

@@ -1,0 +1,171 @@
+//! What the nodes answered, as the facts that a plan is made from.
+
+use cni_wire::text::printable;
+use hca::{LinkLayer, Netdev};
+use rdma_device_plugin::candidate::{Candidate, FunctionKind, link_type};
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+use crate::discover::{Document, HostAddress};
+
+/// A node.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    pub name: String,
+    /// In the order of their identities.
+    pub hcas: Vec<Hca>,
+    /// Models of its GPUs.
+    pub gpus: Vec<String>,
+    pub addresses: Vec<HostAddress>,
+    /// Its RDMA subsystem is in exclusive mode.
+    pub exclusive_netns: bool,
+}
+
+/// An HCA of a node.
+#[derive(Debug)]
+pub(crate) struct Hca {
+    pub facts: Candidate,
+    pub kind: FunctionKind,
+    pub link: &'static str,
+    /// In Mb/s; of one that is down, which reports any, the highest of this model on the node.
+    pub rate: u32,
+    /// Why no pod can have it, if so.
+    pub obstacle: Option<String>,
+    /// The node needs it: an exclusive pool excludes it by itself.
+    pub is_uplink: bool,
+    /// GPUs that it is one of the nearest NICs of.
+    pub gpus: Vec<usize>,
+    /// The rail of its physical function.
+    pub rail: Option<u64>,
+    /// A netdev's name says the rail.
+    pub is_named: bool,
+    /// The least of its netdevs; none while they are not visible.
+    pub mtu: Option<u32>,
+    /// IPv4 addresses of its netdevs.
+    pub addresses: Vec<HostAddress>,
+    /// Its netdev stands on another function, as that of a cloud's virtual NIC.
+    pub apart: bool,
+}
+
+impl Hca {
+    /// A virtual NIC of a cloud or hypervisor, which its driver tells from others.
+    pub(crate) fn is_virtual(&self) -> bool {
+        self.apart || self.link == "other"
+    }
+}
+
+/// The nodes of the documents of `kubectl rdma discover --json` and `topology --json`, and why others
+/// cannot be planned for.
+pub(crate) fn nodes(discover: &Value, topology: &Value) -> (Vec<Node>, Vec<(String, String)>) {
+    let (mut nodes, mut silent) = (Vec::new(), Vec::new());
+    for answer in discover["nodes"].as_array().into_iter().flatten() {
+        let name = printable(answer["node"].as_str().unwrap_or("-"));
+        let mut others = topology["nodes"].as_array().into_iter().flatten();
+        let other = others.find(|other| other["node"] == answer["node"]);
+        let other = other.unwrap_or(&Value::Null);
+        let error = [answer, other]
+            .into_iter()
+            .find_map(|one| one["error"].as_str());
+        let node = match error {
+            Some(error) => Err(error.to_owned()),
+            None => node(&answer["document"], &other["document"]),
+        };
+        match node {
+            Ok(node) => nodes.push(Node { name, ..node }),
+            Err(error) => silent.push((name, printable(&error))),
+        }
+    }
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    (nodes, silent)
+}
+
+fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
+    let Document {
+        hcas: shown,
+        inventory,
+        candidates,
+        addresses,
+        ..
+    } = Document::deserialize(discover)
+        .map_err(|error| format!("its answer of discover: {error}"))?;
+    let (Some(gpus), Some(nics)) = (topology["gpus"].as_array(), topology["nics"].as_array())
+    else {
+        return Err("it has no answer of topology".to_owned());
+    };
+    if candidates.len() != shown.len() {
+        return Err("its daemon is older than this program: update the DaemonSet".to_owned());
+    }
+    let netdevs = Vec::<Netdev>::deserialize(inventory.get("netdevs").unwrap_or(&Value::Null));
+    let netdevs = netdevs.map_err(|error| format!("its netdevs: {error}"))?;
+    let mut hcas = Vec::new();
+    for (facts, shown) in candidates.into_iter().zip(shown) {
+        // A VF is where its physical function is.
+        let (id, pf) = (json!(facts.id), json!(facts.pf()));
+        let nic = nics.iter().position(|nic| nic["hca"] == id);
+        let nic = nic.or_else(|| nics.iter().position(|nic| nic["physical"] == pf));
+        let is_near = |gpu: &Value| {
+            let nearest = gpu["nearestNics"].as_array();
+            nearest.is_some_and(|nearest| nic.is_some_and(|nic| nearest.contains(&json!(nic))))
+        };
+        let rail = nic
+            .and_then(|nic| nics.get(nic))
+            .map_or(&Value::Null, |nic| &nic["rail"]);
+        let is_own = |name: &str| facts.netdev_names().any(|own| own == name);
+        let own: Vec<&Netdev> = netdevs
+            .iter()
+            .filter(|netdev| is_own(&netdev.name))
+            .collect();
+        let function = facts.pci.as_ref().map(|pci| pci.address);
+        let layer = facts.ports().map(|port| port.link_layer).next();
+        let unusable = shown.nodes.into_iter().find_map(|node| node.obstacle);
+        let obstacle = match (facts.reserved(), &shown.uplink) {
+            (Some(reserved), _) => Some(reserved.to_string()),
+            (_, Some(uplink)) => Some(format!("for the node itself: {uplink}")),
+            _ => facts.fault.clone().or(unusable),
+        };
+        let of_host = addresses.iter().filter(|one| one.address.is_ipv4());
+        hcas.push(Hca {
+            kind: facts.function().kind,
+            link: link_type(layer.unwrap_or(LinkLayer::Unknown)),
+            rate: facts
+                .ports()
+                .filter_map(|port| Some(port.rate.as_ref()?.mbps))
+                .max()
+                .unwrap_or(0),
+            obstacle,
+            is_uplink: shown.uplink.is_some(),
+            gpus: (0..gpus.len())
+                .filter(|gpu| gpus.get(*gpu).is_some_and(is_near))
+                .collect(),
+            rail: rail["number"].as_u64(),
+            is_named: rail["source"] == "name",
+            mtu: own.iter().map(|netdev| netdev.mtu).min(),
+            apart: function.is_some() && own.iter().any(|netdev| netdev.pci != function),
+            addresses: of_host
+                .filter(|one| one.netdev.as_deref().is_some_and(is_own))
+                .cloned()
+                .collect(),
+            facts,
+        });
+    }
+    let model = |hca: &Hca| {
+        let pci = hca.facts.pci.as_ref();
+        (pci.map(|pci| (pci.vendor, pci.device)), hca.kind, hca.link)
+    };
+    let rates: Vec<_> = hcas.iter().map(|hca| (model(hca), hca.rate)).collect();
+    for hca in &mut hcas {
+        let same = rates.iter().filter(|(other, _)| *other == model(hca));
+        if !hca.facts.ports().any(hca::Port::is_active) {
+            hca.rate = same.map(|(_, rate)| *rate).max().unwrap_or(0);
+        }
+    }
+    hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
+    let title = |gpu: &Value| gpu["model"].as_str().unwrap_or("GPU").to_owned();
+    Ok(Node {
+        name: String::new(),
+        hcas,
+        gpus: gpus.iter().map(title).collect(),
+        addresses,
+        exclusive_netns: inventory.get("netnsMode") == Some(&json!("exclusive")),
+    })
+}

@@ -1,0 +1,123 @@
+//! The selector of a pool: the plainest that chooses the pool's HCAs on each node, and no other. Checked
+//! by the daemon's own matching. Pure.
+
+use std::collections::BTreeSet;
+
+use rdma_device_plugin::config::selector::{Match, Selector};
+use rdma_device_plugin::words::word;
+use serde::Deserialize as _;
+
+use super::read::Hca;
+
+/// Keys of a selector with their values, in the order in which they are written.
+pub(crate) type Keys = Vec<(&'static str, Vec<String>)>;
+
+/// From what a fabric is bought by to what a machine happens to have. The last two say nothing of a
+/// node that is added later.
+const VOCABULARIES: [&[&str]; 12] = [
+    &["linkTypes", "linkSpeed"],
+    &["linkTypes", "linkSpeed of these"],
+    &["linkTypes"],
+    &["drivers"],
+    &["drivers", "linkSpeed"],
+    &["vendors", "deviceIDs"],
+    &["vendors", "deviceIDs", "linkSpeed"],
+    &["ifNames"],
+    &["pfNames"],
+    &["linkTypes", "ifNames"],
+    &["pciAddresses"],
+    &["pciAddresses", "deviceIDs"],
+];
+
+/// Chooses all of `wanted` and none of `others`.
+pub(crate) fn selector(
+    wanted: &[&Hca],
+    others: &[&Hca],
+    is_shared: bool,
+    by_address: bool,
+) -> Option<Keys> {
+    let tried = if by_address { 12 } else { 10 };
+    // Virtual NICs of clouds are known by their driver; no configuration can name some links.
+    let is_cloud = wanted.iter().all(|hca| hca.is_virtual());
+    let tried = VOCABULARIES
+        .iter()
+        .take(tried)
+        .skip(if is_cloud { 3 } else { 0 });
+    // A whole NIC that gets VFs later leaves an exclusive pool by itself, and they take its place.
+    let mut functions = vec![("functions", values("functions", wanted))];
+    functions.retain(|(_, kinds)| kinds.len() == 1 && (is_shared || *kinds != ["pf"]));
+    let key = |key: &&'static str| (key.split(' ').next().unwrap_or(key), values(key, wanted));
+    let mut tried = tried.map(|keys| {
+        functions
+            .iter()
+            .cloned()
+            .chain(keys.iter().map(key))
+            .collect()
+    });
+    tried.find(|keys: &Keys| {
+        let fields = keys
+            .iter()
+            .map(|(key, values)| ((*key).to_owned(), values.clone().into()));
+        let fields = serde_json::Value::Object(fields.collect());
+        let is_whole = keys.iter().all(|(_, values)| !values.is_empty());
+        Selector::deserialize(fields).is_ok_and(|selector| {
+            let chooses = |hca: &&Hca| selector.matches(&hca.facts) != Match::No;
+            is_whole && wanted.iter().all(chooses) && !others.iter().any(chooses)
+        })
+    })
+}
+
+/// What HCAs have for a key, each once; nothing if one has nothing.
+fn values(key: &str, wanted: &[&Hca]) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for hca in wanted {
+        let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());
+        let rate = |port: &hca::Port| Some(port.rate.as_ref()?.mbps);
+        let value = match key {
+            "functions" => Some(word(&hca.kind)),
+            "linkTypes" => Some(hca.link.to_owned()),
+            "linkSpeed" => {
+                let rates = wanted
+                    .iter()
+                    .map(|hca| hca.facts.ports().filter_map(rate).max());
+                rates
+                    .min()
+                    .flatten()
+                    .map(|rate| format!(">={}", speed(rate)))
+            }
+            "linkSpeed of these" => facts.ports().filter_map(rate).max().map(speed),
+            "drivers" => pci
+                .and_then(|pci| pci.driver.clone())
+                .or_else(|| facts.drivers().pop()),
+            "vendors" => pci.map(|pci| format!("{:04x}", pci.vendor)),
+            "deviceIDs" => pci.map(|pci| format!("{:04x}", pci.device)),
+            "ifNames" => facts.netdev_names().next().and_then(pattern),
+            "pfNames" => facts.pf_netdevs.first().and_then(|name| pattern(name)),
+            _ => pci.map(|pci| pci.address.to_string()),
+        };
+        let Some(value) = value else {
+            return Vec::new();
+        };
+        found.insert(value);
+    }
+    found.into_iter().collect()
+}
+
+fn speed(mbps: u32) -> String {
+    match mbps % 1000 {
+        0 => format!("{}G", mbps / 1000),
+        _ => format!("{mbps}M"),
+    }
+}
+
+/// A name with `*` for each number; none for one that is not an ordinary name.
+fn pattern(name: &str) -> Option<String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.';
+    let starred = name.replace(|c: char| c.is_ascii_digit(), "*");
+    let parts: Vec<&str> = starred.split('*').collect();
+    let mut pattern = parts.join("*");
+    while pattern.contains("**") {
+        pattern = pattern.replace("**", "*");
+    }
+    name.chars().all(is_plain).then_some(pattern)
+}

@@ -1,0 +1,502 @@
+//! Plans of the corpus of machines: files in tests/plans, which a person reads. `UPDATE_PLANS=1`
+//! writes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, Tree, cloud, machine};
+use rdma_device_plugin::candidate::gather;
+use rdma_device_plugin::host_snapshot::HostSnapshot;
+
+use super::*;
+use crate::discover::{Document, HostAddress};
+use crate::topology;
+use crate::validate::Validate;
+
+type Lay = fn(&Tree);
+
+const MACHINES: [(&str, Lay); 18] = [
+    ("a4", machine::a4),
+    ("azure-nd-h100", cloud::azure_nd_h100),
+    ("cascaded-switches", machine::cascaded_switches),
+    ("egx", machine::egx),
+    ("erdma", cloud::erdma),
+    ("gb200", machine::gb200),
+    ("gb300", machine::gb300),
+    ("gke", cloud::gke),
+    ("hgx-b200", cloud::hgx_b200),
+    ("no-gpu-near-a-nic", machine::no_gpu_near_a_nic),
+    ("oci", cloud::oci),
+    (
+        "one-gpu-in-four-near-a-nic",
+        machine::one_gpu_in_four_near_a_nic,
+    ),
+    ("other-vendors", cloud::other_vendors),
+    ("p4d", machine::p4d),
+    ("p5", cloud::p5),
+    ("pvrdma", cloud::pvrdma),
+    ("two-ports", two_ports),
+    ("vf-without-guid", cloud::vf_without_guid),
+];
+
+/// A node without GPUs: two ports of a NIC for pods, another NIC for the node itself.
+fn two_ports(tree: &Tree) {
+    for (number, (address, netdev, port)) in [
+        ("0000:17:00.0", "eno1", SLOW),
+        ("0000:3b:00.0", "ens1f0np0", PortSpec::ROCE),
+        ("0000:3b:00.1", "ens1f1np1", PortSpec::ROCE),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let spec = PciSpec {
+            address,
+            numa_node: 0,
+            ..PciSpec::MLX5
+        };
+        tree.nic(&spec, &format!("mlx5_{number}"), netdev, &[port]);
+    }
+    tree.default_route("eno1");
+}
+
+const SLOW: PortSpec<'static> = PortSpec {
+    rate: "25 Gb/sec (1X EDR)",
+    ..PortSpec::ROCE
+};
+
+/// Two InfiniBand HCAs with IPoIB.
+fn ipoib(tree: &Tree) {
+    for (number, address) in ["0000:3b:00.0", "0000:86:00.0"].into_iter().enumerate() {
+        let spec = PciSpec {
+            address,
+            class: 0x02_0700,
+            ..PciSpec::MLX5
+        };
+        tree.nic(
+            &spec,
+            &format!("mlx5_{number}"),
+            "",
+            &[PortSpec::INFINIBAND],
+        );
+        tree.netdev(&NetdevSpec {
+            name: &format!("ib{number}"),
+            on: On::Pci(address),
+            link_type: 32,
+            mac: "00:00:10:49:fe:80:00:00:00:00:00:00:b8:59:9f:03:00:00:00:01",
+            ..NetdevSpec::default()
+        });
+    }
+}
+
+/// What a node of files answers.
+fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut Document)) -> [Value; 2] {
+    // A tree is thousands of files: in memory where that can be.
+    let directory = tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap();
+    let tree = Tree::new(directory.path());
+    tree.rdma_core(true);
+    lay(&tree);
+    let mut scanned = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+    scanned.uplinks = tree.uplinks();
+    // Nodes of a tree are plain files.
+    scanned
+        .nodes
+        .values_mut()
+        .for_each(|node| *node = hca::chardev::Node::Ready);
+    let (candidates, _) = gather::list(&scanned.inventory);
+    let mut document = Document::of(&scanned, &candidates, None);
+    change(&mut document);
+    let topology = topology::document_of(scanned.machine);
+    [json!(document), topology].map(|document| json!({"node": node, "document": document}))
+}
+
+/// The documents of `kubectl rdma discover --json` and `topology --json`.
+fn documents(nodes: Vec<[Value; 2]>) -> [Value; 2] {
+    let of =
+        |which: usize| json!({"nodes": nodes.iter().map(|node| &node[which]).collect::<Vec<_>>()});
+    [of(0), of(1)]
+}
+
+fn planned([discover, topology]: &[Value; 2], options: &Options) -> anyhow::Result<String> {
+    let (nodes, silent) = read::nodes(discover, topology);
+    let plan = decide::plan(&nodes, options)?;
+    let silent = silent.iter().map(|(node, why)| format!("{node}: {why}"));
+    let warnings: Vec<String> = silent.chain(plan.warnings.iter().cloned()).collect();
+    Ok(render::text(&plan, &warnings, ["kube-system", "default"]))
+}
+
+/// DHCP gives GKE's NICs their addresses.
+fn leased(document: &mut Document) {
+    let netdevs = document.hcas.iter().flat_map(|hca| hca.netdevs.clone());
+    let address = |(index, netdev)| HostAddress {
+        netdev: Some(netdev),
+        address: [10, 1, u8::try_from(index).unwrap(), 2].into(),
+        prefix: 32,
+        dynamic: true,
+    };
+    document.addresses = netdevs.enumerate().map(address).collect();
+}
+
+/// Two equal nodes.
+fn of_machine(name: &str, lay: Lay) -> [Value; 2] {
+    let first = match name {
+        "gke" | "erdma" => answers("node-1", lay, leased),
+        _ => answers("node-1", lay, |_| {}),
+    };
+    let second = first.clone().map(|mut answer| {
+        answer["node"] = json!("node-2");
+        answer
+    });
+    documents(vec![first, second])
+}
+
+#[derive(Debug, clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    global: Global,
+    #[command(flatten)]
+    validate: Validate,
+}
+
+fn validate(file: &Path) {
+    let line = Line::try_parse_from(["validate", file.to_str().unwrap()]).unwrap();
+    let ended = line.validate.run(&line.global);
+    assert!(
+        matches!(ended, Ok(Outcome::Good)),
+        "{}: {ended:?}",
+        file.display()
+    );
+}
+
+fn check(name: &str, text: &str) {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/plans/{name}.yaml"));
+    if std::env::var_os("UPDATE_PLANS").is_some() {
+        fs::write(&file, text).unwrap();
+    }
+    let kept = fs::read_to_string(&file).unwrap_or_default();
+    assert_eq!(
+        text,
+        kept,
+        "{} differs: UPDATE_PLANS=1 writes it, then read it",
+        file.display()
+    );
+    validate(&file);
+}
+
+#[test]
+fn each_machine_has_the_plan_that_was_read() {
+    for (name, lay) in MACHINES {
+        check(
+            name,
+            &planned(&of_machine(name, lay), &Options::default()).unwrap(),
+        );
+    }
+}
+
+/// The plan of a machine with flags, which validate accepts.
+fn valid(documents: &[Value; 2], options: &Options) -> String {
+    let text = planned(documents, options).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, &text).unwrap();
+    validate(file.path());
+    text
+}
+
+fn refused(lay: Lay, options: &Options) -> String {
+    planned(&of_machine("", lay), options)
+        .unwrap_err()
+        .to_string()
+}
+
+fn range(text: &str) -> Options {
+    Options {
+        range: Some(text.parse().unwrap()),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn unequal_nodes_share_a_pool_and_a_silent_one_is_named() {
+    let mut nodes = Vec::new();
+    nodes.push(answers("gpu-2", machine::a4, |_| {}));
+    nodes.push(answers("gpu-1", machine::a4, |_| {}));
+    nodes.push(answers("edge-1", machine::egx, |_| {}));
+    let silent =
+        json!({"node": "gpu-3", "document": null, "error": "no answer within 60 s\n- x: y"});
+    nodes.push([silent.clone(), silent]);
+    let text = planned(&documents(nodes.clone()), &Options::default()).unwrap();
+    check("two-kinds", &text);
+    nodes.reverse();
+    assert_eq!(
+        planned(&documents(nodes), &Options::default()).unwrap(),
+        text,
+        "the order of answers"
+    );
+}
+
+#[test]
+fn fabrics_of_two_links_are_two_pools() {
+    let nodes = vec![
+        answers("a", cloud::hgx_b200, |_| {}),
+        answers("b", machine::a4, |_| {}),
+        answers("c", cloud::p5, |_| {}),
+    ];
+    let text = valid(&documents(nodes), &Options::default());
+    for expected in [
+        "- resource: rdma/nic\n",
+        "- resource: rdma/nic-2\n",
+        "- resource: rdma/efa\n",
+        "  optional: true\n",
+        "select: { linkTypes: [infiniband], linkSpeed: [\">=400G\"] }",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    assert_eq!(
+        text.matches("kind: NetworkAttachmentDefinition").count(),
+        1,
+        "{text}"
+    );
+}
+
+#[test]
+fn a_selector_chooses_no_nic_of_other_nodes() {
+    // The 100G ports are of the fabric on one node, and for storage on the other.
+    let lay = |address: &'static str, netdev: &'static str| {
+        let storage = move |tree: &Tree| {
+            machine::a4(tree);
+            let spec = PciSpec {
+                address,
+                ..PciSpec::MLX5
+            };
+            tree.nic(&spec, "mlx5_9", netdev, &[PortSpec::ROCE]);
+        };
+        let egx = |tree: &Tree| {
+            machine::egx(tree);
+            for name in ["mlx5_0", "mlx5_1"] {
+                let rate = "100 Gb/sec (4X EDR)";
+                tree.file(format!("/sys/class/infiniband/{name}/ports/1/rate"), rate);
+            }
+        };
+        let nodes = vec![answers("a", storage, |_| {}), answers("b", egx, |_| {})];
+        valid(&documents(nodes), &Options::default())
+    };
+    let text = lay("0000:5e:00.0", "eno9");
+    assert!(
+        text.contains("select: { ifNames: [\"ens*f*\", \"gpu*rdma*\"] }"),
+        "{text}"
+    );
+    let text = lay("0000:5e:00.0", "ens9f0");
+    assert!(
+        text.contains("select: { linkTypes: [ether], linkSpeed: [\">=400G\"] }"),
+        "{text}"
+    );
+    assert!(
+        text.contains("select: { pciAddresses: [\"0000:37:00.0\", \"0000:37:00.1\"] }"),
+        "{text}"
+    );
+    assert!(text.contains("- resource: rdma/nic-2\n"), "{text}");
+    let text = lay("0000:37:00.0", "ens9f0");
+    assert!(
+        text.contains("WARNING: no selector chooses the HCAs of b and no others"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_range_is_split_by_rail_and_must_be_large_enough() {
+    let oci = of_machine("oci", cloud::oci);
+    let text = valid(&oci, &range("10.8.0.0/13"));
+    assert!(
+        text.contains("\"15\": {\"range\": \"10.15.128.0/17\"}"),
+        "{text}"
+    );
+    assert!(!text.contains("ASSUMED:"), "{text}");
+    assert_eq!(
+        refused(cloud::oci, &range("10.8.0.0/28")),
+        "--range 10.8.0.0/28 is too small: 2 nodes need a /30 of it for each rail, but get 10.8.0.0/32; set \
+         a /26 or larger"
+    );
+    assert!(refused(cloud::oci, &range("10.8.0.0/30")).contains("cannot be split into 16 rails"));
+    valid(&oci, &range("10.8.0.0/26"));
+}
+
+#[test]
+fn a_network_for_each_node_has_its_gateway_and_routes() {
+    let options = Options {
+        per_node_prefix: Some(31),
+        ..range("10.8.0.0/16")
+    };
+    let text = valid(&of_machine("a4", machine::a4), &options);
+    assert!(
+        text.contains("\"perNode\": {\"gateway\": \"first\", \"prefix\": 31}"),
+        "{text}"
+    );
+    assert!(text.contains("{\"dst\": \"10.8.0.0/16\"}"), "{text}");
+    let too_long = Options {
+        per_node_prefix: Some(32),
+        ..range("10.8.0.0/16")
+    };
+    assert!(refused(machine::a4, &too_long).contains("a node needs a /31"));
+    let too_many = Options {
+        per_node_prefix: Some(19),
+        ..range("10.8.0.0/16")
+    };
+    assert!(refused(machine::a4, &too_many).contains("2 nodes need a /18"));
+}
+
+#[test]
+fn a_vlan_is_for_vfs_whose_pf_is_there() {
+    let vlan = Options {
+        vlan: Some(100),
+        ..range("10.8.0.0/13")
+    };
+    let text = valid(&of_machine("oci", cloud::oci), &vlan);
+    assert!(
+        text.contains("\"vlan\": 100") && text.contains("\"allow\""),
+        "{text}"
+    );
+    for (lay, mode, expected) in [
+        (machine::a4 as Lay, None, "make VFs"),
+        (machine::a4, Some(Mode::Shared), "a macvlan has no VLAN"),
+        (ipoib, None, "InfiniBand has partitions"),
+    ] {
+        let error = refused(
+            lay,
+            &Options {
+                mode,
+                ..vlan.clone()
+            },
+        );
+        assert!(
+            error.starts_with("--vlan 100 cannot be set on mlx5_0") && error.contains(expected),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_mode_decides_what_a_pod_gets() {
+    for (lay, mode, expected) in [
+        (ipoib as Lay, Mode::Shared, "\"attach\": \"ipoib\""),
+        (ipoib, Mode::Exclusive, "\"attach\": \"move\""),
+        (two_ports, Mode::Shared, "\"attach\": \"macvlan\""),
+        (
+            cloud::oci,
+            Mode::Shared,
+            "functions: [pf], linkTypes: [ether]",
+        ),
+        (cloud::hgx_b200, Mode::Exclusive, "Pods need no network"),
+    ] {
+        let options = Options {
+            mode: Some(mode),
+            ..Options::default()
+        };
+        let text = valid(&of_machine("", lay), &options);
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let exclusive = |document: &mut Document| document.inventory["netnsMode"] = json!("exclusive");
+    let node = answers("a", cloud::hgx_b200, exclusive);
+    let options = Options {
+        mode: Some(Mode::Exclusive),
+        ..Options::default()
+    };
+    let text = valid(&documents(vec![node]), &options);
+    assert!(text.contains("\"attach\": \"rdma-only\""), "{text}");
+}
+
+#[test]
+fn an_assumed_range_has_no_address_of_a_node() {
+    let node = |networks: &[(u8, u8)]| {
+        let networks = networks.to_vec();
+        answers("a", machine::a4, move |document| {
+            let address = |(second, prefix): &(u8, u8)| HostAddress {
+                netdev: None,
+                address: [10, *second, 0, 1].into(),
+                prefix: *prefix,
+                dynamic: false,
+            };
+            document.addresses = networks.iter().map(address).collect();
+        })
+    };
+    for (networks, expected) in [
+        (&[(64, 24)][..], "10.72.0.0/13 for pods"),
+        (&[(64, 10)], "10.128.0.0/13 for pods"),
+        (&[(0, 8)], "172.16.0.0/13 for pods"),
+    ] {
+        let text = valid(&documents(vec![node(networks)]), &Options::default());
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn nodes_that_number_rails_otherwise_need_them_in_the_policy() {
+    // On one node the storage NIC is the first of the addresses, on the other a NIC is missing.
+    let nodes = vec![
+        answers("a", machine::a4, |_| {}),
+        answers("b", three_of_four, |_| {}),
+    ];
+    let text = valid(&documents(nodes), &Options::default());
+    assert!(text.contains("\"rails\": {"), "{text}");
+    assert!(text.contains("\"0000:91:00.0\": 0"), "{text}");
+    assert!(text.contains("\"0000:b1:00.0\": 1"), "{text}");
+}
+
+fn three_of_four(tree: &Tree) {
+    machine::one_gpu_in_four_near_a_nic(tree);
+}
+
+#[test]
+fn what_a_node_answers_ends_no_comment() {
+    let evil = answers("a\n- b", machine::egx, |document| {
+        for hca in &mut document.candidates {
+            for netdev in &mut hca.netdevs {
+                netdev.name = "x\n---\nkind: Pod\u{1b}[2J".to_owned();
+            }
+        }
+    });
+    let text = valid(&documents(vec![evil]), &Options::default());
+    assert!(
+        !text.contains("\nkind: Pod") && !text.contains('\u{1b}') && !text.contains("\n- b"),
+        "{text}"
+    );
+    let (nodes, silent) = read::nodes(
+        &json!({"nodes": [{"node": "a", "document": {"hcas": 7}}]}),
+        &json!(null),
+    );
+    assert!(
+        nodes.is_empty() && silent[0].1.starts_with("its answer of discover"),
+        "{silent:?}"
+    );
+}
+
+#[test]
+fn what_applying_removes_is_seen() {
+    let text = planned(&of_machine("a4", machine::a4), &Options::default()).unwrap();
+    let planned: Vec<_> = objects("plan", &text)
+        .unwrap()
+        .iter()
+        .map(compare::keys)
+        .collect();
+    let mut object = objects("plan", &text).unwrap().remove(0);
+    object["data"]["policy.json"] = r#"{"version": 1, "allow": {"uplinks": true}}"#.into();
+    let present = compare::keys(&object);
+    let lines = compare::difference(&present, &planned[0]);
+    assert_eq!(
+        lines,
+        [
+            "- policy.json allow uplinks: true",
+            "+ policy.json stores default type: \"kubernetes\"",
+        ]
+    );
+    let more = text.replace("linkSpeed: [\">=400G\"]", "linkSpeed: [\">=200G\"]");
+    let more = compare::keys(&objects("plan", &more).unwrap()[0]);
+    assert_eq!(
+        compare::difference(&more, &planned[0]),
+        [
+            "- config.yaml pools rdma/nic select linkSpeed: [\">=200G\"]",
+            "+ config.yaml pools rdma/nic select linkSpeed: [\">=400G\"]",
+        ]
+    );
+}

@@ -1,0 +1,326 @@
+//! `rdmactl report`: one archive of what support needs. Each part is what a command printed: answers of this
+//! program, objects of the cluster, logs. `contents.json` says what was asked, and what failed and why.
+//! [`redact`] decides what is kept of it; no secret is.
+
+pub(crate) mod redact;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use cni_wire::text::printable;
+use flate2::{Compression, write::GzEncoder};
+use futures_util::{StreamExt as _, stream};
+use jiff::Timestamp;
+use node::document::versioned;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::global::{Global, within_limit};
+use crate::kubectl::{last_line, output_of};
+use crate::output::{self, Ended, Outcome, block_on, complain};
+
+/// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs,
+/// events. Secrets and values of environment variables are left out.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "As kubectl rdma report it has all nodes and the cluster's objects. What its user may not read is \
+    missing; Secrets are not read.\n\
+    Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
+)]
+pub(crate) struct Report {
+    /// The archive, "-" for standard output [default: rdma-report-DATE-TIME.tar.gz]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+/// What a node is asked. The first shows whether it answers at all.
+const QUESTIONS: &str = "status pods discover topology preflight attachments addresses --version";
+/// Fields that are kept of each object.
+const FIELDS: &str = "apiVersion kind metadata.name metadata.namespace metadata.uid metadata.labels \
+    metadata.generation metadata.creationTimestamp metadata.deletionTimestamp \
+    metadata.annotations.k8s.v1.cni.cncf.io/networks metadata.annotations.k8s.v1.cni.cncf.io/resourceName \
+    metadata.annotations.k8s.v1.cni.cncf.io/network-status";
+/// What is read of a log.
+pub(crate) const LOG_BYTES: u64 = 10 << 20;
+const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
+
+/// A command whose output is a file of the archive.
+pub(crate) struct Part {
+    pub file: String,
+    pub argv: Vec<String>,
+    pub form: Form,
+}
+
+/// What a command prints.
+#[derive(Clone, Copy)]
+pub(crate) enum Form {
+    Text,
+    /// A JSON document of one of our programs, or a version.
+    Document,
+    /// Objects of the cluster: further fields that are kept, objects that are meant.
+    Objects(&'static str, fn(&Value, &Collection) -> bool),
+}
+
+/// The report as it is written.
+pub(crate) struct Collection {
+    to: PathBuf,
+    tar: tar::Builder<GzEncoder<Box<dyn Write>>>,
+    created: Timestamp,
+    contents: Vec<Value>,
+    missing: usize,
+    /// How long a command may take.
+    pub timeout: Duration,
+    /// Commands at one time.
+    pub parallel: usize,
+    /// Resources that our pools offer.
+    pub resources: BTreeSet<String>,
+    /// UIDs of the objects whose events are of interest.
+    pub uids: BTreeSet<String>,
+}
+
+impl Report {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let mut collection = self.open()?;
+        let policy = global.policy().unwrap_or_default();
+        let name = policy.node_name(global.node_name().as_deref());
+        let program = std::env::args().next().unwrap_or_default();
+        let [root, file] = [&global.host_root, &global.policy].map(|path| path.display());
+        let mut before = vec![
+            program,
+            format!("--host-root={root}"),
+            format!("--policy={file}"),
+        ];
+        before.extend(global.node_name().map(|name| format!("--node-name={name}")));
+        block_on(collection.gather(questions(&name, &before)))??;
+        for (file, from) in [
+            ("policy.json", Some(&global.policy)),
+            ("cni.log", policy.log.file.as_ref()),
+        ] {
+            let Some(from) = from.filter(|from| from.exists()).cloned() else {
+                continue;
+            };
+            let (file, place) = (path(&["nodes", &name, file]), from.display().to_string());
+            match within_limit(&place, move || tail(&from)).flatten() {
+                Ok(text) => collection.add(&file, &place, &redact::text(&text), None)?,
+                Err(error) => collection.lack(&file, &place, &format!("{error:#}")),
+            }
+        }
+        collection.finish(global)
+    }
+
+    /// Creates the file.
+    pub(crate) fn open(&self) -> Result<Collection> {
+        let created = Timestamp::now();
+        let name = format!("{}.tar.gz", top(created));
+        let to = self.file.clone().unwrap_or_else(|| name.into());
+        let opened: Box<dyn Write> = if to == Path::new("-") {
+            Box::new(output::byte_stream()?)
+        } else {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            let opened = options.open(&to);
+            Box::new(opened.with_context(|| format!("create {}", to.display()))?)
+        };
+        Ok(Collection {
+            to,
+            tar: tar::Builder::new(GzEncoder::new(opened, Compression::default())),
+            created,
+            contents: Vec::new(),
+            missing: 0,
+            timeout: Duration::from_secs(60),
+            parallel: 4,
+            resources: BTreeSet::new(),
+            uids: BTreeSet::new(),
+        })
+    }
+}
+
+fn tail(file: &Path) -> Result<String> {
+    let mut file = File::open(file)?;
+    let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn top(created: Timestamp) -> String {
+    format!("rdma-report-{}", created.strftime("%Y%m%d-%H%M%S"))
+}
+
+/// What a node is asked, behind the words that lead to its program.
+pub(crate) fn questions(node: &str, before: &[String]) -> Vec<Part> {
+    let part = |question: &str| {
+        let (name, form, flag) = match question {
+            "--version" => ("version.txt".to_owned(), Form::Text, None),
+            _ => (format!("{question}.json"), Form::Document, Some("--json")),
+        };
+        let words = std::iter::once(question).chain(flag).map(str::to_owned);
+        Part {
+            file: path(&["nodes", node, &name]),
+            argv: before.iter().cloned().chain(words).collect(),
+            form,
+        }
+    };
+    QUESTIONS.split(' ').map(part).collect()
+}
+
+/// A path in the archive. What others named (nodes, pods, containers) is one component of it, never a path.
+pub(crate) fn path(components: &[&str]) -> String {
+    let safe = |name: &&str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+        let plain = |c: char| if plain(c) { c } else { '_' };
+        let name: String = name.chars().take(200).map(plain).collect();
+        match name.is_empty() || name.starts_with('.') {
+            true => format!("_{name}"),
+            false => name,
+        }
+    };
+    components.iter().map(safe).collect::<Vec<_>>().join("/")
+}
+
+impl Collection {
+    /// Runs the commands, and adds what they print as it comes. Returns the files that were read, with their
+    /// objects.
+    ///
+    /// # Errors
+    /// The archive cannot be written. A command that fails is a part that is missing.
+    pub(crate) async fn gather(&mut self, parts: Vec<Part>) -> Result<Vec<(String, Value)>> {
+        let timeout = self.timeout;
+        let calls = stream::iter(parts).map(|part| async move {
+            let mut words = part.argv.iter();
+            let mut command = Command::new(words.next().map_or("", String::as_str));
+            let output = output_of(command.args(words), b"", timeout).await;
+            (part, output)
+        });
+        let mut calls = pin!(calls.buffer_unordered(self.parallel));
+        let mut documents = Vec::new();
+        while let Some((Part { file, argv, form }, output)) = calls.next().await {
+            let asked = argv.join(" ");
+            match output.and_then(|output| Ok((self.read(form, &output)?, output))) {
+                Ok((document, output)) => {
+                    let text = document.as_str().map(str::to_owned);
+                    let text = text.unwrap_or_else(|| format!("{document:#}\n"));
+                    let failed = !output.status.success();
+                    let note = failed.then(|| redact::text(&last_line(&output)));
+                    self.add(&file, &asked, &text, note)?;
+                    let is_kept = matches!(form, Form::Objects(..));
+                    documents.push((file, if is_kept { document } else { Value::Null }));
+                }
+                Err(error) => self.lack(&file, &asked, &format!("{error:#}")),
+            }
+        }
+        Ok(documents)
+    }
+
+    /// What is kept of a command's output. A command that found something ends with 1 and prints its results.
+    fn read(&self, form: Form, output: &Output) -> Result<Value> {
+        if !output.status.success() && output.stdout.is_empty() {
+            let why = last_line(output);
+            // Of what a cluster does not have there are no objects.
+            if matches!(form, Form::Objects(..)) && why.contains("doesn't have a resource type") {
+                return Ok(json!({"items": []}));
+            }
+            bail!(why);
+        }
+        if matches!(form, Form::Text) {
+            return Ok(redact::text(&String::from_utf8_lossy(&output.stdout)).into());
+        }
+        let document: Value =
+            serde_json::from_slice(&output.stdout).context("its answer is not a JSON document")?;
+        let Form::Objects(fields, is_meant) = form else {
+            return Ok(redact::document(document));
+        };
+        let fields = FIELDS.split_whitespace().chain(fields.split_whitespace());
+        let fields: Vec<&str> = fields.collect();
+        let items = document.get("items").and_then(Value::as_array);
+        let items = items.into_iter().flatten();
+        let items = items.filter(|item| is_meant(item, self));
+        let items = items.map(|item| redact::document(redact::keep(item, &fields)));
+        Ok(json!({"apiVersion": "v1", "kind": "List", "items": items.collect::<Vec<_>>()}))
+    }
+
+    fn add(&mut self, file: &str, asked: &str, text: &str, note: Option<String>) -> Result<()> {
+        self.contents
+            .push(json!({"file": file, "asked": asked, "note": note}));
+        self.write(file, text)
+    }
+
+    /// Notes a part that is missing.
+    pub(crate) fn lack(&mut self, file: &str, asked: &str, error: &str) {
+        let error = redact::text(error);
+        complain(&format!("{file} is missing: {error}"));
+        self.missing += 1;
+        self.contents
+            .push(json!({"file": file, "asked": asked, "error": error}));
+    }
+
+    fn write(&mut self, file: &str, text: &str) -> Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o644);
+        header.set_mtime(self.created.as_second().unsigned_abs());
+        let path = format!("{}/{file}", top(self.created));
+        let written = self.tar.append_data(&mut header, path, text.as_bytes());
+        written.with_context(|| format!("write {}", self.to.display()))
+    }
+
+    /// Writes the contents, and says what the archive has.
+    ///
+    /// # Errors
+    /// The archive cannot be written.
+    pub(crate) fn finish(mut self, global: &Global) -> Ended {
+        let (parts, missing) = (self.contents.len() - self.missing, self.missing);
+        let contents = json!({
+            "programVersion": env!("CARGO_PKG_VERSION"), "created": self.created,
+            "missing": missing, "parts": std::mem::take(&mut self.contents),
+        });
+        self.write("contents.json", &format!("{:#}\n", versioned(contents)))?;
+        let file = printable(&self.to.display().to_string());
+        let gzip = self.tar.into_inner();
+        let ended = gzip.and_then(|gzip| gzip.finish()?.flush());
+        ended.with_context(|| format!("write {file}"))?;
+        let counts = format!("{parts} parts, {missing} missing; contents.json lists them");
+        if file == "-" {
+            complain(&format!("{counts}. {ADVICE}"));
+            return Ok(Outcome::good_if(missing == 0));
+        }
+        let bytes = self.to.metadata().map_or(0, |metadata| metadata.len());
+        let document = json!({"file": file, "bytes": bytes, "parts": parts, "missing": missing});
+        global.say(document, || {
+            format!(
+                "{file}: {} KiB, {counts}.\n{ADVICE}\n",
+                bytes.div_ceil(1024)
+            )
+        });
+        Ok(Outcome::good_if(missing == 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_never_a_path() {
+        for (name, expected) in [
+            ("gpu-1.example", "nodes/gpu-1.example/status.json"),
+            ("..", "nodes/_../status.json"),
+            ("../../etc", "nodes/_.._.._etc/status.json"),
+            ("/etc", "nodes/_etc/status.json"),
+            ("", "nodes/_/status.json"),
+            ("a\n\u{1b}\0ä", "nodes/a____/status.json"),
+        ] {
+            assert_eq!(path(&["nodes", name, "status.json"]), expected);
+        }
+        assert_eq!(path(&[&"x".repeat(999)]).len(), 200);
+    }
+}

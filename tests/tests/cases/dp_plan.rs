@@ -1,0 +1,206 @@
+//! `kubectl rdma plan`: from the answers of nodes to a file, and the difference to what the cluster has.
+//! A script stands in for kubectl; the nodes are trees of files.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use e2e::bin_under_test::product;
+use e2e::case;
+use e2e::harness::Case;
+use hca_trees::{Tree, machine};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub(crate) const CASES: &[Case] = &[
+    case!(a_cluster_is_planned_applied_and_compared),
+    case!(a_plan_needs_no_cluster),
+];
+
+/// Two nodes that answer and one that does not. Objects are files.
+const KUBECTL: &str = r#"#!/bin/sh
+[ "$1" = "--namespace=kube-system" ] || [ "$1" = "--namespace=default" ] || { echo "error: flags: $*" >&2; exit 1; }
+shift
+[ "$1" = "--request-timeout=30s" ] && shift
+here=$(dirname "$0")
+case "$*" in
+"get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") cat "$here/pods.json" ;;
+"exec plugin-gpu-3 "*) echo "error: container not found" >&2; exit 1 ;;
+"exec plugin-"*" --container rdma-device-plugin -- rdmactl discover --json") cat "$here/discover.json" ;;
+"exec plugin-"*" --container rdma-device-plugin -- rdmactl topology --json") cat "$here/topology.json" ;;
+"get "*" --ignore-not-found --output=json -- rdma-"*) cat "$here/$6.json" 2>/dev/null; exit 0 ;;
+*) echo "error: unknown command: $*" >&2; exit 1 ;;
+esac
+"#;
+
+struct Cluster(TempDir);
+
+impl Cluster {
+    fn new() -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let at = directory.path();
+        let kubectl = at.join("kubectl");
+        fs::write(&kubectl, KUBECTL)?;
+        fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755))?;
+        symlink(product("rdmactl")?, at.join("kubectl-rdma"))?;
+        let pod = |node: &str| {
+            json!({"metadata": {"name": format!("plugin-{node}")}, "spec": {"nodeName": node},
+                "status": {"phase": "Running"}})
+        };
+        let pods = ["gpu-3", "gpu-2", "gpu-1"].map(pod);
+        let pods = json!({"kind": "List", "items": pods});
+        fs::write(at.join("pods.json"), pods.to_string())?;
+        let root = at.join("root");
+        fs::create_dir(&root)?;
+        let tree = Tree::new(&root);
+        tree.rdma_core(true);
+        machine::a4(&tree);
+        for command in ["discover", "topology"] {
+            let output = Command::new(product("rdmactl")?)
+                .args([command, "--json", "--host-root"])
+                .arg(&root)
+                .output()?;
+            let mut document: Value = serde_json::from_slice(&output.stdout)
+                .with_context(|| format!("{command}: {output:?}"))?;
+            // Nodes of a tree are plain files.
+            for hca in document["hcas"].as_array_mut().into_iter().flatten() {
+                hca["nodes"] = json!([]);
+            }
+            document["addresses"] = json!([]);
+            fs::write(at.join(format!("{command}.json")), document.to_string())?;
+        }
+        Ok(Self(directory))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn plan(&self, flags: &[&str]) -> Result<Output> {
+        Ok(Command::new(self.path().join("kubectl-rdma"))
+            .arg("--kubectl")
+            .arg(self.path().join("kubectl"))
+            .arg("plan")
+            .args(flags)
+            .output()?)
+    }
+
+    /// What `kubectl apply` of a file does.
+    fn apply(&self, file: &[u8]) -> Result<()> {
+        let text = std::str::from_utf8(file)?;
+        let objects: Vec<Value> = serde_saphyr::from_multiple(text)?;
+        ensure!(objects.len() == 2, "{text}");
+        for object in objects {
+            let name = object["metadata"]["name"].as_str().context("no name")?;
+            fs::write(self.path().join(format!("{name}.json")), object.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+fn a_cluster_is_planned_applied_and_compared() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let all = cluster.plan(&[])?;
+    let said = String::from_utf8(all.stderr)?;
+    assert_eq!(all.status.code(), Some(1), "{said}");
+    for expected in [
+        "gpu-3 is not in this plan: error: container not found",
+        "assumed: 10.64.0.0/13 for pods",
+    ] {
+        ensure!(said.contains(expected), "{said}");
+    }
+    let text = String::from_utf8(all.stdout)?;
+    ensure!(
+        text.contains("# WARNING: gpu-3 is not in this plan"),
+        "{text}"
+    );
+
+    let two = ["--nodes", "gpu-1,gpu-2"];
+    let first = cluster.plan(&two)?;
+    ensure!(first.status.success(), "{first:?}");
+    let file = cluster.path().join("rdma.yaml");
+    fs::write(&file, &first.stdout)?;
+    let validated = Command::new(product("rdmactl")?)
+        .arg("validate")
+        .arg(&file)
+        .output()?;
+    ensure!(validated.status.success(), "{validated:?}");
+    cluster.apply(&first.stdout)?;
+    let second = cluster.plan(&two)?;
+    ensure!(
+        second.status.success() && second.stdout == b"no difference\n",
+        "{second:?}"
+    );
+    let again = cluster.plan(&[&two[..], &["--all"]].concat())?;
+    ensure!(
+        again.status.success() && again.stdout == first.stdout,
+        "{again:?}"
+    );
+
+    // Somebody allows uplinks by hand.
+    let object = cluster.path().join("rdma-device-plugin.json");
+    let mut map: Value = serde_json::from_slice(&fs::read(&object)?)?;
+    let policy = map["data"]["policy.json"].as_str().context("no policy")?;
+    let mut policy: Value = serde_json::from_str(policy)?;
+    policy["allow"] = json!({"uplinks": true});
+    map["data"]["policy.json"] = policy.to_string().into();
+    fs::write(&object, map.to_string())?;
+    let changed = cluster.plan(&[&two[..], &["--range", "10.8.0.0/16"]].concat())?;
+    let text = String::from_utf8(changed.stdout)?;
+    assert_eq!(changed.status.code(), Some(1), "{text}");
+    for expected in [
+        "ConfigMap kube-system/rdma-device-plugin\n- policy.json allow uplinks: true\n",
+        "NetworkAttachmentDefinition default/rdma-nic\n- config plugins rdma-netdev ipam ranges 0 range: \"10.64.0.0/16\"\n+ ",
+    ] {
+        ensure!(text.contains(expected), "{text}");
+    }
+    let forced = cluster.plan(&[&two[..], &["--all"]].concat())?;
+    let (text, said) = (
+        String::from_utf8(forced.stdout)?,
+        String::from_utf8(forced.stderr)?,
+    );
+    let lost = "ConfigMap kube-system/rdma-device-plugin has policy.json allow uplinks, which this file removes";
+    ensure!(
+        text.contains(&format!("# WARNING: {lost}\n")) && said.contains(lost),
+        "{text}{said}"
+    );
+    Ok(())
+}
+
+fn a_plan_needs_no_cluster() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let mut files = Vec::new();
+    for command in ["discover", "topology"] {
+        let file = cluster.path().join(format!("{command}.json"));
+        let document: Value = serde_json::from_slice(&fs::read(&file)?)?;
+        let nodes = json!({"nodes": [{"node": "gpu-1", "error": null, "document": document}]});
+        fs::write(&file, nodes.to_string())?;
+        files.push(file);
+    }
+    let plan = |flags: &[&str]| {
+        Command::new(product("rdmactl")?)
+            .arg("plan")
+            .args(&files)
+            .args(flags)
+            .output()
+            .context("plan")
+    };
+    let output = plan(&["--json", "--mode", "exclusive"])?;
+    ensure!(output.status.success(), "{output:?}");
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(
+        document["objects"][1]["kind"], "NetworkAttachmentDefinition",
+        "{document}"
+    );
+    let output = plan(&["--vlan", "7"])?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(
+        output.status.code() == Some(1) && said.contains("--vlan 7 cannot be set on mlx5_0"),
+        "{said}"
+    );
+    let output = Command::new(product("rdmactl")?).arg("plan").output()?;
+    ensure!(String::from_utf8(output.stderr)?.contains("kubectl rdma plan asks the nodes"));
+    Ok(())
+}
