@@ -89,7 +89,8 @@ mod tests {
     fn each_document_is_described() {
         let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
         let docs = fs::read_to_string(docs).unwrap();
-        let mut all = vec!["kubectl rdma COMMAND".to_owned()];
+        let of_clusters = ["kubectl rdma COMMAND", "kubectl rdma verify --all"];
+        let mut all = of_clusters.map(str::to_owned).to_vec();
         commands(&Cli::command(), "rdmactl", &mut all);
         for name in &all {
             let line = format!("| `{name} --json` |");

@@ -16,13 +16,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use cni_wire::text::printable;
-use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
 use crate::documents::{name_of, objects};
 use crate::global::{Global, Kubectl};
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
-use decide::{Mode, Options};
+use decide::Options;
 use render::{CONFIG_MAP, LABEL};
 
 /// The resource of networks.
@@ -32,25 +31,15 @@ const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "kubectl rdma plan > rdma.yaml && kubectl apply -f rdma.yaml\n\
-    In a cluster that has the planned objects it prints what would change; --all prints the file.\n\
+    Run again with the same flags, it prints what would change; --all prints the file.\n\
     Exit status: 0 planned, or no difference; 1 a node did not answer, or differences; 2 wrong usage."
 )]
 pub(crate) struct Plan {
     /// What "kubectl rdma discover --json" and "kubectl rdma topology --json" printed, instead of nodes
     #[arg(num_args = 2, value_names = ["DISCOVER", "TOPOLOGY"])]
     files: Vec<PathBuf>,
-    /// How pods get HCAs [default: late with GPUs, exclusive with several HCAs or VFs, else shared]
-    #[arg(long, value_enum)]
-    mode: Option<Mode>,
-    /// Addresses of pods; each rail gets an equal part [default: a private range without nodes]
-    #[arg(long, value_name = "CIDR")]
-    range: Option<IpNetwork>,
-    /// A node has a network of this length in each range: for fabrics that route to nodes
-    #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(16..=128))]
-    per_node_prefix: Option<u8>,
-    /// VLAN of VFs
-    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
-    vlan: Option<u16>,
+    #[command(flatten)]
+    options: Options,
     /// Namespace of the networks
     #[arg(long, value_name = "NAME", default_value = "default")]
     network_namespace: String,
@@ -96,79 +85,72 @@ impl Plan {
         if nodes.is_empty() {
             bail!("no node to plan for: {}", warnings.join("; "));
         }
-        let options = Options {
-            mode: self.mode,
-            range: self.range,
-            per_node_prefix: self.per_node_prefix,
-            vlan: self.vlan,
-        };
-        let plan = decide::plan(&nodes, &options)?;
+        let plan = decide::plan(&nodes, &self.options)?;
         warnings.extend(plan.warnings.iter().cloned());
         let daemon = cluster.map_or("kube-system", |cluster| &cluster.namespace);
         let namespaces = [daemon, self.network_namespace.as_str()];
         let planned = objects("the plan", &render::text(&plan, &[], namespaces))?;
-        let mut pairs = Vec::new();
+        let (mut changes, mut lost, mut is_configured) = (Vec::new(), Vec::new(), true);
         for object in &planned {
-            let present: Option<Value> = match (cluster, name_of(object)) {
-                (None, _) => None,
-                (Some(cluster), CONFIG_MAP) => cluster.get("configmaps", CONFIG_MAP)?,
-                (Some(cluster), name) => cluster
-                    .in_namespace(&self.network_namespace)
-                    .get(NETWORKS, name)?,
-            };
-            pairs.push((object, present));
-        }
-        let is_ours = |object: &Value| {
-            let labels = object.pointer("/metadata/labels");
-            labels.and_then(|labels| labels.get(LABEL.0)) == Some(&LABEL.1.into())
-        };
-        let is_configured = pairs
-            .iter()
-            .all(|(_, present)| present.as_ref().is_some_and(is_ours));
-        let (mut changes, mut lost) = (Vec::new(), Vec::new());
-        for (object, present) in pairs {
-            let (Some(present), title) = (present, compare::title(object)) else {
-                continue;
-            };
-            let (present, planned) = (compare::keys(&present), compare::keys(object));
-            let removed = present.keys().filter(|key| !planned.contains_key(*key));
-            lost.extend(removed.map(|key| format!("{title} has {key}, which this file removes")));
-            let lines = compare::difference(&present, &planned);
-            changes.extend((!lines.is_empty()).then_some((title, lines)));
+            let title = compare::title(object);
+            let present = cluster.map_or(Ok(None), |cluster| self.present(cluster, object));
+            let present = present.unwrap_or_else(|error| {
+                let loss = "applying this file may remove keys of it";
+                warnings.push(format!("cannot read {title}, so {loss}: {error:#}"));
+                None
+            });
+            let labels = present
+                .iter()
+                .filter_map(|one| one.pointer("/metadata/labels"));
+            is_configured &= labels
+                .filter_map(|all| all.get(LABEL.0))
+                .any(|one| *one == LABEL.1);
+            let planned = compare::keys(object);
+            for present in present.iter().map(compare::keys) {
+                let removed = present.keys().filter(|key| !planned.contains_key(*key));
+                lost.extend(
+                    removed.map(|key| format!("{title} has {key}, which this file removes")),
+                );
+                let lines = compare::difference(&present, &planned);
+                changes.extend((!lines.is_empty()).then(|| (title.clone(), lines)));
+            }
         }
         let shows_changes = is_configured && !self.all;
         warnings.extend(lost.into_iter().filter(|_| !shows_changes));
-        warnings
-            .iter()
-            .for_each(|line| complain(&format!("warning: {line}")));
+        for line in &warnings {
+            complain(&format!("warning: {line}"));
+        }
         let ended = Outcome::good_if(silent.is_empty() && (changes.is_empty() || !shows_changes));
         if global.json {
-            let key = if shows_changes {
-                "differences"
-            } else {
-                "objects"
-            };
-            let value = if shows_changes {
-                json!(changes)
-            } else {
-                json!(planned)
+            let (key, value) = match shows_changes {
+                true => ("differences", json!(changes)),
+                false => ("objects", json!(planned)),
             };
             say_json(json!({key: value, "assumed": plan.assumed, "warnings": warnings}));
+        } else if shows_changes && changes.is_empty() {
+            say("no difference\n");
         } else if shows_changes {
-            if changes.is_empty() {
-                say("no difference\n");
-            }
             for (title, lines) in changes {
                 let lines: Vec<String> = lines.iter().map(|line| printable(line) + "\n").collect();
                 say(&format!("{title}\n{}", lines.concat()));
             }
         } else {
-            plan.assumed
-                .iter()
-                .for_each(|line| complain(&format!("assumed: {line}")));
+            for line in &plan.assumed {
+                complain(&format!("assumed: {line}"));
+            }
             say(&render::text(&plan, &warnings, namespaces));
         }
         Ok(ended)
+    }
+
+    /// An object as the cluster has it.
+    fn present(&self, cluster: &Kubectl, object: &Value) -> anyhow::Result<Option<Value>> {
+        match name_of(object) {
+            CONFIG_MAP => cluster.get("configmaps", CONFIG_MAP),
+            name => cluster
+                .in_namespace(&self.network_namespace)
+                .get(NETWORKS, name),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use anyhow::ensure;
 use clap::ValueEnum;
 use ipnetwork::IpNetwork;
 use rdma_device_plugin::candidate::FunctionKind;
@@ -13,11 +14,19 @@ use super::read::{Hca, Node};
 use super::select::{Keys, selector};
 
 /// What the administrator knows and the nodes do not.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Options {
+    /// How pods get HCAs [default: late with GPUs, exclusive with several HCAs or VFs, else shared]
+    #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// Addresses of pods; each rail gets an equal part [default: a private range without nodes]
+    #[arg(long, value_name = "CIDR")]
     pub range: Option<IpNetwork>,
+    /// A node has a network of this length in each range: for fabrics that route to nodes
+    #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(16..=128))]
     pub per_node_prefix: Option<u8>,
+    /// VLAN of VFs
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
     pub vlan: Option<u16>,
 }
 
@@ -97,7 +106,17 @@ impl<'n> Group<'n> {
 pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
     let groups = groups(nodes, options.mode);
     let (pools, unserved) = pools(&groups, options.mode);
-    let empty = groups.iter().filter(|group| group.chosen.is_empty());
+    let reasons = groups.iter().flat_map(|group| group.left_out.values());
+    let reasons: BTreeSet<&str> = reasons.map(String::as_str).collect();
+    let reasons: Vec<&str> = reasons.into_iter().take(5).collect();
+    ensure!(
+        !pools.is_empty(),
+        "no HCA of these nodes is for pods ({}); rdmactl discover on a node shows its RDMA devices",
+        reasons.join("; ")
+    );
+    let empty = groups
+        .iter()
+        .filter(|group| group.chosen.is_empty() && !group.left_out.is_empty());
     let empty = empty.map(|group| format!("{}: no HCA is for pods", names(&group.nodes)));
     let unserved = unserved.iter().map(|group| {
         format!(
@@ -107,6 +126,14 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         )
     });
     let mut warnings: Vec<String> = empty.chain(unserved).collect();
+    for pool in &pools {
+        let is_for_shared = pool.mode == Mode::Shared || !network::needs_network(pool);
+        if is_for_shared && pool.nodes.iter().any(|node| node.exclusive_netns) {
+            let remedy = "rdma system set netns shared";
+            let needs = "needs RDMA subsystems in shared mode, and some are in exclusive mode";
+            warnings.push(format!("{} {needs}: {remedy}", pool.resource));
+        }
+    }
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
     let store = json!({"default": {"type": "kubernetes"}});
     let mut policy = BTreeMap::from([("version", json!(1)), ("stores", store)]);
@@ -314,9 +341,14 @@ fn pool<'n>(
         is_free && !wanted.contains(&std::ptr::from_ref(*hca))
     });
     let drivers = hcas.first()?.facts.drivers();
-    let driver = drivers.first().map_or("rdma", String::as_str);
+    let driver = drivers
+        .first()
+        .map_or("", String::as_str)
+        .trim_start_matches("vmw_");
+    // A name of a resource, and of a network.
+    let driver: String = driver.chars().filter(char::is_ascii_alphanumeric).collect();
     let name = match mode {
-        _ if hcas.iter().all(|hca| hca.is_virtual()) => driver.trim_start_matches("vmw_"),
+        _ if hcas.iter().all(|hca| hca.is_virtual()) => &driver,
         Mode::Shared => "hca",
         Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
         Mode::Exclusive | Mode::Late => "nic",

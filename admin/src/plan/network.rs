@@ -12,16 +12,6 @@ use serde_json::{Value, json};
 use super::decide::{Mode, Options, Pool};
 use super::read::{Hca, Node};
 
-/// Private networks of which a range is taken where no node has an address: first bytes, prefix.
-const PRIVATE: [(u8, u8, u8); 5] = [
-    (10, 64, 10),
-    (10, 128, 10),
-    (10, 192, 10),
-    (10, 0, 10),
-    (172, 16, 12),
-];
-/// Prefix of a rail's range in these.
-const RAIL_PREFIX: u8 = 16;
 /// Addresses of a node's block in a store of type `kubernetes`.
 const BLOCK: usize = 16;
 
@@ -41,9 +31,8 @@ pub(crate) struct Network {
 }
 
 fn has_netdevs(pool: &Pool<'_>) -> bool {
-    pool.hcas
-        .iter()
-        .all(|hca| hca.facts.netdev_names().next().is_some())
+    let mut hcas = pool.hcas.iter();
+    hcas.all(|hca| hca.facts.netdev_names().next().is_some())
 }
 
 /// Without an interface, only the RDMA device can be moved, and only by a network that is not late.
@@ -53,8 +42,11 @@ pub(crate) fn needs_network(pool: &Pool<'_>) -> bool {
 }
 
 fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
-    let is_moved = options.range.is_none() && pool.mode != Mode::Shared;
-    is_moved && pool.hcas.iter().all(|hca| !hca.addresses.is_empty())
+    let is_asked = options.range.is_some() || options.per_node_prefix.is_some();
+    let is_moved = !is_asked && pool.mode != Mode::Shared;
+    // Addresses of a NIC that a pod has are not visible.
+    let mut visible = pool.hcas.iter().filter(|hca| hca.mtu.is_some()).peekable();
+    is_moved && visible.peek().is_some() && visible.all(|hca| !hca.addresses.is_empty())
 }
 
 /// A network for each pool that needs one, and what was assumed.
@@ -71,11 +63,11 @@ pub(crate) fn networks(
         .iter()
         .filter(|pool| has_netdevs(pool) && !keeps_addresses(pool, options));
     let count: usize = leasing.map(|pool| pool.rails.len()).sum();
-    let mut range = options.range.filter(|_| count > 0);
+    let whole = |range: IpNetwork| IpNetwork::new(range.network(), range.prefix());
+    let mut range = options.range.filter(|_| count > 0).map(whole).transpose()?;
     if options.range.is_none() && count > 0 {
-        let free = free_range(nodes, count);
-        let free =
-            free.context("no private range is free of the nodes' addresses: set --range CIDR")?;
+        let free = free_range(nodes, count)
+            .context("no private range is free of the nodes' addresses: set --range CIDR")?;
         assumed.push(format!(
             "{free} for pods: no node has an address in it; set yours by --range CIDR"
         ));
@@ -100,24 +92,16 @@ pub(crate) fn networks(
 
 /// A VLAN is set through the PF of a VF.
 fn check_vlan(pool: &Pool<'_>, options: &Options) -> anyhow::Result<()> {
-    let has_pf = |hca: &&&Hca| {
-        hca.kind == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty() && hca.link == "ether"
-    };
-    let unfit = pool
-        .hcas
-        .iter()
-        .find(|hca| pool.mode == Mode::Shared || !has_pf(hca));
+    let has_pf = |hca: &Hca| hca.kind == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty();
+    let is_fit = |hca: &Hca| pool.mode != Mode::Shared && has_pf(hca) && hca.link == "ether";
+    let unfit = pool.hcas.iter().find(|hca| !is_fit(hca));
     let (Some(vlan), Some(unfit)) = (options.vlan, unfit) else {
         return Ok(());
     };
     let remedy = match (unfit.link, pool.mode) {
         ("infiniband", _) => "InfiniBand has partitions: set pkey in a network of your own",
-        (_, Mode::Shared) => {
-            "a macvlan has no VLAN: make VFs and set --mode exclusive, or make a VLAN netdev on the host"
-        }
-        _ => {
-            "it is not a VF whose PF has a netdev on the node: make VFs, or set the VLAN on the switch port"
-        }
+        (_, Mode::Shared) => "a macvlan has no VLAN: make VFs and set --mode exclusive",
+        _ => "only VFs whose PF has a netdev on the node: make VFs, or set it on the switch port",
     };
     bail!(
         "--vlan {vlan} cannot be set on {} ({}): {remedy}",
@@ -186,44 +170,34 @@ fn network(
             }
         };
         ipam.insert("type", json!("rdma-ipam"));
-        comments.push(match options.per_node_prefix {
-            Some(_) => {
-                "A node has a network of each range; the first address is its gateway.".to_owned()
-            }
-            None => {
-                "Each range is one subnet without a gateway. Routed fabrics: --per-node-prefix."
-                    .to_owned()
-            }
-        });
+        let divided = "A node has a network of each range; the first address is its gateway.";
+        let flat = "Each range is one subnet without a gateway. Routed fabrics: --per-node-prefix.";
         if options.per_node_prefix.is_some() {
             ipam.insert("routes", json!([{"dst": whole}]));
+            comments.push(divided.to_owned());
+        } else {
+            comments.push(flat.to_owned());
         }
         plugin.insert("ipam", json!(ipam));
         if options.range.is_none() {
             comments.push("ASSUMED: the ranges; --range CIDR sets yours.".to_owned());
         }
     }
+    let mut addresses = pool.hcas.iter().flat_map(|hca| &hca.addresses);
     Ok(Network {
         name: pool.resource.replace('/', "-"),
         resource: pool.resource.clone(),
         plugin,
         comments,
         needs_rails: is_interface && !pool.is_in_order && (!is_several || pool.rails.len() > 1),
-        is_leased: keeps
-            && pool
-                .hcas
-                .iter()
-                .any(|hca| hca.addresses.iter().any(|one| one.dynamic)),
+        is_leased: keeps && addresses.any(|address| address.dynamic),
     })
 }
 
 /// Bits of a number that is counted from 0.
 fn log2(count: usize) -> u8 {
-    count
-        .next_power_of_two()
-        .trailing_zeros()
-        .try_into()
-        .unwrap_or(u8::MAX)
+    let zeros = count.next_power_of_two().trailing_zeros();
+    zeros.try_into().unwrap_or(u8::MAX)
 }
 
 /// The equal parts of a range, a power of two of them.
@@ -252,10 +226,9 @@ fn check_size(
 ) -> anyhow::Result<()> {
     let width: u8 = if slice.is_ipv4() { 32 } else { 128 };
     let nodes = pool.nodes.len();
-    let units = if pool.mode == Mode::Shared {
-        BLOCK
-    } else {
-        pool.most_on_rail
+    let units = match pool.mode {
+        Mode::Shared => BLOCK,
+        _ => pool.most_on_rail,
     };
     let needed = match options.per_node_prefix {
         // With a gateway; the ends of a network are not leased, but for a pair.
@@ -280,24 +253,18 @@ fn check_size(
     Ok(())
 }
 
-/// A private range for so many rails that overlaps no network of a node.
+/// A private range with a /16 for each of so many rails, which overlaps no network of a node.
 fn free_range(nodes: &[Node], count: usize) -> Option<IpNetwork> {
-    let prefix = RAIL_PREFIX.checked_sub(log2(count))?;
-    let used = nodes.iter().flat_map(|node| &node.addresses);
-    let used: Vec<IpNetwork> = used
-        .filter_map(|one| IpNetwork::new(one.address, one.prefix).ok())
-        .collect();
-    let is_free = |range: &IpNetwork| {
-        !used
-            .iter()
-            .any(|one| range.contains(one.network()) || one.contains(range.network()))
-    };
-    let within = PRIVATE.into_iter().filter(|(.., within)| prefix >= *within);
-    let mut ranges = within.flat_map(|(a, b, within)| {
-        let base = u32::from(Ipv4Addr::new(a, b, 0, 0));
-        let address = move |index: u32| IpAddr::V4((base + (index << (32 - prefix))).into());
-        (0..1_u32 << (prefix - within))
-            .filter_map(move |index| IpNetwork::new(address(index), prefix).ok())
-    });
-    ranges.find(is_free)
+    let prefix = 16_u8.checked_sub(log2(count))?;
+    let addresses = nodes.iter().flat_map(|node| &node.addresses);
+    let used = addresses.filter_map(|one| IpNetwork::new(one.address, one.prefix).ok());
+    let used: Vec<IpNetwork> = used.collect();
+    let overlaps =
+        |a: &IpNetwork, b: &IpNetwork| a.contains(b.network()) || b.contains(a.network());
+    let tens = (64..=255).chain(0..64).map(|second| (10, second));
+    let all = tens.chain((16..32).map(|second| (172, second)));
+    let aligned = all.filter(|(_, second)| usize::from(*second) % count.next_power_of_two() == 0);
+    let address = |(first, second)| IpAddr::V4(Ipv4Addr::new(first, second, 0, 0));
+    let mut ranges = aligned.filter_map(|bytes| IpNetwork::new(address(bytes), prefix).ok());
+    ranges.find(|range| !used.iter().any(|one| overlaps(one, range)))
 }

@@ -1,6 +1,7 @@
 //! What the nodes answered, as the facts that a plan is made from.
 
 use cni_wire::text::printable;
+use hca::topology::rail::in_name;
 use hca::{LinkLayer, Netdev};
 use rdma_device_plugin::candidate::{Candidate, FunctionKind, link_type};
 use serde::Deserialize as _;
@@ -110,6 +111,12 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
         let rail = nic
             .and_then(|nic| nics.get(nic))
             .map_or(&Value::Null, |nic| &nic["rail"]);
+        // Also of a netdev that a pod has now.
+        let names = facts.pf_netdevs.iter().map(String::as_str);
+        let named = names
+            .chain(facts.netdev_names())
+            .find_map(in_name)
+            .map(u64::from);
         let is_own = |name: &str| facts.netdev_names().any(|own| own == name);
         let own: Vec<&Netdev> = netdevs
             .iter()
@@ -137,8 +144,8 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
             gpus: (0..gpus.len())
                 .filter(|gpu| gpus.get(*gpu).is_some_and(is_near))
                 .collect(),
-            rail: rail["number"].as_u64(),
-            is_named: rail["source"] == "name",
+            rail: named.or(rail["number"].as_u64()),
+            is_named: named.is_some(),
             mtu: own.iter().map(|netdev| netdev.mtu).min(),
             apart: function.is_some() && own.iter().any(|netdev| netdev.pci != function),
             addresses: of_host

@@ -19,6 +19,13 @@ pub(crate) const CONFIG_MAP: &str = "rdma-device-plugin";
 /// Of a line of JSON.
 const WIDTH: usize = 80;
 
+const SHARED: &str = "  mode: shared
+  # A unit is a share of an HCA. Without slots the GID table limits their number.
+";
+const EXCLUSIVE: &str = "  mode: exclusive
+  # A unit is one HCA for one pod.
+  policy: numa
+";
 const LATE: &str = "  mode: exclusive
   # The daemon chooses a pod's HCAs next to its GPUs. It needs /var/run/cdi, as by overlay late.
   binding: late
@@ -30,83 +37,58 @@ const LATE: &str = "  mode: exclusive
 
 /// The file, for the namespaces of the daemon and of the networks.
 pub(crate) fn text(plan: &Plan<'_>, warnings: &[String], namespaces: [&str; 2]) -> String {
-    let mut text =
-        "# Written by kubectl rdma plan. Check what is ASSUMED, then: kubectl apply -f FILE\n"
-            .to_owned();
+    let mut text = comment("Written by kubectl rdma plan; after a look: kubectl apply -f FILE");
     for line in warnings {
         text += &comment(&format!("WARNING: {line}"));
     }
     for line in &plan.assumed {
         text += &comment(&format!("ASSUMED: {line}"));
     }
-    for (index, group) in plan.groups.iter().enumerate() {
-        let (count, names) = (group.nodes.len(), names(&group.nodes));
-        text += &format!(
-            "#\n{}",
-            comment(&format!("Group {} ({count}): {names}", index + 1))
-        );
-        text += &group
-            .nodes
-            .first()
-            .map(|node| group_text(group, node))
-            .unwrap_or_default();
+    for (number, group) in (1..).zip(&plan.groups) {
+        let names = names(&group.nodes);
+        text += &format!("#\n{}", comment(&format!("Group {number}: {names}")));
+        text.extend(group.nodes.first().map(|node| group_text(group, node)));
     }
     let [daemon, networks] = namespaces;
-    text += &format!(
-        "---\napiVersion: v1\nkind: ConfigMap\n{}data:\n",
-        metadata(CONFIG_MAP, daemon)
-    );
+    let metadata = metadata(CONFIG_MAP, daemon);
     let pools: String = plan.pools.iter().map(pool_text).collect();
-    let pools = if pools.is_empty() {
-        "pools: []\n".to_owned()
-    } else {
-        format!("pools:\n{pools}")
-    };
-    text += &format!(
-        "  config.yaml: |\n{}",
-        indented(&format!("version: 1\n{pools}"))
+    text += &format!("---\napiVersion: v1\nkind: ConfigMap\n{metadata}data:\n  config.yaml: |\n");
+    text += &indented(&format!("version: 1\npools:\n{pools}"));
+    let restart = "rollout restart daemonset/rdma-device-plugin";
+    let restart = format!("After a change: kubectl --namespace {daemon} {restart}");
+    let policy = indented(&pretty(&json!(plan.policy), ""));
+    text += &format!("  {}  policy.json: |\n{policy}", comment(&restart));
+    text.extend(
+        plan.networks
+            .iter()
+            .map(|network| network_text(network, networks)),
     );
-    text += &format!(
-        "  {}",
-        comment("The policy of a node changes when its daemon starts again:")
-    );
-    let restart =
-        format!("kubectl --namespace {daemon} rollout restart daemonset/rdma-device-plugin");
-    text += &format!("  {}", comment(&restart));
-    text += &format!(
-        "  policy.json: |\n{}",
-        indented(&pretty(&json!(plan.policy), ""))
-    );
-    plan.networks.iter().fold(text, |text, network| {
-        text + &network_text(network, networks)
-    })
+    text
 }
 
 /// HCAs and GPUs of a group, by its first node.
 fn group_text(group: &Group<'_>, node: &Node) -> String {
-    let gpus = node.gpus.first().map_or("none".to_owned(), |gpu| {
-        format!("{} x {gpu}", node.gpus.len())
-    });
-    let mut text = comment(&format!("  GPUs: {gpus}"));
+    let count = node.gpus.len();
+    let gpus = node
+        .gpus
+        .first()
+        .map(|gpu| comment(&format!("  {count} GPUs: {gpu}")));
+    let mut text = gpus.unwrap_or_else(|| comment("  no GPU"));
+    if node.hcas.is_empty() {
+        text += &comment("  no RDMA device");
+    }
     for (index, hca) in node.hcas.iter().enumerate() {
         let Some(rail) = group.chosen.get(&index) else {
             continue;
         };
-        let near = if hca.gpus.is_empty() {
-            String::new()
-        } else {
-            format!(
-                ", next to GPU {}",
-                format!("{:?}", hca.gpus).trim_matches(['[', ']'])
-            )
-        };
+        text += &format!("#   rail {rail}: {}", printable(&title(hca)));
+        let gpus: Vec<String> = hca.gpus.iter().map(ToString::to_string).collect();
+        if !gpus.is_empty() {
+            text += &format!(", next to GPU {}", gpus.join(" "));
+        }
         let mut devices = hca.facts.rdma_devices.iter();
-        let guid = devices.find_map(|device| Some(format!("; {}", without_node_guid(device)?.0)));
-        text += &comment(&format!(
-            "  rail {rail}: {}{near}{}",
-            title(hca),
-            guid.unwrap_or_default()
-        ));
+        text.extend(devices.find_map(|one| Some(format!("; {}", without_node_guid(one)?.0))));
+        text += "\n";
     }
     let mut left_out: BTreeMap<&String, Vec<&Hca>> = BTreeMap::new();
     for (index, why) in &group.left_out {
@@ -128,18 +110,16 @@ fn title(hca: &Hca) -> String {
     let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());
     let netdevs: Vec<&str> = facts.netdev_names().collect();
     let netdevs = if netdevs.is_empty() {
-        "no netdev".to_owned()
+        "no netdev"
     } else {
-        netdevs.join(" ")
+        &netdevs.join(" ")
     };
-    let device = pci
-        .map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device))
-        .unwrap_or_default();
-    let (names, id, kind) = (facts.rdma_names().join(" "), &facts.id, word(&hca.kind));
+    let device = pci.map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device));
+    let (device, rate) = (device.unwrap_or_default(), hca.rate / 1000);
+    let (names, kind) = (facts.rdma_names().join(" "), word(&hca.kind));
     format!(
-        "{names} {id} {netdevs},{device} {kind} {} {}G",
-        hca.link,
-        hca.rate / 1000
+        "{names} {} {netdevs},{device} {kind} {} {rate}G",
+        facts.id, hca.link
     )
 }
 
@@ -147,20 +127,16 @@ fn pool_text(pool: &Pool<'_>) -> String {
     let groups: Vec<String> = pool
         .groups
         .iter()
-        .map(|index| (index + 1).to_string())
+        .map(|one| (one + 1).to_string())
         .collect();
     let mut text = format!("# Groups: {}\n", groups.join(", "));
     if !needs_network(pool) {
-        text += "# Pods need no network: these HCAs have no netdev, and in shared RDMA mode verbs work without.\n";
+        text += "# Pods need no network: without netdevs, verbs work in shared RDMA mode.\n";
     }
     text += &format!("- resource: {}\n", pool.resource);
     text += match pool.mode {
-        Mode::Shared => {
-            "  # A unit is a share of an HCA; without slots the GID table limits their number.\n  mode: shared\n"
-        }
-        Mode::Exclusive => {
-            "  # A unit is one HCA for one pod.\n  mode: exclusive\n  policy: numa\n"
-        }
+        Mode::Shared => SHARED,
+        Mode::Exclusive => EXCLUSIVE,
         Mode::Late => LATE,
     };
     if pool.hcas.iter().all(|hca| hca.link == "other") {
@@ -172,32 +148,31 @@ fn pool_text(pool: &Pool<'_>) -> String {
     if pool.is_optional {
         text += "  # Nodes of other groups do not offer it.\n  optional: true\n";
     }
-    let quoted = |text: &String| {
-        if text.bytes().all(|c| c.is_ascii_lowercase()) {
-            text.clone()
-        } else {
-            json!(text).to_string()
-        }
-    };
-    let list = |values: &[String]| values.iter().map(quoted).collect::<Vec<_>>().join(", ");
-    let keys: Vec<String> = pool
-        .select
-        .iter()
-        .map(|(key, values)| format!("{key}: [{}]", list(values)))
-        .collect();
+    let mut keys = Vec::new();
+    for (key, values) in &pool.select {
+        let is_word = |text: &str| text.bytes().all(|c| c.is_ascii_lowercase());
+        let quoted = |text: &String| {
+            if is_word(text) {
+                text.clone()
+            } else {
+                json!(text).to_string()
+            }
+        };
+        let values: Vec<String> = values.iter().map(quoted).collect();
+        keys.push(format!("{key}: [{}]", values.join(", ")));
+    }
     text + &format!("  select: {{ {} }}\n", keys.join(", "))
 }
 
 fn network_text(network: &Network, namespace: &str) -> String {
     let comments: String = network.comments.iter().map(|line| comment(line)).collect();
+    let metadata = metadata(&network.name, namespace);
+    let annotation = format!("k8s.v1.cni.cncf.io/resourceName: {}", network.resource);
     let config = json!({"cniVersion": "1.0.0", "name": network.name, "plugins": [network.plugin]});
-    format!(
-        "---\n{comments}apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n{}  annotations: \
-         {{k8s.v1.cni.cncf.io/resourceName: {}}}\nspec:\n  config: |\n{}",
-        metadata(&network.name, namespace),
-        network.resource,
-        indented(&pretty(&config, ""))
-    )
+    let config = indented(&pretty(&config, ""));
+    let kind = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition";
+    let metadata = format!("{metadata}  annotations: {{{annotation}}}");
+    format!("---\n{comments}{kind}\n{metadata}\nspec:\n  config: |\n{config}")
 }
 
 fn metadata(name: &str, namespace: &str) -> String {

@@ -13,6 +13,7 @@ use super::*;
 use crate::discover::{Document, HostAddress};
 use crate::topology;
 use crate::validate::Validate;
+use decide::Mode;
 
 type Lay = fn(&Tree);
 
@@ -402,8 +403,13 @@ fn the_mode_decides_what_a_pod_gets() {
         mode: Some(Mode::Exclusive),
         ..Options::default()
     };
-    let text = valid(&documents(vec![node]), &options);
+    let text = valid(&documents(vec![node.clone()]), &options);
     assert!(text.contains("\"attach\": \"rdma-only\""), "{text}");
+    let text = valid(&documents(vec![node]), &Options::default());
+    assert!(
+        text.contains("WARNING: rdma/nic needs RDMA subsystems in shared mode"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -499,4 +505,49 @@ fn what_applying_removes_is_seen() {
             "+ config.yaml pools rdma/nic select linkSpeed: [\">=400G\"]",
         ]
     );
+}
+
+#[test]
+fn a_nic_that_a_pod_has_changes_no_plan() {
+    let [mut discover, mut topology] = of_machine("gke", cloud::gke);
+    let rails = topology.pointer_mut("/nodes/0/document/nics/3").unwrap();
+    (rails["rail"]["source"], rails["netdevs"]) = ("order".into(), json!([]));
+    let document = discover.pointer_mut("/nodes/0/document").unwrap();
+    for list in ["inventory/netdevs", "addresses"] {
+        let list = document.pointer_mut(&format!("/{list}")).unwrap();
+        let is_there = |one: &Value| one["name"] != "gpu3rdma0" && one["netdev"] != "gpu3rdma0";
+        list.as_array_mut().unwrap().retain(is_there);
+    }
+    let text = planned(&[discover, topology], &Options::default()).unwrap();
+    check("gke", &text);
+}
+
+#[test]
+fn nodes_without_hcas_for_pods_get_no_file_and_no_pool() {
+    let uplink = |tree: &Tree| {
+        tree.nic(&PciSpec::MLX5, "mlx5_0", "eno1", &[PortSpec::ROCE]);
+        tree.default_route("eno1");
+    };
+    let alone = documents(vec![answers("a", uplink, |_| {})]);
+    let error = planned(&alone, &Options::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("(for the node itself: eno1: it carries the node's default route)"),
+        "{error}"
+    );
+    let nodes = ["a", "b", "c"].map(|name| match name {
+        "a" => answers(name, uplink, |_| {}),
+        "b" => answers(name, |_: &Tree| {}, |_| {}),
+        _ => answers(name, machine::egx, |_| {}),
+    });
+    let text = valid(&documents(nodes.to_vec()), &Options::default());
+    assert_eq!(text.matches("WARNING").count(), 1, "{text}");
+    for expected in [
+        "WARNING: a: no HCA is for pods",
+        "no RDMA device",
+        "  optional: true\n",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
 }

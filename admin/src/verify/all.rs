@@ -39,6 +39,9 @@ pub(super) struct Flags {
         requires = "all"
     )]
     network: Vec<String>,
+    /// With --all: resources of HCAs without netdevs, which need no network; without --network, these alone
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "all")]
+    resource: Vec<String>,
     /// With --all: image of the pods, with a shell and the tools (manifests/examples/perftest)
     #[arg(long, requires = "all", default_value = "localhost/rdma-tools:1")]
     image: String,

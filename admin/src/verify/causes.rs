@@ -159,7 +159,10 @@ mod tests {
             "worker-1: transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'",
         ] {
             let cause = of_collective(text).unwrap();
-            assert!(cause.remedy.contains("no fault of the network"), "{text}");
+            assert!(
+                cause.remedy.contains("not a fault of the network"),
+                "{text}"
+            );
         }
         assert_eq!(of_collective("WARNING: Permission denied (cosmetic)"), None);
     }

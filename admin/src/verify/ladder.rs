@@ -56,6 +56,8 @@ pub(super) struct Climbed {
     pub measurements: Vec<Measurement>,
     /// What findings call each pair of ports, and the rail of each end.
     pub pairs: Vec<(String, [String; 2])>,
+    /// Rails that each end has.
+    pub rails: [Vec<String>; 2],
     /// Why ports of each end's own cannot be tested.
     pub left: [Vec<String>; 2],
 }
@@ -141,6 +143,7 @@ pub(super) async fn climb(
         (object(ours, theirs), rails)
     };
     climb.climbed.pairs = pairs.iter().map(names).collect();
+    climb.climbed.rails = [&server, &client].map(|end| end.ports.iter().map(Port::rail).collect());
     climb.climbed.left = [&server, &client].map(|end| {
         let left = end.left.iter().filter(|why| !why.ends_with(ends::NOT_OPEN));
         left.cloned().collect()

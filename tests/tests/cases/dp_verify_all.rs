@@ -38,7 +38,7 @@ shift
 case "$*" in
 "--namespace=rdma get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") exec cat "$here/daemons";;
 "--namespace=rdma get nodes --output=json") exec cat "$here/nodes";;
-"--namespace=hpc get network-attachment-definitions.k8s.cni.cncf.io --output=json") exec cat "$here/networks";;
+"--namespace=rdma get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") exec cat "$here/networks";;
 "--namespace=hpc get pods --selector=app.kubernetes.io/name=rdma-verify --output=json")
     faulty leftover && { echo '{"items": [{"metadata": {"name": "rdma-verify-old-0"}}]}'; exit; }
     echo '{"items": []}'; exit;;
@@ -252,40 +252,33 @@ fn a_dead_node_and_a_bad_rail_of_a_hundred_are_found() -> Result<()> {
 }
 
 fn each_step_is_done_between_nodes() -> Result<()> {
-    let cluster = Cluster::of(5)?;
-    let output = cluster
-        .verify("leftover down:2:1 pending:4", &["--gpu"])
-        .output()?;
+    let cluster = Cluster::of(3)?;
+    let faults = "leftover down:1:1 pending:2";
+    let output = cluster.verify(faults, &["--gpu"]).output()?;
     let (out, said) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{out}{said}");
-    let lines: Vec<&str> = out.lines().take(6).collect();
+    let lines: Vec<&str> = out.lines().take(4).collect();
     assert_eq!(
         lines,
         [
             "NODE  rdma0         rdma1",
-            "n000  WARN 82 Gb/s  WARN 82 Gb/s",
-            "n001  WARN 82 Gb/s  WARN 82 Gb/s",
-            "n002  WARN 82 Gb/s  FAIL ends",
-            "n003  WARN 82 Gb/s  WARN 82 Gb/s",
-            "n004  not tested    not tested",
+            "n000  WARN 82 Gb/s  not tested",
+            "n001  WARN 82 Gb/s  FAIL ends",
+            "n002  not tested    not tested",
         ],
         "{out}"
     );
     for expected in [
-        "n002 rdma1: mlx5_1/1: its port is not ACTIVE (state 1)",
-        "do    kubectl rdma status --nodes n002",
+        "n001 rdma1: mlx5_1/1: its port is not ACTIVE (state 1)",
+        "do    kubectl rdma status --nodes n001",
         "gpu  WARN",
-        "n004: no room for its pod: 1 Insufficient rdma/nic.",
+        "n002: no room for its pod: 1 Insufficient rdma/nic.",
     ] {
         ensure!(out.contains(expected), "{expected}: {out}");
     }
     ensure!(said.contains("delete pods rdma-verify-old-0"), "{said}");
     let log = cluster.log()?;
-    assert_eq!(
-        log.matches("gpu").count(),
-        2 * 6,
-        "both ends, 3 pairs of NICs in each round: {log}"
-    );
+    assert_eq!(log.matches("gpu").count(), 2, "both ends: {log}");
     Ok(())
 }
 

@@ -68,7 +68,8 @@ type AllSeen<'a> = BTreeMap<Key<'a>, Vec<Seen<'a>>>;
 /// Judges the tests.
 pub(super) fn judge(results: &Results) -> Matrix {
     let all = all_seen(results);
-    let rails: BTreeSet<&str> = all.keys().map(|(_, rail)| *rail).collect();
+    let rails = results.tests.iter().flat_map(|test| &test.climbed.rails);
+    let rails: BTreeSet<&str> = rails.flatten().map(String::as_str).collect();
     let mut rails: Vec<&str> = rails.into_iter().collect();
     // rdma10 comes after rdma9.
     rails.sort_by_key(|rail| (rail.len(), *rail));
@@ -92,8 +93,8 @@ pub(super) fn judge(results: &Results) -> Matrix {
         for rail in &rails {
             let mut cell = cell(at, node, rail);
             if cell.tests.is_empty() {
-                cell.tests
-                    .extend(results.tests_of(at).map(|(number, _)| number));
+                let tests = results.tests_of(at).map(|(number, _)| number);
+                cell.tests.extend(tests);
                 // The one in which it did not answer is the last.
                 cell.tests.reverse();
             }
@@ -123,24 +124,29 @@ impl Cell {
     }
 }
 
-/// Of a rail that other nodes have.
+/// Of a rail that the node does not have, or no partner.
 fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
-    let left = results.tests_of(at).find_map(|(_, test)| {
-        let mut ends = test.nodes.iter().zip(&test.climbed.left);
-        let (_, left) = ends.find(|(of, left)| **of == at && !left.is_empty())?;
-        Some(left.join("; "))
-    });
-    let (text, finding) = match left {
-        Some(left) => {
+    let tests = || results.tests_of(at).map(|(_, test)| test);
+    let ends = || tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.rails));
+    let mut rails = ends()
+        .filter(|(of, _)| **of == at)
+        .flat_map(|(_, rails)| rails);
+    if rails.any(|rail| rail == key.1) {
+        let finding = Finding::unknown("no partner that answered has this rail");
+        return Cell::new(key, PODS, "not tested", finding);
+    }
+    let mut left = tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.left));
+    match left.find(|(of, left)| **of == at && !left.is_empty()) {
+        Some((_, left)) => {
             let remedy = format!("kubectl rdma status --nodes {}", key.0);
-            ("FAIL ends", Finding::fail(left, remedy))
+            let finding = Finding::fail(left.join("; "), remedy);
+            Cell::new(key, ladder::ENDS, "FAIL ends", finding)
         }
-        None => (
-            "-",
-            Finding::not_applicable("its pod has no such interface"),
-        ),
-    };
-    Cell::new(key, ladder::ENDS, text, finding)
+        None => {
+            let finding = Finding::not_applicable("its pod has no such interface");
+            Cell::new(key, ladder::ENDS, "-", finding)
+        }
+    }
 }
 
 fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
@@ -156,15 +162,10 @@ fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
         let (other_best, other_faults) = standing(&seen.partner);
         best == verdict || (other_best < verdict && faults >= other_faults)
     };
-    let worst = seen
-        .iter()
-        .filter(counts)
-        .map(|seen| seen.finding.verdict)
-        .max();
-    let deciding = seen
-        .iter()
-        .filter(counts)
-        .filter(|seen| Some(seen.finding.verdict) == worst);
+    let counted: Vec<&Seen<'_>> = seen.iter().filter(counts).collect();
+    let worst = counted.iter().map(|seen| seen.finding.verdict).max();
+    let is_worst = |seen: &&Seen<'_>| Some(seen.finding.verdict) == worst;
+    let deciding = counted.into_iter().filter(is_worst);
     let decided = deciding.clone().reduce(|best, seen| {
         let is_faster = worst == Some(Verdict::Pass) && best.gbps < seen.gbps;
         if is_faster { seen } else { best }
@@ -180,10 +181,8 @@ fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
         (Verdict::Pass | Verdict::NotApplicable, _) => word.to_owned(),
         _ => format!("{word} {rung}"),
     };
-    let others = seen
-        .iter()
-        .map(|seen| seen.test)
-        .filter(|test| *test != decided.test);
+    let tests = seen.iter().map(|seen| seen.test);
+    let others = tests.filter(|test| *test != decided.test);
     let partners: BTreeSet<&str> = deciding.map(|seen| seen.partner.0).collect();
     let partners = partners.into_iter().filter(|_| best < worst);
     Cell {
@@ -229,10 +228,8 @@ fn all_seen(results: &Results) -> AllSeen<'_> {
 /// The worst that the steps found of a pair of ports. Of faults the first: what comes after it was not
 /// tried. Of what passed the last.
 fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding)> {
-    let steps = climbed
-        .outcomes
-        .iter()
-        .filter(|step| step.id != ladder::ENDS.0);
+    let steps = climbed.outcomes.iter();
+    let steps = steps.filter(|step| step.id != ladder::ENDS.0);
     let found = steps.flat_map(|step| {
         let findings = step.findings.iter();
         let of = findings.filter(|finding| finding.object.as_deref() == Some(object));
@@ -240,11 +237,8 @@ fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding
     });
     found.reduce(|worst, next| {
         let (at, now) = (worst.1.verdict, next.1.verdict);
-        if now > at || (now == at && now <= Verdict::Pass) {
-            next
-        } else {
-            worst
-        }
+        let is_worse = now > at || (now == at && now <= Verdict::Pass);
+        if is_worse { next } else { worst }
     })
 }
 
@@ -294,6 +288,7 @@ mod tests {
                         "rdma0 (x/1)".to_owned(),
                         ["rdma0", "rdma0"].map(str::to_owned),
                     )],
+                    rails: [vec!["rdma0".to_owned()], vec!["rdma0".to_owned()]],
                     left: Default::default(),
                 },
             }
@@ -384,6 +379,7 @@ mod tests {
         results.nodes[0].fault = Some(Finding::fail("no answer", "look"));
         results.nodes[1].fault = Some(Finding::unknown("no room"));
         results.tests[1].climbed.pairs.clear();
+        results.tests[1].climbed.rails[1].clear();
         results.tests[1].climbed.left[1] = vec!["x/1: DOWN".to_owned()];
         let matrix = judge(&results);
         let cells: Vec<(&str, &str, &[usize])> = matrix
@@ -402,9 +398,11 @@ mod tests {
             [
                 ("FAIL ends", "no answer", &[0][..]),
                 ("390 Gb/s", "97 %", &[0]),
-                ("-", "its pod has no such interface", &[1]),
+                ("not tested", "no partner that answered has this rail", &[1]),
                 ("FAIL ends", "x/1: DOWN", &[1]),
             ]
         );
+        results.tests[1].climbed.left[1].clear();
+        assert_eq!(judge(&results).cells[3].text, "-");
     }
 }

@@ -30,53 +30,39 @@ pub(super) fn page(results: &Results, matrix: &Matrix) -> String {
 }
 
 fn head(page: &mut String, title: &str, results: &Results, matrix: &Matrix) {
-    let _ = writeln!(page, "<header>\n<h1>{title}</h1>\n<p class=\"counts\">");
+    *page += &format!("<header>\n<h1>{title}</h1>\n<p class=\"counts\">\n");
     for (verdict, count) in matrix.counts() {
-        let _ = writeln!(
-            page,
-            "<span class=\"badge {}\">{count}</span>",
-            class(verdict)
-        );
+        let class = class(verdict);
+        *page += &format!("<span class=\"badge {class}\">{count}</span>\n");
     }
     *page += "</p>\n";
-    if let Some(ended) = &results.ended {
-        let _ = writeln!(
-            page,
-            "<p class=\"note\">Not complete: {}.</p>",
-            escape(ended)
-        );
+    if let Some(ended) = results.ended.as_deref().map(escape) {
+        *page += &format!("<p class=\"note\">Not complete: {ended}.</p>\n");
     }
-    let kubelets: BTreeSet<&str> = results
-        .nodes
-        .iter()
-        .map(|node| node.kubelet.as_str())
-        .collect();
-    let versions = kubelets
-        .into_iter()
-        .map(|version| format!(", kubelet {version}"));
-    let versions = format!(
-        "rdmactl {}{}",
-        env!("CARGO_PKG_VERSION"),
-        versions.collect::<String>()
+    let mut versions = BTreeSet::from([concat!("rdmactl ", env!("CARGO_PKG_VERSION")).to_owned()]);
+    versions.extend(
+        results
+            .nodes
+            .iter()
+            .map(|node| format!("kubelet {}", node.kubelet)),
     );
-    let (tests, rounds) = (results.tests.len(), results.rounds);
-    *page += "<dl class=\"facts\">\n";
-    for (name, value) in [
+    let versions: Vec<String> = versions.into_iter().rev().collect();
+    let (seconds, tests, rounds) = (results.seconds, results.tests.len(), results.rounds);
+    let facts = [
         ("Started", results.started.clone()),
         (
             "Took",
-            format!("{} s, {tests} tests, {rounds} rounds", results.seconds),
+            format!("{seconds} s, {tests} tests, {rounds} rounds"),
         ),
         ("Nodes", results.nodes.len().to_string()),
         ("Rails", matrix.rails.len().to_string()),
         ("Networks", results.networks.join(", ")),
-        ("Versions", versions),
-    ] {
-        let _ = writeln!(
-            page,
-            "<div><dt>{name}</dt><dd>{}</dd></div>",
-            escape(&value)
-        );
+        ("Versions", versions.join(", ")),
+    ];
+    let fact = |(name, value): (&str, String)| (name.to_owned(), escape(&value));
+    *page += "<dl class=\"facts\">\n";
+    for (name, value) in facts.map(fact) {
+        *page += &format!("<div><dt>{name}</dt><dd>{value}</dd></div>\n");
     }
     *page += "</dl>\n</header>\n";
 }
@@ -103,10 +89,8 @@ fn step(page: &mut String, outcome: &Outcome, class: &str) {
         let lines = [objects.join(", ")].into_iter().chain(finding.read);
         let lines: Vec<String> = lines.map(|line| escape(&line)).collect();
         let lines = lines.join("<br>");
-        let _ = write!(
-            page,
-            "<div class=\"{class}\"><p>{verdict} {why}</p><p class=\"dim\">{lines}</p>"
-        );
+        *page +=
+            &format!("<div class=\"{class}\"><p>{verdict} {why}</p><p class=\"dim\">{lines}</p>");
         if let Some(remedy) = &finding.remedy {
             let _ = write!(page, "<p><strong>Do:</strong> {}</p>", escape(remedy));
         }
@@ -125,12 +109,8 @@ fn table(page: &mut String, matrix: &Matrix) {
         let node = escape(node);
         let _ = write!(page, "<tr><th scope=\"row\" title=\"{node}\">{node}</th>");
         for cell in cells {
-            let _ = write!(
-                page,
-                "<td class=\"{}\">{}</td>",
-                class(cell.verdict),
-                link(cell)
-            );
+            let (class, link) = (class(cell.verdict), link(cell));
+            *page += &format!("<td class=\"{class}\">{link}</td>");
         }
         *page += "</tr>\n";
     }
@@ -148,18 +128,11 @@ fn link(cell: &Cell) -> String {
 
 /// A test, open where it has a fault. The anchor is inside: going there opens it.
 fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
-    let worst = test
-        .climbed
-        .outcomes
-        .iter()
-        .map(|check| check.verdict)
-        .max();
+    let outcomes = test.climbed.outcomes.iter();
+    let worst = outcomes.map(|outcome| outcome.verdict).max();
     let worst = worst.unwrap_or(Verdict::NotApplicable);
-    let open = if worst >= Verdict::Unknown {
-        " open"
-    } else {
-        ""
-    };
+    let is_fault = worst >= Verdict::Unknown;
+    let open = if is_fault { " open" } else { "" };
     let [server, client] = test.nodes.map(|at| escape(results.name(at)));
     let _ = writeln!(
         page,
@@ -173,10 +146,7 @@ fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
         let tables = test.climbed.measurements.iter();
         for table in tables.filter(|table| table.rung == outcome.id) {
             let object = escape(&table.object);
-            let _ = writeln!(
-                page,
-                "<pre>{object}: bytes, iterations, peak and average in Gb/s"
-            );
+            *page += &format!("<pre>{object}: bytes, iterations, peak and average in Gb/s\n");
             for row in &table.rows {
                 let (peak, average) = (row.peak, row.average);
                 let _ = write!(page, "{:>8} {:>8}", row.bytes, row.iterations);
@@ -189,11 +159,8 @@ fn log(page: &mut String, number: usize, test: &Test, results: &Results) {
 }
 
 fn badge(verdict: Verdict) -> String {
-    format!(
-        "<span class=\"badge {}\">{}</span>",
-        class(verdict),
-        verdict.word()
-    )
+    let (class, word) = (class(verdict), verdict.word());
+    format!("<span class=\"badge {class}\">{word}</span>")
 }
 
 fn class(verdict: Verdict) -> &'static str {
@@ -207,9 +174,7 @@ fn class(verdict: Verdict) -> &'static str {
 }
 
 fn escape(text: &str) -> String {
-    let text = text
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;");
-    text.replace('"', "&quot;").replace('\'', "&#39;")
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    let text = text.replace('>', "&gt;").replace('"', "&quot;");
+    text.replace('\'', "&#39;")
 }

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use serde_json::{Map, Value, json};
 
 use crate::documents::name_of;
@@ -21,6 +21,7 @@ pub(super) const CONTAINER: &str = "verify";
 const GPU: &str = "nvidia.com/gpu";
 /// What `kubectl rdma plan` wrote.
 const MANAGED_BY: &str = "/metadata/labels/app.kubernetes.io~1managed-by";
+const ANNOTATION: &str = "k8s.v1.cni.cncf.io/resourceName";
 const RESOURCE: &str = "/metadata/annotations/k8s.v1.cni.cncf.io~1resourceName";
 
 /// How many units of its resource a pod asks for, to test all NICs.
@@ -51,10 +52,10 @@ impl Network {
         let text = |pointer: &str| definition.pointer(pointer).and_then(Value::as_str);
         let config: Value = serde_json::from_str(text("/spec/config")?).ok()?;
         let plugins = config.get("plugins").and_then(Value::as_array);
-        let mut plugins = plugins
-            .map_or(std::slice::from_ref(&config), Vec::as_slice)
-            .iter();
-        let plugin = plugins.find(|plugin| plugin["type"] == "rdma-netdev")?;
+        let plugins = plugins.map_or(std::slice::from_ref(&config), Vec::as_slice);
+        let plugin = plugins
+            .iter()
+            .find(|plugin| plugin["type"] == "rdma-netdev")?;
         let takes = match (plugin["devices"].as_str(), plugin["attach"].as_str()) {
             (Some("all"), _) => Takes::All,
             (_, Some("move" | "rdma-only")) => Takes::Each,
@@ -70,36 +71,39 @@ impl Network {
     }
 }
 
-/// `NAMESPACE/NAME` of a network that was named, in the pods' namespace unless it says another.
-pub(super) fn full_name(asked: &str, namespace: &str) -> String {
-    match asked.contains('/') {
-        true => asked.to_owned(),
-        false => format!("{namespace}/{asked}"),
+/// The networks that were named, in `namespace` unless a name says another. If none was, those in it
+/// that `kubectl rdma plan` wrote, or the only one.
+pub(super) fn choose(
+    mut found: Vec<Network>,
+    named: &[String],
+    namespace: &str,
+) -> anyhow::Result<Vec<Network>> {
+    let prefix = format!("{namespace}/");
+    if !named.is_empty() {
+        let full = |name: &String| match name.contains('/') {
+            true => name.clone(),
+            false => format!("{prefix}{name}"),
+        };
+        let named: Vec<String> = named.iter().map(full).collect();
+        found.retain(|network| named.contains(&network.name));
+        let is_missing = |name: &&String| found.iter().all(|network| network.name != **name);
+        if let Some(name) = named.iter().find(is_missing) {
+            bail!("{name} is not a network of type rdma-netdev with the annotation {ANNOTATION}");
+        }
+        return Ok(found);
     }
-}
-
-/// The networks that were asked for; without, those that `kubectl rdma plan` wrote, or the only one.
-pub(super) fn choose(found: Vec<Network>, asked: &[String]) -> anyhow::Result<Vec<Network>> {
-    for name in asked {
-        ensure!(
-            found.iter().any(|network| network.name == *name),
-            "{name} is not a network of type rdma-netdev with the annotation \
-             k8s.v1.cni.cncf.io/resourceName"
-        );
+    found.retain(|network| network.name.starts_with(&prefix));
+    if found.iter().any(|network| network.is_managed) {
+        found.retain(|network| network.is_managed);
+        return Ok(found);
     }
-    if !asked.is_empty() {
-        let is_asked = |network: &Network| asked.contains(&network.name);
-        return Ok(found.into_iter().filter(is_asked).collect());
-    }
-    let (managed, other): (Vec<Network>, Vec<Network>) =
-        found.into_iter().partition(|network| network.is_managed);
-    let names: Vec<&str> = other.iter().map(|network| network.name.as_str()).collect();
-    match (managed.is_empty(), other.len()) {
-        (false, _) => Ok(managed),
-        (true, 1) => Ok(other),
-        (true, 0) => bail!(
-            "no network of type rdma-netdev with the annotation k8s.v1.cni.cncf.io/resourceName in \
-             this namespace: name one with --network NAMESPACE/NAME"
+    let names: Vec<&str> = found.iter().map(|network| network.name.as_str()).collect();
+    match names.as_slice() {
+        [_] => Ok(found),
+        [] => bail!(
+            "namespace {namespace} has no network of type rdma-netdev with the annotation {ANNOTATION}: \
+             name one with --network NAMESPACE/NAME, or the resource of HCAs without netdevs with \
+             --resource"
         ),
         _ => bail!(
             "several networks can be tested: name those that a pod has together with --network: {}",
@@ -121,26 +125,20 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn of(object: &Value) -> Self {
-        let conditions = object
-            .pointer("/status/conditions")
-            .and_then(Value::as_array);
-        let is_ready =
-            |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
-        let allocatable = object
-            .pointer("/status/allocatable")
-            .and_then(Value::as_object);
-        let count =
-            |(name, count): (&String, &Value)| Some((name.clone(), quantity(count.as_str()?)?));
-        let kubelet = object.pointer("/status/nodeInfo/kubeletVersion");
+        let status = |key: &str| object.pointer(&format!("/status/{key}"));
+        let conditions = status("conditions").and_then(Value::as_array);
+        let is_ready = |state: &Value| state["type"] == "Ready" && state["status"] == "True";
+        let units = status("allocatable").and_then(Value::as_object);
+        let units = units.into_iter().flatten().filter_map(|(name, count)| {
+            let count = quantity(count.as_str()?)?;
+            Some((name.clone(), count))
+        });
+        let kubelet = status("nodeInfo/kubeletVersion").and_then(Value::as_str);
         Self {
             name: name_of(object).to_owned(),
-            kubelet: kubelet.and_then(Value::as_str).unwrap_or("-").to_owned(),
+            kubelet: kubelet.unwrap_or("-").to_owned(),
             is_ready: conditions.into_iter().flatten().any(is_ready),
-            allocatable: allocatable
-                .into_iter()
-                .flatten()
-                .filter_map(count)
-                .collect(),
+            allocatable: units.collect(),
         }
     }
 
@@ -168,6 +166,8 @@ pub(super) struct PodTemplate<'a> {
     pub deadline_seconds: u64,
     /// With a GPU where the node has one.
     pub gpu: bool,
+    /// Resources of HCAs without a netdev, of which a pod has all without a network.
+    pub resources: &'a [String],
 }
 
 /// A pod to make.
@@ -206,8 +206,16 @@ impl PodTemplate<'_> {
             *asked = units.min(*asked + ask);
             names.extend(std::iter::repeat_n(network.name.as_str(), times));
         }
-        if names.is_empty() {
-            let resources: BTreeSet<&str> = networks.iter().map(|n| n.resource.as_str()).collect();
+        for resource in self.resources {
+            let units = node.units(resource);
+            if units > 0 {
+                limits.insert(resource, units);
+            }
+        }
+        if limits.is_empty() {
+            let of_networks = networks.iter().map(|network| &network.resource);
+            let resources = of_networks.chain(self.resources).map(String::as_str);
+            let resources: BTreeSet<&str> = resources.collect();
             let resources: Vec<&str> = resources.into_iter().collect();
             return Err(format!("the node offers no {}", resources.join(", ")));
         }
@@ -219,13 +227,20 @@ impl PodTemplate<'_> {
         let mut labels = Map::new();
         labels.insert("app.kubernetes.io/name".to_owned(), NAME.into());
         labels.insert(RUN.to_owned(), self.run.into());
+        let mut annotations = Map::new();
+        if !names.is_empty() {
+            annotations.insert(
+                "k8s.v1.cni.cncf.io/networks".to_owned(),
+                names.join(", ").into(),
+            );
+        }
         let object = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": name,
                 "labels": labels,
-                "annotations": {"k8s.v1.cni.cncf.io/networks": names.join(", ")},
+                "annotations": annotations,
             },
             "spec": {
                 "restartPolicy": "Never",
@@ -366,8 +381,8 @@ mod tests {
     #[test]
     fn the_networks_are_those_of_the_plan_or_the_only_one() {
         let names = |found: Vec<Network>, asked: &[&str]| {
-            let asked: Vec<String> = asked.iter().map(|&name| full_name(name, "hpc")).collect();
-            let chosen = choose(found, &asked).map_err(|error| error.to_string())?;
+            let asked: Vec<String> = asked.iter().map(|&name| name.to_owned()).collect();
+            let chosen = choose(found, &asked, "hpc").map_err(|error| error.to_string())?;
             Ok::<_, String>(chosen.into_iter().map(|n| n.name).collect::<Vec<_>>())
         };
         let (a, b, c) = (network("a", false), network("b", false), network("c", true));
@@ -377,8 +392,19 @@ mod tests {
         assert_eq!(names(all(), &["b", "hpc/a"]).unwrap(), ["hpc/a", "hpc/b"]);
         let error = names(vec![a.clone(), b.clone()], &[]).unwrap_err();
         assert!(error.contains("--network: hpc/a, hpc/b"), "{error}");
+        let other = || Network {
+            name: "other/a".to_owned(),
+            ..c.clone()
+        };
+        assert_eq!(names(vec![a.clone(), other()], &[]).unwrap(), ["hpc/a"]);
+        let named = names(vec![a.clone(), other()], &["other/a"]);
+        assert_eq!(named.unwrap(), ["other/a"]);
         assert!(names(all(), &["d"]).unwrap_err().contains("hpc/d is not"));
-        assert!(names(vec![], &[]).unwrap_err().contains("no network"));
+        assert!(
+            names(vec![other()], &[])
+                .unwrap_err()
+                .contains("has no network")
+        );
         let other = definition("x", false, json!({"type": "macvlan"}));
         assert_eq!(Network::of(&other), None);
     }
@@ -393,6 +419,7 @@ mod tests {
             image: "i",
             deadline_seconds: 9,
             gpu: true,
+            resources: &[],
         };
         assert_eq!(Node::of(&object).units("rdma/shared"), 1000);
         let asks = |plugin: Value| {
@@ -423,6 +450,7 @@ mod tests {
             image: "i",
             deadline_seconds: 9,
             gpu: false,
+            resources: &["rdma/efa".to_owned()],
         };
         let pod = |status: Value| {
             let node = Node::of(&json!({"metadata": {"name": "n"}, "status": status}));
@@ -430,6 +458,23 @@ mod tests {
         };
         assert_eq!(pod(json!({})), "the node is not Ready");
         let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-        assert_eq!(pod(ready), "the node offers no rdma/nic");
+        assert_eq!(pod(ready), "the node offers no rdma/efa, rdma/nic");
+    }
+
+    #[test]
+    fn a_pod_has_hcas_without_netdevs_without_a_network() {
+        let template = PodTemplate {
+            run: "7",
+            image: "i",
+            deadline_seconds: 9,
+            gpu: false,
+            resources: &["rdma/efa".to_owned()],
+        };
+        let node = Node::of(&json!({"metadata": {"name": "n"}, "status": {
+            "conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"rdma/efa": "4"}}}));
+        let pod = template.pod(0, &node, &[]).unwrap().object;
+        assert_eq!(pod["metadata"]["annotations"], json!({}));
+        let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(*limits, json!({"rdma/efa": 4}));
     }
 }

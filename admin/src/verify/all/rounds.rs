@@ -1,11 +1,11 @@
 //! The run: reads the cluster, makes the pods, tests the pairs of each round, deletes the pods.
 
-use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use futures_util::{StreamExt as _, stream};
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
@@ -71,7 +71,13 @@ async fn work(
 ) -> anyhow::Result<()> {
     show("reading nodes and networks");
     results.context = pods::context(&cluster.kubectl).await;
-    let networks = networks(verify, pods).await?;
+    let (named, namespace) = (&verify.all.network, &verify.all.pod_namespace);
+    let mut networks = Vec::new();
+    if !named.is_empty() || verify.all.resource.is_empty() {
+        let definitions = pods::list(&cluster.kubectl, &[NETWORKS, "--all-namespaces"]).await?;
+        let found = definitions.iter().filter_map(Network::of).collect();
+        networks = plan::choose(found, named, namespace)?;
+    }
     let daemons = ask::list(cluster).await.context("list the daemon's pods")?;
     let nodes = pods::list(&cluster.kubectl, &["nodes"]).await?;
     let nodes = nodes.iter().map(plan::Node::of);
@@ -92,6 +98,7 @@ async fn work(
         image: &verify.all.image,
         deadline_seconds: verify.timeout + 300,
         gpu: verify.gpu.is_some(),
+        resources: &verify.all.resource,
     };
     let planned = nodes.into_iter().enumerate().map(|(number, node)| {
         let pod = template.pod(number, &node, &networks);
@@ -105,67 +112,32 @@ async fn work(
         }
     });
     let planned: Vec<Node> = planned.collect();
-    let objects = planned
-        .iter()
-        .filter_map(|node| Some(node.pod.as_ref()?.object.clone()));
-    let objects: Vec<_> = objects.collect();
+    let objects = planned.iter().filter_map(|node| node.pod.as_ref());
+    let objects: Vec<Value> = objects.map(|pod| pod.object.clone()).collect();
     if objects.len() < 2 {
-        let why = planned
-            .iter()
-            .filter_map(|n| Some(format!("; {}: {}", n.name, n.fault.as_ref()?.why)));
-        bail!(
-            "a test needs two nodes that can have a pod{}",
-            why.collect::<String>()
-        );
+        let why = |node: &Node| Some(format!("; {}: {}", node.name, node.fault.as_ref()?.why));
+        let why: String = planned.iter().filter_map(why).collect();
+        bail!("a test needs two nodes that can have a pod{why}");
     }
     show(&format!("creating {} pods", objects.len()));
     results.networks = networks.into_iter().map(|network| network.name).collect();
     results.nodes = planned;
     pods.create(objects).await?;
-    let names = results
-        .nodes
-        .iter()
-        .filter_map(|node| Some(node.pod.as_ref()?.name.as_str()));
+    let made = results.nodes.iter().filter_map(|node| node.pod.as_ref());
+    let names: Vec<&str> = made.map(|pod| pod.name.as_str()).collect();
     let limit = Duration::from_secs(verify.timeout / 2);
-    let obstacles = pods.wait(&names.collect::<Vec<_>>(), limit).await?;
+    let obstacles = pods.wait(&names, limit).await?;
     for node in &mut results.nodes {
         let obstacle = node.pod.as_ref().and_then(|pod| obstacles.get(&pod.name));
         if let Some(why) = obstacle {
-            let remedy = format!(
-                "kubectl rdma status --nodes {0}, kubectl rdma pods --nodes {0}",
-                node.name
-            );
-            node.fault = Some(Finding {
-                remedy: Some(remedy),
-                ..Finding::unknown(why)
-            });
+            let remedy = format!("kubectl rdma status --nodes {}", node.name);
+            let mut finding = Finding::unknown(why);
+            finding.remedy = Some(remedy);
+            node.fault = Some(finding);
         }
     }
     rounds(verify, cluster, results).await;
     Ok(())
-}
-
-async fn networks(verify: &Verify, pods: &Pods) -> anyhow::Result<Vec<Network>> {
-    let namespace = verify.all.pod_namespace.as_str();
-    let asked = verify
-        .all
-        .network
-        .iter()
-        .map(|name| plan::full_name(name, namespace));
-    let asked: Vec<String> = asked.collect();
-    let mut namespaces: BTreeSet<&str> = asked
-        .iter()
-        .filter_map(|name| Some(name.split_once('/')?.0))
-        .collect();
-    if asked.is_empty() {
-        namespaces.insert(namespace);
-    }
-    let mut found = Vec::new();
-    for namespace in namespaces {
-        let definitions = pods::list(&pods.kubectl.in_namespace(namespace), &[NETWORKS]).await?;
-        found.extend(definitions.iter().filter_map(Network::of));
-    }
-    plan::choose(found, &asked)
 }
 
 /// Tests the pairs of each round; a node that does not answer is left out of the next. The last round is
@@ -205,11 +177,8 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
                 break;
             };
             // Those of the step "ends": how each of them answered.
-            let ends = test
-                .climbed
-                .outcomes
-                .first()
-                .map_or(&[][..], |ends| &ends.findings);
+            let ends = test.climbed.outcomes.first();
+            let ends = ends.map_or(&[][..], |ends| &ends.findings);
             for (at, finding) in test.nodes.into_iter().zip(ends) {
                 if let Some(node) = results.nodes.get_mut(at)
                     && finding.verdict == Verdict::Fail
@@ -233,13 +202,8 @@ async fn climb(verify: &Verify, cluster: &Flags, pods: &[plan::Pod; 2]) -> Climb
         gpu: verify.gpu.filter(|_| pods.iter().all(|pod| pod.gpu)),
         ..verify.clone()
     };
-    ladder::climb(
-        &flags,
-        &cluster.kubectl.words(),
-        [&server, &client],
-        &|_| (),
-    )
-    .await
+    let kubectl = cluster.kubectl.words();
+    ladder::climb(&flags, &kubectl, [&server, &client], &|_| ()).await
 }
 
 /// Returns when a signal asks the program to end.

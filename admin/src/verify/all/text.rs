@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::Results;
 use super::matrix::{Cell, Matrix, PODS};
 use crate::report::{self, Style};
-use crate::verdict::{Finding, Outcome, Verdict};
+use crate::verdict::{Outcome, Verdict};
 use crate::verify::ladder::{self, Rung};
 
 /// The matrix, the faults with their remedies, and counts.
@@ -14,10 +14,8 @@ pub(super) fn text(results: &Results, matrix: &Matrix, style: Style) -> String {
     let header: Vec<&str> = std::iter::once("NODE").chain(rails).collect();
     let rows = matrix.rows().map(|(node, cells)| {
         let cells = cells.iter().map(|cell| cell.text.as_str());
-        std::iter::once(node)
-            .chain(cells)
-            .map(node::table::cell)
-            .collect()
+        let row = std::iter::once(node).chain(cells);
+        row.map(node::table::cell).collect()
     });
     let table = node::table::table(&header, &rows.collect::<Vec<_>>());
     let faults = report::list(&faults(matrix), true, style);
@@ -42,37 +40,31 @@ pub(super) fn faults(matrix: &Matrix) -> Vec<Outcome> {
         for (node, cells) in matrix.rows() {
             let is_fault = |cell: &&Cell| cell.rung == step && cell.verdict >= Verdict::Unknown;
             let mut faults: Vec<&Cell> = cells.iter().filter(is_fault).collect();
-            while let Some(first) = faults.first().copied() {
-                let says = |cell: &Cell| (cell.finding.why.clone(), cell.only_with.clone());
-                let alike = |cell: &&&Cell| says(cell) == says(first);
-                let rails: Vec<&str> = faults
-                    .iter()
-                    .filter(alike)
-                    .map(|c| c.rail.as_str())
-                    .collect();
-                let rails = match rails.len() == cells.len() {
-                    true => String::new(),
-                    false => format!(" {}", rails.join(",")),
+            while let Some(&first) = faults.first() {
+                let says_the_same = |cell: &mut &Cell| {
+                    (&cell.finding.why, &cell.only_with) == (&first.finding.why, &first.only_with)
                 };
-                let with = match first.only_with.is_empty() {
-                    true => String::new(),
-                    false => format!(" (only with {})", first.only_with.join(", ")),
-                };
-                let finding = Finding {
-                    read: Vec::new(),
-                    ..first.finding.clone()
-                };
-                findings.push(finding.on(format!("{node}{rails}{with}")));
-                faults.retain(|cell| says(cell) != says(first));
+                let same = faults.extract_if(.., says_the_same);
+                let rails: Vec<&str> = same.map(|cell| cell.rail.as_str()).collect();
+                let mut object = node.to_owned();
+                if rails.len() < cells.len() {
+                    object += &format!(" {}", rails.join(","));
+                }
+                if !first.only_with.is_empty() {
+                    object += &format!(" (only with {})", first.only_with.join(", "));
+                }
+                let mut finding = first.finding.clone().on(object);
+                finding.read.clear();
+                findings.push(finding);
             }
         }
         Outcome::new(step.0, step.1, findings)
     };
-    let outcomes = [PODS, ENDS, PING, RPING, WRITE_BW, GPU].map(of_step);
-    outcomes
+    let outcomes = [PODS, ENDS, PING, RPING, WRITE_BW, GPU]
         .into_iter()
-        .filter(|outcome| !outcome.findings.is_empty())
-        .collect()
+        .map(of_step);
+    let is_fault = |outcome: &Outcome| !outcome.findings.is_empty();
+    outcomes.filter(is_fault).collect()
 }
 
 /// Everything as one document.
@@ -119,16 +111,11 @@ impl Matrix {
             (Verdict::Unknown, "unknown or not tested"),
             (Verdict::Pass, "passed"),
         ];
-        let count = |verdict| {
-            self.cells
-                .iter()
-                .filter(|cell| cell.verdict == verdict)
-                .count()
-        };
-        let counts = words.map(|(verdict, word)| (verdict, count(verdict), word));
-        let counts = counts.into_iter().filter(|(_, count, _)| *count > 0);
-        counts
-            .map(|(verdict, count, word)| (verdict, format!("{count} {word}")))
-            .collect()
+        let counts = words.into_iter().filter_map(|(verdict, word)| {
+            let cells = self.cells.iter().filter(|cell| cell.verdict == verdict);
+            let count = cells.count();
+            (count > 0).then(|| (verdict, format!("{count} {word}")))
+        });
+        counts.collect()
     }
 }
