@@ -125,9 +125,9 @@ impl Report {
             Box::new(output::byte_stream()?)
         } else {
             let mut options = File::options();
-            options.write(true).create(true).truncate(true).mode(0o600);
+            options.write(true).create_new(true).mode(0o600);
             let opened = options.open(&to);
-            Box::new(opened.with_context(|| format!("create {}", to.display()))?)
+            Box::new(opened.with_context(|| format!("create {}, a new file", to.display()))?)
         };
         Ok(Collection {
             to,

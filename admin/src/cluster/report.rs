@@ -26,7 +26,7 @@ const USERS: &str = "spec.nodeName spec.hostNetwork spec.containers.name spec.co
     spec.containers.resources spec.initContainers.name spec.initContainers.resources \
     status.phase status.reason status.message status.conditions \
     status.containerStatuses.name status.containerStatuses.restartCount \
-    status.containerStatuses.state.waiting status.containerStatuses.state.terminated.reason \
+    status.containerStatuses.state.waiting.reason status.containerStatuses.state.terminated.reason \
     status.containerStatuses.state.terminated.exitCode";
 const NODE: &str = "spec.taints spec.unschedulable status.addresses status.allocatable \
     status.capacity status.conditions status.nodeInfo";
@@ -55,10 +55,26 @@ fn is_user(pod: &Value, collection: &Collection) -> bool {
 /// An event of our objects, or of a pod that requests a resource of ours.
 fn is_of_interest(event: &Value, collection: &Collection) -> bool {
     let object = |key: &str| text(event, &format!("/involvedObject/{key}"));
-    collection.uids.contains(object("uid"))
-        || object("apiVersion").starts_with("rdma-netdev.io/")
-        // Of a pod that was replaced.
-        || object("name").starts_with(&format!("{CONTAINER}-"))
+    // Also of a pod that was replaced.
+    let is_ours = object("apiVersion").starts_with("rdma-netdev.io/")
+        || object("name").starts_with(&format!("{CONTAINER}-"));
+    // What a user's probe or hook prints can have secrets.
+    let of_output = [
+        "Unhealthy",
+        "ProbeWarning",
+        "FailedPostStartHook",
+        "FailedPreStopHook",
+    ];
+    let is_output = of_output.contains(&text(event, "/reason"));
+    is_ours || (collection.uids.contains(object("uid")) && !is_output)
+}
+
+/// A network of other plugins can have their secrets.
+fn is_network(definition: &Value, _: &Collection) -> bool {
+    let config = text(definition, "/spec/config");
+    ["rdma-netdev", "rdma-ipam"]
+        .iter()
+        .any(|ours| config.contains(ours))
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
@@ -106,7 +122,7 @@ pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
             is_configuration,
         ),
         get(NODES, here, NODE, every),
-        get(NETWORKS, everywhere, "spec.config", every),
+        get(NETWORKS, everywhere, "spec.config", is_network),
         get(RANGES, here, "spec status", every),
         get(BLOCKS, here, "spec status", every),
     ]);
@@ -156,17 +172,23 @@ async fn collect_nodes(
 ) -> Result<Vec<(String, Value)>> {
     let (mut first, mut rest, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     for pod in pods {
+        // A node has several while they are replaced.
+        let is_alone = pods.iter().filter(|other| other.node == pod.node).count() == 1;
+        let folder = match is_alone {
+            true => pod.node.clone(),
+            false => format!("{}-{}", pod.node, pod.name),
+        };
         let exec = ["exec", &pod.name, "--container", CONTAINER, "--", "rdmactl"];
         let exec = part(flags, "", &exec, Form::Text).argv;
-        let mut questions = questions(&pod.node, &exec);
+        let mut questions = questions(&folder, &exec);
         match &pod.obstacle {
-            Some(why) => to.lack(&path(&["nodes", &pod.node]), &exec.join(" "), why),
+            Some(why) => to.lack(&path(&["nodes", &folder]), &exec.join(" "), why),
             None => {
                 rest.extend(questions.split_off(1));
                 first.extend(questions);
             }
         }
-        let users = path(&["nodes", &pod.node, "users.json"]);
+        let users = path(&["nodes", &folder, "users.json"]);
         parts.push(users_of(flags, &users, &pod.node));
         let objects = items(list, "/items").filter(|object| name_of(object) == pod.name);
         parts.extend(objects.flat_map(|object| logs(flags, pod, object)));

@@ -5,10 +5,31 @@ use serde_json::Value;
 
 /// What stands for a secret.
 const REMOVED: &str = "[removed]";
-/// Ends of the names of settings whose value is a secret.
-const SECRETS: [&str; 7] = [
-    "token", "password", "passwd", "secret", "apikey", "api-key", "_key",
+/// Ends of the names of settings whose value is a secret, without `-`, `_` and `.`.
+const SECRETS: [&str; 16] = [
+    "token",
+    "password",
+    "passwd",
+    "passphrase",
+    "pwd",
+    "secret",
+    "apikey",
+    "accesskey",
+    "secretkey",
+    "privatekey",
+    "authkey",
+    "psk",
+    "credentials",
+    "authorization",
+    "signature",
+    "sig",
 ];
+
+fn is_secret(name: &str) -> bool {
+    let letters = name.chars().filter(|c| !"-_.".contains(*c));
+    let name: String = letters.map(|c| c.to_ascii_lowercase()).collect();
+    SECRETS.iter().any(|end| name.ends_with(end))
+}
 
 /// The fields of an object that `paths` name, such as `spec.containers.image`. A path goes through lists, and
 /// ends at a value that is kept whole.
@@ -45,12 +66,24 @@ pub(crate) fn document(value: Value) -> Value {
             }
             _ => text(&string).into(),
         },
-        Value::Array(items) => items.into_iter().map(document).collect(),
+        // Arguments: a flag, then its value.
+        Value::Array(items) => {
+            let mut is_value = false;
+            let items = items.into_iter().map(|item| {
+                let is_hidden = is_value && item.is_string();
+                is_value = item
+                    .as_str()
+                    .is_some_and(|text| text.starts_with('-') && is_secret(text));
+                match is_hidden {
+                    true => REMOVED.into(),
+                    false => document(item),
+                }
+            });
+            items.collect()
+        }
         Value::Object(fields) => {
             let fields = fields.into_iter().map(|(key, value)| {
-                let name = key.to_ascii_lowercase();
-                let is_secret = SECRETS.iter().any(|word| name.ends_with(word));
-                let value = match is_secret && !value.is_boolean() {
+                let value = match is_secret(&key) && !value.is_boolean() {
                     true => REMOVED.into(),
                     false => document(value),
                 };
@@ -67,8 +100,10 @@ pub(crate) fn text(raw: &str) -> String {
     let mut is_in_key = false;
     let lines = raw.split('\n').map(|raw| {
         let begins = raw.contains("-----BEGIN") && raw.contains("PRIVATE KEY");
-        let is_hidden = is_in_key || begins || is_key_material(raw);
-        is_in_key = (is_in_key || begins) && !raw.contains("-----END");
+        // A key that was cut off does not hide what follows.
+        let goes_on = is_base64(raw.trim()) || raw.contains("-----END");
+        let is_hidden = begins || (is_in_key && goes_on) || is_key_material(raw);
+        is_in_key = (begins || is_in_key && goes_on) && !raw.contains("-----END");
         match is_hidden {
             true => REMOVED.to_owned(),
             false => line(raw),
@@ -80,20 +115,26 @@ pub(crate) fn text(raw: &str) -> String {
 /// A line of a PEM file, whose first line the text need not have.
 fn is_key_material(line: &str) -> bool {
     let line = line.trim();
-    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
     let is_hash = line.bytes().all(|byte| byte.is_ascii_hexdigit());
-    line.len() >= 60 && line.bytes().all(is_base64) && !is_hash
+    line.len() >= 60 && is_base64(line) && !is_hash
+}
+
+fn is_base64(line: &str) -> bool {
+    line.bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
 }
 
 fn line(raw: &str) -> String {
-    let lower = raw.to_ascii_lowercase();
     let (mut clean, mut after) = (String::with_capacity(raw.len()), 0);
+    let mut before = ' ';
     for (at, c) in raw.char_indices().filter(|(_, c)| *c != '\r') {
+        let starts_word = !is_inside_name(before);
+        before = c;
         if at < after {
             continue;
         }
         let rest = raw.get(at..).unwrap_or_default();
-        match secret(rest, lower.get(at..).unwrap_or_default()) {
+        match secret(rest, starts_word) {
             Some((name, secret)) => {
                 clean += rest.get(..name).unwrap_or_default();
                 clean += REMOVED;
@@ -106,8 +147,12 @@ fn line(raw: &str) -> String {
     words.join("\t")
 }
 
+fn is_inside_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "-_.".contains(c)
+}
+
 /// If a secret begins here: the length of what names it, and its own.
-fn secret(rest: &str, lower: &str) -> Option<(usize, usize)> {
+fn secret(rest: &str, starts_word: bool) -> Option<(usize, usize)> {
     // A JSON Web Token is base64 of {"...
     if rest.starts_with("eyJ") {
         let is_inside = |c: char| c.is_ascii_alphanumeric() || "-_.+/=".contains(c);
@@ -119,17 +164,28 @@ fn secret(rest: &str, lower: &str) -> Option<(usize, usize)> {
         let authority = authority.split(['/', '"', ' ']).next()?;
         return Some((3, authority.rfind('@').filter(|at| *at > 0)?));
     }
-    let words = ["bearer ", "authorization: basic "];
-    let value = words.iter().find_map(|word| lower.strip_prefix(word));
-    let value = value.or_else(|| {
-        let after = SECRETS.iter().find_map(|word| lower.strip_prefix(word))?;
-        let signs = ["=", "\":", "\\\":", "':"];
-        signs.iter().find_map(|sign| after.strip_prefix(sign))
-    })?;
+    if !starts_word {
+        return None;
+    }
+    let (name, after) = rest.split_at(rest.find(|c| !is_inside_name(c)).unwrap_or(rest.len()));
+    let signed = after.trim_start_matches(['"', '\'', '\\']).trim_start();
+    let value = match signed.strip_prefix([':', '=']) {
+        Some(value) if is_secret(name) => value,
+        _ => {
+            let is_flag = name.starts_with("--") && is_secret(name);
+            let names_next = is_flag || name.eq_ignore_ascii_case("bearer");
+            after.strip_prefix(' ').filter(|_| names_next)?
+        }
+    };
     let opened = value.trim_start_matches(' ');
     let value = opened.trim_start_matches(['"', '\'', '\\']);
     let is_quoted = value.len() < opened.len();
-    let is_end = |c: char| "\"'\\".contains(c) || (!is_quoted && (c == '&' || c.is_whitespace()));
+    // "Basic" or "Bearer" is not the secret.
+    let is_whole_line = name.eq_ignore_ascii_case("authorization");
+    let is_end = |c: char| {
+        let ends = !is_quoted && !is_whole_line && (c == '&' || c.is_whitespace());
+        "\"'\\".contains(c) || ends
+    };
     let length = value.find(is_end).unwrap_or(value.len());
     (length > 0).then_some((rest.len() - value.len(), length))
 }
@@ -176,13 +232,21 @@ mod tests {
                 "got [removed], trying again",
             ),
             (
-                "Authorization: Bearer abc.def x",
-                "Authorization: Bearer [removed] x",
+                "-H 'Authorization: Bearer abc.def' x",
+                "-H 'Authorization: [removed]' x",
             ),
+            ("Authorization: Basic dTpw", "Authorization: [removed]"),
+            ("with Bearer abc x", "with Bearer [removed] x"),
+            ("X-Auth-Token: abc x", "X-Auth-Token: [removed] x"),
+            ("  password: hunter2", "  password: [removed]"),
+            ("secretKey = \"a b\" x", "secretKey = \"[removed]\" x"),
+            ("run --token abc x", "run --token [removed] x"),
             (
-                "Authorization: Basic dTpw",
-                "Authorization: Basic [removed]",
+                "GET /?X-Amz-Signature=abc&x=1",
+                "GET /?X-Amz-Signature=[removed]&x=1",
             ),
+            ("GET /?sig=abc", "GET /?sig=[removed]"),
+            (r#"{"pkey": "0x8001"}"#, r#"{"pkey": "0x8001"}"#),
             (
                 r#"{"level":"info","Token": "abc"}"#,
                 r#"{"level":"info","Token": "[removed]"}"#,
@@ -200,10 +264,6 @@ mod tests {
             (
                 "dial http://u:p@proxy:1/x",
                 "dial http://[removed]@proxy:1/x",
-            ),
-            (
-                "cannot read token: not found",
-                "cannot read token: not found",
             ),
             ("from https://[::1]:443/a@b", "from https://[::1]:443/a@b"),
             ("ä\u{1b}[2J\tb\r", "ä\\u{1b}[2J\tb"),
@@ -223,6 +283,8 @@ mod tests {
         let clean = text(&format!("a\n{key}\nb"));
         assert_eq!(clean.replace("[removed]\n", ""), "a\nb");
         assert_eq!(text(&format!("{body}\nb")), "[removed]\nb");
+        let cut = format!("-----BEGIN PRIVATE KEY-----\n{body}\nlevel=info b");
+        assert!(text(&cut).ends_with("[removed]\nlevel=info b"));
         let logged = key.replace('\n', "\\n");
         assert_eq!(text(&format!("key: {logged}\nb")), "[removed]\nb");
     }
@@ -236,6 +298,8 @@ mod tests {
         let config: Value = serde_json::from_str(clean["config"].as_str().unwrap()).unwrap();
         let expected = json!({"type": "x", "etcd": {"etcdPassword": "[removed]"}});
         assert_eq!(config, expected);
+        let arguments = document(json!(["--token", "planted", "--x", "y"]));
+        assert_eq!(arguments, json!(["--token", "[removed]", "--x", "y"]));
         // Of two equal keys the last is read.
         let double = document(json!(r#"{"a":"token=planted", "a":1}"#)).to_string();
         assert!(!double.contains("planted"), "{double}");

@@ -96,12 +96,17 @@ impl Cluster {
             json!({"metadata": metadata("e"), "type": "Warning", "reason": "Failed", "message": format!("about {name}"),
                 "involvedObject": {"kind": kind, "name": name, "uid": format!("uid-{name}")}})
         };
+        let mut probe = event("Pod", "trains");
+        probe["reason"] = json!("Unhealthy");
+        probe["message"] = json!("Readiness probe failed: planted-by-a-probe");
         let list = |items: Vec<Value>| json!({"kind": "List", "items": items});
         let set = json!({"metadata": metadata("rdma"), "spec": {"template": {"metadata": metadata("x"), "spec": {
             "containers": [container], "volumes": [{"name": "config", "configMap": {"name": "rdma-config"}}]}}}});
         let config = r#"{"configList": [{"resourceName": "hca", "rdmaHcaMax": 63, "selectors": {"vendors": ["15b3"]}}]}"#;
         let network = json!({"metadata": metadata("net-a"), "spec": {"config":
             r#"{"type": "rdma-netdev", "ipam": {"type": "x", "etcd_password": "planted-in-network"}}"#}});
+        let other = json!({"metadata": metadata("other"), "spec": {"config":
+            r#"{"type": "other", "x": "planted-in-another-network"}"#}});
         let node = json!({"metadata": metadata("n1"), "status": {"allocatable": {"rdma/hca": "8"},
             "images": [{"names": ["planted-in-images"]}]}});
         for (file, document) in [
@@ -123,7 +128,7 @@ impl Cluster {
                 ]),
             ),
             ("nodes", list(vec![node])),
-            ("networks", list(vec![network])),
+            ("networks", list(vec![network, other])),
             (
                 "users",
                 list(vec![
@@ -135,6 +140,7 @@ impl Cluster {
                 "events",
                 list(vec![
                     event("Pod", "trains"),
+                    probe,
                     event("Pod", "planted-name"),
                     event("DaemonSet", "rdma"),
                 ]),
@@ -144,7 +150,7 @@ impl Cluster {
         }
         let log = "started\nAuthorization: Bearer planted-in-header\n\
             got eyJhbGciOiJSUzI1NiJ9.planted-in-jwt.c2ln from the API\n\
-            -----BEGIN PRIVATE KEY-----\nplanted-in-key\n-----END PRIVATE KEY-----\nended\n";
+            -----BEGIN PRIVATE KEY-----\nplantedInKey\n-----END PRIVATE KEY-----\nended\n";
         fs::write(at("log.txt"), log)?;
         Ok(Self(directory))
     }
@@ -199,6 +205,12 @@ fn json_of(top: &Path, file: &str) -> Result<Value> {
 fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
     let cluster = Cluster::new()?;
     let output = cluster.report("a.tar.gz")?;
+    let again = cluster.report("a.tar.gz")?;
+    let again = String::from_utf8(again.stderr)?;
+    ensure!(
+        again.contains("create a.tar.gz, a new file: File exists"),
+        "{again}"
+    );
     let said = String::from_utf8(output.stderr)?;
     let printed = String::from_utf8(output.stdout)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
