@@ -156,7 +156,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	step "kubectl rdma report"
 	kubectl create secret generic planted --from-literal=password="$planted"
 	kubectl run user --image=localhost/rdma-tools:1 --restart=Never --env=PASSWORD="$planted" \
-		--overrides='{"spec": {"containers": [{"name": "user", "image": "localhost/rdma-tools:1",
+		--overrides='{"spec": {"automountServiceAccountToken": false, "containers": [{"name": "user", "image": "localhost/rdma-tools:1",
 			"imagePullPolicy": "IfNotPresent", "command": ["sleep", "infinity"],
 			"env": [{"name": "PASSWORD", "value": "'"$planted"'"}], "resources": {"limits": {"rdma/nic": "1"}}}]}}'
 	check "a pod uses an HCA" kubectl wait --for=condition=Ready --timeout=300s pod/user
