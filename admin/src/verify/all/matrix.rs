@@ -135,9 +135,12 @@ fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
         let finding = Finding::unknown("no partner that answered has this rail");
         return Cell::new(key, PODS, "not tested", finding);
     }
-    let mut left = tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.left));
-    match left.find(|(of, left)| **of == at && !left.is_empty()) {
-        Some((_, left)) => {
+    let left = tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.left));
+    let left = left.filter(|(of, _)| **of == at).map(|(_, left)| left);
+    let pod = results.nodes.get(at).and_then(|node| node.pod.as_ref());
+    let mut left = left.chain(pod.map(|pod| &pod.withheld));
+    match left.find(|left| !left.is_empty()) {
+        Some(left) => {
             let remedy = format!("kubectl rdma status --nodes {}", key.0);
             let finding = Finding::fail(left.join("; "), remedy);
             Cell::new(key, ladder::ENDS, "FAIL ends", finding)
@@ -245,6 +248,7 @@ fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding
 #[cfg(test)]
 mod tests {
     use super::super::Test;
+    use super::super::plan::Pod;
     use super::*;
     use crate::verdict::Outcome;
     use crate::verify::ladder::Measurement;
@@ -404,5 +408,14 @@ mod tests {
         );
         results.tests[1].climbed.left[1].clear();
         assert_eq!(judge(&results).cells[3].text, "-");
+        results.nodes[3].pod = Some(Pod {
+            name: "d".to_owned(),
+            gpu: false,
+            withheld: vec!["1 of 2 rdma/nic cannot be used".to_owned()],
+            object: serde_json::Value::Null,
+        });
+        let cell = &judge(&results).cells[3];
+        assert_eq!(cell.text, "FAIL ends");
+        assert_eq!(cell.finding.why, "1 of 2 rdma/nic cannot be used");
     }
 }

@@ -121,6 +121,7 @@ pub(super) struct Node {
     pub kubelet: String,
     is_ready: bool,
     allocatable: BTreeMap<String, u64>,
+    capacity: BTreeMap<String, u64>,
 }
 
 impl Node {
@@ -128,22 +129,33 @@ impl Node {
         let status = |key: &str| object.pointer(&format!("/status/{key}"));
         let conditions = status("conditions").and_then(Value::as_array);
         let is_ready = |state: &Value| state["type"] == "Ready" && state["status"] == "True";
-        let units = status("allocatable").and_then(Value::as_object);
-        let units = units.into_iter().flatten().filter_map(|(name, count)| {
-            let count = quantity(count.as_str()?)?;
-            Some((name.clone(), count))
-        });
+        let units = |key: &str| {
+            let units = status(key).and_then(Value::as_object);
+            let units = units.into_iter().flatten().filter_map(|(name, count)| {
+                let count = quantity(count.as_str()?)?;
+                Some((name.clone(), count))
+            });
+            units.collect()
+        };
         let kubelet = status("nodeInfo/kubeletVersion").and_then(Value::as_str);
         Self {
             name: name_of(object).to_owned(),
             kubelet: kubelet.unwrap_or("-").to_owned(),
             is_ready: conditions.into_iter().flatten().any(is_ready),
-            allocatable: units.collect(),
+            allocatable: units("allocatable"),
+            capacity: units("capacity"),
         }
     }
 
     fn units(&self, resource: &str) -> u64 {
         self.allocatable.get(resource).copied().unwrap_or(0)
+    }
+
+    /// Units that the node has and its daemon does not offer, as of a port that is down.
+    fn withheld(&self, resource: &str) -> Option<String> {
+        let all = *self.capacity.get(resource)?;
+        let withheld = all.saturating_sub(self.units(resource));
+        (withheld > 0).then(|| format!("{withheld} of {all} {resource} cannot be used"))
     }
 }
 
@@ -177,6 +189,8 @@ pub(super) struct Pod {
     pub name: String,
     /// It asks for a GPU.
     pub gpu: bool,
+    /// What it cannot ask for, in words.
+    pub withheld: Vec<String>,
     /// What the API is sent.
     pub object: Value,
 }
@@ -219,6 +233,8 @@ impl PodTemplate<'_> {
             let resources: Vec<&str> = resources.into_iter().collect();
             return Err(format!("the node offers no {}", resources.join(", ")));
         }
+        let withheld = limits.keys().filter_map(|resource| node.withheld(resource));
+        let withheld = withheld.collect();
         let gpu = self.gpu && node.units(GPU) > 0;
         if gpu {
             limits.insert(GPU, 1);
@@ -262,7 +278,12 @@ impl PodTemplate<'_> {
                 }],
             },
         });
-        Ok(Pod { name, gpu, object })
+        Ok(Pod {
+            name,
+            gpu,
+            withheld,
+            object,
+        })
     }
 }
 
@@ -413,7 +434,8 @@ mod tests {
     fn a_pod_asks_for_what_its_network_needs() {
         let object = json!({"metadata": {"name": "n1"}, "status": {
             "conditions": [{"type": "Ready", "status": "True"}],
-            "allocatable": {"rdma/nic": "3", "rdma/shared": "1k", "nvidia.com/gpu": "8", "memory": "64Gi"}}});
+            "allocatable": {"rdma/nic": "3", "rdma/shared": "1k", "nvidia.com/gpu": "8", "memory": "64Gi"},
+            "capacity": {"rdma/nic": "4", "rdma/shared": "1k"}}});
         let template = PodTemplate {
             run: "7",
             image: "i",
@@ -422,6 +444,9 @@ mod tests {
             resources: &[],
         };
         assert_eq!(Node::of(&object).units("rdma/shared"), 1000);
+        let withheld = Node::of(&object).withheld("rdma/nic").unwrap();
+        assert_eq!(withheld, "1 of 4 rdma/nic cannot be used");
+        assert_eq!(Node::of(&object).withheld("rdma/shared"), None);
         let asks = |plugin: Value| {
             let network = Network::of(&definition("net", false, plugin)).unwrap();
             let pod = template

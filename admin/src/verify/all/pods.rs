@@ -196,11 +196,10 @@ fn state(pod: &Value) -> State {
     }
     match word(pod, "/status/containerStatuses/0/state/waiting/reason").as_str() {
         "" => State::Coming(phase),
-        reason if reason.contains("Image") || reason == "CreateContainerConfigError" => {
-            State::Stuck(format!(
-                "its pod cannot start: {reason}; --image names another image"
-            ))
-        }
+        reason if reason.contains("Image") => State::Stuck(format!(
+            "its pod cannot start: {reason}; --image names another image"
+        )),
+        // Also CreateContainerConfigError, which a busy daemon causes: the kubelet tries again.
         reason => State::Coming(reason.to_owned()),
     }
 }
@@ -232,6 +231,10 @@ mod tests {
                 Some("its pod cannot start: ImagePullBackOff; --image names another image"),
             ),
             (waiting("ContainerCreating"), Some("ContainerCreating")),
+            (
+                waiting("CreateContainerConfigError"),
+                Some("CreateContainerConfigError"),
+            ),
             (json!({"phase": "Pending"}), Some("Pending")),
         ] {
             let found = match state(&json!({"status": status})) {

@@ -1,0 +1,186 @@
+# A whole real cluster of two nodes, from nothing to checked RDMA: plan, apply, verify --all; then report
+# lab: guests=2 nics=3 memory=3072 cpus=2 timeout=5400 images=pods,node kubernetes=yes
+# lab: cdi-containerd=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
+# shellcheck shell=bash disable=SC2016,SC2154
+
+# shellcheck source=tests/lab/guest/cluster.sh
+. /lab/guest/cluster.sh
+manifests=/lab/manifests
+
+# eth0 is the node's own, eth1 and eth2 are HCAs for pods.
+node_address "172.20.0.$LAB_GUEST"
+for nic in 1 2; do
+	make_hca eth$nic mlx5_$nic
+	ip link set eth$nic mtu 9000
+	wait_for 20 settled eth$nic
+done
+mount --make-rshared /
+start_containerd /lab/containerd
+ctr --namespace k8s.io image import /lab/node.tar
+meet booted
+join_cluster "172.20.0.$LAB_GUEST"
+meet_late joined
+# A NIC that comes back from a pod has another index.
+state_without_indexes() { host_state | sed -E 's/^[0-9]+: //; s/ netdev_index [0-9]+//' | sort; }
+before=$(state_without_indexes)
+
+# ends STATUS DESCRIPTION COMMAND…: passes if the command ends so. $checked has what it printed, $complained
+# its other output, $seconds how long it took.
+ends() {
+	local wanted=$1 what=$2 rc=0 begun=$SECONDS
+	shift 2
+	checked=$("$@" 2>/tmp/complained) || rc=$?
+	complained=$(</tmp/complained)
+	seconds=$((SECONDS - begun))
+	printf '$ %s\n%s\n%s\n' "$*" "$complained" "$checked"
+	tell "[$seconds s] \$ $*"
+	if [ "$rc" = "$wanted" ]; then pass "$what"; else
+		fail "$what" "exit status $rc, not $wanted, of: $*" "$complained" "$checked"
+	fi
+}
+# offered RESOURCE: how many of it each node offers.
+offered() { kubectl get nodes -o json | jq -r --arg resource "$1" '[.items[].status.allocatable[$resource] // "0"] | join(" ")'; }
+both_offer() { [ "$(offered "$1")" = "$2" ]; }
+# of_verify: names of the pods of verify --all.
+of_verify() { kubectl get pods -l app.kubernetes.io/name=rdma-verify -o name; }
+none_of_verify() { [ -z "$(of_verify)" ]; }
+some_of_verify() { ! none_of_verify; }
+# cells: each cell of a JSON result and its verdict.
+cells() { jq -r '.cells[] | "\(.node) \(.rail) \(.verdict)"' <<<"$checked"; }
+
+if [ "$LAB_GUEST" = 1 ]; then
+	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
+	step "kubectl apply -k manifests/base"
+	check "the API server takes the manifests" kubectl apply -k $manifests/base
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+
+	step "kubectl rdma plan"
+	ends 0 "a plan of both nodes" kubectl rdma plan --range 10.80.0.0/16
+	printf '%s\n' "$checked" | tee "$LAB_OUT/rdma.yaml" >/tmp/rdma.yaml
+	contains "both nodes are one group" '^# Group 1: node1, node2$' "$checked"
+	contains "each rail has a half of the range" '10\.80\.128\.0/17' "$checked"
+	# The pool of the base names an HCA that these nodes do not have.
+	equal "it warns of what it replaces" "" "$(grep -i warning <<<"$complained$checked" | grep -v 'has config.yaml configList' || true)"
+	show cat /tmp/rdma.yaml
+	check "rdmactl validate accepts it" rdmactl validate /tmp/rdma.yaml
+	check "so does the API server" kubectl apply --dry-run=server -f /tmp/rdma.yaml
+
+	step "kubectl apply -f"
+	check "the API server takes it" kubectl apply -f /tmp/rdma.yaml
+	check "both nodes offer their NICs" wait_for 300 both_offer rdma/nic "2 2"
+	# As the plan says of a changed policy; the daemons get a value that no report may have.
+	planted=planted-$RANDOM$RANDOM
+	check "the daemons start anew" own set env ds/rdma-device-plugin RDMA_LAB_PLANTED=$planted
+	check "on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	check "both nodes offer their NICs" wait_for 300 both_offer rdma/nic "2 2"
+
+	step "kubectl rdma verify --all"
+	ends 0 "every node and rail is as it should be" kubectl rdma verify --all --html "$LAB_OUT/result.html"
+	show cat <<<"$checked"
+	printf '%s\n' "$checked" >"$LAB_OUT/matrix"
+	for node in node1 node2; do contains "$node has a row of two rates" "^$node +[0-9.]+ Gb/s +[0-9.]+ Gb/s" "$checked"; done
+	contains "all four cells pass" '2 nodes, 2 rails: 4 passed; 1 tests in 1 rounds' "$checked"
+	page=$(<"$LAB_OUT/result.html")
+	contains "the page is whole" '^<!doctype html>' "$(head -c 15 "$LAB_OUT/result.html" | tr '[:upper:]' '[:lower:]')"
+	contains "to its end" '</html>$' "$page"
+	contains "and has the nodes" 'node2' "$page"
+	equal "it loads nothing" "" "$(grep -Eio '(src|href)="?(https?:)?//[^>]*|@import|url\([^)]*' <<<"$page" || true)"
+	check "the pods are gone" wait_for 200 none_of_verify
+	check "both nodes offer their NICs as before" wait_for 100 both_offer rdma/nic "2 2"
+
+	step "kubectl rdma plan, of a configured cluster"
+	ends 0 "there is no difference" kubectl rdma plan --range 10.80.0.0/16
+	equal "it says so" "no difference" "$checked"
+	ends 1 "another range differs" kubectl rdma plan --range 10.90.0.0/16
+	contains "by the ranges" '^\+ .*10\.90\.128\.0/17' "$checked"
+	show cat <<<"$checked"
+
+	step "SIGINT"
+	kubectl rdma verify --all >/tmp/stopped 2>&1 &
+	verify=$!
+	check "the pods are there" wait_for 200 some_of_verify
+	kill -INT $verify
+	rc=0
+	wait $verify || rc=$?
+	show cat /tmp/stopped
+	equal "it ends with 1" 1 "$rc"
+	contains "and says why" 'stopped by SIGINT' "$(</tmp/stopped)"
+	check "the pods are gone" wait_for 200 none_of_verify
+	check "both nodes offer their NICs as before" wait_for 200 both_offer rdma/nic "2 2"
+fi
+meet_late checked
+
+# A cable is out: the daemon does not offer the NIC, so no pod can test it.
+[ "$LAB_GUEST" = 1 ] || machine set_link nic2 off
+meet_late out
+if [ "$LAB_GUEST" = 1 ]; then
+	step "a cable of node2 is out"
+	check "node2 offers one NIC" wait_for 200 both_offer rdma/nic "2 1"
+	ends 1 "verify --all finds it" kubectl rdma verify --all --json
+	show cells
+	contains "the cell of node2 and this rail fails" '^node2 rdma1 fail$' "$(cells)"
+	for node in node1 node2; do contains "the other rail of $node passes" "^$node rdma0 pass$" "$(cells)"; done
+	contains "no other" '1 of 4 rails' "$complained"
+	check "the pods are gone" wait_for 200 none_of_verify
+fi
+meet_late found
+[ "$LAB_GUEST" = 1 ] || machine set_link nic2 on
+meet_late in
+
+# And while pods have the NICs.
+if [ "$LAB_GUEST" = 1 ]; then
+	step "a cable of node2 is pulled out while its pod has the NIC"
+	check "both nodes offer their NICs" wait_for 200 both_offer rdma/nic "2 2"
+	: >/lab/sync/pull
+	ends 1 "verify --all finds it" kubectl rdma verify --all --json
+	show cells
+	for node in node1 node2; do contains "the other rail of $node passes" "^$node rdma0 pass$" "$(cells)"; done
+	contains "the cell of node2 and this rail fails" '^node2 rdma1 fail$' "$(cells)"
+	check "the pods are gone" wait_for 200 none_of_verify
+else
+	is_away() { [ ! -e /sys/class/net/eth2 ]; }
+	ready() {
+		kubectl get pods -l app.kubernetes.io/name=rdma-verify --field-selector=spec.nodeName=node2 -o json |
+			jq -e '.items[].status.conditions[] | select(.type == "Ready" and .status == "True")'
+	}
+	wait_for 600 test -e /lab/sync/pull
+	wait_for 600 is_away
+	wait_for 300 ready
+	machine set_link nic2 off
+fi
+meet_late pulled
+[ "$LAB_GUEST" = 1 ] || machine set_link nic2 on
+
+if [ "$LAB_GUEST" = 1 ]; then
+	step "kubectl rdma report"
+	kubectl create secret generic planted --from-literal=password="$planted"
+	kubectl run user --image=localhost/rdma-tools:1 --restart=Never --env=PASSWORD="$planted" \
+		--overrides='{"spec": {"automountServiceAccountToken": false, "containers": [{"name": "user", "image": "localhost/rdma-tools:1",
+			"imagePullPolicy": "IfNotPresent", "command": ["sleep", "infinity"],
+			"env": [{"name": "PASSWORD", "value": "'"$planted"'"}], "resources": {"limits": {"rdma/nic": "1"}}}]}}'
+	check "a pod uses an HCA" kubectl wait --for=condition=Ready --timeout=300s pod/user
+	ends 0 "an archive of everything" kubectl rdma report /tmp/report.tar.gz
+	show cat <<<"$checked"
+	cp /tmp/report.tar.gz "$LAB_OUT/"
+	python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(open(sys.argv[1], "rb").read(), 31))' \
+		/tmp/report.tar.gz >/tmp/report.tar
+	for node in node1 node2; do
+		for part in status pods discover topology preflight; do
+			check "it has $part of $node" grep -aq "/nodes/$node/$part.json" /tmp/report.tar
+		done
+		check "it has the logs of $node" grep -aqE "/nodes/$node/logs/[^/]+/rdma-device-plugin.log" /tmp/report.tar
+	done
+	check "it has the plan's networks" grep -aq 10.80.128.0/17 /tmp/report.tar
+	check "it names the variable" grep -aq RDMA_LAB_PLANTED /tmp/report.tar
+	equal "but no planted secret" 0 "$(grep -ac "$planted" /tmp/report.tar || true)"
+	equal "and no token" 0 "$(grep -aocE 'eyJhbGciOi[A-Za-z0-9_-]{20}|admin-token|node[12]-token' /tmp/report.tar || true)"
+	check "the pod ends" kubectl delete pod user --now --timeout=200s
+
+	step "kubectl delete"
+	check "what was planned goes" kubectl delete -f /tmp/rdma.yaml --timeout=200s
+	check "what was installed goes" kubectl delete -k $manifests/base --ignore-not-found --timeout=300s
+fi
+meet_late over
+as_before "the host is as before" "$before" state_without_indexes
+meet_late end
