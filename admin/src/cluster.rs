@@ -53,7 +53,7 @@ struct Cli {
 }
 
 /// Which cluster and nodes, and how they are asked.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]
     pub(crate) kubectl: Kubectl,

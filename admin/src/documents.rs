@@ -48,6 +48,12 @@ pub(crate) fn name_of(object: &Value) -> &str {
     name.unwrap_or_default()
 }
 
+/// Text in an object; empty where it has none.
+pub(crate) fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    let text = object.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -185,9 +185,13 @@ impl Kubectl {
         [vec![self.kubectl.clone()], self.cluster()].concat()
     }
 
-    /// The name of the context, where one was given.
-    pub(crate) fn context(&self) -> Option<&str> {
-        self.context.as_deref()
+    /// The same in a context, whatever the kubeconfig says later.
+    pub(crate) fn in_context(&self, name: &str) -> Self {
+        let context = Some(name.to_owned());
+        Self {
+            context,
+            ..self.clone()
+        }
     }
 }
 

@@ -30,14 +30,18 @@ pub(crate) fn faults(outcomes: &[Outcome], strict: bool) -> Vec<&'static str> {
 
 /// One line: the sum of it all.
 fn summary(outcomes: &[Outcome]) -> String {
-    let counts = ORDER
-        .iter()
-        .map(|(verdict, word)| (count(outcomes, *verdict), word));
-    let counts = counts.filter(|(count, _)| *count > 0);
-    let counts: Vec<String> = counts
-        .map(|(count, word)| format!("{count} {word}"))
-        .collect();
-    format!("{} checks: {}", outcomes.len(), counts.join(", "))
+    let verdicts = outcomes.iter().map(|outcome| outcome.verdict);
+    format!("{} checks: {}", outcomes.len(), counts(verdicts))
+}
+
+/// How many there are of each, in words.
+pub(crate) fn counts(verdicts: impl Iterator<Item = Verdict> + Clone) -> String {
+    let count = |(verdict, word): (Verdict, &str)| {
+        let count = verdicts.clone().filter(|one| *one == verdict).count();
+        (count > 0).then(|| format!("{count} {word}"))
+    };
+    let counts: Vec<String> = ORDER.into_iter().filter_map(count).collect();
+    counts.join(", ")
 }
 
 /// Whether the words FAIL and WARN have a colour.

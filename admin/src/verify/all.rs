@@ -11,17 +11,20 @@ mod pods;
 mod rounds;
 mod text;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail, ensure};
+use serde::Serialize;
 
 use super::Verify;
+use super::ends::End;
 use super::ladder::Climbed;
 use crate::cluster;
 use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, style};
 use crate::verdict::{Finding, Verdict};
+use matrix::{Cell, Matrix};
 
 /// Flags of the cluster's test.
 #[derive(Debug, Clone, clap::Args)]
@@ -53,97 +56,104 @@ pub(super) struct Flags {
     html: Option<PathBuf>,
 }
 
-/// What was found, and about what.
-#[derive(Debug, Default)]
+/// What was found, and about what; its document.
+#[derive(Debug, Default, Serialize)]
 struct Results {
     started: String,
     seconds: u64,
     context: String,
     networks: Vec<String>,
-    planned: usize,
     rounds: usize,
     /// Why it ended early.
     ended: Option<String>,
-    nodes: Vec<Node>,
+    nodes: BTreeMap<String, Node>,
     tests: Vec<Test>,
+    #[serde(flatten)]
+    matrix: Matrix,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Default, Serialize)]
 struct Node {
-    name: String,
-    kubelet: String,
-    pod: Option<plan::Pod>,
+    /// The name of its pod; empty without.
+    pod: String,
+    #[serde(skip)]
+    has_gpu: bool,
+    /// What its pod has, once it answered.
+    #[serde(skip)]
+    end: End,
+    /// Units that are not healthy, in words.
+    shortage: Option<String>,
     /// Why it was not tested, or does not answer.
-    fault: Option<Finding>,
+    finding: Option<Finding>,
 }
 
 /// A test between two nodes.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 struct Test {
     round: usize,
     /// Where the server and the client ran.
-    nodes: [usize; 2],
+    nodes: plan::Pair,
+    #[serde(flatten)]
     climbed: Climbed,
 }
 
 impl Results {
-    fn name(&self, node: usize) -> &str {
-        self.nodes.get(node).map_or("-", |node| &node.name)
+    /// Nodes that nothing is known against.
+    fn able(&self) -> Vec<&str> {
+        let nodes = self.nodes.iter();
+        let able = nodes.filter(|(_, node)| node.finding.is_none());
+        able.map(|(name, _)| name.as_str()).collect()
     }
 
-    fn tests_of(&self, node: usize) -> impl Iterator<Item = (usize, &Test)> {
-        let tests = self.tests.iter().enumerate();
-        tests.filter(move |(_, test)| test.nodes.contains(&node))
-    }
-
-    /// Nodes that have no fault yet.
-    fn able(&self) -> BTreeSet<usize> {
-        let nodes = self.nodes.iter().enumerate();
-        let able = nodes.filter(|(_, node)| node.fault.is_none());
-        able.map(|(at, _)| at).collect()
-    }
-
-    /// Nodes that have no fault, and of which no rail was tested.
-    fn untested(&self) -> BTreeSet<usize> {
-        let is_tested = |at: &usize| {
-            self.tests_of(*at)
-                .any(|(_, test)| !test.climbed.pairs.is_empty())
-        };
-        self.able()
-            .into_iter()
-            .filter(|at| !is_tested(at))
-            .collect()
-    }
-
-    /// Says why of each node that was not tested.
+    /// Judges the tests, and says why of each node that has none.
     fn end(&mut self, early: Option<anyhow::Error>) {
-        self.tests.sort_by_key(|test| (test.round, test.nodes));
+        self.tests
+            .sort_by(|a, b| (a.round, &a.nodes).cmp(&(b.round, &b.nodes)));
         self.ended = early.map(|error| format!("{error:#}"));
         let why = match self.ended {
             Some(_) => "it ended before this node was tested",
-            None => "no other node answered",
+            None => "no test of it came to its end",
         };
-        for at in self.untested() {
-            if let Some(node) = self.nodes.get_mut(at) {
-                node.fault = Some(Finding::unknown(why));
+        let tests = self
+            .tests
+            .iter()
+            .filter(|test| !test.climbed.pairs.is_empty());
+        let tested: BTreeSet<&String> = tests.flat_map(|test| &test.nodes).collect();
+        for (name, node) in &mut self.nodes {
+            if node.finding.is_none() && !tested.contains(name) {
+                node.finding = Some(Finding::unknown(why).on(name));
             }
         }
+        self.matrix = matrix::judge(self);
     }
+}
+
+/// Where to look for why a node's pod is not as it should be.
+fn remedy(node: &str) -> String {
+    format!("kubectl rdma status --nodes {node}")
 }
 
 /// Tests the cluster and prints what was found.
 pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) -> Ended {
     let mut results = Results::default();
+    if let Some(file) = &verify.all.html {
+        // Before the test, which takes long.
+        let opened = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(file);
+        opened.with_context(|| format!("write {}", file.display()))?;
+    }
     match block_on(rounds::test(verify, cluster, &mut results))? {
         Err(error) if results.tests.is_empty() => return Err(error),
         ended => results.end(ended.err()),
     }
-    let matrix = matrix::judge(&results);
-    let document = text::document(&results, &matrix);
-    global.say(document, || text::text(&results, &matrix, style()));
+    global.say(serde_json::to_value(&results)?, || {
+        text::text(&results, style())
+    });
     if let Some(file) = &verify.all.html {
-        let page = page::page(&results, &matrix);
-        node::file::replace(file, page).with_context(|| format!("write {}", file.display()))?;
+        let written = node::file::replace(file, page::page(&results));
+        written.with_context(|| format!("write {}", file.display()))?;
     }
     if let Some(ended) = &results.ended {
         bail!("not complete: {ended}");
@@ -153,21 +163,18 @@ pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) ->
     } else {
         Verdict::Fail
     };
-    let faults = matrix
-        .cells
-        .iter()
-        .filter(|cell| cell.verdict >= least)
-        .count();
+    let cells = &results.matrix.cells;
+    let is_fault = |cell: &&Cell| cell.verdict >= least || cell.verdict == Verdict::Unknown;
+    let faults = cells.iter().filter(is_fault).count();
+    let all = cells.len();
     ensure!(
         faults == 0,
-        "{faults} of {} rails are not as they should be",
-        matrix.cells.len()
+        "{faults} of {all} rails are not as they should be"
     );
-    let untested = results.nodes.len() - results.able().len();
+    let is_measured = |cell: &Cell| cell.verdict != Verdict::NotApplicable;
     ensure!(
-        untested == 0,
-        "{untested} of {} nodes were not tested",
-        results.nodes.len()
+        cells.iter().any(is_measured),
+        "nothing was measured: see --only, --skip and --gpu"
     );
     Ok(Outcome::Good)
 }

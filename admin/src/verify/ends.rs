@@ -46,8 +46,9 @@ while read -r address _ _ _ _ ndev; do echo "inet6 $address $ndev"; done 2>/dev/
 exit 0
 "#;
 
+const MOST_PORTS: usize = 256;
 /// Why a port of another container is left out.
-pub(super) const NOT_OPEN: &str = "its node is not in /dev/infiniband";
+const NOT_OPEN: &str = "its node is not in /dev/infiniband";
 
 /// A port that may be tested.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,6 +102,18 @@ pub(super) struct End {
     pub left: Vec<String>,
 }
 
+impl End {
+    pub(super) fn rails(&self) -> impl Iterator<Item = String> {
+        self.ports.iter().map(Port::rail)
+    }
+
+    /// Why ports of its own may not be tested.
+    pub(super) fn faults(&self) -> Vec<&str> {
+        let left = self.left.iter().map(String::as_str);
+        left.filter(|why| !why.ends_with(NOT_OPEN)).collect()
+    }
+}
+
 /// Reads what [`PROBE`] wrote; with a netdev's name, only what is used through it.
 pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) -> End {
     let lines = text.lines().map(|line| line.split_whitespace().collect());
@@ -120,7 +133,8 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
         control: of("address").find_map(|(_, rest)| reachable(rest)),
         ..End::default()
     };
-    for (_, rest) in of("port") {
+    // No host has more: its answer is not trusted.
+    for (_, rest) in of("port").take(MOST_PORTS) {
         let [name, number, state, rate, layer, subnet @ ..] = rest else {
             continue;
         };
@@ -179,6 +193,7 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
     }
     end.ports
         .sort_by(|a, b| (&a.netdev, &a.device, a.port).cmp(&(&b.netdev, &b.device, b.port)));
+    end.ports.truncate(MOST_PORTS);
     end
 }
 
@@ -283,11 +298,11 @@ fn ipoib(base: &Port, gid: Option<Ipv6Addr>, lines: &[Vec<&str>]) -> Vec<Port> {
     }
 }
 
-/// Which port is tested against which: those with the same netdev name, the rest in their order.
+/// Which port is tested against which: those of one rail; in their order where no name is common.
 pub(super) fn pairs<'a>(server: &'a End, client: &'a End) -> Vec<(&'a Port, &'a Port)> {
     let same = |ours: &'a Port| {
-        let mut theirs = client.ports.iter().filter(|_| ours.netdev.is_some());
-        Some((ours, theirs.find(|theirs| theirs.netdev == ours.netdev)?))
+        let mut theirs = client.ports.iter();
+        Some((ours, theirs.find(|theirs| theirs.rail() == ours.rail())?))
     };
     let by_name: Vec<(&Port, &Port)> = server.ports.iter().filter_map(same).collect();
     match by_name.is_empty() {

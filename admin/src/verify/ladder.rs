@@ -48,18 +48,19 @@ pub(super) struct Measurement {
 }
 
 /// What was found.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Climbed {
     /// Each rung.
+    #[serde(rename = "checks")]
     pub outcomes: Vec<Outcome>,
     /// What was measured.
     pub measurements: Vec<Measurement>,
     /// What findings call each pair of ports, and the rail of each end.
+    #[serde(skip)]
     pub pairs: Vec<(String, [String; 2])>,
-    /// Rails that each end has.
-    pub rails: [Vec<String>; 2],
-    /// Why ports of each end's own cannot be tested.
-    pub left: [Vec<String>; 2],
+    /// What each end has.
+    #[serde(skip)]
+    pub ends: [End; 2],
 }
 
 /// Why a rung says nothing; somebody who knows that ping is filtered leaves that out.
@@ -143,11 +144,7 @@ pub(super) async fn climb(
         (object(ours, theirs), rails)
     };
     climb.climbed.pairs = pairs.iter().map(names).collect();
-    climb.climbed.rails = [&server, &client].map(|end| end.ports.iter().map(Port::rail).collect());
-    climb.climbed.left = [&server, &client].map(|end| {
-        let left = end.left.iter().filter(|why| !why.ends_with(ends::NOT_OPEN));
-        left.cloned().collect()
-    });
+    climb.climbed.ends = [&server, &client].map(End::clone);
     let mut standing: Vec<(&Port, &Port)> = pairs;
     let mut broken: Vec<String> = Vec::new();
     for rung in CHOICE.into_iter().filter(|rung| flags.wants(rung.0)) {

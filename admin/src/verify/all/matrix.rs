@@ -1,36 +1,31 @@
 //! What the tests say of each node's rails. Pure functions.
 //!
-//! A fault counts against the end that never did better with another partner. If both did, it counts
-//! against the one with more faults, and against both if these are as many.
+//! A test counts against the end of which the larger share of tests is as bad as this one, and against
+//! both if these are equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Node, Results};
+use super::text::PODS;
+use super::{Node, Results, Test};
 use crate::verdict::{Finding, Verdict};
-use crate::verify::ladder::{self, Climbed, Rung};
-
-/// Why there is no test of a node.
-pub(super) const PODS: Rung = ("pods", "each node is tested");
+use crate::verify::ladder::{Climbed, ENDS};
 
 /// A rail of a node.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Cell {
-    /// The node.
     pub node: String,
     /// The interface of its pod.
     pub rail: String,
-    /// How it stands.
     pub verdict: Verdict,
     /// The same in a word or two.
     pub text: String,
-    /// Best average of `ib_write_bw` in Gb/s.
+    /// Best average of `ib_write_bw` in Gb/s, in the step that decided.
     pub gbps: Option<f64>,
     /// The step that decided.
-    #[serde(serialize_with = "id_of")]
-    pub rung: Rung,
+    pub rung: &'static str,
     /// Why, and what to do.
     pub finding: Finding,
     /// The partners with which it fails, if it does better with others.
@@ -39,12 +34,8 @@ pub(super) struct Cell {
     pub tests: Vec<usize>,
 }
 
-fn id_of<S: serde::Serializer>(rung: &Rung, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(rung.0)
-}
-
 /// All of them.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Matrix {
     /// Names of the columns.
     pub rails: Vec<String>,
@@ -52,11 +43,19 @@ pub(super) struct Matrix {
     pub cells: Vec<Cell>,
 }
 
+impl Matrix {
+    /// Each node with its cells.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&str, &[Cell])> {
+        let rows = self.cells.chunks(self.rails.len().max(1));
+        rows.map(|cells| (cells.first().map_or("", |cell| &cell.node), cells))
+    }
+}
+
 /// One rail of one test, as an end sees it.
 struct Seen<'a> {
     test: usize,
     finding: &'a Finding,
-    rung: Rung,
+    rung: &'static str,
     gbps: Option<f64>,
     partner: Key<'a>,
 }
@@ -67,151 +66,144 @@ type AllSeen<'a> = BTreeMap<Key<'a>, Vec<Seen<'a>>>;
 
 /// Judges the tests.
 pub(super) fn judge(results: &Results) -> Matrix {
-    let all = all_seen(results);
-    let rails = results.tests.iter().flat_map(|test| &test.climbed.rails);
-    let rails: BTreeSet<&str> = rails.flatten().map(String::as_str).collect();
-    let mut rails: Vec<&str> = rails.into_iter().collect();
+    let all = all_seen(&results.tests);
+    let rails = results.nodes.values().flat_map(|node| node.end.rails());
     // rdma10 comes after rdma9.
-    rails.sort_by_key(|rail| (rail.len(), *rail));
+    let rails: BTreeSet<(usize, String)> = rails.map(|rail| (rail.len(), rail)).collect();
+    let mut rails: Vec<String> = rails.into_iter().map(|(_, rail)| rail).collect();
     if rails.is_empty() {
-        rails.push("-");
+        rails.push("-".to_owned());
     }
-    let cell = |at: usize, node: &Node, rail: &str| {
-        let key = (node.name.as_str(), rail);
-        let seen = all.get(&key).map_or(&[][..], Vec::as_slice);
-        match &node.fault {
-            Some(fault) if fault.verdict == Verdict::Fail => {
-                Cell::new(key, ladder::ENDS, "FAIL ends", fault.clone())
-            }
-            Some(fault) if seen.is_empty() => Cell::new(key, PODS, "not tested", fault.clone()),
-            _ if seen.is_empty() => absent(results, at, key),
-            _ => tested(key, seen, &all),
-        }
-    };
-    let mut cells = Vec::new();
-    for (at, node) in results.nodes.iter().enumerate() {
-        for rail in &rails {
-            let mut cell = cell(at, node, rail);
-            if cell.tests.is_empty() {
-                let tests = results.tests_of(at).map(|(number, _)| number);
-                cell.tests.extend(tests);
-                // The one in which it did not answer is the last.
-                cell.tests.reverse();
-            }
-            cells.push(cell);
-        }
-    }
-    let rails = rails.into_iter().map(str::to_owned).collect();
+    let nodes = results.nodes.iter();
+    let cells = nodes.flat_map(|(name, node)| {
+        let cell = |rail: &String| cell((name, rail), node, &results.tests, &all);
+        rails.iter().map(cell).collect::<Vec<_>>()
+    });
+    let cells = cells.collect();
     Matrix { rails, cells }
 }
 
+fn cell(key: Key<'_>, node: &Node, tests: &[Test], all: &AllSeen<'_>) -> Cell {
+    let is_dead = (node.finding.as_ref()).is_some_and(|finding| finding.verdict == Verdict::Fail);
+    if let Some(cell) = tested(key, all).filter(|_| !is_dead) {
+        return cell;
+    }
+    let object = format!("{} {}", key.0, key.1);
+    let mut faults = node.end.faults();
+    faults.extend(node.shortage.as_deref());
+    let (rung, finding) = match &node.finding {
+        Some(finding) if is_dead => (ENDS.0, finding.clone()),
+        Some(finding) => (PODS.0, finding.clone()),
+        None if node.end.rails().any(|rail| rail == key.1) => {
+            let finding = Finding::unknown("no partner that answered has this rail");
+            (PODS.0, finding.on(object))
+        }
+        None if faults.is_empty() => {
+            let finding = Finding::not_applicable("its pod has no such interface");
+            (ENDS.0, finding.on(object))
+        }
+        None => {
+            let finding = Finding::fail(faults.join("; "), super::remedy(key.0));
+            (ENDS.0, finding.on(object))
+        }
+    };
+    let tests = tests.iter().enumerate().rev();
+    let of_node = tests.filter(|(_, test)| test.nodes.iter().any(|name| name == key.0));
+    // The one in which it did not answer is the last.
+    let tests = of_node.map(|(number, _)| number).collect();
+    Cell::new(key, rung, finding, None, tests)
+}
+
 impl Cell {
-    fn new((node, rail): Key<'_>, rung: Rung, text: &str, finding: Finding) -> Self {
+    fn new(
+        (node, rail): Key<'_>,
+        rung: &'static str,
+        mut finding: Finding,
+        gbps: Option<f64>,
+        tests: Vec<usize>,
+    ) -> Self {
+        let word = finding.verdict.word();
+        let text = match (finding.verdict, gbps) {
+            (Verdict::Pass, Some(gbps)) => format!("{gbps:.0} Gb/s"),
+            (_, Some(gbps)) => format!("{word} {gbps:.0} Gb/s"),
+            (Verdict::Pass, None) => word.to_owned(),
+            (Verdict::NotApplicable, None) => "-".to_owned(),
+            _ if rung == PODS.0 => "not tested".to_owned(),
+            _ => format!("{word} {rung}"),
+        };
+        finding.read.clear();
         Self {
             node: node.to_owned(),
             rail: rail.to_owned(),
             verdict: finding.verdict,
-            text: text.to_owned(),
-            gbps: None,
+            text,
+            gbps,
             rung,
-            finding: Finding {
-                object: None,
-                ..finding
-            },
+            finding,
             only_with: Vec::new(),
-            tests: Vec::new(),
+            tests,
         }
     }
 }
 
-/// Of a rail that the node does not have, or no partner.
-fn absent(results: &Results, at: usize, key: Key<'_>) -> Cell {
-    let tests = || results.tests_of(at).map(|(_, test)| test);
-    let ends = || tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.rails));
-    let mut rails = ends()
-        .filter(|(of, _)| **of == at)
-        .flat_map(|(_, rails)| rails);
-    if rails.any(|rail| rail == key.1) {
-        let finding = Finding::unknown("no partner that answered has this rail");
-        return Cell::new(key, PODS, "not tested", finding);
-    }
-    let left = tests().flat_map(|test| test.nodes.iter().zip(&test.climbed.left));
-    let left = left.filter(|(of, _)| **of == at).map(|(_, left)| left);
-    let pod = results.nodes.get(at).and_then(|node| node.pod.as_ref());
-    let mut left = left.chain(pod.map(|pod| &pod.withheld));
-    match left.find(|left| !left.is_empty()) {
-        Some(left) => {
-            let remedy = format!("kubectl rdma status --nodes {}", key.0);
-            let finding = Finding::fail(left.join("; "), remedy);
-            Cell::new(key, ladder::ENDS, "FAIL ends", finding)
-        }
-        None => {
-            let finding = Finding::not_applicable("its pod has no such interface");
-            Cell::new(key, ladder::ENDS, "-", finding)
-        }
-    }
-}
-
-fn tested(key: Key<'_>, seen: &[Seen<'_>], all: &AllSeen<'_>) -> Cell {
-    let standing = |key: &Key<'_>| {
+fn tested(key: Key<'_>, all: &AllSeen<'_>) -> Option<Cell> {
+    let seen = all.get(&key)?;
+    // How many tests are as bad, and how many there are.
+    let share = |key: &Key<'_>, verdict: Verdict| {
         let seen = all.get(key).map_or(&[][..], Vec::as_slice);
-        let verdicts = seen.iter().map(|seen| seen.finding.verdict);
-        let faults = verdicts.clone().filter(|verdict| *verdict > Verdict::Pass);
-        (verdicts.min(), faults.count())
+        let bad = seen.iter().filter(|seen| seen.finding.verdict >= verdict);
+        (bad.count(), seen.len())
     };
-    let (best, faults) = standing(&key);
     let counts = |seen: &&Seen<'_>| {
-        let verdict = Some(seen.finding.verdict);
-        let (other_best, other_faults) = standing(&seen.partner);
-        best == verdict || (other_best < verdict && faults >= other_faults)
+        let verdict = seen.finding.verdict;
+        let ((bad, of), (other, other_of)) = (share(&key, verdict), share(&seen.partner, verdict));
+        bad * other_of >= other * of
     };
     let counted: Vec<&Seen<'_>> = seen.iter().filter(counts).collect();
-    let worst = counted.iter().map(|seen| seen.finding.verdict).max();
-    let is_worst = |seen: &&Seen<'_>| Some(seen.finding.verdict) == worst;
-    let deciding = counted.into_iter().filter(is_worst);
-    let decided = deciding.clone().reduce(|best, seen| {
-        let is_faster = worst == Some(Verdict::Pass) && best.gbps < seen.gbps;
-        if is_faster { seen } else { best }
-    });
-    let Some(decided) = decided else {
-        return Cell::new(key, PODS, "-", Finding::not_applicable("it was not tested"));
+    let rank = |seen: &Seen<'_>| (seen.finding.verdict, seen.gbps);
+    let worst = |worst, next| {
+        if rank(next) > rank(worst) {
+            next
+        } else {
+            worst
+        }
     };
-    let rung = decided.rung.0;
-    let (verdict, word) = (decided.finding.verdict, decided.finding.verdict.word());
-    let text = match (verdict, decided.gbps) {
-        (Verdict::Pass, Some(gbps)) => format!("{gbps:.0} Gb/s"),
-        (Verdict::Warn, Some(gbps)) if rung != ladder::PING.0 => format!("{word} {gbps:.0} Gb/s"),
-        (Verdict::Pass | Verdict::NotApplicable, _) => word.to_owned(),
-        _ => format!("{word} {rung}"),
-    };
+    let decided = counted.iter().copied().reduce(worst)?;
+    let verdict = decided.finding.verdict;
+    let is_better = |seen: &Seen<'_>| seen.finding.verdict < verdict;
+    let mut only_with = BTreeSet::new();
+    if seen.iter().any(is_better) {
+        let deciding = counted.iter().filter(|seen| !is_better(seen));
+        only_with.extend(deciding.map(|seen| seen.partner.0.to_owned()));
+    }
+    let only_with: Vec<String> = only_with.into_iter().collect();
+    let mut object = format!("{} {}", key.0, key.1);
+    if !only_with.is_empty() {
+        object += &format!(" (only with {})", only_with.join(", "));
+    }
     let tests = seen.iter().map(|seen| seen.test);
     let others = tests.filter(|test| *test != decided.test);
-    let partners: BTreeSet<&str> = deciding.map(|seen| seen.partner.0).collect();
-    let partners = partners.into_iter().filter(|_| best < worst);
-    Cell {
-        gbps: decided.gbps,
-        only_with: partners.map(str::to_owned).collect(),
-        tests: std::iter::once(decided.test).chain(others).collect(),
-        ..Cell::new(key, decided.rung, &text, decided.finding.clone())
-    }
+    let tests = std::iter::once(decided.test).chain(others).collect();
+    let finding = decided.finding.clone().on(object);
+    Some(Cell {
+        only_with,
+        ..Cell::new(key, decided.rung, finding, decided.gbps, tests)
+    })
 }
 
 /// What the tests found, by node and rail.
-fn all_seen(results: &Results) -> AllSeen<'_> {
+fn all_seen(tests: &[Test]) -> AllSeen<'_> {
     let mut all = AllSeen::new();
-    for (number, test) in results.tests.iter().enumerate() {
-        let [server, client] = test.nodes.map(|at| results.name(at));
+    for (number, test) in tests.iter().enumerate() {
+        let [server, client] = test.nodes.each_ref().map(String::as_str);
         for (object, [ours, theirs]) in &test.climbed.pairs {
             let Some((rung, finding)) = decisive(&test.climbed, object) else {
                 continue;
             };
-            let average = |id: &str| {
-                let tables = test.climbed.measurements.iter();
-                let tables = tables.filter(|table| table.object == *object && table.rung == id);
-                let rows = tables.flat_map(|table| &table.rows);
-                rows.map(|row| row.average).reduce(f64::max)
-            };
-            let gbps = average(rung.0).or_else(|| average(ladder::WRITE_BW.0));
+            let tables = test.climbed.measurements.iter();
+            let tables = tables.filter(|table| table.object == *object && table.rung == rung);
+            let rows = tables.flat_map(|table| &table.rows);
+            let gbps = rows.map(|row| row.average).reduce(f64::max);
             let (one, other) = ((server, ours.as_str()), (client, theirs.as_str()));
             for (end, partner) in [(one, other), (other, one)] {
                 let seen = Seen {
@@ -230,15 +222,11 @@ fn all_seen(results: &Results) -> AllSeen<'_> {
 
 /// The worst that the steps found of a pair of ports. Of faults the first: what comes after it was not
 /// tried. Of what passed the last.
-fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding)> {
+fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(&'static str, &'a Finding)> {
     let steps = climbed.outcomes.iter();
-    let steps = steps.filter(|step| step.id != ladder::ENDS.0);
-    let found = steps.flat_map(|step| {
-        let findings = step.findings.iter();
-        let of = findings.filter(|finding| finding.object.as_deref() == Some(object));
-        of.map(|finding| ((step.id, step.title), finding))
-    });
-    found.reduce(|worst, next| {
+    let found = steps.flat_map(|step| step.findings.iter().map(|finding| (step.id, finding)));
+    let of_pair = found.filter(|(_, finding)| finding.object.as_deref() == Some(object));
+    of_pair.reduce(|worst, next| {
         let (at, now) = (worst.1.verdict, next.1.verdict);
         let is_worse = now > at || (now == at && now <= Verdict::Pass);
         if is_worse { next } else { worst }
@@ -248,23 +236,31 @@ fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(Rung, &'a Finding
 #[cfg(test)]
 mod tests {
     use super::super::Test;
-    use super::super::plan::Pod;
     use super::*;
     use crate::verdict::Outcome;
-    use crate::verify::ladder::Measurement;
+    use crate::verify::ends::Port;
+    use crate::verify::ladder::{self, Measurement, Rung};
     use crate::verify::perftest::Row;
 
     /// Tests of nodes `a` to `d` on one rail: what `ping` and `write-bw` found, and the bandwidth.
     fn results(tests: &[(&str, Finding, f64)]) -> Results {
         let names = ["a", "b", "c", "d"];
-        let node = |name: &str| Node {
-            name: name.to_owned(),
-            kubelet: String::new(),
-            pod: None,
-            fault: None,
+        let port = Port {
+            device: "x".to_owned(),
+            port: 1,
+            netdev: Some("rdma0".to_owned()),
+            mtu: None,
+            gid_index: None,
+            address: None,
+            rate: None,
+            soft: false,
+        };
+        let node = |name: &str| {
+            let mut node = Node::default();
+            node.end.ports = vec![port.clone()];
+            (name.to_owned(), node)
         };
         let test = |(pair, bandwidth, average): &(&str, Finding, f64)| {
-            let at = |name: &str| names.iter().position(|known| *known == name).unwrap();
             let (rung, title) = ladder::WRITE_BW;
             let row = Row {
                 bytes: 65536,
@@ -277,7 +273,7 @@ mod tests {
             };
             Test {
                 round: 1,
-                nodes: [at(&pair[..1]), at(&pair[1..])],
+                nodes: [&pair[..1], &pair[1..]].map(str::to_owned),
                 climbed: Climbed {
                     outcomes: vec![
                         outcome(ladder::PING, Finding::pass("there and back")),
@@ -292,8 +288,7 @@ mod tests {
                         "rdma0 (x/1)".to_owned(),
                         ["rdma0", "rdma0"].map(str::to_owned),
                     )],
-                    rails: [vec!["rdma0".to_owned()], vec!["rdma0".to_owned()]],
-                    left: Default::default(),
+                    ends: Default::default(),
                 },
             }
         };
@@ -331,7 +326,7 @@ mod tests {
                     ("bd", pass(), 391.0),
                     fine.clone(),
                 ],
-                ["FAIL write-bw", "391 Gb/s", "390 Gb/s", "391 Gb/s"],
+                ["FAIL 0 Gb/s", "391 Gb/s", "390 Gb/s", "391 Gb/s"],
             ),
             (
                 vec![
@@ -349,8 +344,8 @@ mod tests {
                     ("bd", pass(), 391.0),
                 ],
                 [
-                    "FAIL write-bw with b",
-                    "FAIL write-bw with a",
+                    "FAIL 0 Gb/s with b",
+                    "FAIL 0 Gb/s with a",
                     "392 Gb/s",
                     "391 Gb/s",
                 ],
@@ -363,11 +358,11 @@ mod tests {
                     ("bd", pass(), 391.0),
                     fine,
                 ],
-                ["FAIL write-bw with b,c", "391 Gb/s", "390 Gb/s", "392 Gb/s"],
+                ["FAIL 0 Gb/s with b,c", "391 Gb/s", "390 Gb/s", "392 Gb/s"],
             ),
             (
                 vec![("ab", fail, 0.0), ("cd", pass(), 390.0)],
-                ["FAIL write-bw", "FAIL write-bw", "390 Gb/s", "390 Gb/s"],
+                ["FAIL 0 Gb/s", "FAIL 0 Gb/s", "390 Gb/s", "390 Gb/s"],
             ),
         ] {
             assert_eq!(texts(&tests), expected, "{tests:?}");
@@ -380,11 +375,15 @@ mod tests {
             ("ab", Finding::pass("97 %"), 390.0),
             ("cd", Finding::pass("97 %"), 390.0),
         ]);
-        results.nodes[0].fault = Some(Finding::fail("no answer", "look"));
-        results.nodes[1].fault = Some(Finding::unknown("no room"));
+        let finding = |results: &mut Results, name: &str, finding: Finding| {
+            results.nodes.get_mut(name).unwrap().finding = Some(finding);
+        };
+        finding(&mut results, "a", Finding::fail("no answer", "look"));
+        finding(&mut results, "b", Finding::unknown("no room"));
         results.tests[1].climbed.pairs.clear();
-        results.tests[1].climbed.rails[1].clear();
-        results.tests[1].climbed.left[1] = vec!["x/1: DOWN".to_owned()];
+        let end = &mut results.nodes.get_mut("d").unwrap().end;
+        end.ports.clear();
+        end.left = vec!["x/1: DOWN".to_owned()];
         let matrix = judge(&results);
         let cells: Vec<(&str, &str, &[usize])> = matrix
             .cells
@@ -406,16 +405,11 @@ mod tests {
                 ("FAIL ends", "x/1: DOWN", &[1]),
             ]
         );
-        results.tests[1].climbed.left[1].clear();
+        let node = results.nodes.get_mut("d").unwrap();
+        node.end.left.clear();
+        node.shortage = Some("0 of 1".to_owned());
+        assert_eq!(judge(&results).cells[3].finding.why, "0 of 1");
+        results.nodes.get_mut("d").unwrap().shortage = None;
         assert_eq!(judge(&results).cells[3].text, "-");
-        results.nodes[3].pod = Some(Pod {
-            name: "d".to_owned(),
-            gpu: false,
-            withheld: vec!["1 of 2 rdma/nic cannot be used".to_owned()],
-            object: serde_json::Value::Null,
-        });
-        let cell = &judge(&results).cells[3];
-        assert_eq!(cell.text, "FAIL ends");
-        assert_eq!(cell.finding.why, "1 of 2 rdma/nic cannot be used");
     }
 }

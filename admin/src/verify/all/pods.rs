@@ -6,11 +6,10 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use cni_wire::text::printable;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::plan::{NAME, RUN};
 use super::rounds::show;
-use crate::documents::name_of;
+use crate::documents::{name_of, text_at};
 use crate::global::Kubectl;
 use crate::kubectl::{CALL_TIMEOUT, last_line};
 
@@ -26,18 +25,8 @@ const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct Pods {
     /// With the pods' namespace.
     pub kubectl: Kubectl,
-    /// Name of the run.
-    pub run: String,
-}
-
-/// How a pod stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
-    Ready,
-    /// It may become ready; what it waits for.
-    Coming(String),
-    /// It does not become ready by waiting.
-    Stuck(String),
+    /// The label of the run.
+    pub selector: String,
 }
 
 /// Objects of a kind.
@@ -52,101 +41,82 @@ pub(super) async fn list(kubectl: &Kubectl, what: &[&str]) -> anyhow::Result<Vec
 
 /// The name of the context that kubectl uses.
 pub(super) async fn context(kubectl: &Kubectl) -> String {
-    if let Some(name) = kubectl.context() {
-        return printable(name);
-    }
-    let name = printed(kubectl, &["config", "current-context"], b"").await;
-    let name = name.unwrap_or_else(|_| b"-".to_vec());
-    printable(String::from_utf8_lossy(&name).trim())
+    let view = [
+        "config",
+        "view",
+        "--minify",
+        "--output=jsonpath={.current-context}",
+    ];
+    let name = printed(kubectl, &view, b"").await.unwrap_or_default();
+    printable(&String::from_utf8_lossy(&name))
 }
 
 async fn printed(kubectl: &Kubectl, arguments: &[&str], input: &[u8]) -> anyhow::Result<Vec<u8>> {
     let output = kubectl.run(arguments, input, CALL_TIMEOUT).await?;
-    let what: Vec<&str> = arguments.iter().take(2).copied().collect();
-    ensure!(
-        output.status.success(),
-        "kubectl {}: {}",
-        what.join(" "),
-        last_line(&output)
-    );
+    let words: Vec<&str> = arguments.iter().take(2).copied().collect();
+    let (is_done, what) = (output.status.success(), words.join(" "));
+    ensure!(is_done, "kubectl {what}: {}", last_line(&output));
     Ok(output.stdout)
 }
 
 impl Pods {
-    fn selector(&self) -> String {
-        format!("--selector={RUN}={}", self.run)
-    }
-
-    /// Pods of other runs.
-    pub(super) async fn leftovers(&self) -> anyhow::Result<Vec<String>> {
-        let selector = format!("--selector=app.kubernetes.io/name={NAME}");
-        let pods = list(&self.kubectl, &["pods", &selector]).await?;
-        Ok(pods.iter().map(|pod| printable(name_of(pod))).collect())
-    }
-
-    pub(super) async fn create(&self, pods: Vec<Value>) -> anyhow::Result<()> {
+    pub(super) async fn create(&self, pods: &[Value]) -> anyhow::Result<()> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string();
         let created = printed(&self.kubectl, &["create", "--filename=-"], list.as_bytes()).await;
         created.map(|_| ()).context("create the pods")
     }
 
-    /// Waits until each pod is ready or stuck, at most `limit`; why each of the others is not.
+    /// Waits until each pod is ready or cannot be, at most `limit`; why each of the others is not.
     pub(super) async fn wait(
         &self,
         names: &[&str],
         limit: Duration,
     ) -> anyhow::Result<BTreeMap<String, String>> {
         let started = Instant::now();
-        let selector = self.selector();
+        let selector = format!("--selector={}", self.selector);
         loop {
-            let pods = list(&self.kubectl, &["pods", &selector]).await?;
-            let states = names.iter().map(|&name| {
+            let is_late = started.elapsed() >= READY_TIMEOUT.min(limit);
+            let pods = match list(&self.kubectl, &["pods", &selector]).await {
+                Err(_) if !is_late => {
+                    sleep(POLL_INTERVAL).await;
+                    continue;
+                }
+                pods => pods?,
+            };
+            let obstacles = names.iter().filter_map(|&name| {
                 let pod = pods.iter().find(|pod| name_of(pod) == name);
-                let gone = || State::Stuck("its pod was deleted".to_owned());
-                (name.to_owned(), pod.map_or_else(gone, state))
+                let deleted = || Some((false, "its pod was deleted".to_owned()));
+                Some((name.to_owned(), pod.map_or_else(deleted, obstacle)?))
             });
-            let states: Vec<(String, State)> = states.collect();
-            let coming = |(_, state): &&(String, State)| matches!(state, State::Coming(_));
-            let coming = states.iter().filter(coming).count();
-            if coming > 0 && started.elapsed() < READY_TIMEOUT.min(limit) {
+            let mut obstacles: BTreeMap<String, (bool, String)> = obstacles.collect();
+            let coming = obstacles
+                .values()
+                .filter(|(is_coming, _)| *is_coming)
+                .count();
+            if coming > 0 && !is_late {
                 show(&format!("waiting for {coming} of {} pods", names.len()));
                 sleep(POLL_INTERVAL).await;
                 continue;
             }
-            let events = if coming > 0 {
-                self.warnings().await
-            } else {
-                BTreeMap::new()
-            };
-            let why = |(name, state): (String, State)| match state {
-                State::Ready => None,
-                State::Stuck(why) => Some((name, why)),
-                State::Coming(why) => {
-                    let event = events.get(&name).map(|event| format!(": {event}"));
-                    Some((
-                        name,
-                        format!("its pod is {why}{}", event.unwrap_or_default()),
-                    ))
+            if coming > 0 {
+                // Such as why its interfaces could not be made.
+                let warnings = "--field-selector=type=Warning,involvedObject.kind=Pod";
+                let events = list(&self.kubectl, &["events", warnings]).await;
+                for event in events.unwrap_or_default() {
+                    let name = text_at(&event, "/involvedObject/name");
+                    if let Some((true, why)) = obstacles.get_mut(name) {
+                        *why = format!("its pod is not ready: {}", word(&event, "/message"));
+                    }
                 }
-            };
-            return Ok(states.into_iter().filter_map(why).collect());
+            }
+            let why = |(name, (_, why))| (name, why);
+            return Ok(obstacles.into_iter().map(why).collect());
         }
-    }
-
-    /// The last warning about each pod, such as why its interfaces could not be made.
-    async fn warnings(&self) -> BTreeMap<String, String> {
-        let fields = "--field-selector=type=Warning,involvedObject.kind=Pod";
-        let events = list(&self.kubectl, &["events", fields])
-            .await
-            .unwrap_or_default();
-        let warning =
-            |event: &Value| (word(event, "/involvedObject/name"), word(event, "/message"));
-        events.iter().map(warning).collect()
     }
 
     /// Deletes them, without waiting for their end.
     pub(super) async fn delete(&self) -> anyhow::Result<()> {
-        let selector = self.selector();
+        let selector = format!("--selector={}", self.selector);
         let arguments = [
             "delete",
             "pods",
@@ -154,54 +124,43 @@ impl Pods {
             "--wait=false",
             "--ignore-not-found",
         ];
-        let deleted = printed(&self.kubectl, &arguments, b"");
-        tokio::time::timeout(DELETE_TIMEOUT, deleted).await??;
+        timeout(DELETE_TIMEOUT, printed(&self.kubectl, &arguments, b"")).await??;
         Ok(())
-    }
-
-    /// The same, for a person.
-    pub(super) fn delete_command(&self) -> String {
-        let namespace = &self.kubectl.namespace;
-        format!("kubectl -n {namespace} delete pods -l {RUN}={}", self.run)
     }
 }
 
 /// Text of the API's in a message.
 fn word(object: &Value, pointer: &str) -> String {
-    let text = object.pointer(pointer).and_then(Value::as_str);
-    printable(text.unwrap_or_default())
+    printable(text_at(object, pointer))
 }
 
-fn state(pod: &Value) -> State {
+/// Why a pod is not ready, and whether it may become so.
+fn obstacle(pod: &Value) -> Option<(bool, String)> {
     let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
-    let condition = |kind: &str| {
+    let condition = |kind: &str, key: &str, value: &str| {
         let mut conditions = conditions.into_iter().flatten();
-        conditions.find(|condition| condition["type"] == kind)
+        conditions.find(|one| one["type"] == kind && one[key] == value)
     };
-    if condition("Ready").is_some_and(|ready| ready["status"] == "True") {
-        return State::Ready;
+    if condition("Ready", "status", "True").is_some() {
+        return None;
     }
-    if let Some(scheduled) = condition("PodScheduled")
-        && scheduled["reason"] == "Unschedulable"
-    {
-        return State::Stuck(format!(
-            "no room for its pod: {}",
-            word(scheduled, "/message")
-        ));
+    if let Some(scheduled) = condition("PodScheduled", "reason", "Unschedulable") {
+        let why = word(scheduled, "/message");
+        return Some((false, format!("no room for its pod: {why}")));
     }
-    let (phase, reason) = (word(pod, "/status/phase"), word(pod, "/status/reason"));
-    if matches!(phase.as_str(), "Failed" | "Succeeded") {
-        let message = word(pod, "/status/message");
-        return State::Stuck(format!("its pod ended: {phase} {reason} {message}"));
+    let status = ["/status/phase", "/status/reason", "/status/message"];
+    let [phase, reason, message] = status.map(|pointer| word(pod, pointer));
+    if phase == "Failed" || phase == "Succeeded" {
+        return Some((false, format!("its pod ended: {phase} {reason} {message}")));
     }
-    match word(pod, "/status/containerStatuses/0/state/waiting/reason").as_str() {
-        "" => State::Coming(phase),
-        reason if reason.contains("Image") => State::Stuck(format!(
-            "its pod cannot start: {reason}; --image names another image"
-        )),
-        // Also CreateContainerConfigError, which a busy daemon causes: the kubelet tries again.
-        reason => State::Coming(reason.to_owned()),
+    let waiting = word(pod, "/status/containerStatuses/0/state/waiting/reason");
+    // Not CreateContainerConfigError, which a busy daemon can cause: the kubelet tries again.
+    if waiting.contains("Image") {
+        let why = format!("its pod cannot start: {waiting}; --image names another image");
+        return Some((false, why));
     }
+    let state = if waiting.is_empty() { phase } else { waiting };
+    Some((true, format!("its pod is {state}")))
 }
 
 #[cfg(test)]
@@ -230,17 +189,13 @@ mod tests {
                 waiting("ImagePullBackOff"),
                 Some("its pod cannot start: ImagePullBackOff; --image names another image"),
             ),
-            (waiting("ContainerCreating"), Some("ContainerCreating")),
             (
-                waiting("CreateContainerConfigError"),
-                Some("CreateContainerConfigError"),
+                waiting("ContainerCreating"),
+                Some("its pod is ContainerCreating"),
             ),
-            (json!({"phase": "Pending"}), Some("Pending")),
+            (json!({"phase": "Pending"}), Some("its pod is Pending")),
         ] {
-            let found = match state(&json!({"status": status})) {
-                State::Ready => None,
-                State::Stuck(why) | State::Coming(why) => Some(why),
-            };
+            let found = obstacle(&json!({"status": status})).map(|(_, why)| why);
             assert_eq!(found.as_deref(), expected);
         }
     }

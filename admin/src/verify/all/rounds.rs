@@ -5,22 +5,24 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use futures_util::{StreamExt as _, stream};
-use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::plan::{self, Network, PodTemplate};
+use super::plan::{self, Network, Pair};
 use super::pods::{self, Pods};
 use super::{Node, Results, Test};
 use crate::cluster::{Flags, ask};
+use crate::documents::name_of;
 use crate::output::complain;
-use crate::verdict::{Finding, Verdict};
+use crate::verdict::{Finding, Outcome, Verdict};
 use crate::verify::Verify;
 use crate::verify::ladder::{self, Climbed};
 use crate::verify::place::Place;
 
 /// How long one tool may take.
 const TOOL_TIMEOUT_SECONDS: u64 = 300;
+/// How long a pair may take, at least; else its part of the whole time.
+const PAIR_TIMEOUT: Duration = Duration::from_secs(60);
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// Everything up to the deletion of the pods; an error where it ended early.
@@ -32,16 +34,23 @@ pub(super) async fn test(
     let now = jiff::Timestamp::now();
     let started = Instant::now();
     results.started = now.strftime("%Y-%m-%d %H:%M UTC").to_string();
+    let mut cluster = cluster.clone();
+    results.context = pods::context(&cluster.kubectl).await;
+    if !results.context.is_empty() {
+        // Stays the same if somebody changes the kubeconfig's current one.
+        cluster.kubectl = cluster.kubectl.in_context(&results.context);
+    }
+    let run = format!("{:x}", now.as_millisecond());
     let pods = Pods {
         kubectl: cluster.kubectl.in_namespace(&verify.all.pod_namespace),
-        run: format!("{:x}", now.as_millisecond()),
+        selector: format!("{}={run}", plan::RUN),
     };
     let limit = Duration::from_secs(verify.timeout);
     let ended = tokio::select! {
         biased;
         error = stopped() => Err(error),
         () = sleep(limit) => Err(anyhow!("--timeout {} is over", verify.timeout)),
-        done = work(verify, cluster, &pods, results) => done,
+        done = work(verify, &cluster, &run, &pods, results) => done,
     };
     results.seconds = started.elapsed().as_secs();
     if !results.nodes.is_empty() {
@@ -51,11 +60,11 @@ pub(super) async fn test(
             error = stopped() => Err(error),
             deleted = pods.delete() => deleted,
         };
+        show("");
         if let Err(error) = deleted {
-            let command = pods.delete_command();
-            show("");
             complain(&format!(
-                "the pods are not deleted: {error:#}; to delete them: {command}"
+                "the pods are not deleted: {error:#}; to delete them: kubectl -n {} delete pods -l {}",
+                pods.kubectl.namespace, pods.selector
             ));
         }
     }
@@ -66,100 +75,98 @@ pub(super) async fn test(
 async fn work(
     verify: &Verify,
     cluster: &Flags,
+    run: &str,
     pods: &Pods,
     results: &mut Results,
 ) -> anyhow::Result<()> {
     show("reading nodes and networks");
-    results.context = pods::context(&cluster.kubectl).await;
-    let (named, namespace) = (&verify.all.network, &verify.all.pod_namespace);
+    let named = &verify.all.network;
     let mut networks = Vec::new();
     if !named.is_empty() || verify.all.resource.is_empty() {
         let definitions = pods::list(&cluster.kubectl, &[NETWORKS, "--all-namespaces"]).await?;
         let found = definitions.iter().filter_map(Network::of).collect();
-        networks = plan::choose(found, named, namespace)?;
+        networks = plan::choose(found, named, &verify.all.pod_namespace)?;
     }
     let daemons = ask::list(cluster).await.context("list the daemon's pods")?;
-    let nodes = pods::list(&cluster.kubectl, &["nodes"]).await?;
-    let nodes = nodes.iter().map(plan::Node::of);
-    let has_daemon = |node: &plan::Node| daemons.iter().any(|pod| pod.node == node.name);
-    let mut nodes: Vec<plan::Node> = nodes.filter(has_daemon).collect();
-    nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    let leftovers = pods.leftovers().await?;
-    if !leftovers.is_empty() {
-        show("");
-        complain(&format!(
-            "pods of another run may hold NICs; if that run is over: kubectl -n {} delete pods {}",
-            pods.kubectl.namespace,
-            leftovers.join(" ")
-        ));
-    }
-    let template = PodTemplate {
-        run: &pods.run,
-        image: &verify.all.image,
-        deadline_seconds: verify.timeout + 300,
-        gpu: verify.gpu.is_some(),
-        resources: &verify.all.resource,
-    };
-    let planned = nodes.into_iter().enumerate().map(|(number, node)| {
-        let pod = template.pod(number, &node, &networks);
-        let fault = pod.as_ref().err().map(Finding::unknown);
-        let (name, kubelet) = (node.name, node.kubelet);
-        Node {
-            name,
-            kubelet,
-            pod: pod.ok(),
-            fault,
+    let (mut nodes, mut objects) = (Vec::new(), Vec::new());
+    for node in pods::list(&cluster.kubectl, &["nodes"]).await? {
+        let name = name_of(&node).to_owned();
+        if daemons.iter().all(|pod| pod.node != name) {
+            continue;
         }
-    });
-    let planned: Vec<Node> = planned.collect();
-    let objects = planned.iter().filter_map(|node| node.pod.as_ref());
-    let objects: Vec<Value> = objects.map(|pod| pod.object.clone()).collect();
+        let mut planned = Node {
+            shortage: plan::shortage(verify, &node, &networks),
+            ..Node::default()
+        };
+        match plan::pod(verify, run, &node, objects.len(), &networks) {
+            Ok(pod) => {
+                planned.pod = name_of(&pod).to_owned();
+                planned.has_gpu = plan::has_gpu(&pod);
+                objects.push(pod);
+            }
+            Err(why) => planned.finding = Some(Finding::unknown(why).on(&name)),
+        }
+        nodes.push((name, planned));
+    }
     if objects.len() < 2 {
-        let why = |node: &Node| Some(format!("; {}: {}", node.name, node.fault.as_ref()?.why));
-        let why: String = planned.iter().filter_map(why).collect();
+        let why = |(name, node): &(String, Node)| {
+            Some(format!("; {name}: {}", node.finding.as_ref()?.why))
+        };
+        let why: String = nodes.iter().filter_map(why).collect();
         bail!("a test needs two nodes that can have a pod{why}");
     }
     show(&format!("creating {} pods", objects.len()));
     results.networks = networks.into_iter().map(|network| network.name).collect();
-    results.nodes = planned;
-    pods.create(objects).await?;
-    let made = results.nodes.iter().filter_map(|node| node.pod.as_ref());
-    let names: Vec<&str> = made.map(|pod| pod.name.as_str()).collect();
-    let limit = Duration::from_secs(verify.timeout / 2);
-    let obstacles = pods.wait(&names, limit).await?;
-    for node in &mut results.nodes {
-        let obstacle = node.pod.as_ref().and_then(|pod| obstacles.get(&pod.name));
-        if let Some(why) = obstacle {
-            let remedy = format!("kubectl rdma status --nodes {}", node.name);
-            let mut finding = Finding::unknown(why);
-            finding.remedy = Some(remedy);
-            node.fault = Some(finding);
+    results.nodes = nodes.into_iter().collect();
+    pods.create(&objects).await?;
+    let names: Vec<&str> = objects.iter().map(name_of).collect();
+    let obstacles = pods.wait(&names, Duration::from_secs(verify.timeout / 2));
+    let obstacles = obstacles.await?;
+    for (name, node) in &mut results.nodes {
+        if let Some(why) = obstacles.get(&node.pod) {
+            let finding = Finding::fail(why, super::remedy(name)).on(name);
+            node.finding = Some(Finding {
+                verdict: Verdict::Unknown,
+                ..finding
+            });
         }
     }
     rounds(verify, cluster, results).await;
     Ok(())
 }
 
-/// Tests the pairs of each round; a node that does not answer is left out of the next. The last round is
-/// for nodes that none has answered.
+/// Tests the pairs of each round; a node that does not answer is left out of the next.
 async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
-    let mut rounds = plan::schedule(&results.able().into_iter().collect::<Vec<_>>());
-    results.planned = rounds.len();
-    rounds.push(Vec::new());
-    for (number, planned) in rounds.iter().enumerate() {
-        if planned.is_empty() && results.untested().is_empty() {
+    let last = plan::rounds(results.able().len());
+    for round in 1..=last {
+        let met = results.tests.iter().map(|test| test.nodes.clone());
+        let pairs = plan::pairs(round, &results.able(), &met.collect());
+        let total = pairs.len();
+        if total == 0 {
             break;
         }
-        let met = results.tests.iter().map(|test| test.nodes).collect();
-        let pairs = plan::without_silent(planned, &results.able(), &met);
-        let (round, total) = (number + 1, pairs.len());
-        let ends = pairs.into_iter().filter_map(|nodes| {
-            let [server, client] = nodes.map(|at| results.nodes.get(at)?.pod.clone());
+        results.rounds = round;
+        let rounds = u64::try_from(last + 2).unwrap_or(u64::MAX);
+        let limit = PAIR_TIMEOUT.max(Duration::from_secs(verify.timeout / rounds));
+        let tests = pairs.into_iter().filter_map(|nodes| {
+            let [server, client] = nodes
+                .each_ref()
+                .map(|name| results.nodes.get(name).cloned());
             Some((nodes, [server?, client?]))
         });
-        let ends: Vec<([usize; 2], [plan::Pod; 2])> = ends.collect();
-        let tests = stream::iter(ends).map(|(nodes, pods)| async move {
-            let climbed = climb(verify, cluster, &pods).await;
+        let tests: Vec<(Pair, [Node; 2])> = tests.collect();
+        let tests = stream::iter(tests).map(|(nodes, ends)| async move {
+            let climbed = timeout(limit, climb(verify, cluster, &ends)).await;
+            let late = || format!("the test took longer than {} s", limit.as_secs());
+            let unknown = |name| Finding::unknown(late()).on(name);
+            let climbed = climbed.unwrap_or_else(|_| Climbed {
+                outcomes: vec![Outcome::new(
+                    ladder::ENDS.0,
+                    ladder::ENDS.1,
+                    nodes.iter().map(unknown).collect(),
+                )],
+                ..Climbed::default()
+            });
             Test {
                 round,
                 nodes,
@@ -167,23 +174,25 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
             }
         });
         let mut tests = tests.buffer_unordered(usize::from(cluster.parallel));
-        results.rounds = round;
         for done in 0.. {
-            show(&format!(
-                "round {round} of {}: {done} of {total} tests",
-                results.planned.max(round)
-            ));
+            show(&format!("round {round} of {last}: {done} of {total} tests"));
             let Some(test) = tests.next().await else {
                 break;
             };
             // Those of the step "ends": how each of them answered.
-            let ends = test.climbed.outcomes.first();
-            let ends = ends.map_or(&[][..], |ends| &ends.findings);
-            for (at, finding) in test.nodes.into_iter().zip(ends) {
-                if let Some(node) = results.nodes.get_mut(at)
-                    && finding.verdict == Verdict::Fail
-                {
-                    node.fault = Some(finding.clone());
+            let ends = test
+                .climbed
+                .outcomes
+                .first()
+                .map_or(&[][..], |ends| &ends.findings);
+            for ((name, finding), end) in test.nodes.iter().zip(ends).zip(&test.climbed.ends) {
+                let Some(node) = results.nodes.get_mut(name) else {
+                    continue;
+                };
+                match finding.verdict {
+                    Verdict::Fail => node.finding = Some(finding.clone().on(name)),
+                    Verdict::Pass => node.end = end.clone(),
+                    _ => {}
                 }
             }
             results.tests.push(test);
@@ -191,15 +200,15 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
     }
 }
 
-async fn climb(verify: &Verify, cluster: &Flags, pods: &[plan::Pod; 2]) -> Climbed {
-    let [server, client] = pods.each_ref().map(|pod| Place::Pod {
+async fn climb(verify: &Verify, cluster: &Flags, nodes: &[Node; 2]) -> Climbed {
+    let [server, client] = nodes.each_ref().map(|node| Place::Pod {
         namespace: Some(verify.all.pod_namespace.clone()),
-        pod: pod.name.clone(),
+        pod: node.pod.clone(),
         container: Some(plan::CONTAINER.to_owned()),
     });
     let flags = Verify {
         timeout: TOOL_TIMEOUT_SECONDS.min(verify.timeout),
-        gpu: verify.gpu.filter(|_| pods.iter().all(|pod| pod.gpu)),
+        gpu: verify.gpu.filter(|_| nodes.iter().all(|node| node.has_gpu)),
         ..verify.clone()
     };
     let kubectl = cluster.kubectl.words();
