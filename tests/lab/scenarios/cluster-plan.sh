@@ -160,7 +160,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 			"imagePullPolicy": "IfNotPresent", "command": ["sleep", "infinity"],
 			"env": [{"name": "PASSWORD", "value": "'"$planted"'"}], "resources": {"limits": {"rdma/nic": "1"}}}]}}'
 	check "a pod uses an HCA" kubectl wait --for=condition=Ready --timeout=300s pod/user
-	ends 0 "an archive of everything" kubectl rdma report /tmp/report.tar.gz
+	ends 0 "an archive of everything" kubectl rdma report --timeout 300 /tmp/report.tar.gz
 	show cat <<<"$checked"
 	cp /tmp/report.tar.gz "$LAB_OUT/"
 	python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(open(sys.argv[1], "rb").read(), 31))' \
