@@ -123,9 +123,13 @@ impl Cell {
         tests: Vec<usize>,
     ) -> Self {
         let word = finding.verdict.word();
-        let text = match (finding.verdict, gbps) {
-            (Verdict::Pass, Some(gbps)) => format!("{gbps:.0} Gb/s"),
-            (_, Some(gbps)) => format!("{word} {gbps:.0} Gb/s"),
+        let rate = gbps.map(|gbps| match gbps < 10.0 {
+            true => format!("{gbps:.2} Gb/s"),
+            false => format!("{gbps:.0} Gb/s"),
+        });
+        let text = match (finding.verdict, rate) {
+            (Verdict::Pass, Some(rate)) => rate,
+            (_, Some(rate)) => format!("{word} {rate}"),
             (Verdict::Pass, None) => word.to_owned(),
             (Verdict::NotApplicable, None) => "-".to_owned(),
             _ if rung == PODS.0 => "not tested".to_owned(),
