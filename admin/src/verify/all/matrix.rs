@@ -330,7 +330,7 @@ mod tests {
                     ("bd", pass(), 391.0),
                     fine.clone(),
                 ],
-                ["FAIL 0 Gb/s", "391 Gb/s", "390 Gb/s", "391 Gb/s"],
+                ["FAIL 0.00 Gb/s", "391 Gb/s", "390 Gb/s", "391 Gb/s"],
             ),
             (
                 vec![
@@ -366,7 +366,7 @@ mod tests {
             ),
             (
                 vec![("ab", fail, 0.0), ("cd", pass(), 390.0)],
-                ["FAIL 0 Gb/s", "FAIL 0 Gb/s", "390 Gb/s", "390 Gb/s"],
+                ["FAIL 0.00 Gb/s", "FAIL 0 Gb/s", "390 Gb/s", "390 Gb/s"],
             ),
         ] {
             assert_eq!(texts(&tests), expected, "{tests:?}");
