@@ -348,8 +348,8 @@ mod tests {
                     ("bd", pass(), 391.0),
                 ],
                 [
-                    "FAIL 0 Gb/s with b",
-                    "FAIL 0 Gb/s with a",
+                    "FAIL 0.00 Gb/s with b",
+                    "FAIL 0.00 Gb/s with a",
                     "392 Gb/s",
                     "391 Gb/s",
                 ],
@@ -362,11 +362,16 @@ mod tests {
                     ("bd", pass(), 391.0),
                     fine,
                 ],
-                ["FAIL 0 Gb/s with b,c", "391 Gb/s", "390 Gb/s", "392 Gb/s"],
+                [
+                    "FAIL 0.00 Gb/s with b,c",
+                    "391 Gb/s",
+                    "390 Gb/s",
+                    "392 Gb/s",
+                ],
             ),
             (
                 vec![("ab", fail, 0.0), ("cd", pass(), 390.0)],
-                ["FAIL 0.00 Gb/s", "FAIL 0 Gb/s", "390 Gb/s", "390 Gb/s"],
+                ["FAIL 0.00 Gb/s", "FAIL 0.00 Gb/s", "390 Gb/s", "390 Gb/s"],
             ),
         ] {
             assert_eq!(texts(&tests), expected, "{tests:?}");
