@@ -22,14 +22,12 @@ pub(super) fn page(results: &Results) -> String {
     if let Some(ended) = &results.ended {
         page += &format!("<p class=\"note\">Not complete: {}.</p>\n", escape(ended));
     }
-    page += &table(results);
     let faults = faults(results);
-    let heading = match faults.is_empty() {
-        true => "Nothing needs attention",
-        false => "What needs attention",
-    };
-    page += &format!("<h2 id=\"faults\">{heading}</h2>\n");
-    page.extend(faults.iter().map(step));
+    if !faults.is_empty() {
+        page += "<h2 id=\"faults\">What needs attention</h2>\n";
+        page.extend(faults.iter().map(step));
+    }
+    page += &table(results);
     page += "<h2>Tests</h2>\n";
     page.extend(results.tests.iter().enumerate().map(log));
     page + "</body>\n</html>\n"
