@@ -67,7 +67,7 @@ impl Export {
             "refused": refused});
         scope.global.say(document, || match self.yes {
             true => format!("{missing} exported, {there} were there\n"),
-            false => format!("{missing} to export; nothing was written, say --yes\n"),
+            false => format!("{missing} to export; nothing was written, give --yes\n"),
         });
         for why in refused {
             complain(why);

@@ -109,7 +109,7 @@ impl Import {
             table("ADDRESS  RANGE  HOLDER", &rows)
                 + &match yes {
                     true => format!("{done} imported, {} were there\n", all - done),
-                    false => format!("{all} to import; nothing was written, say --yes\n"),
+                    false => format!("{all} to import; nothing was written, give --yes\n"),
                 }
         });
         Ok(Outcome::Good)

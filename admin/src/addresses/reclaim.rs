@@ -45,7 +45,7 @@ impl Reclaim {
         if dry_run && !self.dry_run && !scope.global.json && !report.freed.is_empty() {
             say(&text(&report, dry_run));
             if !std::io::stdin().is_terminal() {
-                say("nothing was freed, say --yes\n");
+                say("nothing was freed, give --yes\n");
                 return Ok(Outcome::Good);
             }
             if !confirmed(false, "free them?")? {

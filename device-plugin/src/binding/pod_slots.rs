@@ -51,7 +51,7 @@ pub(super) fn belongs(
         None => Err(Failure::new(
             FailureKind::CannotBind,
             format!(
-                "{} is no pool with binding late of this node now, or its HCAs have not been \
+                "{} is not a pool with binding late of this node now, or its HCAs have not been \
                  scanned yet",
                 held.resource
             ),

@@ -176,7 +176,7 @@ fn a_block_of_a_node_that_is_not_ready_is_released_and_taken() -> Result<()> {
     let block = one.granted()?.into_iter().next().context("a block")?;
     let unasked = other.tool(&["release", "--block", &block])?;
     ensure!(
-        !unasked.status.success() && unasked.stderr.contains("say --yes"),
+        !unasked.status.success() && unasked.stderr.contains("give --yes"),
         "{}",
         unasked.stderr
     );

@@ -294,7 +294,7 @@ fn reclaim_frees_only_with_yes() {
     see_earlier(&place);
     let asked = place.admin(&["reclaim"]);
     assert!(
-        asked.ok() && text(&asked.document).contains("say --yes"),
+        asked.ok() && text(&asked.document).contains("give --yes"),
         "{asked:?}"
     );
     assert_eq!(place.held().len(), 1);
