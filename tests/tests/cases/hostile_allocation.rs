@@ -119,7 +119,7 @@ cases! {
     ranges_of_rails_on_a_nic_of_no_rail_are_refused: Macvlan => of_rails(
         &json!({}),
         &json!({"deviceID": "0000:3c:00.0_3e71787e_1"}),
-        Err((INVALID_NETWORK, &["which rail", "rails"])),
+        Err((INVALID_NETWORK, &["the rail of the NIC is unknown", "rails"])),
     );
     a_rail_without_a_range_is_refused: Macvlan => of_rails(
         &json!({"nic1": 7}),
