@@ -225,7 +225,7 @@ impl Collection {
     fn read(&self, form: Form, output: &Output) -> Result<Value> {
         if !output.status.success() && output.stdout.is_empty() {
             let why = last_line(output);
-            // Of what a cluster does not have there are no objects.
+            // The cluster does not have this kind, so it has no objects of it.
             if matches!(form, Form::Objects(..)) && why.contains("doesn't have a resource type") {
                 return Ok(json!({"items": []}));
             }

@@ -2,7 +2,7 @@
 //!
 //! [`plan`] decides on a pod for each node and on rounds of pairs, [`rounds`] makes the pods and tests
 //! the pairs by the steps of `ladder`, [`matrix`] judges. The pods are deleted however it ends; then
-//! what was measured is printed ([`text`], [`page`]).
+//! [`text`] and [`page`] print the results.
 
 mod matrix;
 mod page;
@@ -135,14 +135,20 @@ fn remedy(node: &str) -> String {
 
 /// Tests the cluster and prints what was found.
 pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) -> Ended {
+    ensure!(
+        verify.gpu.is_some() || verify.only != ["gpu"],
+        "--only gpu needs --gpu, by which each pod asks for a GPU"
+    );
     let mut results = Results::default();
     if let Some(file) = &verify.all.html {
-        // Before the test, which takes long.
-        let opened = std::fs::File::options()
-            .append(true)
-            .create(true)
-            .open(file);
+        // Before the test, which takes long: can it be written?
+        let is_new = !file.exists();
+        let mut options = std::fs::File::options();
+        let opened = options.append(true).create(true).open(file);
         opened.with_context(|| format!("write {}", file.display()))?;
+        if is_new {
+            std::fs::remove_file(file)?;
+        }
     }
     match block_on(rounds::test(verify, cluster, &mut results))? {
         Err(error) if results.tests.is_empty() => return Err(error),

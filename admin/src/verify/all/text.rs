@@ -5,7 +5,7 @@ use crate::report::{self, Style};
 use crate::verdict::{Outcome, Verdict};
 use crate::verify::ladder::{CHOICE, ENDS, Rung};
 
-/// Why there is no test of a rail.
+/// The step of rails that were not tested.
 pub(super) const PODS: Rung = ("pods", "each node is tested");
 
 /// The matrix, the faults with their remedies, and counts.
