@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{Asked, Own, Worker};
 use crate::api::document::{BlockObject, NodeId, RangeSpec};
-use crate::api::{Created, RangeObject};
+use crate::api::{ApiError, Created, RangeObject};
 use crate::decide::choice;
 use crate::decide::standing;
 
@@ -226,6 +226,9 @@ impl Worker {
             grid => grid?,
         };
         self.grant_claimed_before()?;
+        if range.per_node().is_some() && self.node_network(range).is_none() {
+            self.read_own().await?;
+        }
         if let Some(network) = self.node_network(range) {
             return self.has_room(range, network).await.map(|()| Some(network));
         }
@@ -491,17 +494,43 @@ impl Worker {
         }
     }
 
-    /// Reads an object that is there: it may be this node's by a request that arrived late. A node has no
-    /// second network of a range.
+    /// Reads this node's blocks: one can be there by a request that arrived late, and a node has no second
+    /// network of a range.
+    async fn read_own(&mut self) -> Result<(), Failure> {
+        let mut own = Vec::new();
+        let client = self.shared.client.clone();
+        client
+            .blocks_of_node(&self.shared.name, |block| own.push(block))
+            .await?;
+        own.retain(|block| block.space() == self.space);
+        for block in own {
+            self.changed(block).await;
+        }
+        Ok(())
+    }
+
+    /// Reads an object that is there: it may be this node's for the same reason.
     async fn take_up(&mut self, block: IpNetwork) -> Result<Attempt, Failure> {
         let name = self.space.block_name(block);
-        if let Some(object) = self.shared.client.block(&name).await? {
+        let object = match self.shared.client.block(&name).await {
+            // Written by hand or by a newer version. Nothing of this node's is unreadable.
+            Err(ApiError::Malformed { .. }) => None,
+            object => object?,
+        };
+        let is_of_block =
+            |object: &BlockObject| object.is_well_named() && object.spec.block == block;
+        if let Some(object) = object.filter(is_of_block) {
             self.changed(object).await;
         }
-        Ok(match self.grants.has_block(block) {
-            true => Attempt::Got,
-            false => Attempt::Taken,
-        })
+        let is_unread = self.unread.iter().any(|object| object.spec.block == block);
+        if self.own.contains_key(&block) || is_unread {
+            self.grant_claimed_before()?;
+            return match self.grants.has_block(block) {
+                true => Ok(Attempt::Got),
+                false => Err(self.in_doubt(block)),
+            };
+        }
+        Ok(Attempt::Taken)
     }
 
     async fn create(&mut self, object: BlockObject) -> Result<Attempt, Failure> {

@@ -1,5 +1,6 @@
 //! Faults in a certain order, against the same API as the model.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ipam::block::{AddressSpace, hash};
@@ -539,15 +540,53 @@ fn a_network_that_was_claimed_late_stays_the_nodes_only_one() {
         let api = Api::start().await;
         let mut one = started(&api, 1).await;
         one.add_of(NODE_RANGE).await.unwrap();
-        let networks = one.node_networks();
-        let name = AddressSpace::new("default", None).block_name(networks[0]);
-        let object = api.object("addressblocks", &name);
+        let network = one.node_networks()[0];
+        let space = AddressSpace::new("default", None);
+        let object = api.object("addressblocks", &space.block_name(network));
+        one.kill().await;
+        // The one that it tries first, and another.
+        let size = 1 << (32 - network.prefix());
+        let IpAddr::V4(address) = network.network() else {
+            unreachable!()
+        };
+        let other = Ipv4Addr::from_bits(address.to_bits() ^ size);
+        for late in [
+            network,
+            IpNetwork::new(other.into(), network.prefix()).unwrap(),
+        ] {
+            let (mut object, name) = (object.clone(), space.block_name(late));
+            object["metadata"]["name"] = json!(name);
+            object["spec"]["block"] = json!(late);
+            let api = Api::start().await;
+            let mut one = started(&api, 1).await;
+            // It has read its blocks.
+            add(&mut one, 1).await;
+            api.write_unseen("addressblocks", &name, &object);
+            one.add_of(NODE_RANGE).await.unwrap();
+            assert_eq!(one.node_networks(), [late]);
+            one.kill().await;
+        }
+    });
+}
+
+#[test]
+fn an_object_that_cannot_be_read_costs_a_node_only_its_block() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        one.add_of(NODE_RANGE).await.unwrap();
+        let network = one.node_networks()[0];
+        let name = AddressSpace::new("default", None).block_name(network);
+        let mut object = api.object("addressblocks", &name);
         one.kill().await;
         let api = Api::start().await;
         let mut one = started(&api, 1).await;
+        object["spec"]["epoch"] = json!("by hand");
+        object["metadata"]["labels"] = json!({});
         api.write_unseen("addressblocks", &name, &object);
         one.add_of(NODE_RANGE).await.unwrap();
-        assert_eq!(one.node_networks(), networks);
+        assert_ne!(one.node_networks(), [network]);
+        one.kill().await;
     });
 }
 
