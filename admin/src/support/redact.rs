@@ -6,7 +6,7 @@ use serde_json::Value;
 /// What stands for a secret.
 const REMOVED: &str = "[removed]";
 /// Ends of the names of settings whose value is a secret, without `-`, `_` and `.`.
-const SECRETS: [&str; 16] = [
+const SECRETS: [&str; 21] = [
     "token",
     "password",
     "passwd",
@@ -23,6 +23,11 @@ const SECRETS: [&str; 16] = [
     "authorization",
     "signature",
     "sig",
+    "auth",
+    "pass",
+    "pat",
+    "cookie",
+    "keydata",
 ];
 
 fn is_secret(name: &str) -> bool {
@@ -168,6 +173,9 @@ fn secret(rest: &str, starts_word: bool) -> Option<(usize, usize)> {
         return None;
     }
     let (name, after) = rest.split_at(rest.find(|c| !is_inside_name(c)).unwrap_or(rest.len()));
+    if name.is_empty() {
+        return None;
+    }
     let signed = after.trim_start_matches(['"', '\'', '\\']).trim_start();
     let value = match signed.strip_prefix([':', '=']) {
         Some(value) if is_secret(name) => value,
@@ -177,16 +185,24 @@ fn secret(rest: &str, starts_word: bool) -> Option<(usize, usize)> {
             after.strip_prefix(' ').filter(|_| names_next)?
         }
     };
-    let opened = value.trim_start_matches(' ');
-    let value = opened.trim_start_matches(['"', '\'', '\\']);
-    let is_quoted = value.len() < opened.len();
-    // "Basic" or "Bearer" is not the secret.
-    let is_whole_line = name.eq_ignore_ascii_case("authorization");
-    let is_end = |c: char| {
-        let ends = !is_quoted && !is_whole_line && (c == '&' || c.is_whitespace());
-        "\"'\\".contains(c) || ends
+    let value = value.trim_start_matches(' ');
+    // The marks before a quoted value, as \\" in a JSON text, also end it.
+    let marks = value.find(|c| !"\"'\\".contains(c)).unwrap_or(value.len());
+    let (marks, mut value) = value.split_at(marks);
+    for scheme in ["bearer ", "basic "] {
+        let named = value.get(..scheme.len());
+        if named.is_some_and(|word| word.eq_ignore_ascii_case(scheme)) {
+            value = value.get(scheme.len()..).unwrap_or_default();
+        }
+    }
+    let length = match marks {
+        "" => value.find(|c: char| "&\"'\\".contains(c) || c.is_whitespace()),
+        marks => {
+            let mut ends = value.match_indices(marks).map(|(at, _)| at);
+            ends.find(|at| !value.get(..*at).is_some_and(|text| text.ends_with('\\')))
+        }
     };
-    let length = value.find(is_end).unwrap_or(value.len());
+    let length = length.unwrap_or(value.len());
     (length > 0).then_some((rest.len() - value.len(), length))
 }
 
@@ -233,9 +249,27 @@ mod tests {
             ),
             (
                 "-H 'Authorization: Bearer abc.def' x",
-                "-H 'Authorization: [removed]' x",
+                "-H 'Authorization: Bearer [removed]' x",
             ),
-            ("Authorization: Basic dTpw", "Authorization: [removed]"),
+            (
+                "Authorization: Basic dTpw",
+                "Authorization: Basic [removed]",
+            ),
+            (
+                "Proxy-Authorization: Bearer abc",
+                "Proxy-Authorization: Bearer [removed]",
+            ),
+            ("client-key-data: LS0t", "client-key-data: [removed]"),
+            (r#"{"auth": "abc"}"#, r#"{"auth": "[removed]"}"#),
+            (
+                "DB_PASS=abc GITHUB_PAT=def",
+                "DB_PASS=[removed] GITHUB_PAT=[removed]",
+            ),
+            (
+                r#"{"password":"a\"b","x":1}"#,
+                r#"{"password":"[removed]","x":1}"#,
+            ),
+            (r#"password="it's" x"#, r#"password="[removed]" x"#),
             ("with Bearer abc x", "with Bearer [removed] x"),
             ("X-Auth-Token: abc x", "X-Auth-Token: [removed] x"),
             ("  password: hunter2", "  password: [removed]"),
@@ -307,6 +341,9 @@ mod tests {
 
     #[test]
     fn a_long_line_is_read_once() {
+        for c in [" ", "\"", "\\", "'"] {
+            assert_eq!(text(&c.repeat(1 << 18)).trim_end().is_empty(), c == " ");
+        }
         let long = text(&"eyJ:// token=a ".repeat(100_000));
         assert_eq!(long, "eyJ:// token=[removed] ".repeat(100_000));
     }
