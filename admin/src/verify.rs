@@ -159,7 +159,7 @@ impl Verify {
                 let _ = writeln!(std::io::stderr().lock(), "running {what}");
             }
         };
-        block_on(ladder::climb(self, kubectl, ends, &progress))
+        block_on(ladder::climb(self, kubectl, ends, None, &progress))
     }
 
     fn wants(&self, id: &str) -> bool {

@@ -63,6 +63,8 @@ pub(super) struct Climbed {
     pub ends: [End; 2],
 }
 
+/// Why a rung was not tried within its pair's time.
+const TIME_OVER: &str = "not tried: the time of this pair of nodes is over";
 /// Why a rung says nothing; somebody who knows that ping is filtered leaves that out.
 const NOT_TRIED: &str = "not tried: a rung below it failed, which --skip would leave out";
 /// The same where there is no pair of ports: the ends themselves cannot be left out.
@@ -85,6 +87,7 @@ struct Climb<'a> {
     flags: &'a Verify,
     kubectl: &'a [String],
     ends: [&'a Place; 2],
+    until: Option<Instant>,
     next_port: u16,
     climbed: Climbed,
 }
@@ -110,18 +113,20 @@ async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Outp
 /// How long an end may take to say what it has, at most: it starts no tool.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Climbs; `kubectl` is the program and its first flags. `progress` is called with what is done now,
-/// when it starts and every ten seconds.
+/// Climbs; `kubectl` is the program and its first flags. No tool runs after `until`, also not at the
+/// ends. `progress` is called with what is done now, when it starts and every ten seconds.
 pub(super) async fn climb(
     flags: &Verify,
     kubectl: &[String],
     ends: [&Place; 2],
+    until: Option<Instant>,
     progress: &dyn Fn(&str),
 ) -> Climbed {
     let mut climb = Climb {
         flags,
         kubectl,
         ends,
+        until,
         next_port: flags.port,
         climbed: Climbed::default(),
     };
@@ -155,6 +160,7 @@ pub(super) async fn climb(
             let object = object(ours, theirs);
             let work = async {
                 match (rung, flags.gpu) {
+                    _ if climb.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
                     (PING, _) => climb.ping(ours, theirs).await,
                     (RPING, _) => climb.rping(&server, &client, ours).await,
                     (WRITE_BW, _) => climb.write_bw(&server, ours, theirs, None).await,
@@ -230,7 +236,12 @@ impl Climb<'_> {
     async fn probe(&self, place: &Place) -> Result<End, String> {
         let argv = ["sh", "-c", ends::PROBE];
         let most = self.timeout().min(PROBE_TIMEOUT);
-        let ended = place.run(self.kubectl, &argv, most).await?;
+        let mut ended = place.run(self.kubectl, &argv, most).await;
+        if !ended.as_ref().is_ok_and(|ended| ended.fine) {
+            // A connection can break.
+            ended = place.run(self.kubectl, &argv, most).await;
+        }
+        let ended = ended?;
         if !ended.fine {
             return Err(ended.last().to_owned());
         }
@@ -241,8 +252,15 @@ impl Climb<'_> {
         Ok(ends::read(&ended.text, interface, device))
     }
 
+    fn left(&self) -> Option<Duration> {
+        Some(self.until?.saturating_duration_since(Instant::now()))
+    }
+
+    /// How long a tool may take.
     fn timeout(&self) -> Duration {
-        Duration::from_secs(self.flags.timeout.max(1))
+        let most = Duration::from_secs(self.flags.timeout);
+        let most = self.left().map_or(most, |left| most.min(left));
+        most.max(Duration::from_secs(1))
     }
 
     async fn ping(&self, server: &Port, client: &Port) -> Finding {

@@ -309,7 +309,7 @@ fn pods_are_deleted_after_sigint() -> Result<()> {
     interrupt(&child)?;
     let said = text(&child.wait_with_output()?.stderr);
     ensure!(
-        said.contains("kubectl -n hpc delete pods -l rdma-netdev.io/verify-run="),
+        said.contains("--context=lab -n hpc delete pods -l rdma-netdev.io/verify-run="),
         "{said}"
     );
     Ok(())
@@ -318,11 +318,11 @@ fn pods_are_deleted_after_sigint() -> Result<()> {
 fn pods_are_deleted_when_the_time_is_over() -> Result<()> {
     let cluster = Cluster::of(4)?;
     let output = cluster
-        .verify("hang:1:0", &["--only", "ping", "--timeout", "1", "--json"])
+        .verify("hang:1:0", &["--only", "ping", "--timeout", "3", "--json"])
         .output()?;
     let (document, said) = document(&output)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert_eq!(document["ended"], "--timeout 1 is over", "{said}");
+    assert_eq!(document["ended"], "--timeout 3 is over", "{said}");
     ensure!(cluster.log()?.ends_with("delete\n"));
     Ok(())
 }

@@ -343,6 +343,15 @@ mod tests {
             let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
             assert_eq!(limits["nvidia.com/gpu"], 1);
             assert!(has_gpu(&pod));
+            let spec = &pod["spec"];
+            let terms = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+            let expected = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]);
+            assert_eq!(spec.pointer(terms), Some(&expected), "on its node");
+            assert_eq!(spec["tolerations"], json!([{"operator": "Exists"}]));
+            assert!(
+                spec["activeDeadlineSeconds"].as_u64().unwrap() > 3600,
+                "it ends"
+            );
             (
                 networks.as_str().unwrap().to_owned(),
                 limits["rdma/nic"].as_u64(),

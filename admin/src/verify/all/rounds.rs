@@ -6,15 +6,14 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use futures_util::{StreamExt as _, stream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::plan::{self, Network, Pair};
 use super::pods::{self, Pods};
 use super::{Node, Results, Test};
 use crate::cluster::{Flags, ask};
 use crate::documents::name_of;
-use crate::output::complain;
-use crate::verdict::{Finding, Outcome, Verdict};
+use crate::verdict::{Finding, Verdict};
 use crate::verify::Verify;
 use crate::verify::ladder::{self, Climbed};
 use crate::verify::place::Place;
@@ -23,6 +22,8 @@ use crate::verify::place::Place;
 const TOOL_TIMEOUT_SECONDS: u64 = 300;
 /// How long a pair may take, at least; else its part of the whole time.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(60);
+/// TCP ports of a pair.
+const PORTS: usize = 256;
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// Everything up to the deletion of the pods; an error where it ended early.
@@ -62,9 +63,10 @@ pub(super) async fn test(
         };
         show("");
         if let Err(error) = deleted {
-            complain(&format!(
-                "the pods are not deleted: {error:#}; to delete them: kubectl -n {} delete pods -l {}",
-                pods.kubectl.namespace, pods.selector
+            let words = pods.kubectl.words().join(" ");
+            let (namespace, selector) = (&pods.kubectl.namespace, &pods.selector);
+            return Err(anyhow!(
+                "the pods are not deleted: {error:#}; to delete them: {words} -n {namespace} delete pods -l {selector}"
             ));
         }
     }
@@ -146,8 +148,10 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
             break;
         }
         results.rounds = round;
-        let rounds = u64::try_from(last + 2).unwrap_or(u64::MAX);
-        let limit = PAIR_TIMEOUT.max(Duration::from_secs(verify.timeout / rounds));
+        let parallel = usize::from(cluster.parallel);
+        let parts = (last + 2) * total.div_ceil(parallel);
+        let limit = verify.timeout / u64::try_from(parts).unwrap_or(u64::MAX);
+        let limit = PAIR_TIMEOUT.max(Duration::from_secs(limit));
         let tests = pairs.into_iter().filter_map(|nodes| {
             let [server, client] = nodes
                 .each_ref()
@@ -156,24 +160,14 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
         });
         let tests: Vec<(Pair, [Node; 2])> = tests.collect();
         let tests = stream::iter(tests).map(|(nodes, ends)| async move {
-            let climbed = timeout(limit, climb(verify, cluster, &ends)).await;
-            let late = || format!("the test took longer than {} s", limit.as_secs());
-            let unknown = |name| Finding::unknown(late()).on(name);
-            let climbed = climbed.unwrap_or_else(|_| Climbed {
-                outcomes: vec![Outcome::new(
-                    ladder::ENDS.0,
-                    ladder::ENDS.1,
-                    nodes.iter().map(unknown).collect(),
-                )],
-                ..Climbed::default()
-            });
+            let climbed = climb(verify, cluster, &ends, round, limit).await;
             Test {
                 round,
                 nodes,
                 climbed,
             }
         });
-        let mut tests = tests.buffer_unordered(usize::from(cluster.parallel));
+        let mut tests = tests.buffer_unordered(parallel);
         for done in 0.. {
             show(&format!("round {round} of {last}: {done} of {total} tests"));
             let Some(test) = tests.next().await else {
@@ -200,7 +194,13 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
     }
 }
 
-async fn climb(verify: &Verify, cluster: &Flags, nodes: &[Node; 2]) -> Climbed {
+async fn climb(
+    verify: &Verify,
+    cluster: &Flags,
+    nodes: &[Node; 2],
+    round: usize,
+    limit: Duration,
+) -> Climbed {
     let [server, client] = nodes.each_ref().map(|node| Place::Pod {
         namespace: Some(verify.all.pod_namespace.clone()),
         pod: node.pod.clone(),
@@ -208,11 +208,16 @@ async fn climb(verify: &Verify, cluster: &Flags, nodes: &[Node; 2]) -> Climbed {
     });
     let flags = Verify {
         timeout: TOOL_TIMEOUT_SECONDS.min(verify.timeout),
+        // A server of the round before may still listen.
+        port: u16::try_from(PORTS * (round - 1)).map_or(verify.port, |of_rounds| {
+            verify.port.saturating_add(of_rounds)
+        }),
         gpu: verify.gpu.filter(|_| nodes.iter().all(|node| node.has_gpu)),
         ..verify.clone()
     };
     let kubectl = cluster.kubectl.words();
-    ladder::climb(&flags, &kubectl, [&server, &client], &|_| ()).await
+    let until = Some(std::time::Instant::now() + limit);
+    ladder::climb(&flags, &kubectl, [&server, &client], until, &|_| ()).await
 }
 
 /// Returns when a signal asks the program to end.
