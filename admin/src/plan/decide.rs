@@ -57,7 +57,7 @@ pub(crate) struct Plan<'n> {
 }
 
 /// Nodes with the same HCAs, GPUs and rails at the same PCI locations.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Group<'n> {
     pub nodes: Vec<&'n Node>,
     /// Of each HCA its rail, or why it is not for pods.
@@ -120,7 +120,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         match pools(&groups, options.mode) {
             Ok(pools) => break pools,
             // The others have a plan without it.
-            Err(unserved) => odd.push(groups.remove(unserved)),
+            Err(index) => odd.push(groups.remove(index)),
         }
     };
     let reasons = groups.iter().flat_map(|group| &group.usage);
@@ -339,7 +339,7 @@ fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
 }
 
 /// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
-/// rate, with GPUs and without; else one for each group. An error is the smallest group for which nothing does.
+/// rate, with GPUs and without; else one for each group. An error is the group to leave out, since nothing serves all.
 fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<Pool<'n>>, usize> {
     let mut level = 0;
     loop {
@@ -370,7 +370,18 @@ fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<Pool<'n>>, 
         let size = |index: &usize| groups.get(*index).map(|group| group.nodes.len());
         match unserved.into_iter().min_by_key(size) {
             None => return Ok(pools),
-            Some(smallest) if is_last => return Err(smallest),
+            Some(smallest) if is_last => {
+                // One that has fewer nodes and is in its way goes in its place.
+                let is_in_the_way = |index: &usize| {
+                    let mut others = groups.to_vec();
+                    if let Some(group) = others.get_mut(*index) {
+                        group.nodes.clear();
+                    }
+                    pool(&[smallest], &others, mode, true).is_some()
+                };
+                let mut smaller = (0..groups.len()).filter(|index| size(index) < size(&smallest));
+                return Err(smaller.find(is_in_the_way).unwrap_or(smallest));
+            }
             Some(_) => level += 1,
         }
     }

@@ -272,7 +272,7 @@ fn fabrics_of_two_links_are_two_pools() {
 #[test]
 fn a_selector_chooses_no_nic_of_other_nodes() {
     // The 100G ports are of the fabric on one node, and for storage on the other.
-    let lay = |address: &'static str, netdev: &'static str| {
+    let lay = |address: &'static str, netdev: &'static str, others: &[&str]| {
         let storage = move |tree: &Tree| {
             machine::a4(tree);
             let spec = PciSpec {
@@ -288,15 +288,18 @@ fn a_selector_chooses_no_nic_of_other_nodes() {
                 tree.file(format!("/sys/class/infiniband/{name}/ports/1/rate"), rate);
             }
         };
-        let nodes = vec![answers("a", storage, |_| {}), answers("b", egx, |_| {})];
+        let others = others.iter().map(|name| answers(name, egx, |_| {}));
+        let nodes = std::iter::once(answers("a", storage, |_| {}))
+            .chain(others)
+            .collect();
         valid(&documents(nodes), &Options::default())
     };
-    let text = lay("0000:5e:00.0", "eno9");
+    let text = lay("0000:5e:00.0", "eno9", &["b"]);
     assert!(
         text.contains("select: { ifNames: [\"ens*f*\",\"gpu*rdma*\"] }"),
         "{text}"
     );
-    let text = lay("0000:5e:00.0", "ens9f0");
+    let text = lay("0000:5e:00.0", "ens9f0", &["b"]);
     assert!(
         text.contains("select: { linkTypes: [\"ether\"], linkSpeed: [\">=400G\"] }"),
         "{text}"
@@ -306,11 +309,11 @@ fn a_selector_chooses_no_nic_of_other_nodes() {
         "{text}"
     );
     assert!(text.contains("- resource: rdma/nic-2\n"), "{text}");
-    let text = lay("0000:37:00.0", "ens9f0");
-    assert!(
-        text.contains("WARNING: no selector chooses the HCAs of b and no others"),
-        "{text}"
-    );
+    for (others, odd) in [(&["b"][..], "b"), (&["b", "c"], "a")] {
+        let text = lay("0000:37:00.0", "ens9f0", others);
+        let warning = format!("WARNING: no selector chooses the HCAs of {odd} and no others");
+        assert!(text.contains(&warning), "{text}");
+    }
 }
 
 #[test]

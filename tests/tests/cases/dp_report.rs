@@ -157,7 +157,7 @@ impl Cluster {
 
     fn report(&self, file: &str) -> Result<Output> {
         Ok(Command::new(self.0.path().join("kubectl-rdma"))
-            .args(["--namespace", "rdma", "--timeout", "2", "--kubectl"])
+            .args(["--namespace", "rdma", "--timeout", "4", "--kubectl"])
             .arg(self.0.path().join("kubectl"))
             .args(["report", file])
             .current_dir(self.0.path())
