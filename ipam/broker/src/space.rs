@@ -10,6 +10,7 @@
 
 mod adopt;
 mod before;
+mod blocks;
 mod claim;
 mod give;
 mod granted;
@@ -19,7 +20,6 @@ mod usage;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,9 +36,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use before::Before;
+use blocks::{Doubt, NodeBlocks, Own, Removed, is_newer};
 use granted::GrantsFile;
 
-use crate::api::document::{BlockObject, Metadata, NodeId};
+use crate::api::document::{BlockObject, NodeId};
 use crate::api::whereabouts::WhereaboutsObjects;
 use crate::api::{ApiError, Client, NodeObject, RangeObject};
 use crate::decide::standing::{self, Claim, NodeState};
@@ -261,78 +262,6 @@ pub enum Message {
     Gone(Box<BlockObject>),
 }
 
-/// What is not known of a block, because a request had no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doubt {
-    /// Whether it is this node's. Its object has to be read.
-    Whose,
-    /// Whether it was removed. It is no longer granted, and the removal is asked for until there is an
-    /// answer: the first request may still be on its way, so a block that is there may go.
-    Removed,
-}
-
-/// An object that this node removed, or that another node has: what came before is late news.
-#[derive(Debug)]
-struct Removed {
-    at: Instant,
-    uid: String,
-    /// Up to which `resourceVersion`; `None` of an object that is no more.
-    until: Option<String>,
-}
-
-impl Removed {
-    fn is_of(&self, object: &Metadata) -> bool {
-        self.uid == object.uid
-            && self
-                .until
-                .as_ref()
-                .is_none_or(|until| !is_newer(&object.resource_version, until))
-    }
-}
-
-/// A block of this node.
-#[derive(Debug)]
-struct Own {
-    object: BlockObject,
-    doubt: Option<Doubt>,
-    granted: Instant,
-    usage: Option<usage::Known>,
-    empty_since: Option<Instant>,
-    noted: Option<(u64, Instant)>,
-}
-
-impl Own {
-    fn new(object: BlockObject) -> Self {
-        let noted = object.status.map(|status| (status.used, Instant::now()));
-        Self {
-            object,
-            doubt: None,
-            granted: Instant::now(),
-            usage: None,
-            empty_since: None,
-            noted,
-        }
-    }
-
-    /// One of which a request had no answer.
-    fn in_doubt(object: BlockObject) -> Self {
-        Self {
-            doubt: Some(Doubt::Whose),
-            ..Self::new(object)
-        }
-    }
-
-    fn grant(&self, except: Vec<IpAddr>) -> Grant {
-        Grant {
-            block: self.object.spec.block,
-            uid: self.object.metadata.uid.clone(),
-            epoch: self.object.spec.epoch,
-            per_node: self.object.spec.per_node,
-            except,
-        }
-    }
-}
-
 /// A store of blocks, as the node's policy has it.
 #[derive(Debug)]
 pub struct BlockStore {
@@ -342,6 +271,43 @@ pub struct BlockStore {
     pub static_networks: Vec<IpNetwork>,
     /// whereabouts' objects, where its networks used whereabouts before.
     pub before: Option<WhereaboutsObjects>,
+}
+
+/// When the task does what nobody asks for.
+#[derive(Debug)]
+struct Pace {
+    /// How often in a row it failed, and until when it pauses for that.
+    failures: u32,
+    paused_until: Instant,
+    /// When leases that are in no block of this node get theirs; `None` once all have.
+    adopt_at: Option<Instant>,
+    /// Not before then marks on this node's blocks are looked into again.
+    deny_at: Instant,
+    /// Since when there is nothing to care for.
+    idle_since: Option<Instant>,
+}
+
+impl Pace {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            failures: 0,
+            paused_until: now,
+            adopt_at: Some(now),
+            deny_at: now,
+            idle_since: None,
+        }
+    }
+
+    fn is_paused(&self) -> bool {
+        self.failures > 0 && self.paused_until > Instant::now()
+    }
+
+    fn failed(&mut self, tick: Duration) {
+        self.failures = self.failures.saturating_add(1);
+        let ticks = (1u32 << self.failures.min(6)).min(LONGEST_PAUSE_TICKS);
+        self.paused_until = Instant::now() + tick * ticks;
+    }
 }
 
 /// The task of one address space.
@@ -354,30 +320,15 @@ pub struct Worker {
     static_networks: Vec<IpNetwork>,
     before: Option<Before>,
     grants: GrantsFile,
-    own: BTreeMap<IpNetwork, Own>,
-    /// Blocks of another machine that had this node's name.
-    foreign: BTreeMap<IpNetwork, BlockObject>,
-    removed: VecDeque<Removed>,
-    /// Objects of this node's name that came before it was known which node this is, or whether it has
-    /// leases in them.
-    unread: Vec<BlockObject>,
-    /// Blocks that this node lost while it had leases in them.
-    lost: BTreeMap<IpNetwork, usize>,
+    blocks: NodeBlocks,
     asked: VecDeque<Asked>,
     /// Whether the API's list was read once.
     listed: bool,
-    /// When leases that are in no block of this node get theirs; `None` once all have.
-    adopt_at: Option<Instant>,
     /// The space's ranges, as read last.
     grids: Option<(Instant, Rc<Vec<RangeObject>>)>,
     leftover: Option<claim::Leftover>,
     ranges: usage::Ranges,
-    failures: u32,
-    paused_until: Option<Instant>,
-    /// Not before then marks on this node's blocks are looked into again.
-    deny_at: Instant,
-    /// Since when there is nothing to care for.
-    idle_since: Option<Instant>,
+    pace: Pace,
 }
 
 impl Worker {
@@ -400,21 +351,13 @@ impl Worker {
                 .before
                 .map(|before| Before::new(before, grants.networks())),
             grants,
-            own: BTreeMap::new(),
-            foreign: BTreeMap::new(),
-            removed: VecDeque::new(),
-            unread: Vec::new(),
-            lost: BTreeMap::new(),
+            blocks: NodeBlocks::default(),
             asked: VecDeque::new(),
             listed: false,
-            adopt_at: Some(Instant::now()),
             grids: None,
             leftover: None,
             ranges: usage::Ranges::default(),
-            failures: 0,
-            paused_until: None,
-            deny_at: Instant::now(),
-            idle_since: None,
+            pace: Pace::new(),
         })
     }
 
@@ -461,19 +404,15 @@ impl Worker {
     /// events may come late.
     fn is_idle(&mut self) -> bool {
         let is_busy = !self.listed
-            || self.adopt_at.is_some()
-            || !self.own.is_empty()
+            || self.pace.adopt_at.is_some()
+            || !self.blocks.is_empty()
             || !self.grants.blocks.is_empty()
-            || !self.foreign.is_empty()
-            || !self.removed.is_empty()
-            || !self.unread.is_empty()
-            || !self.lost.is_empty()
             || !self.asked.is_empty();
         if is_busy {
-            self.idle_since = None;
+            self.pace.idle_since = None;
             return false;
         }
-        let since = *self.idle_since.get_or_insert_with(Instant::now);
+        let since = *self.pace.idle_since.get_or_insert_with(Instant::now);
         since.elapsed() >= self.shared.timing.empty
     }
 
@@ -492,12 +431,13 @@ impl Worker {
             Message::Changed(block) => self.changed(*block).await,
             Message::Gone(block) => {
                 let network = block.spec.block;
-                let own = self.own.get(&network);
+                let own = self.blocks.own.get(&network);
                 if own.is_some_and(|own| own.object.metadata.uid == block.metadata.uid) {
                     Box::pin(self.gone(network, block.metadata.resource_version.clone())).await;
                 }
-                self.foreign.remove(&network);
-                self.unread
+                self.blocks.foreign.remove(&network);
+                self.blocks
+                    .unread
                     .retain(|one| one.metadata.uid != block.metadata.uid);
             }
         }
@@ -508,24 +448,16 @@ impl Worker {
             .metrics
             .borrow_mut()
             .space(&self.space, self.summary());
-        self.removed
+        self.blocks
+            .removed
             .retain(|one| one.at.elapsed() < self.shared.timing.late_events);
-        if !self.listed
-            || self
-                .paused_until
-                .is_some_and(|until| until > Instant::now())
-        {
+        if !self.listed || self.pace.is_paused() {
             return;
         }
         match self.background().await {
-            Ok(()) => {
-                self.failures = 0;
-                self.paused_until = None;
-            }
+            Ok(()) => self.pace.failures = 0,
             Err(error) => {
-                self.failures = self.failures.saturating_add(1);
-                let ticks = (1u32 << self.failures.min(6)).min(LONGEST_PAUSE_TICKS);
-                self.paused_until = Some(Instant::now() + self.shared.timing.tick * ticks);
+                self.pace.failed(self.shared.timing.tick);
                 tracing::warn!(space = %self.space, %error, "cannot care for the node's blocks of addresses");
             }
         }
@@ -565,12 +497,16 @@ impl Worker {
 
     /// What there is to say of the space.
     fn summary(&self) -> crate::metrics::SpaceSummary {
-        let used = self.own.values().filter_map(|own| own.usage.as_ref());
+        let used = self
+            .blocks
+            .own
+            .values()
+            .filter_map(|own| own.usage.as_ref());
         crate::metrics::SpaceSummary {
             blocks: self.grants.blocks.len() as u64,
             addresses: self.grants.blocks.iter().map(Grant::size).sum(),
             used: used.map(|known| known.held.len() as u64).sum(),
-            conflicts: self.lost.values().map(|count| *count as u64).sum(),
+            conflicts: self.blocks.lost.values().map(|count| *count as u64).sum(),
             ranges_without_free_block: self.ranges.without_free_block(),
         }
     }
@@ -585,7 +521,7 @@ impl Worker {
             self.changed(block).await;
         }
         // An object that is not in the list may have been made behind it.
-        for own in self.own.values_mut() {
+        for own in self.blocks.own.values_mut() {
             if own.doubt != Some(Doubt::Removed) && !listed.contains(&own.object.metadata.uid) {
                 own.doubt = Some(Doubt::Whose);
             }
@@ -603,7 +539,7 @@ impl Worker {
     /// Grants on disk that the API does not have as this node's: their leases may be in use, so they
     /// are claimed again, unless another node has them.
     async fn claim_again(&mut self) {
-        let unread = std::mem::take(&mut self.unread);
+        let unread = std::mem::take(&mut self.blocks.unread);
         for block in unread {
             self.changed(block).await;
         }
@@ -611,7 +547,7 @@ impl Worker {
             .grants
             .blocks
             .iter()
-            .filter(|grant| !self.own.contains_key(&grant.block))
+            .filter(|grant| !self.blocks.own.contains_key(&grant.block))
             .cloned()
             .collect();
         for grant in orphans {
@@ -630,14 +566,14 @@ impl Worker {
 
     pub(super) async fn changed(&mut self, block: BlockObject) {
         let network = block.spec.block;
-        if self.removed.iter().any(|one| one.is_of(&block.metadata)) {
+        if self.blocks.is_late_news(&block.metadata) {
             return;
         }
         let me = match self.shared.me().await {
             Ok(me) => me,
             Err(failure) => {
                 tracing::error!(error = failure.message, "cannot read this node's object");
-                return self.unread.push(block);
+                return self.blocks.unread.push(block);
             }
         };
         let standing = standing::ownership(&block, &me, &self.grants.blocks);
@@ -646,7 +582,7 @@ impl Worker {
             && let Err(error) = self.known_ranges().await
         {
             tracing::warn!(space = %self.space, %error, "cannot read how ranges are cut into blocks");
-            return self.unread.push(block);
+            return self.blocks.unread.push(block);
         }
         match standing {
             standing::Ownership::Grant if block.spec.over.is_some() => self.deny_end(block).await,
@@ -661,7 +597,7 @@ impl Worker {
                 }
             }
             standing::Ownership::Not => {
-                if self.own.contains_key(&network) {
+                if self.blocks.own.contains_key(&network) {
                     let until = Some(block.metadata.resource_version.clone());
                     self.lose(network, "the API has it as another node's", until);
                 }
@@ -678,7 +614,7 @@ impl Worker {
     /// Takes note of an object of this node's, and grants it.
     fn keep(&mut self, block: BlockObject) {
         let network = block.spec.block;
-        match self.own.get_mut(&network) {
+        match self.blocks.own.get_mut(&network) {
             Some(own) if own.object.metadata.uid == block.metadata.uid => {
                 if is_newer(
                     &block.metadata.resource_version,
@@ -687,7 +623,7 @@ impl Worker {
                     own.object = block;
                 }
             }
-            _ => drop(self.own.insert(network, Own::new(block))),
+            _ => drop(self.blocks.own.insert(network, Own::new(block))),
         }
         if let Some(range) = self
             .contradiction(network)
@@ -703,7 +639,11 @@ impl Worker {
     /// What is to be on disk of a block of this node; `None` while that is not known, or while the block
     /// contradicts a range.
     fn grant_of(&self, network: IpNetwork) -> Option<Grant> {
-        let own = self.own.get(&network).filter(|own| own.doubt.is_none())?;
+        let own = self
+            .blocks
+            .own
+            .get(&network)
+            .filter(|own| own.doubt.is_none())?;
         let is_known = self.knows_before() && self.contradiction(network).is_none();
         is_known.then(|| own.grant(self.leased_before(network)))
     }
@@ -716,7 +656,7 @@ impl Worker {
         };
         let is_new = !self.grants.has_block(network);
         self.grants.add(grant)?;
-        self.lost.retain(|lost, _| !overlap(*lost, network));
+        self.blocks.lost.retain(|lost, _| !overlap(*lost, network));
         if is_new {
             tracing::info!(space = %self.space, block = %network, "this node has the block");
         }
@@ -725,17 +665,8 @@ impl Worker {
 
     /// Writes that the node has the blocks of which that could not be written before.
     fn grant_all(&mut self) -> std::io::Result<()> {
-        let own: Vec<IpNetwork> = self.own.keys().copied().collect();
+        let own: Vec<IpNetwork> = self.blocks.own.keys().copied().collect();
         own.into_iter().try_for_each(|network| self.grant(network))
-    }
-}
-
-/// Whether one `resourceVersion` is not older than another. They are numbers that ascend; where one is
-/// not, the later message is the newer one.
-fn is_newer(one: &str, other: &str) -> bool {
-    match (one.parse::<u64>(), other.parse::<u64>()) {
-        (Ok(one), Ok(other)) => one >= other,
-        _ => true,
     }
 }
 

@@ -27,7 +27,7 @@ use ipam::range::Range;
 impl Worker {
     /// Claims the blocks of leases that are in none of this node's.
     pub(super) async fn adopt(&mut self, store: Option<&Store>) -> anyhow::Result<()> {
-        if self.adopt_at.is_none_or(|at| at > Instant::now()) {
+        if self.pace.adopt_at.is_none_or(|at| at > Instant::now()) {
             return Ok(());
         }
         let mut conflicts: BTreeMap<IpNetwork, usize> = BTreeMap::new();
@@ -72,8 +72,8 @@ impl Worker {
             }
         }
         // Counted anew as pods end.
-        self.lost.extend(conflicts);
-        self.adopt_at = failed.then(|| Instant::now() + self.shared.timing.sweep);
+        self.blocks.lost.extend(conflicts);
+        self.pace.adopt_at = failed.then(|| Instant::now() + self.shared.timing.sweep);
         Ok(())
     }
 

@@ -185,7 +185,7 @@ impl Worker {
     /// Reads which leases of the store before ended, if this node has blocks. Without, the next question
     /// reads.
     pub(super) async fn refresh_before(&mut self) -> Result<(), Failure> {
-        match self.own.is_empty() {
+        match self.blocks.own.is_empty() {
             true => Ok(()),
             false => self.read_old_before().await,
         }

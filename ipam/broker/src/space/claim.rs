@@ -236,7 +236,7 @@ impl Worker {
         let blocks = Blocks::cut(v4, range.spans(), grid.block_prefix, fixed);
         let mut taken = BTreeSet::new();
         let first: Vec<IpNetwork> = choice::from_own_place(&blocks, &self.shared.name)
-            .filter(|block| !self.own.contains_key(block) && self.room(range, *block) > 0)
+            .filter(|block| !self.blocks.own.contains_key(block) && self.room(range, *block) > 0)
             .take(MOST_BLIND)
             .collect();
         for block in first {
@@ -250,7 +250,7 @@ impl Worker {
         for _ in 0..MOST_DRAWN {
             let is_taken = |block| {
                 taken.contains(&block)
-                    || self.own.contains_key(&block)
+                    || self.blocks.own.contains_key(&block)
                     || self.room(range, block) == 0
                     || names.contains(&self.space.block_name(block))
             };
@@ -296,13 +296,13 @@ impl Worker {
             return Err(Failure::new(FailureKind::HeldByAnotherNode, why));
         }
         // It came while the question was on its way.
-        if self.own.contains_key(&block) {
+        if self.blocks.own.contains_key(&block) {
             self.settle_for_add().await?;
             self.check_division(range, block)?;
             if self.grants.has(address) {
                 return Ok(block);
             }
-            if self.own.contains_key(&block) {
+            if self.blocks.own.contains_key(&block) {
                 return Err(self.in_doubt(block));
             }
         }
@@ -329,8 +329,8 @@ impl Worker {
     /// not known yet whether it is this node's.
     fn node_network(&self, range: &Range) -> Option<IpNetwork> {
         range.per_node()?;
-        let unread = self.unread.iter().map(|block| block.spec.block);
-        let own = self.own.keys().copied().chain(unread);
+        let unread = self.blocks.unread.iter().map(|block| block.spec.block);
+        let own = self.blocks.own.keys().copied().chain(unread);
         let mut own = own.chain(self.grants.networks());
         own.find(|block| overlap(*block, range.subnet()))
     }
@@ -478,7 +478,7 @@ impl Worker {
 
     /// Makes a block's object.
     pub(super) async fn attempt(&mut self, block: IpNetwork) -> Result<Attempt, Failure> {
-        if self.own.len() >= MAX_BLOCKS {
+        if self.blocks.own.len() >= MAX_BLOCKS {
             let why = format!(
                 "this node has {MAX_BLOCKS} blocks of {}, and may have no more",
                 self.space
@@ -522,8 +522,12 @@ impl Worker {
         if let Some(object) = object.filter(is_of_block) {
             self.changed(object).await;
         }
-        let is_unread = self.unread.iter().any(|object| object.spec.block == block);
-        if self.own.contains_key(&block) || is_unread {
+        let is_unread = self
+            .blocks
+            .unread
+            .iter()
+            .any(|object| object.spec.block == block);
+        if self.blocks.own.contains_key(&block) || is_unread {
             self.grant_claimed_before()?;
             return match self.grants.has_block(block) {
                 true => Ok(Attempt::Got),
@@ -539,8 +543,8 @@ impl Worker {
             Ok(Created::New(made)) => self.accept(made),
             Ok(Created::Taken) => Ok(Attempt::Taken),
             Err(error) => {
-                if error.is_uncertain() && !self.own.contains_key(&block) {
-                    self.own.insert(block, Own::in_doubt(object));
+                if error.is_uncertain() && !self.blocks.own.contains_key(&block) {
+                    self.blocks.own.insert(block, Own::in_doubt(object));
                 }
                 Err(error.into())
             }
@@ -550,7 +554,7 @@ impl Worker {
     /// Takes what the API has acknowledged as this node's, and grants it.
     pub(super) fn accept(&mut self, object: BlockObject) -> Result<Attempt, Failure> {
         let block = object.spec.block;
-        self.own.insert(block, Own::new(object));
+        self.blocks.own.insert(block, Own::new(object));
         self.grant_claimed_before()?;
         Ok(Attempt::Got)
     }
@@ -602,14 +606,14 @@ impl Worker {
         let network = object.spec.block;
         match standing::ownership(&object, me, &self.grants.blocks) {
             standing::Ownership::Grant => {
-                self.own.insert(network, Own::new(object.clone()));
+                self.blocks.own.insert(network, Own::new(object.clone()));
                 self.keep(object);
             }
             standing::Ownership::Renew => self.renew(object, me).await,
             standing::Ownership::Taken => self.obey(&object),
             // It was this machine's, and getting the new UID failed; or it is another machine's.
             standing::Ownership::Foreign if !self.grants.has_block(network) => {
-                self.own.remove(&network);
+                self.blocks.own.remove(&network);
                 self.keep_or_return(object, me).await;
             }
             standing::Ownership::Foreign | standing::Ownership::Not => {

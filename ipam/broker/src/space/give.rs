@@ -47,13 +47,14 @@ impl Worker {
             self.give_back(network).await?;
         }
         for network in returns.unmark {
-            let Some(own) = self.own.get(&network) else {
+            let Some(own) = self.blocks.own.get(&network) else {
                 continue;
             };
             let metadata = own.object.metadata.clone();
             let client = &self.shared.client;
             let changed = client.change(&metadata, json!({"wantedBy": null})).await?;
-            if let (Changed::Done(object), Some(own)) = (changed, self.own.get_mut(&network)) {
+            if let (Changed::Done(object), Some(own)) = (changed, self.blocks.own.get_mut(&network))
+            {
                 own.object = object;
             }
         }
@@ -65,7 +66,7 @@ impl Worker {
         match self.read_leases_in(network).map(|leases| leases.is_empty()) {
             Ok(true) => {}
             Ok(false) => {
-                if let Some(own) = self.own.get_mut(&network) {
+                if let Some(own) = self.blocks.own.get_mut(&network) {
                     own.empty_since = None;
                     own.usage = None;
                 }
@@ -81,7 +82,7 @@ impl Worker {
 
     /// Removes the object of a block that is not granted.
     pub(super) async fn remove(&mut self, network: IpNetwork) -> Result<(), GiveError> {
-        let Some(own) = self.own.get_mut(&network) else {
+        let Some(own) = self.blocks.own.get_mut(&network) else {
             return Ok(());
         };
         // Until there is an answer.
@@ -90,7 +91,7 @@ impl Worker {
         match self.shared.client.delete::<BlockObject>(&metadata).await {
             Ok(Changed::Done(()) | Changed::Gone) => {
                 self.note_removed(metadata.uid, None);
-                self.own.remove(&network);
+                self.blocks.own.remove(&network);
                 tracing::info!(space = %self.space, block = %network, "gave the block back");
                 Ok(())
             }
@@ -110,7 +111,7 @@ impl Worker {
     }
 
     fn doubt(&mut self, network: IpNetwork, doubt: Doubt) {
-        if let Some(own) = self.own.get_mut(&network) {
+        if let Some(own) = self.blocks.own.get_mut(&network) {
             own.doubt = Some(doubt);
         }
     }
@@ -118,6 +119,7 @@ impl Worker {
     /// Finds out what became of the blocks that are in doubt.
     pub(super) async fn settle(&mut self) -> Result<(), GiveError> {
         let doubts: Vec<(IpNetwork, Doubt)> = self
+            .blocks
             .own
             .iter()
             .filter_map(|(network, own)| Some((*network, own.doubt?)))
@@ -164,7 +166,7 @@ impl Worker {
         let Some(grant) = grant.filter(|_| !self.leases_in(network).is_empty()) else {
             return self.lose(network, "the API no longer has it", None);
         };
-        if let Some(own) = self.own.remove(&network) {
+        if let Some(own) = self.blocks.own.remove(&network) {
             self.note_removed(own.object.metadata.uid, None);
         }
         // A failure leaves the grant: the next tick tries again.
@@ -192,7 +194,7 @@ impl Worker {
     /// The block is not this node's.
     /// `until` is the `resourceVersion` of its object, by which that was seen.
     pub(super) fn lose(&mut self, network: IpNetwork, why: &str, until: Option<String>) {
-        if let Some(own) = self.own.remove(&network) {
+        if let Some(own) = self.blocks.own.remove(&network) {
             self.note_removed(own.object.metadata.uid, until);
         }
         if let Some(before) = &mut self.before {
@@ -223,7 +225,7 @@ impl Worker {
             "the node lost a block with leases in it: another node may give these addresses to pods; let the \
              pods that have them here end"
         );
-        self.lost.insert(network, leases.len());
+        self.blocks.lost.insert(network, leases.len());
         self.shared.metrics.borrow_mut().lost_blocks += 1;
     }
 
@@ -239,7 +241,7 @@ impl Worker {
         // A creation without an answer has none.
         if !uid.is_empty() {
             let at = Instant::now();
-            self.removed.push_back(Removed { at, uid, until });
+            self.blocks.removed.push_back(Removed { at, uid, until });
         }
     }
 
@@ -288,12 +290,12 @@ impl Worker {
         match client.change::<BlockObject>(&block.metadata, spec).await {
             Ok(Changed::Done(renewed)) => {
                 tracing::info!(space = %self.space, block = %network, "the node has a new UID, and its block, too");
-                self.own.insert(network, Own::new(renewed.clone()));
+                self.blocks.own.insert(network, Own::new(renewed.clone()));
                 self.keep(renewed);
             }
             Ok(Changed::Conflict | Changed::Gone) | Err(_) => {
                 // Whoever has it now; a grant stays until that is known.
-                self.own.insert(network, Own::in_doubt(block));
+                self.blocks.own.insert(network, Own::in_doubt(block));
             }
         }
     }
@@ -303,7 +305,7 @@ impl Worker {
         let Some(me) = self.shared.me.borrow().clone() else {
             return;
         };
-        let own = self.own.values().filter(|own| own.doubt.is_none());
+        let own = self.blocks.own.values().filter(|own| own.doubt.is_none());
         let objects = own.map(|own| own.object.clone());
         let before: Vec<BlockObject> = objects.filter(|object| object.node() != me).collect();
         for block in before {
@@ -352,17 +354,18 @@ impl Worker {
     /// The same again for blocks whose mark stayed, because this node was out of service when it was
     /// made: an old mark would let the block go without a rest.
     pub(super) async fn deny_ends(&mut self) {
-        if self.deny_at > Instant::now() {
+        if self.pace.deny_at > Instant::now() {
             return;
         }
         let marked: Vec<BlockObject> = self
+            .blocks
             .own
             .values()
             .filter(|own| own.doubt.is_none() && own.object.spec.over.is_some())
             .map(|own| own.object.clone())
             .collect();
         if !marked.is_empty() {
-            self.deny_at = Instant::now() + self.shared.timing.retry;
+            self.pace.deny_at = Instant::now() + self.shared.timing.retry;
         }
         for block in marked {
             Box::pin(self.deny_end(block)).await;
@@ -378,10 +381,10 @@ impl Worker {
         let is_taken = over.is_some_and(|over| over.administrator);
         match self.read_leases_in(network) {
             Ok(leases) if leases.is_empty() || is_taken => {
-                self.foreign.insert(network, block);
+                self.blocks.foreign.insert(network, block);
             }
             Ok(_) => {
-                self.foreign.remove(&network);
+                self.blocks.foreign.remove(&network);
                 self.renew(block, me).await;
             }
             Err(error) => {
@@ -389,7 +392,7 @@ impl Worker {
                     space = %self.space, block = %network, %error,
                     "cannot read whether this node has leases in a block of its name; trying again"
                 );
-                self.unread.push(block);
+                self.blocks.unread.push(block);
             }
         }
     }
@@ -397,11 +400,11 @@ impl Worker {
     /// Blocks of another machine that had this node's name are those of a node that is gone: they rest,
     /// and go.
     pub(super) async fn return_foreign(&mut self) -> Result<(), GiveError> {
-        if self.foreign.is_empty() {
+        if self.blocks.foreign.is_empty() {
             return Ok(());
         }
         let state = self.shared.node_state(&self.shared.name).await?;
-        let blocks: Vec<BlockObject> = self.foreign.values().cloned().collect();
+        let blocks: Vec<BlockObject> = self.blocks.foreign.values().cloned().collect();
         for block in blocks {
             let network = block.spec.block;
             let node = block.node();
@@ -414,7 +417,7 @@ impl Worker {
                         .client
                         .delete::<BlockObject>(&block.metadata)
                         .await?;
-                    self.foreign.remove(&network);
+                    self.blocks.foreign.remove(&network);
                 }
                 Claim::Held | Claim::Rests(_) | Claim::Unmark => {}
             }
@@ -578,7 +581,7 @@ mod tests {
             worker.shared.client.transport().requests().is_empty(),
             "nothing was removed"
         );
-        assert_eq!(worker.own[&block()].empty_since, None);
+        assert_eq!(worker.blocks.own[&block()].empty_since, None);
     }
 
     #[tokio::test]
@@ -597,7 +600,7 @@ mod tests {
     async fn a_grant_whose_write_failed_half_way_is_revoked_on_disk() {
         let place = tempfile::tempdir().unwrap();
         let mut worker = worker(place.path());
-        let object = worker.own[&block()].object.clone();
+        let object = worker.blocks.own[&block()].object.clone();
         worker.grants.revoke(block()).unwrap();
         let file = worker
             .grants
@@ -622,11 +625,15 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let mut worker = worker(place.path());
         lease(&worker);
-        let object = worker.own[&block()].object.clone();
+        let object = worker.blocks.own[&block()].object.clone();
         agree_on(&mut worker, "10.0.0.0/16", 27);
         worker.check_grants().await.unwrap();
         assert_eq!(granted(&worker), []);
-        assert_eq!(worker.lost[&block()], 1, "its leases are in conflict");
+        assert_eq!(
+            worker.blocks.lost[&block()],
+            1,
+            "its leases are in conflict"
+        );
         worker.changed(object.clone()).await;
         worker.all_listed(vec![object]).await;
         worker.grant_all().unwrap();
@@ -654,7 +661,7 @@ mod tests {
             .into();
         worker.check_grants().await.unwrap();
         assert_eq!(granted(&worker).len(), 1);
-        assert!(worker.lost.is_empty());
+        assert!(worker.blocks.lost.is_empty());
     }
 
     #[tokio::test]
@@ -679,22 +686,22 @@ mod tests {
         let mut worker = worker(place.path());
         worker.give_back(block()).await.unwrap_err();
         assert_eq!(granted(&worker), []);
-        assert_eq!(worker.own[&block()].doubt, Some(Doubt::Removed));
+        assert_eq!(worker.blocks.own[&block()].doubt, Some(Doubt::Removed));
         // An event from before, or the next list, does not change that.
-        let object = worker.own[&block()].object.clone();
+        let object = worker.blocks.own[&block()].object.clone();
         worker.changed(object.clone()).await;
         worker.all_listed(vec![object]).await;
         assert_eq!(granted(&worker), []);
-        assert_eq!(worker.own[&block()].doubt, Some(Doubt::Removed));
+        assert_eq!(worker.blocks.own[&block()].doubt, Some(Doubt::Removed));
     }
 
     #[tokio::test]
     async fn late_news_of_a_block_that_was_given_back_is_not_believed() {
         let place = tempfile::tempdir().unwrap();
         let mut worker = worker(place.path());
-        let object = worker.own[&block()].object.clone();
+        let object = worker.blocks.own[&block()].object.clone();
         worker.note_removed(object.metadata.uid.clone(), None);
-        worker.own.remove(&block());
+        worker.blocks.own.remove(&block());
         worker.grants.revoke(block()).unwrap();
         worker.changed(object.clone()).await;
         assert_eq!(granted(&worker), []);
@@ -721,8 +728,8 @@ mod tests {
         let network = "10.0.0.16/28".parse().unwrap();
         let object = BlockObject::new(&worker.space, network, &other, 1, jiff::Timestamp::now());
         worker.keep_or_return(object.clone(), &me).await;
-        assert!(worker.foreign.is_empty() && !worker.own.contains_key(&network));
-        assert_eq!(worker.unread, [object]);
+        assert!(worker.blocks.foreign.is_empty() && !worker.blocks.own.contains_key(&network));
+        assert_eq!(worker.blocks.unread, [object]);
     }
 
     #[tokio::test]
@@ -739,10 +746,11 @@ mod tests {
             let address = std::net::Ipv4Addr::from(0x0a01_0000 + number);
             let network = ipam::block::single(address.into());
             let object = BlockObject::new(&worker.space, network, &me, 1, now);
-            worker.own.insert(network, Own::new(object));
+            worker.blocks.own.insert(network, Own::new(object));
         }
         // Noted, but for the file.
         worker.grants.noted.blocks = worker
+            .blocks
             .own
             .values()
             .map(|own| own.grant(Vec::new()))

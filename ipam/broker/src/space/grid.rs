@@ -103,7 +103,7 @@ impl Worker {
             .grids
             .as_ref()
             .is_none_or(|(read, _)| read.elapsed() >= sweep);
-        if is_old && !self.own.is_empty() {
+        if is_old && !self.blocks.own.is_empty() {
             self.read_ranges().await?;
         }
         for network in self.grants.networks() {

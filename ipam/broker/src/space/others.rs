@@ -78,7 +78,7 @@ impl Worker {
             let block = object.spec.block;
             let is_divided_so = object.spec.per_node == range.per_node();
             let is_block = object.is_well_named() && is_divided_so && !grid.contradicts(block);
-            if is_block && !self.own.contains_key(&block) && self.room(range, block) > 0 {
+            if is_block && !self.blocks.own.contains_key(&block) && self.room(range, block) > 0 {
                 others.push(object);
             }
         };
@@ -178,6 +178,7 @@ impl Worker {
         search: &SearchOfOthers,
     ) -> String {
         let own = self
+            .blocks
             .own
             .keys()
             .filter(|block| range.size_within(**block) > 0);
@@ -305,7 +306,7 @@ impl Worker {
             Ok(Changed::Conflict | Changed::Gone) => Ok(Attempt::Taken),
             Err(error) => {
                 if error.is_uncertain() {
-                    self.own.insert(block, Own::in_doubt(object.clone()));
+                    self.blocks.own.insert(block, Own::in_doubt(object.clone()));
                 }
                 Err(error.into())
             }
@@ -332,7 +333,7 @@ impl Worker {
                     let names = self.shared.client.block_names(&self.space).await;
                     let names = names?;
                     let taken = |block: IpNetwork| {
-                        self.own.contains_key(&block)
+                        self.blocks.own.contains_key(&block)
                             || self.room(range, block) == 0
                             || names.contains(&self.space.block_name(block))
                     };

@@ -94,7 +94,7 @@ impl Worker {
         let now = Timestamp::now().as_second();
         let in_use = self.shared.timing.in_use.as_secs();
         let in_use = i64::try_from(in_use).unwrap_or(i64::MAX);
-        for (network, own) in &mut self.own {
+        for (network, own) in &mut self.blocks.own {
             let Some(store) = store else {
                 own.usage = Some(Known {
                     stamp: None,
@@ -138,15 +138,15 @@ impl Worker {
                 .collect();
             self.ranges.read = Some(Instant::now());
         }
-        let lost: Vec<IpNetwork> = self.lost.keys().copied().collect();
+        let lost: Vec<IpNetwork> = self.blocks.lost.keys().copied().collect();
         for network in lost {
             let held = match store {
                 Some(store) => store.block_use(name, network)?.held.len(),
                 None => 0,
             };
             match held {
-                0 => drop(self.lost.remove(&network)),
-                held => drop(self.lost.insert(network, held)),
+                0 => drop(self.blocks.lost.remove(&network)),
+                held => drop(self.blocks.lost.insert(network, held)),
             }
         }
         Ok(())
@@ -172,7 +172,7 @@ impl Worker {
             let own: Vec<(IpNetwork, u128)> = own.filter(|(_, size)| *size > 0).collect();
             let held = own
                 .iter()
-                .filter_map(|(network, _)| self.own.get(network)?.usage.as_ref())
+                .filter_map(|(network, _)| self.blocks.own.get(network)?.usage.as_ref())
                 .flat_map(|known| &known.held)
                 .filter(|address| range.gives(**address))
                 .count() as u128;
@@ -193,8 +193,9 @@ impl Worker {
 
     /// The node's blocks, for the decision which to give back. A network of its own it keeps.
     pub(super) fn own_blocks(&self) -> Vec<OwnBlock> {
-        let crowded = self.own.len() > MAX_BLOCKS / 2;
+        let crowded = self.blocks.own.len() > MAX_BLOCKS / 2;
         let settled = self
+            .blocks
             .own
             .iter()
             .filter(|(_, own)| own.doubt.is_none() && own.object.spec.per_node.is_none());
@@ -246,7 +247,7 @@ impl Worker {
     /// Tells the API how full the blocks are, where that changed by more than an eighth.
     pub(super) async fn note_usage(&mut self) -> Result<(), ApiError> {
         let mut due = Vec::new();
-        for (network, own) in &self.own {
+        for (network, own) in &self.blocks.own {
             let Some(known) = own.usage.as_ref().filter(|_| own.doubt.is_none()) else {
                 continue;
             };
@@ -264,7 +265,7 @@ impl Worker {
             }
         }
         for (network, used) in due {
-            let Some(own) = self.own.get(&network) else {
+            let Some(own) = self.blocks.own.get(&network) else {
                 continue;
             };
             let grant = own.grant(self.leased_before(network));
@@ -278,7 +279,7 @@ impl Worker {
                 ..own.object.metadata.clone()
             };
             let noted = self.shared.client.note(&metadata, status).await?;
-            if let Some(own) = self.own.get_mut(&network) {
+            if let Some(own) = self.blocks.own.get_mut(&network) {
                 own.noted = Some((used, Instant::now()));
                 if let Changed::Done(object) = noted {
                     own.object = object;
