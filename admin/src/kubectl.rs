@@ -3,7 +3,7 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use cni_wire::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -19,11 +19,12 @@ use crate::output::{block_on, complain};
 pub(crate) const BLOCKS: &str = "addressblocks.rdma-netdev.io";
 pub(crate) const RANGES: &str = "addressranges.rdma-netdev.io";
 pub(crate) const NODES: &str = "nodes";
+pub(crate) const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// kubectl gives up by itself after this.
 const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
 /// A list takes several requests.
-pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(600);
+const CALL_TIMEOUT: Duration = Duration::from_secs(600);
 /// A program that prints so much does not end by itself.
 const MOST_BYTES: u64 = 128 << 20;
 
@@ -39,15 +40,24 @@ impl Kubectl {
     /// # Errors
     /// What kubectl printed, or that it printed something else than a list.
     pub(crate) fn list<T: DeserializeOwned>(&self, resource: &str) -> anyhow::Result<Vec<T>> {
-        let output = self.call(&["get", resource, "--output=json"], b"")?;
-        let list: List = read(resource, output)?;
+        let items = block_on(self.objects(&[resource]))??;
         let readable = |item: Value| {
             let name = name_of(&item).to_owned();
             T::deserialize(item)
                 .inspect_err(|error| complain(&format!("{resource} {name} is not read: {error}")))
                 .ok()
         };
-        Ok(list.items.into_iter().filter_map(readable).collect())
+        Ok(items.into_iter().filter_map(readable).collect())
+    }
+
+    /// Objects, by further words of `kubectl get`.
+    ///
+    /// # Errors
+    /// As [`Kubectl::list`].
+    pub(crate) async fn objects(&self, words: &[&str]) -> anyhow::Result<Vec<Value>> {
+        let arguments = [&["get"], words, &["--output=json"]].concat();
+        let list: List = read(words, &self.printed(&arguments, b"").await?)?;
+        Ok(list.items)
     }
 
     /// One object, if it is there.
@@ -68,10 +78,10 @@ impl Kubectl {
             "--",
             name,
         ];
-        let output = self.call(&arguments, b"")?;
-        match output.status.success() && output.stdout.is_empty() {
+        let printed = block_on(self.printed(&arguments, b""))??;
+        match printed.is_empty() {
             true => Ok(None),
-            false => read(resource, output).map(Some),
+            false => read(&[resource, name], &printed).map(Some),
         }
     }
 
@@ -96,35 +106,47 @@ impl Kubectl {
             "--",
             name,
         ];
-        let output = self.call(&arguments, b"")?;
-        let refused = String::from_utf8_lossy(&output.stderr);
-        if !output.status.success()
-            && (refused.contains("(Conflict)") || refused.contains("(NotFound)"))
-        {
-            return Ok(None);
+        match block_on(self.printed(&arguments, b""))? {
+            Ok(printed) => read(&[resource, name], &printed).map(Some),
+            Err(error) => {
+                let refused = format!("{error:#}");
+                let is_late = ["(Conflict)", "(NotFound)"]
+                    .iter()
+                    .any(|why| refused.contains(why));
+                if is_late { Ok(None) } else { Err(error) }
+            }
         }
-        read(resource, output).map(Some)
     }
 
     /// `create` or `replace`: each object is written as the API has it now, or not at all.
     ///
     /// # Errors
     /// What kubectl printed.
-    pub(crate) fn write(&self, verb: &str, objects: Vec<Value>) -> anyhow::Result<()> {
+    pub(crate) async fn write(&self, verb: &str, objects: &[Value]) -> anyhow::Result<()> {
         if objects.is_empty() {
             return Ok(());
         }
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        let output = self.call(&[verb, "--filename=-"], list.to_string().as_bytes())?;
-        match output.status.success() {
-            true => Ok(()),
-            false => bail!("kubectl {verb}: {}", last_line(&output)),
-        }
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+        let arguments = [verb, "--filename=-"];
+        self.printed(&arguments, list.as_bytes()).await.map(drop)
     }
 
-    fn call(&self, arguments: &[&str], input: &[u8]) -> anyhow::Result<Output> {
-        let arguments = [&[REQUEST_TIMEOUT], arguments].concat();
-        block_on(self.run(&arguments, input, CALL_TIMEOUT))?
+    /// What kubectl prints.
+    ///
+    /// # Errors
+    /// As [`Kubectl::list`].
+    pub(crate) async fn printed(
+        &self,
+        arguments: &[&str],
+        input: &[u8],
+    ) -> anyhow::Result<Vec<u8>> {
+        let all = [&[REQUEST_TIMEOUT], arguments].concat();
+        let output = self.run(&all, input, CALL_TIMEOUT).await?;
+        let words = arguments.iter().take_while(|word| !word.starts_with('-'));
+        let words: Vec<&str> = words.take(2).copied().collect();
+        let (is_done, words) = (output.status.success(), words.join(" "));
+        ensure!(is_done, "kubectl {words}: {}", last_line(&output));
+        Ok(output.stdout)
     }
 
     /// Runs kubectl.
@@ -200,10 +222,7 @@ pub(crate) fn last_line(output: &Output) -> String {
     printable(last.unwrap_or("it printed nothing"))
 }
 
-fn read<T: DeserializeOwned>(resource: &str, output: Output) -> anyhow::Result<T> {
-    if !output.status.success() {
-        bail!("kubectl: {resource}: {}", last_line(&output));
-    }
-    serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("read what kubectl printed of {resource}"))
+fn read<T: DeserializeOwned>(what: &[&str], printed: &[u8]) -> anyhow::Result<T> {
+    serde_json::from_slice(printed)
+        .with_context(|| format!("read what kubectl printed of {}", what.join(" ")))
 }

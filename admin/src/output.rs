@@ -92,16 +92,6 @@ pub(crate) fn say(text: &str) {
     let _ = io::stdout().lock().write_all(text.as_bytes());
 }
 
-/// Where a command writes what is not text.
-///
-/// # Errors
-/// It is a terminal.
-pub(crate) fn byte_stream() -> anyhow::Result<impl Write> {
-    let is_terminal = io::stdout().is_terminal();
-    anyhow::ensure!(!is_terminal, "standard output is a terminal; name a file");
-    Ok(io::stdout())
-}
-
 /// Prints the table under a header, whose titles are separated by two spaces.
 pub(crate) fn table(header: &str, rows: &[Vec<String>]) -> String {
     let titles: Vec<&str> = header.split("  ").collect();

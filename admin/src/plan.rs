@@ -18,14 +18,12 @@ use serde_json::{Value, json};
 
 use crate::cluster::Flags;
 use crate::cluster::ask::CONTAINER;
-use crate::documents::{name_of, objects};
+use crate::documents::{name_of, objects, text_at};
 use crate::global::{Global, Kubectl};
+use crate::kubectl::NETWORKS;
 use crate::output::{Ended, Outcome, complain};
 use decide::Options;
 use render::{LABEL, Target};
-
-/// The resource of networks.
-const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// Writes pools, policy and networks for what the nodes of a cluster have.
 #[derive(Debug, clap::Args)]
@@ -72,7 +70,7 @@ impl Plan {
             } else {
                 NETWORKS
             };
-            let namespace = compare::text(object, "/metadata/namespace");
+            let namespace = text_at(object, "/metadata/namespace");
             let present = cluster
                 .in_namespace(namespace)
                 .get::<Value>(resource, name_of(object));
@@ -131,7 +129,7 @@ impl Plan {
             Vec::new()
         });
         let is_ours =
-            |set: &&Value| compare::text(set, "/spec/template/spec/containers/0/name") == CONTAINER;
+            |set: &&Value| text_at(set, "/spec/template/spec/containers/0/name") == CONTAINER;
         let ours = sets.iter().find(is_ours);
         let volumes = ours.and_then(|set| set.pointer("/spec/template/spec/volumes")?.as_array());
         let volume = |name| {
@@ -146,7 +144,7 @@ impl Plan {
                 "late binding needs the CDI directory in the DaemonSet: {remedy}"
             ));
         }
-        let config = volume("config").map(|volume| compare::text(volume, "/configMap/name"));
+        let config = volume("config").map(|volume| text_at(volume, "/configMap/name"));
         Target {
             daemon: ours.map_or(CONTAINER, name_of).to_owned(),
             config_map: config

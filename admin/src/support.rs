@@ -25,18 +25,18 @@ use tokio::process::Command;
 
 use crate::global::{Global, within_limit};
 use crate::kubectl::{last_line, output_of};
-use crate::output::{self, Ended, Outcome, block_on, complain};
+use crate::output::{Ended, Outcome, block_on, complain};
 
 /// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs,
 /// events. Secrets and values of environment variables are left out.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "As kubectl rdma report it has all nodes and the cluster's objects. What its user may not read is \
-    missing; Secrets are not read.\n\
+    after_help = "As kubectl rdma report it has all nodes and the cluster's objects. It lacks what \
+    its user may not read. Secrets are not read.\n\
     Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
 )]
 pub(crate) struct Report {
-    /// The archive, "-" for standard output [default: rdma-report-DATE-TIME.tar.gz]
+    /// The archive, a new file [default: rdma-report-DATE-TIME.tar.gz]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 }
@@ -72,10 +72,9 @@ pub(crate) enum Form {
 /// The report as it is written.
 pub(crate) struct Collection {
     to: PathBuf,
-    tar: tar::Builder<GzEncoder<Box<dyn Write>>>,
+    tar: tar::Builder<GzEncoder<File>>,
     created: Timestamp,
     contents: Vec<Value>,
-    missing: usize,
     /// How long a command may take.
     pub timeout: Duration,
     /// Commands at one time.
@@ -121,20 +120,15 @@ impl Report {
         let created = Timestamp::now();
         let name = format!("{}.tar.gz", top(created));
         let to = self.file.clone().unwrap_or_else(|| name.into());
-        let opened: Box<dyn Write> = if to == Path::new("-") {
-            Box::new(output::byte_stream()?)
-        } else {
-            let mut options = File::options();
-            options.write(true).create_new(true).mode(0o600);
-            let opened = options.open(&to);
-            Box::new(opened.with_context(|| format!("create {}, a new file", to.display()))?)
-        };
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600);
+        let opened = options.open(&to);
+        let opened = opened.with_context(|| format!("create the new file {}", to.display()))?;
         Ok(Collection {
             to,
             tar: tar::Builder::new(GzEncoder::new(opened, Compression::default())),
             created,
             contents: Vec::new(),
-            missing: 0,
             timeout: Duration::from_secs(60),
             parallel: 4,
             resources: BTreeSet::new(),
@@ -258,7 +252,6 @@ impl Collection {
     pub(crate) fn lack(&mut self, file: &str, asked: &str, error: &str) {
         let error = redact::text(error);
         complain(&format!("{file} is missing: {error}"));
-        self.missing += 1;
         self.contents
             .push(json!({"file": file, "asked": asked, "error": error}));
     }
@@ -278,7 +271,9 @@ impl Collection {
     /// # Errors
     /// The archive cannot be written.
     pub(crate) fn finish(mut self, global: &Global) -> Ended {
-        let (parts, missing) = (self.contents.len() - self.missing, self.missing);
+        let is_missing = |part: &&Value| part.get("error").is_some();
+        let missing = self.contents.iter().filter(is_missing).count();
+        let parts = self.contents.len() - missing;
         let contents = json!({
             "programVersion": env!("CARGO_PKG_VERSION"), "created": self.created,
             "missing": missing, "parts": std::mem::take(&mut self.contents),
@@ -288,18 +283,12 @@ impl Collection {
         let gzip = self.tar.into_inner();
         let ended = gzip.and_then(|gzip| gzip.finish()?.flush());
         ended.with_context(|| format!("write {file}"))?;
-        let counts = format!("{parts} parts, {missing} missing; contents.json lists them");
-        if file == "-" {
-            complain(&format!("{counts}. {ADVICE}"));
-            return Ok(Outcome::good_if(missing == 0));
-        }
         let bytes = self.to.metadata().map_or(0, |metadata| metadata.len());
         let document = json!({"file": file, "bytes": bytes, "parts": parts, "missing": missing});
         global.say(document, || {
-            format!(
-                "{file}: {} KiB, {counts}.\n{ADVICE}\n",
-                bytes.div_ceil(1024)
-            )
+            let size = bytes.div_ceil(1024);
+            let counts = format!("{parts} parts, {missing} missing; contents.json lists them");
+            format!("{file}: {size} KiB, {counts}.\n{ADVICE}\n")
         });
         Ok(Outcome::good_if(missing == 0))
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::{Scope, leases::Filter};
 use crate::global::Kubectl;
-use crate::output::{Ended, Outcome, complain, text_of};
+use crate::output::{Ended, Outcome, block_on, complain, text_of};
 
 /// How often the objects are read again, where others change them meanwhile.
 const ROUNDS: usize = 5;
@@ -52,8 +52,10 @@ impl Export {
         let mut rounds = 0;
         while self.yes && export.missing > 0 {
             rounds += 1;
-            let written = self.kubectl.write("replace", export.replace);
-            let written = written.and_then(|()| self.kubectl.write("create", export.create));
+            let written = block_on(async {
+                self.kubectl.write("replace", &export.replace).await?;
+                self.kubectl.write("create", &export.create).await
+            })?;
             // Others may have changed the objects meanwhile: what they are now says what is left.
             match written {
                 Err(error) if rounds == ROUNDS => return Err(error),

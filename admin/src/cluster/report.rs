@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::Flags;
 use super::ask::{CONTAINER, Pod, chosen};
-use crate::documents::name_of;
-use crate::kubectl::{BLOCKS, NODES, RANGES};
+use crate::documents::{name_of, text_at};
+use crate::kubectl::{BLOCKS, NETWORKS, NODES, RANGES};
 use crate::output::chain;
 use crate::support::{Collection, Form, LOG_BYTES, Part, path, questions};
 
@@ -32,7 +32,6 @@ const NODE: &str = "spec.taints spec.unschedulable status.addresses status.alloc
     status.capacity status.conditions status.nodeInfo";
 const EVENT: &str = "involvedObject type reason message count firstTimestamp lastTimestamp \
     eventTime source reportingComponent";
-const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 fn is_configuration(map: &Value, _: &Collection) -> bool {
     let has = |key: &str| map.pointer(key).is_some();
@@ -54,7 +53,7 @@ fn is_user(pod: &Value, collection: &Collection) -> bool {
 
 /// An event of our objects, or of a pod that requests a resource of ours.
 fn is_of_interest(event: &Value, collection: &Collection) -> bool {
-    let object = |key: &str| text(event, &format!("/involvedObject/{key}"));
+    let object = |key: &str| text_at(event, &format!("/involvedObject/{key}"));
     // Also of a pod that was replaced.
     let is_ours = object("apiVersion").starts_with("rdma-netdev.io/")
         || object("name").starts_with(&format!("{CONTAINER}-"));
@@ -65,21 +64,16 @@ fn is_of_interest(event: &Value, collection: &Collection) -> bool {
         "FailedPostStartHook",
         "FailedPreStopHook",
     ];
-    let is_output = of_output.contains(&text(event, "/reason"));
+    let is_output = of_output.contains(&text_at(event, "/reason"));
     is_ours || (collection.uids.contains(object("uid")) && !is_output)
 }
 
 /// A network of other plugins can have their secrets.
 fn is_network(definition: &Value, _: &Collection) -> bool {
-    let config = text(definition, "/spec/config");
+    let config = text_at(definition, "/spec/config");
     ["rdma-netdev", "rdma-ipam"]
         .iter()
         .any(|ours| config.contains(ours))
-}
-
-fn text<'a>(value: &'a Value, field: &str) -> &'a str {
-    let text = value.pointer(field).and_then(Value::as_str);
-    text.unwrap_or_default()
 }
 
 fn items<'a>(value: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
@@ -138,7 +132,7 @@ pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
         .flat_map(|list| items(list, "/items"));
     for map in configurations {
         // A wrong configuration is in the archive, and offers nothing.
-        let pools = config::parse(text(map, "/data/config.yaml")).map(|config| config.pools);
+        let pools = config::parse(text_at(map, "/data/config.yaml")).map(|config| config.pools);
         let pools = pools.into_iter().flatten();
         to.resources
             .extend(pools.map(|pool| pool.resource.to_string()));
@@ -157,7 +151,7 @@ pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
         .iter()
         .flat_map(|(_, list)| items(list, "/items"));
     to.uids = of_interest
-        .map(|object| text(object, "/metadata/uid").to_owned())
+        .map(|object| text_at(object, "/metadata/uid").to_owned())
         .collect();
     let events = get("events", everywhere, EVENT, is_of_interest);
     to.gather(vec![events]).await.map(drop)
@@ -221,7 +215,7 @@ fn logs(flags: &Flags, pod: &Pod, object: &Value) -> Vec<Part> {
     let lists = ["/status/initContainerStatuses", "/status/containerStatuses"];
     let mut parts = Vec::new();
     for status in lists.into_iter().flat_map(|list| items(object, list)) {
-        let name = text(status, "/name");
+        let name = text_at(status, "/name");
         let has = |state: &str| status.pointer(state).is_some();
         let ended = has("/lastState/terminated");
         let ran = ended || has("/state/running") || has("/state/terminated");

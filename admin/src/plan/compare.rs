@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::documents::{name_of, objects};
+use crate::documents::{name_of, objects, text_at};
 
 /// Values of an object by their keys; texts that are documents are read.
 type Keys = BTreeMap<String, String>;
@@ -73,14 +73,11 @@ pub(crate) fn difference(present: &Value, planned: &Value) -> Vec<String> {
     lines
 }
 
-/// A text in an object.
-pub(crate) fn text<'o>(object: &'o Value, path: &str) -> &'o str {
-    let text = object.pointer(path).and_then(Value::as_str);
-    text.unwrap_or_default()
-}
-
 /// Kind, namespace and name, for a person.
 pub(crate) fn title(object: &Value) -> String {
-    let (kind, namespace) = (text(object, "/kind"), text(object, "/metadata/namespace"));
+    let (kind, namespace) = (
+        text_at(object, "/kind"),
+        text_at(object, "/metadata/namespace"),
+    );
     format!("{kind} {namespace}/{}", name_of(object))
 }

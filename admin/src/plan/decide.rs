@@ -157,6 +157,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
             warnings.push(format!("{} {needs}: {remedy}", pool.resource));
         }
     }
+    warnings.extend(pools.iter().flat_map(|pool| unequal(pool, options)));
     let overlap = (options.range).and_then(|range| network::overlapped(nodes, range));
     warnings.extend(overlap.map(|(node, used)| format!("--range overlaps {used} of {node}")));
     let is_away = |group: &&Group<'_>| {
@@ -205,6 +206,42 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         assumed,
         warnings,
     })
+}
+
+/// Settings of NICs that are not the same on all nodes, and change what the pool's network does.
+fn unequal(pool: &Pool<'_>, options: &Options) -> Vec<String> {
+    let on = |is_meant: &dyn Fn(&Hca) -> bool| {
+        let is_here = |node: &&&Node| {
+            let mut hcas = node.hcas.iter().filter(|hca| is_meant(hca));
+            hcas.any(|hca| pool.hcas.iter().any(|own| std::ptr::eq(*own, hca)))
+        };
+        let nodes: Vec<&Node> = pool.nodes.iter().filter(is_here).copied().collect();
+        names(&nodes)
+    };
+    let mut warnings = Vec::new();
+    let of_ethernet = pool.hcas.iter().filter(|hca| hca.link == "ether");
+    let mtus: BTreeSet<u32> = of_ethernet.filter_map(|hca| hca.mtu).collect();
+    if let (Some(low), Some(high), 2..) = (mtus.first(), mtus.last(), mtus.len()) {
+        let nodes = on(&|hca| hca.mtu == Some(*low));
+        warnings.push(format!(
+            "{}: MTU {low} on NICs of {nodes}, up to {high} on others: the network gets the lowest",
+            pool.resource
+        ));
+    }
+    let has_address = |hca: &Hca| !hca.addresses.is_empty();
+    let lacks = |hca: &Hca| hca.mtu.is_some() && !has_address(hca);
+    let keeps = network::may_keep_addresses(pool, options);
+    if keeps
+        && pool.hcas.iter().any(|hca| has_address(hca))
+        && pool.hcas.iter().any(|hca| lacks(hca))
+    {
+        warnings.push(format!(
+            "{}: NICs of {} have no address on the host, unlike others: the plan has a range for all",
+            pool.resource,
+            on(&lacks)
+        ));
+    }
+    warnings
 }
 
 fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {

@@ -43,12 +43,17 @@ pub(crate) fn needs_network(pool: &Pool<'_>) -> bool {
     has_netdevs(pool) || (moves && pool.hcas.iter().all(|hca| hca.link == "infiniband"))
 }
 
-fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
+/// Nobody asked for other addresses, and NICs move with those they have.
+pub(crate) fn may_keep_addresses(pool: &Pool<'_>, options: &Options) -> bool {
     let is_asked = options.range.is_some() || options.per_node_prefix.is_some();
-    let is_moved = !is_asked && pool.mode != Mode::Shared;
+    !is_asked && pool.mode != Mode::Shared
+}
+
+fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
     // Addresses of a NIC that a pod has are not visible.
     let mut visible = pool.hcas.iter().filter(|hca| hca.mtu.is_some()).peekable();
-    is_moved && visible.peek().is_some() && visible.all(|hca| !hca.addresses.is_empty())
+    let is_visible = visible.peek().is_some();
+    may_keep_addresses(pool, options) && is_visible && visible.all(|hca| !hca.addresses.is_empty())
 }
 
 /// A network for each pool that needs one, and what was assumed.

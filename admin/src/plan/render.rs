@@ -43,7 +43,8 @@ pub(crate) struct Target {
 
 /// What a person reads first.
 pub(crate) fn head(plan: &Plan<'_>) -> String {
-    let mut text = comment("Written by kubectl rdma plan; after a look: kubectl apply -f FILE");
+    let mut text =
+        comment("Written by kubectl rdma plan. Read it, then run: kubectl apply -f FILE");
     text.extend(
         plan.warnings
             .iter()

@@ -116,10 +116,8 @@ fn speed(mbps: u32) -> String {
 
 /// A name with `*` for each number; none for one that is not an ordinary name.
 fn pattern(name: &str) -> Option<String> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.';
-    let starred = name.replace(|c: char| c.is_ascii_digit(), "*");
-    let parts: Vec<&str> = starred.split('*').collect();
-    let mut pattern = parts.join("*");
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    let mut pattern = name.replace(|c: char| c.is_ascii_digit(), "*");
     while pattern.contains("**") {
         pattern = pattern.replace("**", "*");
     }

@@ -533,6 +533,29 @@ fn a_nic_that_a_pod_has_changes_no_plan() {
 }
 
 #[test]
+fn a_node_that_changes_the_network_of_all_is_named() {
+    let odd = |document: &mut Document| {
+        leased(document);
+        document.addresses.pop();
+        let netdevs = document.inventory["netdevs"].as_array_mut().unwrap();
+        netdevs
+            .iter_mut()
+            .for_each(|netdev| netdev["mtu"] = json!(1400));
+    };
+    let nodes = vec![
+        answers("a", cloud::gke, leased),
+        answers("b", cloud::gke, odd),
+    ];
+    let text = valid(&documents(nodes), &Options::default());
+    for expected in [
+        "WARNING: rdma/nic: MTU 1400 on NICs of b, up to 9000 on others: the network gets the lowest",
+        "WARNING: rdma/nic: NICs of b have no address on the host, unlike others: the plan has a range",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
 fn nodes_without_hcas_for_pods_get_no_file_and_no_pool() {
     let uplink = |tree: &Tree| {
         tree.nic(&PciSpec::MLX5, "mlx5_0", "eno1", &[PortSpec::ROCE]);

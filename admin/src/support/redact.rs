@@ -87,8 +87,12 @@ pub(crate) fn document(value: Value) -> Value {
             items.collect()
         }
         Value::Object(fields) => {
+            // A variable: its name, then its value.
+            let name = fields.get("name").and_then(Value::as_str);
+            let names_secret = name.is_some_and(is_secret);
             let fields = fields.into_iter().map(|(key, value)| {
-                let value = match is_secret(&key) && !value.is_boolean() {
+                let is_hidden = is_secret(&key) || (names_secret && key == "value");
+                let value = match is_hidden && !value.is_boolean() {
                     true => REMOVED.into(),
                     false => document(value),
                 };
@@ -334,6 +338,8 @@ mod tests {
         assert_eq!(config, expected);
         let arguments = document(json!(["--token", "planted", "--x", "y"]));
         assert_eq!(arguments, json!(["--token", "[removed]", "--x", "y"]));
+        let variable = document(json!({"name": "HF_TOKEN", "value": "planted"}));
+        assert_eq!(variable, json!({"name": "HF_TOKEN", "value": "[removed]"}));
         // Of two equal keys the last is read.
         let double = document(json!(r#"{"a":"token=planted", "a":1}"#)).to_string();
         assert!(!double.contains("planted"), "{double}");

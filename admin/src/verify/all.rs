@@ -173,10 +173,7 @@ pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) ->
     let is_fault = |cell: &&Cell| cell.verdict >= least || cell.verdict == Verdict::Unknown;
     let faults = cells.iter().filter(is_fault).count();
     let all = cells.len();
-    ensure!(
-        faults == 0,
-        "{faults} of {all} rails are not as they should be"
-    );
+    ensure!(faults == 0, "{faults} of {all} rails did not pass");
     let is_measured = |cell: &Cell| cell.verdict != Verdict::NotApplicable;
     ensure!(
         cells.iter().any(is_measured),

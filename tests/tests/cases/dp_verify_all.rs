@@ -25,30 +25,38 @@ pub(crate) const CASES: &[Case] = &[
     case!(each_step_is_done_between_nodes),
     case!(pods_are_deleted_after_sigint),
     case!(pods_are_deleted_when_the_time_is_over),
+    case!(pods_of_another_run_are_named_or_awaited),
     case!(what_cannot_be_tested_is_refused),
 ];
 
 /// `$FAULTS` has words such as `dead:3`, with the number of a pod.
 const KUBECTL: &str = r#"#!/bin/sh
-here=${0%/*}
+here=${0%/*} limit=--request-timeout=30s others=
 die() { echo "error: $*" >&2; exit 1; }
 faulty() { case " $FAULTS " in *" $1 "*) true;; *) false;; esac; }
 [ "$1" = --context=lab ] || die "unknown flag: $1"
 shift
 case "$*" in
 "--namespace=rdma get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") exec cat "$here/daemons";;
-"--namespace=rdma config view --minify --output=jsonpath={.current-context}") printf lab; exit;;
-"--namespace=rdma get nodes --output=json") exec cat "$here/nodes";;
-"--namespace=rdma get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") exec cat "$here/networks";;
-"--namespace=hpc create --filename=-") exec cat >"$here/created";;
-"--namespace=hpc get pods --selector=rdma-netdev.io/verify-run="*" --output=json")
+"--namespace=rdma $limit config view --minify --output=jsonpath={.current-context}") printf lab; exit;;
+"--namespace=rdma $limit get nodes --output=json") exec cat "$here/nodes";;
+"--namespace=rdma $limit get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") exec cat "$here/networks";;
+"--namespace=hpc $limit create --filename=-") exec cat >"$here/created";;
+"--namespace=hpc $limit get pods --selector=rdma-netdev.io/verify-run --output=json")
+    # One that leaves is gone at the second look.
+    faulty other && others='{"metadata":{"name":"rdma-verify-0-7"}}'
+    faulty leaving && (set -C; : >"$here/left") 2>/dev/null && others='{"metadata":{"name":"rdma-verify-0-7","deletionTimestamp":"t"}}'
+    echo "others $others" >>"$here/log"
+    echo "{\"items\":[$others]}"
+    exit;;
+"--namespace=hpc $limit get pods --selector=rdma-netdev.io/verify-run="*" --output=json")
     ready='"status":{"conditions":[{"type":"Ready","status":"True"}]}'
     full='"status":{"conditions":[{"type":"PodScheduled","reason":"Unschedulable","message":"1 Insufficient rdma/nic."}]}'
     pending=${FAULTS##*pending:}
     sed 's/{"apiVersion":"v1","kind":"Pod"/\n&/g' "$here/created" |
         sed -e "/-$pending\"/s|\"kind\":\"Pod\"|&,$full|" -e "/-$pending\"/!s|\"kind\":\"Pod\"|&,$ready|"
     exit;;
-"--namespace=hpc delete pods --selector=rdma-netdev.io/verify-run="*" --wait=false --ignore-not-found")
+"--namespace=hpc $limit delete pods --selector=rdma-netdev.io/verify-run="*" --wait=false --ignore-not-found")
     echo delete >>"$here/log"; faulty delete && exec sleep 60; exit 0;;
 "exec -n hpc rdma-verify-"*" -c verify -- timeout "*) ;;
 *) die "unknown command: $*";;
@@ -80,6 +88,7 @@ ping)
     faulty "ping:$number:$rail" && back=0
     faulty "ping:$other:$rail" && back=0
     echo "3 packets transmitted, $back received, 0% packet loss, time 2ms"
+    sleep 0.02
     exec rm "$here/nic.$number.$rail" "$here/nic.$other.$rail";;
 rping) for echo in 0 1 2 3 4; do echo "ping data: rdma-ping-$echo: ABC"; done;;
 ib_write_bw)
@@ -203,7 +212,7 @@ fn a_dead_node_and_a_bad_rail_of_a_hundred_are_found() -> Result<()> {
     let (document, said) = document(&output)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
     ensure!(
-        said.contains("3 of 200 rails are not as they should be"),
+        said.contains("3 of 200 rails did not pass"),
         "{said}"
     );
 
@@ -270,7 +279,7 @@ fn each_step_is_done_between_nodes() -> Result<()> {
         "n001 rdma1: mlx5_1/1: its port is not ACTIVE (state 1)",
         "do    kubectl rdma status --nodes n001",
         "gpu  WARN",
-        "n002: no room for its pod: 1 Insufficient rdma/nic.",
+        "n002: its pod cannot be scheduled: 1 Insufficient rdma/nic.",
     ] {
         ensure!(out.contains(expected), "{expected}: {out}");
     }
@@ -324,6 +333,27 @@ fn pods_are_deleted_when_the_time_is_over() -> Result<()> {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert_eq!(document["ended"], "--timeout 3 is over", "{said}");
     ensure!(cluster.log()?.ends_with("delete\n"));
+    Ok(())
+}
+
+fn pods_of_another_run_are_named_or_awaited() -> Result<()> {
+    let cluster = Cluster::of(2)?;
+    let output = cluster.verify("other", &["--only", "ping"]).output()?;
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for expected in [
+        "another run has pods, such as rdma-verify-0-7",
+        "--context=lab -n hpc delete pods -l rdma-netdev.io/verify-run\n",
+    ] {
+        ensure!(said.contains(expected), "{said}");
+    }
+    ensure!(!cluster.path("created").exists(), "two runs at a time");
+
+    let output = cluster.verify("leaving", &["--only", "ping"]).output()?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let log = cluster.log()?;
+    let looks = log.lines().filter(|line| line.starts_with("others"));
+    assert_eq!(looks.count(), 3, "{log}");
     Ok(())
 }
 

@@ -28,8 +28,6 @@ pub(super) struct Cell {
     pub rung: &'static str,
     /// Why, and what to do.
     pub finding: Finding,
-    /// The partners with which it fails, if it does better with others.
-    pub only_with: Vec<String>,
     /// Its tests by their index, the one that decided first.
     pub tests: Vec<usize>,
 }
@@ -144,7 +142,6 @@ impl Cell {
             gbps,
             rung,
             finding,
-            only_with: Vec::new(),
             tests,
         }
     }
@@ -178,21 +175,18 @@ fn tested(key: Key<'_>, all: &AllSeen<'_>) -> Option<Cell> {
     let mut only_with = BTreeSet::new();
     if seen.iter().any(is_better) {
         let deciding = counted.iter().filter(|seen| !is_better(seen));
-        only_with.extend(deciding.map(|seen| seen.partner.0.to_owned()));
+        only_with.extend(deciding.map(|seen| seen.partner.0));
     }
-    let only_with: Vec<String> = only_with.into_iter().collect();
     let mut object = format!("{} {}", key.0, key.1);
     if !only_with.is_empty() {
+        let only_with: Vec<&str> = only_with.into_iter().collect();
         object += &format!(" (only with {})", only_with.join(", "));
     }
     let tests = seen.iter().map(|seen| seen.test);
     let others = tests.filter(|test| *test != decided.test);
     let tests = std::iter::once(decided.test).chain(others).collect();
     let finding = decided.finding.clone().on(object);
-    Some(Cell {
-        only_with,
-        ..Cell::new(key, decided.rung, finding, decided.gbps, tests)
-    })
+    Some(Cell::new(key, decided.rung, finding, decided.gbps, tests))
 }
 
 /// What the tests found, by node and rail.
@@ -306,9 +300,15 @@ mod tests {
     fn texts(tests: &[(&str, Finding, f64)]) -> Vec<String> {
         let matrix = judge(&results(tests));
         assert_eq!(matrix.rails, ["rdma0"]);
-        let text = |cell: &Cell| match cell.only_with.is_empty() {
-            true => cell.text.clone(),
-            false => format!("{} with {}", cell.text, cell.only_with.join(",")),
+        let text = |cell: &Cell| {
+            let object = cell.finding.object.as_deref().unwrap_or_default();
+            let partners = object
+                .split_once(" (only with ")
+                .map(|(_, partners)| partners);
+            match partners {
+                None => cell.text.clone(),
+                Some(partners) => format!("{} with {}", cell.text, partners.trim_end_matches(')')),
+            }
         };
         matrix.cells.iter().map(text).collect()
     }
@@ -363,7 +363,7 @@ mod tests {
                     fine,
                 ],
                 [
-                    "FAIL 0.00 Gb/s with b,c",
+                    "FAIL 0.00 Gb/s with b, c",
                     "391 Gb/s",
                     "390 Gb/s",
                     "392 Gb/s",

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::bail;
 use cni_wire::text::printable;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::plan::RUN;
 use super::rounds::show;
 use crate::documents::{name_of, text_at};
 use crate::global::Kubectl;
-use crate::kubectl::{CALL_TIMEOUT, last_line};
 
 /// Between two looks at the pods.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -29,16 +29,6 @@ pub(super) struct Pods {
     pub selector: String,
 }
 
-/// Objects of a kind.
-pub(super) async fn list(kubectl: &Kubectl, what: &[&str]) -> anyhow::Result<Vec<Value>> {
-    let arguments = [&["get"], what, &["--output=json"]].concat();
-    let printed = printed(kubectl, &arguments, b"").await?;
-    let mut list: Value = serde_json::from_slice(&printed)
-        .with_context(|| format!("read what kubectl printed of {what:?}"))?;
-    let items = list.get_mut("items").and_then(Value::as_array_mut);
-    Ok(items.map(std::mem::take).unwrap_or_default())
-}
-
 /// The name of the context that kubectl uses.
 pub(super) async fn context(kubectl: &Kubectl) -> String {
     let view = [
@@ -47,23 +37,43 @@ pub(super) async fn context(kubectl: &Kubectl) -> String {
         "--minify",
         "--output=jsonpath={.current-context}",
     ];
-    let name = printed(kubectl, &view, b"").await.unwrap_or_default();
+    let name = kubectl.printed(&view, b"").await.unwrap_or_default();
     printable(&String::from_utf8_lossy(&name))
 }
 
-async fn printed(kubectl: &Kubectl, arguments: &[&str], input: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let output = kubectl.run(arguments, input, CALL_TIMEOUT).await?;
-    let words: Vec<&str> = arguments.iter().take(2).copied().collect();
-    let (is_done, what) = (output.status.success(), words.join(" "));
-    ensure!(is_done, "kubectl {what}: {}", last_line(&output));
-    Ok(output.stdout)
-}
-
 impl Pods {
-    pub(super) async fn create(&self, pods: &[Value]) -> anyhow::Result<()> {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string();
-        let created = printed(&self.kubectl, &["create", "--filename=-"], list.as_bytes()).await;
-        created.map(|_| ()).context("create the pods")
+    /// Waits until the pods of earlier runs have left their NICs.
+    ///
+    /// # Errors
+    /// Another run is under way, or did not delete its pods.
+    pub(super) async fn wait_for_others(&self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let selector = format!("--selector={RUN}");
+        loop {
+            let mut others = self.kubectl.objects(&["pods", &selector]).await?;
+            let ended = ["Failed", "Succeeded"];
+            others.retain(|pod| !ended.contains(&text_at(pod, "/status/phase")));
+            let is_leaving = |pod: &&Value| pod.pointer("/metadata/deletionTimestamp").is_some();
+            if let Some(pod) = others.iter().find(|pod| !is_leaving(pod)) {
+                bail!(
+                    "another run has pods, such as {}; if none is under way: {}",
+                    word(pod, "/metadata/name"),
+                    self.deletion(RUN)
+                );
+            }
+            // Those of a node that does not answer stay.
+            if others.is_empty() || started.elapsed() > DELETE_TIMEOUT {
+                return Ok(());
+            }
+            show("waiting for the pods of an earlier run");
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// The command that deletes pods.
+    pub(super) fn deletion(&self, selector: &str) -> String {
+        let (words, namespace) = (self.kubectl.words().join(" "), &self.kubectl.namespace);
+        format!("{words} -n {namespace} delete pods -l {selector}")
     }
 
     /// Waits until each pod is ready or cannot be, at most `limit`; why each of the others is not.
@@ -76,7 +86,7 @@ impl Pods {
         let selector = format!("--selector={}", self.selector);
         loop {
             let is_late = started.elapsed() >= READY_TIMEOUT.min(limit);
-            let pods = match list(&self.kubectl, &["pods", &selector]).await {
+            let pods = match self.kubectl.objects(&["pods", &selector]).await {
                 Err(_) if !is_late => {
                     sleep(POLL_INTERVAL).await;
                     continue;
@@ -101,7 +111,7 @@ impl Pods {
             if coming > 0 {
                 // Such as why its interfaces could not be made.
                 let warnings = "--field-selector=type=Warning,involvedObject.kind=Pod";
-                let events = list(&self.kubectl, &["events", warnings]).await;
+                let events = self.kubectl.objects(&["events", warnings]).await;
                 for event in events.unwrap_or_default() {
                     let name = text_at(&event, "/involvedObject/name");
                     if let Some((true, why)) = obstacles.get_mut(name) {
@@ -124,7 +134,7 @@ impl Pods {
             "--wait=false",
             "--ignore-not-found",
         ];
-        timeout(DELETE_TIMEOUT, printed(&self.kubectl, &arguments, b"")).await??;
+        timeout(DELETE_TIMEOUT, self.kubectl.printed(&arguments, b"")).await??;
         Ok(())
     }
 }
@@ -146,7 +156,7 @@ fn obstacle(pod: &Value) -> Option<(bool, String)> {
     }
     if let Some(scheduled) = condition("PodScheduled", "reason", "Unschedulable") {
         let why = word(scheduled, "/message");
-        return Some((false, format!("no room for its pod: {why}")));
+        return Some((false, format!("its pod cannot be scheduled: {why}")));
     }
     let status = ["/status/phase", "/status/reason", "/status/message"];
     let [phase, reason, message] = status.map(|pointer| word(pod, pointer));
@@ -166,6 +176,7 @@ fn obstacle(pod: &Value) -> Option<(bool, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_pod_that_cannot_start_says_why() {
@@ -179,7 +190,7 @@ mod tests {
             (json!({"conditions": [condition("Ready", "True")]}), None),
             (
                 json!({"conditions": [condition("PodScheduled", "False")]}),
-                Some("no room for its pod: 1 Insufficient rdma/nic.\\u{1b}[2J"),
+                Some("its pod cannot be scheduled: 1 Insufficient rdma/nic.\\u{1b}[2J"),
             ),
             (
                 json!({"phase": "Failed", "reason": "UnexpectedAdmissionError"}),

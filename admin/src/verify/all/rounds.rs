@@ -13,6 +13,7 @@ use super::pods::{self, Pods};
 use super::{Node, Results, Test};
 use crate::cluster::{Flags, ask};
 use crate::documents::name_of;
+use crate::kubectl::{NETWORKS, NODES};
 use crate::verdict::{Finding, Verdict};
 use crate::verify::Verify;
 use crate::verify::ladder::{self, Climbed};
@@ -24,7 +25,6 @@ const TOOL_TIMEOUT_SECONDS: u64 = 300;
 const PAIR_TIMEOUT: Duration = Duration::from_secs(60);
 /// TCP ports of a pair.
 const PORTS: usize = 256;
-const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// Everything up to the deletion of the pods; an error where it ended early.
 pub(super) async fn test(
@@ -63,11 +63,8 @@ pub(super) async fn test(
         };
         show("");
         if let Err(error) = deleted {
-            let words = pods.kubectl.words().join(" ");
-            let (namespace, selector) = (&pods.kubectl.namespace, &pods.selector);
-            return Err(anyhow!(
-                "the pods are not deleted: {error:#}; to delete them: {words} -n {namespace} delete pods -l {selector}"
-            ));
+            let remedy = pods.deletion(&pods.selector);
+            bail!("the pods are not deleted: {error:#}; to delete them: {remedy}");
         }
     }
     show("");
@@ -85,13 +82,16 @@ async fn work(
     let named = &verify.all.network;
     let mut networks = Vec::new();
     if !named.is_empty() || verify.all.resource.is_empty() {
-        let definitions = pods::list(&cluster.kubectl, &[NETWORKS, "--all-namespaces"]).await?;
+        let definitions = cluster
+            .kubectl
+            .objects(&[NETWORKS, "--all-namespaces"])
+            .await?;
         let found = definitions.iter().filter_map(Network::of).collect();
         networks = plan::choose(found, named, &verify.all.pod_namespace)?;
     }
     let daemons = ask::list(cluster).await.context("list the daemon's pods")?;
     let (mut nodes, mut objects) = (Vec::new(), Vec::new());
-    for node in pods::list(&cluster.kubectl, &["nodes"]).await? {
+    for node in cluster.kubectl.objects(&[NODES]).await? {
         let name = name_of(&node).to_owned();
         if daemons.iter().all(|pod| pod.node != name) {
             continue;
@@ -117,10 +117,12 @@ async fn work(
         let why: String = nodes.iter().filter_map(why).collect();
         bail!("a test needs two nodes that can have a pod{why}");
     }
+    pods.wait_for_others().await?;
     show(&format!("creating {} pods", objects.len()));
     results.networks = networks.into_iter().map(|network| network.name).collect();
     results.nodes = nodes.into_iter().collect();
-    pods.create(&objects).await?;
+    let created = pods.kubectl.write("create", &objects).await;
+    created.context("create the pods")?;
     let names: Vec<&str> = objects.iter().map(name_of).collect();
     let obstacles = pods.wait(&names, Duration::from_secs(verify.timeout / 2));
     let obstacles = obstacles.await?;
