@@ -586,6 +586,13 @@ impl Worker {
         }
         match standing {
             standing::Ownership::Grant if block.spec.over.is_some() => self.deny_end(block).await,
+            // A request to remove it may still be on its way from before this program was started anew.
+            // It is of this version.
+            standing::Ownership::Grant
+                if !self.blocks.own.contains_key(&network) && !self.grants.has_block(network) =>
+            {
+                self.renew(block, &me).await;
+            }
             standing::Ownership::Grant => self.keep(block),
             standing::Ownership::Renew => self.renew(block, &me).await,
             standing::Ownership::Taken => self.obey(&block),
@@ -597,7 +604,7 @@ impl Worker {
                 }
             }
             standing::Ownership::Not => {
-                if self.blocks.own.contains_key(&network) {
+                if block.is_well_named() && self.blocks.own.contains_key(&network) {
                     let until = Some(block.metadata.resource_version.clone());
                     self.lose(network, "the API has it as another node's", until);
                 }

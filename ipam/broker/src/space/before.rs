@@ -245,10 +245,9 @@ fn room(range: &Range, block: IpNetwork, leased: &[IpAddr]) -> u128 {
     {
         return 0;
     }
-    let leased = leased.iter().filter(|address| range.gives(**address));
-    range
-        .size_within(block)
-        .saturating_sub(leased.count() as u128)
+    let own = range.within(&[block]);
+    let leased = leased.iter().filter(|address| own.gives(**address));
+    own.size().saturating_sub(leased.count() as u128)
 }
 
 /// Whether a range gives each address for pods of a block.
@@ -302,6 +301,11 @@ mod tests {
             |per_node, leased: &str| room(&range(per_node), block, &[leased.parse().unwrap()]);
         assert_eq!(room(Some(per_node), "10.0.0.10"), 4);
         assert_eq!(room(Some(per_node), "10.0.0.9"), 0, "its gateway");
+        assert_eq!(
+            room(Some(per_node), "10.0.0.15"),
+            5,
+            "no pod gets the last one"
+        );
         assert_eq!(room(None, "10.0.0.9"), 7);
     }
 

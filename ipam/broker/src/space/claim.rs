@@ -226,9 +226,7 @@ impl Worker {
             grid => grid?,
         };
         self.grant_claimed_before()?;
-        if range.per_node().is_some() && self.node_network(range).is_none() {
-            self.read_own().await?;
-        }
+        self.read_own_network(range).await?;
         if let Some(network) = self.node_network(range) {
             return self.has_room(range, network).await.map(|()| Some(network));
         }
@@ -284,9 +282,13 @@ impl Worker {
     ) -> Result<IpNetwork, Failure> {
         self.settle_before(range).await?;
         self.check_before(address)?;
+        if let Some(gateway) = range.gateway_of(address) {
+            self.check_before(gateway)?;
+        }
         let grid = self.grid(range).await?;
         self.grant_claimed_before()?;
         let block = self.block_around(address, single, range, &grid)?;
+        self.read_own_network(range).await?;
         let network = self.node_network(range);
         if let Some(network) = network.filter(|network| *network != block) {
             let why = format!(
@@ -494,9 +496,12 @@ impl Worker {
         }
     }
 
-    /// Reads this node's blocks: one can be there by a request that arrived late, and a node has no second
-    /// network of a range.
-    async fn read_own(&mut self) -> Result<(), Failure> {
+    /// Reads this node's blocks before it takes a network of a range: one can be there by a request that
+    /// arrived late, and a node has no second network.
+    async fn read_own_network(&mut self, range: &Range) -> Result<(), Failure> {
+        if range.per_node().is_none() || self.node_network(range).is_some() {
+            return Ok(());
+        }
         let mut own = Vec::new();
         let client = self.shared.client.clone();
         client

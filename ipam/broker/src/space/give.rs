@@ -2,9 +2,10 @@
 //!
 //! Giving back has three steps: the grant goes, durably; then the local store is read, and a lease that
 //! is there keeps the block; then the object is removed. [`ipam::grants`] has why an ADD cannot cross
-//! that. Killed after the first step, the broker finds at its next start an object without a grant,
-//! and grants it.
+//! that. Killed after the first step, the broker finds at its next start an object without a grant.
+//! The removal may still be on its way, so the object gets a new version before it is granted.
 
+use ipam::grants::Grant;
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
 use serde_json::json;
@@ -62,22 +63,34 @@ impl Worker {
     }
 
     async fn give_back(&mut self, network: IpNetwork) -> Result<(), GiveError> {
-        self.grants.revoke(network)?;
-        match self.read_leases_in(network).map(|leases| leases.is_empty()) {
-            Ok(true) => {}
-            Ok(false) => {
-                if let Some(own) = self.blocks.own.get_mut(&network) {
-                    own.empty_since = None;
-                    own.usage = None;
-                }
-                return Ok(self.grant(network)?);
-            }
-            Err(error) => {
-                self.grant(network)?;
-                return Err(error.into());
-            }
+        if self.revoke_if_empty(network)? {
+            return self.remove(network).await;
         }
-        self.remove(network).await
+        if let Some(own) = self.blocks.own.get_mut(&network) {
+            own.empty_since = None;
+            own.usage = None;
+        }
+        Ok(())
+    }
+
+    /// Gives no further address of a block, if it has no lease. The order is what makes the answer true:
+    /// an ADD looks at the grant after its lease is there.
+    fn revoke_if_empty(&mut self, network: IpNetwork) -> Result<bool, GiveError> {
+        let grant = self.grant_on_disk(network);
+        self.grants.revoke(network)?;
+        let leases = self.read_leases_in(network);
+        if leases.as_ref().is_ok_and(Vec::is_empty) {
+            return Ok(true);
+        }
+        if let Some(grant) = grant {
+            self.grants.add(grant)?;
+        }
+        Ok(leases.map(|_| false)?)
+    }
+
+    fn grant_on_disk(&self, network: IpNetwork) -> Option<Grant> {
+        let mut grants = self.grants.blocks.iter();
+        grants.find(|grant| grant.block == network).cloned()
     }
 
     /// Removes the object of a block that is not granted.
@@ -161,9 +174,8 @@ impl Worker {
     /// backup, or a creation failed. Leases that are there may be in use, so a block that has some
     /// is claimed again before another node gives their addresses.
     async fn missing(&mut self, network: IpNetwork) {
-        let grants = self.grants.blocks.iter();
-        let grant = grants.clone().find(|grant| grant.block == network).cloned();
-        let Some(grant) = grant.filter(|_| !self.leases_in(network).is_empty()) else {
+        let grant = self.grant_on_disk(network);
+        let Some(grant) = grant.filter(|_| !self.is_empty_now(network)) else {
             return self.lose(network, "the API no longer has it", None);
         };
         if let Some(own) = self.blocks.own.remove(&network) {
@@ -175,20 +187,26 @@ impl Worker {
 
     /// An object was removed, or is another node's: the event does not say which.
     pub(super) async fn gone(&mut self, network: IpNetwork, version: String) {
-        if !self.leases_in(network).is_empty() {
-            match self.settle_one(network).await {
-                Ok(()) => return,
-                Err(error) => tracing::warn!(
-                    space = %self.space, block = %network, %error,
-                    "cannot read whose a block is that had leases of this node"
-                ),
-            }
+        if self.is_empty_now(network) {
+            let why = "the API no longer has it as this node's";
+            return self.lose(network, why, Some(version));
         }
-        self.lose(
-            network,
-            "the API no longer has it as this node's",
-            Some(version),
-        );
+        // Until the object was read, which is tried again: its leases keep their block.
+        self.doubt(network, Doubt::Whose);
+        if let Err(error) = self.settle_one(network).await {
+            tracing::warn!(
+                space = %self.space, block = %network, %error,
+                "cannot read whose a block is that has leases of this node; trying again"
+            );
+        }
+    }
+
+    /// [`Worker::revoke_if_empty`]; a block of which that cannot be done is kept.
+    fn is_empty_now(&mut self, network: IpNetwork) -> bool {
+        self.revoke_if_empty(network).unwrap_or_else(|error| {
+            tracing::warn!(space = %self.space, block = %network, %error, "cannot read the leases of a block");
+            false
+        })
     }
 
     /// The block is not this node's.
@@ -232,9 +250,14 @@ impl Worker {
     /// An administrator took a block from this node: no further address of it is given. Its object rests
     /// for the cool-down, and is anybody's then.
     pub(super) fn obey(&mut self, block: &BlockObject) {
+        let network = block.spec.block;
+        // An object that rests is read again and again.
+        if !self.blocks.own.contains_key(&network) && !self.grants.has_block(network) {
+            return;
+        }
         let until = Some(block.metadata.resource_version.clone());
         let why = "an administrator took it from this node";
-        self.lose(block.spec.block, why, until);
+        self.lose(network, why, until);
     }
 
     fn note_removed(&mut self, uid: String, until: Option<String>) {
@@ -289,7 +312,7 @@ impl Worker {
         let client = &self.shared.client;
         match client.change::<BlockObject>(&block.metadata, spec).await {
             Ok(Changed::Done(renewed)) => {
-                tracing::info!(space = %self.space, block = %network, "the node has a new UID, and its block, too");
+                tracing::info!(space = %self.space, block = %network, "the block's object has a new version of this node");
                 self.blocks.own.insert(network, Own::new(renewed.clone()));
                 self.keep(renewed);
             }
@@ -709,6 +732,7 @@ mod tests {
         agree(&mut worker, "10.0.0.0/24");
         let mut anew = object;
         anew.metadata.uid = "o2".into();
+        worker.blocks.own.insert(block(), Own::new(anew.clone()));
         worker.changed(anew).await;
         assert_eq!(granted(&worker).len(), 1);
     }

@@ -7,7 +7,7 @@ use node::policy::StoreKind;
 use node_wire::FailureKind;
 use serde_json::{Value, json};
 
-use super::{Api, LATE, Machine, check, on_one_thread};
+use super::{Api, LATE, Machine, NODE_RANGE, check, need, on_one_thread, range};
 
 fn after(api: &Api, number: usize) -> Machine {
     let mut machine = Machine::new(number);
@@ -80,6 +80,35 @@ fn each_range_waits_and_is_read_when_it_comes_to_blocks() {
         // An ADD that was on its way.
         lease_before(&api, "10.8.0.0/26", [(61, true)]);
         assert_eq!(add_after(&mut one, "10.8.0.0/26").await, 62);
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_network_whose_gateway_is_leased_is_not_taken_for_an_address_either() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = after(&api, 1);
+        lease_before(&api, NODE_RANGE, [(2, true)]);
+        one.start(&api);
+        tokio::time::sleep(one.timing.settle * 2).await;
+        let of_its_network = node_wire::BlockNeed {
+            address: Some([10, 7, 2, 3].into()),
+            ..need(&range(NODE_RANGE))
+        };
+        let deadline = tokio::time::Instant::now() + LATE;
+        let refused = loop {
+            let (asker, ..) = one.running.as_ref().unwrap();
+            let refused = asker.ask(of_its_network.clone()).await.unwrap_err();
+            if refused.kind != FailureKind::ClusterUnavailable {
+                break refused;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{refused:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        assert_eq!(refused.kind, FailureKind::HeldByAnotherNode);
+        let gateway = "whereabouts leases 10.7.2.2";
+        assert!(refused.message.contains(gateway), "{}", refused.message);
         one.kill().await;
     });
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -19,7 +20,12 @@ pub(crate) enum Fault {
     Lost,
     /// It is done, and there is no answer.
     Unanswered,
+    /// The same, some time later; a creation is done at once.
+    Late,
 }
+
+/// How much later.
+const LATER: Duration = Duration::from_millis(80);
 
 #[derive(Debug, Default)]
 struct State {
@@ -29,6 +35,8 @@ struct State {
     objects: BTreeMap<(String, String), Value>,
     events: Vec<(u64, &'static str, String, Value)>,
     faults: VecDeque<Option<Fault>>,
+    /// How many of the next reads of a block have no answer.
+    lost_reads: usize,
     /// Watches that have seen less than this have to list again.
     expired: u64,
     /// Whether connections are refused.
@@ -73,6 +81,11 @@ impl Api {
     /// What becomes of the next changes.
     pub(crate) fn fail(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
         self.state.lock().unwrap().faults.extend(faults);
+    }
+
+    /// So many of the next reads of a block have no answer.
+    pub(crate) fn lose_reads(&self, count: usize) {
+        self.state.lock().unwrap().lost_reads = count;
     }
 
     /// Refuses connections, or takes them again.
@@ -222,14 +235,17 @@ impl Api {
                 true => self.state.lock().unwrap().faults.pop_front().flatten(),
                 false => None,
             };
-            if fault == Some(Fault::Lost) {
+            if fault == Some(Fault::Lost) || self.state.lock().unwrap().loses(&request) {
                 return;
+            }
+            if fault == Some(Fault::Late) && request.method != "POST" {
+                tokio::time::sleep(LATER).await;
             }
             let (code, body) = self.state.lock().unwrap().answer(&request);
             if changes {
                 self.changed.notify_waiters();
             }
-            if fault == Some(Fault::Unanswered) {
+            if matches!(fault, Some(Fault::Unanswered | Fault::Late)) {
                 return;
             }
             let body = body.to_string();
@@ -321,6 +337,13 @@ impl State {
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         let label = labels(&object);
         self.events.push((self.version, "DELETED", label, object));
+    }
+
+    fn loses(&mut self, request: &Request) -> bool {
+        let is_read = request.method == "GET" && request.path.contains("/addressblocks/");
+        let is_lost = is_read && self.lost_reads > 0;
+        self.lost_reads -= usize::from(is_lost);
+        is_lost
     }
 
     fn answer(&mut self, request: &Request) -> (u16, Value) {

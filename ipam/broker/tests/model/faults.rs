@@ -127,6 +127,72 @@ fn blocks_with_leases_outlast_the_removal_of_their_objects() {
 }
 
 #[test]
+fn a_block_with_leases_is_not_lost_because_its_object_cannot_be_read() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = started(&api, 1).await;
+        add(&mut one, 10).await;
+        let blocks = one.granted();
+        api.lose_reads(blocks.len());
+        api.delete_blocks();
+        eventually("the node has its blocks again", || {
+            has_its_addresses(&api, &one)
+        })
+        .await;
+        assert_eq!(one.granted(), blocks);
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
+/// A broker was killed while it gave a block back: the request to remove it can come to the API later.
+#[test]
+fn a_late_removal_does_not_remove_a_block_that_is_granted_again() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = patient(&api, 1).await;
+        add(&mut one, 1).await;
+        let block = one.granted()[0];
+        let name = AddressSpace::new("default", None).block_name(block);
+        let before = api.object("addressblocks", &name);
+        one.del(0);
+        one.kill().await;
+        std::fs::remove_dir_all(ipam::grants::directory(&one.policy.state_dir, "default")).unwrap();
+        one.start(&api);
+        eventually("it is granted again", || one.granted() == [block]).await;
+        let now = api.object("addressblocks", &name);
+        assert_eq!(now["metadata"]["uid"], before["metadata"]["uid"]);
+        assert_eq!(
+            now["spec"]["epoch"], 2,
+            "as the removal was asked for: {now}"
+        );
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_copy_of_a_blocks_object_under_another_name_takes_nothing() {
+    on_one_thread(async {
+        let api = Api::start().await;
+        let mut one = patient(&api, 1).await;
+        add(&mut one, 1).await;
+        let blocks = one.granted();
+        let name = AddressSpace::new("default", None).block_name(blocks[0]);
+        let mut copy = api.object("addressblocks", &name);
+        copy["metadata"]["name"] = json!("zz-copy");
+        api.write("addressblocks", "zz-copy", &copy);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(one.granted(), blocks);
+        one.kill().await;
+        one.start(&api);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(one.granted(), blocks);
+        one.kill().await;
+    });
+}
+
+#[test]
 fn a_block_without_leases_whose_object_was_removed_is_no_longer_granted() {
     on_one_thread(async {
         let api = Api::start().await;
@@ -562,6 +628,15 @@ fn a_network_that_was_claimed_late_stays_the_nodes_only_one() {
             // It has read its blocks.
             add(&mut one, 1).await;
             api.write_unseen("addressblocks", &name, &object);
+            // A pod that asks for an address of another network does not get it.
+            let far = Ipv4Addr::from_bits(address.to_bits() ^ (2 * size) | 1);
+            let far = node_wire::BlockNeed {
+                address: Some(far.into()),
+                ..super::need(&super::range(NODE_RANGE))
+            };
+            let (asker, ..) = one.running.as_ref().unwrap();
+            let refused = asker.ask(far).await.unwrap_err();
+            assert_eq!(refused.kind, FailureKind::HeldByAnotherNode);
             one.add_of(NODE_RANGE).await.unwrap();
             assert_eq!(one.node_networks(), [late]);
             one.kill().await;

@@ -279,7 +279,8 @@ fn step() -> impl Strategy<Value = Step> {
     let fault = prop_oneof![
         Just(None),
         Just(Some(Fault::Lost)),
-        Just(Some(Fault::Unanswered))
+        Just(Some(Fault::Unanswered)),
+        Just(Some(Fault::Late))
     ];
     prop_oneof![
         12 => (0..NODES).prop_map(Step::Add),
