@@ -121,7 +121,8 @@ if [ "$LAB_GUEST" = 1 ]; then
 	show cells
 	contains "the cell of node2 and this rail fails" '^node2 rdma1 fail$' "$(cells)"
 	for node in node1 node2; do contains "the other rail of $node passes" "^$node rdma0 pass$" "$(cells)"; done
-	contains "no other" '1 of 4 rails' "$complained"
+	contains "this rail of node1 has no partner" '^node1 rdma1 unknown$' "$(cells)"
+	contains "no other" '2 of 4 rails' "$complained"
 	check "the pods are gone" wait_for 200 none_of_verify
 fi
 meet_late found
