@@ -139,7 +139,10 @@ impl Worker {
             let seems_gone = !nodes.contains(&node);
             let enough = search.asked_nodes.len() >= MOST_ASKED || deadline <= Instant::now();
             let is_asked = search.asked_nodes.contains(&node.name);
-            if enough || (!seems_gone && is_asked) || search.marked >= MOST_DRAWN {
+            // What a question costs does not grow with the nodes: the next one asks others.
+            let is_further = states.len() >= MOST_DRAWN && !states.contains_key(&node.name);
+            let is_done = enough || is_further || search.marked >= MOST_DRAWN;
+            if is_done || (!seems_gone && is_asked) {
                 continue;
             }
             let state = match states.get(&node.name) {
