@@ -1,4 +1,4 @@
-//! What a check or a rung found: findings, each with a verdict.
+//! What a check or a step found: findings, each with a verdict.
 
 use serde::Serialize;
 
@@ -124,11 +124,11 @@ impl Finding {
     }
 }
 
-/// What one check, or one rung, found.
+/// What one check, or one step, found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Outcome {
-    /// Identifies the check or rung, such as `M01` or `rping`.
+    /// Identifies the check or step, such as `M01` or `rping`.
     pub id: &'static str,
     /// What should be so.
     pub title: &'static str,

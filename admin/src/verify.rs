@@ -8,11 +8,11 @@ mod all;
 mod causes;
 mod ends;
 mod judge;
-mod ladder;
 mod nccl;
 mod perftest;
 mod ping;
 mod place;
+mod steps;
 mod table;
 
 use std::io::{IsTerminal as _, Write};
@@ -27,8 +27,8 @@ use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, style, text_of, wrong_usage};
 use crate::report;
 use judge::Expected;
-use ladder::Climbed;
 use place::Place;
+use steps::Tested;
 use table::judge_table;
 
 /// Verifies RDMA between two pods or nodes, step by step: ping, rping, ib_write_bw, GPU memory,
@@ -67,10 +67,10 @@ pub(crate) struct Verify {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Only these steps
-    #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = rungs())]
+    #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = step_names())]
     only: Vec<String>,
     /// Not these steps
-    #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = rungs())]
+    #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = step_names())]
     skip: Vec<String>,
     /// Also between the memories of this GPU at both ends, as CUDA counts them; with --read: the
     /// table is of GPU memory
@@ -108,8 +108,8 @@ pub(crate) struct Verify {
     all: all::Flags,
 }
 
-fn rungs() -> PossibleValuesParser {
-    PossibleValuesParser::new(ladder::CHOICE.map(|rung| rung.0))
+fn step_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(steps::CHOICE.map(|step| step.0))
 }
 
 impl Verify {
@@ -131,15 +131,15 @@ impl Verify {
     }
 
     fn run_pair(&self, kubectl: &[String], global: &Global) -> Ended {
-        let climbed = match (&self.read, &self.server, &self.client) {
+        let tested = match (&self.read, &self.server, &self.client) {
             (Some(file), ..) => self.judge(file)?,
-            (None, Some(server), Some(client)) => self.climb(kubectl, [server, client])?,
+            (None, Some(server), Some(client)) => self.test_pair(kubectl, [server, client])?,
             _ => bail!("two places are needed"),
         };
-        let outcomes = &climbed.outcomes;
+        let outcomes = &tested.outcomes;
         let mut document = report::document(outcomes);
         if let Some(fields) = document.as_object_mut() {
-            fields.insert("measurements".into(), json!(climbed.measurements));
+            fields.insert("measurements".into(), json!(tested.measurements));
         }
         global.say(document, || report::text(outcomes, true, style()));
         let faults = report::faults(outcomes, self.strict);
@@ -151,7 +151,7 @@ impl Verify {
         Ok(Outcome::Good)
     }
 
-    fn climb(&self, kubectl: &[String], ends: [&Place; 2]) -> anyhow::Result<Climbed> {
+    fn test_pair(&self, kubectl: &[String], ends: [&Place; 2]) -> anyhow::Result<Tested> {
         // For a person who waits; a log or a program that reads both streams has no use for it.
         let is_watched = std::io::stderr().is_terminal();
         let progress = |what: &str| {
@@ -159,7 +159,7 @@ impl Verify {
                 let _ = writeln!(std::io::stderr().lock(), "running {what}");
             }
         };
-        block_on(ladder::climb(self, kubectl, ends, None, &progress))
+        block_on(steps::test_pair(self, kubectl, ends, None, &progress))
     }
 
     fn wants(&self, id: &str) -> bool {
@@ -167,7 +167,7 @@ impl Verify {
         (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
     }
 
-    fn judge(&self, file: &Path) -> anyhow::Result<Climbed> {
+    fn judge(&self, file: &Path) -> anyhow::Result<Tested> {
         let expected = Expected {
             line_rate: self.line_rate,
             nics: self.nics,

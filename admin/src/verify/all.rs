@@ -1,7 +1,7 @@
 //! `kubectl rdma verify --all`: every node and rail of a cluster.
 //!
 //! [`plan`] decides on a pod for each node and on rounds of pairs, [`rounds`] makes the pods and tests
-//! the pairs by the steps of `ladder`, [`matrix`] judges. The pods are deleted however it ends; then
+//! the pairs by [`super::steps`], [`matrix`] judges. The pods are deleted however it ends; then
 //! [`text`] and [`page`] print the results.
 
 mod matrix;
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::Verify;
 use super::ends::End;
-use super::ladder::Climbed;
+use super::steps::Tested;
 use crate::cluster;
 use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, style};
@@ -94,7 +94,7 @@ struct Test {
     /// Where the server and the client ran.
     nodes: plan::Pair,
     #[serde(flatten)]
-    climbed: Climbed,
+    tested: Tested,
 }
 
 impl Results {
@@ -117,7 +117,7 @@ impl Results {
         let tests = self
             .tests
             .iter()
-            .filter(|test| !test.climbed.pairs.is_empty());
+            .filter(|test| !test.tested.pairs.is_empty());
         let tested: BTreeSet<&String> = tests.flat_map(|test| &test.nodes).collect();
         for (name, node) in &mut self.nodes {
             if node.finding.is_none() && !tested.contains(name) {

@@ -2,36 +2,36 @@
 
 use super::causes;
 use super::judge::{self, Expected, Memory};
-use super::ladder::{self, Climbed};
 use super::perftest;
 use super::place::plain;
+use super::steps::{self, Tested};
 use crate::verdict::Outcome;
 
 /// Judges the output of `ib_write_bw`, `NetPIPE` or `nccl-tests`; `None` for text with no table of
 /// these and without a message that ends a collective.
-pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Climbed> {
+pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Tested> {
     let text = plain(text);
     let ((id, title), finding) = if text.contains("BW average") || text.contains(" Mbps in ") {
-        let (rung, memory) = match expected.gpu_memory {
-            true => (ladder::GPU, Memory::Gpu),
-            false => (ladder::WRITE_BW, Memory::Host),
+        let (step, memory) = match expected.gpu_memory {
+            true => (steps::GPU, Memory::Gpu),
+            false => (steps::WRITE_BW, Memory::Host),
         };
         let run = perftest::read(&text);
         (
-            rung,
+            step,
             judge::bandwidth(&run, expected.line_rate, false, memory),
         )
     } else if text.contains("busbw")
         || text.contains("# Using devices")
         || causes::of_collective(&text).is_some()
     {
-        (ladder::NCCL, judge::collective(&text, expected))
+        (steps::NCCL, judge::collective(&text, expected))
     } else {
         return None;
     };
-    Some(Climbed {
+    Some(Tested {
         outcomes: vec![Outcome::new(id, title, vec![finding])],
-        ..Climbed::default()
+        ..Tested::default()
     })
 }
 

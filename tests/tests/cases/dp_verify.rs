@@ -1,4 +1,4 @@
-//! What an administrator sees of `rdmactl verify`: two pods, rung by rung, and tables
+//! What an administrator sees of `rdmactl verify`: two pods, step by step, and tables
 //! that were copied.
 //!
 //! A script stands in for `kubectl exec` and what the pods would print: two rails, whose tools
@@ -21,10 +21,10 @@ pub(crate) const CASES: &[Case] = &[
     case!(verify_finds_an_end_without_a_device),
     case!(verify_says_how_a_place_would_be_reached),
     case!(each_rail_is_tried_by_its_own_gids_once_the_server_listens),
-    case!(a_rail_that_fails_a_rung_is_left_out_of_the_next),
+    case!(a_rail_that_fails_a_step_is_left_out_of_the_next),
     case!(the_connection_manager_is_reported_and_carries_nothing),
     case!(a_path_that_drops_large_packets_is_a_warning),
-    case!(a_rung_that_is_not_there_is_wrong_usage),
+    case!(a_step_that_is_not_there_is_wrong_usage),
 ];
 
 /// `kubectl exec POD -- timeout SECONDS TOOL …`. `$FAULTS` has words such as `mr:net1`.
@@ -139,7 +139,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// `RUNG OBJECT VERDICT` of each finding, without the ends'.
+/// `STEP OBJECT VERDICT` of each finding, without the ends'.
 fn verdicts(report: &Value) -> Vec<String> {
     let checks = report["checks"].as_array().into_iter().flatten();
     let findings = checks.flat_map(|check| {
@@ -161,18 +161,18 @@ fn word(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn finding<'a>(report: &'a Value, rung: &str, rail: &str) -> Result<&'a Value> {
+fn finding<'a>(report: &'a Value, step: &str, rail: &str) -> Result<&'a Value> {
     let checks = report["checks"].as_array().context("checks")?;
     let check = checks
         .iter()
-        .find(|check| check["id"] == rung)
-        .context("rung")?;
+        .find(|check| check["id"] == step)
+        .context("step")?;
     let findings = check["findings"].as_array().context("findings")?;
     let of_rail = |finding: &&Value| word(&finding["object"]).starts_with(rail);
     findings
         .iter()
         .find(of_rail)
-        .with_context(|| format!("{rung} {rail}: {report}"))
+        .with_context(|| format!("{step} {rail}: {report}"))
 }
 
 fn verify_judges_a_table_that_was_copied() -> Result<()> {
@@ -289,7 +289,7 @@ fn each_rail_is_tried_by_its_own_gids_once_the_server_listens() -> Result<()> {
     Ok(())
 }
 
-fn a_rail_that_fails_a_rung_is_left_out_of_the_next() -> Result<()> {
+fn a_rail_that_fails_a_step_is_left_out_of_the_next() -> Result<()> {
     let pods = Pods::new()?;
     let (code, report) =
         pods.verify("ping:net1 mr:net2-gpu", &["--gpu", "0", "--skip", "rping"])?;
@@ -368,7 +368,7 @@ fn a_path_that_drops_large_packets_is_a_warning() -> Result<()> {
     Ok(())
 }
 
-fn a_rung_that_is_not_there_is_wrong_usage() -> Result<()> {
+fn a_step_that_is_not_there_is_wrong_usage() -> Result<()> {
     for wrong in [
         &["pod:a", "pod:b", "--only", "pign"][..],
         &["pod:a", "pod:b", "--skip", "ping,write"],

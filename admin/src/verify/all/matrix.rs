@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::text::PODS;
 use super::{Node, Results, Test};
 use crate::verdict::{Finding, Verdict};
-use crate::verify::ladder::{Climbed, ENDS};
+use crate::verify::steps::{ENDS, Tested};
 
 /// A rail of a node.
 #[derive(Debug, Clone, Serialize)]
@@ -25,7 +25,7 @@ pub(super) struct Cell {
     /// Best average of `ib_write_bw` in Gb/s, in the step that decided.
     pub gbps: Option<f64>,
     /// The step that decided.
-    pub rung: &'static str,
+    pub step: &'static str,
     /// Why, and what to do.
     pub finding: Finding,
     /// Its tests by their index, the one that decided first.
@@ -53,7 +53,7 @@ impl Matrix {
 struct Seen<'a> {
     test: usize,
     finding: &'a Finding,
-    rung: &'static str,
+    step: &'static str,
     gbps: Option<f64>,
     partner: Key<'a>,
 }
@@ -89,7 +89,7 @@ fn cell(key: Key<'_>, node: &Node, tests: &[Test], all: &AllSeen<'_>) -> Cell {
     let object = format!("{} {}", key.0, key.1);
     let mut faults = node.end.faults();
     faults.extend(node.shortage.as_deref());
-    let (rung, finding) = match &node.finding {
+    let (step, finding) = match &node.finding {
         Some(finding) if is_dead => (ENDS.0, finding.clone()),
         Some(finding) => (PODS.0, finding.clone()),
         None if node.end.rails().any(|rail| rail == key.1) => {
@@ -109,13 +109,13 @@ fn cell(key: Key<'_>, node: &Node, tests: &[Test], all: &AllSeen<'_>) -> Cell {
     let of_node = tests.filter(|(_, test)| test.nodes.iter().any(|name| name == key.0));
     // The one in which it did not answer is the last.
     let tests = of_node.map(|(number, _)| number).collect();
-    Cell::new(key, rung, finding, None, tests)
+    Cell::new(key, step, finding, None, tests)
 }
 
 impl Cell {
     fn new(
         (node, rail): Key<'_>,
-        rung: &'static str,
+        step: &'static str,
         mut finding: Finding,
         gbps: Option<f64>,
         tests: Vec<usize>,
@@ -130,8 +130,8 @@ impl Cell {
             (_, Some(rate)) => format!("{word} {rate}"),
             (Verdict::Pass, None) => word.to_owned(),
             (Verdict::NotApplicable, None) => "-".to_owned(),
-            _ if rung == PODS.0 => "not tested".to_owned(),
-            _ => format!("{word} {rung}"),
+            _ if step == PODS.0 => "not tested".to_owned(),
+            _ => format!("{word} {step}"),
         };
         finding.read.clear();
         Self {
@@ -140,7 +140,7 @@ impl Cell {
             verdict: finding.verdict,
             text,
             gbps,
-            rung,
+            step,
             finding,
             tests,
         }
@@ -186,7 +186,7 @@ fn tested(key: Key<'_>, all: &AllSeen<'_>) -> Option<Cell> {
     let others = tests.filter(|test| *test != decided.test);
     let tests = std::iter::once(decided.test).chain(others).collect();
     let finding = decided.finding.clone().on(object);
-    Some(Cell::new(key, decided.rung, finding, decided.gbps, tests))
+    Some(Cell::new(key, decided.step, finding, decided.gbps, tests))
 }
 
 /// What the tests found, by node and rail.
@@ -194,12 +194,12 @@ fn all_seen(tests: &[Test]) -> AllSeen<'_> {
     let mut all = AllSeen::new();
     for (number, test) in tests.iter().enumerate() {
         let [server, client] = test.nodes.each_ref().map(String::as_str);
-        for (object, [ours, theirs]) in &test.climbed.pairs {
-            let Some((rung, finding)) = decisive(&test.climbed, object) else {
+        for (object, [ours, theirs]) in &test.tested.pairs {
+            let Some((step, finding)) = decisive(&test.tested, object) else {
                 continue;
             };
-            let tables = test.climbed.measurements.iter();
-            let tables = tables.filter(|table| table.object == *object && table.rung == rung);
+            let tables = test.tested.measurements.iter();
+            let tables = tables.filter(|table| table.object == *object && table.step == step);
             let rows = tables.flat_map(|table| &table.rows);
             let gbps = rows.map(|row| row.average).reduce(f64::max);
             let (one, other) = ((server, ours.as_str()), (client, theirs.as_str()));
@@ -207,7 +207,7 @@ fn all_seen(tests: &[Test]) -> AllSeen<'_> {
                 let seen = Seen {
                     test: number,
                     finding,
-                    rung,
+                    step,
                     gbps,
                     partner,
                 };
@@ -220,8 +220,8 @@ fn all_seen(tests: &[Test]) -> AllSeen<'_> {
 
 /// The worst that the steps found of a pair of ports. Of faults the first: what comes after it was not
 /// tried. Of what passed the last.
-fn decisive<'a>(climbed: &'a Climbed, object: &str) -> Option<(&'static str, &'a Finding)> {
-    let steps = climbed.outcomes.iter();
+fn decisive<'a>(tested: &'a Tested, object: &str) -> Option<(&'static str, &'a Finding)> {
+    let steps = tested.outcomes.iter();
     let found = steps.flat_map(|step| step.findings.iter().map(|finding| (step.id, finding)));
     let of_pair = found.filter(|(_, finding)| finding.object.as_deref() == Some(object));
     of_pair.reduce(|worst, next| {
@@ -237,8 +237,8 @@ mod tests {
     use super::*;
     use crate::verdict::Outcome;
     use crate::verify::ends::Port;
-    use crate::verify::ladder::{self, Measurement, Rung};
     use crate::verify::perftest::Row;
+    use crate::verify::steps::{self, Measurement, Step};
 
     /// Tests of nodes `a` to `d` on one rail: what `ping` and `write-bw` found, and the bandwidth.
     fn results(tests: &[(&str, Finding, f64)]) -> Results {
@@ -259,26 +259,26 @@ mod tests {
             (name.to_owned(), node)
         };
         let test = |(pair, bandwidth, average): &(&str, Finding, f64)| {
-            let (rung, title) = ladder::WRITE_BW;
+            let (step, title) = steps::WRITE_BW;
             let row = Row {
                 bytes: 65536,
                 iterations: 1,
                 peak: 400.0,
                 average: *average,
             };
-            let outcome = |(id, title): Rung, finding: Finding| {
+            let outcome = |(id, title): Step, finding: Finding| {
                 Outcome::new(id, title, vec![finding.on("rdma0 (x/1)")])
             };
             Test {
                 round: 1,
                 nodes: [&pair[..1], &pair[1..]].map(str::to_owned),
-                climbed: Climbed {
+                tested: Tested {
                     outcomes: vec![
-                        outcome(ladder::PING, Finding::pass("there and back")),
-                        outcome((rung, title), bandwidth.clone()),
+                        outcome(steps::PING, Finding::pass("there and back")),
+                        outcome((step, title), bandwidth.clone()),
                     ],
                     measurements: vec![Measurement {
-                        rung,
+                        step,
                         object: "rdma0 (x/1)".to_owned(),
                         rows: vec![row],
                     }],
@@ -389,7 +389,7 @@ mod tests {
         };
         finding(&mut results, "a", Finding::fail("no answer", "look"));
         finding(&mut results, "b", Finding::unknown("no room"));
-        results.tests[1].climbed.pairs.clear();
+        results.tests[1].tested.pairs.clear();
         let end = &mut results.nodes.get_mut("d").unwrap().end;
         end.ports.clear();
         end.left = vec!["x/1: DOWN".to_owned()];

@@ -76,7 +76,7 @@ fn step(outcome: &Outcome) -> String {
 
 /// A test, open where it has a fault. The anchor is inside: going there opens it.
 fn log((number, test): (usize, &Test)) -> String {
-    let outcomes = &test.climbed.outcomes;
+    let outcomes = &test.tested.outcomes;
     let worst = outcomes.iter().map(|outcome| outcome.verdict).max();
     let worst = worst.unwrap_or(Verdict::NotApplicable);
     let open = if worst >= Verdict::Unknown {
@@ -92,9 +92,9 @@ fn log((number, test): (usize, &Test)) -> String {
         badge(worst)
     );
     text.extend(outcomes.iter().map(step));
-    for table in &test.climbed.measurements {
-        let (rung, object) = (table.rung, escape(&table.object));
-        text += &format!("<pre>{rung}, {object}: bytes, iterations, peak and average in Gb/s\n");
+    for table in &test.tested.measurements {
+        let (step, object) = (table.step, escape(&table.object));
+        text += &format!("<pre>{step}, {object}: bytes, iterations, peak and average in Gb/s\n");
         text.extend(table.rows.iter().map(|row| {
             let (peak, average) = (row.peak, row.average);
             format!(

@@ -16,8 +16,8 @@ use crate::documents::name_of;
 use crate::kubectl::{NETWORKS, NODES};
 use crate::verdict::{Finding, Verdict};
 use crate::verify::Verify;
-use crate::verify::ladder::{self, Climbed};
 use crate::verify::place::Place;
+use crate::verify::steps::{self, Tested};
 
 /// How long one tool may take.
 const TOOL_TIMEOUT_SECONDS: u64 = 300;
@@ -162,11 +162,11 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
         });
         let tests: Vec<(Pair, [Node; 2])> = tests.collect();
         let tests = stream::iter(tests).map(|(nodes, ends)| async move {
-            let climbed = climb(verify, cluster, &ends, round, limit).await;
+            let tested = test_pair(verify, cluster, &ends, round, limit).await;
             Test {
                 round,
                 nodes,
-                climbed,
+                tested,
             }
         });
         let mut tests = tests.buffer_unordered(parallel);
@@ -177,11 +177,11 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
             };
             // Those of the step "ends": how each of them answered.
             let ends = test
-                .climbed
+                .tested
                 .outcomes
                 .first()
                 .map_or(&[][..], |ends| &ends.findings);
-            for ((name, finding), end) in test.nodes.iter().zip(ends).zip(&test.climbed.ends) {
+            for ((name, finding), end) in test.nodes.iter().zip(ends).zip(&test.tested.ends) {
                 let Some(node) = results.nodes.get_mut(name) else {
                     continue;
                 };
@@ -196,13 +196,13 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
     }
 }
 
-async fn climb(
+async fn test_pair(
     verify: &Verify,
     cluster: &Flags,
     nodes: &[Node; 2],
     round: usize,
     limit: Duration,
-) -> Climbed {
+) -> Tested {
     let [server, client] = nodes.each_ref().map(|node| Place::Pod {
         namespace: Some(verify.all.pod_namespace.clone()),
         pod: node.pod.clone(),
@@ -219,7 +219,7 @@ async fn climb(
     };
     let kubectl = cluster.kubectl.words();
     let until = Some(std::time::Instant::now() + limit);
-    ladder::climb(&flags, &kubectl, [&server, &client], until, &|_| ()).await
+    steps::test_pair(&flags, &kubectl, [&server, &client], until, &|_| ()).await
 }
 
 /// Returns when a signal asks the program to end.

@@ -3,10 +3,10 @@
 use super::Results;
 use crate::report::{self, Style};
 use crate::verdict::{Outcome, Verdict};
-use crate::verify::ladder::{CHOICE, ENDS, Rung};
+use crate::verify::steps::{CHOICE, ENDS, Step};
 
 /// The step of rails that were not tested.
-pub(super) const PODS: Rung = ("pods", "each node is tested");
+pub(super) const PODS: Step = ("pods", "each node is tested");
 
 /// The matrix, the faults with their remedies, and counts.
 pub(super) fn text(results: &Results, style: Style) -> String {
@@ -41,7 +41,7 @@ pub(super) fn summary(results: &Results) -> String {
 pub(super) fn faults(results: &Results) -> Vec<Outcome> {
     let outcomes = [PODS, ENDS].into_iter().chain(CHOICE).map(|(id, title)| {
         let cells = results.matrix.cells.iter();
-        let faults = cells.filter(|cell| cell.rung == id && cell.verdict >= Verdict::Unknown);
+        let faults = cells.filter(|cell| cell.step == id && cell.verdict >= Verdict::Unknown);
         let mut findings: Vec<_> = faults.map(|cell| cell.finding.clone()).collect();
         findings.dedup();
         Outcome::new(id, title, findings)

@@ -1,6 +1,6 @@
-//! The rungs, from the ends' devices up to NCCL, for each pair of ports.
+//! The steps, from the ends' devices up to NCCL, for each pair of ports.
 //!
-//! A pair that fails a rung is not tried on the next: what stands on a broken rung fails with a
+//! A pair that fails a step is not tried on the next: what stands on a broken step fails with a
 //! message that misleads. Only `rping` carries nothing: `ib_write_bw` connects without `rdma_cm`.
 //! Nothing is left running: each tool is run by `timeout` where it runs.
 
@@ -19,28 +19,28 @@ use super::place::{Ended, Place};
 use super::{causes, perftest, ping};
 
 /// A step: its id, and what should be so.
-pub(super) type Rung = (&'static str, &'static str);
+pub(super) type Step = (&'static str, &'static str);
 
-pub(super) const ENDS: Rung = (
+pub(super) const ENDS: Step = (
     "ends",
     "both ends have an RDMA device, a port and an address",
 );
-pub(super) const PING: Rung = ("ping", "packets go over the network's interface");
-pub(super) const RPING: Rung = ("rping", "the RDMA connection manager connects");
-pub(super) const WRITE_BW: Rung = ("write-bw", "ib_write_bw reaches the line rate");
-pub(super) const GPU: Rung = ("gpu", "ib_write_bw reaches it between GPUs' memory");
+pub(super) const PING: Step = ("ping", "packets go over the network's interface");
+pub(super) const RPING: Step = ("rping", "the RDMA connection manager connects");
+pub(super) const WRITE_BW: Step = ("write-bw", "ib_write_bw reaches the line rate");
+pub(super) const GPU: Step = ("gpu", "ib_write_bw reaches it between GPUs' memory");
 /// Only read, see `--read`.
-pub(super) const NCCL: Rung = ("nccl", "a collective of NCCL reaches it");
+pub(super) const NCCL: Step = ("nccl", "a collective of NCCL reaches it");
 
 /// The steps that can be chosen, in their order.
-pub(super) const CHOICE: [Rung; 4] = [PING, RPING, WRITE_BW, GPU];
+pub(super) const CHOICE: [Step; 4] = [PING, RPING, WRITE_BW, GPU];
 
 /// Numbers that a tool printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Measurement {
-    /// The rung.
-    pub rung: &'static str,
+    /// The step.
+    pub step: &'static str,
     /// The pair of ports, or `None` for a whole job.
     pub object: String,
     /// The lines of its table.
@@ -49,8 +49,8 @@ pub(super) struct Measurement {
 
 /// What was found.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(super) struct Climbed {
-    /// Each rung.
+pub(super) struct Tested {
+    /// Each step.
     #[serde(rename = "checks")]
     pub outcomes: Vec<Outcome>,
     /// What was measured.
@@ -63,10 +63,10 @@ pub(super) struct Climbed {
     pub ends: [End; 2],
 }
 
-/// Why a rung was not tried within its pair's time.
+/// Why a step was not tried within its pair's time.
 const TIME_OVER: &str = "not tried: the time of this pair of nodes is over";
-/// Why a rung says nothing; somebody who knows that ping is filtered leaves that out.
-const NOT_TRIED: &str = "not tried: a rung below it failed, which --skip would leave out";
+/// Why a step says nothing; somebody who knows that ping is filtered leaves that out.
+const NOT_TRIED: &str = "not tried: an earlier step failed; --skip leaves that one out";
 /// The same where there is no pair of ports: the ends themselves cannot be left out.
 const NO_PAIR: &str = "not tried: there is no pair of ports, see the ends";
 /// How long a server may take to listen, at least; half of what it may take at all, where that is
@@ -83,13 +83,13 @@ const REFUSED: [&str; 5] = [
     "Failed to connect",
 ];
 
-struct Climb<'a> {
+struct PairTest<'a> {
     flags: &'a Verify,
     kubectl: &'a [String],
     ends: [&'a Place; 2],
     until: Option<Instant>,
     next_port: u16,
-    climbed: Climbed,
+    tested: Tested,
 }
 
 /// Between two lines that say that a tool still runs.
@@ -113,25 +113,25 @@ async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Outp
 /// How long an end may take to say what it has, at most: it starts no tool.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Climbs; `kubectl` is the program and its first flags. No tool runs after `until`, also not at the
+/// Tests a pair; `kubectl` is the program and its first flags. No tool runs after `until`, also not at the
 /// ends. `progress` is called with what is done now, when it starts and every ten seconds.
-pub(super) async fn climb(
+pub(super) async fn test_pair(
     flags: &Verify,
     kubectl: &[String],
     ends: [&Place; 2],
     until: Option<Instant>,
     progress: &dyn Fn(&str),
-) -> Climbed {
-    let mut climb = Climb {
+) -> Tested {
+    let mut test = PairTest {
         flags,
         kubectl,
         ends,
         until,
         next_port: flags.port,
-        climbed: Climbed::default(),
+        tested: Tested::default(),
     };
     let [at_server, at_client] = ends;
-    let both = async { tokio::join!(climb.probe(at_server), climb.probe(at_client)) };
+    let both = async { tokio::join!(test.probe(at_server), test.probe(at_client)) };
     let what = format!("{}: {at_server} and {at_client}", ENDS.0);
     let (server, client) = reported(progress, &what, both).await;
     let mut findings = vec![end(at_server, &server), end(at_client, &client)];
@@ -143,36 +143,36 @@ pub(super) async fn climb(
             "give --interface or --device",
         ));
     }
-    climb.outcome(ENDS, findings);
+    test.outcome(ENDS, findings);
     let names = |(ours, theirs): &(&Port, &Port)| {
         let rails = [ours.rail(), theirs.rail()];
         (object(ours, theirs), rails)
     };
-    climb.climbed.pairs = pairs.iter().map(names).collect();
-    climb.climbed.ends = [&server, &client].map(End::clone);
+    test.tested.pairs = pairs.iter().map(names).collect();
+    test.tested.ends = [&server, &client].map(End::clone);
     let mut standing: Vec<(&Port, &Port)> = pairs;
     let mut broken: Vec<String> = Vec::new();
-    for rung in CHOICE.into_iter().filter(|rung| flags.wants(rung.0)) {
+    for step in CHOICE.into_iter().filter(|step| flags.wants(step.0)) {
         let not_tried = |object: &String| Finding::not_applicable(NOT_TRIED).on(object);
         let mut findings: Vec<Finding> = broken.iter().map(not_tried).collect();
         let mut still = Vec::new();
         for (ours, theirs) in standing {
             let object = object(ours, theirs);
             let work = async {
-                match (rung, flags.gpu) {
-                    _ if climb.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
-                    (PING, _) => climb.ping(ours, theirs).await,
-                    (RPING, _) => climb.rping(&server, &client, ours).await,
-                    (WRITE_BW, _) => climb.write_bw(&server, ours, theirs, None).await,
+                match (step, flags.gpu) {
+                    _ if test.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
+                    (PING, _) => test.ping(ours, theirs).await,
+                    (RPING, _) => test.rping(&server, &client, ours).await,
+                    (WRITE_BW, _) => test.write_bw(&server, ours, theirs, None).await,
                     (_, None) => Finding::not_applicable("no GPU was named (--gpu)"),
-                    (_, gpu) => climb.write_bw(&server, ours, theirs, gpu).await,
+                    (_, gpu) => test.write_bw(&server, ours, theirs, gpu).await,
                 }
             };
-            let finding = match rung == GPU && flags.gpu.is_none() {
+            let finding = match step == GPU && flags.gpu.is_none() {
                 true => work.await,
-                false => reported(progress, &format!("{}: {object}", rung.0), work).await,
+                false => reported(progress, &format!("{}: {object}", step.0), work).await,
             };
-            if finding.verdict == Verdict::Fail && rung != RPING {
+            if finding.verdict == Verdict::Fail && step != RPING {
                 broken.push(object.clone());
             } else {
                 still.push((ours, theirs));
@@ -183,9 +183,9 @@ pub(super) async fn climb(
         if findings.is_empty() {
             findings.push(Finding::not_applicable(NO_PAIR));
         }
-        climb.outcome(rung, findings);
+        test.outcome(step, findings);
     }
-    climb.climbed
+    test.tested
 }
 
 fn object(server: &Port, client: &Port) -> String {
@@ -226,11 +226,9 @@ fn end(place: &Place, end: &Result<End, String>) -> Finding {
     })
 }
 
-impl Climb<'_> {
-    fn outcome(&mut self, (id, title): Rung, findings: Vec<Finding>) {
-        self.climbed
-            .outcomes
-            .push(Outcome::new(id, title, findings));
+impl PairTest<'_> {
+    fn outcome(&mut self, (id, title): Step, findings: Vec<Finding>) {
+        self.tested.outcomes.push(Outcome::new(id, title, findings));
     }
 
     async fn probe(&self, place: &Place) -> Result<End, String> {
@@ -382,12 +380,12 @@ impl Climb<'_> {
         if !client.fine || run.rows.is_empty() {
             return failed(&server, &client, "ib_write_bw");
         }
-        let (rung, memory) = match gpu {
+        let (step, memory) = match gpu {
             Some(_) => (GPU, Memory::Gpu),
             None => (WRITE_BW, Memory::Host),
         };
-        self.climbed.measurements.push(Measurement {
-            rung: rung.0,
+        self.tested.measurements.push(Measurement {
+            step: step.0,
             object: object(ours, theirs),
             rows: run.rows.clone(),
         });
