@@ -10,7 +10,7 @@ mod rails;
 mod request;
 
 pub use rails::{AddressPosition, RailRange};
-pub use request::{Requested, Source};
+pub use request::{Source, requested};
 
 use crate::range::{self, Range, Spec};
 use cni_wire::{Cidr, Code, Dns, Error, IpConfig, NetworkConfig, Route, Section};

@@ -2,7 +2,7 @@
 //! `IP` of `CNI_ARGS`.
 
 use crate::range;
-use cni_wire::{Cidr, Code, Error, IpConfig, Request, Section};
+use cni_wire::{Code, Error, Request, Section};
 use node::policy::Profile;
 
 /// Who asked for an address; for messages.
@@ -12,16 +12,6 @@ pub enum Source {
     Annotation,
     /// `CNI_ARGS`, by the runtime of old.
     CniArgs,
-}
-
-/// The addresses one ADD asks for.
-#[derive(Debug, Clone, Default)]
-pub struct Requested {
-    /// To be given in place of a chosen one, each from the range it lies in;
-    /// prefix length only where one was written.
-    pub instead: Vec<(range::IpAddrWithLength, Source)>,
-    /// To be given besides: whereabouts' meaning of `CNI_ARGS`.
-    pub besides: Vec<IpConfig>,
 }
 
 impl Source {
@@ -36,47 +26,31 @@ impl Source {
     }
 }
 
-impl Requested {
-    /// Reads the requests by their order of precedence.
-    ///
-    /// # Errors
-    /// Code 7, or 4 for `CNI_ARGS`, naming the text that is not an address.
-    pub fn read(request: &Request, profile: Profile) -> Result<Self, Error> {
-        for (section, source) in [
-            (request.config.runtime_config()?, Source::Runtime),
-            (request.config.cni_args()?, Source::Annotation),
-        ] {
-            let instead = list(&section, source, profile)?;
-            if !instead.is_empty() {
-                return Ok(Self {
-                    instead,
-                    besides: Vec::new(),
-                });
-            }
+/// The addresses that one ADD asks for, each in place of one that would be chosen from the range it lies
+/// in; with a prefix length where one was written.
+///
+/// # Errors
+/// Code 7, or 4 for `CNI_ARGS`, naming the text that is not an address.
+pub fn requested(
+    request: &Request,
+    profile: Profile,
+) -> Result<Vec<(range::IpAddrWithLength, Source)>, Error> {
+    for (section, source) in [
+        (request.config.runtime_config()?, Source::Runtime),
+        (request.config.cni_args()?, Source::Annotation),
+    ] {
+        let asked = list(&section, source, profile)?;
+        if !asked.is_empty() {
+            return Ok(asked);
         }
-        let Some(text) = request.env.args.get("IP") else {
-            return Ok(Self::default());
-        };
-        if profile == Profile::Compatible {
-            let besides = vec![appended(text, request.env.args.get("GATEWAY"))?];
-            return Ok(Self {
-                instead: Vec::new(),
-                besides,
-            });
-        }
-        let instead = text
-            .split(',')
-            .map(|text| {
-                with_length(text, profile)
-                    .map(|ip| (ip, Source::CniArgs))
-                    .ok_or_else(|| wrong(text))
-            })
-            .collect::<Result<_, _>>()?;
-        Ok(Self {
-            instead,
-            besides: Vec::new(),
-        })
     }
+    let text = request.env.args.get("IP");
+    let texts = text.into_iter().flat_map(|text| text.split(','));
+    let asked = texts.map(|text| {
+        let asked = with_length(text, profile).map(|ip| (ip, Source::CniArgs));
+        asked.ok_or_else(|| wrong(text))
+    });
+    asked.collect()
 }
 
 fn list(
@@ -102,27 +76,6 @@ fn with_length(text: &str, profile: Profile) -> Option<range::IpAddrWithLength> 
     range::with_length(text).filter(|_| !(strict && range::has_leading_zero(text)))
 }
 
-fn appended(address: &str, gateway: Option<&str>) -> Result<IpConfig, Error> {
-    let address: Cidr = address.parse().map_err(|_| {
-        wrong(address)
-            .with_details("the compatible profile wants a prefix length, as in 10.0.0.5/24")
-    })?;
-    let gateway = match gateway {
-        None => None,
-        Some(text) => Some(range::address(text).ok_or_else(|| {
-            Error::new(
-                Code::InvalidEnvironment,
-                format!("CNI_ARGS GATEWAY: {text:?} is not an address"),
-            )
-        })?),
-    };
-    Ok(IpConfig {
-        address,
-        gateway,
-        interface: None,
-    })
-}
-
 fn wrong(text: &str) -> Error {
     Error::new(
         Code::InvalidEnvironment,
@@ -135,7 +88,11 @@ mod tests {
     use super::*;
     use cni_wire::{Command, Environment, NetworkConfig, env::Args};
 
-    fn read(config: &str, args: &str, profile: Profile) -> Result<Requested, Error> {
+    fn read(
+        config: &str,
+        args: &str,
+        profile: Profile,
+    ) -> Result<Vec<(range::IpAddrWithLength, Source)>, Error> {
         let request = Request {
             env: Environment {
                 command: Command::Add,
@@ -147,7 +104,7 @@ mod tests {
             },
             config: NetworkConfig::parse(config.as_bytes()).unwrap(),
         };
-        Requested::read(&request, profile)
+        requested(&request, profile)
     }
 
     #[test]
@@ -166,31 +123,20 @@ mod tests {
             ),
         ] {
             let requested = read(config, "IP=10.0.0.7", Profile::Strict).unwrap();
-            assert_eq!(requested.instead.len(), count);
-            let ((ip, prefix), from) = requested.instead[0];
+            assert_eq!(requested.len(), count);
+            let ((ip, prefix), from) = requested[0];
             assert_eq!(
                 (ip.to_string().as_str(), prefix, from),
                 (address, length, source)
             );
-            assert!(requested.besides.is_empty());
         }
     }
 
     #[test]
-    fn the_compatible_profile_appends_what_cni_args_say() {
+    fn what_is_not_an_address_is_named() {
         let bare = r#"{"cniVersion":"1.0.0","name":"a"}"#;
-        let args = "IP=10.0.0.7/24;GATEWAY=10.0.0.1";
-        let requested = read(bare, args, Profile::Compatible).unwrap();
-        assert!(requested.instead.is_empty());
-        assert_eq!(requested.besides[0].address.to_string(), "10.0.0.7/24");
-        assert_eq!(
-            requested.besides[0].gateway,
-            Some("10.0.0.1".parse().unwrap())
-        );
-        for args in ["IP=10.0.0.7", "IP=x/24", "IP=10.0.0.7/24;GATEWAY=x"] {
-            let error = read(bare, args, Profile::Compatible).unwrap_err();
-            assert_eq!(error.code, Code::InvalidEnvironment, "{args}");
-        }
+        let error = read(bare, "IP=x/24", Profile::Compatible).unwrap_err();
+        assert_eq!(error.code, Code::InvalidEnvironment);
         for padded in ["IP=10.0.0.030", "IP=10.0.0.3/024"] {
             assert!(read(bare, padded, Profile::Strict).is_err(), "{padded}");
         }

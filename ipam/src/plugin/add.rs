@@ -2,7 +2,7 @@
 
 use super::answer::to_error;
 use super::blocks::{Broker, Fault};
-use crate::config::{Config, Requested, Source};
+use crate::config::{Config, Source, requested};
 use crate::lease::Holder;
 use crate::range::{IpAddrWithLength, Range};
 use crate::store::{Order, Part, Space, Store};
@@ -20,8 +20,8 @@ pub(super) fn add(
     holder: &Holder,
     request_excluded: bool,
 ) -> Result<CniResult, Error> {
-    let requested = Requested::read(request, config.profile)?;
-    let asked = assign(&requested.instead, config, request_excluded)?;
+    let requested = requested(request, config.profile)?;
+    let asked = assign(&requested, config, request_excluded)?;
     let order = order(config, holder, &asked);
     let leases = broker.supply(|| store.take(&order)).map_err(|fault| {
         let refused = match fault {
@@ -39,25 +39,18 @@ pub(super) fn add(
         addr: lease.address,
         prefix: lease.prefix,
     });
-    Ok(result(config, leases, requested))
+    Ok(result(config, leases))
 }
 
 /// What ADD answers: leased addresses, and what goes with them.
-pub(super) fn result(
-    config: &Config,
-    leased: impl Iterator<Item = Cidr>,
-    requested: Requested,
-) -> CniResult {
+pub(super) fn result(config: &Config, leased: impl Iterator<Item = Cidr>) -> CniResult {
     let leased = leased.enumerate().map(|(number, address)| IpConfig {
         gateway: config.gateway_of(number, address.addr),
         address,
         interface: None,
     });
     CniResult {
-        ips: leased
-            .chain(config.fixed.iter().cloned())
-            .chain(requested.besides)
-            .collect(),
+        ips: leased.chain(config.fixed.iter().cloned()).collect(),
         routes: config.routes.clone(),
         dns: config.dns.clone(),
         ..CniResult::default()
@@ -86,7 +79,7 @@ impl Config {
         let Some(addresses) = ranges.map(address).collect::<Option<Vec<Cidr>>>() else {
             return Ok(Vec::new());
         };
-        let all = result(&config, addresses.into_iter(), Requested::default());
+        let all = result(&config, addresses.into_iter());
         Ok(match self.rails() {
             None => vec![all],
             Some(rails) => by_interface(&config, all, rails.len()),
@@ -95,7 +88,7 @@ impl Config {
 }
 
 /// The result of each interface: the addresses of its ranges, and the routes that it has a part in.
-/// What was asked for besides the ranges is the first interface's.
+/// `ipam.addresses` are the first interface's.
 pub(super) fn by_interface(config: &Config, all: CniResult, interfaces: usize) -> Vec<CniResult> {
     let place = |number: usize| config.places.get(number).map_or(0, |place| place.interface);
     let of = |interface: usize| {
@@ -307,7 +300,7 @@ mod tests {
             shown,
             [
                 (
-                    // What was asked for besides is the first's.
+                    // An address of `ipam.addresses` is the first's.
                     texts(&["10.0.0.7/24", "fd00::7/64", "192.0.2.9/32"]),
                     texts(&["10.0.0.0/8", "10.8.0.0/16", "fd00::/16"]),
                 ),

@@ -31,7 +31,19 @@ enum StoreKind {
 
 /// Vectors whose expectation is not ours, and why. The reason is checked for
 /// use: an entry that matches no vector fails the test.
-const OTHERWISE: [(&str, Profile, Ours, &str); 16] = [
+const OTHERWISE: [(&str, Profile, Ours, &str); 18] = [
+    (
+        "v075",
+        Compatible,
+        Ours::Address("10.5.0.50/24"),
+        "an address that is not leased can be another pod's: the one asked for is leased, and no other",
+    ),
+    (
+        "v076",
+        Compatible,
+        Ours::Address("10.5.0.50/24"),
+        "as v075; its range says the prefix length",
+    ),
     (
         "v003",
         Strict,
