@@ -277,9 +277,12 @@ fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
     choice(pool, candidate) == Some(Match::Yes)
 }
 
-/// Whether an HCA is held by a unit of this pool.
+/// Whether an HCA is held by a unit of this pool. One that was bound late is of no unit that names it.
 fn is_of(holding: &HcaAllocation, pool: &PoolConfig) -> bool {
-    holding.resource == pool.resource.as_str() && holding.exclusive != pool.sharing.is_shared()
+    let is_late = matches!(pool.sharing, Sharing::Late(_));
+    holding.resource == pool.resource.as_str()
+        && holding.exclusive != pool.sharing.is_shared()
+        && (is_late || !holding.late)
 }
 
 /// The pod that keeps a pool from having an HCA, if there is one.

@@ -76,6 +76,7 @@ impl PoolStates {
             held.entry(hca.clone()).or_default().push(HcaAllocation {
                 resource: binding.resource.clone(),
                 exclusive: true,
+                late: true,
                 holder: Holder {
                     namespace: binding.pod.namespace.clone(),
                     pod: binding.pod.name.clone(),

@@ -40,6 +40,9 @@ pub(crate) struct Facts<'a> {
     /// When the kubelet was asked who holds what, and who holds the slot by its answer; none if it
     /// has not answered.
     pub listed: Option<(SystemTime, Option<&'a Holder>)>,
+    /// The kubelet's checkpoint has the slot, and not as one of the pod with the binding's UID: a pod that
+    /// was made anew has its predecessor's name.
+    pub is_of_another_uid: bool,
     /// Seconds since 1970.
     pub now: u64,
 }
@@ -76,7 +79,7 @@ pub(crate) fn over(binding: &Binding, facts: Facts<'_>) -> Option<Over> {
     let (asked, holder) = facts.listed?;
     match holder {
         None => over("the kubelet lists no pod that holds its slot", Some(asked)),
-        Some(holder) if is_of(binding, holder) => None,
+        Some(holder) if is_of(binding, holder) && !facts.is_of_another_uid => None,
         Some(_) => over("the kubelet lists its slot as another pod's", Some(asked)),
     }
 }
@@ -175,6 +178,7 @@ mod tests {
             let facts = Facts {
                 attached: journal,
                 listed: kubelet.map(|holder| (SystemTime::UNIX_EPOCH, holder)),
+                is_of_another_uid: false,
                 now,
             };
             let verdict = over(&binding(stage), facts);
@@ -183,6 +187,14 @@ mod tests {
                 is_over,
                 "{stage:?} {facts:?}: {verdict:?}"
             );
+            // Of a pod of the same name and another UID it is over, unless the journal has it.
+            let facts = Facts {
+                is_of_another_uid: true,
+                ..facts
+            };
+            let is_held = matches!(kubelet, Some(Some(_)));
+            let is_over = is_over || (is_held && std::ptr::eq(journal, &none));
+            assert_eq!(over(&binding(stage), facts).is_some(), is_over);
         }
     }
 
@@ -194,6 +206,7 @@ mod tests {
             let facts = Facts {
                 attached: &none,
                 listed: Some((asked, None)),
+                is_of_another_uid: false,
                 now: 1000,
             };
             over(&binding(stage), facts).unwrap()

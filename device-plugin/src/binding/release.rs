@@ -93,6 +93,10 @@ fn round(paths: &NodePaths, held: Option<&AllocatedUnits>) -> Result<Vec<(Bindin
         });
         let facts = Facts {
             attached: &attached,
+            is_of_another_uid: held.is_some_and(|held| {
+                let uid = one.pod.uid.as_deref();
+                uid.is_some_and(|uid| held.is_of_another_uid(uid, &one.resource, &one.unit))
+            }),
             listed,
             now,
         };

@@ -10,12 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use hca::{HcaId, UnitId};
 use kubelet_api::client::{Held, PodDevices};
 
-use super::checkpoint::Kept;
+use super::checkpoint::{Kept, Owner, Owners};
 use crate::config::ResourceName;
 
 /// Units that pods hold.
@@ -26,6 +27,8 @@ pub(crate) struct AllocatedUnits {
     asked: SystemTime,
     /// Whether some holders are from the checkpoint, which knows no names of pods.
     by_uid: bool,
+    /// UIDs of the holders, as far as the checkpoint could be read.
+    owners: Arc<Owners>,
 }
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
@@ -35,6 +38,8 @@ pub struct HcaAllocation {
     pub resource: String,
     /// Whether the pod has the HCA for itself.
     pub exclusive: bool,
+    /// Whether it was bound late: no unit names it.
+    pub late: bool,
     /// The pod.
     pub holder: Holder,
 }
@@ -103,6 +108,7 @@ impl AllocatedUnits {
                 hcas.entry(hca).or_default().push(HcaAllocation {
                     resource: resource.clone(),
                     exclusive,
+                    late: false,
                     holder: holder.clone(),
                 });
             }
@@ -125,7 +131,7 @@ impl AllocatedUnits {
         let held = |pods: &[PodDevices]| -> Vec<Held> {
             pods.iter().flat_map(|pod| pod.held.clone()).collect()
         };
-        match (listed, kept) {
+        let found = match (listed, kept) {
             (Ok(pods), _) if is_complete(pods, node) => Ok(Self::listed(held(pods), asked)),
             (Ok(_), Err(error)) => Err(format!(
                 "the kubelet lists no pod of the API server yet, and {error}"
@@ -136,7 +142,15 @@ impl AllocatedUnits {
                 all.extend(kept.iter().flat_map(|kept| kept.held.iter().cloned()));
                 Ok(Self::with_checkpoint(all, asked))
             }
-        }
+        };
+        let owners = kept.as_ref().ok().and_then(Option::as_ref);
+        let owners = owners.map(|kept| kept.owners.clone()).unwrap_or_default();
+        found.map(|found| Self { owners, ..found })
+    }
+
+    /// Whether the checkpoint has a unit as that of pods with other UIDs alone.
+    pub(crate) fn is_of_another_uid(&self, uid: &str, resource: &str, unit: &str) -> bool {
+        self.owners.owner(uid, resource, unit) == Owner::Another
     }
 
     /// What the kubelet listed.
@@ -166,6 +180,7 @@ impl AllocatedUnits {
             units: held,
             asked,
             by_uid,
+            owners: Arc::default(),
         }
     }
 

@@ -588,3 +588,29 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     // A unit that names no HCA of ours has no effect.
     assert_eq!(members(&exclusive, "nvidia.com/gpu", "GPU-1"), 1);
 }
+
+#[test]
+fn what_was_bound_late_is_no_unit_of_the_pool_without_late_binding() {
+    let node = Node::new();
+    let members = |words: &str| {
+        let pod = node_wire::Pod {
+            namespace: "ml".into(),
+            name: "a".into(),
+            uid: Some("u1".into()),
+        };
+        let hca = HCA.parse().unwrap();
+        let binding = crate::binding::store::Binding {
+            resource: "rdma/a".into(),
+            ..crate::binding::store::Binding::new(&hca, "slot_3e71787e_0", &pod, Some("s1"))
+        };
+        let mut bindings = Bindings::default();
+        bindings.all.insert(hca, binding);
+        let mut pool_states = PoolStates::default();
+        pool_states.set_bindings(bindings);
+        let config = config(&format!("{words}, select: {{ functions: [pf] }}"));
+        pool_states.update(&config, &node.scan(), Instant::now());
+        pool_states.snapshots[0].members().len()
+    };
+    assert_eq!(members("mode: exclusive, binding: late"), 1);
+    assert_eq!(members("mode: exclusive"), 0);
+}
