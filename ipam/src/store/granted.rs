@@ -284,7 +284,8 @@ impl Store {
         Ok(Some(blocks))
     }
 
-    /// Leases in blocks that this node does not have: another node may give the same addresses.
+    /// Leases in blocks that this node does not have: another node may give the same addresses. One that
+    /// was exported to whereabouts, so that no further pod gets it, is in its block.
     pub fn outside_blocks(&self) -> Result<Vec<Outside>, StoreError> {
         let Some(files) = &self.blocks else {
             return Ok(Vec::new());
@@ -296,8 +297,9 @@ impl Store {
             .collect();
         let mut outside = Vec::new();
         self.entries(false, |entry| {
-            let grants = all.get(&entry.network_name);
-            if entry.freed.is_none() && !grants.is_some_and(|all| all.has(entry.address)) {
+            let blocks = all.get(&entry.network_name);
+            let mut blocks = blocks.iter().flat_map(|grants| &grants.blocks);
+            if entry.freed.is_none() && !blocks.any(|grant| grant.block.contains(entry.address)) {
                 outside.push(Outside {
                     network_name: entry.network_name,
                     address: entry.address,
@@ -532,6 +534,22 @@ mod tests {
         need(store.take(&asked));
         let pools = store.pools().unwrap();
         assert_eq!(pools[0].per_node, Some(per_node(Gateway::First)));
+    }
+
+    #[test]
+    fn a_lease_that_whereabouts_has_too_is_in_its_block() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        grant(place.path(), None, &["10.0.0.16/31"]);
+        let leased = store.take(&order("a", "10.0.0.0/24", None)).unwrap();
+        let space = AddressSpace::new("default", None);
+        let directory = directory(&place.path().join("state"), "default");
+        let mut grants = Grants::read(&directory, &space).unwrap();
+        grants.blocks[0].except = vec![leased[0].address];
+        grants.write(&directory, &space).unwrap();
+        assert!(store.outside_blocks().unwrap().is_empty());
+        grant(place.path(), None, &["10.0.0.64/31"]);
+        assert_eq!(store.outside_blocks().unwrap().len(), 1);
     }
 
     #[test]
