@@ -211,10 +211,7 @@ fn a_dead_node_and_a_bad_rail_of_a_hundred_are_found() -> Result<()> {
         .output()?;
     let (document, said) = document(&output)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
-    ensure!(
-        said.contains("3 of 200 rails did not pass"),
-        "{said}"
-    );
+    ensure!(said.contains("3 of 200 rails did not pass"), "{said}");
 
     let cells = cells(&document);
     assert_eq!(cells.len(), 200);
