@@ -4,7 +4,8 @@
 //! `pools/<space>/<hash>`, one small file for each set, written once by the first
 //! ADD that uses it; its time is that of the last ADD, to the hour. Of several sets of
 //! one range the one that was used last is the pool: the others are what its
-//! configuration was before. Nothing is decided by these files.
+//! configuration was before. Nothing is decided by these files. Who writes networks decides what is in
+//! them, so they are bounded: a set of too many parts is not noted, and so many files are read.
 
 use super::dir::Found;
 use super::release::timestamp;
@@ -13,12 +14,21 @@ use crate::range::{Range, Span, from_bits};
 use ipnetwork::IpNetwork;
 use node_wire::PerNode;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// A set of addresses with few exclusions is a page; more is not ours.
-const MAX_BYTES: u64 = 1 << 20;
+/// Parts of a set that is noted.
+const MAX_SPANS: usize = 128;
+/// Of a file; more is not ours.
+const MAX_BYTES: u64 = 16 << 10;
+/// Files that are read.
+const MAX_FILES: usize = 4096;
 /// How exactly the time of the last ADD is known, in seconds.
 const USED_SECONDS: i64 = 3600;
+
+/// Network name, range, and whether overlapping ranges are compared.
+type Key = (Option<String>, IpNetwork, bool);
 
 /// A set of addresses that some configuration gives out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,8 +58,8 @@ impl Pool {
             .any(|(first, last)| *first <= address && address <= *last)
     }
 
-    fn key(&self) -> (&Option<String>, IpNetwork, bool) {
-        (&self.network_name, self.range, self.overlapping)
+    fn key(&self) -> Key {
+        (self.network_name.clone(), self.range, self.overlapping)
     }
 
     /// How many addresses it has; `u128::MAX` stands for that or more.
@@ -87,6 +97,9 @@ impl Store {
         network: &str,
     ) {
         let v4 = range.subnet().is_ipv4();
+        if range.spans().len() > MAX_SPANS {
+            return;
+        }
         let noted = || -> Result<(), StoreError> {
             let dir = self.make_below(&["pools", &name::space(network_name)])?;
             let file = file_name(range, overlapping);
@@ -119,25 +132,29 @@ impl Store {
 
     /// The pools that were noted, each by the set of addresses that was used last.
     pub fn pools(&self) -> Result<Vec<Pool>, StoreError> {
-        let mut pools: Vec<Pool> = Vec::new();
+        let mut pools: BTreeMap<Key, Pool> = BTreeMap::new();
         let Some(spaces) = self.open_below(&["pools"])? else {
-            return Ok(pools);
+            return Ok(Vec::new());
         };
+        let mut left = MAX_FILES;
         for space in spaces.names()? {
             let Some(dir) = spaces.open(&space)? else {
                 continue;
             };
-            for file in dir.names()? {
+            for file in dir.names()?.into_iter().take(left) {
+                left -= 1;
                 if let Some(Found::File(bytes, meta)) = dir.read(&file, MAX_BYTES)?
                     && let Ok(mut pool) = serde_json::from_slice::<Pool>(&bytes)
                 {
                     pool.used = meta.modified;
-                    pools.push(pool);
+                    let rank = |one: &Pool| (one.used, Reverse(one.spans.clone()));
+                    let known = pools.get(&pool.key());
+                    if known.is_none_or(|known| rank(known) < rank(&pool)) {
+                        pools.insert(pool.key(), pool);
+                    }
                 }
             }
         }
-        pools.sort_by(|a, b| (a.key(), b.used, &a.spans).cmp(&(b.key(), a.used, &b.spans)));
-        pools.dedup_by(|later, kept| later.key() == kept.key());
-        Ok(pools)
+        Ok(pools.into_values().collect())
     }
 }

@@ -131,6 +131,35 @@ fn pools_say_how_full_they_are() {
     assert!(pools["store"]["id"].as_str().unwrap().len() == 32);
 }
 
+/// Who writes a network must not fill the node's memory with what is only shown to people.
+#[test]
+fn a_set_of_very_many_parts_is_not_noted() {
+    let place = Place::new();
+    let with_holes = |holes: u8| {
+        let exclude = (0..holes).map(|hole| format!("10.0.0.{}/32", 2 * hole + 1));
+        let exclude: Vec<String> = exclude.collect();
+        network(
+            "rdma-ipam",
+            json!({"range": "10.0.0.0/24", "exclude": exclude}),
+        )
+    };
+    // Its file is as large as they get.
+    place.add(&c("a"), &with_holes(125)).address();
+    assert_eq!(
+        place.admin(&["--json"]).document["pools"][0]["size"],
+        254 - 125
+    );
+    place.add(&c("b"), &range("10.1.0.0/24")).address();
+    let parts = (0..200).map(|part| format!("10.2.{part}.7/32"));
+    let parts: Vec<String> = parts.collect();
+    let many = network(
+        "rdma-ipam",
+        json!({"range": "10.2.0.0/16", "exclude": parts}),
+    );
+    place.add(&c("d"), &many).address();
+    assert_eq!(place.files("pools").len(), 2);
+}
+
 /// Dates a lease back by `seconds`, in place.
 fn age(place: &Place, container: &str, seconds: i64) {
     let records = place.records();
