@@ -323,7 +323,6 @@ impl Daemon {
                 }
                 () = tick(&mut rescan) => Trigger::Timer,
                 Ok(()) = self.known.held.changed() => {
-                    self.allocated = self.known.held.borrow_and_update().clone();
                     self.tidy();
                     // What was too new to be removed is not any more by then.
                     let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;

@@ -24,6 +24,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(an_exclusive_hca_stays_a_pods_own_when_pools_change, Root),
+    case!(an_hca_is_offered_again_though_no_poll_saw_its_pod, Root),
     case!(
         a_pod_gets_no_device_node_of_another_hca_after_a_reboot,
         Root
@@ -111,6 +112,20 @@ fn an_exclusive_hca_stays_a_pods_own_when_pools_change() -> Result<()> {
             .collect::<Vec<_>>(),
         [free]
     );
+    kubelet.remove("default/pod")?;
+    let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+/// Between two polls of the kubelet: the poll's answers are the same before and after.
+fn an_hca_is_offered_again_though_no_poll_saw_its_pod() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 1)?;
+    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
     kubelet.remove("default/pod")?;
     let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))

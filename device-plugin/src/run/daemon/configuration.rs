@@ -83,6 +83,14 @@ impl Daemon {
         self.log_configuration();
     }
 
+    /// Who holds what is asked every now and then, and for each changed configuration: the newer answer
+    /// counts. One that is no news is newer, too.
+    pub(super) fn take_newest_allocated(&mut self) {
+        let polled = self.known.held.borrow().clone();
+        let known = [polled, self.allocated.take()].into_iter().flatten();
+        self.allocated = known.max_by_key(|allocated| allocated.asked());
+    }
+
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link
     /// beside it.
     ///

@@ -81,11 +81,9 @@ impl Daemon {
     }
 
     /// Removes what was put in place for units that no pod holds any more.
-    pub(super) fn tidy(&self) {
-        // What is no news is in the newest answer alone, and says until when it is none.
-        let newest = self.known.held.borrow().clone();
-        let known = [newest, self.allocated.clone()].into_iter().flatten();
-        let Some(allocated) = known.max_by_key(|allocated| allocated.asked()) else {
+    pub(super) fn tidy(&mut self) {
+        self.take_newest_allocated();
+        let Some(allocated) = self.allocated.clone() else {
             return;
         };
         let asked = allocated.asked();

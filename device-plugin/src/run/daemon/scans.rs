@@ -196,6 +196,7 @@ impl Daemon {
                 .map(|netdev| netdev.ifindex)
                 .collect(),
         );
+        self.take_newest_allocated();
         self.pool_states.allocated.clone_from(&self.allocated);
         self.read_bindings().await;
         self.scans.due = self.pool_states.update(&self.config, seen, now);
