@@ -84,7 +84,7 @@ impl Daemon {
     }
 
     /// Who holds what is asked every now and then, and for each changed configuration: the newer answer
-    /// counts. One that is no news is newer, too.
+    /// counts, also if both say the same.
     pub(super) fn take_newest_allocated(&mut self) {
         let polled = self.known.held.borrow().clone();
         let known = [polled, self.allocated.take()].into_iter().flatten();

@@ -11,6 +11,7 @@
 mod after;
 mod api;
 mod faults;
+mod per_node;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
