@@ -138,14 +138,13 @@ impl fmt::Display for AttachmentId {
 }
 
 /// The keys of `CNI_ARGS` that these plugins read, or that a Kubernetes runtime sets for all.
-pub const KNOWN_ARGS: [&str; 7] = [
+pub const KNOWN_ARGS: [&str; 6] = [
     "K8S_POD_NAMESPACE",
     "K8S_POD_NAME",
     "K8S_POD_INFRA_CONTAINER_ID",
     "K8S_POD_UID",
     "IP",
     "MAC",
-    "GATEWAY",
 ];
 
 /// `CNI_ARGS`: pairs of key and value.
