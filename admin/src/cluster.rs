@@ -112,7 +112,7 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return output::usage(&error),
     };
-    ended("kubectl rdma", cli.run(&command, &matches))
+    ended(cli.run(&command, &matches))
 }
 
 impl Cli {

@@ -219,7 +219,8 @@ pub(crate) fn last_line(output: &Output) -> String {
     let text = String::from_utf8_lossy(&text);
     let mut lines = text.lines().map(str::trim);
     let last = lines.rfind(|line| !line.is_empty());
-    printable(last.unwrap_or("it printed nothing"))
+    let nothing = || format!("it printed nothing ({})", output.status);
+    last.map_or_else(nothing, printable)
 }
 
 fn read<T: DeserializeOwned>(what: &[&str], printed: &[u8]) -> anyhow::Result<T> {

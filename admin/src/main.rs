@@ -116,7 +116,7 @@ fn main() -> ExitCode {
         return cluster::main(std::env::args_os());
     }
     match Cli::try_parse() {
-        Ok(cli) => ended("rdmactl", cli.command.run(&cli.global)),
+        Ok(cli) => ended(cli.command.run(&cli.global)),
         Err(error) => output::usage(&error),
     }
 }

@@ -31,8 +31,16 @@ impl Outcome {
 /// What a command returns.
 pub(crate) type Ended = anyhow::Result<Outcome>;
 
+/// The program, as a person calls it.
+fn program() -> &'static str {
+    match crate::cluster::is_meant(std::env::args_os().next().as_ref()) {
+        true => "kubectl rdma",
+        false => "rdmactl",
+    }
+}
+
 /// The exit status of a command; an error is printed.
-pub(crate) fn ended(program: &str, ended: Ended) -> ExitCode {
+pub(crate) fn ended(ended: Ended) -> ExitCode {
     match ended {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Found) => ExitCode::FAILURE,
@@ -40,7 +48,7 @@ pub(crate) fn ended(program: &str, ended: Ended) -> ExitCode {
             Some(error) => usage(error),
             None => {
                 let text: Vec<String> = chain(&error).lines().map(printable).collect();
-                let _ = writeln!(io::stderr().lock(), "{program}: {}", text.join("\n"));
+                let _ = writeln!(io::stderr().lock(), "{}: {}", program(), text.join("\n"));
                 ExitCode::FAILURE
             }
         },
@@ -121,7 +129,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
 
 /// A line for the person, beside the results.
 pub(crate) fn complain(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "rdmactl: {}", printable(text));
+    let _ = writeln!(io::stderr().lock(), "{}: {}", program(), printable(text));
 }
 
 /// Asks on the terminal, unless `yes` was said.
@@ -129,7 +137,7 @@ pub(crate) fn complain(text: &str) {
 /// # Errors
 /// Standard input is not a terminal.
 pub(crate) fn confirmed(yes: bool, question: &str) -> anyhow::Result<bool> {
-    Ok(yes || node::terminal::confirm("rdmactl", &printable(question))?)
+    Ok(yes || node::terminal::confirm(program(), &printable(question))?)
 }
 
 /// Colours on a terminal, unless the person does without (<https://no-color.org>).

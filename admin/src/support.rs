@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::process::Output;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use cni_wire::text::printable;
 use flate2::{Compression, write::GzEncoder};
@@ -119,7 +119,11 @@ impl Report {
     pub(crate) fn open(&self) -> Result<Collection> {
         let created = Timestamp::now();
         let name = format!("{}.tar.gz", top(created));
-        let to = self.file.clone().unwrap_or_else(|| name.into());
+        let to = self.file.clone().unwrap_or_else(|| name.clone().into());
+        ensure!(
+            to != Path::new("-"),
+            "the archive is a file: name one, or none for {name}"
+        );
         let mut options = File::options();
         options.write(true).create_new(true).mode(0o600);
         let opened = options.open(&to);

@@ -213,6 +213,11 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
         again.contains("create the new file a.tar.gz: File exists"),
         "{again}"
     );
+    let no_file = String::from_utf8(cluster.report("-", &[])?.stderr)?;
+    ensure!(
+        no_file.starts_with("kubectl rdma: the archive is a file: name one"),
+        "{no_file}"
+    );
     let said = String::from_utf8(output.stderr)?;
     let printed = String::from_utf8(output.stdout)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
