@@ -42,6 +42,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(bindings_change_by_one_daemon_at_a_time, Root),
+    case!(a_pod_made_anew_is_bound_though_its_predecessor_was, Root),
     case!(
         a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing,
         Root
@@ -596,6 +597,31 @@ fn a_pod_without_attachment_is_bound_at_start_where_allowed() -> Result<()> {
     let before = node.cdi_devices()?;
     node.start_container(&pod)?;
     assert_eq!(node.cdi_devices()?, before);
+    Ok(())
+}
+
+/// As of a StatefulSet: the next pod has the name and all slots of one that ended a moment ago.
+fn a_pod_made_anew_is_bound_though_its_predecessor_was() -> Result<()> {
+    let config = LATE.replace("binding: late", "binding: late\n  bindAtStart: true");
+    let node = Node::new(&config)?;
+    let gpus: Vec<usize> = (0..8).collect();
+    let before = node.admit("train-0", &gpus, 8)?;
+    node.start_container(&before)?;
+    // So long ago that a list of the kubelet says something about them.
+    for entry in fs::read_dir(node.machine.bindings())? {
+        let path = entry?.path();
+        let mut binding: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
+        binding["created"] = Value::from(binding["created"].as_u64().context("a time")? - 100);
+        fs::write(&path, binding.to_string())?;
+    }
+    node.remove(&before)?;
+    let anew = node.admit("train-0", &gpus, 8)?;
+    let started = Instant::now();
+    // The kubelet tries again, too.
+    while let Err(error) = node.start_container(&anew) {
+        ensure!(started.elapsed() < Duration::from_secs(60), "{error:#}");
+        thread::sleep(Duration::from_millis(500));
+    }
     Ok(())
 }
 

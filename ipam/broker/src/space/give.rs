@@ -4,6 +4,7 @@
 //! is there keeps the block; then the object is removed. [`ipam::grants`] has why an ADD cannot cross
 //! that. Killed after the first step, the broker finds at its next start an object without a grant.
 //! The removal may still be on its way, so the object gets a new version before it is granted.
+//! Leases in a block whose grant was gone at a kill get their block again by [`super::adopt`].
 
 use ipam::grants::Grant;
 use ipam::store::{Store, StoreError};
