@@ -140,7 +140,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
             path.display()
         ));
     }
-    run.report.findings = findings;
+    run.report.findings.extend(findings);
     Ok(run.report)
 }
 
@@ -259,23 +259,38 @@ impl Run<'_> {
         if entry.freed.is_some() || self.store.has_owner(entry).unwrap_or(true) {
             return;
         }
-        let over = match &entry.record {
-            Ok(lease) => self.judge(lease).is_ok(),
+        let lease = match &entry.record {
+            Ok(lease) => match self.judge(lease) {
+                Ok(why) => Some((lease.clone(), why)),
+                Err(_) => return,
+            },
             // Whose it was is lost, but not that it was before this boot.
             Err(_) => match (entry.modified(), self.store.node().booted()) {
-                (Some(modified), Some(booted)) => modified < booted,
-                _ => false,
+                (Some(modified), Some(booted)) if modified < booted => None,
+                _ => return,
             },
         };
-        if !over || self.options.dry_run {
-            return;
+        if !self.options.dry_run
+            && let Err(error) = self.store.release_entry(entry)
+        {
+            return self.report.failed.push(error.to_string());
         }
-        match self.store.release_entry(entry) {
-            Ok(()) => self
-                .report
-                .freed
-                .extend(entry.record.clone().ok().map(|l| (l, Over::Boot))),
-            Err(error) => self.report.failed.push(error.to_string()),
+        match lease {
+            Some(lease) => self.report.freed.push(lease),
+            None => {
+                let done = match self.options.dry_run {
+                    true => "reclaim --yes frees it",
+                    false => "it is freed",
+                };
+                self.report.findings.push(Finding {
+                    path: entry.path.clone(),
+                    what: format!(
+                        "the record of {} cannot be read, and is of an earlier boot; {done}",
+                        entry.address
+                    ),
+                    unread: false,
+                });
+            }
         }
     }
 
@@ -618,8 +633,12 @@ mod tests {
     fn leases_without_owner_are_searched_for_once_in_a_boot() {
         let crashed = Crashed::new();
         let store = crashed.store();
-        crashed.run(&store, true);
+        let shown = crashed.run(&store, true).findings;
         assert!(crashed.entry.exists(), "a dry run freed something");
+        assert!(
+            shown[0].what.contains("reclaim --yes frees it"),
+            "{shown:?}"
+        );
         assert!(!crashed.swept(&store), "a dry run counted");
         crashed.run(&store, false);
         assert!(!crashed.entry.exists());
