@@ -600,7 +600,7 @@ fn a_pod_without_attachment_is_bound_at_start_where_allowed() -> Result<()> {
     Ok(())
 }
 
-/// As of a StatefulSet: the next pod has the name and all slots of one that ended a moment ago.
+/// As of a `StatefulSet`: the next pod has the name and all slots of one that ended a moment ago.
 fn a_pod_made_anew_is_bound_though_its_predecessor_was() -> Result<()> {
     let config = LATE.replace("binding: late", "binding: late\n  bindAtStart: true");
     let node = Node::new(&config)?;
