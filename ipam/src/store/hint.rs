@@ -16,7 +16,7 @@
 //! overlap have: it is believed for the one that wrote it last.
 
 use super::dir::{Dir, DirError};
-use super::name::{hash64, shard_number};
+use super::name::shard_number;
 use crate::range::{Range, Span};
 use node::random::random64;
 use std::fs::File;
@@ -141,10 +141,15 @@ pub(crate) fn released(dir: &Dir, address: u128) -> Result<(), DirError> {
     Ok(())
 }
 
-/// Neighbours are neighbours; what is 2^16 shards away is anywhere.
+/// Neighbours are neighbours; what is 2^16 shards away is anywhere. An ADD asks for each full shard.
 fn entry_of(shard: u128) -> u64 {
-    let low = u64::try_from(shard & u128::from(ENTRIES - 1)).unwrap_or(0);
-    low.wrapping_add(hash64(&format!("{:x}", shard >> 16))) & (ENTRIES - 1)
+    let low = |number: u128| u64::try_from(number & u128::from(u64::MAX)).unwrap_or(0);
+    let high = shard >> 16;
+    let mut anywhere = low(high) ^ low(high >> 64).rotate_left(32);
+    for _ in 0..2 {
+        anywhere = (anywhere ^ anywhere >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    }
+    low(shard).wrapping_add(anywhere >> 48) & (ENTRIES - 1)
 }
 
 fn offset(shard: u128) -> u64 {
