@@ -124,14 +124,16 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     }
     let mut swept_whole = true;
     if !run.before.swept && !store.is_shared() {
+        let waiting = run.report.waiting.len();
         let of_sweep = store.entries(true, |entry| {
             run.entry(&entry);
             Ok(())
         })?;
-        swept_whole = !of_sweep.iter().any(|finding| finding.unread);
+        swept_whole =
+            waiting == run.report.waiting.len() && !of_sweep.iter().any(|finding| finding.unread);
         findings.extend(of_sweep);
     }
-    // Killed or failed in between, the sweep is made once more.
+    // Killed or failed in between, or while an entry waits, the sweep is made once more.
     run.after.swept =
         run.before.swept || (run.report.failed.is_empty() && swept_whole && !options.dry_run);
     if let Err(error) = run.after.write(&path) {
@@ -261,7 +263,8 @@ impl Run<'_> {
         }
         let lease = match &entry.record {
             Ok(lease) => match self.judge(lease) {
-                Ok(why) => Some((lease.clone(), why)),
+                Ok(why) if self.ripe(lease, &entry.path) => Some((lease.clone(), why)),
+                Ok(why) => return self.report.waiting.push((lease.clone(), why)),
                 Err(_) => return,
             },
             // Whose it was is lost, but not that it was before this boot.
@@ -654,6 +657,26 @@ mod tests {
         std::fs::remove_file(crashed.place.path().join("state/reclaim/default")).unwrap();
         crashed.run(&store, false);
         assert!(!crashed.entry.exists());
+    }
+
+    #[test]
+    fn a_lease_without_owner_ends_by_evidence_seen_twice() {
+        let crashed = Crashed::new();
+        let store = crashed.store();
+        let mut of = holder("n1", &store.node().machine, &store.node().boot);
+        of.netns = Some(crashed.place.path().join("gone").display().to_string());
+        let record = crate::lease::Record::of(vec![lease(of, 0)]).unwrap();
+        std::fs::write(&crashed.entry, record.encode()).unwrap();
+        let first = crashed.run(&store, false);
+        assert_eq!(first.waiting.len(), 1, "{first:?}");
+        assert!(crashed.entry.exists() && !crashed.swept(&store));
+        let path = crashed.place.path().join("state/reclaim/default");
+        let mut seen = Sightings::read(&path, &store.node().boot);
+        seen.seen.values_mut().for_each(|at| *at -= 60);
+        seen.write(&path).unwrap();
+        let second = crashed.run(&store, false);
+        assert_eq!(second.freed.len(), 1, "{second:?}");
+        assert!(!crashed.entry.exists() && crashed.swept(&store));
     }
 
     #[test]
