@@ -119,36 +119,6 @@ mod tests {
     }
 
     #[test]
-    fn the_first_user_makes_the_store_and_the_second_finds_it() {
-        let (place, dir) = place();
-        assert_eq!(Format::read(&dir).unwrap(), None);
-        let first = Format::establish(&dir, None).unwrap();
-        assert_eq!(Format::establish(&dir, None).unwrap(), first);
-        assert_eq!(Format::read(&dir).unwrap(), Some(first));
-        assert_eq!(
-            std::fs::read_dir(place.path()).unwrap().count(),
-            1,
-            "no draft is left"
-        );
-    }
-
-    #[test]
-    fn a_directory_of_something_else_is_not_taken_over() {
-        let (place, dir) = place();
-        std::fs::write(place.path().join("10.0.0.5"), "container\r\neth0").unwrap();
-        let error = Format::establish(&dir, None).unwrap_err().to_string();
-        assert!(
-            error.contains("10.0.0.5") && error.contains("not a store"),
-            "{error}"
-        );
-        assert_eq!(
-            std::fs::read_dir(place.path()).unwrap().count(),
-            1,
-            "something was written"
-        );
-    }
-
-    #[test]
     fn an_unknown_version_is_refused_by_name() {
         let (place, dir) = place();
         for (text, part) in [

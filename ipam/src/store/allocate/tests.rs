@@ -191,29 +191,6 @@ fn writers_find_the_last_addresses_of_a_nearly_full_range() {
 }
 
 #[test]
-fn the_last_address_goes_to_one_and_the_others_hear_why() {
-    let place = tempfile::tempdir().unwrap();
-    let range = range("10.0.0.0/30");
-    let given = std::sync::atomic::AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for writer in 0..8 {
-            let (given, range, place) = (&given, &range, place.path());
-            scope.spawn(move || {
-                let store = open(place, &format!("n{writer}"));
-                let holder = holder(&format!("c{writer}"));
-                let want = want(range, &holder);
-                match store.allocate(&want, 0) {
-                    Ok(_) => drop(given.fetch_add(1, std::sync::atomic::Ordering::SeqCst)),
-                    Err(StoreError::Exhausted { .. }) => {}
-                    Err(other) => panic!("{other}"),
-                }
-            });
-        }
-    });
-    assert_eq!(given.into_inner(), 2);
-}
-
-#[test]
 fn a_claim_by_an_old_listing_is_withdrawn() {
     let place = tempfile::tempdir().unwrap();
     let store = open(place.path(), "n1");
@@ -329,26 +306,6 @@ fn a_full_shard_is_contended_by_the_clock_of_the_file_server() {
     assert_eq!(contended(&[0, 60, 61, -5]), [0, 1, 3]);
     assert_eq!(contended(&[1001 + i64::from(i32::MAX)]), []);
     assert_eq!(contended(&[]), []);
-}
-
-#[test]
-fn a_claim_whose_contender_withdraws_is_held() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, [first, second]) = contested(place.path());
-    let start = Meeting::of(2);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let store = open(place.path(), "n2");
-            let shard = store.shard_of(&second).unwrap().unwrap();
-            start.wait(0);
-            shard.unlink("10.0.0.9@2").unwrap();
-        });
-        let owned = store.owned("first", "net1").unwrap();
-        start.wait(0);
-        assert!(is_held(&store, &owned[0]));
-    });
-    let shard = store.shard_of(&first).unwrap().unwrap();
-    assert_eq!(shard.names().unwrap(), ["10.0.0.9@1"]);
 }
 
 #[test]
@@ -475,120 +432,6 @@ fn fsck_removes_no_record_whose_add_went_on() {
     assert_eq!(shard.names().unwrap(), [aside]);
 }
 
-#[test]
-fn a_del_that_overtakes_an_add_wins() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let holder = holder("c1");
-    let want = want(&range, &holder);
-    let candidate = Candidate {
-        address: bits("10.0.0.1".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let lease = want.lease(candidate, false, 0);
-    let intent = store.intend(&record(&lease), 0).unwrap();
-    // DEL comes while the ADD sleeps between its steps 2 and 3.
-    store.give_back("c1", "net1", "rail0").unwrap();
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
-        .unwrap();
-    assert!(matches!(
-        store.claim(&intent, &claims(&lease, &shard)),
-        Err(StoreError::Overtaken { .. })
-    ));
-    assert!(names(&shard).is_empty(), "the lease leaked");
-}
-
-/// NFS gives a file that is open another name when it is removed, and counts that one.
-#[test]
-fn an_overtaking_del_wins_though_the_record_keeps_a_name() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let holder = holder("c1");
-    let want = want(&range, &holder);
-    let candidate = Candidate {
-        address: bits("10.0.0.1".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let lease = want.lease(candidate, false, 0);
-    let intent = store.intend(&record(&lease), 0).unwrap();
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
-        .unwrap();
-    assert!(
-        store
-            .link_entry(&intent, &claims(&lease, &shard)[0])
-            .unwrap()
-    );
-    // DEL read the lease entry before it was there, and removes the record now.
-    let (bucket, record) = name::owner("c1", "net1", 0);
-    let owners = store.make_below(&["owners", "n1", &bucket]).unwrap();
-    assert!(owners.rename(&record, ".nfs0001").unwrap());
-    assert!(matches!(
-        store.confirm(&intent, &claims(&lease, &shard), vec![true]),
-        Err(StoreError::Overtaken { .. })
-    ));
-    assert!(names(&shard).is_empty(), "the lease leaked");
-}
-
-/// The same the other way round: ADD had read its record before DEL removed it.
-#[test]
-fn a_del_frees_what_an_add_linked_while_it_slept() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let holder = holder("c1");
-    let want = want(&range, &holder);
-    let candidate = Candidate {
-        address: bits("10.0.0.1".parse().unwrap()),
-        generation: 1,
-        other_class: None,
-    };
-    let lease = want.lease(candidate, false, 0);
-    let intent = store.intend(&record(&lease), 0).unwrap();
-    let asleep = store.owned("c1", "net1").unwrap().remove(0);
-    let shard = store
-        .make_below(&["leases", "default", "10.0.0.0-24"])
-        .unwrap();
-    let Content::Record(read, meta) = &asleep.content else {
-        panic!("{asleep:?}")
-    };
-    assert!(
-        !store
-            .release_address(&lease, meta, CoolDown::FromNow)
-            .unwrap(),
-        "not linked yet"
-    );
-    assert_eq!(
-        store.claim(&intent, &claims(&lease, &shard)).unwrap(),
-        [true]
-    );
-    assert_eq!(store.remove_released(&asleep, read, meta).unwrap().len(), 1);
-    let names = shard.names().unwrap();
-    assert!(names.iter().all(|name| name.contains('~')), "{names:?}");
-}
-
-#[test]
-fn a_record_that_could_not_be_read_again_is_not_written() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let mut holder = holder("c1");
-    holder.netns = Some("/".repeat(usize::try_from(lease::MAX_BYTES).unwrap()));
-    let refused = store.allocate(&want(&range, &holder), 0);
-    assert!(
-        matches!(refused, Err(StoreError::Oversize { .. })),
-        "{refused:?}"
-    );
-    assert!(store.owned("c1", "net1").unwrap().is_empty());
-    holder.netns = None;
-    store.allocate(&want(&range, &holder), 0).unwrap();
-}
-
 /// A host that changed its name while it ran has records under both.
 #[test]
 fn an_attachment_is_freed_under_all_names_of_its_node() {
@@ -607,23 +450,6 @@ fn an_attachment_is_freed_under_all_names_of_its_node() {
     store.give_back("c1", "net1", "rail0").unwrap();
     assert!(store.held("c1", "net1").unwrap().is_empty());
     assert!(store.owned("c1", "net1").unwrap().is_empty());
-}
-
-#[test]
-fn a_del_that_sleeps_cannot_free_the_next_holders_lease() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path(), "n1");
-    let range = range("10.0.0.0/24");
-    let address = "10.0.0.9".parse().unwrap();
-    let (one, two) = (holder("one"), holder("two"));
-    let want = |holder| want(&range, holder);
-    store.allocate_this(&want(&one), 0, address).unwrap();
-    // One DEL has read the record and sleeps; another frees the address.
-    let asleep = store.owned("one", "net1").unwrap().remove(0);
-    store.give_back("one", "net1", "rail0").unwrap();
-    store.allocate_this(&want(&two), 0, address).unwrap();
-    store.release(&asleep, CoolDown::FromNow).unwrap();
-    assert_eq!(store.held("two", "net1").unwrap()[0].address, address);
 }
 
 /// Whether an ADD gets what it chose a while ago.

@@ -333,20 +333,6 @@ fn a_record_without_a_netns_is_of_any() {
     }
 }
 
-#[test]
-fn an_order_of_two_parts_of_one_range_has_two_addresses() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path());
-    let order = order(vec![
-        part(Some("net1"), "10.0.0.0/24", None),
-        part(Some("net2"), "10.0.0.0/24", None),
-        part(Some("net2"), "10.0.0.0/24", None),
-    ]);
-    let taken = addresses(&store.take(&order).unwrap());
-    assert_eq!(taken, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
-    assert_eq!(addresses(&store.take(&order).unwrap()), taken);
-}
-
 /// What an order is answered, and what the attachment holds then.
 fn taken(store: &Store, order: &Order) -> Vec<Lease> {
     let mut taken = store.take(order).unwrap();
@@ -444,18 +430,6 @@ fn of_pod(container: &str, parts: Vec<Part>) -> Order {
 }
 
 #[test]
-fn the_next_sandbox_of_a_pod_gets_each_address_of_the_previous_one() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path());
-    let asked = ["10.0.0.5", "10.0.0.6"].map(|asked| part(None, "10.0.0.0/24", Some(asked)));
-    taken(&store, &of_pod("one", asked.to_vec()));
-    let parts = vec![part(None, "10.0.0.0/24", None); 2];
-    let next = store.take(&of_pod("two", parts)).unwrap();
-    assert_eq!(addresses(&next), ["10.0.0.5", "10.0.0.6"]);
-    assert!(store.owned("one", "net1").unwrap().is_empty());
-}
-
-#[test]
 fn a_previous_sandboxs_address_beyond_the_bounds_goes_on_in_the_compatible_profile_only() {
     for (profile, range, expected) in [
         (Profile::Strict, "10.0.0.0/24", "10.0.0.5"),
@@ -507,26 +481,6 @@ fn an_address_that_was_released_by_hand_is_leased_anew_below_another() {
     store.release_entry(&entries[0]).unwrap();
     let again = store.take(&order).unwrap();
     assert_eq!(addresses(&again), ["10.0.0.3", "10.0.0.2"]);
-}
-
-#[test]
-fn the_record_of_an_add_that_was_killed_goes_with_del() {
-    let place = tempfile::tempdir().unwrap();
-    let store = open(place.path());
-    let order = order(vec![part(None, "10.0.0.0/24", None)]);
-    let killed = Lease {
-        holder: order.holder.clone(),
-        ..previous("n1", None)
-    };
-    let record = crate::lease::Record::of(vec![killed]).unwrap();
-    store.intend(&record, 0).unwrap();
-    assert_eq!(addresses(&taken(&store, &order)), ["10.0.0.1"]);
-    let container = &order.holder.container;
-    assert_eq!(store.owned(container, "net1").unwrap().len(), 2);
-    store
-        .give_back(container, "net1", &order.holder.network)
-        .unwrap();
-    assert!(store.owned(container, "net1").unwrap().is_empty());
 }
 
 /// fsck gives a lease a record where the owner's numbers have a gap.

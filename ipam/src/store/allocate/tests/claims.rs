@@ -161,24 +161,6 @@ fn an_add_that_cannot_link_and_was_overtaken_withdraws() {
     begun.nothing_is_left();
 }
 
-/// What is freed in a shard that was full is found by the next ADD, before what lies above.
-#[test]
-fn an_address_that_was_freed_in_a_full_shard_is_the_lowest_again() {
-    let place = tempfile::tempdir().unwrap();
-    let mut store = open(place.path(), "n1");
-    store.cooldown = Duration::ZERO;
-    let range = range("10.0.0.254-10.0.1.9/23");
-    let next = |container: &str| {
-        let holder = holder(container);
-        let lease = store.allocate(&want(&range, &holder), 0).unwrap();
-        lease.address.to_string()
-    };
-    let first = ["a", "b", "c", "d"].map(next);
-    assert_eq!(first, ["10.0.0.254", "10.0.0.255", "10.0.1.0", "10.0.1.1"]);
-    store.give_back("b", "net1", "rail0").unwrap();
-    assert_eq!(next("e"), "10.0.0.255");
-}
-
 #[test]
 fn a_lease_and_a_freed_address_say_since_when() {
     let place = tempfile::tempdir().unwrap();

@@ -92,22 +92,6 @@ impl Begun {
     }
 }
 
-#[test]
-fn an_order_is_one_file_by_all_its_names() {
-    let begun = begun();
-    let taken = begun.store.claim(&begun.intent, &begun.claims).unwrap();
-    assert_eq!(taken, [true; 3]);
-    assert_eq!(begun.held(), THREE);
-    let links = meta_of_entry(&begun, "10.0.0.3@1").links;
-    assert_eq!(links, 4, "its owner's name and three lease entries");
-    begun.store.give_back("c1", "net1", "rail0").unwrap();
-    begun.nothing_is_left();
-}
-
-fn meta_of_entry(begun: &Begun, name: &str) -> Meta {
-    begun.shard.meta(name).unwrap().unwrap()
-}
-
 /// One address is another's already, of another there is a second claim: both are taken anew,
 /// and answered again in their places.
 #[test]
@@ -173,58 +157,6 @@ fn a_name_that_was_withdrawn_is_nobodys_again() {
     assert_eq!(next.unwrap().generation, 2);
     begun.store.give_back("c1", "net1", "rail0").unwrap();
     assert_eq!(begun.store.held("next", "net1").unwrap().len(), 1);
-}
-
-/// DEL reads, renames, removes; ADD links one, then the next: wherever they meet.
-#[test]
-fn a_del_that_overtakes_an_order_leaves_nothing() {
-    for linked in 0..=3 {
-        let begun = begun();
-        for claim in &begun.claims[..linked] {
-            assert!(begun.store.link_entry(&begun.intent, claim).unwrap());
-        }
-        begun.store.give_back("c1", "net1", "rail0").unwrap();
-        let overtaken = match linked {
-            3 => begun
-                .store
-                .confirm(&begun.intent, &begun.claims, vec![true; 3]),
-            _ => begun.store.claim(&begun.intent, &begun.claims),
-        };
-        assert!(
-            matches!(overtaken, Err(StoreError::Overtaken { .. })),
-            "{linked}: {overtaken:?}"
-        );
-        begun.nothing_is_left();
-    }
-}
-
-#[test]
-fn a_del_frees_what_an_order_linked_while_it_slept() {
-    for linked in 0..=3 {
-        let begun = begun();
-        for claim in &begun.claims[..linked] {
-            assert!(begun.store.link_entry(&begun.intent, claim).unwrap());
-        }
-        let asleep = begun.store.owned("c1", "net1").unwrap().remove(0);
-        let Content::Record(read, meta) = &asleep.content else {
-            panic!("{asleep:?}")
-        };
-        for lease in read.leases() {
-            let never = CoolDown::NeverAnswered;
-            begun.store.release_address(lease, meta, never).unwrap();
-        }
-        if linked == 0 {
-            let taken = begun.store.claim(&begun.intent, &begun.claims).unwrap();
-            assert_eq!(taken, [true; 3]);
-        } else {
-            for claim in &begun.claims[linked..] {
-                assert!(begun.store.link_entry(&begun.intent, claim).unwrap());
-            }
-        }
-        let freed = begun.store.remove_released(&asleep, read, meta).unwrap();
-        assert_eq!(freed.len(), 3 - linked);
-        begun.nothing_is_left();
-    }
 }
 
 /// DEL comes when the first record is claimed and the one for what was lost is not made yet.
@@ -349,20 +281,6 @@ fn orders_that_meet_part_and_keep_their_answers() {
             .unwrap();
         assert_eq!(records, 0);
     }
-}
-
-#[test]
-fn a_release_by_hand_keeps_the_record_for_the_others() {
-    let begun = begun();
-    begun.store.claim(&begun.intent, &begun.claims).unwrap();
-    for (left, address) in [(2, THREE[0]), (1, THREE[2]), (0, THREE[1])] {
-        let entries = begun.store.entries_at(address.parse().unwrap()).unwrap();
-        begun.store.release_entry(&entries[0]).unwrap();
-        assert_eq!(begun.held().len(), left);
-        let records = begun.store.owned("c1", "net1").unwrap();
-        assert_eq!(records.len(), usize::from(left > 0));
-    }
-    begun.nothing_is_left();
 }
 
 #[test]

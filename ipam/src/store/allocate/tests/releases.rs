@@ -11,17 +11,6 @@ fn owner(place: &Path) -> (Store, Rc<Dir>, String) {
     (store, owners, record)
 }
 
-/// An ADD was killed before it wrote the record: it had taken nothing.
-#[test]
-fn del_removes_an_empty_record() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, owners, record) = owner(place.path());
-    owners.create(&record, b"", false).unwrap();
-    let (freed, _) = store.give_back("c1", "net1", "rail0").unwrap();
-    assert_eq!(freed, []);
-    assert!(owners.names().unwrap().is_empty());
-}
-
 /// The machine crashed before the record was on the disk: which addresses it has is not known.
 #[test]
 fn del_keeps_an_empty_record_that_has_an_address_and_names_it() {
