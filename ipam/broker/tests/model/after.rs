@@ -7,7 +7,7 @@ use node::policy::StoreKind;
 use node_wire::FailureKind;
 use serde_json::{Value, json};
 
-use super::{Api, LATE, Machine, NODE_RANGE, check, need, on_one_thread, range};
+use super::{Api, LATE, Machine, NODE_RANGE, check, need, range, with_api};
 
 fn after(api: &Api, number: usize) -> Machine {
     let mut machine = Machine::new(number);
@@ -68,8 +68,7 @@ async fn add_after(machine: &mut Machine, range: &str) -> u8 {
 
 #[test]
 fn each_range_waits_and_is_read_when_it_comes_to_blocks() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = after(&api, 1);
         one.start(&api);
         add_after(&mut one, "10.7.0.0/26").await;
@@ -80,14 +79,12 @@ fn each_range_waits_and_is_read_when_it_comes_to_blocks() {
         // An ADD that was on its way.
         lease_before(&api, "10.8.0.0/26", [(61, true)]);
         assert_eq!(add_after(&mut one, "10.8.0.0/26").await, 62);
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_network_whose_gateway_is_leased_is_not_taken_for_an_address_either() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = after(&api, 1);
         lease_before(&api, NODE_RANGE, [(2, true)]);
         one.start(&api);
@@ -109,14 +106,12 @@ fn a_network_whose_gateway_is_leased_is_not_taken_for_an_address_either() {
         assert_eq!(refused.kind, FailureKind::HeldByAnotherNode);
         let gateway = "whereabouts leases 10.7.2.2";
         assert!(refused.message.contains(gateway), "{}", refused.message);
-        one.kill().await;
     });
 }
 
 #[test]
 fn networks_that_went_back_to_the_store_before_can_come_again() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = after(&api, 1);
         one.start(&api);
         add_after(&mut one, "10.7.0.16/29").await;
@@ -132,14 +127,12 @@ fn networks_that_went_back_to_the_store_before_can_come_again() {
         assert_eq!(refused, Err(FailureKind::ClusterUnavailable));
         lease_before(&api, "10.7.0.16/29", [(5, true)]);
         assert_eq!(add_after(&mut one, "10.7.0.16/29").await, 22);
-        one.kill().await;
     });
 }
 
 #[test]
 fn addresses_whose_leases_ended_are_given_by_a_node_without_blocks() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = after(&api, 1);
         lease_before(&api, "10.7.0.0/26", (1..63).map(|offset| (offset, true)));
         one.start(&api);
@@ -151,14 +144,12 @@ fn addresses_whose_leases_ended_are_given_by_a_node_without_blocks() {
         assert!(api.blocks().is_empty(), "{:?}", api.blocks());
         lease_before(&api, "10.7.0.0/26", [(40, false)]);
         assert_eq!(add_after(&mut one, "10.7.0.0/26").await, 40);
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_block_whose_addresses_are_all_leased_is_no_answer_to_who_asks_others() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = after(&api, 1);
         one.start(&api);
         // The first eight blocks of 16.
@@ -194,22 +185,19 @@ fn a_block_whose_addresses_are_all_leased_is_no_answer_to_who_asks_others() {
 
 #[test]
 fn leases_in_the_slice_of_a_node_count_and_those_of_another_network_name_do_not() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = after(&api, 1);
         let slice = Some(one.name.as_str());
         lease_in_pool_of(slice, &api, "10.7.0.0/26", (1..62).map(|at| (at, true)));
         lease_in_pool_of(Some("blue"), &api, "10.7.0.0/26", [(62, true)]);
         one.start(&api);
         assert_eq!(add_after(&mut one, "10.7.0.0/26").await, 62);
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_range_whose_blocks_an_administrator_removed_waits_again() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = after(&api, 1);
         one.timing.reread = Duration::from_secs(3600);
         one.timing.empty = Duration::from_secs(3600);
@@ -227,6 +215,5 @@ fn a_range_whose_blocks_an_administrator_removed_waits_again() {
         let refused = one.add_of("10.7.0.16/29").await;
         assert_eq!(refused, Err(FailureKind::ClusterUnavailable));
         assert_eq!(add_after(&mut one, "10.7.0.16/29").await, 22);
-        one.kill().await;
     });
 }

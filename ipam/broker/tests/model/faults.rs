@@ -9,7 +9,7 @@ use node_wire::FailureKind;
 use rdma_ipam_broker::api::document::{NODE_LABEL, label_hash};
 use serde_json::json;
 
-use super::{Api, Fault, LATE, Machine, check, on_one_thread};
+use super::{Api, Fault, LATE, Machine, check, with_api};
 
 pub(crate) async fn started(api: &Api, number: usize) -> Machine {
     let mut machine = Machine::new(number);
@@ -50,6 +50,15 @@ pub(crate) async fn add(machine: &mut Machine, count: usize) {
     }
 }
 
+/// A node with as many pods of the range, in a scenario of its own.
+pub(crate) fn with_pods(pods: usize, scenario: impl AsyncFnOnce(Api, Machine)) {
+    with_api(async |api| {
+        let mut one = started(&api, 1).await;
+        add(&mut one, pods).await;
+        scenario(api, one).await;
+    });
+}
+
 /// All that others can have of the range.
 async fn take_the_rest(machine: &mut Machine) {
     let mut refused = 0;
@@ -69,90 +78,69 @@ fn has_its_addresses(api: &Api, machine: &Machine) -> bool {
     addresses.all(|address| own.iter().any(|block| block.contains(*address)))
 }
 
+/// A node with ten pods, after what took its blocks: it has them again, and no other node gets an
+/// address of theirs.
+fn blocks_outlast(loss: impl AsyncFnOnce(&Api, &mut Machine)) {
+    with_pods(10, async |api, mut one| {
+        loss(&api, &mut one).await;
+        eventually("the node has its blocks again", || {
+            let granted = one.granted();
+            let is_granted = |address| granted.iter().any(|block| block.contains(address));
+            has_its_addresses(&api, &one) && one.pods.values().copied().all(is_granted)
+        })
+        .await;
+        let mut two = started(&api, 2).await;
+        take_the_rest(&mut two).await;
+        check(&[one, two]);
+    });
+}
+
 #[test]
 fn a_claim_of_lost_blocks_that_the_api_does_not_answer_is_tried_again() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 10).await;
+    blocks_outlast(async |api, one| {
         one.kill().await;
         let blocks = one.granted().len();
         api.forget_blocks();
         // An API server that has just come back.
         api.fail(std::iter::repeat_n(Some(Fault::Lost), blocks + 2));
-        one.start(&api);
-        eventually("the node has its blocks again", || {
-            has_its_addresses(&api, &one)
-        })
-        .await;
-        let mut two = started(&api, 2).await;
-        take_the_rest(&mut two).await;
-        check(&[one, two]);
+        one.start(api);
     });
 }
 
 #[test]
 fn blocks_with_leases_outlast_a_restore_of_the_clusters_data() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 10).await;
-        api.forget_blocks();
-        eventually("the node has its blocks again", || {
-            has_its_addresses(&api, &one)
-        })
-        .await;
-        let mut two = started(&api, 2).await;
-        take_the_rest(&mut two).await;
-        check(&[one, two]);
-    });
+    blocks_outlast(async |api, _| api.forget_blocks());
 }
 
 #[test]
-fn blocks_with_leases_outlast_the_removal_of_their_objects() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 10).await;
-        api.delete_blocks();
-        eventually("the node has its blocks again", || {
-            has_its_addresses(&api, &one)
-        })
-        .await;
-        let mut two = started(&api, 2).await;
-        take_the_rest(&mut two).await;
-        check(&[one, two]);
-    });
-}
-
-#[test]
-fn a_block_with_leases_is_not_lost_because_its_object_cannot_be_read() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 10).await;
+fn blocks_with_leases_outlast_the_removal_of_objects_that_cannot_be_read() {
+    blocks_outlast(async |api, one| {
         api.lose_reads(one.granted().len());
         api.delete_blocks();
-        eventually("the node has its blocks again", || {
-            has_its_addresses(&api, &one)
-        })
-        .await;
-        let granted = one.granted();
-        for address in one.pods.values() {
-            let mut blocks = granted.iter();
-            assert!(blocks.any(|block| block.contains(*address)), "{granted:?}");
-        }
-        let mut two = started(&api, 2).await;
-        take_the_rest(&mut two).await;
-        check(&[one, two]);
+    });
+}
+
+#[test]
+fn blocks_with_leases_outlast_the_loss_of_grants_and_uid_though_the_api_fails() {
+    blocks_outlast(async |api, one| {
+        one.kill().await;
+        // The state directory is lost, the leases are elsewhere; and the Node was made anew.
+        std::fs::remove_dir_all(one.policy.state_dir.join("blocks")).unwrap();
+        api.remove_node("n1");
+        api.add_node("n1");
+        api.fail([
+            Some(Fault::Lost),
+            Some(Fault::Unanswered),
+            Some(Fault::Lost),
+        ]);
+        one.start(api);
     });
 }
 
 /// A broker was killed while it gave a block back: the request to remove it can reach the API later.
 #[test]
 fn a_late_removal_does_not_remove_a_block_that_is_granted_again() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = patient(&api, 1).await;
         add(&mut one, 1).await;
         let block = one.granted()[0];
@@ -169,14 +157,12 @@ fn a_late_removal_does_not_remove_a_block_that_is_granted_again() {
             now["spec"]["epoch"], 2,
             "as the removal was asked for: {now}"
         );
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_copy_of_a_blocks_object_under_another_name_takes_nothing() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = patient(&api, 1).await;
         add(&mut one, 1).await;
         let blocks = one.granted();
@@ -190,30 +176,22 @@ fn a_copy_of_a_blocks_object_under_another_name_takes_nothing() {
         one.start(&api);
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(one.granted(), blocks);
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_block_without_leases_whose_object_was_removed_is_no_longer_granted() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         one.del(0);
         let before = one.granted();
         api.delete_blocks();
         eventually("the block is not granted", || one.granted() != before).await;
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_node_that_cannot_write_what_it_has_claims_no_more() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         let before = api.blocks().len();
         // A rename fails here, as where the disk is full.
         let file = ipam::grants::directory(&one.policy.state_dir, "default").join("default");
@@ -227,14 +205,12 @@ fn a_node_that_cannot_write_what_it_has_claims_no_more() {
         // It goes on as soon as it can.
         std::fs::remove_dir(&file).unwrap();
         eventually("what was claimed is granted", || !one.granted().is_empty()).await;
-        one.kill().await;
     });
 }
 
 #[test]
 fn full_ranges_do_not_keep_others_waiting() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut two = started(&api, 2).await;
         let full: Vec<String> = (0..12)
             .map(|number| format!("10.8.{number}.0/30"))
@@ -266,7 +242,6 @@ fn full_ranges_do_not_keep_others_waiting() {
         };
         let (_, served) = futures_util::future::join(others, served).await;
         served.expect("in time").expect("a block");
-        one.kill().await;
     });
 }
 
@@ -276,10 +251,7 @@ fn label(text: &str) -> String {
 
 #[test]
 fn an_object_that_cannot_be_read_does_not_matter_to_the_others() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         let by_hand = json!({
             "metadata": {"labels": {
                 "rdma-netdev.io/node-hash": label("n1"),
@@ -294,16 +266,12 @@ fn an_object_that_cannot_be_read_does_not_matter_to_the_others() {
         one.start(&api);
         take_the_rest(&mut one).await;
         assert_eq!(one.pods.len(), 62);
-        one.kill().await;
     });
 }
 
 #[test]
 fn an_object_of_another_length_is_not_granted() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         let before = one.granted();
         let uid = api.uid("nodes", "n1");
         let by_hand = json!({
@@ -317,14 +285,12 @@ fn an_object_of_another_length_is_not_granted() {
         api.write("addressblocks", "default.default.10.7.0.0-26", &by_hand);
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(one.granted(), before);
-        one.kill().await;
     });
 }
 
 #[test]
 fn the_mark_of_a_node_that_was_out_of_service_is_taken_off() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         take_the_rest(&mut one).await;
         assert_eq!(one.pods.len(), 62);
@@ -338,8 +304,6 @@ fn the_mark_of_a_node_that_was_out_of_service_is_taken_off() {
         assert!(api.marked() > 0);
         api.write("nodes", "n1", &json!({"spec": {"taints": null}}));
         eventually("no block is marked", || api.marked() == 0).await;
-        one.kill().await;
-        two.kill().await;
     });
 }
 
@@ -356,10 +320,7 @@ fn by_hand(range: &str, block_prefix: u8) -> serde_json::Value {
 
 #[test]
 fn a_range_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         one.del(0);
         let before = one.granted();
         api.delete_blocks();
@@ -373,16 +334,12 @@ fn a_range_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
             granted.iter().all(|block| block.prefix() == 28),
             "{granted:?}"
         );
-        one.kill().await;
     });
 }
 
 #[test]
 fn the_first_use_of_a_range_fixes_how_it_is_cut_whatever_other_policies_say() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         let mut two = Machine::new(2);
         let store = two.policy.stores.get_mut("default").unwrap();
         if let StoreKind::Kubernetes { blocks, .. } = &mut store.kind {
@@ -403,8 +360,7 @@ fn the_first_use_of_a_range_fixes_how_it_is_cut_whatever_other_policies_say() {
 
 #[test]
 fn a_range_that_is_shortened_or_extended_keeps_its_blocks_or_is_refused_with_a_remedy() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = patient(&api, 1).await;
         add(&mut one, 1).await;
         // Cut alike: both have the blocks that they have in common.
@@ -437,14 +393,12 @@ fn a_range_that_is_shortened_or_extended_keeps_its_blocks_or_is_refused_with_a_r
             "{}",
             full.message
         );
-        one.kill().await;
     });
 }
 
 #[test]
 fn of_two_ranges_that_contradict_each_other_one_at_most_is_confirmed() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut machines = Vec::new();
         for number in 1..5 {
             machines.push(started(&api, number).await);
@@ -493,8 +447,7 @@ fn of_two_ranges_that_contradict_each_other_one_at_most_is_confirmed() {
 
 #[test]
 fn a_range_that_a_killed_broker_left_unconfirmed_is_in_nobodys_way() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut left = by_hand(super::OTHER_RANGE, 32);
         left["spec"]["confirmed"] = false.into();
         let name = "default.default.10.7.0.16-29";
@@ -508,14 +461,12 @@ fn a_range_that_a_killed_broker_left_unconfirmed_is_in_nobodys_way() {
         api.write("addressranges", "default.default.10.8.0.0-26", &left);
         one.add_of("10.8.0.0/26").await.unwrap();
         assert_eq!(api.confirmed().len(), 2);
-        one.kill().await;
     });
 }
 
 #[test]
 fn ranges_by_hand_that_contradict_each_other_give_no_block() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         api.write("addressranges", OBJECT, &by_hand("10.7.0.0/26", 30));
         let name = "default.default.10.7.0.16-29";
         api.write("addressranges", name, &by_hand(super::OTHER_RANGE, 32));
@@ -536,8 +487,7 @@ fn ranges_by_hand_that_contradict_each_other_give_no_block() {
 
 #[test]
 fn a_static_address_is_given_by_itself_as_its_range_was_cut() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let single = |address: &str, single: bool| node_wire::BlockNeed {
             address: Some(address.parse().unwrap()),
             single,
@@ -586,10 +536,7 @@ fn a_static_address_is_given_by_itself_as_its_range_was_cut() {
 
 #[test]
 fn a_range_without_blocks_leaves_nothing() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         one.kill().await;
         one.timing.late_events = Duration::from_millis(100);
         one.timing.in_use = Duration::ZERO;
@@ -605,16 +552,12 @@ fn a_range_without_blocks_leaves_nothing() {
         add(&mut one, 1).await;
         assert!(has_its_addresses(&api, &one));
         assert_eq!(api.names("addressranges"), [OBJECT]);
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_range_that_no_broker_uses_any_longer_is_swept_by_another_ones_broker() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 3).await;
+    with_pods(3, async |api, mut one| {
         one.kill().await;
         api.remove_node("n1");
         let _two = started(&api, 2).await;
@@ -629,8 +572,7 @@ fn a_range_that_no_broker_uses_any_longer_is_swept_by_another_ones_broker() {
 /// Another node may have read the range before the note, and claim a block of it.
 #[test]
 fn a_range_that_a_wrong_clock_noted_as_long_empty_rests_before_it_is_removed() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut long_empty = by_hand("10.7.0.0/26", 30);
         long_empty["status"] = json!({"emptySince": "2020-01-01T00:00:00Z"});
         api.write("addressranges", OBJECT, &long_empty);
@@ -644,38 +586,12 @@ fn a_range_that_a_wrong_clock_noted_as_long_empty_rests_before_it_is_removed() {
         })
         .await;
         assert!(started.elapsed() >= one.timing.rest, "{started:?}");
-        one.kill().await;
-    });
-}
-
-#[test]
-fn blocks_with_leases_outlast_the_loss_of_grants_and_uid() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 10).await;
-        one.kill().await;
-        // The state directory is lost, the leases are elsewhere; and the Node was made anew.
-        std::fs::remove_dir_all(one.policy.state_dir.join("blocks")).unwrap();
-        api.remove_node("n1");
-        api.add_node("n1");
-        one.start(&api);
-        eventually("the node has its blocks again", || {
-            let granted = one.granted();
-            let mut addresses = one.pods.values();
-            addresses.all(|address| granted.iter().any(|block| block.contains(*address)))
-        })
-        .await;
-        let mut two = started(&api, 2).await;
-        take_the_rest(&mut two).await;
-        check(&[one, two]);
     });
 }
 
 #[test]
 fn a_node_registered_anew_renews_its_blocks_while_its_pods_run() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = Machine::new(1);
         one.timing.identity = Duration::from_millis(50);
         api.add_node("n1");
@@ -701,10 +617,7 @@ fn a_node_registered_anew_renews_its_blocks_while_its_pods_run() {
 
 #[test]
 fn blocks_of_a_node_registered_anew_are_not_taken_while_its_broker_is_away() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 10).await;
+    with_pods(10, async |api, mut one| {
         one.kill().await;
         api.remove_node("n1");
         // Somebody marks them while there is no such node.
@@ -728,8 +641,7 @@ fn blocks_of_a_node_registered_anew_are_not_taken_while_its_broker_is_away() {
 
 #[test]
 fn a_block_marked_by_a_clock_that_is_behind_rests_by_the_takers_own() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         take_the_rest(&mut one).await;
         one.kill().await;
@@ -745,42 +657,12 @@ fn a_block_marked_by_a_clock_that_is_behind_rests_by_the_takers_own() {
         let began = tokio::time::Instant::now();
         add(&mut two, 1).await;
         assert!(began.elapsed() >= two.timing.rest, "{:?}", began.elapsed());
-        two.kill().await;
-    });
-}
-
-#[test]
-fn blocks_with_leases_outlast_the_loss_of_grants_and_uid_though_the_api_fails() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 10).await;
-        one.kill().await;
-        std::fs::remove_dir_all(one.policy.state_dir.join("blocks")).unwrap();
-        api.remove_node("n1");
-        api.add_node("n1");
-        api.fail([
-            Some(Fault::Lost),
-            Some(Fault::Unanswered),
-            Some(Fault::Lost),
-        ]);
-        one.start(&api);
-        eventually("the node has its blocks again", || {
-            let granted = one.granted();
-            let mut addresses = one.pods.values();
-            addresses.all(|address| granted.iter().any(|block| block.contains(*address)))
-        })
-        .await;
-        let mut two = started(&api, 2).await;
-        take_the_rest(&mut two).await;
-        check(&[one, two]);
     });
 }
 
 #[test]
 fn what_an_administrator_took_rests_also_from_its_node_under_another_uid() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = Machine::new(1);
         one.policy.ipam.cooldown = Duration::from_secs(3600);
         api.add_node("n1");
@@ -807,16 +689,12 @@ fn what_an_administrator_took_rests_also_from_its_node_under_another_uid() {
             one.granted().contains(&block)
         })
         .await;
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_lease_in_another_nodes_block_gets_its_block_once_that_node_is_gone() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         let block = one.granted()[0];
         one.kill().await;
         std::fs::remove_dir_all(ipam::grants::directory(&one.policy.state_dir, "default")).unwrap();
@@ -837,14 +715,12 @@ fn a_lease_in_another_nodes_block_gets_its_block_once_that_node_is_gone() {
             one.granted().contains(&block)
         })
         .await;
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_range_without_a_free_block_is_said_while_it_is_so() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         take_the_rest(&mut one).await;
         let file = one.policy.state_dir.join("blocks/.status.json");
@@ -860,16 +736,12 @@ fn a_range_without_a_free_block_is_said_while_it_is_so() {
             one.del(0);
         }
         within(time, "it is no longer", || full() == Some(0)).await;
-        one.kill().await;
     });
 }
 
 #[test]
 fn a_machine_with_another_nodes_name_gets_no_block() {
-    on_one_thread(async {
-        let api = Api::start().await;
-        let mut one = started(&api, 1).await;
-        add(&mut one, 1).await;
+    with_pods(1, async |api, mut one| {
         one.kill().await;
         api.write(
             "nodes",
@@ -886,6 +758,5 @@ fn a_machine_with_another_nodes_name_gets_no_block() {
             refused.message
         );
         assert_eq!(copy.granted(), []);
-        copy.kill().await;
     });
 }

@@ -350,8 +350,7 @@ fn check(machines: &[Machine]) {
     }
 }
 
-async fn run(steps: Vec<Step>) {
-    let api = Api::start().await;
+async fn run(api: Api, steps: Vec<Step>) {
     let mut machines: Vec<Machine> = (0..NODES).map(Machine::new).collect();
     for machine in &mut machines {
         api.add_node(&machine.name);
@@ -426,13 +425,14 @@ async fn run(steps: Vec<Step>) {
     }
 }
 
-fn on_one_thread(scenario: impl Future<Output = ()>) {
+/// A scenario with an API of its own, on one thread.
+fn with_api(scenario: impl AsyncFnOnce(Api)) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     let local = LocalSet::new();
-    local.block_on(&runtime, scenario);
+    local.block_on(&runtime, async { scenario(Api::start().await).await });
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn every_address_goes_from_node_to_node() {
     let mut steps: Vec<Step> = (0..62).map(|_| Step::Add(1)).collect();
     steps.extend((0..62).map(|_| Step::Del(1, 0)));
     steps.push(Step::Add(2));
-    on_one_thread(run(steps));
+    with_api(async |api| run(api, steps).await);
 }
 
 #[test]
@@ -448,13 +448,13 @@ fn a_replaced_machines_blocks_are_not_lost() {
     let mut steps: Vec<Step> = (0..30).map(|_| Step::Add(1)).collect();
     steps.push(Step::Replace(1));
     steps.extend((0..40).map(|_| Step::Add(2)));
-    on_one_thread(run(steps));
+    with_api(async |api| run(api, steps).await);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 40, ..ProptestConfig::default() })]
     #[test]
     fn no_address_is_given_twice_and_none_is_lost(steps in proptest::collection::vec(step(), 1..80)) {
-        on_one_thread(run(steps));
+        with_api(async |api| run(api, steps).await);
     }
 }

@@ -9,12 +9,11 @@ use node_wire::FailureKind;
 use serde_json::json;
 
 use super::faults::{add, eventually, patient, started};
-use super::{Api, LATE, NODE_RANGE, check, on_one_thread};
+use super::{Api, LATE, NODE_RANGE, check, with_api};
 
 #[test]
 fn a_node_has_one_network_and_keeps_it() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         // Empty blocks would go back at once.
         let keeping = async |number| {
             let mut machine = patient(&api, number).await;
@@ -81,8 +80,7 @@ fn a_node_has_one_network_and_keeps_it() {
 /// Its API answered late: it has the object after it said that it has none.
 #[test]
 fn a_network_that_was_claimed_late_stays_the_nodes_only_one() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         one.add_of(NODE_RANGE).await.unwrap();
         let network = one.node_networks()[0];
@@ -125,8 +123,7 @@ fn a_network_that_was_claimed_late_stays_the_nodes_only_one() {
 
 #[test]
 fn an_object_that_cannot_be_read_costs_a_node_only_its_block() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         one.add_of(NODE_RANGE).await.unwrap();
         let network = one.node_networks()[0];
@@ -140,14 +137,12 @@ fn an_object_that_cannot_be_read_costs_a_node_only_its_block() {
         api.write_unseen("addressblocks", &name, &object);
         one.add_of(NODE_RANGE).await.unwrap();
         assert_ne!(one.node_networks(), [network]);
-        one.kill().await;
     });
 }
 
 #[test]
 fn an_order_larger_than_the_nodes_network_is_refused_at_once() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         for says in ["1 of 1 for pods", "1 of 1 for pods", "are leased"] {
             if says == "are leased" {
@@ -178,8 +173,7 @@ fn write_range(api: &Api, block_prefix: u8, gateway: &str) -> String {
 
 #[test]
 fn a_range_whose_blocks_are_not_networks_of_nodes_is_refused() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let one = started(&api, 1).await;
         let name = write_range(&api, 30, "first");
         let refused = one.ask(&super::range(NODE_RANGE)).await.unwrap_err();
@@ -192,8 +186,7 @@ fn a_range_whose_blocks_are_not_networks_of_nodes_is_refused() {
 
 #[test]
 fn an_unconfirmed_range_with_another_per_node_is_removed() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         write_range(&api, 31, "last");
         let refused = one.ask(&super::range(NODE_RANGE)).await.unwrap_err();
@@ -204,8 +197,7 @@ fn an_unconfirmed_range_with_another_per_node_is_removed() {
 
 #[test]
 fn a_block_with_another_per_node_than_its_range_is_named() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         one.add_of(NODE_RANGE).await.unwrap();
         let network = one.node_networks()[0];
@@ -231,8 +223,7 @@ fn a_block_with_another_per_node_than_its_range_is_named() {
 
 #[test]
 fn a_range_stays_divided_as_at_its_first_use() {
-    on_one_thread(async {
-        let api = Api::start().await;
+    with_api(async |api| {
         let mut one = started(&api, 1).await;
         one.add_of(NODE_RANGE).await.unwrap();
         let range = super::range(NODE_RANGE);
