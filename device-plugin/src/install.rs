@@ -276,15 +276,6 @@ mod tests {
     }
 
     #[test]
-    fn a_left_over_of_a_killed_run_is_no_obstacle() {
-        let n = node(r#"{"version": 1}"#);
-        let beside = n.target.with_file_name(".policy.json.new");
-        std::fs::write(&beside, "{\"ver").unwrap();
-        policy(&n.source, &n.target, None).unwrap();
-        assert!(!beside.exists());
-    }
-
-    #[test]
     fn a_link_in_the_place_is_replaced_and_its_target_left_alone() {
         let n = node(r#"{"version": 1}"#);
         let elsewhere = n.source.with_file_name("precious");

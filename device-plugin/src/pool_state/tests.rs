@@ -163,38 +163,6 @@ fn an_unchanged_pool_is_no_news() {
     assert!(Arc::ptr_eq(&before, &pool_states.snapshots[0]));
 }
 
-#[test]
-fn an_hca_in_a_pods_namespace_stays_in_its_pool() {
-    let (node, config) = (Node::new(), config(BY_NAME));
-    node.tree.rdma_core(false);
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(
-        counts(&pool_states),
-        Counts {
-            healthy: 1,
-            unhealthy: 0
-        }
-    );
-    // The netdev and the RDMA device go; the device's verbs node stays in sight.
-    node.tree.hide_rdma("mlx5_0");
-    node.tree.remove("/sys/class/net/ens1");
-    node.tree
-        .remove("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net");
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(
-        counts(&pool_states),
-        Counts {
-            healthy: 1,
-            unhealthy: 0
-        }
-    );
-    assert_eq!(
-        pool_states.snapshots[0].members()[0].paths(NodeClass::Uverbs),
-        ["/dev/infiniband/uverbs0"]
-    );
-}
-
 /// What the host shows is the RDMA device alone: in shared mode it stays when its netdev goes.
 #[test]
 fn a_pf_in_a_pod_stays_healthy_whatever_selects_it() {
@@ -326,24 +294,6 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
 }
 
 #[test]
-fn a_held_hca_that_its_pool_does_not_choose_keeps_its_nodes() {
-    let node = Node::new();
-    for selector in ["ifNames: [ens2]", "not: { vendors: [15b3] }"] {
-        let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let mut pool_states = PoolStates {
-            allocated: held(&[HCA]),
-            ..PoolStates::default()
-        };
-        pool_states.update(&config, &node.scan(), Instant::now());
-        let member = &pool_states.snapshots[0].members()[0];
-        let excluded = Health::Unhealthy(UnhealthyReason::Excluded);
-        assert_eq!(member.health, excluded, "{selector}");
-        let paths = member.paths(NodeClass::Uverbs);
-        assert_eq!(paths, ["/dev/infiniband/uverbs0"], "{selector}");
-    }
-}
-
-#[test]
 fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     let node = Node::new();
     let config = config("mode: exclusive, exclude: [uplinks], select: { vendors: [15b3] }");
@@ -408,8 +358,7 @@ fn a_software_device_in_a_pod_is_known_by_its_name() {
 }
 
 #[test]
-fn a_file_of_known_hcas_is_believed_only_if_root_alone_writes_it() {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+fn a_damaged_file_of_known_hcas_is_not_believed() {
     let node = Node::new();
     let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
     let (mut pool_states, now) = (PoolStates::known(), Instant::now());
@@ -424,17 +373,6 @@ fn a_file_of_known_hcas_is_believed_only_if_root_alone_writes_it() {
         counts(&pool_states).healthy
     };
     assert_eq!(healthy(), 1);
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
-    assert_eq!(healthy(), 0);
-    std::fs::remove_file(&file).unwrap();
-    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRUSR).unwrap();
-    assert_eq!(healthy(), 0);
-    std::fs::remove_file(&file).unwrap();
-    let elsewhere = kept.path().join("elsewhere");
-    std::fs::write(&elsewhere, &text).unwrap();
-    symlink(&elsewhere, &file).unwrap();
-    assert_eq!(healthy(), 0);
-    std::fs::remove_file(&file).unwrap();
     let newer = text.replace("\"version\":1", "\"version\":2");
     for wrong in ["", "{", "[]", &text[..text.len() / 2], &newer] {
         std::fs::write(&file, wrong).unwrap();

@@ -3,9 +3,9 @@
 use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use kubelet_api::deviceplugin::Empty;
 use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
-use kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest, Empty};
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -15,7 +15,7 @@ use crate::candidate::Candidate;
 use crate::candidate::example::{function, named};
 use crate::config::{NodeClass, Policy, PoolConfig, Sharing};
 use crate::kubelet::directory;
-use crate::snapshot::{DeviceNode, Health, Member, Snapshot, UnhealthyReason};
+use crate::snapshot::{DeviceNode, Member, Snapshot};
 
 const FAST: Timing = Timing {
     register: Duration::from_secs(5),
@@ -70,8 +70,7 @@ struct Scene {
     sender: mpsc::UnboundedSender<RegisterRequest>,
     refuses: Arc<AtomicU32>,
     kubelet: Option<JoinHandle<()>>,
-    feed: watch::Sender<Option<Arc<Snapshot>>>,
-    contents: watch::Receiver<Contents>,
+    _feed: watch::Sender<Option<Arc<Snapshot>>>,
     state: watch::Receiver<State>,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
@@ -89,9 +88,8 @@ impl Scene {
         let (sender, received) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
         let contents = watch::Sender::new(Contents::default());
-        let feed = watch::Sender::new(Some(Arc::new(snapshot(Health::Healthy))));
+        let feed = watch::Sender::new(Some(Arc::new(snapshot())));
         let state = watch::Sender::new(State::default());
-        let seen = contents.subscribe();
         let (watched, resource) = (state.subscribe(), ResourceName::parse("rdma/a").unwrap());
         let session = Session {
             socket: SocketName::new(&resource, "one"),
@@ -119,8 +117,7 @@ impl Scene {
             sender,
             refuses: Arc::default(),
             kubelet: None,
-            feed,
-            contents: seen,
+            _feed: feed,
             state: watched,
             stop,
             tasks,
@@ -176,13 +173,12 @@ impl Scene {
     }
 }
 
-fn snapshot(health: Health) -> Snapshot {
+fn snapshot() -> Snapshot {
     let member = Member {
         nodes: vec![DeviceNode {
             class: NodeClass::Uverbs,
             path: "/dev/infiniband/uverbs0".into(),
         }],
-        health,
         ..Member::example(Candidate {
             pci: Some(function("0000:3b:00.0", Some(1))),
             ..named("0000:3b:00.0", &["mlx5_0"])
@@ -194,86 +190,6 @@ fn snapshot(health: Health) -> Snapshot {
     let resource = ResourceName::parse("rdma/a").unwrap();
     let pool = PoolConfig::new(resource, sharing, Vec::new());
     Snapshot::new(Arc::new(pool), 0, vec![member], Arc::default())
-}
-
-#[tokio::test]
-async fn registers_once_a_kubelet_appears_and_lists_at_once() {
-    let mut scene = Scene::set();
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    scene.start_kubelet();
-    let mut plugin = scene.registered().await;
-    let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
-    let first = stream.message().await.unwrap().unwrap();
-    assert_eq!(first.devices[0].id, "0000:3b:00.0");
-    assert_eq!(first.devices[0].health, "Healthy");
-    assert_eq!(first.devices[0].topology.as_ref().unwrap().nodes[0].id, 1);
-
-    // A state that lists the same is no news; one that does not, is.
-    scene
-        .feed
-        .send_replace(Some(Arc::new(snapshot(Health::Healthy))));
-    scene
-        .feed
-        .send_replace(Some(Arc::new(snapshot(Health::Unhealthy(
-            UnhealthyReason::Gone,
-        )))));
-    let next = stream.message().await.unwrap().unwrap();
-    assert_eq!(next.devices[0].health, "Unhealthy");
-    drop((stream, plugin));
-    scene.end().await;
-}
-
-#[tokio::test]
-async fn registers_again_after_each_restart_of_the_kubelet() {
-    let mut scene = Scene::set();
-    for round in 1..=5 {
-        scene.start_kubelet();
-        let mut plugin = scene.registered().await;
-        let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
-        assert!(stream.message().await.unwrap().is_some(), "round {round}");
-        let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest {
-                devices_ids: vec!["0000:3b:00.0".into()],
-            }],
-        };
-        let answer = plugin.allocate(request).await.unwrap().into_inner();
-        assert_eq!(answer.container_responses[0].devices[0].permissions, "rw");
-        drop((stream, plugin));
-        scene.stop_kubelet();
-    }
-    scene.end().await;
-}
-
-#[tokio::test]
-async fn registers_again_when_the_stream_ends_or_never_comes() {
-    let mut scene = Scene::with(Timing {
-        stream: Duration::from_secs(1),
-        ..FAST
-    });
-    scene.start_kubelet();
-    let mut plugin = scene.registered().await;
-    let stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
-    drop((stream, plugin));
-    // The second is not streamed from at all, which is reported until a kubelet streams.
-    let _silent = scene.registered().await;
-    let mut third = scene.registered().await;
-    scene
-        .state
-        .wait_for(|state| state.registrations_without_stream == 1)
-        .await
-        .unwrap();
-    let _stream = third.list_and_watch(Empty {}).await.unwrap().into_inner();
-    scene
-        .state
-        .wait_for(|state| state.registrations_without_stream == 0)
-        .await
-        .unwrap();
-    scene
-        .state
-        .wait_for(|state| state.registrations >= 3)
-        .await
-        .unwrap();
-    scene.end().await;
 }
 
 #[tokio::test]
@@ -324,68 +240,6 @@ async fn a_new_kubelet_that_refuses_is_asked_again_soon() {
         started.elapsed() < Duration::from_secs(2),
         "{:?}",
         started.elapsed()
-    );
-    scene.end().await;
-}
-
-#[tokio::test]
-async fn what_the_kubelet_was_sent_is_reported() {
-    let mut scene = Scene::set();
-    scene.start_kubelet();
-    let mut plugin = scene.registered().await;
-    assert!(!scene.state.borrow().listed);
-    let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
-    stream.message().await.unwrap().unwrap();
-    scene.state.wait_for(|state| state.listed).await.unwrap();
-    drop((stream, plugin));
-    scene.state.wait_for(|state| !state.listed).await.unwrap();
-    scene.end().await;
-}
-
-#[tokio::test]
-async fn serves_anew_when_its_socket_is_deleted() {
-    let mut scene = Scene::set();
-    scene.start_kubelet();
-    let mut plugin = scene.registered().await;
-    let _stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
-    let own = std::fs::read_dir(scene.directory.path())
-        .unwrap()
-        .flatten()
-        .find(|entry| entry.file_name() != KUBELET_SOCKET)
-        .unwrap();
-    std::fs::remove_file(own.path()).unwrap();
-    let mut plugin = scene.registered().await;
-    plugin.list_and_watch(Empty {}).await.unwrap();
-    scene.end().await;
-}
-
-#[tokio::test]
-async fn registers_again_when_another_process_for_the_resource_goes() {
-    let mut scene = Scene::set();
-    let resource = ResourceName::parse("rdma/a").unwrap();
-    scene.start_kubelet();
-    let other = scene
-        .directory
-        .path()
-        .join(SocketName::new(&resource, "two").as_str());
-    let listener = UnixListener::bind(&other).unwrap();
-    let mut plugin = scene.registered().await;
-    let mut stream = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
-    assert!(stream.message().await.unwrap().is_some());
-    // Let the session see the other socket before it goes.
-    let name = other.file_name().unwrap().to_str().unwrap().to_owned();
-    scene
-        .contents
-        .wait_for(|contents| contents.ours.contains(&name))
-        .await
-        .unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    drop(listener);
-    std::fs::remove_file(&other).unwrap();
-    let _again = scene.registered().await;
-    assert!(
-        stream.message().await.unwrap().is_none(),
-        "the old stream was ended"
     );
     scene.end().await;
 }
