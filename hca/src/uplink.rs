@@ -190,34 +190,22 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// A default route by `netdev`: its destination as `::/0`.
-    fn route(netdev: &str, destination: &str, metric: u32) -> DefaultRoute {
-        let (to, prefix) = destination.split_once('/').unwrap();
-        DefaultRoute {
-            netdevs: vec![netdev.into()],
-            destination: (address(to), prefix.parse().unwrap()),
-            table: 254,
-            metric,
-            source: None,
-            advertised: false,
-        }
-    }
-
-    fn advertised(netdev: &str, metric: u32) -> DefaultRoute {
-        DefaultRoute {
-            advertised: true,
-            ..route(netdev, "::/0", metric)
-        }
-    }
-
     fn names(network: &Network) -> Vec<String> {
         uplinks(network, lowers).unwrap().into_keys().collect()
     }
 
     #[test]
     fn the_default_route_and_all_below_it_are_uplinks() {
+        let route = DefaultRoute {
+            netdevs: vec!["bond0.7".into()],
+            destination: (address("0.0.0.0"), 0),
+            table: 254,
+            metric: 0,
+            source: None,
+            advertised: false,
+        };
         let network = Network {
-            defaults: vec![route("bond0.7", "0.0.0.0/0", 0)],
+            defaults: vec![route],
             ..Network::default()
         };
         let found = uplinks(&network, lowers).unwrap();
@@ -244,64 +232,5 @@ mod tests {
             found["ens3"].to_string(),
             "it has the node's address 10.0.0.7"
         );
-    }
-
-    #[test]
-    fn the_kernel_takes_the_lowest_metric_of_a_destination() {
-        let mut network = Network {
-            defaults: vec![
-                route("eth0", "0.0.0.0/0", 100),
-                route("rail0", "0.0.0.0/0", 200),
-                route("half0", "0.0.0.0/1", 500),
-                route("six0", "::/0", 1024),
-                route("six1", "::/0", 1024),
-            ],
-            ..Network::default()
-        };
-        assert_eq!(names(&network), ["eth0", "half0", "six0", "six1"]);
-        network.defaults[1].table = 100;
-        assert!(names(&network).contains(&"rail0".into()), "another table");
-        // No way out in a family that the node is not known in.
-        network.node_addresses = vec![address("10.0.0.7")];
-        assert_eq!(names(&network), ["eth0", "half0", "rail0"]);
-    }
-
-    #[test]
-    fn an_advertised_route_counts_only_where_nothing_else_shows_the_way() {
-        let mut network = Network {
-            defaults: vec![
-                advertised("rdma0", 10),
-                advertised("rdma1", 10),
-                route("eth0", "0.0.0.0/0", 100),
-            ],
-            addresses: vec![("eth0".into(), address("fd00::7"))],
-            ..Network::default()
-        };
-        for known in [
-            &[][..],
-            &["10.0.0.7"],
-            &["fd00::7"],
-            &["10.0.0.7", "fd00::7"],
-        ] {
-            network.node_addresses = known.iter().map(|text| address(text)).collect();
-            assert_eq!(names(&network), ["eth0"], "{known:?}");
-        }
-        network.defaults.truncate(2);
-        assert_eq!(names(&network), ["eth0"], "by its address");
-        network.addresses[0].0 = "lo".into();
-        assert_eq!(names(&network), ["rdma0", "rdma1"], "the only ways out");
-        network.defaults[1].metric = 20;
-        assert_eq!(names(&network), ["rdma0"]);
-    }
-
-    #[test]
-    fn the_source_of_a_default_route_is_an_address_of_the_node() {
-        let mut network = Network {
-            defaults: vec![route("eth0", "0.0.0.0/0", 0)],
-            addresses: vec![("dummy0".into(), address("10.0.0.7"))],
-            ..Network::default()
-        };
-        network.defaults[0].source = Some(address("10.0.0.7"));
-        assert_eq!(names(&network), ["dummy0", "eth0"]);
     }
 }

@@ -485,7 +485,7 @@ fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, PolicyError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::PermissionsExt;
 
     fn place(text: &str) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
@@ -509,19 +509,6 @@ mod tests {
     }
 
     #[test]
-    fn a_file_others_can_write_is_refused() {
-        for mode in [0o664, 0o646, 0o666] {
-            let (_dir, path) = place("{}");
-            chmod(&path, mode);
-            let error = Policy::load(&path).unwrap_err();
-            assert!(error.to_string().contains("writable"), "{error}");
-        }
-        let (dir, path) = place("{}");
-        chmod(dir.path(), 0o777);
-        assert!(Policy::load(&path).is_err());
-    }
-
-    #[test]
     fn a_file_of_another_user_is_refused() {
         let (_dir, path) = place(r#"{"stores": {"default": {"type": "file", "directory": "/"}}}"#);
         // Needs root; without it chown fails and nothing is to be shown.
@@ -534,19 +521,6 @@ mod tests {
             let (policy, why) = Policy::load_for_release(&path);
             assert_eq!(policy, Policy::default(), "an untrusted file was believed");
             assert!(why.is_some());
-        }
-    }
-
-    #[test]
-    fn a_link_is_not_followed() {
-        let (_dir, target) = place(r#"{"node": "n1"}"#);
-        let here = tempfile::tempdir().unwrap();
-        let link = here.path().join("policy.json");
-        for to in [target.as_path(), Path::new("/nonexistent/policy.json")] {
-            symlink(to, &link).unwrap();
-            let error = Policy::load(&link).unwrap_err();
-            assert!(error.to_string().contains("is a link"), "{error}");
-            std::fs::remove_file(&link).unwrap();
         }
     }
 

@@ -437,28 +437,6 @@ mod tests {
     }
 
     #[test]
-    fn a_delegate_gets_command_and_configuration_and_its_answer_is_read() {
-        let dir = tempfile::tempdir().unwrap();
-        plugin(
-            dir.path(),
-            "echo-ipam",
-            r#"grep -q '"type":"x"' || exit 9
-               [ "$CNI_COMMAND" = ADD ] || exit 8
-               [ "$CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS" = "pod-1 net1 /run/netns/x" ] || exit 7
-               [ "$CNI_ARGS $CNI_PATH" = "IgnoreUnknown=1;K8S_POD_NAME=a /opt/cni/bin:/b" ] || exit 6
-               echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}'"#,
-        );
-        let delegate = Delegate::find("echo-ipam", &[dir.path().to_owned()]).unwrap();
-        assert_eq!(
-            delegate.add(&request()).unwrap().ips[0].address.to_string(),
-            "10.0.0.7/24"
-        );
-        let error = delegate.call(Command::Del, &request()).unwrap_err();
-        assert_eq!(error.code, Code::Decode);
-        assert!(error.msg.contains("exit status: 8"), "{}", error.msg);
-    }
-
-    #[test]
     fn an_error_object_is_handed_on_with_its_code() {
         let dir = tempfile::tempdir().unwrap();
         plugin(
@@ -539,26 +517,6 @@ mod tests {
         let parent = Delegate::find("parent", &[dir.path().to_owned()]).unwrap();
         assert_eq!(parent.add(&request()).unwrap(), CniResult::default());
         assert!(started.elapsed() < Duration::from_secs(4));
-    }
-
-    #[test]
-    fn garbage_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let answers = [
-            ("garbage", "echo hello"),
-            ("empty", "true"),
-            ("two", "echo '{}{}'"),
-            ("list", "echo '[]'"),
-        ];
-        for (name, script) in answers {
-            plugin(dir.path(), name, script);
-            let delegate = Delegate::find(name, &[dir.path().to_owned()]).unwrap();
-            assert_eq!(
-                delegate.add(&request()).unwrap_err().code,
-                Code::Decode,
-                "{name}"
-            );
-        }
     }
 
     #[test]

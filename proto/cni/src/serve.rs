@@ -152,31 +152,6 @@ mod tests {
     }
 
     #[test]
-    fn version_needs_nothing_but_the_command() {
-        struct Blocking;
-        impl Read for Blocking {
-            fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
-                panic!("VERSION reads no stdin")
-            }
-        }
-        let mut out = Vec::new();
-        let get = |name: &str| (name == "CNI_COMMAND").then(|| OsString::from("VERSION"));
-        assert_eq!(
-            serve("", get, Blocking, &mut out, &mut Vec::new(), untouched),
-            0
-        );
-        let document: Value = serde_json::from_slice(&out).unwrap();
-        assert_eq!(document, Version::document());
-    }
-
-    #[test]
-    fn by_hand_it_says_what_it_is() {
-        let (status, out, err) = run(&[], "", untouched);
-        assert_eq!((status, out.as_str()), (0, ""));
-        assert!(err.starts_with("about\n") && err.contains("1.1.0"));
-    }
-
-    #[test]
     fn failures_are_one_document_in_the_version_asked_for() {
         let del = [
             ("CNI_COMMAND", "DEL"),

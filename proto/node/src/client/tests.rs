@@ -1,6 +1,5 @@
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
-use std::sync::mpsc;
 use std::thread;
 
 use tempfile::TempDir;
@@ -83,37 +82,6 @@ fn question(stream: &mut UnixStream) -> Question {
 }
 
 #[test]
-fn answer_to_the_question_comes_back() {
-    let place = Place::new();
-    let (sender, asked) = mpsc::channel();
-    place.serve(move |mut stream| {
-        sender.send(question(&mut stream)).unwrap();
-        let units = PodUnits {
-            uid_checked: true,
-            ..PodUnits::default()
-        };
-        stream
-            .write_all(&encode_answer(&Ok(Answer::PodUnits(units))))
-            .unwrap();
-    });
-    assert!(place.ask(CALL_TIMEOUT).unwrap().uid_checked);
-    assert_eq!(asked.recv().unwrap(), Question::PodUnits(pod()));
-}
-
-#[test]
-fn failure_of_the_daemon_keeps_its_kind() {
-    let place = Place::new();
-    place.serve(|mut stream| {
-        question(&mut stream);
-        let failure = Failure::new(FailureKind::UnknownPod, "no pod ml/train-0");
-        stream.write_all(&encode_answer(&Err(failure))).unwrap();
-    });
-    let error = place.ask(CALL_TIMEOUT).unwrap_err();
-    assert_eq!(error.failure().unwrap().kind, FailureKind::UnknownPod);
-    assert!(error.to_string().ends_with("no pod ml/train-0"), "{error}");
-}
-
-#[test]
 fn failure_is_read_although_the_question_was_not() {
     for _ in 0..50 {
         let place = Place::new();
@@ -124,27 +92,6 @@ fn failure_is_read_although_the_question_was_not() {
         let error = place.ask(CALL_TIMEOUT).unwrap_err();
         assert!(error.failure().is_some(), "{error}");
     }
-}
-
-#[test]
-fn server_that_never_answers_costs_no_more_than_the_limit() {
-    let place = Place::new();
-    place.serve(|stream| {
-        thread::sleep(CALL_TIMEOUT);
-        drop(stream);
-    });
-    let error = place.ask_in_time();
-    assert!(
-        matches!(
-            error.fault,
-            Fault::TimedOut {
-                step: Step::Read,
-                limit: SHORT_TIMEOUT,
-                ..
-            }
-        ),
-        "{error}"
-    );
 }
 
 #[test]

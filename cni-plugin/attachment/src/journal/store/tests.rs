@@ -371,47 +371,6 @@ fn a_state_directory_that_others_can_change_is_not_safe() {
 }
 
 #[test]
-fn a_newer_record_is_refused_by_name() {
-    let (_dir, store, key) = store();
-    store.create(&key, &record()).unwrap();
-    let path = store.attachments().join(key.as_str());
-    fs::write(&path, r#"{"version": 2, "what": "ever"}"#).unwrap();
-    let error = store.read(&key).unwrap_err();
-    assert!(error.to_string().contains("version 2"), "{error}");
-    fs::write(&path, r#"{"version": 1, "what": "ever"}"#).unwrap();
-    assert!(matches!(
-        store.read(&key),
-        Err(Error {
-            kind: Kind::State,
-            ..
-        })
-    ));
-}
-
-#[test]
-fn an_unwritable_directory_leaves_nothing() {
-    let (dir, _, key) = store();
-    let file = dir.path().join("file");
-    fs::write(&file, "").unwrap();
-    let store = Journal::at(&file);
-    assert!(matches!(
-        store.create(&key, &record()),
-        Err(Error {
-            kind: Kind::File,
-            ..
-        })
-    ));
-    assert!(matches!(
-        store.check_writable(),
-        Err(Error {
-            kind: Kind::File,
-            ..
-        })
-    ));
-    store.forget(&key).unwrap();
-}
-
-#[test]
 fn names_read_back_in_one_way_only() {
     let odd = id("c", "a@b");
     let key = Key::of("net", &odd).unwrap();
