@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use e2e::case;
 use e2e::cni::Call;
 use e2e::cni_host::{CniHost, same};
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
     case!(function_device_and_gid_are_written_for_multus, Root, Netns),
-    case!(no_other_file_is_written, Root, Netns),
     case!(
         behind_another_plugin_its_result_is_passed_on,
         Root,
@@ -115,38 +114,6 @@ fn function_device_and_gid_are_written_for_multus() -> Result<()> {
             "rdma-gids": [{"device": "mlx5_0", "port": 1, "address": "10.9.0.1", "gidIndex": 5}]})
     );
     run(&call, "DEL", &config)?;
-    Ok(())
-}
-
-/// `runtimeConfig` of a network definition is its writer's.
-fn no_other_file_is_written() -> Result<()> {
-    let host = with_hardware()?;
-    let pod = host.pod()?;
-    let call = call(&host, &pod);
-    let elsewhere = host.directory().join("c1_net1");
-    let others = file(&host, "ns-rail0-c2_net1");
-    for path in [&elsewhere, &others] {
-        fs::write(path, "theirs")?;
-    }
-    for info in [
-        elsewhere.display().to_string(),
-        format!("/{FILES}/ns-rail0-c2_net1"),
-        format!("/{FILES}/../../../../{}", elsewhere.display()),
-    ] {
-        let config = moving(&host, &info);
-        run(&call, "ADD", &config).context("the interface is made in any case")?;
-        run(&call, "DEL", &config)?;
-    }
-    // A link under the right name is replaced, not followed.
-    let own = file(&host, "ns-rail0-c1_net1");
-    std::os::unix::fs::symlink(&elsewhere, &own)?;
-    let config = moving(&host, &format!("/{FILES}/ns-rail0-c1_net1"));
-    run(&call, "ADD", &config)?;
-    run(&call, "DEL", &config)?;
-    assert!(!own.is_symlink());
-    for path in [elsewhere, others] {
-        assert_eq!(fs::read_to_string(path)?, "theirs");
-    }
     Ok(())
 }
 

@@ -15,15 +15,7 @@ use serde_json::{Value, json};
 
 cases! {
     host_device_is_not_executed_as_ipam => not_executed("host-device", &json!({"device": "nic0"}));
-    bridge_is_not_executed_as_ipam => not_executed("bridge", &json!({"bridge": "br-evil"}));
-    macvlan_is_not_executed_as_ipam => not_executed("macvlan", &json!({"master": "nic0"}));
-    ipvlan_is_not_executed_as_ipam => not_executed("ipvlan", &json!({"master": "nic0"}));
-    ptp_is_not_executed_as_ipam => not_executed("ptp", &json!({}));
-    tuning_is_not_executed_as_ipam => not_executed("tuning", &json!({}));
-    rdma_is_not_executed_as_ipam => not_executed("rdma", &json!({}));
-    sriov_is_not_executed_as_ipam => not_executed("sriov", &json!({}));
     rdma_netdev_is_not_executed_as_ipam => not_executed("rdma-netdev", &json!({}));
-    multus_is_not_executed_as_ipam => not_executed("multus", &json!({}));
     host_local_with_a_directory_elsewhere_is_not_executed =>
         not_executed("host-local", &json!({"dataDir": "/etc/cni", "subnet": "10.9.0.0/24"}));
     dhcp_is_not_executed_unless_listed =>
@@ -53,6 +45,7 @@ cases! {
     del_check_status_and_gc_execute_no_more_than_add => other_commands();
     del_executes_no_program_that_left_the_list: Macvlan => list_shrank();
     del_succeeds_when_the_ipam_program_is_gone: Macvlan => gone(Del::Missing, "macvlan");
+    gc_ends_an_attachment_whose_ipam_program_is_gone: Macvlan => gone_before_gc();
     del_returns_the_nic_when_the_ipam_program_is_gone => gone(Del::Missing, "move");
     del_succeeds_when_the_ipam_program_is_no_program_any_more: Macvlan => gone(Del::NoProgram, "macvlan");
     del_returns_the_nic_when_the_ipam_program_fails => gone(Del::Fails, "move");
@@ -260,7 +253,9 @@ fn listed() -> Result<()> {
     );
     answer_of(&call, "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
-    ensure!(executed(&scene) == "ADD DEL", "{}", executed(&scene));
+    // Without a record, it may have a lease all the same.
+    answer_of(&call, "DEL", &network)?.success()?;
+    ensure!(executed(&scene) == "ADD DEL DEL", "{}", executed(&scene));
     // What is not on the list any more is not executed, our own neither.
     let own = upon_nic0(
         &scene,
@@ -281,8 +276,9 @@ fn our_whereabouts() -> Result<()> {
     let scene = Scene::furnished()?;
     let plugins = scene.host.directory().join("plugins");
     fs::create_dir_all(&plugins)?;
-    symlink(product("rdma-ipam")?, plugins.join("whereabouts"))?;
-    scene.allow(&json!({"ipam": ["whereabouts"]}))?;
+    symlink(product("rdma-ipam")?, plugins.join("rdma-ipam"))?;
+    symlink("rdma-ipam", plugins.join("whereabouts"))?;
+    scene.allow(&json!({"ipam": ["rdma-ipam"]}))?;
     let mut call = scene.call();
     call.path = plugins.into();
     let before = scene.host_state()?;
@@ -297,6 +293,8 @@ fn our_whereabouts() -> Result<()> {
         scene.pod.ip("addr show net1")?.contains("10.9.0.50/24"),
         "no address"
     );
+    // The link is gone before the pod is: its leases are ours all the same.
+    fs::remove_file(plugins.join("whereabouts"))?;
     answer_of(&call, "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
     ensure!(!log.exists(), "it writes a log where a tenant says");
@@ -322,6 +320,28 @@ fn other_commands() -> Result<()> {
         executed(&scene)
     );
     Ok(())
+}
+
+fn gone_before_gc() -> Result<()> {
+    let (scene, call) = with_program("helper", ANSWER)?;
+    scene.allow(&json!({"ipam": ["helper"]}))?;
+    let before = scene.host_state()?;
+    let mut network = upon_nic0(&scene, &json!({"type": "helper"}));
+    answer_of(&call, "ADD", &network)?.success()?;
+    fs::remove_file(scene.host.directory().join("plugins/helper"))?;
+    network["cni.dev/valid-attachments"] = json!([]);
+    let answer = answer_of(&call, "GC", &network)?;
+    answer.success()?;
+    ensure!(
+        answer.stderr.contains("helper") && answer.stderr.contains("c1"),
+        "{}",
+        answer.stderr
+    );
+    ensure!(
+        scene.pod.ip("link show net1").is_err(),
+        "net1 is left in the pod"
+    );
+    unchanged(&before, || scene.host_state(), "after GC")
 }
 
 /// A pod from before the list became shorter: its interface ends, its record and its lease stay until

@@ -181,9 +181,13 @@ fn odd_path(path: &str) -> Result<()> {
     let log = scene.host.directory().join(path);
     scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
     let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?
-        .success()
-        .context("ADD")?;
+    let answer = answer_of(&scene.call(), "ADD", &scene.child())?;
+    answer.success().context("ADD")?;
+    ensure!(
+        answer.stderr.matches("is not written").count() == 1,
+        "{}",
+        answer.stderr
+    );
     scene.del_returns(&scene.child(), &before)
 }
 

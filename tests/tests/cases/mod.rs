@@ -30,8 +30,6 @@ modules! {
     cni_detach,
     cni_faults,
     cni_gc,
-    cni_ipam,
-    cni_journal,
     cni_late,
     cni_late_faults,
     cni_late_machine,
