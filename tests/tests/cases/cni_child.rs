@@ -27,13 +27,6 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan,
         ReferencePlugins
     ),
-    case!(del_finds_a_child_that_the_pod_renamed, Root, Netns, Macvlan),
-    case!(
-        del_leaves_an_interface_that_another_program_made,
-        Root,
-        Netns,
-        Macvlan
-    ),
     case!(
         del_needs_no_master_and_no_namespace,
         Root,
@@ -245,40 +238,6 @@ fn a_taken_name_is_refused_and_left_alone() -> Result<()> {
     Ok(())
 }
 
-fn del_finds_a_child_that_the_pod_renamed() -> Result<()> {
-    let host = CniHost::new()?;
-    let pod = host.pod()?;
-    let config = macvlan(&host, json!({}));
-    let calls = [host.call(&pod, "c1", "net1"), host.call(&pod, "c1", "net2")];
-    for call in &calls {
-        run(call, "ADD", &config)?;
-    }
-    pod.ip("link set net1 down")?;
-    pod.ip("link set net1 name mine")?;
-    run(&calls[0], "DEL", &config)?;
-    assert!(link(&pod, "mine").is_err());
-    assert!(
-        link(&pod, "net2").is_ok(),
-        "the other child of the same NIC stays"
-    );
-    run(&calls[1], "DEL", &config)?;
-    assert!(link(&pod, "net2").is_err());
-    Ok(())
-}
-
-fn del_leaves_an_interface_that_another_program_made() -> Result<()> {
-    let host = CniHost::new()?;
-    let pod = host.pod()?;
-    let config = macvlan(&host, json!({}));
-    let call = host.call(&pod, "c1", "net1");
-    run(&call, "ADD", &config)?;
-    pod.ip("link del net1")?;
-    pod.ip("link add net1 type veth peer name other")?;
-    run(&call, "DEL", &config)?;
-    assert_eq!(link(&pod, "net1")?["linkinfo"]["info_kind"], "veth");
-    Ok(())
-}
-
 fn del_needs_no_master_and_no_namespace() -> Result<()> {
     let host = CniHost::new()?;
     host.add_nic("nic1", "peer1")?;
@@ -456,7 +415,7 @@ fn two_kinds_of_children_are_not_tried() -> Result<()> {
     Ok(())
 }
 
-/// Twenty rounds with addresses of our own IPAM, then one with those of another program.
+/// Five rounds with addresses of our own IPAM, then one with those of another program.
 fn sixty_four_pods_at_once() -> Result<()> {
     let host = CniHost::new()?;
     let before = host.picture()?;
@@ -482,8 +441,8 @@ fn sixty_four_pods_at_once() -> Result<()> {
         json!({"ipam": host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}))}),
     );
     let other = with_v4(&host);
-    for round in 0..=20 {
-        let config = if round < 20 { &own } else { &other };
+    for round in 0..=5 {
+        let config = if round < 5 { &own } else { &other };
         let results = all("ADD", config)?;
         let distinct = |value: &dyn Fn(&Value) -> Value| {
             let mut seen: Vec<String> = results.iter().map(|r| value(r).to_string()).collect();

@@ -22,7 +22,6 @@ pub(crate) const CASES: &[Case] = &[
         Netns,
         ReferencePlugins
     ),
-    case!(whatever_the_pod_does_to_it_is_undone, Root, Netns),
     case!(
         it_returns_when_the_namespace_is_gone_first,
         Root,
@@ -32,9 +31,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(del_is_done_when_it_was_unplugged, Root, Netns),
     case!(a_late_del_leaves_the_next_pod_alone, Root, Netns),
     case!(a_nic_in_use_is_for_later, Root, Netns),
-    case!(a_name_clash_is_repaired_later, Root, Netns),
     case!(alternative_names_do_not_stand_in_the_way, Root, Netns),
-    case!(del_works_without_its_configuration, Root, Netns),
     case!(found_by_every_name_it_has, Root, Netns),
     case!(nothing_to_move_is_refused, Root, Netns),
     case!(the_allocation_decides, Root, Netns, Macvlan),
@@ -193,32 +190,6 @@ fn with_an_ipam_it_has_the_ipams_addresses() -> Result<()> {
     same(&before, &picture(&host)?, "after DEL")
 }
 
-fn whatever_the_pod_does_to_it_is_undone() -> Result<()> {
-    let host = furnished()?;
-    let before = picture(&host)?;
-    let pod = host.pod()?;
-    let call = host.call(&pod, "c1", "net1");
-    run(&call, "ADD", &moved(&host))?;
-    for command in [
-        "link set net1 down",
-        "link set net1 name mine",
-        "link set mine mtu 1300",
-        "link set mine txqueuelen 5",
-        "link set mine address 02:11:22:33:44:55",
-        "link set mine alias eth0",
-        "link set mine promisc on",
-        "link property add dev mine altname sneaky",
-        "link property del dev mine altname enp59s0np0",
-        "link add br0 type bridge",
-        "link set mine master br0",
-        "link set mine up",
-    ] {
-        pod.ip(command)?;
-    }
-    run(&call, "DEL", &moved(&host))?;
-    same(&before, &picture(&host)?, "after DEL")
-}
-
 fn it_returns_when_the_namespace_is_gone_first() -> Result<()> {
     let host = furnished()?;
     let before = picture(&host)?;
@@ -297,36 +268,6 @@ fn a_nic_in_use_is_for_later() -> Result<()> {
     Ok(())
 }
 
-fn a_name_clash_is_repaired_later() -> Result<()> {
-    let host = furnished()?;
-    let before = picture(&host)?;
-    let pod = host.pod()?;
-    let call = host.call(&pod, "c1", "net1");
-    run(&call, "ADD", &moved(&host))?;
-    host.netns.ip("link add nic0 type veth peer name other")?;
-    let answer = call.run("DEL", moved(&host).to_string().as_bytes())?;
-    answer.success()?;
-    assert!(
-        answer.stderr.contains("name of another netdev"),
-        "{}",
-        answer.stderr
-    );
-    let links = host.netns.ip("addr")?;
-    assert!(
-        links.contains("10.9.0.1/24"),
-        "on the host under another name, with its addresses:\n{links}"
-    );
-    // The next pod gets it all the same, and its name comes back once it is free.
-    let next = host.pod()?;
-    let by_mac = &host.netns.ip_json("addr show to 10.9.0.1")?[0];
-    let mut config = moved(&host);
-    config["device"] = by_mac["ifname"].clone();
-    run(&host.call(&next, "c2", "net1"), "ADD", &config)?;
-    host.netns.ip("link del nic0")?;
-    run(&host.call(&next, "c2", "net1"), "DEL", &config)?;
-    same(&before, &picture(&host)?, "after the repair")
-}
-
 fn alternative_names_do_not_stand_in_the_way() -> Result<()> {
     let host = furnished()?;
     let before = picture(&host)?;
@@ -338,22 +279,6 @@ fn alternative_names_do_not_stand_in_the_way() -> Result<()> {
     config["device"] = "enp59s0np0".into();
     run(&call, "ADD", &config)?;
     run(&call, "DEL", &config)?;
-    same(&before, &picture(&host)?, "after DEL")
-}
-
-fn del_works_without_its_configuration() -> Result<()> {
-    let host = furnished()?;
-    let before = picture(&host)?;
-    let pod = host.pod()?;
-    let call = host.call(&pod, "c1", "net1");
-    run(&call, "ADD", &moved(&host))?;
-    // Only the network's name is left of it, and the policy is broken.
-    host.policy(&json!({"unknown": true}))?;
-    run(
-        &call,
-        "DEL",
-        &json!({"cniVersion": "1.1.0", "name": "rail0"}),
-    )?;
     same(&before, &picture(&host)?, "after DEL")
 }
 

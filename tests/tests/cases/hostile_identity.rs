@@ -24,10 +24,6 @@ cases! {
     veths_whose_pod_exchanged_them_return_each_as_itself => exchanged(Made::Veth);
     vlans_whose_pod_exchanged_them_return_each_as_itself: Vlan => exchanged(Made::Vlan);
     a_mac_that_two_netdevs_have_is_refused => ambiguous_mac();
-    a_decoy_with_the_nics_name_is_left_in_the_pod => decoy(&[
-        "link set net1 name real",
-        "link add net1 type veth peer name decoypeer",
-    ]);
     a_decoy_with_the_nics_name_and_mac_is_left_in_the_pod => decoy(&[
         "link set net1 name real",
         "link add net1 address {mac} type veth peer name decoypeer",
@@ -50,17 +46,13 @@ cases! {
         "link set net1 name real",
         "link add net1 link real address {mac} type macvlan mode passthru",
     ]);
-    a_nic_in_a_namespace_of_the_pods_own_comes_back_or_del_says_so => nested(&[]);
     a_nic_in_a_namespace_of_the_pods_own_with_a_decoy_left_behind_comes_back_or_del_says_so =>
         nested(&["link add net1 address {mac} type veth peer name decoypeer"]);
     a_nic_back_from_a_dead_namespace_of_the_pods_own_is_returned => nested_died();
     a_nic_that_the_host_has_already_is_made_whole => brought_back_by_hand();
-    a_new_netdev_with_the_lost_ones_mac_is_left_alone => replaced(Same::Mac);
-    a_new_netdev_with_the_lost_ones_index_is_left_alone => replaced(Same::Index);
-    a_new_netdev_with_the_lost_ones_name_is_left_alone => replaced(Same::Name);
-    a_new_netdev_with_the_lost_ones_name_mac_and_index_is_left_alone => replaced(Same::All);
+    a_new_netdev_with_the_lost_ones_name_mac_and_index_is_left_alone => replaced();
     a_netdev_that_the_pod_deleted_and_made_anew_is_not_the_hosts => recreated_in_the_pod();
-    a_child_that_the_pod_deleted_and_made_anew_leaves_the_host_alone: Macvlan => child_recreated();
+    a_child_that_the_pod_deleted_and_made_anew_is_left_alone: Macvlan => child_recreated();
     a_child_with_the_mac_of_its_master_does_not_take_it_along: Macvlan => child_like_master();
     a_host_link_with_the_childs_index_and_mac_is_left_alone: Macvlan => host_link_like_child();
 }
@@ -351,16 +343,8 @@ fn brought_back_by_hand() -> Result<()> {
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Same {
-    Name,
-    Mac,
-    Index,
-    All,
-}
-
 /// The NIC was unplugged while a pod had it, and the host has another netdev since.
-fn replaced(same: Same) -> Result<()> {
+fn replaced() -> Result<()> {
     let scene = Scene::furnished()?;
     let (mac, index) = (
         mac_of(&scene.host.netns, "nic0")?,
@@ -372,22 +356,13 @@ fn replaced(same: Same) -> Result<()> {
         scene.pod.ip("link show net1").is_err(),
         "it was not unplugged"
     );
-    let is = |one: Same| same == one || same == Same::All;
-    let name = if is(Same::Name) { "nic0" } else { "new0" };
-    let mut make = format!("link add {name}");
-    if is(Same::Index) {
-        make += &format!(" index {index}");
-    }
-    if is(Same::Mac) {
-        make += &format!(" address {mac}");
-    }
     scene.on_host(&[
-        &format!("{make} type veth peer name newpeer"),
-        &format!("sysctl ipv6/conf/{name}/accept_dad 0"),
+        &format!("link add nic0 index {index} address {mac} type veth peer name newpeer"),
+        "sysctl ipv6/conf/nic0/accept_dad 0",
         "sysctl ipv6/conf/newpeer/accept_dad 0",
-        &format!("link set {name} mtu 1234 alias new up"),
+        "link set nic0 mtu 1234 alias new up",
         "link set newpeer up",
-        &format!("addr add 10.71.0.1/24 dev {name}"),
+        "addr add 10.71.0.1/24 dev nic0",
     ])?;
     std::thread::sleep(std::time::Duration::from_millis(50));
     let network_state = || state(&scene.host.netns);
@@ -446,6 +421,10 @@ fn child_recreated() -> Result<()> {
         &format!("link add net1 index {index} address {mac} type veth peer name evil"),
     ])?;
     answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    ensure!(
+        scene.pod.ip("link show net1").is_ok(),
+        "the pod's own link is gone"
+    );
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 

@@ -48,7 +48,6 @@ cases! {
     a_macvlan_of_the_pod_on_the_pods_link_is_no_master_of_a_macvlan: Macvlan => pods_own_on_its_own();
     a_child_of_the_pods_link_does_not_hold_the_host_link_of_the_same_index: Macvlan => same_index();
     a_master_that_a_pod_has_is_for_later: Macvlan => taken(&json!({"attach": "macvlan", "master": "nic0"}));
-    a_device_that_a_pod_has_is_for_later => taken(&json!({"attach": "move", "device": "nic0"}));
     a_unit_that_a_pod_has_is_for_later =>
         taken_hardware(&json!({"attach": "macvlan", "deviceID": "0000:3b:00.0"}));
     a_link_of_another_pod_is_no_master: Macvlan =>
