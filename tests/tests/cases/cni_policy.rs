@@ -15,12 +15,6 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(the_nodes_own_link_is_never_given, Root, Netns, Macvlan),
     case!(
-        what_stands_below_the_nodes_link_is_not_given,
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
         what_stands_below_a_port_of_the_nodes_bridge_is_not_given,
         Root,
         Netns,
@@ -34,7 +28,6 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(ports_of_a_bridge_are_refused, Root, Netns),
     case!(selectors_narrow_the_choice, Root, Netns, Macvlan),
-    case!(a_wrong_policy_stops_add_and_never_del, Root, Netns, Macvlan),
     case!(
         an_unwritable_state_directory_changes_nothing,
         Root,
@@ -130,16 +123,6 @@ fn the_nodes_own_link_is_never_given() -> Result<()> {
     all_refused(&host, "10.9.0.1")
 }
 
-fn what_stands_below_the_nodes_link_is_not_given() -> Result<()> {
-    let host = CniHost::new()?;
-    host.netns
-        .ip("link add up0 link nic0 type macvlan mode bridge")?;
-    host.netns.ip("link set up0 up")?;
-    host.netns.ip("addr add 10.7.0.1/24 dev up0")?;
-    host.netns.ip("route add default via 10.7.0.254")?;
-    all_refused(&host, "up0")
-}
-
 /// Over any number of steps: the node's bridge, its port, the NIC below that.
 fn what_stands_below_a_port_of_the_nodes_bridge_is_not_given() -> Result<()> {
     let host = CniHost::new()?;
@@ -191,24 +174,6 @@ fn selectors_narrow_the_choice() -> Result<()> {
     all_given(&host)?;
     select("ens*")?;
     all_refused(&host, "selectors")
-}
-
-fn a_wrong_policy_stops_add_and_never_del() -> Result<()> {
-    let host = CniHost::new()?;
-    let pod = host.pod()?;
-    let call = host.call(&pod, "c1", "net1");
-    let config = host
-        .config(&json!({"attach": "macvlan", "master": "nic0"}))
-        .to_string();
-    let before = host.picture()?;
-    call.run("ADD", config.as_bytes())?.success()?;
-    host.policy(&json!({"alow": {}}))?;
-    let other = host.call(&pod, "c2", "net2");
-    let (code, message) = other.run("ADD", config.as_bytes())?.refusal()?;
-    assert_eq!(code, 101);
-    assert!(message.contains("alow"), "{message}");
-    call.run("DEL", config.as_bytes())?.success()?;
-    same(&before, &host.picture()?, "after DEL")
 }
 
 fn an_unwritable_state_directory_changes_nothing() -> Result<()> {

@@ -45,8 +45,7 @@ cases! {
     );
     a_virtual_netdev_is_no_unit => virtual_netdev();
     another_pods_unit_does_not_serve => another_pod();
-    a_namesake_with_another_uid_is_denied => namesake(Some("other"));
-    the_pod_itself_is_served_by_its_uid => namesake(Some("u1"));
+    a_namesake_with_another_uid_is_denied => namesake();
     a_uid_that_the_daemon_could_not_check_is_a_warning => unchecked_uid();
     a_pod_that_the_kubelet_does_not_know_is_for_later => unknown_pod();
     a_call_that_names_no_pod_is_refused => no_pod();
@@ -447,21 +446,19 @@ fn another_pod() -> Result<()> {
     scene.del_returns(&network, &before)
 }
 
-fn namesake(uid: Option<&str>) -> Result<()> {
+fn namesake() -> Result<()> {
     let (scene, socket) = asked()?;
     socket.hold(
         &pod_named("a", Some("u1")),
         vec![allocation("main", "rdma/rail", &[PCI])],
     );
     let network = scene.network(&json!({"deviceID": PCI}));
-    let uid = uid.unwrap_or_default();
-    let call = call_of(&scene, "a", uid);
-    if uid == "u1" {
-        let before = scene.host_state()?;
-        answer_of(&call, "ADD", &network)?.success()?;
-        return scene.del_returns(&network, &before);
-    }
-    scene.refuses_call(&call, &network, &[DENIED], &["ml/a"])
+    scene.refuses_call(
+        &call_of(&scene, "a", "other"),
+        &network,
+        &[DENIED],
+        &["ml/a"],
+    )
 }
 
 fn unchecked_uid() -> Result<()> {
