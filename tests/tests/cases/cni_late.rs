@@ -26,7 +26,6 @@ cases! {
     without_the_daemon_nothing_is_attached => no_daemon();
     a_slot_that_is_not_the_pods_is_denied => foreign_slot();
     a_link_beside_a_slot_is_refused => link_beside();
-    a_nic_that_the_policy_denies_is_freed_again => policy_denies();
     without_a_cdi_file_nothing_stays_attached => no_cdi();
     a_child_stands_on_the_nic_that_the_slot_became: Macvlan => child();
     check_misses_the_cdi_file => check();
@@ -255,20 +254,6 @@ fn link_beside() -> Result<()> {
             .refuses_call(&call, &network, &[INVALID_NETWORK], &["is a slot"])?;
     }
     assert_eq!(node.bound()?.len(), 0);
-    Ok(())
-}
-
-fn policy_denies() -> Result<()> {
-    let node = Node::new()?;
-    let (slot, call) = node.admit("a")?;
-    node.scene.policy(
-        &json!({"unallocated": null, "netdevs": [{"ifNames": ["other*"]}]}),
-        &json!({"cdiDir": node.cdi()}),
-    )?;
-    let network = node.scene.network(&json!({"deviceID": slot}));
-    node.scene
-        .refuses_call(&call, &network, &[DENIED], &["allow.netdevs"])?;
-    assert_eq!((node.bound()?, node.cdi_files()), (vec![], 0));
     Ok(())
 }
 

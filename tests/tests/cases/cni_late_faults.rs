@@ -45,11 +45,6 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_forged_slot_is_denied_by_name, Root, Netns),
     case!(another_pods_slot_is_denied_while_that_has_it, Root, Netns),
     case!(
-        a_stale_cdi_file_is_replaced_before_a_container_starts,
-        Root,
-        Netns
-    ),
-    case!(
         a_cdi_directory_that_became_a_link_is_not_followed_by_del,
         Root,
         Netns
@@ -389,35 +384,6 @@ fn another_pods_slot_is_denied_while_that_has_it() -> Result<()> {
         );
         node.kubelet.run_options("default/a", "main")?;
     }
-    fixture.del(&fixture.call)?;
-    fixture.clean("at the end")
-}
-
-/// Files that an earlier sandbox left name other device nodes: the runtime refuses two files of one
-/// name, so they must be gone when the container starts.
-fn a_stale_cdi_file_is_replaced_before_a_container_starts() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let node = &fixture.node;
-    fixture.add(&fixture.call)?;
-    let own = fs::read_dir(node.cdi())?.next().context("a file")??;
-    let name = own.file_name().to_string_lossy().into_owned();
-    let text = fs::read_to_string(own.path())?;
-    fixture.del(&fixture.call)?;
-    let stale = text.replace("/dev/infiniband/uverbs", "/dev/infiniband/uverbs9");
-    ensure!(stale != text, "{text}");
-    let earlier = format!("rdma-device-plugin-{}-00000000000000ff.json", fixture.slot);
-    for file in [&name, &earlier] {
-        fs::write(node.cdi().join(file), &stale)?;
-    }
-    fixture.add(&fixture.call)?;
-    assert_eq!(node.cdi_files(), 1);
-    assert_eq!(fs::read_to_string(node.cdi().join(&name))?, text);
-    // And one that changes while the container is to start again.
-    fs::write(node.cdi().join(&name), &stale)?;
-    fs::write(node.cdi().join(&earlier), &stale)?;
-    node.kubelet.run_options("default/a", "main")?;
-    assert_eq!(fs::read_to_string(node.cdi().join(&name))?, text);
-    assert_eq!(node.cdi_files(), 1);
     fixture.del(&fixture.call)?;
     fixture.clean("at the end")
 }

@@ -34,7 +34,6 @@ pub(crate) const CASES: &[Case] = &[
         slots_are_listed_by_numa_node_and_answered_by_name_alone,
         Root
     ),
-    case!(gpus_of_every_set_get_their_nearest_nics, Root),
     case!(slots_that_are_not_the_pods_are_not_bound, Root),
     case!(a_gpu_that_is_not_known_is_refused_unless_not_strict, Root),
     case!(
@@ -60,7 +59,6 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_cdi_directory_that_is_a_link_is_refused, Root),
     case!(device_nodes_are_those_of_the_moment_of_the_commit, Root),
     case!(a_pool_that_overlaps_or_has_no_cdi_is_withheld, Root),
-    case!(pods_that_come_and_go_never_share_a_nic, Root),
     case!(a_bound_slot_is_listed_and_starts_after_a_restart, Root),
     case!(a_new_state_directory_leaves_bound_hcas_bound, Root),
     case!(a_bound_slot_starts_after_its_pool_dropped_the_hca, Root),
@@ -349,49 +347,6 @@ fn slots_are_listed_by_numa_node_and_answered_by_name_alone() -> Result<()> {
         devices[&names[0]],
         ["/dev/infiniband/uverbs6", "/dev/infiniband/rdma_cm"]
     );
-    Ok(())
-}
-
-/// A sample of what the daemon's own tests try exhaustively: here through kubelet, PodResources and
-/// socket.
-fn gpus_of_every_set_get_their_nearest_nics() -> Result<()> {
-    let node = Node::new(LATE)?;
-    let sets: [&[usize]; 12] = [
-        &[0],
-        &[7],
-        &[3],
-        &[0, 1],
-        &[1, 6],
-        &[2, 4, 7],
-        &[0, 1, 6, 7],
-        &[2, 3, 4, 5],
-        &[0, 1, 2, 7],
-        &[3, 4, 5, 6],
-        &[0, 5, 6, 7],
-        &[1, 2, 3, 4],
-    ];
-    for (round, gpus) in sets.into_iter().enumerate() {
-        let slots = u64::try_from(gpus.len())?;
-        let pod = node.admit(&format!("pod-{round}"), gpus, slots)?;
-        let sandbox = format!("s{round}");
-        let bound = node
-            .bind(&pod, &sandbox)
-            .with_context(|| node.daemon.log())?;
-        // Two NICs of a switch are alike to its two GPUs; rails decide, so it is the one of its number.
-        let expected: Vec<&str> = gpus.iter().map(|gpu| NICS[*gpu]).collect();
-        let found: BTreeSet<&str> = hcas(&bound).into_iter().collect();
-        let near = |gpu: &usize| found.contains(NICS[*gpu]) || found.contains(NICS[*gpu ^ 1]);
-        ensure!(
-            gpus.iter().all(near),
-            "{gpus:?}: {found:?}, expected {expected:?}"
-        );
-        if gpus.len() == 4 {
-            assert_eq!(hcas(&bound), expected);
-        }
-        assert_eq!(node.bind(&pod, &sandbox)?, bound, "the same again");
-        assert_eq!(node.unbind(&sandbox)?.len(), gpus.len());
-        node.remove(&pod)?;
-    }
     Ok(())
 }
 
@@ -786,78 +741,6 @@ fn a_pool_that_overlaps_or_has_no_cdi_is_withheld() -> Result<()> {
         "{}",
         daemon.log()
     );
-    Ok(())
-}
-
-/// Pods of random GPUs that come and go, some without a word, under a daemon that is killed.
-fn pods_that_come_and_go_never_share_a_nic() -> Result<()> {
-    let mut node = Node::new(LATE)?;
-    let mut living: Vec<(Admitted, String, Vec<usize>)> = Vec::new();
-    // A generator of its own, so that a failure comes again.
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        usize::try_from(state % u64::try_from(below).unwrap_or(1)).unwrap_or(0)
-    };
-    for round in 0..60 {
-        let used: BTreeSet<usize> = living.iter().flat_map(|one| one.2.clone()).collect();
-        let mut free: Vec<usize> = (0..8).filter(|gpu| !used.contains(gpu)).collect();
-        let wanted = 1 + random(3);
-        if random(2) == 0 && free.len() >= wanted {
-            let gpus: Vec<usize> = (0..wanted)
-                .map(|_| free.remove(random(free.len())))
-                .collect();
-            let pod = node.admit(&format!("pod-{round}"), &gpus, u64::try_from(wanted)?)?;
-            let sandbox = format!("s{round}");
-            let bound = match node.bind(&pod, &sandbox) {
-                Ok(bound) => bound,
-                // Fragments: what is free is too far for strict.
-                Err(error) => {
-                    assert_eq!(kind::<()>(Err(error))?, FailureKind::CannotBind);
-                    node.remove(&pod)?;
-                    continue;
-                }
-            };
-            if random(3) > 0 {
-                // The CNI plugin's record is there first. What it says does not matter: one that
-                // cannot be read protects its sandbox, too.
-                fs::write(node.record(&sandbox)?, "damaged")?;
-                node.commit(&pod, &sandbox)?;
-            }
-            assert_eq!(bound.slots.len(), wanted);
-            living.push((pod, sandbox, gpus));
-        } else if !living.is_empty() {
-            let (pod, sandbox, _) = living.swap_remove(random(living.len()));
-            if node.record(&sandbox)?.exists() {
-                assert_eq!(node.unbind(&sandbox)?.len(), 0, "it has a record");
-                fs::remove_file(node.record(&sandbox)?)?;
-            }
-            node.unbind(&sandbox)?;
-            node.remove(&pod)?;
-        }
-        if round % 20 == 19 {
-            node.daemon.signal(Signal::SIGKILL)?;
-            node.daemon.ended(Duration::from_secs(5))?;
-            node.daemon = start(&node.machine, LATE)?;
-            node.ready()?;
-        }
-        // One file for each HCA: no two pods can have one. Every slot of every pod has one.
-        let taken = node.bindings()?;
-        let units: BTreeSet<&String> = taken.values().collect();
-        assert_eq!(units.len(), taken.len(), "{taken:?}");
-        let slots = living.iter().flat_map(|(pod, ..)| &pod.slots);
-        assert_eq!(units, slots.collect(), "{}", node.daemon.log());
-        ensure!(node.cdi_devices()?.len() <= taken.len());
-    }
-    for (pod, sandbox, _) in living.drain(..) {
-        let _ = fs::remove_file(node.record(&sandbox)?);
-        node.unbind(&sandbox)?;
-        node.remove(&pod)?;
-    }
-    assert_eq!(node.cdi_devices()?.len(), 0);
-    assert_eq!(node.bindings()?.len(), 0, "nothing is left over");
     Ok(())
 }
 
