@@ -4,9 +4,8 @@
 //! resources and core/v1 Nodes, by Kubernetes' own packages. Every server has a loopback address
 //! of its own, so that it keeps its ports when it is restarted.
 //!
-//! - [`ApiServer`]: start, stop, kill, freeze and restart either program; certificates; etcd's
-//!   compaction;
-//! - [`Client`]: requests and watches, by `curl`: no TLS library is among the dependencies;
+//! - [`ApiServer`]: start, kill and restart either program; certificates; etcd's compaction;
+//! - [`Client`]: requests, by `curl`: no TLS library is among the dependencies;
 //! - [`ApiServer::add_node`] and its like: what happens to the Nodes of a cluster.
 #![expect(
     clippy::indexing_slicing,
@@ -31,7 +30,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use certificates::{Authority, Identity};
-pub use client::{Client, Patch, Response, Watch};
+pub use client::{Client, Patch, Response};
 use process::Process;
 
 /// How long either program may take until it answers, on a machine that does much else.
@@ -43,22 +42,11 @@ const API_PORT: u16 = 6443;
 const ETCD_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
 
-/// How the API server is started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WatchCache {
-    /// As in a cluster: a watch from a compacted version goes on as long as the API server
-    /// remembers what happened since, that is until it is restarted.
-    On,
-    /// Watches read from etcd: one from a compacted version gets 410 at once.
-    Off,
-}
-
 /// The two programs, running; dropping it kills them and removes their data.
 #[derive(Debug)]
 pub struct ApiServer {
     programs: PathBuf,
     address: Ipv4Addr,
-    watch_cache: WatchCache,
     authority: Authority,
     admin: Client,
     kubeconfig: PathBuf,
@@ -92,14 +80,6 @@ impl ApiServer {
     /// They are not built, `openssl` or `curl` is missing, or one of them ended or is not ready
     /// in time; the message has the end of its log.
     pub fn start() -> Result<Self> {
-        Self::start_with(WatchCache::On)
-    }
-
-    /// The same, with or without a watch cache.
-    ///
-    /// # Errors
-    /// As [`ApiServer::start`].
-    pub fn start_with(watch_cache: WatchCache) -> Result<Self> {
         let programs = programs()?;
         let directory = tempfile::Builder::new().prefix("api-server-").tempdir()?;
         let address = free_address()?;
@@ -116,7 +96,6 @@ impl ApiServer {
             kubeconfig: admin.with_extension("kubeconfig"),
             programs,
             address,
-            watch_cache,
             authority,
             etcd: None,
             server: None,
@@ -126,12 +105,6 @@ impl ApiServer {
         started.start_etcd()?;
         started.start_api_server()?;
         Ok(started)
-    }
-
-    /// `https://` address and port, the same after each restart.
-    #[must_use]
-    pub fn url(&self) -> &str {
-        self.admin.url()
     }
 
     /// A kubeconfig file with a client certificate of the group `system:masters`.
@@ -156,22 +129,6 @@ impl ApiServer {
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.admin
-    }
-
-    /// A client with a certificate of this user.
-    ///
-    /// # Errors
-    /// The certificate cannot be made.
-    pub fn client_of(&self, name: &str, groups: &[&str]) -> Result<Client> {
-        let stem = self.authority.issue(&Identity::User { name, groups })?;
-        let authority = self.authority.certificate();
-        Ok(Client::new(self.url(), &authority, Some(&stem)))
-    }
-
-    /// A client without a certificate.
-    #[must_use]
-    pub fn anonymous_client(&self) -> Client {
-        Client::new(self.url(), &self.authority.certificate(), None)
     }
 
     /// Applies a `CustomResourceDefinition`, YAML or JSON, as `kubectl apply --server-side` does,
@@ -266,24 +223,12 @@ impl ApiServer {
             .arg(format!(
                 "--client-ca-file={}",
                 self.authority.certificate().display()
-            ))
-            .arg(format!(
-                "--watch-cache={}",
-                self.watch_cache == WatchCache::On
             ));
         let directory = self.directory.path();
         let server = self
             .server
             .insert(Process::spawn(command, directory, "api-server")?);
         server.wait_until_ready(|| Ok(self.admin.get("/readyz")?.status == 200))
-    }
-
-    /// Ends the API server as on SIGTERM.
-    ///
-    /// # Errors
-    /// It does not run, or does not end.
-    pub fn stop_api_server(&mut self) -> Result<()> {
-        taken(&mut self.server, "the API server")?.stop()
     }
 
     /// Ends the API server as on SIGKILL.
@@ -294,14 +239,6 @@ impl ApiServer {
         taken(&mut self.server, "the API server")?.kill()
     }
 
-    /// Ends etcd as on SIGTERM.
-    ///
-    /// # Errors
-    /// It does not run, or does not end.
-    pub fn stop_etcd(&mut self) -> Result<()> {
-        taken(&mut self.etcd, "etcd")?.stop()
-    }
-
     /// Ends etcd as on SIGKILL.
     ///
     /// # Errors
@@ -310,35 +247,8 @@ impl ApiServer {
         taken(&mut self.etcd, "etcd")?.kill()
     }
 
-    /// The API server stays, accepts connections and answers nothing, until
-    /// [`ApiServer::thaw_api_server`].
-    ///
-    /// # Errors
-    /// It does not run.
-    pub fn freeze_api_server(&self) -> Result<()> {
-        self.server
-            .as_ref()
-            .context("the API server does not run")?
-            .freeze()
-    }
-
-    /// The API server goes on where [`ApiServer::freeze_api_server`] stopped it.
-    ///
-    /// # Errors
-    /// It does not run.
-    pub fn thaw_api_server(&self) -> Result<()> {
-        self.server
-            .as_ref()
-            .context("the API server does not run")?
-            .thaw()
-    }
-
-    /// Compacts etcd up to now and returns the revision: nobody can be given what happened before
-    /// it, but by the memory of an API server with a watch cache.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub fn compact(&self) -> Result<u64> {
+    /// Nobody can be given what happened before, but by the API server's memory.
+    fn compact(&self) -> Result<()> {
         let etcd = Client::new(&self.etcd_url(), Path::new(""), None);
         let any = json!({"key": STANDARD.encode("/"), "count_only": true});
         let range = etcd.post("/v3/kv/range", &any)?.expect_success()?;
@@ -351,7 +261,7 @@ impl ApiServer {
         )?
         .expect_success()
         .context("compact etcd")?;
-        Ok(revision.parse()?)
+        Ok(())
     }
 
     /// Compacts etcd and restarts the API server, which then remembers nothing either: a watch
@@ -363,22 +273,6 @@ impl ApiServer {
         self.compact()?;
         self.kill_api_server()?;
         self.start_api_server()
-    }
-
-    /// Process IDs of the API server and of etcd, of those that run.
-    #[must_use]
-    pub fn ids(&self) -> Vec<u32> {
-        [&self.server, &self.etcd]
-            .into_iter()
-            .flatten()
-            .map(Process::id)
-            .collect()
-    }
-
-    /// What the API server has said since its first start.
-    #[must_use]
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.path("api-server.log")).unwrap_or_default()
     }
 
     fn etcd_url(&self) -> String {
@@ -401,7 +295,7 @@ impl ApiServer {
             "current-context": "e2e",
             "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e"}}],
             "clusters": [{"name": "e2e", "cluster": {
-                "server": self.url(),
+                "server": self.admin.url(),
                 "certificate-authority-data": inline(&self.authority.certificate())?,
             }}],
             "users": [{"name": "e2e", "user": {

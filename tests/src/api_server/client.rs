@@ -1,13 +1,12 @@
 //! Requests to the API server and to etcd's JSON gateway, by `curl`.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// The longest a single answer may take.
@@ -56,8 +55,7 @@ impl Response {
     }
 
     /// `reason` of a refusal: `AlreadyExists`, `Conflict`, `Expired`, …; empty otherwise.
-    #[must_use]
-    pub fn reason(&self) -> &str {
+    fn reason(&self) -> &str {
         self.body["reason"].as_str().unwrap_or_default()
     }
 
@@ -98,14 +96,6 @@ impl Client {
         self.request("POST", path, Some(("application/json", body)))
     }
 
-    /// Replaces an object, if its `resourceVersion` is still that of the body.
-    ///
-    /// # Errors
-    /// As [`Client::get`].
-    pub fn put(&self, path: &str, body: &Value) -> Result<Response> {
-        self.request("PUT", path, Some(("application/json", body)))
-    }
-
     /// Changes part of an object.
     ///
     /// # Errors
@@ -125,43 +115,6 @@ impl Client {
     /// As [`Client::get`].
     pub fn delete(&self, path: &str) -> Result<Response> {
         self.request("DELETE", path, None)
-    }
-
-    /// Deletes an object under conditions: `{"preconditions": {"uid": …}}`.
-    ///
-    /// # Errors
-    /// As [`Client::get`].
-    pub fn delete_if(&self, path: &str, options: &Value) -> Result<Response> {
-        self.request("DELETE", path, Some(("application/json", options)))
-    }
-
-    /// Opens a watch: a collection's path with `watch=1` and what else is asked in its query.
-    ///
-    /// # Errors
-    /// `curl` cannot be started. What the server says to the request comes from [`Watch::next`].
-    pub fn watch(&self, path: &str) -> Result<Watch> {
-        // The server's memory of the collection, which answers watches, is made when it starts.
-        let collection = path.split('?').next().unwrap_or(path);
-        let _ = self.get(&format!("{collection}?limit=1&resourceVersion=0"));
-        let mut child = self
-            .curl("GET", path)
-            .arg("--no-buffer")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("start curl")?;
-        let stdout = child.stdout.take().context("curl's output")?;
-        let (sender, events) = channel();
-        // Ends with curl's output.
-        thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(Watch { child, events })
     }
 
     fn curl(&self, method: &str, path: &str) -> Command {
@@ -232,36 +185,5 @@ impl Client {
             status: status.parse()?,
             body: serde_json::from_str(body).unwrap_or_else(|_| Value::from(body)),
         })
-    }
-}
-
-/// A watch; dropping it closes the connection.
-#[derive(Debug)]
-pub struct Watch {
-    child: Child,
-    events: Receiver<String>,
-}
-
-impl Watch {
-    /// The next event: `{"type": …, "object": …}`. A watch that the server refuses has one
-    /// document, a `Status`. `None` when the server has ended the watch.
-    ///
-    /// # Errors
-    /// Nothing came in time, or something that is no JSON.
-    pub fn next(&self, timeout: Duration) -> Result<Option<Value>> {
-        match self.events.recv_timeout(timeout) {
-            Ok(line) => Ok(Some(
-                serde_json::from_str(&line).with_context(|| format!("not an event: {line}"))?,
-            )),
-            Err(RecvTimeoutError::Disconnected) => Ok(None),
-            Err(RecvTimeoutError::Timeout) => Err(anyhow!("no event within {timeout:?}")),
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

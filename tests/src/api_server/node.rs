@@ -1,6 +1,6 @@
 //! What happens to the Node objects of a cluster.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{ApiServer, Patch};
@@ -30,50 +30,6 @@ impl ApiServer {
             .delete(&format!("{NODES}/{name}"))?
             .expect_success()?;
         Ok(())
-    }
-
-    /// Deletes a Node and adds one of the same name and labels, as happens when a machine is
-    /// replaced, and returns the new UID.
-    ///
-    /// # Errors
-    /// There is none, or another takes its place in between.
-    pub fn renew_node(&self, name: &str) -> Result<String> {
-        let path = format!("{NODES}/{name}");
-        let old = self.client().get(&path)?.expect_success()?;
-        let condition = json!({"preconditions": {"uid": uid_of(&old)?}});
-        self.client()
-            .delete_if(&path, &condition)?
-            .expect_success()?;
-        let node = json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": name, "labels": old["metadata"]["labels"]},
-        });
-        uid_of(&self.client().post(NODES, &node)?.expect_success()?)
-    }
-
-    /// Adds a taint to a Node, or replaces the one of its key and effect.
-    ///
-    /// # Errors
-    /// There is no such Node, the taint is not valid, or others write the Node all the time.
-    pub fn taint_node(&self, name: &str, key: &str, value: &str, effect: &str) -> Result<()> {
-        let path = format!("{NODES}/{name}");
-        for _ in 0..10 {
-            let mut node = self.client().get(&path)?.expect_success()?;
-            let mut taints = match node["spec"]["taints"].take() {
-                Value::Array(taints) => taints,
-                _ => Vec::new(),
-            };
-            taints.retain(|taint| taint["key"] != key || taint["effect"] != effect);
-            taints.push(json!({"key": key, "value": value, "effect": effect}));
-            node["spec"]["taints"] = taints.into();
-            let answer = self.client().put(&path, &node)?;
-            if answer.status != 409 {
-                answer.expect_success()?;
-                return Ok(());
-            }
-        }
-        bail!("Node {name} is written by others all the time")
     }
 
     /// What a Node's kubelet reports: whether it is ready.

@@ -3,16 +3,11 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use super::{READY_INTERVAL, READY_TIMEOUT};
-
-/// How long an orderly end may take.
-const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running program; dropping it kills it.
 #[derive(Debug)]
@@ -39,10 +34,6 @@ impl Process {
             .spawn()
             .with_context(|| format!("start {}", command.get_program().display()))?;
         Ok(Self { name, child, log })
-    }
-
-    pub(super) fn id(&self) -> u32 {
-        self.child.id()
     }
 
     /// Asks until it is so. Gives up when the program ended or the time is over; an error of the
@@ -74,35 +65,10 @@ impl Process {
         }
     }
 
-    pub(super) fn stop(mut self) -> Result<()> {
-        self.signal(Signal::SIGTERM)?;
-        let end = Instant::now() + STOP_TIMEOUT;
-        while Instant::now() < end {
-            if self.child.try_wait()?.is_some() {
-                return Ok(());
-            }
-            std::thread::sleep(READY_INTERVAL);
-        }
-        bail!("{} still runs {STOP_TIMEOUT:?} after SIGTERM", self.name);
-    }
-
     pub(super) fn kill(mut self) -> Result<()> {
         self.child.kill().context("kill")?;
         self.child.wait()?;
         Ok(())
-    }
-
-    pub(super) fn freeze(&self) -> Result<()> {
-        self.signal(Signal::SIGSTOP)
-    }
-
-    pub(super) fn thaw(&self) -> Result<()> {
-        self.signal(Signal::SIGCONT)
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        let id = Pid::from_raw(i32::try_from(self.child.id())?);
-        kill(id, signal).with_context(|| format!("send {signal} to {}", self.name))
     }
 
     fn last_words(&self) -> String {

@@ -91,7 +91,6 @@ modules! {
     ipam_faults,
     ipam_kill,
     ipam_power,
-    standin_api_server,
     standin_kubelet,
     standin_multus,
     standin_netns,
