@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use hca::topology::{Class, Machine, PciLocation, Request, choose};
-use hca_trees::{Tree, machine};
+use hca_trees::{Tree, cloud, machine};
 
 /// Scans the machine that `lay` makes.
 fn scan(lay: impl Fn(&Tree)) -> Machine {
@@ -138,6 +138,21 @@ fn nd_h100_shows_only_sockets() {
         [first, first, first, first, second, second, second, second]
     );
     assert!(nd.hides_switches());
+}
+
+#[test]
+fn azure_nd_gb300_has_node_at_best() {
+    let azure = scan(cloud::azure_nd_gb300);
+    let (first, second) = ("NODE NODE SYS SYS", "SYS SYS NODE NODE");
+    assert_eq!(gpu_nic(&azure), [first, first, second, second]);
+    // Which GPU a NIC is next to cannot be seen: one of the GPU's CPU is as near as can be had.
+    let request = Request {
+        gpus: set(&[0, 3]),
+        count: 2,
+        strict: true,
+        ..Request::default()
+    };
+    assert_eq!(choose(&azure, &request).unwrap().nics, [0, 3]);
 }
 
 #[test]

@@ -17,8 +17,9 @@ use decide::Mode;
 
 type Lay = fn(&Tree);
 
-const MACHINES: [(&str, Lay); 18] = [
+const MACHINES: [(&str, Lay); 19] = [
     ("a4", machine::a4),
+    ("azure-nd-gb300", cloud::azure_nd_gb300),
     ("azure-nd-h100", cloud::azure_nd_h100),
     ("cascaded-switches", machine::cascaded_switches),
     ("egx", machine::egx),

@@ -6,7 +6,6 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,7 +33,7 @@ cases! {
 }
 
 pub(crate) const NIC: &str = "rdma/nic";
-const GPU: &str = "nvidia.com/gpu";
+pub(crate) const GPU: &str = "nvidia.com/gpu";
 const LATE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  \
                     binding: late\n  select: {linkTypes: [ether]}\n";
 /// GPUs, and as many NICs.
@@ -74,7 +73,11 @@ pub(crate) const NETDEVS: [&str; COUNT] = [
 ];
 
 pub(crate) fn uuid(gpu: usize) -> String {
-    format!("GPU-{}", GPUS[gpu].replace([':', '.'], "-"))
+    uuid_of(GPUS[gpu])
+}
+
+fn uuid_of(address: &str) -> String {
+    format!("GPU-{}", address.replace([':', '.'], "-"))
 }
 
 /// The machine, with all that runs on a node.
@@ -82,7 +85,11 @@ pub(crate) struct Node {
     pub(crate) scene: Scene,
     pub(crate) kubelet: Kubelet,
     pub(crate) daemon: Daemon,
+    /// The resource of its one pool.
+    resource: String,
     gpus: Plugin,
+    /// In order of PCI address.
+    uuids: Vec<String>,
 }
 
 /// A pod that the kubelet admitted.
@@ -110,11 +117,26 @@ impl Node {
             machine::a4(tree);
         };
         let scene = Scene::laid(lay, &NETDEVS)?;
-        make_nodes(scene.tree()?)?;
         let cdi = scene.host.directory().join("cdi");
         // The same addresses again, whatever a case does before.
         let keys = json!({"cdiDir": cdi, "ipam": {"cooldown": "0s"}});
         scene.policy(&json!({"unallocated": null}), &keys)?;
+        Self::on(scene, LATE, NIC, COUNT)
+    }
+
+    /// A machine of files whose daemon has this configuration, of one pool with so many units.
+    pub(crate) fn on(scene: Scene, config: &str, resource: &str, units: usize) -> Result<Self> {
+        let tree = scene.tree()?;
+        make_nodes(tree)?;
+        let mut uuids = Vec::new();
+        for gpu in fs::read_dir(tree.path("/proc/driver/nvidia/gpus"))
+            .into_iter()
+            .flatten()
+        {
+            uuids.push(uuid_of(&gpu?.file_name().to_string_lossy()));
+        }
+        uuids.sort();
+        fs::write(config_file(&scene), config)?;
         fs::create_dir_all(scene.host_root().join("run"))?;
         DirBuilder::new().mode(0o700).create(scene.host.state())?;
         let kubelet = Kubelet::start(settings(&scene))?;
@@ -127,19 +149,21 @@ impl Node {
             ..Script::default()
         };
         let gpus = Plugin::serve(&settings(&scene).device_plugins, "gpu.sock", script)?;
-        let ids: Vec<String> = (0..COUNT).map(uuid).collect();
-        gpus.list_healthy(&ids.iter().map(String::as_str).collect::<Vec<_>>());
+        gpus.list_healthy(&uuids.iter().map(String::as_str).collect::<Vec<_>>());
         gpus.register(GPU)?;
         let node = Self {
             scene,
             kubelet,
             daemon,
+            resource: resource.to_owned(),
             gpus,
+            uuids,
         };
-        let listed = node.kubelet.wait_allocatable(NIC, COUNT, WAIT_TIMEOUT);
+        let listed = node.kubelet.wait_allocatable(resource, units, WAIT_TIMEOUT);
         listed.with_context(|| node.daemon.log())?;
         node.listens()?;
-        node.kubelet.wait_allocatable(GPU, COUNT, WAIT_TIMEOUT)?;
+        let gpus = node.uuids.len();
+        node.kubelet.wait_allocatable(GPU, gpus, WAIT_TIMEOUT)?;
         Ok(node)
     }
 
@@ -160,7 +184,8 @@ impl Node {
     }
 
     pub(crate) fn admit_pod(&self, pod: Pod, gpus: &[usize]) -> Result<Admitted> {
-        self.gpus.script.lock().unwrap().preferred = gpus.iter().map(|gpu| uuid(*gpu)).collect();
+        let wanted: BTreeSet<String> = gpus.iter().map(|gpu| self.uuids[*gpu].clone()).collect();
+        self.gpus.script.lock().unwrap().preferred = wanted.iter().cloned().collect();
         let (name, uid) = (pod.metadata.name.clone(), pod.metadata.uid.clone());
         let started = Instant::now();
         // A daemon that was started a moment ago has not registered yet.
@@ -175,7 +200,6 @@ impl Node {
             own.flat_map(|(_, ids)| ids.clone()).collect()
         };
         let given: BTreeSet<String> = of(GPU).into_iter().collect();
-        let wanted: BTreeSet<String> = gpus.iter().map(|gpu| uuid(*gpu)).collect();
         ensure!(
             given == wanted,
             "the kubelet gave {given:?}, not {wanted:?}"
@@ -186,7 +210,7 @@ impl Node {
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name};K8S_POD_UID={uid}"
         );
         Ok(Admitted {
-            slots: of(NIC),
+            slots: of(&self.resource),
             gpus: gpus.to_vec(),
             netns,
             call,
@@ -212,12 +236,16 @@ impl Node {
 
     /// ADD; on a busy machine the kubelet may be late, and the runtime tries again after DEL.
     pub(crate) fn add(&self, pod: &Admitted, keys: &Value) -> Result<Value> {
+        self.add_by(&pod.call, &self.network(pod, keys))
+    }
+
+    pub(crate) fn add_by(&self, call: &Call, network: &Value) -> Result<Value> {
         for _ in 0..5 {
-            let answer = answer_of(&pod.call, "ADD", &self.network(pod, keys))?;
+            let answer = answer_of(call, "ADD", network)?;
             if answer.status.success() || !is_late(&answer)? {
                 return answer.success().with_context(|| self.daemon.log());
             }
-            self.del(pod, keys)?;
+            answer_of(call, "DEL", network)?.success().context("DEL")?;
         }
         bail!("the kubelet is late: {}", self.daemon.log())
     }
@@ -258,7 +286,7 @@ impl Node {
     }
 
     /// What a container runtime finds: slots with the paths of their nodes.
-    fn cdi_devices(&self) -> Result<BTreeMap<String, Vec<String>>> {
+    pub(crate) fn cdi_devices(&self) -> Result<BTreeMap<String, Vec<String>>> {
         let mut devices = BTreeMap::new();
         for entry in fs::read_dir(self.cdi()).into_iter().flatten() {
             let path = entry?.path();
@@ -281,7 +309,7 @@ impl Node {
     }
 
     /// The directory of an HCA's PCI function.
-    fn function(&self, hca: &str) -> Result<PathBuf> {
+    pub(crate) fn function(&self, hca: &str) -> Result<PathBuf> {
         let path = self
             .scene
             .tree()?
@@ -290,7 +318,7 @@ impl Node {
     }
 
     /// The verbs node that an HCA has now.
-    fn verbs(&self, hca: &str) -> Result<String> {
+    pub(crate) fn verbs(&self, hca: &str) -> Result<String> {
         let mut names = fs::read_dir(self.function(hca)?.join("infiniband_verbs"))?;
         let name = names.next().context("a verbs node")??.file_name();
         Ok(name.to_string_lossy().into_owned())
@@ -338,13 +366,15 @@ fn socket(scene: &Scene) -> PathBuf {
     scene.host_root().join("run/rdma-netdev/node.sock")
 }
 
+fn config_file(scene: &Scene) -> PathBuf {
+    scene.host.directory().join("config")
+}
+
 fn start(scene: &Scene) -> Result<Daemon> {
-    let config = scene.host.directory().join("config");
-    fs::write(&config, LATE)?;
     let settings = settings(scene);
-    let mut command = Command::new(product("rdma-device-plugin")?);
+    let mut command = scene.host.netns.command(product("rdma-device-plugin")?);
     let flags: [(&str, &Path); 7] = [
-        ("--config-file", &config),
+        ("--config-file", &config_file(scene)),
         ("--host-root", &scene.host_root()),
         ("--device-plugin-dir", &settings.device_plugins),
         ("--kubelet-root-dir", &settings.root),

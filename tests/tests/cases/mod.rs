@@ -35,6 +35,7 @@ modules! {
     cni_late_machine,
     cni_late_rails,
     cni_log,
+    cni_machines,
     cni_move,
     cni_policy,
     cni_protocol,

@@ -147,6 +147,14 @@ fn azure_nd_offers_infiniband_and_never_the_vf_below_netvsc() {
 }
 
 #[test]
+fn azure_nd_gb300_offers_its_four_vfs() {
+    let azure = offer(cloud::azure_nd_gb300, &shipped("Azure ND"));
+    assert_eq!(azure.hcas, named("mlx5_", 0..4));
+    assert_eq!(azure.excluded(), [""; 0]);
+    assert_eq!(azure.bound(&[2], 1), (named("mlx5_", [2]), "NODE".into()));
+}
+
+#[test]
 fn oci_bm_gpu_offers_a_vf_of_each_port_although_each_has_a_default_route() {
     let oci = offer(cloud::oci, &shipped("OCI BM.GPU"));
     assert_eq!(oci.hcas, named("mlx5_", 16..32));

@@ -3,7 +3,7 @@
 
 use std::net::Ipv6Addr;
 
-use super::machine::{a4, nd_h100, oci_h100};
+use super::machine::{a4, nd_h100, oci_h100, vmbus_root};
 use super::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
 
 /// A function that is not a fabric's NIC: address, PCI IDs, driver.
@@ -40,6 +40,17 @@ impl Tree {
         self.link(above.join(format!("lower_{member}")), &below);
         self.link(below.join(format!("upper_{master}")), &above);
         self.link(below.join("master"), &above);
+    }
+
+    /// Lays Hyper-V's netdev `eth0`, which carries the node.
+    fn netvsc(&self) {
+        self.netdev(&NetdevSpec {
+            name: "eth0",
+            on: On::Vmbus("000d3a01-0203-000d-3a01-0203000d3a01", "hv_netvsc"),
+            mtu: 1500,
+            ..NetdevSpec::default()
+        });
+        self.default_route("eth0");
     }
 
     /// Gives the host IPv6 default routes that were learned from router advertisements.
@@ -80,14 +91,50 @@ pub fn azure_nd_h100(tree: &Tree) {
     plain(vf, (0x15b3, 0x101a), "mlx5_core", |spec| {
         tree.nic(spec, "mlx5_an0", "enP256s1", &[PortSpec::ROCE]);
     });
-    tree.netdev(&NetdevSpec {
-        name: "eth0",
-        on: On::Vmbus("000d3a01-0203-000d-3a01-0203000d3a01", "hv_netvsc"),
-        mtu: 1500,
-        ..NetdevSpec::default()
-    });
+    tree.netvsc();
     tree.enslave("eth0", "enP256s1");
-    tree.default_route("eth0");
+}
+
+/// Azure ND GB300 v6 (`Standard_ND128isr_GB300_v6`, 128 cores), as `examples/azure_aks_examples/gb300`
+/// in kubernetes-sigs/dranet lists a live node: two NUMA nodes, GPUs at 0008:06:00.0 to 0019:06:00.0,
+/// and in domains 0101 to 0104 `ConnectX` VFs with InfiniBand of 800 Gb/s and without a netdev.
+/// Assumed: bridges above the GPUs as in a bare tray, VMBus roots as on ND H100 v5, which cores are of
+/// which node. Not published, thus absent: a VF below `eth0`, NUMA nodes of the GPUs' memory, functions
+/// of Data Direct.
+pub fn azure_nd_gb300(tree: &Tree) {
+    tree.sockets(&["0-63", "64-127"]);
+    for (domain, numa_node) in [("0008", 0), ("0009", 0), ("0018", 1), ("0019", 1)] {
+        let gpu = PciSpec {
+            address: &format!("{domain}:06:00.0"),
+            above: &format!("pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0/{domain}:02:03.0"),
+            device: 0x31c2,
+            numa_node,
+            ..PciSpec::GPU
+        };
+        tree.gpu(&gpu, "NVIDIA GB300");
+    }
+    for (number, numa_node) in [0, 0, 1, 1].into_iter().enumerate() {
+        let domain = format!("010{}", number + 1);
+        let port = PortSpec {
+            rate: "800 Gb/sec (4X XDR)",
+            ..PortSpec::INFINIBAND
+        };
+        tree.nic(
+            &PciSpec {
+                address: &format!("{domain}:00:00.0"),
+                above: &vmbus_root(&domain),
+                device: 0x101e,
+                class: 0x02_0700,
+                numa_node,
+                total_vfs: 0,
+                ..PciSpec::MLX5
+            },
+            &format!("mlx5_{number}"),
+            "",
+            &[port],
+        );
+    }
+    tree.netvsc();
 }
 
 /// OCI BM.GPU.H100: sixteen RoCE ports on eight cards, each of which learns a default route from

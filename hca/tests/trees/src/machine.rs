@@ -224,20 +224,22 @@ pub fn p4d(tree: &Tree) {
     }
 }
 
+/// The root of a PCI domain that Hyper-V passes through.
+pub(super) fn vmbus_root(domain: &str) -> String {
+    let bus = "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00";
+    format!("{bus}/00000041-0000-0000-3130-44453{domain}/pci{domain}:00")
+}
+
 /// Azure ND H100 v5: each GPU and each NIC on a VMBus root of its own.
 pub fn nd_h100(tree: &Tree) {
     tree.sockets(&["0-47", "48-95"]);
-    let root = |domain: &str| {
-        let bus = "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00";
-        format!("{bus}/00000041-0000-0000-3130-44453{domain}/pci{domain}:00")
-    };
     let gpus = [
         "0001", "0002", "0003", "0008", "0009", "000a", "000b", "000c",
     ];
     for (number, domain) in gpus.into_iter().enumerate() {
         let spec = PciSpec {
             address: &format!("{domain}:00:00.0"),
-            above: &root(domain),
+            above: &vmbus_root(domain),
             numa_node: i32::from(number >= 4),
             ..PciSpec::GPU
         };
@@ -247,7 +249,7 @@ pub fn nd_h100(tree: &Tree) {
         let domain = format!("010{}", number + 1);
         let spec = PciSpec {
             address: &format!("{domain}:00:00.0"),
-            above: &root(&domain),
+            above: &vmbus_root(&domain),
             class: 0x02_0700,
             numa_node: i32::from(number >= 4),
             total_vfs: 0,
