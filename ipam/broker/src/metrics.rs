@@ -12,7 +12,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
 
 use crate::api::transport::Requests;
 
@@ -87,25 +86,6 @@ impl Metrics {
         let mut text = String::new();
         text::encode(&mut text, &registry)?;
         Ok(text)
-    }
-
-    /// The same as a document, for the file that `rdma-ipam` reads.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        let spaces = self.spaces.iter().map(|(space, of)| {
-            json!({
-                "store": space.store, "networkName": space.network_name, "blocks": of.blocks,
-                "addresses": of.addresses, "used": of.used, "conflicts": of.conflicts,
-                "rangesWithoutFreeBlock": of.ranges_without_free_block,
-            })
-        });
-        json!({
-            "version": 1,
-            "interrupted": self.interrupted,
-            "lostBlocks": self.lost_blocks,
-            "conflicts": self.spaces.values().map(|of| of.conflicts).sum::<u64>(),
-            "spaces": spaces.collect::<Vec<_>>(),
-        })
     }
 }
 
@@ -280,6 +260,5 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        assert_eq!(metrics.to_json()["conflicts"], 1);
     }
 }

@@ -1,5 +1,6 @@
 //! Faults in a certain order, against the same API as the model.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use ipam::block::{AddressSpace, hash};
@@ -8,6 +9,8 @@ use node::policy::StoreKind;
 use node_wire::FailureKind;
 use rdma_ipam_broker::api::document::{NODE_LABEL, label_hash};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::{Api, Fault, LATE, Machine, check, on_one_thread};
 
@@ -38,6 +41,17 @@ async fn within(time: Duration, what: &str, mut check: impl FnMut() -> bool) {
         assert!(tokio::time::Instant::now() < deadline, "not so: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// What a broker serves over HTTP; empty until it listens.
+async fn metrics(address: SocketAddr) -> String {
+    let mut answer = String::new();
+    if let Ok(mut stream) = TcpStream::connect(address).await {
+        let request = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        stream.read_to_string(&mut answer).await.unwrap();
+    }
+    answer
 }
 
 /// As a runtime: an ADD that did not get its answer in time is made again.
@@ -845,21 +859,34 @@ fn a_lease_in_another_nodes_block_gets_its_block_once_that_node_is_gone() {
 fn a_range_without_a_free_block_is_said_while_it_is_so() {
     on_one_thread(async {
         let api = Api::start().await;
-        let mut one = started(&api, 1).await;
+        let mut one = Machine::new(1);
+        api.add_node(&one.name);
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        one.metrics = Some(address);
+        one.start(&api);
         take_the_rest(&mut one).await;
-        let file = one.policy.state_dir.join("blocks/.status.json");
-        let full = || {
-            let text = std::fs::read_to_string(&file).unwrap_or_default();
-            let status: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-            status["spaces"][0]["rangesWithoutFreeBlock"].as_u64()
+        // Ranges in use are read twice a minute, and the metrics are made six times.
+        let until = async |count: u64| {
+            let line = format!(
+                "rdma_ipam_broker_ranges_without_free_block{{store=\"default\",network_name=\"\"}} {count}"
+            );
+            let says = async {
+                while !metrics(address).await.contains(&line) {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            let time = Duration::from_secs(120);
+            tokio::time::timeout(time, says)
+                .await
+                .unwrap_or_else(|_| panic!("never {line}"));
         };
-        // Ranges in use are read twice a minute, and the file is written six times.
-        let time = Duration::from_secs(120);
-        within(time, "it is full", || full() == Some(1)).await;
+        until(1).await;
         while !one.pods.is_empty() {
             one.del(0);
         }
-        within(time, "it is no longer", || full() == Some(0)).await;
+        until(0).await;
         one.kill().await;
     });
 }
