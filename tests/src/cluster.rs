@@ -218,6 +218,21 @@ impl BrokerNode {
         Ok(())
     }
 
+    /// `rdmactl addresses` on this node.
+    ///
+    /// # Errors
+    /// It is not built, or could not be started.
+    pub fn addresses(&self, arguments: &[&str]) -> Result<Answer> {
+        let mut command = Command::new(product("rdmactl")?);
+        command
+            .env_clear()
+            .arg("addresses")
+            .args(arguments)
+            .arg("--policy")
+            .arg(self.path("policy.json"));
+        answer(&mut command, b"")
+    }
+
     /// `rdmactl blocks` on this node.
     ///
     /// # Errors
