@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use node::policy::{Policy, StoreKind};
 use node_server::http::{self, Details, Pages};
-use node_server::socket::{NodeSocket, Socket};
+use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
 use tokio::sync::{mpsc, oneshot};
@@ -185,13 +185,12 @@ async fn serve(
     }
     // Only now: the first question finds the grants read.
     if let Some(path) = settings.socket {
-        let (socket, state) = NodeSocket::new(Some(path.clone()), &FailureKind::OF_BROKER);
         let socket = Socket {
             path,
             flag: "--socket",
             nonce: format!("{:016x}", node::random::random64()),
-            state,
-            connections: Connections::new(asker, socket.counts.clone()),
+            state: tokio::sync::watch::Sender::default(),
+            connections: Connections::new(asker),
         };
         let stop = stop.clone();
         services.spawn(async move { socket.serve(&stop).await });
