@@ -43,7 +43,7 @@ pub(crate) struct Blocks {
 enum Command {
     /// Take a block from its node, which is gone for good: an administrator's word
     Release(release::Release),
-    /// Compare the blocks with the cluster's nodes; on a node also with its grants and leases
+    /// Compare the blocks with each other and their ranges; on a node also with its grants
     Fsck,
 }
 

@@ -1,5 +1,5 @@
 //! What takes time to read, and is served as metrics: counters of ports and of CNI calls, and how
-//! full address pools are. Its age is a metric, so that an old value is not taken for a new one.
+//! full address pools are.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -58,8 +58,6 @@ pub(crate) struct PoolFill {
     pub network_name: String,
     /// Addresses that the pool may give.
     pub size: f64,
-    /// Those that are leased.
-    pub used: f64,
     /// Those that are neither leased nor cooling down.
     pub free: f64,
 }
@@ -175,7 +173,6 @@ fn fill(plugin: &Plugin, name: &str, sharing: Sharing) -> Result<Vec<PoolFill>, 
         range: pool.range.to_string(),
         network_name: pool.network_name.clone().unwrap_or_default(),
         size: rounded(pool.size()),
-        used: rounded(usage.taken),
         free: rounded(usage.free(pool)),
     });
     Ok(fills.collect())

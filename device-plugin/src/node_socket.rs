@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hca::HcaId;
+use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
-use node_server::socket::{Counts, Socket};
 pub(crate) use node_server::socket::{NodeSocket, State};
 use node_wire::{Answer, Failure, PodUnits, Question};
 use tokio::sync::watch;
@@ -103,7 +103,6 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
 pub(crate) async fn keep_serving(
     settings: Settings,
     (pods, binder): (Arc<Pods>, Arc<Binder>),
-    counts: Arc<Counts>,
     mut reports: watch::Receiver<Arc<Report>>,
     state: watch::Sender<State>,
     stop: CancellationToken,
@@ -116,7 +115,7 @@ pub(crate) async fn keep_serving(
         reports: reports.clone(),
         binder,
     };
-    let connections = Connections::new(units, counts);
+    let connections = Connections::new(units);
     let scanned = reports.wait_for(|report| report.scans.done);
     tokio::select! {
         () = stop.cancelled() => return,

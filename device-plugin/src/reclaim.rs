@@ -41,8 +41,6 @@ const PART_TIMEOUT: Duration = Duration::from_secs(30);
 /// What was cleaned up since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Rounds.
-    pub rounds: u64,
     /// Attachments undone.
     pub attachments: u64,
     /// Attachments that could not be undone, and parts of a round that failed or are late; each
@@ -118,7 +116,6 @@ pub(crate) async fn keep_reclaiming(
 /// Adds what was cleaned up.
 fn note(published: &watch::Sender<Counts>, more: &Counts) {
     published.send_if_modified(|all| {
-        all.rounds += more.rounds;
         all.attachments += more.attachments;
         all.failures += more.failures;
         all.leases += more.leases;
@@ -160,7 +157,6 @@ impl Round {
         if round.idle.is_some() {
             return round;
         }
-        round.counts.rounds = 1;
         let (policy, fault) = Policy::load_for_release(&paths.node.policy);
         if let Some(fault) = fault {
             tracing::warn!("{}", fault.with_remedy());

@@ -68,8 +68,6 @@ pub(crate) struct Configuration {
     pub format: Format,
     /// How many configurations have been in force.
     pub generation: u64,
-    /// Files that were refused since the start.
-    pub refused: u64,
     /// Why the file as it is now is not in force.
     pub error: Option<String>,
 }
@@ -89,8 +87,6 @@ pub(crate) struct ScanCounts {
     pub done: bool,
     /// How long the last one took.
     pub last: Duration,
-    /// How long all took.
-    pub total: Duration,
 }
 
 /// One resource.

@@ -17,7 +17,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use node::identity::boot_id;
 use node_server::http;
-use node_wire::FailureKind;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -151,9 +150,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 
     remove_leftovers(&settings, &node_files);
     let files = StateFiles::new(paths.clone(), &readers);
-    let (node_socket, state) =
-        NodeSocket::new(settings.node_socket.clone(), &FailureKind::OF_DAEMON);
-    let counts = node_socket.counts.clone();
+    let (node_socket, state) = NodeSocket::new(settings.node_socket.clone());
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
     let daemon = Daemon::new(
         settings,
@@ -193,7 +190,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     services.spawn(node_socket::keep_serving(
         asked_for,
         (pods, binder),
-        counts,
         daemon.report(),
         state,
         stop.clone(),

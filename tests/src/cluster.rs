@@ -2,6 +2,8 @@
 //! state directory, leases of its own, and `rdma-ipam` called on them.
 
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -69,6 +71,8 @@ pub fn blocks_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
 pub struct BrokerNode {
     name: String,
     kubeconfig: PathBuf,
+    /// Where the broker serves its metrics.
+    metrics: SocketAddr,
     place: TempDir,
     broker: Option<Child>,
 }
@@ -94,6 +98,8 @@ impl BrokerNode {
         let node = Self {
             name: name.to_owned(),
             kubeconfig: server.kubeconfig().to_owned(),
+            // Free a moment ago.
+            metrics: TcpListener::bind("127.0.0.1:0")?.local_addr()?,
             broker: None,
             place,
         };
@@ -162,6 +168,7 @@ impl BrokerNode {
             .arg(NAMESPACE)
             .arg("--socket")
             .arg(self.socket())
+            .arg(format!("--metrics-addr={}", self.metrics))
             .args(["--rest=1", "--settle=5"])
             .arg("--log-level=debug")
             .stdin(Stdio::null())
@@ -211,6 +218,21 @@ impl BrokerNode {
         Ok(())
     }
 
+    /// `rdmactl addresses` on this node.
+    ///
+    /// # Errors
+    /// It is not built, or could not be started.
+    pub fn addresses(&self, arguments: &[&str]) -> Result<Answer> {
+        let mut command = Command::new(product("rdmactl")?);
+        command
+            .env_clear()
+            .arg("addresses")
+            .args(arguments)
+            .arg("--policy")
+            .arg(self.path("policy.json"));
+        answer(&mut command, b"")
+    }
+
     /// `rdmactl blocks` on this node.
     ///
     /// # Errors
@@ -238,13 +260,23 @@ impl BrokerNode {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// What the broker says of itself, in its file.
+    /// The sum of a metric of the broker over its address spaces.
     ///
     /// # Errors
-    /// There is no such file yet, or it is no JSON.
-    pub fn status(&self) -> Result<Value> {
-        let text = fs::read(self.path("state/blocks/.status.json"))?;
-        Ok(serde_json::from_slice(&text)?)
+    /// The broker does not serve its metrics, or not this one.
+    pub fn metric(&self, name: &str) -> Result<f64> {
+        let mut stream = TcpStream::connect(self.metrics)?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let start = format!("rdma_ipam_broker_{name}{{");
+        let lines = answer.lines().filter(|line| line.starts_with(&start));
+        let values: Vec<&str> = lines
+            .filter_map(|line| line.split(' ').next_back())
+            .collect();
+        ensure!(!values.is_empty(), "no {name} in {answer}");
+        let values: Result<Vec<f64>, _> = values.into_iter().map(str::parse).collect();
+        Ok(values?.into_iter().sum())
     }
 
     /// Asks the broker for so many addresses of a range, as an ADD does.

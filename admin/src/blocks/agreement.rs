@@ -1,4 +1,4 @@
-//! What of the objects, the nodes and this node's grants does not agree. Decided on what was read at
+//! What of the objects and this node's grants does not agree. Decided on what was read at
 //! about one time; who asks reads again before it says so.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,6 @@ use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
 
 use rdma_ipam_broker::api::document::{BlockObject, NodeId, RangeObject, RangeSpec};
-use rdma_ipam_broker::decide::standing::NodeState;
 
 /// Something that does not agree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,12 +24,8 @@ impl Finding {
     }
 }
 
-/// What is wrong with the objects of the cluster. A node without state is gone.
-pub(super) fn of_cluster(
-    blocks: &[BlockObject],
-    ranges: &[RangeObject],
-    states: &BTreeMap<String, NodeState>,
-) -> Vec<Finding> {
+/// What is wrong with the objects of the cluster.
+pub(super) fn of_cluster(blocks: &[BlockObject], ranges: &[RangeObject]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut confirmed: Vec<&RangeSpec> = Vec::new();
     for range in ranges.iter().filter(|range| range.spec.confirmed) {
@@ -71,7 +66,6 @@ pub(super) fn of_cluster(
         findings.extend(blocks.iter().filter_map(|block| misfit(block, &confirmed)));
         blocks.sort_by_key(|block| (block.spec.block.network(), block.spec.block.prefix()));
         findings.extend(overlaps(&blocks));
-        findings.extend(blocks.iter().filter_map(|block| end(block, states)));
     }
     findings
 }
@@ -120,54 +114,6 @@ fn overlaps(blocks: &[&BlockObject]) -> Vec<Finding> {
         around.push(block);
     }
     findings
-}
-
-/// The flags by which a command finds a space.
-fn flags(space: &AddressSpace) -> String {
-    let store = match space.store.as_str() {
-        "default" => String::new(),
-        store => format!(" --store {store}"),
-    };
-    match &space.network_name {
-        Some(name) => format!("{store} --network-name {name}"),
-        None => store,
-    }
-}
-
-/// That a block's node is gone, or is marked so and is not.
-fn end(block: &BlockObject, states: &BTreeMap<String, NodeState>) -> Option<Finding> {
-    let node = block.node();
-    let state = states.get(&node.name).unwrap_or(&NodeState::Gone);
-    let what = match (state.end_of(&node), &block.spec.over) {
-        (None, over) if state.is_anew(&node) && !over.as_ref().is_some_and(|o| o.administrator) => {
-            format!(
-                "node {} was registered anew since it got the block, from UID {}: its broker renews the block \
-                 within a minute if it is the same machine, and otherwise removes it after it has rested; does \
-                 that broker run?",
-                node.name, node.uid
-            )
-        }
-        (None, None) => return None,
-        (_, Some(over)) if over.administrator => format!(
-            "an administrator took it from node {}; it rests since {} and goes to another node after the \
-             cool-down",
-            node.name, over.since
-        ),
-        (Some(why), Some(over)) => format!(
-            "{why}; it rests since {} and goes to another node after the cool-down",
-            over.since
-        ),
-        (Some(why), None) => format!(
-            "{why}; brokers find that within the hour, and rdmactl blocks release --block {}{} says it now",
-            block.spec.block,
-            flags(&block.space())
-        ),
-        (None, Some(over)) => format!(
-            "it is marked as over ({}), and node {} is there: its broker takes the mark off; does it run?",
-            over.why, node.name
-        ),
-    };
-    Some(Finding::of(block, what))
 }
 
 /// What is wrong with the grants of this node. `blocks` are all objects with its label, `grants` those
@@ -276,21 +222,13 @@ mod tests {
         block
     }
 
-    fn found(blocks: &[BlockObject], node: &NodeState) -> Vec<String> {
+    fn found(blocks: &[BlockObject]) -> Vec<String> {
         let ranges = [
             range("10.0.0.0/24", 28, &["10.0.0.32/30"]),
             range("fd00::/64", 122, &[]),
         ];
-        let states = [("n1".to_owned(), node.clone())].into();
-        let findings = of_cluster(blocks, &ranges, &states);
+        let findings = of_cluster(blocks, &ranges);
         findings.into_iter().map(|finding| finding.what).collect()
-    }
-
-    fn there() -> NodeState {
-        NodeState::There {
-            uid: "u1".into(),
-            out_of_service: false,
-        }
     }
 
     #[test]
@@ -302,7 +240,7 @@ mod tests {
             block("10.0.0.34/32"),
             block("fd00::40/122"),
         ];
-        assert_eq!(found(&blocks, &there()), Vec::<String>::new());
+        assert_eq!(found(&blocks), Vec::<String>::new());
     }
 
     #[test]
@@ -313,7 +251,7 @@ mod tests {
             block("10.0.0.16/28"),
             block("10.0.0.0/27"),
         ];
-        let found = found(&blocks, &there());
+        let found = found(&blocks);
         let overlaps = found.iter().filter(|what| what.contains("overlaps"));
         assert_eq!(overlaps.count(), 3, "{found:?}");
         let misfits = found.iter().filter(|what| what.contains("cut into /28"));
@@ -332,8 +270,7 @@ mod tests {
             renamed,
             unconfirmed,
         ];
-        let states = [("n1".to_owned(), there())].into();
-        let findings = of_cluster(&[block("10.9.0.0/28")], &ranges, &states);
+        let findings = of_cluster(&[block("10.9.0.0/28")], &ranges);
         let found: Vec<&str> = findings.iter().map(|finding| &*finding.what).collect();
         assert_eq!(found.len(), 3, "{found:?}");
         for (what, says) in found
@@ -351,73 +288,21 @@ mod tests {
             prefix: 28,
             gateway: None,
         });
-        let states = [("n1".to_owned(), there())].into();
         let ranges = [of_nodes.clone()];
         let blocks = [
             block("10.0.0.0/28"),
             block("10.0.0.16/28").divided(of_nodes.spec.per_node),
         ];
-        let findings = of_cluster(&blocks, &ranges, &states);
+        let findings = of_cluster(&blocks, &ranges);
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert!(findings[0].what.contains("perNode"), "{findings:?}");
-    }
-
-    #[test]
-    fn a_block_of_a_node_that_is_gone_is_found_until_it_has_another() {
-        for (block, node, said) in [
-            (block("10.0.0.0/28"), NodeState::Gone, "within the hour"),
-            (
-                over(block("10.0.0.0/28"), false),
-                NodeState::Gone,
-                "rests since",
-            ),
-            (
-                over(block("10.0.0.0/28"), false),
-                there(),
-                "takes the mark off",
-            ),
-            (
-                over(block("10.0.0.0/28"), true),
-                there(),
-                "an administrator",
-            ),
-        ] {
-            let found = found(&[block], &node);
-            assert!(found.len() == 1 && found[0].contains(said), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn the_command_that_releases_a_block_finds_it_in_any_space() {
-        let space = AddressSpace::new("blue", Some("red"));
-        let network = "10.0.0.0/28".parse().unwrap();
-        let block = BlockObject::new(&space, network, &me(), 1, Timestamp::UNIX_EPOCH);
-        let found = found(&[block], &NodeState::Gone);
-        let command = "release --block 10.0.0.0/28 --store blue --network-name red says";
-        assert!(found.iter().any(|what| what.contains(command)), "{found:?}");
-    }
-
-    #[test]
-    fn a_node_registered_anew_is_said_to_renew_its_blocks_and_nothing_to_be_released() {
-        let anew = NodeState::There {
-            uid: "u2".into(),
-            out_of_service: false,
-        };
-        for block in [block("10.0.0.0/28"), over(block("10.0.0.0/28"), false)] {
-            let found = found(&[block], &anew);
-            assert!(
-                found.len() == 1 && found[0].contains("its broker renews"),
-                "{found:?}"
-            );
-            assert!(!found[0].contains("release"), "{found:?}");
-        }
     }
 
     #[test]
     fn an_object_that_is_not_believed_overlaps_nothing() {
         let mut renamed = block("10.0.0.0/28");
         renamed.metadata.name = "x".into();
-        let found = found(&[renamed, block("10.0.0.0/28")], &there());
+        let found = found(&[renamed, block("10.0.0.0/28")]);
         assert!(
             found.len() == 1 && found[0].contains("believes"),
             "{found:?}"

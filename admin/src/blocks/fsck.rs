@@ -1,9 +1,9 @@
-//! `rdmactl blocks fsck`: what of the API, the cluster's nodes and this node's files does not agree.
+//! `rdmactl blocks fsck`: what of the API and this node's grants does not agree. Leases in no block of
+//! the node are found by `rdmactl addresses fsck`.
 //!
 //! Brokers claim and give back meanwhile, so what is found of this node is printed only if it is found
 //! again a while later.
 
-use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
@@ -11,13 +11,10 @@ use anyhow::Context as _;
 use cni_wire::text::printable;
 use ipam::block::AddressSpace;
 use ipam::grants::{self, Grant};
-use ipam::store::Store;
-use node::identity::NodeIdentity;
 use node::policy::Policy;
 use rdma_ipam_broker::api::document::{
     BlockObject, NODE_LABEL, NodeObject, RangeObject, label_hash,
 };
-use rdma_ipam_broker::decide::standing::NodeState;
 use serde_json::{Value, json};
 
 use super::agreement::{self, Finding};
@@ -44,8 +41,6 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
             found.retain(|finding| again.contains(finding));
         }
         findings.extend(found);
-        let identity = NodeIdentity::read(&global.host_root, node)?;
-        findings.extend(leases(&policy, &stores, &identity)?);
     }
     let found = findings.iter();
     let found = found.map(|finding| json!({"object": finding.object, "what": finding.what}));
@@ -61,8 +56,8 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
         };
         let text: String = findings.iter().map(line).collect();
         let whose = match &node {
-            Some(node) => format!("and the grants and leases of node {}", printable(node)),
-            None => "and no node's files: this is not a node of a store of type kubernetes".into(),
+            Some(node) => format!("and the grants of node {}", printable(node)),
+            None => "and no node's grants: this is not a node of a store of type kubernetes".into(),
         };
         let (namespace, count) = (printable(&kubectl.namespace), findings.len());
         text + &format!("{blocks} blocks in namespace {namespace} {whose}; {count} findings\n")
@@ -70,18 +65,11 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
     Ok(Outcome::good_if(findings.is_empty()))
 }
 
-/// How many objects there are, and what is wrong with them. Blocks are read before nodes: a block
-/// whose node comes meanwhile is not one of a node that is gone.
+/// How many blocks there are, and what is wrong with them and their ranges.
 fn cluster(kubectl: &Kubectl) -> anyhow::Result<(usize, Vec<Finding>)> {
     let blocks: Vec<BlockObject> = kubectl.list(BLOCKS)?;
     let ranges: Vec<RangeObject> = kubectl.list(RANGES)?;
-    let nodes: Vec<NodeObject> = kubectl.list(NODES)?;
-    let states = nodes
-        .iter()
-        .map(|node| (node.metadata.name.clone(), NodeState::of(Some(node))));
-    let states: BTreeMap<String, NodeState> = states.collect();
-    let findings = agreement::of_cluster(&blocks, &ranges, &states);
-    Ok((blocks.len(), findings))
+    Ok((blocks.len(), agreement::of_cluster(&blocks, &ranges)))
 }
 
 /// What is wrong with the grants of this node.
@@ -110,27 +98,4 @@ fn grants_of(
     let label = label_hash(node);
     blocks.retain(|block| block.metadata.labels.get(NODE_LABEL) == Some(&label));
     Ok(agreement::of_node(&me.id(), &blocks, &granted))
-}
-
-/// Leases in no block of this node.
-fn leases(
-    policy: &Policy,
-    stores: &[String],
-    identity: &NodeIdentity,
-) -> anyhow::Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    for name in stores {
-        let Some(store) = Store::open_existing(policy, name, identity.clone())? else {
-            continue;
-        };
-        let outside = store.outside_blocks()?.into_iter();
-        findings.extend(outside.map(|lease| {
-            let finding = lease.finding();
-            Finding {
-                object: finding.path.display().to_string(),
-                what: finding.what,
-            }
-        }));
-    }
-    Ok(findings)
 }

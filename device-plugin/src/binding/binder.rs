@@ -628,10 +628,9 @@ mod tests {
             file: "config.yaml".into(),
             format: Format::Native,
             generation: 1,
-            refused: 0,
             error: None,
         };
-        let (socket, _) = NodeSocket::new(None, &[]);
+        let (socket, _) = NodeSocket::new(None);
         let report = Report::new(Instant::now(), configuration, socket, readers.clone());
         let binder = Binder::new(
             &readers,

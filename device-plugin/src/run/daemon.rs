@@ -209,7 +209,6 @@ impl Daemon {
             file: settings.config_file.clone(),
             format: config.format,
             generation: 1,
-            refused: u64::from(error.is_some()),
             error,
         };
         let config_file = ConfigFile {

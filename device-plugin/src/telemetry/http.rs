@@ -117,10 +117,9 @@ mod tests {
             file: "/etc/x".into(),
             format: Format::Native,
             generation: 1,
-            refused: 0,
             error: None,
         };
-        let node_socket = NodeSocket::new(None, &[]).0;
+        let node_socket = NodeSocket::new(None).0;
         let report = Report {
             excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
             ..Report::new(Instant::now(), config, node_socket, Readers::default())

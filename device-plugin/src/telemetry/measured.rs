@@ -26,8 +26,7 @@ impl Collector for OfMeasurements {
         let mut families = of_ports(values(&self.0.ports));
         let own = values(&self.0.own_pools).iter();
         families.extend(of_pools(own.chain(values(&self.0.shared_pools))));
-        families.extend(of_calls(values(&self.0.calls)));
-        families.push(ages(&self.0));
+        families.push(failures(values(&self.0.calls)));
         families.retain(|family| !family.samples.is_empty());
         families
             .iter()
@@ -84,11 +83,6 @@ fn of_pools<'p>(pools: impl Iterator<Item = &'p PoolFill> + Clone) -> Vec<Family
             samples(|pool| pool.size),
         ),
         gauge(
-            "ipam_pool_used_addresses",
-            "Addresses of a pool of a file store that are leased",
-            samples(|pool| pool.used),
-        ),
-        gauge(
             "ipam_pool_free_addresses",
             "Addresses of a pool of a file store that are neither leased nor cooling down",
             samples(|pool| pool.free),
@@ -128,13 +122,11 @@ fn labels(program: &str, command: Command) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn of_calls(programs: &[(&'static str, Calls)]) -> Vec<Family> {
-    let (mut all, mut failures) = (Vec::new(), Vec::new());
+fn failures(programs: &[(&'static str, Calls)]) -> Family {
+    let mut failures = Vec::new();
     for (program, calls) in programs {
         for command in COMMANDS {
-            let calls = calls.of_command(command);
-            let sum = calls.successes + calls.failures.values().sum::<u64>();
-            for (code, count) in calls.failures {
+            for (code, count) in calls.of_command(command).failures {
                 let (code, reason) = match code {
                     0 => ("other".to_owned(), "other"),
                     code => (code.to_string(), word(Code::from(code))),
@@ -143,21 +135,13 @@ fn of_calls(programs: &[(&'static str, Calls)]) -> Vec<Family> {
                 labels.extend([("code", code), ("reason", reason.to_owned())]);
                 failures.push((labels, number(count)));
             }
-            all.push((labels(program, command), number(sum)));
         }
     }
-    vec![
-        counter(
-            "cni_calls",
-            "Calls of a CNI program since the node booted",
-            all,
-        ),
-        counter(
-            "cni_failures",
-            "Calls of a CNI program that failed since the node booted, by code",
-            failures,
-        ),
-    ]
+    counter(
+        "cni_failures",
+        "Calls of a CNI program that failed since the node booted, by code",
+        failures,
+    )
 }
 
 /// ADD and DEL only: the others are not waited for by a pod.
@@ -195,24 +179,6 @@ fn durations(
     Ok(())
 }
 
-fn ages(all: &Measured) -> Family {
-    let pools = |pools: &Option<Reading<Vec<PoolFill>>>| pools.as_ref().map(|read| read.at);
-    let at = [
-        ("ports", all.ports.as_ref().map(|read| read.at)),
-        ("cni_calls", all.calls.as_ref().map(|read| read.at)),
-        ("own_pools", pools(&all.own_pools)),
-        ("shared_pools", pools(&all.shared_pools)),
-    ];
-    let samples = at.into_iter().filter_map(|(what, at)| {
-        Some((vec![("what", what.to_owned())], at?.elapsed().as_secs_f64()))
-    });
-    gauge(
-        "measurement_age_seconds",
-        "Age of what is read in the background: of counters and pools",
-        samples.collect(),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,7 +214,6 @@ mod tests {
                 range: "10.0.0.0/24".into(),
                 network_name: String::new(),
                 size: 253.0,
-                used: 200.0,
                 free: 50.0,
             }]),
             ..Measured::default()
@@ -260,7 +225,6 @@ mod tests {
         for line in [
             r#"x_port_errors_total{rdma_device="mlx5_0",port="1",counter="link_downed"} 3.0"#,
             r#"x_ipam_pool_free_addresses{store="default",range="10.0.0.0/24",network_name=""} 50.0"#,
-            r#"x_cni_calls_total{program="rdma-netdev",command="ADD"} 2.0"#,
             r#"x_cni_failures_total{program="rdma-netdev",command="ADD",code="102",reason="exhausted"} 1.0"#,
             r#"x_cni_call_duration_seconds_bucket{le="0.01",program="rdma-netdev",command="ADD"} 1"#,
             r#"x_cni_call_duration_seconds_bucket{le="+Inf",program="rdma-netdev",command="ADD"} 2"#,
@@ -268,7 +232,6 @@ mod tests {
         ] {
             assert!(served.contains(line), "no {line}\n{served}");
         }
-        assert!(!served.contains("what=\"shared_pools\""), "{served}");
     }
 
     #[test]

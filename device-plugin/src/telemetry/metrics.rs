@@ -166,21 +166,16 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
 }
 
 fn of_hcas(report: &Report) -> Vec<Family> {
-    let mut healthy = Vec::new();
     let mut reasons = Vec::new();
     for pool in &report.pools {
         for member in pool.snapshot.iter().flat_map(|snapshot| snapshot.members()) {
-            let labels = || {
-                vec![
+            if let Health::Unhealthy(reason) = &member.health {
+                let labels = vec![
                     ("resource", pool.resource.to_string()),
                     ("hca", member.hca.id.to_string()),
                     ("rdma_device", member.hca.rdma_names().join(",")),
-                ]
-            };
-            healthy.push((labels(), if member.health.is_healthy() { 1.0 } else { 0.0 }));
-            if let Health::Unhealthy(reason) = &member.health {
-                let mut labels = labels();
-                labels.push(("reason", word(reason)));
+                    ("reason", word(reason)),
+                ];
                 reasons.push((labels, 1.0));
             }
         }
@@ -192,11 +187,6 @@ fn of_hcas(report: &Report) -> Vec<Family> {
         )
     });
     vec![
-        gauge(
-            "hca_healthy",
-            "1 for an HCA that the kubelet may allocate, else 0",
-            healthy,
-        ),
         gauge(
             "hca_unhealthy",
             "1 for each HCA that the kubelet may not allocate, with the reason",
@@ -276,19 +266,9 @@ fn of_daemon(report: &Report) -> Vec<Family> {
     };
     vec![
         gauge(
-            "config_generation",
-            "Configurations that were put into force since the start",
-            plain(number(report.config.generation)),
-        ),
-        gauge(
             "config_accepted",
             "1 while the configuration file is in force, 0 while an older configuration is",
             plain(accepted),
-        ),
-        counter(
-            "config_refusals",
-            "Configuration files that were refused",
-            plain(number(report.config.refused)),
         ),
         counter("scans", "Scans of the host, by trigger", scans.collect()),
         counter(
@@ -306,20 +286,10 @@ fn of_daemon(report: &Report) -> Vec<Family> {
             "Duration of the last scan",
             plain(report.scans.last.as_secs_f64()),
         ),
-        counter(
-            "scan_duration_seconds",
-            "Duration of all scans together",
-            plain(report.scans.total.as_secs_f64()),
-        ),
         gauge(
             "excluded_hcas",
             "HCAs that a pool's selectors match and that it does not offer",
             plain(number(report.excluded.len() as u64)),
-        ),
-        counter(
-            "reclaim_rounds",
-            "Rounds of the reclaim loop",
-            plain(number(report.reclaim.rounds)),
         ),
         counter(
             "reclaimed_attachments",
@@ -345,23 +315,11 @@ fn of_node_socket(report: &Report) -> Vec<Family> {
         return Vec::new();
     }
     let listening = *socket.state.borrow() == node_socket::State::Listening;
-    let results = socket.counts.all().into_iter();
-    let results = results.map(|(result, count)| {
-        let labels = vec![("result", result.label())];
-        (labels, number(count))
-    });
-    vec![
-        gauge(
-            "node_socket_listening",
-            "1 while the daemon listens for the programs of the node",
-            vec![(Vec::new(), if listening { 1.0 } else { 0.0 })],
-        ),
-        counter(
-            "node_socket_requests",
-            "Requests of the programs of the node, by result",
-            results.collect(),
-        ),
-    ]
+    vec![gauge(
+        "node_socket_listening",
+        "1 while the daemon listens for the programs of the node",
+        vec![(Vec::new(), if listening { 1.0 } else { 0.0 })],
+    )]
 }
 
 /// Exact up to 2^53, which no count here reaches.

@@ -16,8 +16,8 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use node::policy::{Policy, StoreKind};
 use node_server::http::{self, Details, Pages};
+use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
-use node_server::socket::{NodeSocket, Socket};
 use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
@@ -31,13 +31,12 @@ use crate::metrics::{self, Metrics};
 use crate::space::{Asked, BlockStore, Message, Shared, Timing, Worker};
 use crate::sweep;
 
-/// How often the status file is written, if there is something new.
-const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+/// How often the metrics are made anew where nothing happens.
+const METRICS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often another broker's end is waited for.
 const LOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// In the directory of the stores, whose names do not begin with a dot.
 const LOCK: &str = ".lock";
-const STATUS: &str = ".status.json";
 
 /// What a broker is to do.
 #[derive(Debug)]
@@ -186,13 +185,12 @@ async fn serve(
     }
     // Only now: the first question finds the grants read.
     if let Some(path) = settings.socket {
-        let (socket, state) = NodeSocket::new(Some(path.clone()), &FailureKind::OF_BROKER);
         let socket = Socket {
             path,
             flag: "--socket",
             nonce: format!("{:016x}", node::random::random64()),
-            state,
-            connections: Connections::new(asker, socket.counts.clone()),
+            state: tokio::sync::watch::Sender::default(),
+            connections: Connections::new(asker),
         };
         let stop = stop.clone();
         services.spawn(async move { socket.serve(&stop).await });
@@ -208,8 +206,7 @@ async fn serve(
         );
         watching = Some(tokio::task::spawn_local(watch));
     }
-    let mut status = StatusFile::new(directory.join(STATUS));
-    let mut ticks = tokio::time::interval(STATUS_INTERVAL);
+    let mut ticks = tokio::time::interval(METRICS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -218,9 +215,10 @@ async fn serve(
             Some(event) = news.recv() => broker.event(event),
             _ = ticks.tick() => {}
         }
-        let metrics = shared.metrics.borrow();
-        pages.set(&metrics, shared.client.transport().requests());
-        status.write(&metrics);
+        pages.set(
+            &shared.metrics.borrow(),
+            shared.client.transport().requests(),
+        );
     }
     for task in [sweep, identity].into_iter().flatten() {
         task.abort();
@@ -408,40 +406,6 @@ impl Pages for BrokerPages {
                     .clone(),
             },
             _ => http::Page::text(200, "ok\n"),
-        }
-    }
-}
-
-/// The file that says how the broker is doing.
-struct StatusFile {
-    path: PathBuf,
-    written: String,
-    at: Option<Instant>,
-}
-
-impl StatusFile {
-    fn new(path: PathBuf) -> Self {
-        Self {
-            path,
-            written: String::new(),
-            at: None,
-        }
-    }
-
-    fn write(&mut self, metrics: &Metrics) {
-        if self.at.is_some_and(|at| at.elapsed() < STATUS_INTERVAL) {
-            return;
-        }
-        let text = format!("{:#}\n", metrics.to_json());
-        self.at = Some(Instant::now());
-        if text == self.written {
-            return;
-        }
-        match node::file::replace(&self.path, &text) {
-            Ok(()) => self.written = text,
-            Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "cannot write the broker's status")
-            }
         }
     }
 }

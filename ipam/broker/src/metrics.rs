@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 
 use ipam::block::AddressSpace;
 use node_wire::Failure;
@@ -12,7 +11,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
 
 use crate::api::transport::Requests;
 
@@ -37,9 +35,6 @@ pub struct SpaceSummary {
 pub struct Metrics {
     spaces: BTreeMap<AddressSpace, SpaceSummary>,
     claims: BTreeMap<&'static str, u64>,
-    claim_time: Duration,
-    /// Blocks that were lost while they had leases.
-    pub lost_blocks: u64,
     /// Why the API is not watched, while it is not.
     pub interrupted: Option<String>,
 }
@@ -64,8 +59,8 @@ impl Metrics {
         self.spaces.remove(space);
     }
 
-    /// Counts a question and how long its answer took.
-    pub fn claim<T>(&mut self, result: &Result<T, Failure>, took: Duration) {
+    /// Counts a question by its result.
+    pub fn claim<T>(&mut self, result: &Result<T, Failure>) {
         let result = match result {
             Ok(_) => "granted",
             Err(failure) => match failure.kind {
@@ -77,7 +72,6 @@ impl Metrics {
             },
         };
         *self.claims.entry(result).or_default() += 1;
-        self.claim_time = self.claim_time.saturating_add(took);
     }
 
     pub fn render(&self, requests: Requests) -> Result<String, fmt::Error> {
@@ -87,25 +81,6 @@ impl Metrics {
         let mut text = String::new();
         text::encode(&mut text, &registry)?;
         Ok(text)
-    }
-
-    /// The same as a document, for the file that `rdma-ipam` reads.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        let spaces = self.spaces.iter().map(|(space, of)| {
-            json!({
-                "store": space.store, "networkName": space.network_name, "blocks": of.blocks,
-                "addresses": of.addresses, "used": of.used, "conflicts": of.conflicts,
-                "rangesWithoutFreeBlock": of.ranges_without_free_block,
-            })
-        });
-        json!({
-            "version": 1,
-            "interrupted": self.interrupted,
-            "lostBlocks": self.lost_blocks,
-            "conflicts": self.spaces.values().map(|of| of.conflicts).sum::<u64>(),
-            "spaces": spaces.collect::<Vec<_>>(),
-        })
     }
 }
 
@@ -129,7 +104,6 @@ impl Of {
                 })
                 .collect()
         };
-        let plain = |value: f64| vec![(Vec::new(), value)];
         let claims = self.metrics.claims.iter();
         let claims =
             claims.map(|(result, count)| (vec![("result", (*result).to_owned())], number(*count)));
@@ -138,14 +112,8 @@ impl Of {
             (labels, number(*count))
         });
         let watching = f64::from(u8::from(self.metrics.interrupted.is_none()));
-        let version = vec![(vec![("version", env!("CARGO_PKG_VERSION").into())], 1.0)];
+        let watching = vec![(Vec::new(), watching)];
         vec![
-            (
-                "build_info",
-                "Version of the broker, always 1",
-                false,
-                version,
-            ),
             (
                 "blocks",
                 "Blocks of addresses that the node has",
@@ -177,22 +145,10 @@ impl Of {
                 of_space(|of| of.ranges_without_free_block),
             ),
             (
-                "lost_blocks",
-                "Blocks that the node lost while it had leases in them",
-                true,
-                plain(number(self.metrics.lost_blocks)),
-            ),
-            (
                 "claims",
                 "Questions of ADDs for a block, by result",
                 true,
                 claims.collect(),
-            ),
-            (
-                "claim_duration_seconds",
-                "Duration of all these questions together",
-                true,
-                plain(self.metrics.claim_time.as_secs_f64()),
             ),
             (
                 "api_requests",
@@ -204,7 +160,7 @@ impl Of {
                 "api_watched",
                 "1 while the node's blocks are watched in the Kubernetes API",
                 false,
-                plain(watching),
+                watching,
             ),
         ]
     }
@@ -265,21 +221,19 @@ mod tests {
                 ranges_without_free_block: 0,
             },
         );
-        metrics.claim(&Ok(()), Duration::from_millis(500));
+        metrics.claim(&Ok(()));
         let failure = Failure::new(FailureKind::Exhausted, "full");
-        metrics.claim::<()>(&Err(failure), Duration::from_millis(500));
+        metrics.claim::<()>(&Err(failure));
         let requests = Requests::from([(("POST".to_owned(), 201), 3)]);
         let text = metrics.render(requests).unwrap();
         for line in [
             "rdma_ipam_broker_blocks{store=\"default\",network_name=\"blue\"} 2",
             "rdma_ipam_broker_conflicts{store=\"default\",network_name=\"blue\"} 1",
             "rdma_ipam_broker_claims_total{result=\"exhausted\"} 1",
-            "rdma_ipam_broker_claim_duration_seconds_total 1",
             "rdma_ipam_broker_api_requests_total{verb=\"POST\",code=\"201\"} 3",
             "rdma_ipam_broker_api_watched 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        assert_eq!(metrics.to_json()["conflicts"], 1);
     }
 }

@@ -42,12 +42,11 @@ struct Open {
 
 impl Crowd {
     /// Serves until it is dropped. Connections that are open then stay open. `converse` is for each of
-    /// them, `closed` for each that is closed before it asks.
+    /// them.
     pub(crate) async fn serve<L: Listener, F: Future<Output = ()> + Send + 'static>(
         &mut self,
         listener: &mut L,
         mut converse: impl FnMut(L::Io, Asked) -> F,
-        closed: impl Fn(),
     ) {
         loop {
             self.open.retain(|one| !one.task.is_finished());
@@ -66,14 +65,12 @@ impl Crowd {
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection");
                         // The descriptor of one that hangs may serve another.
-                        self.close_idle(&closed);
+                        self.close_idle();
                         sleep(ACCEPT_RETRY_INTERVAL).await;
                     }
                 },
                 Some(_) = self.tasks.join_next() => {}
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    self.close_idle(&closed);
-                }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.close_idle(),
             }
         }
     }
@@ -90,10 +87,9 @@ impl Crowd {
         self.open.iter().position(Open::is_silent)
     }
 
-    fn close_idle(&mut self, closed: impl Fn()) {
+    fn close_idle(&mut self) {
         if let Some(idle) = self.idle() {
             self.open.remove(idle).task.abort();
-            closed();
         }
     }
 }

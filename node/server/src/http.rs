@@ -85,7 +85,7 @@ pub async fn serve<P: Pages>(
 async fn accept<P: Pages>(mut listener: TcpListener, details: Details, pages: Arc<P>) {
     let converse = |stream, asked| converse(stream, details, pages.clone(), asked);
     let mut crowd = Crowd::default();
-    crowd.serve(&mut listener, converse, || {}).await;
+    crowd.serve(&mut listener, converse).await;
 }
 
 async fn converse(stream: TcpStream, details: Details, pages: Arc<impl Pages>, asked: Asked) {

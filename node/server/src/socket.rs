@@ -10,12 +10,9 @@
 pub mod connections;
 pub mod place;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use node_wire::FailureKind;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, timeout};
@@ -39,19 +36,16 @@ pub struct NodeSocket {
     pub path: Option<PathBuf>,
     /// Whether it listens, or why not.
     pub state: watch::Receiver<State>,
-    pub counts: Arc<Counts>,
 }
 
 impl NodeSocket {
-    /// Of a socket at `path` that has not been made yet, and where its state is set. `failures` are
-    /// those that its server answers with.
+    /// Of a socket at `path` that has not been made yet, and where its state is set.
     #[must_use]
-    pub fn new(path: Option<PathBuf>, failures: &[FailureKind]) -> (Self, watch::Sender<State>) {
+    pub fn new(path: Option<PathBuf>) -> (Self, watch::Sender<State>) {
         let state = watch::Sender::new(State::default());
         let socket = Self {
             path,
             state: state.subscribe(),
-            counts: Arc::new(Counts::new(failures)),
         };
         (socket, state)
     }
@@ -78,67 +72,6 @@ impl State {
             Self::Displaced => "displaced",
             Self::Failed(_) => "failed",
         }
-    }
-}
-
-/// What became of a question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum QuestionResult {
-    Answered,
-    /// It did not arrive in time.
-    TimedOut,
-    /// It was answered with a failure.
-    Failed(FailureKind),
-}
-
-impl From<FailureKind> for QuestionResult {
-    fn from(kind: FailureKind) -> Self {
-        Self::Failed(kind)
-    }
-}
-
-impl QuestionResult {
-    /// The value of a metric's label.
-    #[must_use]
-    pub fn label(self) -> String {
-        let name = match self {
-            Self::Failed(kind) => format!("{kind:?}"),
-            other => format!("{other:?}"),
-        };
-        let mut label = String::new();
-        for c in name.chars() {
-            if c.is_ascii_uppercase() && !label.is_empty() {
-                label.push('_');
-            }
-            label.push(c.to_ascii_lowercase());
-        }
-        label
-    }
-}
-
-/// Questions by what became of them, every result from the start on.
-#[derive(Debug)]
-pub struct Counts(Mutex<BTreeMap<QuestionResult, u64>>);
-
-impl Counts {
-    fn new(failures: &[FailureKind]) -> Self {
-        let failures = failures.iter().copied().map(QuestionResult::Failed);
-        let results = [QuestionResult::Answered, QuestionResult::TimedOut];
-        let all = results.into_iter().chain(failures);
-        Self(Mutex::new(all.map(|result| (result, 0)).collect()))
-    }
-
-    pub fn add(&self, result: QuestionResult) {
-        *self.lock().entry(result).or_default() += 1;
-    }
-
-    #[must_use]
-    pub fn all(&self) -> BTreeMap<QuestionResult, u64> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<QuestionResult, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

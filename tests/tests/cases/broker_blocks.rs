@@ -466,9 +466,9 @@ fn leases_of_a_file_store_have_their_blocks_once_it_is_the_clusters() -> Result<
     })?;
     let (winner, loser) = if have(0, &shared)? { (0, 1) } else { (1, 0) };
     ensure!(!have(loser, &shared)?, "two nodes have {shared}");
-    let conflicts = |node: &BrokerNode| node.status()?["conflicts"].as_u64().context("conflicts");
     eventually("the leases that are in conflict are counted", LATE, || {
-        Ok(conflicts(&nodes[loser])? > 0 && conflicts(&nodes[winner])? == 0)
+        let conflicts = |node: usize| nodes[node].metric("conflicts");
+        Ok(conflicts(loser)? > 0.0 && conflicts(winner)? == 0.0)
     })?;
     // A new pod gets no address that is in use on either.
     let mut used = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! Clients of the daemon's socket: many, slow, malformed, not root.
 
 use std::fs::{self, Permissions};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -55,7 +55,6 @@ fn two_hundred_clients_share_the_kubelets_lists() -> Result<()> {
     assert!(failed.is_empty(), "{failed:?}; {}", node.daemon.log());
     let lists = node.kubelet.pod_lists() - before;
     assert!(lists < 60, "{lists} lists for 200 questions");
-    assert_eq!(node.questions("answered")?, 200);
     // The daemon lists for itself now and then.
     let before = node.kubelet.pod_lists();
     for pod in &pods[..20] {
@@ -95,13 +94,15 @@ fn half_open_clients_delay_no_answer() -> Result<()> {
     for stream in &mut silent {
         stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok();
+        // The daemon may close one before it has read what was written.
+        if let Err(error) = stream.read_to_string(&mut answer) {
+            ensure!(error.kind() == ErrorKind::ConnectionReset, "{error}");
+        }
         ensure!(
             answer.is_empty() || answer.contains("malformed"),
             "{answer}"
         );
     }
-    assert_eq!(node.questions("timed_out")?, 40);
     let mut late = UnixStream::connect(&socket)?;
     thread::sleep(Duration::from_millis(700));
     late.write_all(&node_wire::Question::PodUnits(pod).encode())?;
@@ -150,9 +151,6 @@ fn malformed_questions_are_answered_by_name() -> Result<()> {
         assert_eq!(answer["error"]["kind"], kind, "{answer}");
         assert_eq!(answer["version"], 1, "{answer}");
     }
-    assert_eq!(node.questions("malformed")?, 4);
-    assert_eq!(node.questions("unsupported_version")?, 1);
-    assert_eq!(node.questions("unknown_question")?, 1);
     // A peer that asks and does not wait for the answer.
     for _ in 0..50 {
         let mut stream = UnixStream::connect(node.machine.node_socket())?;
@@ -203,7 +201,6 @@ fn peer_that_is_not_root_is_refused() -> Result<()> {
             "{answer}"
         );
     }
-    assert_eq!(node.questions("not_allowed")?, 20);
     let log = node.daemon.log();
     assert_eq!(
         log.matches("refused to answer on the node's socket")

@@ -50,7 +50,6 @@ impl Daemon {
                 error,
                 "configuration refused; the one before stays in force"
             );
-            self.config_file.state.refused += 1;
             self.config_file.state.error = Some(error);
         }
         false

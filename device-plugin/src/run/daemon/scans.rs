@@ -154,7 +154,6 @@ impl Daemon {
         self.scans.last = now;
         *self.scans.counts.by_trigger.entry(scan.reason).or_default() += 1;
         self.scans.counts.last = scan.elapsed();
-        self.scans.counts.total += self.scans.counts.last;
         self.scans.counts.late = None;
         let told = match outcome {
             Ok(seen) => {

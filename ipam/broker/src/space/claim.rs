@@ -95,7 +95,6 @@ impl Worker {
         if first.reply.is_closed() {
             return;
         }
-        let started = Instant::now();
         let range = match range_of(&first.need) {
             Ok(range) => range,
             Err(failure) => return drop(first.reply.send(Err(failure))),
@@ -104,10 +103,7 @@ impl Worker {
         if let Some(address) = first.need.address {
             let single = first.need.single;
             let result = self.claim_address(&range, address, single, deadline).await;
-            self.shared
-                .metrics
-                .borrow_mut()
-                .claim(&result, started.elapsed());
+            self.shared.metrics.borrow_mut().claim(&result);
             let answer = result.map(|block| granted(&[block]));
             return drop(first.reply.send(answer));
         }
@@ -147,10 +143,7 @@ impl Worker {
             }
             let _ = asked.reply.send(answer);
         }
-        self.shared
-            .metrics
-            .borrow_mut()
-            .claim(&result, started.elapsed());
+        self.shared.metrics.borrow_mut().claim(&result);
         self.leftover = Some(Leftover {
             range,
             granted: Instant::now(),

@@ -245,7 +245,6 @@ impl Worker {
              pods that have them here end"
         );
         self.blocks.lost.insert(network, leases.len());
-        self.shared.metrics.borrow_mut().lost_blocks += 1;
     }
 
     /// An administrator took a block from this node: no further address of it is given. Its object rests

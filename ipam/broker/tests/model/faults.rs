@@ -1,5 +1,6 @@
 //! Faults in a certain order, against the same API as the model.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use ipam::block::{AddressSpace, hash};
@@ -8,6 +9,8 @@ use node::policy::StoreKind;
 use node_wire::FailureKind;
 use rdma_ipam_broker::api::document::{NODE_LABEL, label_hash};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::{Api, Fault, LATE, Machine, check, with_api};
 
@@ -38,6 +41,17 @@ async fn within(time: Duration, what: &str, mut check: impl FnMut() -> bool) {
         assert!(tokio::time::Instant::now() < deadline, "not so: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// What a broker serves over HTTP; empty until it listens.
+async fn metrics(address: SocketAddr) -> String {
+    let mut answer = String::new();
+    if let Ok(mut stream) = TcpStream::connect(address).await {
+        let request = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        stream.read_to_string(&mut answer).await.unwrap();
+    }
+    answer
 }
 
 /// As a runtime: an ADD that did not get its answer in time is made again.
@@ -191,7 +205,7 @@ fn a_block_without_leases_whose_object_was_removed_is_no_longer_granted() {
 
 #[test]
 fn a_node_that_cannot_write_what_it_has_claims_no_more() {
-    with_pods(1, async |api, mut one| {
+    with_pods(1, async |api, one| {
         let before = api.blocks().len();
         // A rename fails here, as where the disk is full.
         let file = ipam::grants::directory(&one.policy.state_dir, "default").join("default");
@@ -271,7 +285,7 @@ fn an_object_that_cannot_be_read_does_not_matter_to_the_others() {
 
 #[test]
 fn an_object_of_another_length_is_not_granted() {
-    with_pods(1, async |api, mut one| {
+    with_pods(1, async |api, one| {
         let before = one.granted();
         let uid = api.uid("nodes", "n1");
         let by_hand = json!({
@@ -339,7 +353,7 @@ fn a_range_that_was_begun_anew_with_another_length_is_not_cut_by_the_old_one() {
 
 #[test]
 fn the_first_use_of_a_range_fixes_how_it_is_cut_whatever_other_policies_say() {
-    with_pods(1, async |api, mut one| {
+    with_pods(1, async |api, one| {
         let mut two = Machine::new(2);
         let store = two.policy.stores.get_mut("default").unwrap();
         if let StoreKind::Kubernetes { blocks, .. } = &mut store.kind {
@@ -721,21 +735,35 @@ fn a_lease_in_another_nodes_block_gets_its_block_once_that_node_is_gone() {
 #[test]
 fn a_range_without_a_free_block_is_said_while_it_is_so() {
     with_api(async |api| {
-        let mut one = started(&api, 1).await;
+        let mut one = Machine::new(1);
+        api.add_node(&one.name);
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        one.metrics = Some(address);
+        one.start(&api);
         take_the_rest(&mut one).await;
-        let file = one.policy.state_dir.join("blocks/.status.json");
-        let full = || {
-            let text = std::fs::read_to_string(&file).unwrap_or_default();
-            let status: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-            status["spaces"][0]["rangesWithoutFreeBlock"].as_u64()
+        // Ranges in use are read twice a minute, and the metrics are made six times.
+        let until = async |count: u64| {
+            let line = format!(
+                "rdma_ipam_broker_ranges_without_free_block{{store=\"default\",network_name=\"\"}} {count}"
+            );
+            let says = async {
+                while !metrics(address).await.contains(&line) {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            let time = Duration::from_secs(120);
+            tokio::time::timeout(time, says)
+                .await
+                .unwrap_or_else(|_| panic!("never {line}"));
         };
-        // Ranges in use are read twice a minute, and the file is written six times.
-        let time = Duration::from_secs(120);
-        within(time, "it is full", || full() == Some(1)).await;
+        until(1).await;
         while !one.pods.is_empty() {
             one.del(0);
         }
-        within(time, "it is no longer", || full() == Some(0)).await;
+        until(0).await;
+        one.kill().await;
     });
 }
 

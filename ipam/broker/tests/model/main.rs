@@ -14,7 +14,7 @@ mod faults;
 mod per_node;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -56,6 +56,8 @@ struct Machine {
     _place: TempDir,
     policy: Policy,
     timing: Timing,
+    /// Where its metrics are served, if a test reads them.
+    metrics: Option<SocketAddr>,
     running: Option<(Asker, JoinHandle<()>, CancellationToken)>,
     /// Addresses by container, as ADDs answered.
     pods: BTreeMap<String, IpAddr>,
@@ -105,6 +107,7 @@ impl Machine {
                 reread: Duration::from_millis(400),
                 late_events: Duration::from_secs(60),
             },
+            metrics: None,
             running: None,
             pods: BTreeMap::new(),
             next: 0,
@@ -128,7 +131,7 @@ impl Machine {
             root: "/".into(),
             client: Client::new(Transport::new(endpoint).unwrap(), "test"),
             socket: None,
-            listen: Vec::new(),
+            listen: self.metrics.into_iter().collect(),
             timing: self.timing,
         };
         let stop = CancellationToken::new();

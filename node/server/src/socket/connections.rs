@@ -14,7 +14,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{Instant, timeout};
 
-use super::{Counts, QuestionResult};
 use crate::crowd::{Asked, Crowd};
 
 /// How long a peer may take to write its question, and then to read its answer.
@@ -31,16 +30,14 @@ pub trait Answers: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Connections<A> {
     answers: Arc<A>,
-    counts: Arc<Counts>,
     crowd: Crowd,
     refused: RefusedPeers,
 }
 
 impl<A: Answers> Connections<A> {
-    pub fn new(answers: A, counts: Arc<Counts>) -> Self {
+    pub fn new(answers: A) -> Self {
         Self {
             answers: Arc::new(answers),
-            counts,
             crowd: Crowd::default(),
             refused: RefusedPeers::default(),
         }
@@ -49,12 +46,10 @@ impl<A: Answers> Connections<A> {
     /// Serves until it is dropped. Connections that are open then stay open.
     pub async fn serve(&mut self, listener: &mut UnixListener) {
         let own_uid = geteuid().as_raw();
-        let counts = &self.counts;
         let converse = |stream: UnixStream, asked| {
             let may_ask = match stream.peer_cred() {
                 Ok(peer) if peer.uid() == 0 || peer.uid() == own_uid => true,
                 Ok(peer) => {
-                    counts.add(FailureKind::NotAllowed.into());
                     self.refused.note(peer.uid(), peer.pid());
                     refuse(&stream, peer.uid());
                     false
@@ -64,15 +59,14 @@ impl<A: Answers> Connections<A> {
                     false
                 }
             };
-            let (answers, counts) = (self.answers.clone(), counts.clone());
+            let answers = self.answers.clone();
             async move {
                 if may_ask {
-                    serve_one(stream, answers, counts, asked).await;
+                    serve_one(stream, answers, asked).await;
                 }
             }
         };
-        let closed = || counts.add(QuestionResult::TimedOut);
-        self.crowd.serve(listener, converse, closed).await;
+        self.crowd.serve(listener, converse).await;
     }
 
     /// Waits for the answers to questions that have been asked.
@@ -114,29 +108,20 @@ impl RefusedPeers {
     }
 }
 
-async fn serve_one<A: Answers>(
-    mut stream: UnixStream,
-    answers: Arc<A>,
-    counts: Arc<Counts>,
-    asked: Asked,
-) {
+async fn serve_one<A: Answers>(mut stream: UnixStream, answers: Arc<A>, asked: Asked) {
     let started = Instant::now();
     let question = match timeout(PEER_TIMEOUT, read(&mut stream)).await {
         // Another server that finds out whether this one is alive, for instance.
         Ok(Ok(document)) if document.is_empty() => return,
         Ok(Ok(document)) => Question::decode(&document),
-        Ok(Err(error)) => return late(stream, &counts, &error.to_string()).await,
-        Err(_) => return late(stream, &counts, "the time is over").await,
+        Ok(Err(error)) => return late(stream, &error.to_string()).await,
+        Err(_) => return late(stream, "the time is over").await,
     };
     asked.set();
     let answer = match &question {
         Ok(question) => answers.answer(question.clone()).await,
         Err(failure) => Err(failure.clone()),
     };
-    counts.add(match &answer {
-        Ok(_) => QuestionResult::Answered,
-        Err(failure) => failure.kind.into(),
-    });
     tracing::debug!(
         question = ?question.as_ref().ok(),
         failure = answer.as_ref().err().map(tracing::field::display),
@@ -149,8 +134,7 @@ async fn serve_one<A: Answers>(
 }
 
 /// Says that the question did not arrive.
-async fn late(mut stream: UnixStream, counts: &Counts, why: &str) {
-    counts.add(QuestionResult::TimedOut);
+async fn late(mut stream: UnixStream, why: &str) {
     tracing::debug!(why, "no question on the node's socket");
     let why = format!(
         "no whole question within {PEER_TIMEOUT:?}: {why}; shut the writing side down behind it"
