@@ -29,7 +29,7 @@ use crate::{
     error::Error,
     interface_config::{InterfaceConfig, Setting},
     plan::Plan,
-    resolve::{Parent, Resolved},
+    resolve::Resolved,
 };
 
 /// How long a moved netdev may take to have a carrier before its addresses are announced
@@ -77,13 +77,12 @@ pub fn make(
             let new = NewChild {
                 name,
                 child: child.clone(),
-                parent: parent.link().index,
+                parent: parent.link.index,
                 parent_netns: None,
                 mtu,
                 mac: plan.mac.as_ref().map(|mac| mac.bytes().to_vec()),
             };
-            let made = make_child(host, pod, inside, &new, parent)?;
-            stands_on(inside, &made, parent.link())?;
+            let made = make_child(host, pod, inside, &new, &parent.link)?;
             // The driver of IPoIB gives a new child an MTU by its mode, whatever was asked for.
             if mtu.is_some_and(|mtu| mtu != made.mtu) {
                 set_mtu(inside, &made, name, mtu)?;
@@ -104,72 +103,46 @@ fn set_mtu(inside: &mut Socket, link: &Link, name: &str, mtu: Option<u32>) -> Re
     Ok(link::change(inside, what, link.index, &change)?)
 }
 
-/// Removes a child that the kernel did not put on the link that was judged and recorded: a process
-/// of the pod can put another link in the place of one of the pod's between reading and making.
-///
-/// # Errors
-/// Code 11 where it stands on another link.
-fn stands_on(inside: &mut Socket, made: &Link, parent: &Link) -> Result<(), Error> {
-    // The kernel names the link below where its index is not the child's own (`nla_put_iflink()`).
-    let below = made.parent.unwrap_or(made.index);
-    if below == parent.index {
-        return Ok(());
-    }
-    link::delete(inside, made)?;
-    Err(Error::new(
-        Code::TryAgain,
-        format!(
-            "the kernel put {} on the link with index {below}, not on {}, which has index {}",
-            made.name, parent.name, parent.index
-        ),
-    )
-    .with_details("the links of the pod changed in between; try again"))
-}
-
 fn make_child(
     host: &mut HostNetns,
     pod: &Namespace,
     inside: &mut Socket,
     new: &NewChild<'_>,
-    parent: &Parent,
+    parent: &Link,
 ) -> Result<Link, Error> {
-    let refused = |e: netlink::Error| explain(&e, new, parent.link());
+    let refused = |e: netlink::Error| explain(&e, new, parent);
     let temporary = child::temporary_name(pod.id().inode, new.name);
-    let made = match parent {
-        Parent::OfPod(_) => link::create(inside, new),
-        // The kernel makes IPoIB children beside their parent only.
-        Parent::OfHost(_) if matches!(new.child, Child::Ipoib { .. }) => {
-            let unnamed = NewChild {
-                name: &temporary,
-                ..new.clone()
-            };
-            let made = link::create(&mut host.socket, &unnamed).map_err(refused)?;
-            let made = made.ok_or_else(|| vanished(new.name))?;
-            return move_child(host, pod, inside, &made, new.name);
-        }
-        Parent::OfHost(_) => {
-            // From inside the pod: the final name at once, whatever the host calls its own.
-            let mut new = NewChild {
-                parent_netns: Some(link::namespace_number(inside, &host.namespace)?),
-                ..new.clone()
-            };
-            match link::create(inside, &new) {
-                // Kernels before 6.15 make a link in its parent's namespace and move it from there
-                // (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for
-                // from inside the pod. Made under an unused name, it is named where it belongs.
-                Err(e) if e.is(libc::EEXIST) => {
-                    let name = std::mem::replace(&mut new.name, &temporary);
-                    let made = link::create(inside, &new).map_err(refused)?;
-                    let made = made.ok_or_else(|| vanished(name))?;
-                    let what = format!("name {temporary} {name}");
-                    link::change(inside, what, made.index, &Change::name(name.as_bytes()))?;
-                    return named(inside, name);
-                }
-                made => made,
-            }
-        }
+    // The kernel makes IPoIB children beside their parent only.
+    if let Child::Ipoib { .. } = new.child {
+        let unnamed = NewChild {
+            name: &temporary,
+            ..new.clone()
+        };
+        let made = link::create(&mut host.socket, &unnamed).map_err(refused)?;
+        let made = made.ok_or_else(|| vanished(new.name))?;
+        return move_child(host, pod, inside, &made, new.name);
+    }
+    // From inside the pod: the final name at once, whatever the host calls its own.
+    let mut new = NewChild {
+        parent_netns: Some(link::namespace_number(inside, &host.namespace)?),
+        ..new.clone()
     };
-    made.map_err(refused)?.ok_or_else(|| vanished(new.name))
+    let name = new.name;
+    let made = match link::create(inside, &new) {
+        // Kernels before 6.15 make a link in its parent's namespace and move it from there
+        // (`rtnl_newlink()`), so a name of the host's stands in the way even of a link asked for
+        // from inside the pod. Made under an unused name, it is named where it belongs.
+        Err(e) if e.is(libc::EEXIST) => {
+            new.name = &temporary;
+            let made = link::create(inside, &new).map_err(refused)?;
+            let made = made.ok_or_else(|| vanished(name))?;
+            let what = format!("name {temporary} {name}");
+            link::change(inside, what, made.index, &Change::name(name.as_bytes()))?;
+            return named(inside, name);
+        }
+        made => made,
+    };
+    made.map_err(refused)?.ok_or_else(|| vanished(name))
 }
 
 /// A child that was made beside its parent under an unused name.

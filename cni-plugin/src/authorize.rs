@@ -14,7 +14,7 @@ use node::policy::{Allow, Candidate, partition};
 use crate::{
     allocation::Allocated,
     config::{Attach, vf},
-    resolve::{HostLink, Parent, RdmaTarget, Resolved},
+    resolve::{HostLink, RdmaTarget, Resolved},
 };
 
 /// Why a request is denied, and what to do.
@@ -75,9 +75,7 @@ fn needs_allocation(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> 
         && match resolved {
             Resolved::Move(_) => true,
             Resolved::RdmaOnly(_) => asked.moves_rdma,
-            Resolved::Child { parent, .. } => parent
-                .of_host()
-                .is_some_and(|host| asked.passthru || is_exclusive(host)),
+            Resolved::Child { parent, .. } => asked.passthru || is_exclusive(parent),
         }
 }
 
@@ -87,7 +85,7 @@ fn needs_allocation(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> 
 /// The first rule that denies it.
 pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Result<(), Denied> {
     if let (Some(pkey), Resolved::Child { parent, .. }) = (asked.pkey, resolved) {
-        in_partition(&parent.link().name.to_string(), pkey, rules)?;
+        in_partition(&parent.link.name.to_string(), pkey, rules)?;
     }
     match resolved {
         Resolved::Move(nic) => {
@@ -107,17 +105,9 @@ pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Res
                 None => Ok(()),
             }
         }
-        // What is in the pod's namespace is the pod's.
-        Resolved::Child {
-            parent: Parent::OfPod(_),
-            ..
-        } => Ok(()),
-        Resolved::Child {
-            kind,
-            parent: Parent::OfHost(host),
-        } => {
-            let subject = Subject::of(Attach::Child(*kind), host);
-            netdev(&subject, host, rules)?;
+        Resolved::Child { kind, parent } => {
+            let subject = Subject::of(Attach::Child(*kind), parent);
+            netdev(&subject, parent, rules)?;
             match asked.passthru {
                 true => passthru(&subject, rules),
                 false => Ok(()),

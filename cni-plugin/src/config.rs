@@ -79,8 +79,6 @@ pub struct Config {
     pub vf: Settings,
     /// `bcqueuelen` in packets.
     pub broadcast_queue: Option<u32>,
-    /// `linkInContainer`: the master is in the pod's namespace.
-    pub link_in_container: bool,
     /// `pkey` of an IPoIB child, with the membership bit.
     pub pkey: Option<u16>,
     /// `umcast` of an IPoIB child; absent means true.
@@ -156,7 +154,6 @@ impl Config {
             mac: mac(request, &root, &runtime, attach)?,
             vf: vf::read(&root, guid(request, &root, &runtime, by_ib_kubernetes)?)?,
             broadcast_queue: positive(&root, "bcqueuelen")?,
-            link_in_container: root.get("linkInContainer")?.unwrap_or(false),
             // ib-kubernetes makes the port of the VF a member.
             pkey: match by_ib_kubernetes {
                 true => None,
@@ -578,7 +575,7 @@ mod tests {
             (json!({"rdma": "yes"}), "rdma"),
             (json!({"attach": "rdma-only", "rdma": "off"}), "rdma"),
             (json!({"attach": "rdma-only", "master": "eth1"}), "master"),
-            (json!({"linkInContainer": 1}), "linkInContainer"),
+            (json!({"linkInContainer": true}), "linkInContainer"),
             (json!({"pkey": "0x8000"}), "pkey"),
             (json!({"pkey": 65536}), "pkey"),
             (json!({"pkey": "yes"}), "pkey"),
@@ -645,26 +642,19 @@ mod tests {
             ("rdmaDevice", json!("mlx5_0")),
         ];
         for (device, value) in devices {
-            for (key, other) in [("master", json!("eth2")), ("linkInContainer", json!(true))] {
-                for attach in [json!(null), json!("move"), json!("macvlan")] {
-                    let keys = json!({device: value, key: other, "attach": attach});
-                    let error = read(keys).unwrap_err();
-                    assert_eq!(error.code, Code::InvalidConfig, "{error}");
-                    let text = error.to_string();
-                    let named = text.contains(device) && text.contains(key);
-                    assert!(named, "{device} {key}: {text}");
-                }
+            for attach in [json!(null), json!("move"), json!("macvlan")] {
+                let keys = json!({device: value, "master": "eth2", "attach": attach});
+                let error = read(keys).unwrap_err();
+                assert_eq!(error.code, Code::InvalidConfig, "{error}");
+                let text = error.to_string();
+                let named = text.contains(device) && text.contains("master");
+                assert!(named, "{device}: {text}");
             }
         }
         // What Multus writes beside a master.
         let id = "0000:3b:00.0";
         let multus = json!({"master": "eth1", "deviceID": id, "pciBusID": id});
         assert_eq!(read(multus).unwrap().master.as_deref(), Some("eth1"));
-        // An exclusive device ID alone asks for a move.
-        let error = read(json!({"deviceID": id, "linkInContainer": true})).unwrap_err();
-        assert!(error.msg.contains("linkInContainer"), "{error}");
-        let inside = json!({"attach": "macvlan", "deviceID": id, "linkInContainer": true});
-        assert!(read(inside).unwrap().link_in_container);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{
     config::{ChildKind, Config},
     error::Error,
     interface_config::InterfaceConfig,
-    resolve::{Parent, Resolved},
+    resolve::Resolved,
 };
 
 /// Everything that an ADD changes for one NIC outside the journal and the lease store, and why.
@@ -61,7 +61,7 @@ impl Plan {
         random: impl FnOnce() -> Result<MacAddress, Error>,
     ) -> Result<Plan, Error> {
         let child = match &resolved {
-            Resolved::Child { kind, parent } => Some(child(&config, *kind, parent)?),
+            Resolved::Child { kind, parent } => Some(child(&config, *kind, &parent.link)?),
             Resolved::Move(_) | Resolved::RdmaOnly(_) => None,
         };
         let mac = match (&config.mac, &child) {
@@ -84,21 +84,16 @@ impl Plan {
     }
 
     pub fn part(&self) -> Part {
-        let parent = self.resolved.link();
-        let child = self
-            .child
-            .as_ref()
-            .zip(parent)
-            .map(|(child, parent)| record::Child {
-                kind: child.word(),
-                master: parent.name.to_string(),
-                index: parent.index,
-                in_pod: self.resolved.host_link().is_none(),
-                pod_index: None,
-                strayed: false,
-                warning: None,
-                mac: self.mac.as_ref().map(ToString::to_string),
-            });
+        let on = self.child.as_ref().zip(self.resolved.host_link());
+        let child = on.map(|(child, parent)| record::Child {
+            kind: child.word(),
+            master: parent.link.name.to_string(),
+            index: parent.link.index,
+            pod_index: None,
+            strayed: false,
+            warning: None,
+            mac: self.mac.as_ref().map(ToString::to_string),
+        });
         let hcas = match &self.resolved {
             Resolved::Move(host) => host.hcas.iter().map(ToString::to_string).collect(),
             Resolved::Child { .. } | Resolved::RdmaOnly(_) => Vec::new(),
@@ -136,16 +131,7 @@ impl fmt::Display for Plan {
         match &self.resolved {
             Resolved::Move(nic) => write!(f, "move {}", nic.link.name)?,
             Resolved::Child { kind, parent } => {
-                let place = match parent {
-                    Parent::OfHost(_) => "of the host",
-                    Parent::OfPod(_) => "of the pod",
-                };
-                write!(
-                    f,
-                    "make a {} on {} {place}",
-                    kind.as_str(),
-                    parent.link().name
-                )?;
+                write!(f, "make a {} on {}", kind.as_str(), parent.link.name)?;
             }
             Resolved::RdmaOnly(_) => return f.write_str("no interface"),
         }
@@ -173,13 +159,13 @@ pub fn partition(resolved: &Resolved, config: &Config) -> Option<u16> {
         Resolved::Child {
             kind: ChildKind::Ipoib,
             parent,
-        } => Some(config.pkey.unwrap_or(ipoib_of(parent.link()).0)),
+        } => Some(config.pkey.unwrap_or(ipoib_of(&parent.link).0)),
         _ => None,
     }
 }
 
 /// The child to be made.
-fn child(config: &Config, kind: ChildKind, parent: &Parent) -> Result<Child, Error> {
+fn child(config: &Config, kind: ChildKind, parent: &Link) -> Result<Child, Error> {
     Ok(match kind {
         ChildKind::Macvlan => Child::Macvlan {
             mode: config.macvlan_mode()?,
@@ -189,7 +175,7 @@ fn child(config: &Config, kind: ChildKind, parent: &Parent) -> Result<Child, Err
             mode: config.ipvlan_mode()?,
         },
         ChildKind::Ipoib => {
-            let (pkey, mode) = ipoib_of(parent.link());
+            let (pkey, mode) = ipoib_of(parent);
             Child::Ipoib {
                 // The kernel wants the membership bit set and works it out from the port's table.
                 pkey: config.pkey.unwrap_or(pkey) | 0x8000,
@@ -252,10 +238,7 @@ mod tests {
     }
 
     fn child_on(kind: ChildKind, host: HostLink) -> Resolved {
-        Resolved::Child {
-            kind,
-            parent: Parent::OfHost(host),
-        }
+        Resolved::Child { kind, parent: host }
     }
 
     #[test]
@@ -307,8 +290,7 @@ mod tests {
         let plan = planned(config(), child_on(ChildKind::Macvlan, on(1, None)));
         assert_eq!(
             plan.to_string(),
-            "make a macvlan on eth1 of the host as net1; MAC 02:00:00:00:00:01; addresses once the \
-             interface is up"
+            "make a macvlan on eth1 as net1; MAC 02:00:00:00:00:01; addresses once the interface is up"
         );
     }
 }

@@ -1,9 +1,8 @@
 //! What a request resolves to: the kind of attachment, and the links and RDMA devices it is about.
 //!
-//! Reads only. A link of the host and a link of the pod are different types, so that nothing which
-//! takes a link of the host can be handed one of the pod that has its name or its index. Names,
-//! addresses and RDMA devices come from sysfs through `hca`; what the kernel thinks of a link at
-//! this moment comes over netlink.
+//! Reads only. What moves, and what a child stands on, is a [`HostLink`], which is read on the host: no
+//! link of the pod can take its place by name or index. Names, addresses and RDMA devices come from
+//! sysfs through `hca`; what the kernel thinks of a link at this moment comes over netlink.
 
 mod dependents;
 mod host_link;
@@ -45,70 +44,18 @@ pub enum Resolved {
     /// A child becomes the pod's.
     Child {
         kind: ChildKind,
-        /// The link it stands on.
-        parent: Parent,
+        /// The netdev of the host it stands on.
+        parent: HostLink,
     },
     /// Nothing is made: RDMA devices follow an interface that another plugin made.
     RdmaOnly(RdmaOnly),
-}
-
-/// The link below a child.
-#[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a call has one, and never a list of them"
-)]
-pub enum Parent {
-    /// A netdev of the host.
-    OfHost(HostLink),
-    /// An interface of the pod.
-    OfPod(PodLink),
-}
-
-/// A link in the pod's namespace.
-#[derive(Clone, Debug)]
-pub struct PodLink(Link);
-
-impl PodLink {
-    /// The link as the kernel describes it in the pod's namespace.
-    pub fn link(&self) -> &Link {
-        &self.0
-    }
-}
-
-impl Parent {
-    /// The link as the kernel describes it in its own namespace.
-    pub fn link(&self) -> &Link {
-        match self {
-            Parent::OfHost(host) => &host.link,
-            Parent::OfPod(pod) => pod.link(),
-        }
-    }
-
-    /// The netdev of the host; none for an interface of the pod.
-    pub fn of_host(&self) -> Option<&HostLink> {
-        match self {
-            Parent::OfHost(host) => Some(host),
-            Parent::OfPod(_) => None,
-        }
-    }
 }
 
 impl Resolved {
     /// The netdev of the host that it takes or stands on.
     pub fn host_link(&self) -> Option<&HostLink> {
         match self {
-            Resolved::Move(nic) => Some(nic),
-            Resolved::Child { parent, .. } => parent.of_host(),
-            Resolved::RdmaOnly(_) => None,
-        }
-    }
-
-    /// The link that moves, or that the child stands on.
-    pub fn link(&self) -> Option<&Link> {
-        match self {
-            Resolved::Move(nic) => Some(&nic.link),
-            Resolved::Child { parent, .. } => Some(parent.link()),
+            Resolved::Move(host) | Resolved::Child { parent: host, .. } => Some(host),
             Resolved::RdmaOnly(_) => None,
         }
     }
@@ -150,26 +97,8 @@ pub fn resolve(
             Ok(Resolved::Move(nic))
         }
         Requested::Child(kind) => {
-            let parent = match config.link_in_container {
-                true => {
-                    if let Some((hca, text)) = named_hca(config) {
-                        occupants(node, hca, text)?;
-                    }
-                    Parent::OfPod(pod_link(inside, config.master.as_deref())?)
-                }
-                false => {
-                    let host = parent_on_host(node, config, network)?;
-                    is_allocated(node, config, &host)?;
-                    Parent::OfHost(host)
-                }
-            };
-            let kind = kind.unwrap_or_else(|| requested::kind_on(parent.link()));
-            let socket = match &parent {
-                Parent::OfHost(_) => &mut node.netns.socket,
-                Parent::OfPod(_) => inside,
-            };
-            carries_children(socket, kind, &parent)?;
-            Ok(Resolved::Child { kind, parent })
+            let parent = parent_on_host(node, config, network)?;
+            child_on(node, config, kind, parent)
         }
     }
 }
@@ -180,15 +109,20 @@ pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>
     let (Some(name), Requested::Child(kind)) = (&config.master, config.requested()) else {
         return Ok(None);
     };
-    if config.link_in_container {
-        return Ok(None);
-    }
-    let host = read_named(node, name, &mut NodeNetwork::default())?;
-    is_allocated(node, config, &host)?;
-    let parent = Parent::OfHost(host);
-    let kind = kind.unwrap_or_else(|| requested::kind_on(parent.link()));
-    carries_children(&mut node.netns.socket, kind, &parent)?;
-    Ok(Some(Resolved::Child { kind, parent }))
+    let parent = read_named(node, name, &mut NodeNetwork::default())?;
+    child_on(node, config, kind, parent).map(Some)
+}
+
+fn child_on(
+    node: &mut Node,
+    config: &Config,
+    kind: Option<ChildKind>,
+    parent: HostLink,
+) -> Result<Resolved, Error> {
+    is_allocated(node, config, &parent)?;
+    let kind = kind.unwrap_or_else(|| requested::kind_on(&parent.link));
+    carries_children(&mut node.netns.socket, kind, &parent.link)?;
+    Ok(Resolved::Child { kind, parent })
 }
 
 /// The netdev of the host below a child.
@@ -314,69 +248,33 @@ fn holder_of(node: &Node, target: &Target) -> Result<Option<(String, String)>, E
     Ok(held.next())
 }
 
-/// The pod's interface that a child stands on: the one that is named, else the one of the pod's
-/// default route.
-fn pod_link(inside: &mut Socket, master: Option<&str>) -> Result<PodLink, Error> {
-    let missing = |what: String| Error::new(Code::InvalidConfig, format!("master: {what}"));
-    let link = match master {
-        Some(name) => link::get(inside, By::Name(name.as_bytes()))?
-            .ok_or_else(|| missing(format!("the pod has no interface {name}")))?,
-        None => uplink::way_out(inside)?.ok_or_else(|| {
-            missing("none is named, and the pod has no default route that would say which".into())
-        })?,
-    };
-    if let Some(controller) = link.controller
-        && link.port_kind.as_deref() != Some("vrf")
-    {
-        let controller = link::get(inside, By::Index(controller))?.unwrap_or_default();
-        return Err(missing(format!(
-            "{} is a port of {} in the pod, which carries no children",
-            link.name, controller.name
-        ))
-        .with_details(format!("name {} itself", controller.name)));
-    }
-    Ok(PodLink(link))
-}
-
 /// Refuses a macvlan, ipvlan, macvtap or ipvtap as master. `socket` is of the master's namespace.
 ///
 /// The kernel makes a macvlan that is asked for on a macvlan on the link below that
 /// (`macvlan_common_newlink()`), and an ipvlan on an ipvlan likewise (`ipvlan_link_new()`), in
 /// whichever namespace that link is. What is judged, recorded and printed must be the link that is
 /// used. One kind upon the other is a stack indeed, but its frames are on the wire of the link below
-/// all the same; of these only an ipvlan on a macvlan of the pod adds nothing that the pod has not.
+/// all the same.
 ///
 /// # Errors
 /// Code 7 with the name of the link below, where that is in the same namespace.
-fn carries_children(socket: &mut Socket, kind: ChildKind, parent: &Parent) -> Result<(), Error> {
-    let link = parent.link();
-    let Some(master) = &link.kind else {
+fn carries_children(socket: &mut Socket, kind: ChildKind, link: &Link) -> Result<(), Error> {
+    use InfoKind::{IpVlan, IpVtap, MacVlan, MacVtap};
+    let Some(master @ (MacVlan | MacVtap | IpVlan | IpVtap)) = &link.kind else {
         return Ok(());
     };
-    let is_macvlan = matches!(master, InfoKind::MacVlan | InfoKind::MacVtap);
-    let is_ipvlan = matches!(master, InfoKind::IpVlan | InfoKind::IpVtap);
-    let within_the_pod = is_macvlan && kind == ChildKind::Ipvlan && parent.of_host().is_none();
-    if !(is_macvlan || is_ipvlan) || within_the_pod {
-        return Ok(());
-    }
     let below = match (link.parent, link.parent_netns) {
         (Some(index), None) => link::get(socket, By::Index(index))?,
         _ => None,
     };
-    let (through, remedy) = match (&below, parent) {
-        (Some(below), _) => (
+    let (through, remedy) = match below {
+        Some(below) => (
             below.name.to_string(),
             format!("name {} as master instead", below.name),
         ),
-        (None, Parent::OfHost(_)) => (
+        None => (
             "a link in another network namespace".to_owned(),
             "name a netdev of the host as master that is not a macvlan or ipvlan".to_owned(),
-        ),
-        (None, Parent::OfPod(_)) => (
-            "a link outside of the pod".to_owned(),
-            "leave linkInContainer out and name a netdev of the host as master; an ipvlan may have \
-             a macvlan of the pod as master"
-                .to_owned(),
         ),
     };
     Err(Error::new(

@@ -109,7 +109,7 @@ fn check_plugin(
     found.notes.extend(config.notes.iter().cloned());
     found.note(|found| check_attach(&request, &config, network, found));
     found.notes.extend(left_behind(&request, &config, policy));
-    let passthru = config.mode.as_deref() == Some("passthru") && !config.link_in_container;
+    let passthru = config.mode.as_deref() == Some("passthru");
     if passthru && !policy.allow.passthru {
         found.errors.push(format!(
             "mode: passthru is denied: set allow.passthru in {}, or use mode bridge",
@@ -172,9 +172,7 @@ fn check_attach(
                 .to_owned(),
         );
     }
-    if let (Some(master), Some(resource), false) =
-        (&config.master, &network.resource, config.link_in_container)
-    {
+    if let (Some(master), Some(resource)) = (&config.master, &network.resource) {
         found.notes.push(format!(
             "a pod whose unit of {resource} is another HCA than that of {master} is refused; without \
              master the child is made on the netdev of the unit"
@@ -280,7 +278,7 @@ fn store_is_there(policy: &Policy, store: &str) -> Result<(), Error> {
 /// # Errors
 /// Code 7: no netdev is selected.
 fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String, Error> {
-    let named = config.device.is_some() || config.master.is_some() || config.link_in_container;
+    let named = config.device.is_some() || config.master.is_some();
     if !by_unit && !named && requested != Requested::RdmaOnly {
         return Err(Error::new(
             cni_wire::Code::InvalidConfig,
@@ -292,7 +290,6 @@ fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String
         )));
     }
     let of = match (&config.master, by_unit) {
-        (Some(master), _) if config.link_in_container => format!(" on the pod's {master}"),
         (Some(master), _) => format!(" on {master}"),
         (None, true) if config.devices == Devices::All => " of all allocated units".to_owned(),
         (None, true) => " of the allocated unit".to_owned(),

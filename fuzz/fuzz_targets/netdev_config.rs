@@ -16,7 +16,7 @@ use rdma_netdev::allocation::Allocated;
 use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
 use rdma_netdev::config::{Attach, ChildKind, Config, Target};
 use rdma_netdev::plan::{self, Plan};
-use rdma_netdev::resolve::{self, HostLink, Parent, Requested, Resolved};
+use rdma_netdev::resolve::{self, HostLink, Requested, Resolved};
 use rdma_netdev::validate::{self, Network};
 
 fuzz_target!(|text: &[u8]| {
@@ -87,19 +87,12 @@ fn meant(target: Option<&Target>) -> HostLink {
 
 fn only_what_is_allowed(config: &Config) {
     let resolved = match config.requested() {
-        Requested::Move => {
-            assert!(
-                !config.link_in_container,
-                "a link of the pod is never moved"
-            );
-            Resolved::Move(meant(resolve::move_target(config).ok().as_ref()))
-        }
-        Requested::Child(_) if config.link_in_container => return,
+        Requested::Move => Resolved::Move(meant(resolve::move_target(config).ok().as_ref())),
         Requested::Child(kind) => {
             let master = config.master.clone().map(Target::Name);
             Resolved::Child {
                 kind: kind.unwrap_or(ChildKind::Macvlan),
-                parent: Parent::OfHost(meant(master.as_ref())),
+                parent: meant(master.as_ref()),
             }
         }
         Requested::RdmaOnly => return,
@@ -129,8 +122,8 @@ fn only_what_is_allowed(config: &Config) {
         && checked
         && let Ok(plan) = planned(config, resolved)
     {
-        let link = plan.resolved.link().expect("a link");
-        assert_eq!(link.name, "allowed");
+        let host = plan.resolved.host_link().expect("a link");
+        assert_eq!(host.link.name, "allowed");
     }
 }
 
@@ -159,8 +152,7 @@ fn planned_in_full(config: &Config) {
         let mut host = host_link("nic", 2);
         host.link.mtu = 65535;
         host.link.hardware = if kind == ChildKind::Ipoib { 32 } else { 1 };
-        let parent = Parent::OfHost(host);
-        let resolved = Resolved::Child { kind, parent };
+        let resolved = Resolved::Child { kind, parent: host };
         config
             .fits(Attach::Child(kind), None)
             .expect("keys of a child");

@@ -16,6 +16,7 @@ use crate::{
     error::{Error, Kind},
     journal::{Part, Record, record::Child},
     namespaces::{self, Search},
+    netdev::identity::LinkScope,
     node::Node,
 };
 
@@ -32,14 +33,14 @@ pub fn temporary_name(netns_inode: u64, ifname: &str) -> String {
 
 /// Removes the child of a killed ADD that was made beside its master on the host and not moved to its pod.
 pub(crate) fn remove_unmoved(node: &mut Node, record: &Record, part: &Part) -> Result<(), Error> {
-    let unfinished = |child: &&Child| !child.in_pod && child.pod_index.is_none();
+    let unfinished = |child: &&Child| child.pod_index.is_none();
     let Some(child) = part.child.as_ref().filter(unfinished) else {
         return Ok(());
     };
     let name = temporary_name(record.netns.inode, &part.ifname);
     let socket = &mut node.netns.socket;
     match link::get(socket, By::Name(name.as_bytes()))? {
-        Some(link) if is_like(&link, child, Below::Beside) => Ok(link::delete(socket, &link)?),
+        Some(link) if is_like(&link, child, LinkScope::Host) => Ok(link::delete(socket, &link)?),
         _ => Ok(()),
     }
 }
@@ -61,13 +62,10 @@ pub(crate) fn remove(
     inside: &mut Socket,
 ) -> Result<(), Error> {
     let links = link::list(inside)?;
-    let parent_netns = match child.in_pod {
-        true => pod,
-        false => &node.netns.namespace,
-    };
-    let below = Below::of(inside, pod, parent_netns)?;
+    let (host, proc) = (&node.netns.namespace, &node.roots.proc);
+    let scope = LinkScope::of(inside, pod, host)?;
     let temporary = temporary_name(record.netns.inode, &part.ifname);
-    if let Some(link) = find(&links, child, below, [&part.ifname, &temporary]) {
+    if let Some(link) = find(&links, child, scope, [&part.ifname, &temporary]) {
         return Ok(link::delete(inside, link)?);
     }
     // Cut off before it was made.
@@ -75,14 +73,13 @@ pub(crate) fn remove(
         return Ok(());
     }
     let others = others(node, record, part)?;
-    delete_alike(inside, &links, child, below, &others)?;
-    let (host, proc) = (&node.netns.namespace, &node.roots.proc);
+    delete_alike(inside, &links, child, scope, &others)?;
     let found = namespaces::search_reached(host, proc, pod, inside, |other, socket| {
-        let below = Below::of(socket, other, parent_netns)?;
+        let scope = LinkScope::of(socket, other, host)?;
         let links = link::list(socket)?;
-        match by_identity(&links, child, below) {
+        match by_identity(&links, child, scope) {
             Some(link) => link::delete(socket, link).map(|()| true),
-            None => delete_alike(socket, &links, child, below, &others).map(|()| false),
+            None => delete_alike(socket, &links, child, scope, &others).map(|()| false),
         }
     })?;
     match found {
@@ -139,13 +136,12 @@ fn others(node: &Node, record: &Record, part: &Part) -> Result<Vec<Interface>, E
 /// Index in its pod and MAC address, where they are known.
 type Interface = (Option<u32>, Option<String>);
 
-/// Deletes the links like a child that are none of `others`. On a link of the pod's own it may have
-/// made such links itself: they stay.
+/// Deletes the links like a child that are none of `others`.
 fn delete_alike(
     socket: &mut Socket,
     links: &[Link],
     child: &Child,
-    below: Below,
+    scope: LinkScope,
     others: &[Interface],
 ) -> netlink::Result<()> {
     let is_others = |link: &Link| {
@@ -154,8 +150,8 @@ fn delete_alike(
             |(index, known): &Interface| *index == Some(link.index) || known.as_ref() == Some(&mac);
         others.iter().any(is_it)
     };
-    for link in links.iter().filter(|link| is_like(link, child, below)) {
-        if !child.in_pod && !is_others(link) {
+    for link in links.iter().filter(|link| is_like(link, child, scope)) {
+        if !is_others(link) {
             link::delete(socket, link)?;
         }
     }
@@ -165,7 +161,7 @@ fn delete_alike(
 /// Removes the child of a pod whose namespace is gone from the namespace of a thread that it was moved
 /// to. It is known by the MAC address it was given: its index is in each namespace another link's.
 pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
-    if child.kind == IPOIB || child.in_pod || child.pod_index.is_none() || child.mac.is_none() {
+    if child.kind == IPOIB || child.pod_index.is_none() || child.mac.is_none() {
         return Ok(());
     }
     let by_mac = Child {
@@ -175,11 +171,11 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
     let host = &node.netns.namespace;
     namespaces::search_outside(host, &node.roots.proc, None, |other| {
         let mut socket = other.socket(host)?;
-        let below = Below::of(&mut socket, other, host)?;
-        if below == Below::Elsewhere(None) {
+        let scope = LinkScope::of(&mut socket, other, host)?;
+        if scope == (LinkScope::Pod { host: None }) {
             return Ok(false);
         }
-        match by_identity(&link::list(&mut socket)?, &by_mac, below) {
+        match by_identity(&link::list(&mut socket)?, &by_mac, scope) {
             Some(link) => link::delete(&mut socket, link).map(|()| true),
             None => netlink::Result::Ok(false),
         }
@@ -197,7 +193,7 @@ pub(crate) fn remove_returned(
     child: &Child,
     timeout: Duration,
 ) -> Result<bool, Error> {
-    if child.kind != IPOIB || child.in_pod || child.pod_index.is_none() {
+    if child.kind != IPOIB || child.pod_index.is_none() {
         return Ok(false);
     }
     let started = Instant::now();
@@ -229,60 +225,35 @@ fn find_returned<'a>(links: &'a [Link], child: &Child) -> Option<&'a Link> {
     let queue_pair = |mac: &str| mac.get(..11).map(str::to_owned);
     links.iter().find(|link| {
         let mac = link.mac_text();
-        is_like(link, child, Below::Beside)
+        is_like(link, child, LinkScope::Host)
             && child.pod_index == Some(link.index)
             && (child.mac.as_deref()).is_none_or(|known| queue_pair(known) == queue_pair(&mac))
     })
-}
-
-/// Where the link below a child is, as the namespace of the child knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Below {
-    /// In the same namespace.
-    Beside,
-    /// In the one with this number; none for one that has no number, and so no link that stands on
-    /// one of it.
-    Elsewhere(Option<i32>),
-}
-
-impl Below {
-    /// For links of the namespace `here`, of which `socket` is, that stand on one of
-    /// `parent_netns`.
-    fn of(
-        socket: &mut Socket,
-        here: &Namespace,
-        parent_netns: &Namespace,
-    ) -> netlink::Result<Self> {
-        Ok(match here.id() == parent_netns.id() {
-            true => Below::Beside,
-            false => Below::Elsewhere(link::known_number(socket, parent_netns)?),
-        })
-    }
 }
 
 /// The child among the links of its pod; `names` are its own and its temporary one. Pure.
 fn find<'a>(
     links: &'a [Link],
     child: &Child,
-    below: Below,
+    scope: LinkScope,
     [name, temporary]: [&str; 2],
 ) -> Option<&'a Link> {
-    let found = by_identity(links, child, below);
+    let found = by_identity(links, child, scope);
     if found.is_some() || child.pod_index.is_some() {
         return found;
     }
     // Killed before the index was written, or by a version that did not write it: by name, and where
     // it was not named yet by the name that it has until then. One with a MAC address of its own is
     // known by that.
-    let mut candidates = links.iter().filter(|link| is_like(link, child, below));
+    let mut candidates = links.iter().filter(|link| is_like(link, child, scope));
     let named = candidates.clone().find(|link| link.name == *name);
     named.or_else(|| candidates.find(|l| child.mac.is_none() && l.name == *temporary))
 }
 
 /// By the index that it had in its pod, which a change of namespaces keeps where it is free, else by
 /// the MAC address that it was given, which no two children of a link have. Pure.
-fn by_identity<'a>(links: &'a [Link], child: &Child, below: Below) -> Option<&'a Link> {
-    let mut candidates = links.iter().filter(|link| is_like(link, child, below));
+fn by_identity<'a>(links: &'a [Link], child: &Child, scope: LinkScope) -> Option<&'a Link> {
+    let mut candidates = links.iter().filter(|link| is_like(link, child, scope));
     let by_index = candidates
         .clone()
         .find(|link| child.pod_index == Some(link.index));
@@ -295,19 +266,15 @@ fn by_identity<'a>(links: &'a [Link], child: &Child, below: Below) -> Option<&'a
 }
 
 /// Whether a link is of the child's kind and stands on the child's master. Pure.
-fn is_like(link: &Link, child: &Child, below: Below) -> bool {
+fn is_like(link: &Link, child: &Child, scope: LinkScope) -> bool {
     let kind = link.kind.as_ref().map(ToString::to_string);
     // Where both indexes are one number and both links are in one namespace, or of IPoIB, the
     // kernel leaves it out (`nla_put_iflink()`).
     let on = link.parent.unwrap_or(link.index);
-    let in_place = match below {
-        Below::Beside => link.parent_netns.is_none(),
-        Below::Elsewhere(number) => number.is_some() && link.parent_netns == number,
-    };
     // IPoIB does not report the namespace of the link below (`ipoib_get_link_ops()`).
     kind.as_deref() == Some(&child.kind)
         && on == child.index
-        && (in_place || child.kind == IPOIB && link.parent_netns.is_none())
+        && (scope.is_on_host(link) || child.kind == IPOIB && link.parent_netns.is_none())
 }
 
 #[cfg(test)]
@@ -316,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    const BELOW: Below = Below::Elsewhere(Some(0));
+    const POD: LinkScope = LinkScope::Pod { host: Some(0) };
     const NAMES: [&str; 2] = ["net1", "rdma-tmp77"];
 
     fn child(pod_index: Option<u32>, mac: Option<&str>) -> Child {
@@ -324,7 +291,6 @@ mod tests {
             kind: "macvlan".into(),
             master: "ens1f0".into(),
             index: 3,
-            in_pod: false,
             pod_index,
             strayed: false,
             warning: None,
@@ -345,7 +311,7 @@ mod tests {
     }
 
     fn found(links: &[Link], child: &Child) -> Option<u32> {
-        find(links, child, BELOW, NAMES).map(|link| link.index)
+        find(links, child, POD, NAMES).map(|link| link.index)
     }
 
     #[test]
@@ -398,8 +364,13 @@ mod tests {
         assert_eq!(of(&|link| link.parent = Some(4)), None);
         assert_eq!(of(&|link| link.parent_netns = Some(1)), None);
         assert_eq!(of(&|link| link.parent_netns = None), None);
-        let unnumbered =
-            find(&[link(5, "net1", 1)], &ours, Below::Elsewhere(None), NAMES).is_some();
+        let unnumbered = find(
+            &[link(5, "net1", 1)],
+            &ours,
+            LinkScope::Pod { host: None },
+            NAMES,
+        )
+        .is_some();
         assert!(!unnumbered, "no number, no link on one of the host");
     }
 

@@ -40,7 +40,7 @@ fn no_kubelet() -> Result<Allocated, Denied> {
 fn macvlan(host: &HostLink) -> Resolved {
     Resolved::Child {
         kind: ChildKind::Macvlan,
-        parent: Parent::OfHost(host.clone()),
+        parent: host.clone(),
     }
 }
 
@@ -362,7 +362,7 @@ fn a_child_is_in_a_partition_that_the_policy_lists() {
     (parent.link.kind, parent.link.hardware) = (Some(InfoKind::Ipoib), 32);
     let child = Resolved::Child {
         kind: ChildKind::Ipoib,
-        parent: Parent::OfHost(parent),
+        parent,
     };
     let asked = |pkey| Asked {
         pkey: Some(pkey),

@@ -39,10 +39,7 @@ fn check(places: &Places, subject: String, request: &Request) -> Result<(Node, I
     if config.rdma == RdmaRequirement::Required {
         rdma::isolation(attachment::rdma::mode(&node.roots)?)?;
     }
-    if let Some(master) = config
-        .master
-        .as_deref()
-        .filter(|_| !config.link_in_container)
+    if let Some(master) = &config.master
         && link::get(&mut node.netns.socket, By::Name(master.as_bytes()))?.is_none()
     {
         return Err(Error::new(

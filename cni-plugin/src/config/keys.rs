@@ -22,7 +22,6 @@ pub(super) const KEYS: &[&str] = &[
     "ibKubernetesEnabled",
     "ipam",
     "kernelpath",
-    "linkInContainer",
     "linkLocal",
     "link_state",
     "mac",
@@ -65,6 +64,11 @@ const REFUSED: &[(&[&str], &str)] = &[
     (
         &["macspoofchk", "mac_spoof_chk"],
         "set spoofchk for a VF that is moved",
+    ),
+    (
+        &["linkInContainer"],
+        "name a netdev of the host as master; for a child of an interface that the pod has, use the \
+         reference macvlan or ipvlan plugin",
     ),
     (
         &["portIsolation"],

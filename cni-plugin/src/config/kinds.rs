@@ -50,12 +50,6 @@ const KEYS: &[Key] = &[
         &[Device, Units, Slot],
     ),
     ("mode", |c| c.mode.is_some(), CHILDREN, &[]),
-    (
-        "linkInContainer",
-        |c| c.link_in_container,
-        CHILDREN,
-        &[Device, Units, Slot],
-    ),
     ("mtu", |c| c.mtu.is_some(), INTERFACES, &[]),
     (
         "mac",
@@ -239,7 +233,6 @@ mod tests {
         let queue = with(|c| c.broadcast_queue = Some(9));
         let mode = with(|c| c.mode = Some("bridge".into()));
         let mac = with(|c| c.mac = "02:00:00:00:00:01".parse().ok());
-        let within = with(|c| c.link_in_container = true);
         let device = with(|c| c.device = Some(crate::config::Target::Name("eth2".into())));
         for (config, key, refused, fits) in [
             (
@@ -256,12 +249,6 @@ mod tests {
                 "mac",
                 &[IPVLAN, IPOIB, Attach::RdmaOnly],
                 Attach::Move,
-            ),
-            (
-                &within,
-                "linkInContainer",
-                &[Attach::Move, Attach::RdmaOnly],
-                MACVLAN,
             ),
             (&device, "device", CHILDREN, Attach::Move),
         ] {
@@ -301,10 +288,6 @@ mod tests {
         for (config, named) in [
             (with_link(&|c| c.master = Some("eth1".into())), "master"),
             (with_link(&|c| c.device = Some(device.clone())), "device"),
-            (
-                with_link(&|c| c.link_in_container = true),
-                "linkInContainer",
-            ),
             (
                 with_link(&|c| c.attach = Some(Attach::RdmaOnly)),
                 "rdma-only",

@@ -25,8 +25,8 @@ const OWN_ADDRESS: &str =
 /// Code 7 naming the key and what to do instead; code 11 for a partition that the port is not in,
 /// unless the policy allows that.
 pub fn check(resolved: &Resolved, config: &Config, allow: &Allow) -> Result<(), Error> {
-    if let Some(link) = resolved.link() {
-        fits(resolved.attach(), config, link)?;
+    if let Some(host) = resolved.host_link() {
+        fits(resolved.attach(), config, &host.link)?;
     }
     match allow.inactive_partitions {
         true => Ok(()),
@@ -172,7 +172,6 @@ mod tests {
     use attachment::netdev::vf::Settings;
 
     use super::*;
-    use crate::resolve::Parent;
 
     fn config() -> Config {
         Config::default()
@@ -259,7 +258,7 @@ mod tests {
     fn a_partition_that_the_port_is_not_in_is_refused_with_those_it_is_in() {
         let on = |pkeys: Option<Vec<u16>>| Resolved::Child {
             kind: ChildKind::Ipoib,
-            parent: Parent::OfHost(HostLink {
+            parent: HostLink {
                 link: link(INFINIBAND),
                 rdma: vec![hca::PortId {
                     device: "mlx5_0".into(),
@@ -267,7 +266,7 @@ mod tests {
                 }],
                 pkeys,
                 ..HostLink::default()
-            }),
+            },
         };
         let pkey = |pkey| Config {
             pkey: Some(pkey),

@@ -25,7 +25,7 @@ use netlink::{
 };
 use netlink_packet_route::link::InfoKind;
 
-use super::{HostLink, NodeNetwork, Parent, Resolved};
+use super::{HostLink, NodeNetwork, Resolved};
 use crate::{config::ChildKind, error::Error};
 
 /// Something that stands on a netdev.
@@ -231,7 +231,7 @@ fn attachment_on(
     index: u32,
 ) -> Result<Option<Dependent>, Error> {
     for (_, record) in records {
-        let on_it = |child: &&Child| !child.in_pod && child.index == index;
+        let on_it = |child: &&Child| child.index == index;
         let mut children = record.parts.iter().filter_map(|part| part.child.as_ref());
         let Some(child) = children.find(on_it) else {
             continue;
@@ -252,7 +252,7 @@ fn attachment_on(
 pub fn explain(node: &mut Node, resolved: &Resolved, refused: Error) -> Error {
     let Resolved::Child {
         kind: ChildKind::Macvlan | ChildKind::Ipvlan,
-        parent: Parent::OfHost(host),
+        parent: host,
     } = resolved
     else {
         return refused;

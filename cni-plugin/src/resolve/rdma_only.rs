@@ -11,7 +11,7 @@ use netlink::{
     sysfs::Sysfs,
 };
 
-use super::{HostLink, NodeNetwork, PodLink, name_of, read_named, target::names_none, unreadable};
+use super::{HostLink, NodeNetwork, name_of, read_named, target::names_none, unreadable};
 use crate::{
     config::{Config, Devices, Target},
     error::Error,
@@ -31,7 +31,7 @@ pub struct RdmaOnly {
 /// An interface of the pod that the previous result names.
 #[derive(Clone, Debug)]
 pub struct PodInterface {
-    pub link: PodLink,
+    pub link: Link,
     /// Its place among the interfaces of the previous result.
     pub position: usize,
     /// Names of the RDMA devices behind it; only read where a unit names the devices, or the chain made
@@ -79,7 +79,7 @@ impl RdmaOnly {
 fn name(interfaces: &[PodInterface]) -> String {
     let names: Vec<String> = interfaces
         .iter()
-        .map(|interface| interface.link.link().name.to_string())
+        .map(|interface| interface.link.name.to_string())
         .collect();
     match names.is_empty() {
         true => "the chain".to_owned(),
@@ -114,7 +114,7 @@ pub(super) fn resolve(
     let unit = unit.filter(|_| config.devices == Devices::One);
     if interfaces.len() > 1 || unit.is_some() {
         for interface in &mut interfaces {
-            interface.devices = of_interface(node, pod, interface.link.link())?;
+            interface.devices = of_interface(node, pod, &interface.link)?;
         }
     }
     let names = devices(node, config, pod, &interfaces)?;
@@ -188,7 +188,7 @@ fn interfaces(
     for (position, interface) in meant {
         let link = link::get(inside, By::Name(interface.name.as_bytes()))?;
         found.extend(link.map(|link| PodInterface {
-            link: PodLink(link),
+            link,
             position,
             devices: BTreeSet::new(),
         }));
@@ -233,7 +233,7 @@ fn devices(
         None => {}
     }
     match interfaces {
-        [only] => of_interface(node, pod, only.link.link()),
+        [only] => of_interface(node, pod, &only.link),
         several => Ok(several
             .iter()
             .flat_map(|interface| interface.devices.clone())

@@ -7,7 +7,7 @@ use crate::config::{Attach, ChildKind, Config};
 /// What the configuration alone says of the kind.
 ///
 /// Without `attach`, a device ID of an exclusive pool and a netdev named for moving mean `move`; a
-/// shared device ID, a master and `linkInContainer` mean a child of the kind that the link can have.
+/// shared device ID and a master mean a child of the kind that the link can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requested {
     /// `move`.

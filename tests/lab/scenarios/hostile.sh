@@ -89,22 +89,6 @@ denied "passthru is not given" 'allow.passthru' '{"attach": "macvlan", "master":
 denied "no program is executed for a tenant" 'allow.ipam' \
 	'{"attach": "macvlan", "master": "eth1", "ipam": {"type": "host-device", "device": "eth2"}}'
 
-# --- linkInContainer, with an index that both namespaces have -----------------------------------
-
-index=$(</sys/class/net/eth2/ifindex)
-for network in '{"linkInContainer": true, "deviceID": "0000:02:00.0"}' \
-	'{"linkInContainer": true, "attach": "move", "device": "eth2"}' '{"linkInContainer": true, "deviceID": "0000:03:00.0"}'; do
-	pod a
-	ip -n a link add eth0 index "$index" type veth peer name cable
-	ip -n a link set eth0 up
-	ip -n a addr add 10.244.0.5/24 dev eth0
-	ip -n a route add default via 10.244.0.1
-	refuses "no host link by linkInContainer: $network" 'linkInContainer' add a "$network"
-	check "its DEL" del a "$network"
-	ip netns delete a
-	unchanged "the host has all its links: $network"
-done
-
 # --- what others stand on ----------------------------------------------------------------------
 
 stands_on() {

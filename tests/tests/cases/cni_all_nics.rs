@@ -958,10 +958,6 @@ fn about_one() -> Result<()> {
         (json!({"device": "nic0"}), &["device"]),
         (json!({"attach": "macvlan", "master": "nic0"}), &["master"]),
         (json!({"mac": "02:00:00:00:00:01"}), &["mac"]),
-        (
-            json!({"attach": "macvlan", "linkInContainer": true}),
-            &["linkInContainer"],
-        ),
         (json!({"ipam": static_ipam}), &["static", "rdma-ipam"]),
         (json!({"ipam": fixed}), &["ipam.addresses"]),
         (json!({"devices": "some"}), &["devices"]),

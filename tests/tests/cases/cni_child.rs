@@ -41,7 +41,6 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan,
         ReferencePlugins
     ),
-    case!(a_master_of_the_pods_own, Root, Netns, Macvlan),
     case!(without_a_master_it_is_the_way_out, Root, Netns, Macvlan),
     case!(two_kinds_of_children_are_not_tried, Root, Netns, Macvlan),
     case!(
@@ -314,43 +313,6 @@ fn check_sees_what_changed() -> Result<()> {
         }
         run(&call, "DEL", &with_result(&result))?;
     }
-    Ok(())
-}
-
-fn a_master_of_the_pods_own() -> Result<()> {
-    let host = CniHost::new()?;
-    // The policy guards the host's netdevs, not the pod's.
-    host.policy(&json!({"allow": {"nonRdma": false}}))?;
-    let pod = host.pod()?;
-    pod.ip("link add eth0 type veth peer name eth0p")?;
-    pod.ip("link set eth0 up")?;
-    let call = host.call(&pod, "c1", "net1");
-    let config =
-        host.config(&json!({"attach": "macvlan", "master": "eth0", "linkInContainer": true}));
-    run(&call, "ADD", &config)?;
-    assert_eq!(link(&pod, "net1")?["link"], "eth0");
-    run(&call, "DEL", &config)?;
-    assert!(link(&pod, "net1").is_err() && link(&pod, "eth0").is_ok());
-    let missing = host.config(&json!({"master": "nic0", "linkInContainer": true}));
-    assert_eq!(refused(&call, "ADD", &missing)?.0, 7);
-
-    // Without a name it is the pod's way out; a port of a bridge carries none.
-    let unnamed = host.config(&json!({"attach": "macvlan", "linkInContainer": true}));
-    assert!(
-        refused(&call, "ADD", &unnamed)?
-            .1
-            .contains("no default route")
-    );
-    pod.ip("addr add 10.244.0.7/24 dev eth0")?;
-    pod.ip("route add default via 10.244.0.1")?;
-    run(&call, "ADD", &unnamed)?;
-    assert_eq!(link(&pod, "net1")?["link"], "eth0");
-    run(&call, "DEL", &unnamed)?;
-    pod.ip("link add br0 type bridge")?;
-    pod.ip("link set eth0 master br0")?;
-    let (code, message) = refused(&call, "ADD", &config)?;
-    assert_eq!(code, 7);
-    assert!(message.contains("eth0 is a port of br0"), "{message}");
     Ok(())
 }
 

@@ -246,7 +246,6 @@ fn link_beside() -> Result<()> {
     for keys in [
         json!({"attach": "macvlan", "master": "nic0"}),
         json!({"attach": "move", "device": "nic0"}),
-        json!({"attach": "macvlan", "linkInContainer": true}),
     ] {
         let mut network = node.scene.network(&keys);
         network["deviceID"] = json!(slot);

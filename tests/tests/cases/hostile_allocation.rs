@@ -80,10 +80,6 @@ cases! {
         &json!({"deviceID": "0000:99:00.0_3e71787e_1", "master": "nic0"}),
         &["0000:99:00.0"],
     );
-    a_unit_that_is_not_on_this_host_is_refused_beside_a_link_of_the_pod: Macvlan => another_hca(
-        &json!({"attach": "macvlan", "deviceID": "0000:99:00.0", "master": "lo", "linkInContainer": true}),
-        &["0000:99:00.0"],
-    );
     rdma_only_with_a_unit_of_another_hca_than_the_chains_is_refused: Macvlan => chain();
     a_unit_of_a_whole_pool_leaves_the_master_free: Macvlan =>
         child_of(&json!({"deviceID": "pool_3e71787e_1", "master": "nic1"}), "nic1");

@@ -86,11 +86,8 @@ pub struct Child {
     pub kind: String,
     /// Name of the netdev below it.
     pub master: String,
-    /// Index of the netdev below it, in its namespace.
+    /// Index of the netdev below it, on the host.
     pub index: u32,
-    /// That namespace is the pod's, not the host's.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub in_pod: bool,
     /// Its own index in the pod's namespace, which the pod cannot change there; none until it is
     /// made.
     #[serde(default, skip_serializing_if = "Option::is_none")]

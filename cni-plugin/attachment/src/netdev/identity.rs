@@ -8,8 +8,8 @@
 
 use hca::{Host, MacAddress};
 use netlink::{
-    Name,
-    link::{Link, PAIRED_KINDS},
+    Name, Namespace, Socket,
+    link::{self, Link, PAIRED_KINDS},
 };
 use serde::{Deserialize, Serialize};
 
@@ -45,14 +45,38 @@ pub struct Identity {
     pub index: u32,
 }
 
-/// The namespace in which links are compared with an identity.
+/// The namespace of links that are compared with what is known of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkScope {
     Host,
     Pod {
-        /// The number by which the pod's namespace knows the host's, if it has one.
+        /// The number by which it knows the host's, if it has one.
         host: Option<i32>,
     },
+}
+
+impl LinkScope {
+    /// That of the namespace `here`, of which `socket` is.
+    pub(crate) fn of(
+        socket: &mut Socket,
+        here: &Namespace,
+        host: &Namespace,
+    ) -> netlink::Result<Self> {
+        Ok(match here.id() == host.id() {
+            true => LinkScope::Host,
+            false => LinkScope::Pod {
+                host: link::known_number(socket, host)?,
+            },
+        })
+    }
+
+    /// Whether what is below a link of this namespace, or its peer, is on the host.
+    pub(crate) fn is_on_host(self, link: &Link) -> bool {
+        match self {
+            LinkScope::Host => link.parent_netns.is_none(),
+            LinkScope::Pod { host } => link.parent_netns.is_some() && link.parent_netns == host,
+        }
+    }
 }
 
 /// Several links could be the netdev that is searched for.
@@ -169,10 +193,7 @@ impl Identity {
             return false;
         }
         if self.is_virtual() {
-            return match place {
-                LinkScope::Host => link.parent_netns.is_none(),
-                LinkScope::Pod { host } => link.parent_netns.is_some() && link.parent_netns == host,
-            };
+            return place.is_on_host(link);
         }
         let permanent = |identity: &Identity| {
             let mac = identity.permanent_mac.as_ref();

@@ -37,7 +37,8 @@ impl Add<'_> {
             }
             let Some(link) = link else { continue };
             let mut part = self.part(plan, link, leased.clone().unwrap_or_default());
-            let ports = plan.resolved.host_link().map(|host| host.rdma.clone());
+            let host = plan.resolved.host_link();
+            let ports = host.map(|host| host.rdma.clone());
             let slot = plan.config.allocation.as_ref();
             let slot = slot.and_then(|allocation| allocation.slot.as_ref());
             reported.push(Reported {
@@ -46,10 +47,7 @@ impl Add<'_> {
                 ports: ports.unwrap_or_default(),
                 addresses: part.ips.iter().map(|ip| ip.address.addr).collect(),
                 moved: moved().collect(),
-                pci: plan
-                    .resolved
-                    .link()
-                    .and_then(|link| report::function(link, &plan.config)),
+                pci: host.and_then(|host| report::function(&host.link, &plan.config)),
             });
             part.routes.retain(|route| !all.routes.contains(route));
             merge(&mut all, part, cni_wire::Dns::default());
@@ -104,7 +102,7 @@ impl Add<'_> {
         let interfaces = target.interfaces.iter().map(Some).chain(none);
         let reported = interfaces.map(|interface| {
             let position = interface.map(|interface| interface.position);
-            let link = interface.map(|interface| interface.link.link());
+            let link = interface.map(|interface| &interface.link);
             let ips = before.ips.iter();
             let ips = ips.filter(|ip| ip.interface.is_none() || ip.interface == position);
             let is_behind = |device: &String| {

@@ -118,8 +118,9 @@ fn given_to(plan: &Plan, leased: Option<&CniResult>) -> Result<InterfaceConfig, 
             InterfaceConfig::of_result(plan.resolved.attach(), config, leased.unwrap_or(&none))?
         }
     };
-    if let Some(link) = plan.resolved.link() {
-        plan::carries_ipv6(config.mtu.unwrap_or(link.mtu), config, given.needs_ipv6())?;
+    if let Some(host) = plan.resolved.host_link() {
+        let mtu = config.mtu.unwrap_or(host.link.mtu);
+        plan::carries_ipv6(mtu, config, given.needs_ipv6())?;
     }
     Ok(given)
 }

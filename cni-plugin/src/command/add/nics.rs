@@ -205,7 +205,7 @@ impl Add<'_> {
         }
         nics.sort_by_key(|nic| nic.plan.rail);
         let hosts = nics.iter().filter_map(|Nic { plan, .. }| {
-            Some((plan.rail?, plan.resolved.link()?.name.to_string()))
+            Some((plan.rail?, plan.resolved.host_link()?.link.name.to_string()))
         });
         let names = parts::names(&self.config.names, self.id.ifname.as_str(), hosts)?;
         for (nic, name) in nics.iter_mut().zip(names) {
@@ -225,10 +225,7 @@ impl Add<'_> {
 fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool, Error> {
     let (mode, has_rdma, name) = match resolved {
         Resolved::RdmaOnly(target) => (target.mode, true, target.interface_name()),
-        Resolved::Move(_) | Resolved::Child { .. } => {
-            let Some(host) = resolved.host_link() else {
-                return Ok(false);
-            };
+        Resolved::Move(host) | Resolved::Child { parent: host, .. } => {
             let mode = match config.rdma {
                 RdmaRequirement::Required => attachment::rdma::mode(&node.roots)?,
                 RdmaRequirement::Auto | RdmaRequirement::Off => host.mode,
