@@ -32,7 +32,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// Puts a shell script into the case's directory, as an IPAM plugin.
-fn install(host: &CniHost, name: &str, script: &str) -> Result<()> {
+pub(super) fn install(host: &CniHost, name: &str, script: &str) -> Result<()> {
     let file = host.directory().join(name);
     fs::write(&file, format!("#!/bin/sh\n{script}\n"))?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;

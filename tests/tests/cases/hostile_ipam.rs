@@ -280,7 +280,7 @@ fn our_whereabouts() -> Result<()> {
     symlink("rdma-ipam", plugins.join("whereabouts"))?;
     scene.allow(&json!({"ipam": ["rdma-ipam"]}))?;
     let mut call = scene.call();
-    call.path = plugins.into();
+    call.path = plugins.clone().into();
     let before = scene.host_state()?;
     let log = scene.host.directory().join("whereabouts.log");
     let network = upon_nic0(
