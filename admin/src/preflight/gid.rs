@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hca::gid::{GidEntry, GidTable};
-use hca::{GidType, Port, RdmaDevice};
+use hca::{Port, ROCE_V2, RdmaDevice};
 
 use super::check::{Findings, checks, need};
 use super::context::{Context, ELSEWHERE, port_name};
@@ -109,7 +109,7 @@ impl PortFacts {
         self.gids
             .entries
             .iter()
-            .filter(|entry| entry.kind == Some(GidType::RoceV2))
+            .filter(|entry| entry.kind.as_deref() == Some(ROCE_V2))
     }
 
     /// Addresses without a GID.

@@ -2,11 +2,11 @@ use super::super::tests::{Case, prove};
 use super::*;
 use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
 
-fn entry(index: u32, ip: &str, kind: GidType, netdev: Option<&str>) -> GidEntry {
+fn entry(index: u32, ip: &str, kind: &str, netdev: Option<&str>) -> GidEntry {
     GidEntry {
         index,
         gid: ip.parse::<IpAddr>().unwrap().into(),
-        kind: Some(kind),
+        kind: Some(kind.to_owned()),
         netdev: netdev.map(str::to_owned),
     }
 }
@@ -19,8 +19,8 @@ fn port(id: &str, index: u32) -> PortFacts {
         gids: GidTable {
             slots: 256,
             entries: vec![
-                entry(index - 1, ip, GidType::IbOrRoceV1, Some("rail0")),
-                entry(index, ip, GidType::RoceV2, Some("rail0")),
+                entry(index - 1, ip, "IB/RoCE v1", Some("rail0")),
+                entry(index, ip, ROCE_V2, Some("rail0")),
             ],
         },
         addresses: vec![ip.parse().unwrap()],

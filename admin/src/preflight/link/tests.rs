@@ -1,5 +1,5 @@
 use hca::gid::GidTable;
-use hca::port::{PhysState, Rate};
+use hca::port::Rate;
 use hca::rdma::NodeType;
 use hca::{Guid, PciAddress, PciFunction};
 
@@ -32,7 +32,7 @@ fn port(device: &str, name: &str) -> PortFacts {
         port: Port {
             number: 1,
             state: PortState::Active,
-            phys_state: PhysState::LinkUp,
+            phys_state: "LinkUp".to_owned(),
             rate: Some(Rate {
                 mbps: 400_000,
                 signalling: None,
@@ -159,7 +159,7 @@ fn l03() -> Vec<Case<Facts>> {
         ("L03", good(), Pass, ""),
         (
             "L03",
-            pooled(|port| port.port.phys_state = PhysState::Polling),
+            pooled(|port| port.port.phys_state = "Polling".to_owned()),
             Fail,
             "Polling",
         ),
