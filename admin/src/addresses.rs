@@ -10,7 +10,6 @@ mod leases;
 pub(crate) mod pools;
 mod reclaim;
 mod release;
-mod show;
 
 use std::path::Path;
 
@@ -48,8 +47,6 @@ struct At {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything known about an address, a pod or a container
-    Show(show::Show),
     /// Release this node's leases that are over
     Reclaim(reclaim::Reclaim),
     /// Release leases by hand
@@ -71,12 +68,11 @@ impl Addresses {
             store: &self.at.store,
         };
         if self.command.is_some() && self.filter.is_set() {
-            let filters = "--pool, --network-name, --pod and --node";
+            let filters = "--pool, --network-name, --pod, --address and --node";
             return Err(filters_before_command(filters));
         }
         match &self.command {
             None => self.list(&scope),
-            Some(Command::Show(command)) => command.run(&scope),
             Some(Command::Reclaim(command)) => command.run(&scope),
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Fsck(command)) => command.run(&scope),

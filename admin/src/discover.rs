@@ -179,7 +179,7 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
         let name = || rdma.name.clone();
         let Some(device) = device else {
             let known = rdma.ports.first();
-            let link = known.map(|port| port.link_layer.to_string());
+            let link = known.map(|port| format!("{:?}", port.link_layer));
             let rate = known.and_then(|port| Some(port.rate.as_ref()?.to_string()));
             let [link, rate, away] = [link, rate, away].map(|known| optional(known.as_deref()));
             add([
@@ -200,7 +200,7 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
                 name(),
                 port.number.to_string(),
                 format!("{} {}", port.state, port.phys_state),
-                port.link_layer.to_string(),
+                format!("{:?}", port.link_layer),
                 optional(rate.as_deref()),
                 optional(netdev.as_deref()),
             ]);

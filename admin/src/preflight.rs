@@ -45,7 +45,7 @@ use crate::global::Global;
 use crate::output::{Ended, Outcome, say, style};
 use crate::report;
 use crate::verdict;
-use context::{Context, Membership, PoolHca, Pools, Requirements, Scope, Settings, mounted};
+use context::{Context, Expected, Membership, PoolHca, Pools, Scope, Settings, mounted};
 use subjects::{Selection, catalogue, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
@@ -81,8 +81,10 @@ pub(crate) struct Preflight {
     config_file: Option<PathBuf>,
     #[command(flatten)]
     defaults: Defaults,
-    #[command(flatten)]
-    requirements: Requirements,
+    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
+    /// --config-file)
+    #[arg(long = "expect", value_name = "[RESOURCE=]NUMBER")]
+    expected: Vec<Expected>,
     #[command(flatten)]
     addresses: NodeAddresses,
     /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
@@ -184,7 +186,7 @@ impl Preflight {
             cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
             policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
             scope: if self.pod { Scope::Pod } else { Scope::Node },
-            requirements: self.requirements.clone(),
+            expected: self.expected.clone(),
             root,
         }
     }

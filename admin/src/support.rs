@@ -42,7 +42,7 @@ pub(crate) struct Report {
 }
 
 /// What a node is asked. The first shows whether it answers at all.
-const QUESTIONS: &str = "status pods discover topology preflight attachments addresses --version";
+const QUESTIONS: &str = "status pods discover topology preflight attachments addresses";
 /// Fields that are kept of each object.
 const FIELDS: &str = "apiVersion kind metadata.name metadata.namespace metadata.uid metadata.labels \
     metadata.generation metadata.creationTimestamp metadata.deletionTimestamp \
@@ -157,15 +157,11 @@ fn top(created: Timestamp) -> String {
 /// What a node is asked, behind the words that lead to its program.
 pub(crate) fn questions(node: &str, before: &[String]) -> Vec<Part> {
     let part = |question: &str| {
-        let (name, form, flag) = match question {
-            "--version" => ("version.txt".to_owned(), Form::Text, None),
-            _ => (format!("{question}.json"), Form::Document, Some("--json")),
-        };
-        let words = std::iter::once(question).chain(flag).map(str::to_owned);
+        let words = [question, "--json"].map(str::to_owned);
         Part {
-            file: path(&["nodes", node, &name]),
+            file: path(&["nodes", node, &format!("{question}.json")]),
             argv: before.iter().cloned().chain(words).collect(),
-            form,
+            form: Form::Document,
         }
     };
     QUESTIONS.split(' ').map(part).collect()

@@ -9,7 +9,7 @@ mod view;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use hca::topology::{Machine, Nic, Request, choose, gpu};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
@@ -25,11 +25,7 @@ use view::View;
 
 /// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "A NIC is named by RDMA device, netdev, PCI address or position, a GPU by \
-    position, PCI address or UUID.\nWith --strict, exit status 1 says that the NICs would be \
-    farther than they need be."
-)]
+#[command(after_help = "A GPU is named by position, PCI address or UUID.")]
 pub(crate) struct Topology {
     /// Also the matrix of all distances, as of "nvidia-smi topo -m"
     #[arg(long)]
@@ -40,12 +36,6 @@ pub(crate) struct Topology {
     /// How many NICs to choose [default: one for each GPU]
     #[arg(long, value_name = "COUNT")]
     nics: Option<usize>,
-    /// NICs that cannot be chosen, beside those that pods have
-    #[arg(long, value_name = "NIC,..", value_delimiter = ',')]
-    taken: Vec<String>,
-    /// Refuse NICs that are farther than they need be
-    #[arg(long)]
-    strict: bool,
     /// Take PCI locations from an NCCL topology file
     #[arg(long, value_name = "FILE")]
     nccl_topology: Option<PathBuf>,
@@ -62,9 +52,6 @@ impl Topology {
     }
 
     fn view(&self, host: &Host) -> anyhow::Result<View> {
-        if self.strict && self.nics.is_none() && self.gpus.is_empty() {
-            bail!("--strict belongs to --gpus or --nics: there is nothing to choose");
-        }
         let read_host = host.clone();
         let read = move || {
             let inventory = hca::inventory(&read_host).context("scan this host")?;
@@ -148,18 +135,10 @@ impl Topology {
         let taken = nics
             .filter(|(_, nic)| is_taken(nic))
             .map(|(index, _)| index);
-        let mut taken: BTreeSet<usize> = taken.collect();
-        for name in &self.taken {
-            taken.insert(machine.nic_named(name).with_context(|| {
-                let known: Vec<String> = machine.nics.iter().map(Nic::title).collect();
-                format!("there is no NIC {name}: this node has {}", known.join(", "))
-            })?);
-        }
         Ok(Request {
             count: self.nics.unwrap_or(gpus.len()),
             gpus,
-            taken,
-            strict: self.strict,
+            taken: taken.collect(),
             ..Request::default()
         })
     }
@@ -232,27 +211,6 @@ mod tests {
     fn an_unknown_name_is_refused_with_the_known_ones() {
         let error = run(machine::egx, &["--gpus", "9"]).unwrap_err();
         assert_eq!(error, "there is no GPU 9: this node has 4");
-        let error = run(machine::egx, &["--nics", "1", "--taken", "mlx5_7"]).unwrap_err();
-        assert_eq!(
-            error,
-            "there is no NIC mlx5_7: this node has mlx5_0, mlx5_1"
-        );
-        assert!(
-            run(machine::egx, &["--strict"])
-                .unwrap_err()
-                .contains("nothing to choose")
-        );
-    }
-
-    #[test]
-    fn strict_refuses_what_is_farther_than_need_be() {
-        let flags = ["--gpus", "0", "--taken", "0,1", "--strict"];
-        let error = run(machine::a4, &flags).unwrap_err();
-        assert_eq!(
-            error,
-            "choose NICs: the nearest free NIC for GPU 0 is mlx5_2 at NODE, where PIX can be had \
-             on this machine"
-        );
     }
 
     #[test]

@@ -233,7 +233,7 @@ pub mod example {
 
     use hca::gid::GidTable;
     use hca::netdev::link_type;
-    use hca::port::{PhysState, Pkey};
+    use hca::port::Pkey;
     use hca::{GidEntry, Guid, PortState};
 
     use super::*;
@@ -272,7 +272,7 @@ pub mod example {
         Port {
             number,
             state: PortState::Active,
-            phys_state: PhysState::LinkUp,
+            phys_state: "LinkUp".to_owned(),
             rate: Some(rate.parse().unwrap()),
             link_layer,
             lid: 0,

@@ -111,7 +111,7 @@ fn interface_identifier(mac: &MacAddress) -> Option<Guid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gid::GidType;
+    use crate::gid::ROCE_V2;
 
     fn netdev(name: &str) -> Netdev {
         Netdev {
@@ -143,7 +143,7 @@ mod tests {
             .map(|(index, (gid, netdev))| GidEntry {
                 index,
                 gid: gid.parse().unwrap(),
-                kind: Some(GidType::RoceV2),
+                kind: Some(ROCE_V2.to_owned()),
                 netdev: netdev.map(str::to_owned),
             })
             .collect()

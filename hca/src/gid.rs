@@ -16,6 +16,8 @@ use crate::address::ParseError;
 use crate::host::{self, Host, Result};
 use crate::port_id::PortId;
 
+/// Type of a GID of RoCE v2 (UDP, routable), as sysfs names it. `IB/RoCE v1` is InfiniBand's, or RoCE v1.
+pub const ROCE_V2: &str = "RoCE v2";
 /// Absent entries in a row that end a table where it is not listed first.
 const ABSENT_RUN: u32 = 32;
 
@@ -78,40 +80,6 @@ impl FromStr for Gid {
 
 crate::json::by_text!(Gid);
 
-/// What a GID can be used for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum GidType {
-    /// InfiniBand, or RoCE v1 on Ethernet: sysfs says `IB/RoCE v1` for both.
-    #[serde(rename = "IB/RoCE v1")]
-    IbOrRoceV1,
-    /// RoCE v2 (UDP, routable).
-    #[serde(rename = "RoCE v2")]
-    RoceV2,
-    /// Another name, of a kernel newer than this program.
-    #[serde(untagged)]
-    Other(String),
-}
-
-impl GidType {
-    fn parse(text: String) -> Self {
-        match text.as_str() {
-            "IB/RoCE v1" => Self::IbOrRoceV1,
-            "RoCE v2" => Self::RoceV2,
-            _ => Self::Other(text),
-        }
-    }
-}
-
-impl fmt::Display for GidType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::IbOrRoceV1 => "IB/RoCE v1",
-            Self::RoceV2 => "RoCE v2",
-            Self::Other(name) => name,
-        })
-    }
-}
-
 /// One filled slot of a GID table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidEntry {
@@ -119,9 +87,9 @@ pub struct GidEntry {
     pub index: u32,
     /// The GID.
     pub gid: Gid,
-    /// Its type; `None` where the kernel does not say.
+    /// Its type in sysfs's words; `None` where the kernel does not say.
     #[serde(rename = "type")]
-    pub kind: Option<GidType>,
+    pub kind: Option<String>,
     /// The netdev it belongs to, by its name in its own network namespace: a pod's macvlan child
     /// shows up as `net1` here. `None` on InfiniBand and iWARP.
     pub netdev: Option<String>,
@@ -148,7 +116,7 @@ impl GidTable {
         if self.slots == 0 {
             return None;
         }
-        let v2 = |entry: &GidEntry| entry.kind == Some(GidType::RoceV2);
+        let v2 = |entry: &GidEntry| entry.kind.as_deref() == Some(ROCE_V2);
         let only_v2 = !self.entries.is_empty() && self.entries.iter().all(v2);
         let kinds = if only_v2 { 1 } else { 2 };
         let pods = (self.slots / kinds / ADDRESSES_PER_POD).saturating_sub(1);
@@ -220,7 +188,7 @@ pub fn find_roce_v2(
             continue;
         }
         let entry = entry(&directory, index, gid)?;
-        if entry.kind == Some(GidType::RoceV2)
+        if entry.kind.as_deref() == Some(ROCE_V2)
             && (netdev.is_none() || entry.netdev.as_deref() == netdev)
         {
             return Ok(Some(entry));
@@ -239,7 +207,7 @@ fn entry(port: &Path, index: u32, gid: Gid) -> Result<GidEntry> {
     Ok(GidEntry {
         index,
         gid,
-        kind: host::attribute(port, &format!("gid_attrs/types/{index}"))?.map(GidType::parse),
+        kind: host::attribute(port, &format!("gid_attrs/types/{index}"))?,
         netdev: host::attribute(port, &format!("gid_attrs/ndevs/{index}"))?,
     })
 }

@@ -36,7 +36,7 @@ pub mod uplink;
 
 pub use address::{Guid, MacAddress};
 pub use chardev::{CharDevice, DeviceNumber};
-pub use gid::{Gid, GidEntry, GidType};
+pub use gid::{Gid, GidEntry, ROCE_V2};
 pub use host::{Error, Host, Progress, Result};
 pub use inventory::{Inventory, inventory};
 pub use kernel_socket::KernelSocket;

@@ -1,5 +1,7 @@
 //! Who holds which address.
 
+use std::net::IpAddr;
+
 use clap::Args;
 use ipam::lease::Lease;
 use ipam::store::{Store, StoreError};
@@ -21,6 +23,9 @@ pub(super) struct Filter {
     /// Only leases of this pod, as NAME or NAMESPACE/NAME
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
+    /// Only leases of this address
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<IpAddr>,
     /// Only leases of this node
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
@@ -31,6 +36,7 @@ impl Filter {
         self.pool.is_some()
             || self.network_name.is_some()
             || self.pod.is_some()
+            || self.address.is_some()
             || self.node.is_some()
     }
 
@@ -73,6 +79,7 @@ impl Filter {
         let network_name = lease.network_name.as_deref().unwrap_or_default();
         self.pool.is_none_or(|pool| pool == lease.range)
             && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
+            && self.address.is_none_or(|address| address == lease.address)
             && (self.node.as_ref()).is_none_or(|node| *node == lease.holder.node)
             && (self.pod.as_ref()).is_none_or(|name| names_pod(lease, name))
     }

@@ -1,20 +1,17 @@
-//! What all subjects read from: roots, the node's devices, and the administrator's requirements.
+//! What all subjects read from: roots, the node's devices, and what the administrator expects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
-use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 use hca::uplink::Uplinks;
-use hca::{Host, Inventory, NetnsMode, Port, RdmaDevice};
+use hca::{Host, Inventory, Port, RdmaDevice};
 use ipnetwork::IpNetwork;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::sys::socket::SockaddrStorage;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use rdma_device_plugin::host_snapshot::{HostSnapshot, uplinks_here};
 
 /// Whose checks are made.
@@ -24,27 +21,6 @@ pub(super) enum Scope {
     Node,
     /// Those of the container this process runs in.
     Pod,
-}
-
-/// Requirements of the administrator.
-#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
-pub(super) struct Requirements {
-    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
-    /// --config-file)
-    #[arg(long = "expect", value_name = "[RESOURCE=]NUMBER")]
-    pub expected: Vec<Expected>,
-    /// How long error counters are watched, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
-    pub window: Duration,
-    /// How RDMA devices should relate to network namespaces
-    #[arg(long, value_name = "MODE", value_parser = mode())]
-    pub netns_mode: Option<NetnsMode>,
-    /// Rate that ports should have, in Gb/s
-    #[arg(long, value_name = "GBPS")]
-    pub rate: Option<u32>,
-    /// Partition key that InfiniBand ports should have, such as 0x8001
-    #[arg(long, value_name = "PKEY", value_parser = pkey)]
-    pub pkey: Option<u16>,
 }
 
 /// How many HCAs this node should have.
@@ -74,24 +50,7 @@ impl FromStr for Expected {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, ParseIntError> {
-    text.parse().map(Duration::from_secs)
-}
-
-fn mode() -> impl TypedValueParser<Value = NetnsMode> {
-    PossibleValuesParser::new(["shared", "exclusive"]).map(|word| match word.as_str() {
-        "shared" => NetnsMode::Shared,
-        _ => NetnsMode::Exclusive,
-    })
-}
-
-fn pkey(text: &str) -> Result<u16, String> {
-    let digits = text.strip_prefix("0x");
-    let digits = digits.ok_or("expected a number such as 0x8001")?;
-    u16::from_str_radix(digits, 16).map_err(|error| error.to_string())
-}
-
-/// Roots and requirements.
+/// Roots, and what is expected.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     /// Prefix of the host's files.
@@ -108,14 +67,14 @@ pub(super) struct Settings {
     pub policy: PathBuf,
     /// Whose checks.
     pub scope: Scope,
-    /// Requirements of the administrator.
-    pub requirements: Requirements,
+    /// How many HCAs that can be used the administrator expects.
+    pub expected: Vec<Expected>,
 }
 
 /// Everything that subjects read from.
 #[derive(Debug)]
 pub(super) struct Context {
-    /// Roots and requirements.
+    /// Roots, and what is expected.
     pub(super) settings: Settings,
     /// The host's kernel file systems.
     pub(super) host: Host,

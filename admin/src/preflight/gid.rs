@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hca::gid::{GidEntry, GidTable};
-use hca::{GidType, Port, RdmaDevice};
+use hca::{Port, ROCE_V2, RdmaDevice};
 
 use super::check::{Findings, checks, need};
 use super::context::{Context, ELSEWHERE, port_name};
@@ -32,8 +32,8 @@ pub(super) struct PortFacts {
     pub active: bool,
     /// Its GID table.
     pub gids: GidTable,
-    /// Addresses of its netdev and of children of it, with their netdev.
-    pub addresses: Vec<(String, IpAddr)>,
+    /// Addresses of its netdev and of children of it.
+    pub addresses: Vec<IpAddr>,
     /// Units that pools make of it, each a child with addresses of its own; 0 if none is shared.
     pub children: u32,
 }
@@ -43,7 +43,6 @@ const FILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 checks! {
     "G01" "every address has its RoCE v2 GID" g01_entries;
-    "G02" "GIDs belong to the netdev of their address" g02_netdev;
     "G03" "the GID index is the same on all ports" g03_index;
     "G06" "the GID table has room for all units" g06_room;
 }
@@ -82,7 +81,7 @@ fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
             addresses: addresses
                 .clone()
                 .filter(|address| netdevs.contains(address.netdev.as_str()))
-                .map(|address| (address.netdev.clone(), address.ip.ip()))
+                .map(|address| address.ip.ip())
                 .collect(),
             children: pools
                 .filter(|pool| pool.shared)
@@ -110,12 +109,12 @@ impl PortFacts {
         self.gids
             .entries
             .iter()
-            .filter(|entry| entry.kind == Some(GidType::RoceV2))
+            .filter(|entry| entry.kind.as_deref() == Some(ROCE_V2))
     }
 
     /// Addresses without a GID.
     fn lacking(&self) -> Vec<IpAddr> {
-        let addresses = self.addresses.iter().map(|(_, ip)| *ip);
+        let addresses = self.addresses.iter().copied();
         addresses.filter(|ip| self.of(*ip).is_none()).collect()
     }
 }
@@ -157,35 +156,10 @@ fn g01_entries(facts: &Facts) -> Findings {
     })
 }
 
-fn g02_netdev(facts: &Facts) -> Findings {
-    each(facts, |port| {
-        let wrong: Vec<String> = port
-            .addresses
-            .iter()
-            .filter_map(|(netdev, ip)| {
-                let of = port.of(*ip)?.netdev.as_ref()?;
-                (of != netdev).then(|| format!("{ip} is on {netdev}, its GID on {of}"))
-            })
-            .collect();
-        if facts.elsewhere {
-            Finding::unknown(ELSEWHERE)
-        } else if port.addresses.is_empty() {
-            Finding::not_applicable("its netdev has no address")
-        } else if wrong.is_empty() {
-            Finding::pass("they do")
-        } else {
-            Finding::warn(
-                format!("{}: traffic goes out with another source", wrong.join("; ")),
-                "give each address to one netdev only",
-            )
-        }
-    })
-}
-
 fn g03_index(facts: &Facts) -> Findings {
     let first_ipv4 = |port: &PortFacts| {
-        let mut addresses = port.addresses.iter().filter(|(_, ip)| ip.is_ipv4());
-        addresses.find_map(|(_, ip)| Some(port.of(*ip)?.index))
+        let mut addresses = port.addresses.iter().filter(|ip| ip.is_ipv4());
+        addresses.find_map(|ip| Some(port.of(*ip)?.index))
     };
     let active = facts.ports.iter().filter(|port| port.active);
     let indices = active.filter_map(|port| Some((port.id.as_str(), first_ipv4(port)?)));

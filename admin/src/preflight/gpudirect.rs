@@ -24,8 +24,6 @@ pub(super) struct Facts {
     pub modules: BTreeSet<String>,
     /// Clients of the old peer memory interface (`/sys/kernel/mm/memory_peers`).
     pub memory_peers: Vec<String>,
-    /// Modules that hold `ib_core`.
-    pub core_holders: Vec<String>,
     /// Names of kernel functions that matter here; `None` if they cannot be read.
     pub symbols: Option<BTreeSet<String>>,
     /// NVIDIA's device plugin hands all verbs nodes to GPU containers; `None` if no process of it
@@ -37,7 +35,6 @@ checks! {
     "D01" "the GPU driver can export dma-bufs" d01_driver;
     "D02" "a peer memory module is loaded, or not needed" d02_peermem;
     "D03" "NICs can register dma-bufs" d03_dmabuf;
-    "D05" "peer memory stands on the RDMA core in use" d05_order;
     "D07" "GPU pods get no verbs nodes unasked" d07_isolation;
 }
 
@@ -72,7 +69,6 @@ pub(super) fn read(context: &Context) -> Facts {
         nvidia_version: files::text(&proc.join("driver/nvidia/version")),
         modules: files::names(&sys.join("module")).into_iter().collect(),
         memory_peers: files::names(&sys.join("kernel/mm/memory_peers")),
-        core_holders: files::names(&sys.join("module/ib_core/holders")),
         symbols: symbols(&proc.join("kallsyms")),
         all_nodes_to_gpu_pods: plugin.map(|process| {
             let environment = std::fs::read(proc.join(process.pid.to_string()).join("environ"));
@@ -218,27 +214,6 @@ fn d03_dmabuf(facts: &Facts) -> Findings {
     let symbols = facts.symbols.iter().flatten();
     let symbols: Vec<&str> = symbols.map(String::as_str).collect();
     Ok(vec![finding.read("/proc/kallsyms", words(&symbols, " "))])
-}
-
-fn d05_order(facts: &Facts) -> Findings {
-    need_nvidia(facts)?;
-    let mut loaded = PEER_MODULES.iter();
-    let Some(module) = loaded.find(|module| facts.modules.contains(**module)) else {
-        let why = "no peer memory module is loaded";
-        return Err(Finding::not_applicable(why));
-    };
-    let finding = match facts.core_holders.iter().any(|holder| holder == module) {
-        true => Finding::pass("it holds the RDMA core that is loaded"),
-        false => Finding::warn(
-            format!(
-                "{module} does not hold the RDMA core: it was loaded before another core, or \
-                 without one, and registers nothing"
-            ),
-            format!("modprobe -r {module}; modprobe {module}"),
-        ),
-    };
-    let holders = facts.core_holders.join(" ");
-    Ok(vec![finding.read("/sys/module/ib_core/holders", holders)])
 }
 
 fn d07_isolation(facts: &Facts) -> Findings {

@@ -57,7 +57,7 @@ pub(super) fn read(context: &Context) -> Facts {
         hcas: hcas.into_values().collect(),
         pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
         optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),
-        expected: context.settings.requirements.expected.clone(),
+        expected: context.settings.expected.clone(),
     }
 }
 

@@ -18,10 +18,6 @@ use rdma_device_plugin::files;
 pub(super) struct Facts {
     /// All ports of RDMA devices.
     pub ports: Vec<PortFacts>,
-    /// Rate that each port should have, in Gb/s.
-    pub wanted_rate: Option<u32>,
-    /// Partition that InfiniBand ports should have.
-    pub wanted_pkey: Option<u16>,
     /// Why the node's uplinks are not known, if they are not.
     pub uplinks_unknown: Option<String>,
 }
@@ -64,8 +60,6 @@ pub(super) struct NetdevFacts {
     pub members: Vec<String>,
     /// MTU of the physical function's netdev, of a VF.
     pub physical_mtu: Option<u32>,
-    /// Its name was given by the kernel in order of arrival (`name_assign_type` 1).
-    pub counted_name: bool,
     /// It is the host side of a VF.
     pub representor: bool,
 }
@@ -94,7 +88,6 @@ checks! {
     "L08" "pools leave the node's uplink alone" l08_uplink;
     "L09" "bonds are given whole" l09_bond;
     "L10" "functions with VFs are not offered" l10_sriov;
-    "L11" "netdevs keep their names" l11_names;
     "L13" "InfiniBand ports are members of a partition" l13_partitions;
     "L14" "VFs have a node GUID" l14_node_guid;
 }
@@ -112,11 +105,8 @@ pub(super) fn read(context: &Context) -> Facts {
         pools: context.pools_of(&device.name).to_vec(),
         offered: context.offered(&device.name),
     });
-    let ports = ports.collect();
     Facts {
-        ports,
-        wanted_rate: context.settings.requirements.rate,
-        wanted_pkey: context.settings.requirements.pkey,
+        ports: ports.collect(),
         uplinks_unknown: match uplinks {
             Uplinks::Known(_) => None,
             Uplinks::Unknown(reason) => Some(reason),
@@ -157,7 +147,6 @@ fn netdev(
             _ => Vec::new(),
         },
         physical_mtu: physical.map(|physical| physical.mtu),
-        counted_name: files::parsed::<u8>(&directory.join("name_assign_type")) == Some(1),
         representor: netdev.is_representor(),
     })
 }
@@ -239,7 +228,7 @@ fn l02_state(facts: &Facts) -> Findings {
 
 fn l03_phys_state(facts: &Facts) -> Findings {
     each(facts, |port| {
-        let finding = if port.port.phys_state == hca::port::PhysState::LinkUp {
+        let finding = if port.port.phys_state == "LinkUp" {
             Finding::pass("link up")
         } else {
             Finding::fail(
@@ -247,7 +236,7 @@ fn l03_phys_state(facts: &Facts) -> Findings {
                 "check cable, transceiver and the switch's port; Disabled means switched off here",
             )
         };
-        let finding = finding.read("phys_state", port.port.phys_state);
+        let finding = finding.read("phys_state", &port.port.phys_state);
         Some(finding.softened(may_rest(facts, port)))
     })
 }
@@ -261,7 +250,7 @@ fn l04_subnet(facts: &Facts) -> Findings {
             )
             .softened(may_rest(facts, port)),
             LinkLayer::InfiniBand => Finding::pass("a subnet manager is there"),
-            layer => Finding::not_applicable(format!("link layer {layer}")),
+            layer => Finding::not_applicable(format!("link layer {layer:?}")),
         };
         let finding = finding.read("Base lid", port.port.lid);
         Some(finding.read("SM lid", port.port.sm_lid))
@@ -283,14 +272,11 @@ fn l05_rate(facts: &Facts) -> Findings {
             return Some(Finding::unknown("the driver does not report the rate"));
         };
         let speed = port.netdev.as_ref().and_then(|netdev| netdev.speed_mbps);
-        let why = match (facts.wanted_rate, speed, fastest(port)) {
-            (Some(wanted), _, _) if u64::from(wanted) * 1000 != u64::from(rate.mbps) => {
-                Some(format!("{wanted} Gb/s is wanted"))
-            }
-            (_, Some(speed), _) if speed > 0 && speed.abs_diff(rate.mbps) > rate.mbps / 10 => {
+        let why = match (speed, fastest(port)) {
+            (Some(speed), _) if speed > 0 && speed.abs_diff(rate.mbps) > rate.mbps / 10 => {
                 Some("netdev and port report different speeds".to_owned())
             }
-            (None, _, Some(fastest)) if rate.mbps < fastest => {
+            (_, Some(fastest)) if rate.mbps < fastest => {
                 Some(format!("others of its kind run at {} Gb/s", fastest / 1000))
             }
             _ if is_narrow(port) => Some("the link runs at a quarter of its width".to_owned()),
@@ -467,46 +453,19 @@ fn l10_sriov(facts: &Facts) -> Findings {
     })
 }
 
-fn l11_names(facts: &Facts) -> Findings {
-    each_netdev(facts, |port, netdev| {
-        let name = &netdev.name;
-        let number = name.strip_prefix("dev").filter(|rest| !rest.is_empty());
-        if number.is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit())) {
-            return Finding::warn(
-                format!(
-                    "{name} is what the kernel calls a netdev whose own name was taken when it came back from a pod"
-                ),
-                "ip link set it to the name that the node's configuration expects, and find the netdev that has that name now",
-            );
-        }
-        match netdev.counted_name && !port.device.is_soft() {
-            true => Finding::warn(
-                format!("{name} was numbered by the kernel: another boot may number otherwise"),
-                "give it a name by PCI address or MAC (systemd .link file), and select it by PCI address",
-            ),
-            false => Finding::pass(format!("{name} is a name that stays")),
-        }
-    })
-}
-
 fn l13_partitions(facts: &Facts) -> Findings {
     each(facts, |port| {
         let layer = port.port.link_layer;
         if layer != LinkLayer::InfiniBand {
-            return Some(Finding::not_applicable(format!("link layer {layer}")));
+            return Some(Finding::not_applicable(format!("link layer {layer:?}")));
         }
         let keys: Vec<u16> = port.port.pkeys.iter().map(|pkey| pkey.key).collect();
         let is_full = |key: &u16| key & 0x8000 != 0;
-        // Without the bit of the membership.
-        let is_in = |wanted: u16| keys.iter().any(|key| key & 0x7fff == wanted & 0x7fff);
-        let missing = facts.wanted_pkey.filter(|wanted| !is_in(*wanted));
         let remedy =
             "add the port's GUID to a partition as a full member (OpenSM: partitions.conf)";
         let finding = if keys.is_empty() {
             let why = "it is not a member of a partition: no packet leaves it";
             Finding::fail(why, remedy).softened(may_rest(facts, port))
-        } else if let Some(wanted) = missing {
-            Finding::fail(format!("{wanted:#06x} is not among its partitions"), remedy)
         } else if !keys.iter().any(is_full) {
             Finding::warn(
                 "it is a limited member: other limited members do not reach it",

@@ -1,8 +1,8 @@
 //! Kernel, modules and drivers (M).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use hca::{NetnsMode, PciAddress, RdmaDevice};
+use hca::{PciAddress, RdmaDevice};
 use netlink::release::{MINIMUM, version};
 
 use super::check::{Findings, checks, need};
@@ -22,10 +22,6 @@ pub(super) struct Facts {
     pub functions: Vec<Function>,
     /// RDMA devices.
     pub devices: Vec<RdmaDevice>,
-    /// How RDMA devices relate to network namespaces.
-    pub netns_mode: Option<NetnsMode>,
-    /// How they should.
-    pub wanted_mode: Option<NetnsMode>,
     /// A container installs the drivers: whether it says that it is done.
     pub driver_container: Option<bool>,
 }
@@ -54,8 +50,6 @@ checks! {
     "M02" "NICs have their driver and its RDMA half" m02_drivers;
     "M03" "NICs with an RDMA driver have an RDMA device" m03_devices;
     "M04" "the driver container is done" m04_marker;
-    "M06" "NICs of one kind have one firmware" m06_firmware;
-    "M07" "RDMA devices relate to namespaces as wanted" m07_mode;
     "M08" "kernel version and features" m08_kernel;
 }
 
@@ -74,8 +68,6 @@ pub(super) fn read(context: &Context) -> Facts {
         modules,
         functions: functions(context),
         devices: inventory.rdma_devices.clone(),
-        netns_mode: inventory.netns_mode,
-        wanted_mode: context.settings.requirements.netns_mode,
         driver_container: drivers
             .is_dir()
             .then(|| drivers.join(".driver-ready").exists()),
@@ -235,63 +227,6 @@ fn m04_marker(facts: &Facts) -> Findings {
         )
         .read(path, "missing"),
     }])
-}
-
-fn m06_firmware(facts: &Facts) -> Findings {
-    need_hardware(facts)?;
-    let mut boards: BTreeMap<&str, BTreeMap<&str, Vec<&str>>> = BTreeMap::new();
-    for device in &facts.devices {
-        if let (Some(board), Some(firmware)) = (&device.board_id, &device.firmware) {
-            boards
-                .entry(board)
-                .or_default()
-                .entry(firmware)
-                .or_default()
-                .push(&device.name);
-        }
-    }
-    let judge = |(board, versions): (&str, BTreeMap<&str, Vec<&str>>)| {
-        let on = |(firmware, devices): (&&str, &Vec<&str>)| {
-            format!("{firmware} on {}", devices.join(" "))
-        };
-        let list: Vec<String> = versions.iter().map(on).collect();
-        let finding = match versions.len() {
-            1 => Finding::pass("one firmware"),
-            _ => Finding::warn(
-                "NICs of one kind run different firmware: rails may differ in behaviour",
-                "bring them to one version (mlxfwmanager, fwupd)",
-            ),
-        };
-        finding.on(board).read("fw_ver", list.join("; "))
-    };
-    Ok(boards.into_iter().map(judge).collect())
-}
-
-fn m07_mode(facts: &Facts) -> Findings {
-    let Some(mode) = facts.netns_mode else {
-        need_hardware(facts)?;
-        return Err(Finding::not_applicable("the RDMA core is not loaded"));
-    };
-    let finding = match facts.wanted_mode {
-        Some(wanted) if wanted != mode => Finding::fail(
-            format!(
-                "{} is wanted, the kernel is in {}",
-                wanted.word(),
-                mode.word()
-            ),
-            format!(
-                "options ib_core netns_mode={} in /etc/modprobe.d and reboot: the mode can only be \
-                 changed while no other network namespace exists",
-                u8::from(wanted == NetnsMode::Shared)
-            ),
-        ),
-        Some(_) => Finding::pass("as wanted"),
-        None => Finding::pass(match mode {
-            NetnsMode::Shared => "every namespace sees every RDMA device",
-            NetnsMode::Exclusive => "each namespace sees its own RDMA devices",
-        }),
-    };
-    Ok(vec![finding.read("rdma system netns", mode.word())])
 }
 
 fn m08_kernel(facts: &Facts) -> Findings {

@@ -25,8 +25,6 @@ pub(super) struct Facts {
     pub gpus: Vec<Function>,
     /// The switch ports between each GPU and the NICs on its switches.
     pub bridges: Vec<Bridge>,
-    /// NUMA nodes of the machine that have CPUs.
-    pub numa_nodes: usize,
     /// CPU, kernel and hypervisor.
     pub platform: Platform,
     /// Each function has a root complex of its own: the hypervisor hides the switches.
@@ -46,18 +44,10 @@ pub(super) struct Function {
     pub link: PcieLink,
     /// What the port above it can do.
     pub port_above: Option<Lanes>,
-    /// Its NUMA node.
-    pub numa: Option<u32>,
     /// Type of its IOMMU group (`identity`, `DMA`, `DMA-FQ`); `None` without an IOMMU.
     pub iommu: Option<String>,
     /// Device control register.
     pub device_control: Register,
-    /// Control of the address translation service.
-    pub ats_control: Register,
-    /// Size of the memory window that peers see, in bytes, of a GPU.
-    pub window: Option<u64>,
-    /// Memory it has, in bytes, where the driver shows it in sysfs.
-    pub memory: Option<u64>,
     /// The nearest NIC, of a GPU.
     pub nearest: Option<Distance>,
     /// The nearest NIC reads and writes the GPU's memory without a copy through host memory.
@@ -107,20 +97,13 @@ const ACS_REQUEST: u16 = 0x04;
 const ACS_COMPLETION: u16 = 0x08;
 /// `PCI_EXP_DEVCTL_RELAX_EN`.
 const RELAXED_ORDERING: u16 = 0x10;
-/// `PCI_ATS_CTRL_ENABLE`.
-const ATS_ENABLE: u16 = 0x8000;
-/// The smallest window in which a data-centre GPU shows its whole memory.
-const SMALL_WINDOW_BYTES: u64 = 1 << 30;
 
 checks! {
     "P01" "PCIe links run as fast and wide as they can" p01_link;
-    "P02" "NUMA nodes are known" p02_numa;
     "P03" "switches let GPU and NIC talk directly" p03_acs;
-    "P04" "in a virtual machine NICs translate addresses" p04_ats;
     "P05" "the IOMMU does not stand between GPU and NIC" p05_iommu;
     "P06" "NICs read in large requests, in relaxed order" p06_requests;
     "P08" "each GPU shares a switch with a NIC" p08_near;
-    "P09" "peers see the whole memory of GPUs" p09_window;
     "P12" "a NIC's Data Direct function shares the GPU's IOMMU group" p12_data_direct;
 }
 
@@ -145,14 +128,10 @@ pub(super) fn read(context: &Context) -> Facts {
         let nearest = near
             .map(|nic| machine.distance(&gpu.place, &nic.place))
             .min();
-        let directory = devices.join(gpu.place.address.to_string());
-        let resource = files::text(&directory.join("resource"));
         Function {
             nearest,
             direct: nearest.is_some_and(|nearest| gpu.is_direct_at(nearest.class)),
             c2c: gpu.c2c,
-            window: resource.as_deref().and_then(window),
-            memory: files::parsed(&directory.join("mem_info_vram_total")),
             ..function(
                 &devices,
                 &format!("GPU{}", gpu.ordinal),
@@ -170,7 +149,6 @@ pub(super) fn read(context: &Context) -> Facts {
         nics: nics.collect(),
         gpus: gpus.collect(),
         bridges: between(machine).into_iter().map(bridge).collect(),
-        numa_nodes: machine.numa.nodes_with_cpus(),
         platform: platform::read(&context.host),
         hides_switches: machine.hides_switches(),
     }
@@ -185,10 +163,8 @@ fn function(devices: &Path, name: &str, place: &PciLocation, link: PcieLink) -> 
         name: format!("{name} {}", place.address),
         link,
         port_above: above.and_then(|link| link.most),
-        numa: place.numa,
         iommu: files::text(&devices.join(iommu)),
         device_control: config.device_control(),
-        ats_control: config.ats_control(),
         ..Function::default()
     }
 }
@@ -257,14 +233,6 @@ fn between(machine: &Machine) -> BTreeMap<PciAddress, Below> {
     bridges
 }
 
-/// The second line of `resource`: the window through which peers reach a GPU's memory (BAR 1).
-fn window(resource: &str) -> Option<u64> {
-    let mut fields = resource.lines().nth(1)?.split_whitespace();
-    let mut number = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok();
-    let (start, end) = (number()?, number()?);
-    (end > start).then(|| end - start + 1)
-}
-
 /// One finding for each function.
 fn each<'f>(
     functions: impl IntoIterator<Item = &'f Function>,
@@ -316,23 +284,9 @@ fn p01_link(facts: &Facts) -> Findings {
     })
 }
 
-fn p02_numa(facts: &Facts) -> Findings {
-    need(!facts.nics.is_empty(), NO_NIC)?;
-    each(
-        facts.nics.iter().chain(&facts.gpus),
-        |function| match function.numa {
-            Some(node) => Finding::pass(format!("NUMA node {node}")),
-            None if facts.numa_nodes <= 1 => Finding::pass("there is but one node"),
-            None => Finding::warn(
-                "the firmware does not state it: the kubelet cannot align the device",
-                "update the firmware, or enable NUMA (ACPI SLIT/PXM) in its set-up",
-            ),
-        },
-    )
-}
-
 fn p03_acs(facts: &Facts) -> Findings {
-    let why = "a question for the hypervisor, see P04";
+    let why =
+        "a question for the hypervisor: a virtual machine needs ATS (ATS_ENABLED=1 in mlxconfig)";
     need(!facts.platform.virtual_machine, why)?;
     let why = match facts.gpus.iter().any(|gpu| gpu.c2c) {
         true => "NICs reach the GPUs over C2C, not through a switch",
@@ -366,24 +320,6 @@ fn p03_acs(facts: &Facts) -> Findings {
         finding.on(bridge.address.to_string())
     };
     Ok(facts.bridges.iter().map(judge).collect())
-}
-
-fn p04_ats(facts: &Facts) -> Findings {
-    let there = facts.platform.virtual_machine && !facts.gpus.is_empty();
-    need(there, "not a virtual machine with GPUs")?;
-    let why = "a Grace CPU has no ATS: NICs reach the GPUs over C2C or by Data Direct";
-    need(!facts.gpus.iter().any(|gpu| gpu.c2c), why)?;
-    each(hardware(facts), |nic| match nic.ats_control {
-        Register::Value(control) if control & ATS_ENABLE != 0 => {
-            Finding::pass("ATS is on: peer traffic need not pass the IOMMU")
-        }
-        Register::Value(_) => Finding::warn(
-            "ATS is off: traffic between GPU and NIC passes the host's IOMMU",
-            "enable ATS in the NIC's firmware (mlxconfig ATS_ENABLED=1) and in the host",
-        ),
-        Register::None => Finding::unknown("the hypervisor shows no ATS"),
-        Register::Unreadable => unreadable(),
-    })
 }
 
 fn p05_iommu(facts: &Facts) -> Findings {
@@ -465,28 +401,6 @@ fn p08_near(facts: &Facts) -> Findings {
             )
         };
         finding.read("nearest NIC", nearest)
-    })
-}
-
-fn p09_window(facts: &Facts) -> Findings {
-    need_gpu(facts)?;
-    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-    let remedy =
-        "enable Above 4G decoding and resizable BAR in the firmware; some GPUs have no larger one";
-    let small = |seen: String| {
-        let why = format!("peers see {seen}: larger buffers cannot be registered");
-        Finding::warn(why, remedy)
-    };
-    each(&facts.gpus, |gpu| match (gpu.window, gpu.memory) {
-        _ if gpu.c2c => Finding::pass("over C2C all of it, whatever the window's size"),
-        (None, _) => Finding::unknown("the window's size cannot be read"),
-        (Some(window), Some(memory)) if window < memory => {
-            small(format!("{} of {}", mib(window), mib(memory)))
-        }
-        (Some(window), None) if window < SMALL_WINDOW_BYTES => {
-            small(format!("only {}", mib(window)))
-        }
-        (Some(window), _) => Finding::pass(format!("a window of {}", mib(window))),
     })
 }
 

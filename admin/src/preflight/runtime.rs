@@ -24,8 +24,6 @@ pub(super) struct Facts {
     pub locked: Vec<(String, Option<Limit>)>,
     /// Effective capabilities of this process.
     pub capabilities: Option<u64>,
-    /// Size of `/dev/shm` in bytes.
-    pub shared_memory: Option<u64>,
     /// Device nodes: those of the node's RDMA devices, or those in this container.
     pub nodes: Vec<NodeFacts>,
     /// RDMA devices that the plugin said this container got (`RDMA_DEVICES_…`); `None` if it
@@ -62,15 +60,12 @@ pub(super) struct NodeFacts {
 }
 
 const CAP_IPC_LOCK: u64 = 1 << 14;
-/// Enough for a small job of NCCL.
-const ENOUGH_SHARED_MEMORY_BYTES: u64 = 8 << 30;
 /// Runtimes by the first fifteen bytes of their names.
 const RUNTIMES: [&str; 4] = ["containerd", "crio", "dockerd", "k3s-server"];
 
 checks! {
     "R01" "containers may lock memory" r01_locked;
     "R02" "the container may lock memory beyond its limit" r02_capability;
-    "R03" "shared memory is large enough" r03_shared_memory;
     "R04" "device nodes are there, and no others" r04_nodes;
     "R05" "device nodes can be opened" r05_open;
     "R06" "the runtime reads CDI files" r06_cdi;
@@ -89,7 +84,6 @@ pub(super) fn read(context: &Context) -> Facts {
             runtimes(proc)
         },
         capabilities: capabilities(&own("status")),
-        shared_memory: size(&context.host.dev.join("shm")),
         nodes: nodes(context),
         allocated: allocated(std::env::vars()),
         cdi: cdi(context),
@@ -122,11 +116,6 @@ fn capabilities(status: &str) -> Option<u64> {
     let mut lines = status.lines();
     let value = lines.find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(value.trim(), 16).ok()
-}
-
-fn size(path: &Path) -> Option<u64> {
-    let stat = nix::sys::statvfs::statvfs(path).ok()?;
-    Some(stat.blocks() * stat.fragment_size())
 }
 
 fn nodes(context: &Context) -> Vec<NodeFacts> {
@@ -226,23 +215,6 @@ fn r02_capability(facts: &Facts) -> Findings {
         ),
     }
     .read("CapEff", facts.capabilities.map_or("unreadable".to_owned(), |set| format!("{set:016x}")))])
-}
-
-fn r03_shared_memory(facts: &Facts) -> Findings {
-    need(facts.in_pod, FOR_THE_CONTAINER)?;
-    Ok(vec![match facts.shared_memory {
-        None => Finding::unknown("/dev/shm is not there"),
-        Some(bytes) if bytes >= ENOUGH_SHARED_MEMORY_BYTES => {
-            Finding::pass(format!("{} MiB", bytes >> 20))
-        }
-        Some(bytes) => Finding::warn(
-            format!(
-                "{} MiB: NCCL and MPI of several ranks run out of it",
-                bytes >> 20
-            ),
-            "an emptyDir with medium: Memory at /dev/shm; large jobs use 125 to 250 GiB",
-        ),
-    }])
 }
 
 fn r04_nodes(facts: &Facts) -> Findings {

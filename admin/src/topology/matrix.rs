@@ -220,31 +220,6 @@ mod tests {
             text.contains("NODE between host bridges of one NUMA node"),
             "{text}"
         );
-        assert!(
-            text.contains("note: no NIC shares a switch with GPU 0 (NODE), GPU 1, 2, 3 (SYS)"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_grace_tray_says_how_its_nics_reach_the_gpus() {
-        let gb200 = text(&view(machine::gb200), false);
-        assert!(
-            gb200.contains(
-                "note: NICs of the same NUMA node reach GPU 0, 1, 2, 3 over C2C, without a copy through \
-                 host memory unless NCCL_NET_GDR_C2C is 0; their memory is NUMA node 2 (GPU 0), 10 (GPU 1)"
-            ),
-            "{gb200}"
-        );
-        assert!(!gb200.contains("no NIC shares a switch"), "{gb200}");
-        let gb300 = text(&view(machine::gb300), false);
-        assert!(
-            gb300.contains(
-                "those of the function that does the DMA: mlx5_0 by 0009:03:00.0, mlx5_1"
-            ),
-            "{gb300}"
-        );
-        assert!(!gb300.contains("over C2C"), "{gb300}");
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! What is shown of a node's topology: the machine, the pods that hold its devices, the chosen NICs,
 //! and remarks.
 
-use std::collections::BTreeMap;
-
-use hca::topology::{Choice, Class, Distance, Gpu, Machine, Nic, PciLocation};
+use hca::topology::{Choice, Distance, Gpu, Machine, Nic, PciLocation};
 use serde_json::{Value, json};
 
 use crate::alignment::{Misaligned, misaligned};
@@ -76,78 +74,10 @@ impl View {
                 machine.unplaced.join(", ")
             ));
         }
-        notes.extend(self.far_gpus());
-        notes.extend(self.coherent_gpus());
-        notes.extend(self.data_direct());
         let misaligned = misaligned(machine, &self.holders);
         notes.extend(misaligned.iter().map(Misaligned::sentence));
         notes.extend(self.remarks.iter().cloned());
         notes
-    }
-
-    /// GPUs for which this machine has no NIC below the host bridge, by what they have.
-    fn far_gpus(&self) -> Option<String> {
-        let mut far: BTreeMap<Class, Vec<String>> = BTreeMap::new();
-        for gpu in &self.machine.gpus {
-            match self.machine.nearest(gpu) {
-                Some(class) if !gpu.is_direct_at(class) => {
-                    far.entry(class).or_default().push(gpu.ordinal.to_string());
-                }
-                _ => {}
-            }
-        }
-        let words = far
-            .iter()
-            .map(|(class, gpus)| format!("GPU {} ({class})", gpus.join(", ")));
-        let words: Vec<String> = words.collect();
-        (!words.is_empty()).then(|| {
-            format!(
-                "no NIC shares a switch with {}: NCCL then copies through host memory unless \
-                 NCCL_NET_GDR_LEVEL allows more",
-                words.join(", ")
-            )
-        })
-    }
-
-    /// GPUs that NICs reach over the coherent link to the CPU.
-    fn coherent_gpus(&self) -> Option<String> {
-        let over_c2c = |gpu: &&Gpu| {
-            let near = self.machine.nearest(gpu);
-            near.is_some_and(|class| !class.is_peer_to_peer() && gpu.is_direct_at(class))
-        };
-        let gpus = self.machine.gpus.iter().filter(over_c2c);
-        let gpus: Vec<String> = gpus.map(|gpu| gpu.ordinal.to_string()).collect();
-        let memory = self.machine.gpus.iter().filter_map(|gpu| {
-            let node = gpu.memory_node?;
-            Some(format!("{node} (GPU {})", gpu.ordinal))
-        });
-        let memory: Vec<String> = memory.collect();
-        let nodes = match memory.as_slice() {
-            [] => String::new(),
-            nodes => format!("; their memory is NUMA node {}", nodes.join(", ")),
-        };
-        (!gpus.is_empty()).then(|| {
-            format!(
-                "NICs of the same NUMA node reach GPU {} over C2C, without a copy through host memory \
-                 unless NCCL_NET_GDR_C2C is 0{nodes}",
-                gpus.join(", ")
-            )
-        })
-    }
-
-    /// NICs whose DMA to GPUs comes from another place than theirs.
-    fn data_direct(&self) -> Option<String> {
-        let nics = self.machine.nics.iter().filter_map(|nic| {
-            let function = nic.place.data_direct.as_deref()?;
-            Some(format!("{} by {}", nic.title(), function.address))
-        });
-        let nics: Vec<String> = nics.collect();
-        (!nics.is_empty()).then(|| {
-            format!(
-                "Data Direct: distances to GPUs are those of the function that does the DMA: {}",
-                nics.join(", ")
-            )
-        })
     }
 
     /// The whole as one document.

@@ -11,7 +11,6 @@ use std::path::Path;
 
 use hca::chardev::CharDevices;
 use hca::inventory::Inventory;
-use hca::port::PhysState;
 use hca::{HcaId, Netdev, PortState, RdmaDevice};
 use node::identity::boot_id;
 use node::policy::Policy;
@@ -152,7 +151,7 @@ fn lasting(seen: &Candidate) -> Candidate {
             port.gids.entries.retain(|entry| entry.index == 0);
             port.netdev = None;
             port.active_mtu = None;
-            (port.state, port.phys_state) = (PortState::Unknown, PhysState::Unknown);
+            (port.state, port.phys_state) = (PortState::Unknown, "Unknown".to_owned());
             (port.lid, port.sm_lid) = (0, 0);
         }
     }

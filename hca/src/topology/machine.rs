@@ -47,18 +47,6 @@ impl Machine {
         })
     }
 
-    /// The NIC that a person means by an RDMA device, netdev, PCI address, auxiliary device or
-    /// position.
-    #[must_use]
-    pub fn nic_named(&self, name: &str) -> Option<usize> {
-        let named = |nic: &Nic| {
-            let own = nic.rdma_devices.iter().chain(&nic.netdevs);
-            own.into_iter().any(|n| n == name) || nic.hca.to_string() == name
-        };
-        let position = || name.parse().ok().filter(|index| *index < self.nics.len());
-        self.nics.iter().position(named).or_else(position)
-    }
-
     /// The GPU that a person means by a PCI address, UUID or ordinal.
     #[must_use]
     pub fn gpu_named(&self, name: &str) -> Option<usize> {

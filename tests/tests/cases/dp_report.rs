@@ -44,7 +44,6 @@ case "$*" in
 "get events --all-namespaces --output=json") cat "$here/events.json" ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=false --container=rdma-device-plugin -- plugin-n1") cat "$here/log.txt" ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=true --container=rdma-device-plugin -- plugin-n1") echo "ended before" ;;
-"exec plugin-n1 --container rdma-device-plugin -- rdmactl --version") echo "rdmactl 0.1.0" ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --json") echo '{"version": 1, "checks": []}'; echo "not fit: L02" >&2; exit 1 ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl topology --json") echo '{"vers' ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl "*" --json") echo '{"version": 1, "notes": ["Bearer planted-in-answer"]}' ;;
@@ -257,7 +256,6 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
         "nodes/n1/preflight.json",
         "nodes/n1/status.json",
         "nodes/n1/users.json",
-        "nodes/n1/version.txt",
         "nodes/n2/users.json",
     ];
     assert_eq!(found, expected.map(str::to_owned).into());
@@ -366,6 +364,5 @@ fn a_report_of_one_node_needs_no_kubectl() -> Result<()> {
     let policy = json_of(&top, "nodes/n1/policy.json")?;
     assert_eq!(policy["node"], "n1");
     json_of(&top, "nodes/n1/status.json")?;
-    ensure!(fs::read_to_string(top.join("nodes/n1/version.txt"))?.starts_with("rdmactl "));
     Ok(())
 }

@@ -67,31 +67,6 @@ fn list_shows_who_holds_what() {
 }
 
 #[test]
-fn show_finds_by_address_pod_and_container() {
-    let place = Place::new();
-    place
-        .add(&c("abcdef012345").pod("ml/train-0"), &range("10.0.0.0/24"))
-        .address();
-    for what in ["10.0.0.1", "ml/train-0", "train-0", "abcdef"] {
-        let shown = place.admin(&["show", what, "--json"]);
-        assert_eq!(
-            shown.document["found"][0]["lease"]["container"], "abcdef012345",
-            "{what}"
-        );
-    }
-    assert!(place.del(&c("abcdef012345"), &range("10.0.0.0/24")).ok());
-    let history = place.admin(&["show", "10.0.0.1", "--json"]).document["found"].clone();
-    assert_eq!(
-        (
-            &history[0]["state"],
-            &history[0]["lastLease"]["pod"]["name"]
-        ),
-        (&json!("freed"), &json!("train-0"))
-    );
-    assert_eq!(place.admin(&["show", "10.9.9.9"]).status, Some(1));
-}
-
-#[test]
 fn pools_say_how_full_they_are() {
     let place = Place::new();
     for name in ["a", "b", "d"] {
@@ -419,9 +394,10 @@ fn release_of_an_address_is_for_one_network_name() {
     assert_eq!(place.held().len(), 4);
     let released = place.admin(&["release", "10.0.0.1", "--network-name", "", "--yes"]);
     assert!(released.ok(), "{released:?}");
-    assert_eq!(
-        place.admin(&["show", "ml/b", "--json"]).document["found"][0]["state"],
-        "held"
+    assert!(
+        place
+            .admin(&["--pod", "ml/b", "--address", "10.0.0.1"])
+            .ok()
     );
     assert!(
         place.admin(&["release", "10.0.0.1", "--yes"]).ok(),
@@ -723,8 +699,7 @@ fn a_store_that_was_never_used_answers_like_an_empty_one() {
         for (arguments, status) in [
             (&[][..], 0),
             (&["--pool", "10.9.0.0/24"], 1),
-            (&["show", "10.0.0.9"], 1),
-            (&["show", "nobody"], 1),
+            (&["--address", "10.0.0.9"], 1),
             (&["release", "10.0.0.9", "--yes"], 1),
             (&["reclaim"], 0),
             (&["reclaim", "--yes"], 0),

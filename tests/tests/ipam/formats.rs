@@ -43,8 +43,8 @@ fn an_order_is_listed_checked_collected_and_reclaimed_whole() {
     place.add(&c("b"), &three()).addresses();
     let listed = place.admin(&["--pod", "default/a", "--json"]).document;
     assert_eq!(listed["leases"].as_array().unwrap().len(), 3);
-    let shown = place.admin(&["show", "fd00::1", "--json"]).document;
-    assert_eq!(shown["found"][0]["lease"]["container"], "a");
+    let shown = place.admin(&["--address", "fd00::1", "--json"]).document;
+    assert_eq!(shown["leases"][0]["container"], "a");
     let pools = place.admin(&["--json"]).document;
     let used = |n: usize| pools["pools"][n]["used"].as_u64().unwrap();
     assert_eq!(used(0) + used(1), 6, "{pools}");

@@ -18,9 +18,6 @@ const EXTENDED: usize = 0x100;
 /// Access control services, and their control register.
 const EXT_ACS: u16 = 0x0d;
 const ACS_CONTROL: usize = 0x06;
-/// Address translation service, and its control register.
-const EXT_ATS: u16 = 0x0f;
-const ATS_CONTROL: usize = 0x06;
 
 /// The bytes that could be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,11 +51,6 @@ impl ConfigSpace {
     /// Control of access control services.
     pub(crate) fn acs_control(&self) -> Register {
         self.register(self.extended(EXT_ACS), ACS_CONTROL)
-    }
-
-    /// Control of the address translation service.
-    pub(crate) fn ats_control(&self) -> Register {
-        self.register(self.extended(EXT_ATS), ATS_CONTROL)
     }
 
     fn register(&self, capability: Found, offset: usize) -> Register {
@@ -140,7 +132,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     /// A function with these control registers, as a switch port or a NIC has them.
-    pub(crate) fn space(device: u16, acs: Option<u16>, ats: Option<u16>) -> Vec<u8> {
+    pub(crate) fn space(device: u16, acs: Option<u16>) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
         let mut put = |at: usize, word: u16| bytes[at..at + 2].copy_from_slice(&word.to_le_bytes());
         put(STATUS, STATUS_CAP_LIST);
@@ -151,7 +143,7 @@ pub(crate) mod tests {
         put(0x60 + DEVICE_CONTROL, device);
         let mut at = EXTENDED;
         // Advanced error reporting leads the extended ones.
-        let extended = [(0x01, Some(0)), (EXT_ACS, acs), (EXT_ATS, ats)];
+        let extended = [(0x01, Some(0)), (EXT_ACS, acs)];
         let present: Vec<(u16, u16)> = extended
             .into_iter()
             .filter_map(|(id, control)| Some((id, control?)))
@@ -174,17 +166,16 @@ pub(crate) mod tests {
 
     #[test]
     fn registers_are_found_through_their_lists() {
-        let config = ConfigSpace::new(space(0x5936, Some(0x001d), Some(0x8000)));
+        let config = ConfigSpace::new(space(0x5936, Some(0x001d)));
         assert_eq!(config.device_control(), Register::Value(0x5936));
         assert_eq!(config.acs_control(), Register::Value(0x001d));
-        assert_eq!(config.ats_control(), Register::Value(0x8000));
     }
 
     #[test]
     fn what_a_function_lacks_is_not_what_may_not_be_read() {
-        let plain = ConfigSpace::new(space(0x2810, None, None));
+        let plain = ConfigSpace::new(space(0x2810, None));
         assert_eq!(plain.acs_control(), Register::None);
-        let mut bytes = space(0x2810, Some(0), None);
+        let mut bytes = space(0x2810, Some(0));
         bytes.truncate(64);
         let user = ConfigSpace::new(bytes);
         assert_eq!(user.device_control(), Register::Unreadable);
@@ -204,7 +195,7 @@ pub(crate) mod tests {
             bytes in prop::collection::vec(any::<u8>(), 0..4096)
         ) {
             let config = ConfigSpace::new(bytes);
-            let _ = (config.device_control(), config.acs_control(), config.ats_control());
+            let _ = (config.device_control(), config.acs_control());
         }
     }
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use hca_trees::{Tree, machine};
 
@@ -121,16 +120,11 @@ impl Node {
             );
             self.tree
                 .file(format!("{directory}/iommu_group/type"), "identity");
-            self.tree.file(
-                format!("{directory}/resource"),
-                "0x00000000f8000000 0x00000000f8ffffff 0x0000000000040200\n\
-                 0x0000380000000000 0x0000383fffffffff 0x000000000014220c",
-            );
         }
     }
 
     pub(super) fn config(&self, address: &str, device: u16, acs: Option<u16>) {
-        let bytes = pcie::config_space::tests::space(device, acs, None);
+        let bytes = pcie::config_space::tests::space(device, acs);
         let path = format!("/sys/bus/pci/devices/{address}/config");
         self.take(&path);
         fs::write(self.tree.path(path), bytes).unwrap();
@@ -158,7 +152,6 @@ impl Node {
             );
             let netdev = format!("/sys/class/net/gpu{number}rdma0");
             self.tree.file(format!("{netdev}/carrier"), 1);
-            self.tree.file(format!("{netdev}/name_assign_type"), 4);
             self.tree.file(format!("{netdev}/qos/trust"), "dscp");
             for (file, value) in [("roce_rp/enable/3", 1), ("roce_np/enable/3", 1)] {
                 self.tree.file(format!("{netdev}/ecn/{file}"), value);
@@ -249,10 +242,7 @@ impl Node {
             cni_conf_dir: root.join("etc/cni/net.d"),
             policy: root.join("etc/rdma-netdev/policy.json"),
             scope: Scope::Node,
-            requirements: Requirements {
-                window: Duration::ZERO,
-                ..Requirements::default()
-            },
+            expected: Vec::new(),
         }
     }
 
