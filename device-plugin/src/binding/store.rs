@@ -153,7 +153,7 @@ impl BindingDirectory {
     pub(crate) fn lock(&self) -> Result<Lock, String> {
         let path = self.directory.with_extension("lock");
         Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT)
-            .map_err(|error| format!("another daemon of this node changes bindings: {error}"))
+            .map_err(|error| format!("another daemon of this node changes bindings: {}", error.msg))
     }
 
     /// All bindings.
