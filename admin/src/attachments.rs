@@ -104,7 +104,7 @@ impl Reclaim {
             undone.push(Undone {
                 record: seen,
                 why,
-                error: error.map(|error| error.with_remedy()),
+                error: error.map(|error| error.to_string()),
             });
         }
         global.say(self.document(&undone), || self.text(&undone, all));

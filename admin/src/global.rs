@@ -113,7 +113,6 @@ impl Global {
     pub(crate) fn node(&self) -> anyhow::Result<Node> {
         Policy::check_named(&self.policy)?;
         let node = Node::open_for_release(&self.places(), "administrator".into())
-            .map_err(|error| anyhow!(error.with_remedy()))
             .context("read the state of this node")?;
         if let Some(fault) = &node.policy.fault {
             complain(&fault.with_remedy());

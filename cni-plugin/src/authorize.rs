@@ -5,27 +5,20 @@
 //! the host is allocated to the pod by the kubelet. There is one way in, [`authorize`], for every
 //! kind of attachment. Pure.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, fmt, path::Path};
 
-use attachment::netdev::{identity, vf::Settings};
+use attachment::netdev::identity;
+use cni_wire::Code;
 use hca::HcaId;
-use node::policy::{Allow, Candidate, partition};
+use node::policy::{self, Allow, Candidate};
 
 use crate::{
     allocation::Allocated,
-    config::{Attach, vf},
+    config::{Attach, Config, vf},
+    error::Error,
+    plan::partition,
     resolve::{HostLink, RdmaTarget, Resolved},
 };
-
-/// Why a request is denied, and what to do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} is denied: {why}")]
-pub struct Denied {
-    /// The attempt and its object.
-    pub what: String,
-    pub why: String,
-    pub remedy: String,
-}
 
 /// What the node's administrator allows, and where that stands.
 #[derive(Clone, Copy, Debug)]
@@ -37,16 +30,18 @@ pub struct Rules<'a> {
 }
 
 /// What the request asks for beside its kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// A macvlan of mode `passthru`.
-    pub passthru: bool,
+    pub config: &'a Config,
     /// RDMA devices are to leave the host's namespace.
     pub moves_rdma: bool,
-    /// The partition of an IPoIB child.
-    pub pkey: Option<u16>,
-    /// What is set of a VF.
-    pub vf: Option<&'a Settings>,
+}
+
+impl Asked<'_> {
+    /// A macvlan of mode `passthru`.
+    fn passthru(self) -> bool {
+        self.config.mode.as_deref() == Some("passthru")
+    }
 }
 
 /// Allows or denies what a request resolves to.
@@ -56,12 +51,12 @@ pub struct Asked<'a> {
 ///
 /// # Errors
 /// The first rule that denies it; whatever `kubelet` says when it does not answer.
-pub fn authorize<E: From<Denied>>(
+pub fn authorize(
     resolved: &Resolved,
     asked: Asked<'_>,
     rules: Rules<'_>,
-    kubelet: impl FnOnce() -> Result<Allocated, E>,
-) -> Result<(), E> {
+    kubelet: impl FnOnce() -> Result<Allocated, Error>,
+) -> Result<(), Error> {
     by_policy(resolved, asked, rules)?;
     if needs_allocation(resolved, asked, rules) {
         by_allocation(resolved, rules, &kubelet()?)?;
@@ -75,7 +70,7 @@ fn needs_allocation(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> 
         && match resolved {
             Resolved::Move(_) => true,
             Resolved::RdmaOnly(_) => asked.moves_rdma,
-            Resolved::Child { parent, .. } => asked.passthru || is_exclusive(parent),
+            Resolved::Child { parent, .. } => asked.passthru() || is_exclusive(parent),
         }
 }
 
@@ -83,19 +78,16 @@ fn needs_allocation(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> 
 ///
 /// # Errors
 /// The first rule that denies it.
-pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Result<(), Denied> {
-    if let (Some(pkey), Resolved::Child { parent, .. }) = (asked.pkey, resolved) {
-        in_partition(&parent.link.name.to_string(), pkey, rules)?;
-    }
+pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Result<(), Error> {
     match resolved {
         Resolved::Move(nic) => {
-            let subject = Subject::of(Attach::Move, nic);
-            netdev(&subject, nic, rules)?;
-            movable(&subject, nic, rules)?;
-            let asked = asked.vf;
-            match asked.and_then(|asked| vf::denied(asked, &rules.allow.vf)) {
-                Some((key, value)) => subject.denied(
-                    format!("the policy does not allow {key} {value}"),
+            let what = attempt(Attach::Move, nic);
+            netdev(&what, nic, rules)?;
+            movable(&what, nic, rules)?;
+            match vf::denied(&asked.config.vf, &rules.allow.vf) {
+                Some((key, value)) => denied(
+                    what,
+                    format_args!("the policy does not allow {key} {value}"),
                     format!(
                         "leave {key} out, or choose an allowed value; if networks may set it, add it to \
                          allow.vf.{key} in {}",
@@ -106,19 +98,30 @@ pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Res
             }
         }
         Resolved::Child { kind, parent } => {
-            let subject = Subject::of(Attach::Child(*kind), parent);
-            netdev(&subject, parent, rules)?;
-            match asked.passthru {
-                true => passthru(&subject, rules),
+            let what = attempt(Attach::Child(*kind), parent);
+            if let Some(pkey) = partition(resolved, asked.config) {
+                in_partition(&what, pkey, rules)?;
+            }
+            netdev(&what, parent, rules)?;
+            match asked.passthru() && !rules.allow.passthru {
+                // A pod that has a macvlan of this mode changes the MAC address of the netdev below.
+                true => denied(
+                    what,
+                    "with mode passthru the pod sets the MAC address and the flags of the host's netdev",
+                    format!(
+                        "use mode bridge; if pods may do so, set allow.passthru in {}",
+                        rules.path.display()
+                    ),
+                ),
                 false => Ok(()),
             }
         }
         // In shared mode nothing leaves the host: the devices are only reported.
         Resolved::RdmaOnly(_) if !asked.moves_rdma => Ok(()),
-        Resolved::RdmaOnly(request) => request
-            .devices
-            .iter()
-            .try_for_each(|target| rdma_device(&Subject::rdma(&target.device.name), target, rules)),
+        Resolved::RdmaOnly(request) => {
+            let mut devices = request.devices.iter();
+            devices.try_for_each(|target| rdma_device(target, rules))
+        }
     }
 }
 
@@ -126,67 +129,51 @@ fn by_allocation(
     resolved: &Resolved,
     rules: Rules<'_>,
     allocated: &Allocated,
-) -> Result<(), Denied> {
+) -> Result<(), Error> {
     if let Resolved::RdmaOnly(request) = resolved {
         return request.devices.iter().try_for_each(|target| {
             let hcas = target.hca.iter().cloned().collect();
-            belongs(&Subject::rdma(&target.device.name), &hcas, rules, allocated)
+            let what = moving_device(target);
+            belongs(what, &target.device.name, &hcas, rules, allocated)
         });
     }
     match resolved.host_link() {
-        Some(host) => belongs(
-            &Subject::of(resolved.attach(), host),
-            &host.hcas,
-            rules,
-            allocated,
-        ),
+        Some(host) => {
+            let (what, name) = (attempt(resolved.attach(), host), host.link.name.to_string());
+            belongs(what, &name, &host.hcas, rules, allocated)
+        }
         None => Ok(()),
     }
 }
 
-/// What a message is about.
-struct Subject {
-    verb: String,
-    kind: &'static str,
-    name: String,
+fn attempt(attach: Attach, host: &HostLink) -> String {
+    let name = &host.link.name;
+    match attach {
+        Attach::Move => format!("moving netdev {name}"),
+        Attach::Child(kind) => format!("attach {} on netdev {name}", kind.as_str()),
+        Attach::RdmaOnly => format!("moving the RDMA device of netdev {name}"),
+    }
 }
 
-impl Subject {
-    fn of(attach: Attach, host: &HostLink) -> Self {
-        let verb = match attach {
-            Attach::Move => "moving".to_owned(),
-            Attach::Child(kind) => format!("attach {} on", kind.as_str()),
-            Attach::RdmaOnly => "moving the RDMA device of".to_owned(),
-        };
-        Subject {
-            verb,
-            kind: "netdev",
-            name: host.link.name.to_string(),
-        }
-    }
+fn moving_device(target: &RdmaTarget) -> String {
+    format!("moving RDMA device {}", target.device.name)
+}
 
-    fn rdma(name: &str) -> Self {
-        Subject {
-            verb: "moving".to_owned(),
-            kind: "RDMA device",
-            name: name.to_owned(),
-        }
-    }
-
-    fn denied(&self, why: impl Into<String>, remedy: impl Into<String>) -> Result<(), Denied> {
-        Err(Denied {
-            what: format!("{} {} {}", self.verb, self.kind, self.name),
-            why: why.into(),
-            remedy: remedy.into(),
-        })
-    }
+fn denied(
+    what: impl fmt::Display,
+    why: impl fmt::Display,
+    remedy: impl AsRef<str>,
+) -> Result<(), Error> {
+    let what = format!("{what} is denied: {why}");
+    Err(Error::new(Code::Policy, what).with_details(remedy))
 }
 
 /// The rules for every use of a netdev of the host.
-fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
-    let (allow, policy, name) = (rules.allow, rules.path.display(), &subject.name);
-    if host.link.name == "lo" {
-        return subject.denied(
+fn netdev(what: &str, host: &HostLink, rules: Rules<'_>) -> Result<(), Error> {
+    let (allow, policy, name) = (rules.allow, rules.path.display(), &host.link.name);
+    if *name == "lo" {
+        return denied(
+            what,
             "it is the loopback device",
             "name a netdev of an RDMA device",
         );
@@ -194,16 +181,18 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
     if let Some((controller, kind)) = &host.controller
         && kind != "vrf"
     {
-        return subject.denied(
-            format!("it is a port of {kind} {controller}"),
+        return denied(
+            what,
+            format_args!("it is a port of {kind} {controller}"),
             format!("name {controller} itself, or take {name} out of it"),
         );
     }
     if !allow.uplinks
         && let Some(why) = &host.uplink
     {
-        return subject.denied(
-            why.as_str(),
+        return denied(
+            what,
+            why,
             format!(
                 "name another netdev; if pods may have {name}, set allow.uplinks and list the netdevs \
                  for pods in allow.netdevs, both in {policy}"
@@ -211,7 +200,8 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
         );
     }
     if !allow.non_rdma && host.rdma.is_empty() {
-        return subject.denied(
+        return denied(
+            what,
             "no RDMA device has it as its port",
             format!(
                 "name a netdev of an RDMA device (rdmactl discover lists them), or set \
@@ -219,39 +209,47 @@ fn netdev(subject: &Subject, host: &HostLink, rules: Rules<'_>) -> Result<(), De
             ),
         );
     }
-    if !selected(host, allow) {
-        return subject.denied(
-            "none of the policy's selectors has it",
-            format!("add it to allow.netdevs in {policy}"),
-        );
+    match selected(host, allow) {
+        true => Ok(()),
+        false => unselected(what, rules),
     }
-    Ok(())
+}
+
+fn unselected(what: &str, rules: Rules<'_>) -> Result<(), Error> {
+    denied(
+        what,
+        "none of the policy's selectors has it",
+        format!("add it to allow.netdevs in {}", rules.path.display()),
+    )
 }
 
 /// A network's user must not choose a partition that the administrator keeps for others.
-fn in_partition(parent: &str, pkey: u16, rules: Rules<'_>) -> Result<(), Denied> {
+fn in_partition(what: &str, pkey: u16, rules: Rules<'_>) -> Result<(), Error> {
     let Some(allowed) = &rules.allow.pkeys else {
         return Ok(());
     };
-    if allowed.iter().any(|key| partition(*key) == partition(pkey)) {
+    if allowed
+        .iter()
+        .any(|key| policy::partition(*key) == policy::partition(pkey))
+    {
         return Ok(());
     }
     let list: Vec<String> = allowed.iter().map(|key| format!("{key:#06x}")).collect();
-    Err(Denied {
-        what: format!("attach ipoib on netdev {parent}"),
-        why: format!(
+    denied(
+        what,
+        format_args!(
             "partition {pkey:#06x} is not among those that the policy allows ({})",
             list.join(", ")
         ),
-        remedy: format!(
+        format!(
             "set pkey to one of them, or add it to allow.pkeys in {}",
             rules.path.display()
         ),
-    })
+    )
 }
 
 /// The rules for a netdev that leaves the host.
-fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), Denied> {
+fn movable(attempt: &str, nic: &HostLink, rules: Rules<'_>) -> Result<(), Error> {
     let policy = rules.path.display();
     let kind = nic.link.kind.as_ref().map(ToString::to_string);
     let what = match kind {
@@ -260,13 +258,15 @@ fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), De
     };
     // What the pod cannot change must identify a netdev.
     if !identity::is_certain(&nic.link) {
-        return subject.denied(
+        return denied(
+            attempt,
             format!("{what}, and in a pod it cannot be told from other links"),
             "move a NIC, a virtual function, or a VLAN or veth whose parent or peer is on the host",
         );
     }
     if !rules.allow.virtual_links && !nic.link.is_hardware() {
-        return subject.denied(
+        return denied(
+            attempt,
             what,
             format!(
                 "move a NIC or a virtual function; if pods may have links without hardware, set \
@@ -275,30 +275,16 @@ fn movable(subject: &Subject, nic: &HostLink, rules: Rules<'_>) -> Result<(), De
         );
     }
     if let Some(dependent) = nic.dependents.first() {
-        return subject.denied(dependent.to_string(), dependent.remedy());
+        return denied(attempt, dependent, dependent.remedy());
     }
     Ok(())
 }
 
-/// A pod that has a macvlan of mode `passthru` changes the MAC address of the netdev below.
-fn passthru(subject: &Subject, rules: Rules<'_>) -> Result<(), Denied> {
-    if rules.allow.passthru {
-        return Ok(());
-    }
-    subject.denied(
-        "with mode passthru the pod sets the MAC address and the flags of the host's netdev",
-        format!(
-            "use mode bridge; if pods may do so, set allow.passthru in {}",
-            rules.path.display()
-        ),
-    )
-}
-
 /// An RDMA device that leaves the host: the netdevs that lose it, and where it has none on the host,
 /// the device itself.
-fn rdma_device(subject: &Subject, target: &RdmaTarget, rules: Rules<'_>) -> Result<(), Denied> {
+fn rdma_device(target: &RdmaTarget, rules: Rules<'_>) -> Result<(), Error> {
     for host in &target.netdevs {
-        netdev(&Subject::of(Attach::RdmaOnly, host), host, rules)?;
+        netdev(&attempt(Attach::RdmaOnly, host), host, rules)?;
     }
     let device = &target.device;
     let pci = device.pci.as_ref();
@@ -316,21 +302,19 @@ fn rdma_device(subject: &Subject, target: &RdmaTarget, rules: Rules<'_>) -> Resu
         link_type: None,
         rdma_device: Some(&device.name),
     };
-    if target.netdevs.is_empty() && !rules.allow.selects(&candidate) {
-        return subject.denied(
-            "none of the policy's selectors has it",
-            format!("add it to allow.netdevs in {}", rules.path.display()),
-        );
+    match target.netdevs.is_empty() && !rules.allow.selects(&candidate) {
+        true => unselected(&moving_device(target), rules),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn belongs(
-    subject: &Subject,
+    attempt: String,
+    name: &str,
     hcas: &BTreeSet<HcaId>,
     rules: Rules<'_>,
     allocated: &Allocated,
-) -> Result<(), Denied> {
+) -> Result<(), Error> {
     let list = |hcas: &BTreeSet<HcaId>| {
         let names: Vec<String> = hcas.iter().map(ToString::to_string).collect();
         names.join(", ")
@@ -339,18 +323,16 @@ fn belongs(
         return Ok(());
     }
     let what = match hcas.is_empty() {
-        true => format!(
-            "{} is not an RDMA device, so it cannot be allocated",
-            subject.name
-        ),
+        true => format!("{name} is not an RDMA device, so it cannot be allocated"),
         false => format!("the kubelet did not allocate {} to it", list(hcas)),
     };
     let has = match allocated.hcas.is_empty() {
         true => "the pod has no exclusive HCA".to_owned(),
         false => format!("it has {}", list(&allocated.hcas)),
     };
-    subject.denied(
-        format!("pod {}: {what}; {has}", allocated.pod),
+    denied(
+        attempt,
+        format_args!("pod {}: {what}; {has}", allocated.pod),
         format!(
             "request the resource of an exclusive pool that has this HCA, and let Multus pass the \
              deviceID (k8s.v1.cni.cncf.io/resourceName); for runtimes without a kubelet, set \

@@ -329,16 +329,16 @@ fn mac(
     runtime: &Section<'_>,
     attach: Option<Attach>,
 ) -> Result<Option<MacAddress>, Error> {
-    let own = |text: &str| unicast(text).map_err(|reason| root.wrong("mac", reason));
+    let given = |section: &Section<'_>| {
+        let mac = section.text("mac")?.map(unicast).transpose();
+        mac.map_err(|reason| section.wrong("mac", reason))
+    };
     if attach == Some(Attach::RdmaOnly) {
-        return root.text("mac")?.map(own).transpose();
+        return given(root);
     }
-    let pod = request.config.cni_args()?;
-    for section in [runtime, &pod] {
-        if let Some(text) = section.text("mac")? {
-            return unicast(text)
-                .map(Some)
-                .map_err(|reason| section.wrong("mac", reason));
+    for section in [runtime, &request.config.cni_args()?] {
+        if let Some(mac) = given(section)? {
+            return Ok(Some(mac));
         }
     }
     if let Some(text) = request.env.args.get("MAC") {
@@ -346,7 +346,7 @@ fn mac(
             Error::new(Code::InvalidEnvironment, format!("CNI_ARGS MAC: {reason}"))
         });
     }
-    root.text("mac")?.map(own).transpose()
+    given(root)
 }
 
 /// The runtime's GUID before the pod's, the pod's before the configuration's, as in `ib-sriov-cni`.

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// `RT_SCOPE_LINK`
-const LINK_SCOPE: u8 = 253;
+pub(crate) const LINK_SCOPE: u8 = 253;
 /// `RT_TABLE_LOCAL`, which the kernel keeps for its own addresses.
 const LOCAL_TABLE: u32 = 255;
 
@@ -128,14 +128,12 @@ impl InterfaceConfig {
 
     /// Its addresses, for a result.
     pub fn ips(&self) -> Vec<IpConfig> {
-        let ip = |message: &AddressMessage| {
-            Some(IpConfig {
-                address: Cidr::new(address::own(message)?, message.header.prefix_len)?,
-                gateway: None,
-                interface: None,
-            })
+        let ip = |address| IpConfig {
+            address,
+            gateway: None,
+            interface: None,
         };
-        self.addresses.iter().filter_map(ip).collect()
+        self.addresses.iter().filter_map(cidr).map(ip).collect()
     }
 
     /// The families of its addresses.
@@ -219,6 +217,11 @@ impl fmt::Display for InterfaceConfig {
     }
 }
 
+/// An address with its network.
+pub(crate) fn cidr(message: &AddressMessage) -> Option<Cidr> {
+    Cidr::new(address::own(message)?, message.header.prefix_len)
+}
+
 fn is_way_out(route: &RouteMessage) -> bool {
     replay::is_default(route) && route::table_of(route) == route::MAIN
 }
@@ -262,29 +265,20 @@ fn settings(attach: Attach, config: &Config, v6: bool) -> Vec<Setting> {
 fn address_message(address: Cidr, dad: bool) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.prefix_len = address.prefix;
+    let attributes = &mut message.attributes;
     match address.addr {
         IpAddr::V4(addr) => {
             message.header.family = AddressFamily::Inet;
-            message
-                .attributes
-                .push(AddressAttribute::Local(address.addr));
-            message
-                .attributes
-                .push(AddressAttribute::Address(address.addr));
-            message
-                .attributes
-                .extend(broadcast(addr, address.prefix).map(AddressAttribute::Broadcast));
+            attributes.push(AddressAttribute::Local(address.addr));
+            attributes.push(AddressAttribute::Address(address.addr));
+            let broadcast = broadcast(addr, address.prefix);
+            attributes.extend(broadcast.map(AddressAttribute::Broadcast));
         }
         IpAddr::V6(_) => {
             message.header.family = AddressFamily::Inet6;
-            message
-                .attributes
-                .push(AddressAttribute::Address(address.addr));
-            if !dad {
-                message
-                    .attributes
-                    .push(AddressAttribute::Flags(AddressFlags::Nodad));
-            }
+            attributes.push(AddressAttribute::Address(address.addr));
+            let flags = (!dad).then_some(AddressFlags::Nodad);
+            attributes.extend(flags.map(AddressAttribute::Flags));
         }
     }
     message
@@ -300,11 +294,9 @@ fn broadcast(addr: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
 
 /// The routes of a result, one message each in their order.
 pub fn routes(result: &CniResult) -> Vec<RouteMessage> {
-    result
-        .routes
-        .iter()
-        .map(|route| route_message(route, result))
-        .collect()
+    let networks: Vec<Cidr> = result.ips.iter().map(|ip| ip.address).collect();
+    let message = |route| route_message(route, next_hop(route, result), &networks);
+    result.routes.iter().map(message).collect()
 }
 
 /// Whether IPv6 is needed: for an address, a route, or a next hop.
@@ -435,10 +427,13 @@ fn unreachable(gateway: IpAddr, result: &CniResult) -> Option<String> {
     })
 }
 
-/// A route as the result says it.
-fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
+/// A route through an interface that is in these networks.
+pub(crate) fn route_message(
+    route: &cni_wire::Route,
+    gateway: Option<IpAddr>,
+    networks: &[Cidr],
+) -> RouteMessage {
     let v4 = route.dst.addr.is_ipv4();
-    let gateway = next_hop(route, result);
     let mut message = RouteMessage::default();
     message.header.address_family = if v4 {
         AddressFamily::Inet
@@ -477,7 +472,7 @@ fn route_message(route: &cni_wire::Route, result: &CniResult) -> RouteMessage {
             IpAddr::V6(gateway) if v4 => RouteAttribute::Via(RouteVia::Inet6(gateway)),
             gateway => RouteAttribute::Gateway(gateway.into()),
         });
-        let is_near = result.ips.iter().any(|ip| ip.address.contains(gateway))
+        let is_near = networks.iter().any(|network| network.contains(gateway))
             || matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
         if !is_near {
             message.header.flags |= RouteFlags::Onlink;

@@ -11,7 +11,6 @@ mod bind;
 pub mod command;
 pub mod config;
 mod device_info;
-mod error;
 mod gids;
 pub mod interface_config;
 mod parts;
@@ -22,3 +21,5 @@ mod recover;
 mod report;
 pub mod resolve;
 pub mod validate;
+
+use attachment::error;

@@ -16,7 +16,7 @@ use attachment::{
 use cni_wire::IfName;
 use hca::MacAddress;
 use netlink::link::{Child, Link};
-use netlink_packet_route::link::{InfoData, InfoIpoib, IpoibMode, MacVlanMode};
+use netlink_packet_route::link::{InfoKind, IpoibMode, MacVlanMode};
 
 use crate::{
     config::{ChildKind, Config},
@@ -186,19 +186,15 @@ fn child(config: &Config, kind: ChildKind, parent: &Link) -> Result<Child, Error
     })
 }
 
-/// Partition key and mode of an IPoIB link.
+/// Partition key and mode of an IPoIB link (`IFLA_IPOIB_PKEY`, `IFLA_IPOIB_MODE`).
 fn ipoib_of(link: &Link) -> (u16, IpoibMode) {
-    let (mut pkey, mut mode) = (0xffff, IpoibMode::Datagram);
-    if let Some(InfoData::Ipoib(infos)) = &link.data {
-        for info in infos {
-            match info {
-                InfoIpoib::Pkey(own) => pkey = *own,
-                InfoIpoib::Mode(own) => mode = *own,
-                _ => {}
-            }
-        }
-    }
-    (pkey, mode)
+    let number = |attribute: u16| {
+        let value = link.info.get(&attribute);
+        let value = value.filter(|_| link.kind == Some(InfoKind::Ipoib))?;
+        value.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+    };
+    let mode = number(2).map_or(IpoibMode::Datagram, IpoibMode::from);
+    (number(1).unwrap_or(0xffff), mode)
 }
 
 #[cfg(test)]
@@ -220,11 +216,7 @@ mod tests {
         }
     }
 
-    fn on(hardware: u16, data: Option<InfoData>) -> HostLink {
-        let link = Link {
-            data,
-            ..link(hardware)
-        };
+    fn on(link: Link) -> HostLink {
         HostLink {
             link,
             ..HostLink::default()
@@ -243,12 +235,16 @@ mod tests {
 
     #[test]
     fn an_ipoib_child_has_its_parents_partition_and_mode() {
-        let below = InfoData::Ipoib(vec![
-            InfoIpoib::Pkey(0x8002),
-            InfoIpoib::Mode(IpoibMode::Connected),
-        ]);
+        let numbers = [(1, 0x8002_u16), (2, 1)];
+        let below = Link {
+            kind: Some(InfoKind::Ipoib),
+            info: numbers
+                .map(|(kind, value)| (kind, value.to_ne_bytes().to_vec()))
+                .into(),
+            ..link(32)
+        };
         let made = |config: Config| {
-            let resolved = child_on(ChildKind::Ipoib, on(32, Some(below.clone())));
+            let resolved = child_on(ChildKind::Ipoib, on(below.clone()));
             let plan = planned(config, resolved);
             assert_eq!(plan.mac, None);
             match plan.child {
@@ -268,7 +264,7 @@ mod tests {
 
     #[test]
     fn the_journal_is_given_what_is_made_or_moved() {
-        let made = planned(config(), child_on(ChildKind::Macvlan, on(1, None))).part();
+        let made = planned(config(), child_on(ChildKind::Macvlan, on(link(1)))).part();
         assert_eq!(made.moved, None);
         let recorded = made.child.unwrap();
         assert_eq!((&*recorded.kind, &*recorded.master), ("macvlan", "eth1"));
@@ -279,7 +275,7 @@ mod tests {
         };
         let moved = Plan {
             snapshot: Some(snapshot),
-            ..planned(config(), Resolved::Move(on(1, None)))
+            ..planned(config(), Resolved::Move(on(link(1))))
         };
         assert_eq!(moved.part().moved.unwrap().name, *"eth1");
         assert_eq!(moved.part().child, None);
@@ -287,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_plan_says_what_will_be_changed() {
-        let plan = planned(config(), child_on(ChildKind::Macvlan, on(1, None)));
+        let plan = planned(config(), child_on(ChildKind::Macvlan, on(link(1))));
         assert_eq!(
             plan.to_string(),
             "make a macvlan on eth1 as net1; MAC 02:00:00:00:00:01; addresses once the interface is up"

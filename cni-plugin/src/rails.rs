@@ -11,20 +11,17 @@
 use std::{collections::BTreeSet, hash::Hasher, net::IpAddr};
 
 use attachment::netdev::replay;
-use cni_wire::{Code, Error, Section};
+use cni_wire::{Cidr, Code, Error, Route, Section};
 use fnv::FnvHasher;
 use netlink::{address, route};
 use netlink_packet_route::{
     AddressFamily,
     address::AddressMessage,
-    route::{
-        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope,
-        RouteType,
-    },
+    route::{RouteAddress, RouteAttribute, RouteMessage},
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
 
-use crate::interface_config::{InterfaceConfig, Setting};
+use crate::interface_config::{InterfaceConfig, LINK_SCOPE, Setting, cidr, route_message};
 
 /// Before the main table (32766), behind what people number by hand.
 const PRIORITY: u32 = 1000;
@@ -260,49 +257,29 @@ fn family_of(address: IpAddr) -> AddressFamily {
 /// The network of an address as the kernel makes its route, in another table; none for a single
 /// address.
 fn connected(address: &AddressMessage, table: u32) -> Option<RouteMessage> {
-    let own = address::own(address)?;
-    let network = cni_wire::Cidr::new(own, address.header.prefix_len)?;
-    if network == cni_wire::Cidr::host(own) {
-        return None;
-    }
-    let mut route = route_to(family_of(own), table);
-    route.header.destination_prefix_length = network.prefix;
-    route.header.scope = RouteScope::Link;
-    if network.prefix > 0 {
-        route
-            .attributes
-            .push(RouteAttribute::Destination(network.network().addr.into()));
-    }
+    let own = cidr(address).filter(|own| *own != Cidr::host(own.addr))?;
+    let route = Route {
+        table: Some(table),
+        scope: Some(LINK_SCOPE),
+        ..Route::via(own, None)
+    };
+    let mut message = route_message(&route, None, &[]);
     // Of several addresses each network has its own.
-    hint_source(&mut route, std::slice::from_ref(address));
-    Some(route)
-}
-
-fn route_to(family: AddressFamily, table: u32) -> RouteMessage {
-    let mut route = RouteMessage::default();
-    route.header.address_family = family;
-    route.header.protocol = RouteProtocol::Static;
-    route.header.kind = RouteType::Unicast;
-    route.header.scope = RouteScope::Universe;
-    route.attributes = vec![RouteAttribute::Oif(0)];
-    in_table(&route, table)
+    hint_source(&mut message, std::slice::from_ref(address));
+    Some(message)
 }
 
 fn default_via(gateway: IpAddr, addresses: &[AddressMessage], table: u32) -> RouteMessage {
-    let mut route = route_to(family_of(gateway), table);
-    route
-        .attributes
-        .push(RouteAttribute::Gateway(gateway.into()));
-    let near = addresses.iter().any(|address| {
-        address::own(address)
-            .and_then(|own| cni_wire::Cidr::new(own, address.header.prefix_len))
-            .is_some_and(|network| network.contains(gateway))
-    });
-    let on_link = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
-    if !near && !on_link {
-        route.header.flags |= RouteFlags::Onlink;
-    }
-    route
+    let everywhere = Cidr {
+        addr: gateway,
+        prefix: 0,
+    };
+    let route = Route {
+        table: Some(table),
+        ..Route::via(everywhere, None)
+    };
+    let networks: Vec<Cidr> = addresses.iter().filter_map(cidr).collect();
+    route_message(&route, Some(gateway), &networks)
 }
 
 fn in_table(route: &RouteMessage, table: u32) -> RouteMessage {
@@ -354,7 +331,8 @@ fn rule(
 
 #[cfg(test)]
 mod tests {
-    use cni_wire::{CniResult, IpConfig, Route};
+    use cni_wire::{CniResult, IpConfig};
+    use netlink_packet_route::route::RouteFlags;
     use serde_json::{Value, json};
 
     use super::*;

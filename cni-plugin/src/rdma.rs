@@ -242,7 +242,7 @@ pub(crate) fn move_in(
             // It was checked before, too; another attachment may have been quicker.
             keeps_its_number(&device.name, &before.name, &verbs(&node.roots)?)?;
         }
-        rdma::give(&mut host, device, pod).map_err(attachment::Error::rdma_move)?;
+        rdma::give(&mut host, device, pod).map_err(Error::rdma_move)?;
         let arrived = rdma::list(&mut inside)?;
         let arrived = find(known, &arrived, &parents).ok_or_else(|| {
             Error::new(

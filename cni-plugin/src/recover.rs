@@ -158,7 +158,7 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)?;
             detach::report(node, moved, &returned);
             if let Some(why) = returned.vf_kept {
-                return Err(detach::vf_kept(&record, moved, &why).into());
+                return Err(detach::vf_kept(&record, moved, &why));
             }
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;
@@ -191,9 +191,9 @@ fn end(node: &Node, key: &Key, record: &Record, position: usize) -> Result<(), E
         part.rdma = Vec::new();
     }
     if rest.ipam.is_none() && !rest.parts.iter().any(Part::has_interface) {
-        return Ok(node.journal.forget(key)?);
+        return node.journal.forget(key);
     }
-    Ok(node.journal.replace(key, &rest)?)
+    node.journal.replace(key, &rest)
 }
 
 /// The state of a netdev that is to move.
@@ -220,11 +220,9 @@ pub(crate) fn snapshot(
         addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
     let socket = &mut node.netns.socket;
     let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
-    if let Some(first) = found.first() {
-        let refused = format!("moving netdev {} is refused: {}", nic.link.name, first.what);
-        let refused = Error::new(Code::Policy, refused).with_details(first.remedy.clone());
-        let others = found.iter().skip(1);
-        return Err(others.fold(refused, |e, other| e.with_details(other.to_string())));
+    if let Some(found) = Error::all(found) {
+        let name = &nic.link.name;
+        return Err(found.context(format_args!("moving netdev {name} is refused")));
     }
     let stay = taken.leased_addresses();
     if addresses == Addresses::OfHost && !taken.static_addresses && !stay.is_empty() {

@@ -12,10 +12,7 @@ mod target;
 
 use crate::error::Error;
 use cni_wire::{CniResult, Code, Request};
-use hca::{
-    HcaId,
-    lookup::{self, Occupants},
-};
+use hca::{HcaId, lookup};
 use netlink_packet_route::link::InfoKind;
 
 pub use dependents::{Dependent, explain};
@@ -156,34 +153,23 @@ fn parent_on_host(
     }
 }
 
-/// The HCA that the allocation names, if it names one.
-fn named_hca(config: &Config) -> Option<(&HcaId, &str)> {
-    let allocation = config.allocation.as_ref()?;
-    Some((allocation.hcas.first()?, &allocation.text))
-}
-
-/// What stands on the HCA of an allocation; nothing on one without a bus that a pod has.
-///
-/// # Errors
-/// Code 7: it is not on this host.
-fn occupants(node: &Node, hca: &HcaId, text: &str) -> Result<Occupants, Error> {
-    match lookup::on_hca(&node.roots, hca) {
-        Err(e) if e.is_missing() && matches!(hca, HcaId::NodeGuid(_)) => Ok(Occupants::default()),
-        found => found.map_err(|e| unreadable(&e).context(format_args!("deviceID {text}"))),
-    }
-}
-
 /// Refuses a netdev that is not one of the allocated HCA: the pod would have the device nodes of one
 /// HCA and its address on another. A unit of all HCAs of a pool names none.
 fn is_allocated(node: &Node, config: &Config, host: &HostLink) -> Result<(), Error> {
-    let Some((hca, text)) = named_hca(config) else {
+    let allocation = config.allocation.as_ref();
+    let Some((hca, text)) = allocation.and_then(|unit| Some((unit.hcas.first()?, &unit.text)))
+    else {
         return Ok(());
     };
     if host.hcas.contains(hca) {
         return Ok(());
     }
-    // A GUID is another name of hardware that has an address, too.
-    let devices = occupants(node, hca, text)?.rdma_devices;
+    // A GUID is another name of hardware that has an address, too. What has no bus a pod may have.
+    let devices = match lookup::on_hca(&node.roots, hca) {
+        Err(e) if e.is_missing() && matches!(hca, HcaId::NodeGuid(_)) => Vec::new(),
+        Err(e) => return Err(unreadable(&e).context(format_args!("deviceID {text}"))),
+        Ok(occupants) => occupants.rdma_devices,
+    };
     if host.rdma.iter().any(|port| devices.contains(&port.device)) {
         return Ok(());
     }

@@ -262,7 +262,7 @@ fn act(
 
 fn locked(path: &Path) -> Result<Lock, String> {
     Lock::exclusive(&path.with_extension("lock"), FILE, LOCK_TIMEOUT)
-        .map_err(|error| error.to_string())
+        .map_err(|error| error.wire.msg)
 }
 
 fn read(path: &Path) -> Result<Vec<Record>, String> {

@@ -32,7 +32,7 @@ pub fn read(places: &Places) -> Files {
     let node = match Node::open_for_release(places, "status".into()) {
         Ok(node) => node,
         Err(error) => {
-            let error = error.with_remedy();
+            let error = error.to_string();
             return Files {
                 attachments: Err(error.clone()),
                 leases: Err(error),

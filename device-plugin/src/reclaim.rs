@@ -192,8 +192,8 @@ impl Round {
                 return tracing::warn!(%error, "cannot read the journal of attachments");
             }
         };
-        for one in unreadable {
-            tracing::debug!(error = %one, "cannot read an attachment's record");
+        for (_, error) in unreadable {
+            tracing::debug!(%error, "cannot read an attachment's record");
         }
         let proc = &paths.host.proc;
         let boot = boot_id(proc);
@@ -224,7 +224,7 @@ fn clean_up(paths: &NodePaths, store: Option<String>, dead: Vec<Dead>) -> Counts
         Ok(node) => node,
         Err(error) => {
             counts.failures += 1;
-            tracing::warn!(error = error.with_remedy(), "cannot clean up behind pods");
+            tracing::warn!(error = error.to_string(), "cannot clean up behind pods");
             return counts;
         }
     };
@@ -247,12 +247,11 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
         }
         Err(error) => {
             counts.failures += 1;
-            let error = error.with_remedy();
             tracing::warn!(
                 owner,
                 network = record.network,
                 why,
-                error,
+                error = error.to_string(),
                 "cannot undo an attachment"
             );
         }

@@ -12,8 +12,7 @@ use attachment::node::Places;
 use hca::MacAddress;
 use node::pattern::Pattern;
 use node::policy::{Allow, Policy, Selector};
-use rdma_netdev::allocation::Allocated;
-use rdma_netdev::authorize::{Asked, Denied, Rules, authorize};
+use rdma_netdev::authorize::{Asked, Rules, authorize};
 use rdma_netdev::config::{Attach, ChildKind, Config, Target};
 use rdma_netdev::plan::{self, Plan};
 use rdma_netdev::resolve::{self, HostLink, Requested, Resolved};
@@ -113,8 +112,12 @@ fn only_what_is_allowed(config: &Config) {
         path: Path::new("/etc/rdma-netdev/policy.json"),
         exclusive: &[],
     };
-    let kubelet = || -> Result<Allocated, Denied> { unreachable!("the policy lifts it") };
-    let allowed = authorize(&resolved, Asked::default(), rules, kubelet).is_ok();
+    let kubelet = || unreachable!("the policy lifts it");
+    let asked = Asked {
+        config: &Config::default(),
+        moves_rdma: false,
+    };
+    let allowed = authorize(&resolved, asked, rules, kubelet).is_ok();
     let name = resolved.host_link().map(|host| host.link.name.to_string());
     assert_eq!(allowed, name.as_deref() == Some("allowed"));
     let checked = plan::check(&resolved, config, &allow).is_ok();

@@ -106,7 +106,7 @@ pub(crate) fn nowhere(record: &Record, part: &Part, child: &Child) -> Error {
          without a thread",
         record.owner()
     );
-    Error::new(Kind::ChildNowhere(name.clone()), what).with(REMEDY)
+    Error::of(Kind::ChildNowhere(name.clone()), what).with_details(REMEDY)
 }
 
 /// For an attachment of which something is not found.
@@ -242,9 +242,8 @@ fn find<'a>(
     if found.is_some() || child.pod_index.is_some() {
         return found;
     }
-    // Killed before the index was written, or by a version that did not write it: by name, and where
-    // it was not named yet by the name that it has until then. One with a MAC address of its own is
-    // known by that.
+    // Killed before the index was written: by name, and where it was not named yet by the name that it
+    // has until then. One with a MAC address of its own is known by that.
     let mut candidates = links.iter().filter(|link| is_like(link, child, scope));
     let named = candidates.clone().find(|link| link.name == *name);
     named.or_else(|| candidates.find(|l| child.mac.is_none() && l.name == *temporary))

@@ -41,6 +41,10 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     let mut failures = Vec::new();
     let mut unfinished = Vec::new();
     let mut vf_kept = None;
+    let limited = || {
+        let started = Instant::now();
+        move || timeout.saturating_sub(started.elapsed())
+    };
     // First: no container starts with device nodes that are another pod's a moment later.
     failures.extend(remove_cdi_files(node, record).err());
     let mut is_over = true;
@@ -50,17 +54,17 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
             Ok(pod) => {
                 is_over = pod.is_none();
                 // RDMA devices first: netdevs of InfiniBand stand on them.
-                let limit = Limit::of(timeout);
+                let left = limited();
                 for part in &record.parts {
-                    failures.extend(return_rdma(node, part, pod.as_ref(), limit.left()).err());
+                    failures.extend(return_rdma(node, part, pod.as_ref(), left()).err());
                 }
-                let limit = Limit::of(timeout);
+                let left = limited();
                 let origin = pod.as_ref().map(Origin::new);
                 for part in &record.parts {
                     let Some(taken) = &part.moved else {
                         continue;
                     };
-                    match return_netdev(node, key, taken, origin.as_ref(), limit.left()) {
+                    match return_netdev(node, key, taken, origin.as_ref(), left()) {
                         Ok(returned) if returned.is_whole() => {}
                         Ok(returned) => {
                             unfinished.push(part);
@@ -78,13 +82,13 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                 match &pod {
                     Some(pod) => failures.extend(clear_pod(node, record, pod)),
                     None => {
-                        let limit = Limit::of(timeout);
+                        let left = limited();
                         for part in &record.parts {
                             let Some(child) = &part.child else {
                                 continue;
                             };
                             failures.extend(child::remove_moved(node, child).err());
-                            match child::remove_returned(node, record, child, limit.left()) {
+                            match child::remove_returned(node, record, child, left()) {
                                 Ok(false) if child.strayed => {
                                     failures.push(child::nowhere(record, part, child));
                                 }
@@ -107,18 +111,15 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     if failures.is_empty() {
         failures.extend(addresses::release(node, record).err().map(Error::from));
     }
-    let is_missing = is_over && failures.iter().all(Error::is_nowhere);
+    let is_nowhere = |e: &Error| matches!(e.kind, Kind::Nowhere | Kind::ChildNowhere(_));
+    if is_over && !failures.is_empty() && failures.iter().all(is_nowhere) {
+        let failures: Vec<&str> = failures.iter().map(|e| e.msg.as_str()).collect();
+        let (owner, failures) = (record.owner(), failures.join("; "));
+        let what = format!("the record and the addresses of {owner} stay: {failures}");
+        return Err(Error::of(Kind::Kept, what).with_details(child::REMEDY));
+    }
     if let Some(failed) = Error::all(failures) {
-        return Err(match is_missing {
-            true => {
-                let what = format!(
-                    "the record and the addresses of {} stay: {failed}",
-                    record.owner()
-                );
-                Error::new(Kind::Kept, what).with(child::REMEDY)
-            }
-            false => failed,
-        });
+        return Err(failed);
     }
     if unfinished.is_empty() {
         return node.journal.forget(key);
@@ -146,29 +147,10 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
 pub fn vf_kept(record: &Record, vf: &Snapshot, why: &str) -> Error {
     let (vf, owner) = (&vf.name, record.owner());
     let what = format!("{vf} may have VF settings of {owner}: {why}");
-    Error::new(Kind::VfKept, what).with(
+    Error::of(Kind::VfKept, what).with_details(
         "no pod gets the VF until they are restored: return the PF's netdev to the host, then run \
          rdmactl attachments reclaim, or let the next ADD do it",
     )
-}
-
-/// A limit of time for several waits together.
-struct Limit {
-    started: Instant,
-    timeout: Duration,
-}
-
-impl Limit {
-    fn of(timeout: Duration) -> Self {
-        Limit {
-            started: Instant::now(),
-            timeout,
-        }
-    }
-
-    fn left(&self) -> Duration {
-        self.timeout.saturating_sub(self.started.elapsed())
-    }
 }
 
 /// Removes what containers of the attachment's pod got their slots by. A CDI directory that cannot be

@@ -1,27 +1,20 @@
-//! Why an attachment cannot be made or undone, or the node not be used: what was attempted, on which
-//! object, and what the person on call does about it.
+//! Why an attachment cannot be made or undone, or the node not be used: the specification's error
+//! object, and what undoing has to know of it.
 
-use std::{fmt, io, path::Path, time::Duration};
+use std::{fmt, io, ops::Deref, path::Path, time::Duration};
 
 use ::node::{policy::PolicyError, trust};
+use cni_wire::Code;
 
 use crate::cdi_file::CdiError;
 
-/// What callers tell apart. The CNI plugin has a code for each.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What callers tell apart beside the codes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    Policy,
-    Kernel,
-    /// Hardware or a CDI file cannot be read or changed.
-    Io,
-    /// The file system refused, or a file or directory is not trusted.
-    File,
-    /// A file is damaged, or of a newer version, or links cannot be told apart.
-    State,
+    #[default]
+    Other,
     /// A record is empty or cut off: it is of an earlier boot.
     Incomplete,
-    /// The attachment has a record already.
-    Exists,
     /// Another call holds a lock for longer than this one waits.
     Locked,
     /// A netdev or RDMA device has not returned yet.
@@ -32,47 +25,69 @@ pub enum Kind {
     Kept,
     /// Settings of a VF cannot be restored.
     VfKept,
-    /// What the IPAM answered, or why it cannot be asked, with its own code.
-    Ipam(cni_wire::Code),
 }
 
-/// A failure, and those of other parts of the same attachment.
-#[derive(Debug)]
+/// A failure, as the runtime is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
+    pub wire: cni_wire::Error,
     pub kind: Kind,
-    pub what: String,
-    /// None where the message says it all.
-    pub remedy: Option<String>,
-    pub others: Vec<Error>,
+}
+
+impl Deref for Error {
+    type Target = cni_wire::Error;
+
+    fn deref(&self) -> &cni_wire::Error {
+        &self.wire
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)?;
-        self.others
-            .iter()
-            .try_for_each(|other| write!(f, "; {other}"))
+        self.wire.fmt(f)
     }
 }
 
 impl std::error::Error for Error {}
 
+impl From<cni_wire::Error> for Error {
+    fn from(wire: cni_wire::Error) -> Self {
+        let kind = Kind::Other;
+        Error { wire, kind }
+    }
+}
+
+impl From<Error> for cni_wire::Error {
+    fn from(error: Error) -> Self {
+        error.wire
+    }
+}
+
 impl Error {
-    pub(crate) fn new(kind: Kind, what: impl fmt::Display) -> Self {
+    pub fn new(code: Code, msg: impl fmt::Display) -> Self {
+        cni_wire::Error::new(code, msg.to_string()).into()
+    }
+
+    /// One that passes.
+    pub(crate) fn of(kind: Kind, msg: impl fmt::Display) -> Self {
         Error {
             kind,
-            what: what.to_string(),
-            remedy: None,
-            others: Vec::new(),
+            ..Error::new(Code::TryAgain, msg)
         }
     }
 
+    /// Adds what to do instead, or what else is known; earlier details stay.
     #[must_use]
-    pub(crate) fn with(self, remedy: impl Into<String>) -> Self {
-        Error {
-            remedy: Some(remedy.into()),
-            ..self
-        }
+    pub fn with_details(mut self, details: impl AsRef<str>) -> Self {
+        self.wire = self.wire.with_details(details);
+        self
+    }
+
+    /// Puts the object or attempt before the message.
+    #[must_use]
+    pub fn context(mut self, what: impl fmt::Display) -> Self {
+        self.wire = self.wire.context(what);
+        self
     }
 
     /// The file system refused `attempt` on `path`.
@@ -90,8 +105,8 @@ impl Error {
     pub(crate) fn nowhere(what: impl fmt::Display, waited: Duration) -> Self {
         let what =
             format!("{what} is neither on the host nor in the pod's namespace after {waited:?}");
-        Error::new(Kind::Nowhere, what)
-            .with("a namespace that is being torn down still has it; try again")
+        Error::of(Kind::Nowhere, what)
+            .with_details("a namespace that is being torn down still has it; try again")
     }
 
     /// An RDMA device does not change its namespace.
@@ -100,72 +115,41 @@ impl Error {
         let refused = Error::from(error);
         match has_mode {
             true => refused,
-            false => refused.with(
+            false => refused.with_details(
                 "its driver cannot be moved between namespaces, or the RDMA subsystem is not in \
                  exclusive mode any more (rdma system show)",
             ),
         }
     }
 
-    /// Whether something of an attachment was not found, and nothing else is wrong.
-    pub(crate) fn is_nowhere(&self) -> bool {
-        matches!(self.kind, Kind::Nowhere | Kind::ChildNowhere(_))
-    }
-
-    /// The failures of an attachment's parts as one; none without any.
-    pub(crate) fn all(failures: Vec<Error>) -> Option<Error> {
-        let mut failures = failures.into_iter();
-        let first = failures.next()?;
-        Some(Error {
-            others: failures.collect(),
-            ..first
-        })
-    }
-
-    /// The failure with its remedy, for people.
-    pub fn with_remedy(&self) -> String {
-        let own = match &self.remedy {
-            Some(remedy) => format!("{} ({remedy})", self.what),
-            None => self.what.clone(),
-        };
-        let others = self.others.iter().map(Error::with_remedy);
-        std::iter::once(own)
-            .chain(others)
-            .collect::<Vec<_>>()
-            .join("; ")
+    /// All failures as one; none without any.
+    pub fn all(failures: Vec<Error>) -> Option<Error> {
+        let failures = failures.into_iter();
+        failures.reduce(|first, other| first.with_details(other.to_string()))
     }
 }
 
 impl From<PolicyError> for Error {
     fn from(error: PolicyError) -> Self {
-        Error::new(Kind::Policy, &error).with(error.remedy())
+        Error::new(Code::Policy, &error).with_details(error.remedy())
     }
 }
 
 impl From<netlink::Error> for Error {
     fn from(error: netlink::Error) -> Self {
-        Error::new(Kind::Kernel, error)
+        Error::new(Code::Kernel, error)
     }
 }
 
 impl From<hca::Error> for Error {
     fn from(error: hca::Error) -> Self {
-        Error::new(Kind::Io, error)
+        Error::new(Code::Io, error)
     }
 }
 
 impl From<CdiError> for Error {
     fn from(error: CdiError) -> Self {
-        Error::new(Kind::Io, error)
-    }
-}
-
-impl From<cni_wire::Error> for Error {
-    fn from(error: cni_wire::Error) -> Self {
-        Error {
-            remedy: Some(error.details).filter(|details| !details.is_empty()),
-            ..Error::new(Kind::Ipam(error.code), error.msg)
-        }
+        Error::new(Code::Io, error)
     }
 }
 
@@ -180,12 +164,12 @@ impl From<trust::Error> for Error {
                 "no attachment can be recorded: mount the file system of stateDir of the node's \
                  policy writable"
             }
-            Some(_) => return Error::new(Kind::File, error),
+            Some(_) => return Error::new(Code::State, error),
             None => {
                 "let root own stateDir of the node's policy, every directory above it and each file \
                  in it, mode 0755 or stricter; find out what put another file there, and remove it"
             }
         };
-        Error::new(Kind::File, error).with(remedy)
+        Error::new(Code::State, error).with_details(remedy)
     }
 }

@@ -12,7 +12,7 @@
 //! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`listing`]: what the node's pods have of it, for people;
 //! - [`log`]: what the administrator should know;
-//! - [`error`]: why an attachment cannot be undone. It carries no code of CNI but an IPAM's.
+//! - [`error`]: why any of this failed, as the runtime is told.
 
 pub mod addresses;
 pub mod cdi_file;

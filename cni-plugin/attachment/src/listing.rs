@@ -125,10 +125,8 @@ pub fn records(node: &Node) -> Result<Records, Error> {
     let (mut records, unreadable) =
         Journal::records_of_node(&policy.path, &policy.values.state_dir)?;
     records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
-    Ok((
-        records,
-        unreadable.iter().map(ToString::to_string).collect(),
-    ))
+    let unreadable = unreadable.iter().map(|(_, error)| error.to_string());
+    Ok((records, unreadable.collect()))
 }
 
 /// Columns for a terminal; `now` in Unix seconds.

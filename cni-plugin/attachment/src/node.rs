@@ -13,12 +13,13 @@ use ::node::{
     policy::{Policy, PolicyError},
     state_dirs, trust,
 };
+use cni_wire::Code;
 use hca::{HcaId, Host};
 use ipam::plugin::Plugin as Ipam;
 use netlink::{Namespace, Socket};
 
 use crate::{
-    error::{Error, Kind},
+    error::Error,
     journal::{Journal, Key, Record},
     log::{self, Log},
     netdev::restore::HostContext,
@@ -126,8 +127,8 @@ impl Node {
     pub fn records(&self) -> Result<Vec<(Key, Record)>, Error> {
         let (records, unreadable) = self.journal.records()?;
         if !self.reported_unreadable.replace(true) {
-            for one in &unreadable {
-                self.log.warn(one);
+            for (_, error) in &unreadable {
+                self.log.warn(error);
             }
         }
         Ok(records)
@@ -181,7 +182,7 @@ impl Node {
     fn state_lines<T: FromStr>(&self, name: &str) -> Result<Vec<T>, Error> {
         let path = self.policy.values.state_dir.join(name);
         let failed = |cause: String| {
-            Error::new(Kind::State, format_args!("read {}: {cause}", path.display())).with(
+            Error::new(Code::State, format_args!("read {}: {cause}", path.display())).with_details(
                 "the daemon of this node writes it; restart rdma-device-plugin (nothing is attached \
                  without it, because it protects the node's own netdevs and HCAs of exclusive pools)",
             )

@@ -25,7 +25,7 @@ use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 use hca::MacAddress;
 use netlink_packet_core::{DecodeError, DefaultNla};
 use netlink_packet_route::link::{
-    InfoData, InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, State,
+    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, State,
 };
 
 use super::{Name, Result, Socket, attribute, name::LONGEST_NAME_BYTES, socket};
@@ -47,6 +47,7 @@ const IFLA_PROP_LIST: u16 = 52;
 const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INET6_TOKEN: u16 = 7;
 const AF_INET6: u16 = 10;
 const ARPHRD_LOOPBACK: u16 = 772;
@@ -82,43 +83,32 @@ impl Number {
     }
 }
 
-/// How an XDP program is attached (`XDP_FLAGS_*`, `include/uapi/linux/if_link.h`).
+/// How an XDP program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    Generic,
-    Driver,
-    Hardware,
+pub struct XdpMode {
+    pub name: &'static str,
+    /// Of an answer that names a program attached so (`IFLA_XDP_*_PROG_ID`).
+    attribute: u16,
+    /// `XDP_FLAGS_*_MODE` (`include/uapi/linux/if_link.h`)
+    flag: u32,
 }
+
+const XDP_MODES: [XdpMode; 3] = [
+    XdpMode::new("driver", 5, 4),
+    XdpMode::new("generic", 6, 2),
+    XdpMode::new("hardware", 7, 8),
+];
 
 impl XdpMode {
-    /// The attribute of an answer that names a program attached so.
-    fn of_attribute(kind: u16) -> Option<Self> {
-        match kind {
-            5 => Some(XdpMode::Driver),
-            6 => Some(XdpMode::Generic),
-            7 => Some(XdpMode::Hardware),
-            _ => None,
-        }
-    }
-
-    fn flag(self) -> u32 {
-        match self {
-            XdpMode::Generic => 2,
-            XdpMode::Driver => 4,
-            XdpMode::Hardware => 8,
+    const fn new(name: &'static str, attribute: u16, flag: u32) -> Self {
+        XdpMode {
+            name,
+            attribute,
+            flag,
         }
     }
 }
 
-impl fmt::Display for XdpMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            XdpMode::Generic => "generic",
-            XdpMode::Driver => "driver",
-            XdpMode::Hardware => "hardware",
-        })
-    }
-}
 /// `ALTIFNAMSIZ` less the NUL.
 const LONGEST_ALTNAME_BYTES: usize = 127;
 
@@ -148,8 +138,6 @@ pub struct Link {
     pub carrier: bool,
     /// `macvlan`, `veth`, ...; none for hardware without a link type of its own.
     pub kind: Option<InfoKind>,
-    /// What the kind says of itself.
-    pub data: Option<InfoData>,
     /// The link below (of a macvlan, a vlan; the peer of a veth), in the namespace of `parent_netns`.
     pub parent: Option<u32>,
     /// Where the link below is, when it is in another namespace.
@@ -227,15 +215,6 @@ impl Link {
                 LinkAttribute::OperState(state) => {
                     link.carrier = matches!(state, State::Up | State::Unknown);
                 }
-                LinkAttribute::LinkInfo(list) => {
-                    for info in list {
-                        match info {
-                            LinkInfo::Data(data) => link.data = Some(data),
-                            LinkInfo::PortKind(kind) => link.port_kind = Some(kind.to_string()),
-                            _ => {}
-                        }
-                    }
-                }
                 _ => {}
             }
         }
@@ -265,6 +244,9 @@ impl Link {
                 IFLA_INFO_DATA => attribute::each(info, |kind, data| {
                     self.info.insert(kind, data.to_vec());
                 }),
+                IFLA_INFO_SLAVE_KIND => {
+                    self.port_kind = Some(Name::of_attribute(info).to_string());
+                }
                 _ => {}
             }),
             IFLA_OPERSTATE => self.oper_state = value.first().copied().unwrap_or(0),
@@ -272,7 +254,8 @@ impl Link {
                 self.port = Some(Name::of_attribute(value).to_string());
             }
             IFLA_XDP => attribute::each(value, |kind, xdp| {
-                let mode = XdpMode::of_attribute(kind);
+                let mut modes = XDP_MODES.into_iter();
+                let mode = modes.find(|mode| mode.attribute == kind);
                 self.xdp.extend(mode.zip(attribute::number(xdp)));
             }),
             IFLA_AF_SPEC => attribute::each(value, |kind, family| {

@@ -16,26 +16,31 @@ const RTM_GETNEIGH: u16 = 30;
 
 /// The permanent neighbours of a link, both families.
 pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
-    let mut filter = NeighbourMessage::default();
-    filter.attributes.push(NeighbourAttribute::IfIndex(link));
-    socket.dump("list neighbours", RTM_GETNEIGH, &filter, |payload| {
-        let neighbour = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
-        let kept =
-            neighbour.header.ifindex == link && neighbour.header.state == NeighbourState::Permanent;
-        Ok(kept.then_some(neighbour))
-    })
+    let filter = NeighbourMessage::default();
+    let mut all = list(socket, "list neighbours", link, filter)?;
+    all.retain(|one| one.header.state == NeighbourState::Permanent);
+    Ok(all)
 }
 
 /// The proxies of a link, both families.
 pub fn list_proxies(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
     let mut filter = NeighbourMessage::default();
     filter.header.flags = NeighbourFlags::Proxy;
+    let mut all = list(socket, "list proxies", link, filter)?;
+    all.retain(|one| one.header.flags.contains(NeighbourFlags::Proxy));
+    Ok(all)
+}
+
+fn list(
+    socket: &mut Socket,
+    what: &str,
+    link: u32,
+    mut filter: NeighbourMessage,
+) -> Result<Vec<NeighbourMessage>> {
     filter.attributes.push(NeighbourAttribute::IfIndex(link));
-    socket.dump("list proxies", RTM_GETNEIGH, &filter, |payload| {
-        let neighbour = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
-        let kept = neighbour.header.ifindex == link
-            && neighbour.header.flags.contains(NeighbourFlags::Proxy);
-        Ok(kept.then_some(neighbour))
+    socket.dump(what, RTM_GETNEIGH, &filter, |payload| {
+        let entry = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
+        Ok(Some(entry).filter(|entry| entry.header.ifindex == link))
     })
 }
 
@@ -44,28 +49,21 @@ pub fn list_proxies(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessa
 pub fn list_unicast(socket: &mut Socket, link: u32) -> Result<Vec<Vec<u8>>> {
     let mut filter = NeighbourMessage::default();
     filter.header.family = AddressFamily::Bridge;
-    filter.attributes.push(NeighbourAttribute::IfIndex(link));
-    socket.dump(
-        "list addresses received",
-        RTM_GETNEIGH,
-        &filter,
-        |payload| {
-            let entry = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
-            let of_link =
-                entry.header.ifindex == link && entry.header.flags.contains(NeighbourFlags::Own);
-            let address = entry
-                .attributes
-                .into_iter()
-                .find_map(|attribute| match attribute {
-                    NeighbourAttribute::LinkLayerAddress(address) => Some(address),
-                    _ => None,
-                });
+    let all = list(socket, "list addresses received", link, filter)?;
+    let own = all
+        .into_iter()
+        .filter(|entry| entry.header.flags.contains(NeighbourFlags::Own));
+    let addresses = own.filter_map(|entry| {
+        let mut attributes = entry.attributes.into_iter();
+        attributes.find_map(|attribute| match attribute {
             // IEEE 802: the lowest bit of the first byte makes it an address of several.
-            let is_unicast =
-                |address: &Vec<u8>| address.first().is_some_and(|first| first & 1 == 0);
-            Ok(address.filter(|address| of_link && is_unicast(address)))
-        },
-    )
+            NeighbourAttribute::LinkLayerAddress(address) if address.first()? & 1 == 0 => {
+                Some(address)
+            }
+            _ => None,
+        })
+    });
+    Ok(addresses.collect())
 }
 
 /// Adds a neighbour, or corrects the one that is there.

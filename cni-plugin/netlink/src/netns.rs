@@ -6,7 +6,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io, iter,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd},
+        fd::{AsRawFd, FromRawFd},
         unix::{
             fs::{MetadataExt, OpenOptionsExt},
             net::UnixDatagram,
@@ -232,11 +232,6 @@ impl Namespace {
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// The file, for a request that names a namespace.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 
     /// The file's number, for a netlink attribute that names a namespace.

@@ -4,8 +4,6 @@
 //! Before Linux 6.16 both lose a netdev that changes its namespace for good, and a chain with no
 //! netdev left ends with its rules (`nf_tables_netdev_event()`).
 
-use std::fmt;
-
 use super::{
     Name, Result, Socket,
     attribute::{self, Raw},
@@ -52,23 +50,9 @@ const FLOW_TABLE: Form = Form {
     devices: 3,
 };
 
-/// A chain or a flow table that is hooked to a netdev.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hooked {
-    what: &'static str,
-    table: Name,
-    name: Name,
-}
-
-impl fmt::Display for Hooked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nftables {} {} {}", self.what, self.table, self.name)
-    }
-}
-
-/// Chains and flow tables on a netdev of the namespace the thread is in; none on a kernel without
+/// Chains and flow tables, as text, on a netdev of the namespace the thread is in; none on a kernel without
 /// nftables.
-pub fn on(netdev: &Name) -> Result<Vec<Hooked>> {
+pub fn on(netdev: &Name) -> Result<Vec<String>> {
     let Some(mut socket) = Socket::open_netfilter()? else {
         return Ok(Vec::new());
     };
@@ -90,7 +74,7 @@ pub fn on(netdev: &Name) -> Result<Vec<Hooked>> {
 }
 
 /// An object, if it is hooked to the netdev. Pure.
-fn parse(form: &Form, payload: &[u8], netdev: &Name) -> Option<Hooked> {
+fn parse(form: &Form, payload: &[u8], netdev: &Name) -> Option<String> {
     let (mut table, mut name, mut hooked) = (Name::default(), Name::default(), false);
     attribute::each(payload, |kind, value| match kind {
         TABLE => table = Name::of_attribute(value),
@@ -104,11 +88,7 @@ fn parse(form: &Form, payload: &[u8], netdev: &Name) -> Option<Hooked> {
         }),
         _ => {}
     });
-    hooked.then_some(Hooked {
-        what: form.what,
-        table,
-        name,
-    })
+    hooked.then(|| format!("nftables {} {table} {name}", form.what))
 }
 
 #[cfg(test)]
@@ -135,7 +115,7 @@ mod tests {
         let message = chain(&[b"eth1\0", b"eth\xff\0"]);
         for name in [Name::from("eth1"), Name::from(b"eth\xff".as_slice())] {
             let found = parse(&CHAIN, &message, &name).unwrap();
-            assert_eq!(found.to_string(), "nftables chain fw in");
+            assert_eq!(found, "nftables chain fw in");
         }
         for name in ["eth", "eth10", ""] {
             assert_eq!(parse(&CHAIN, &message, &Name::from(name)), None, "{name}");

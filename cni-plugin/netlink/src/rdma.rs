@@ -5,8 +5,6 @@
 //! is attributes without a header of their own; its type is `client << 10 | command` with client 5.
 //! Numbers are those of `include/uapi/rdma/rdma_netlink.h`.
 
-use std::os::fd::AsRawFd;
-
 use hca::Guid;
 
 use super::{
@@ -141,7 +139,7 @@ pub fn give(socket: &mut Socket, device: &Device, to: &Namespace) -> Result<()> 
         device.name,
         to.path().display()
     );
-    let descriptor = to.file().as_raw_fd().to_ne_bytes();
+    let descriptor = to.fd().to_ne_bytes();
     let request = of_device(device).with(NET_NS_FD, &descriptor);
     socket.request(what, SET, 0, &request)
 }

@@ -1,4 +1,5 @@
-use attachment::netdev::vf::Settings;
+use std::sync::LazyLock;
+
 use hca::{Guid, PortId};
 use hca_trees::{RdmaSpec, Tree};
 use netlink::link::Link;
@@ -33,7 +34,20 @@ fn rules(allow: &Allow) -> Rules<'_> {
     }
 }
 
-fn no_kubelet() -> Result<Allocated, Denied> {
+static NOTHING: LazyLock<Config> = LazyLock::new(Config::default);
+
+fn nothing() -> Asked<'static> {
+    asking(&NOTHING)
+}
+
+fn asking(config: &Config) -> Asked<'_> {
+    Asked {
+        config,
+        moves_rdma: false,
+    }
+}
+
+fn no_kubelet() -> Result<Allocated, Error> {
     panic!("the kubelet is not to be asked")
 }
 
@@ -44,8 +58,8 @@ fn macvlan(host: &HostLink) -> Resolved {
     }
 }
 
-fn ask(host: &HostLink, allow: &Allow) -> Result<(), Denied> {
-    authorize(&macvlan(host), Asked::default(), rules(allow), no_kubelet)
+fn ask(host: &HostLink, allow: &Allow) -> Result<(), Error> {
+    authorize(&macvlan(host), nothing(), rules(allow), no_kubelet)
 }
 
 #[test]
@@ -85,10 +99,10 @@ fn an_rdma_netdev_without_other_use_is_allowed_by_default() {
     ] {
         let error = ask(found, &default).unwrap_err();
         assert!(
-            error.what.contains("eth1") && error.why.contains(word),
+            error.msg.contains("eth1") && error.msg.contains(word),
             "{error}"
         );
-        assert!(!error.remedy.is_empty());
+        assert!(!error.details.is_empty());
     }
     ask(&vrf, &default).unwrap();
 }
@@ -157,7 +171,7 @@ fn selectors_narrow_what_is_allowed() {
     assert!(
         ask(&nic(), &rdma("mlx5_1"))
             .unwrap_err()
-            .remedy
+            .details
             .contains("allow.netdevs")
     );
     assert!(
@@ -179,17 +193,15 @@ fn hardware() -> HostLink {
     nic
 }
 
-fn has(hcas: &[&str]) -> Result<Allocated, Denied> {
+fn has(hcas: &[&str]) -> Result<Allocated, Error> {
     Ok(Allocated {
         pod: "ml/a".into(),
         hcas: hcas.iter().map(|hca| hca.parse().unwrap()).collect(),
     })
 }
 
-fn move_it(nic: HostLink, allow: &Allow, hcas: &[&str]) -> Result<(), Denied> {
-    authorize(&Resolved::Move(nic), Asked::default(), rules(allow), || {
-        has(hcas)
-    })
+fn move_it(nic: HostLink, allow: &Allow, hcas: &[&str]) -> Result<(), Error> {
+    authorize(&Resolved::Move(nic), nothing(), rules(allow), || has(hcas))
 }
 
 #[test]
@@ -199,10 +211,10 @@ fn a_netdev_is_moved_for_the_pod_that_has_its_hca() {
     for other in [&[][..], &["0000:3b:00.3"]] {
         let denied = move_it(hardware(), &default, other).unwrap_err();
         assert!(
-            denied.why.contains("pod ml/a") && denied.why.contains("0000:3b:00.2"),
+            denied.msg.contains("pod ml/a") && denied.msg.contains("0000:3b:00.2"),
             "{denied}"
         );
-        assert!(denied.remedy.contains("allow.unallocated"), "{denied}");
+        assert!(denied.details.contains("allow.unallocated"), "{denied}");
     }
     let lifted = Allow {
         unallocated: true,
@@ -210,7 +222,7 @@ fn a_netdev_is_moved_for_the_pod_that_has_its_hca() {
     };
     authorize(
         &Resolved::Move(hardware()),
-        Asked::default(),
+        nothing(),
         rules(&lifted),
         no_kubelet,
     )
@@ -248,7 +260,7 @@ fn what_others_stand_on_is_not_moved() {
             ..hardware()
         };
         let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
-        assert!(denied.why.contains(&dependent.to_string()), "{denied}");
+        assert!(denied.msg.contains(&dependent.to_string()), "{denied}");
         ask(&nic, &all).unwrap();
     }
 }
@@ -268,7 +280,7 @@ fn the_ipoib_netdev_of_a_port_is_hardware_and_its_children_are_not() {
     child_without_device.link.bus_device = None;
     for child in [child, child_without_device] {
         let denied = move_it(child, &allow, &[]).unwrap_err();
-        assert!(denied.why.contains("ipoib"), "{denied}");
+        assert!(denied.msg.contains("ipoib"), "{denied}");
     }
 }
 
@@ -282,8 +294,8 @@ fn virtual_links_are_moved_by_a_key_of_their_own() {
         ..Allow::default()
     };
     let denied = move_it(vlan.clone(), &allow, &[]).unwrap_err();
-    assert!(denied.why.contains("vlan"), "{denied}");
-    assert!(denied.remedy.contains("allow.virtual"), "{denied}");
+    assert!(denied.msg.contains("vlan"), "{denied}");
+    assert!(denied.details.contains("allow.virtual"), "{denied}");
     let allow = Allow {
         virtual_links: true,
         ..allow
@@ -307,23 +319,24 @@ fn a_link_that_a_pod_could_imitate_is_not_moved() {
         let mut nic = hardware();
         (nic.link.kind, nic.link.bus_device, nic.link.parent) = (kind, None, parent);
         let denied = move_it(nic, &allow, &[]).unwrap_err();
-        assert!(denied.why.contains(word), "{denied}");
-        assert!(denied.why.contains("cannot be told from"), "{denied}");
+        assert!(denied.msg.contains(word), "{denied}");
+        assert!(denied.msg.contains("cannot be told from"), "{denied}");
     }
 }
 
 #[test]
 fn passthru_needs_its_key_and_the_hca() {
-    let asked = Asked {
-        passthru: true,
-        ..Asked::default()
+    let config = Config {
+        mode: Some("passthru".into()),
+        ..Config::default()
     };
+    let asked = asking(&config);
     let default = Allow::default();
     let passthru = |allow: &Allow, hcas: &[&str]| {
         authorize(&macvlan(&hardware()), asked, rules(allow), || has(hcas))
     };
     let denied = passthru(&default, &["0000:3b:00.2"]).unwrap_err();
-    assert!(denied.remedy.contains("allow.passthru"), "{denied}");
+    assert!(denied.details.contains("allow.passthru"), "{denied}");
     let allow = Allow {
         passthru: true,
         ..Allow::default()
@@ -335,23 +348,18 @@ fn passthru_needs_its_key_and_the_hca() {
 #[test]
 fn a_vf_setting_needs_the_policy() {
     let nic = Resolved::Move(hardware());
-    let settings = Settings {
-        guid: Some(Guid(0x0200_0000_0000_0008)),
-        trust: Some(true),
-        ..Settings::default()
-    };
-    let asked = Asked {
-        vf: Some(&settings),
-        ..Asked::default()
-    };
+    let mut config = Config::default();
+    config.vf.guid = Some(Guid(0x0200_0000_0000_0008));
+    config.vf.trust = Some(true);
+    let asked = asking(&config);
     let mut allow = Allow::default();
     let denied = by_policy(&nic, asked, rules(&allow)).unwrap_err();
-    assert!(denied.why.contains("0200:0000:0000:0008"), "{denied}");
-    assert!(denied.remedy.contains("allow.vf.guid"), "{denied}");
+    assert!(denied.msg.contains("0200:0000:0000:0008"), "{denied}");
+    assert!(denied.details.contains("allow.vf.guid"), "{denied}");
     allow.vf.guid = vec![0x0200_0000_0000_0000..=0x0200_0000_0000_0008];
     let denied = by_policy(&nic, asked, rules(&allow)).unwrap_err();
-    assert!(denied.why.contains("trust on"), "{denied}");
-    assert!(denied.remedy.contains("allow.vf.trust"), "{denied}");
+    assert!(denied.msg.contains("trust on"), "{denied}");
+    assert!(denied.details.contains("allow.vf.trust"), "{denied}");
     allow.vf.trust = true;
     by_policy(&nic, asked, rules(&allow)).unwrap();
 }
@@ -364,9 +372,12 @@ fn a_child_is_in_a_partition_that_the_policy_lists() {
         kind: ChildKind::Ipoib,
         parent,
     };
-    let asked = |pkey| Asked {
-        pkey: Some(pkey),
-        ..Asked::default()
+    let in_partition = |pkey, allow: &Allow| {
+        let config = Config {
+            pkey: Some(pkey),
+            ..Config::default()
+        };
+        by_policy(&child, asking(&config), rules(allow))
     };
     let listed = Allow {
         pkeys: Some(vec![0x8001, 0x0002]),
@@ -374,12 +385,12 @@ fn a_child_is_in_a_partition_that_the_policy_lists() {
     };
     // With and without the bit of a full member.
     for pkey in [0x8001, 0x0001, 0x8002] {
-        by_policy(&child, asked(pkey), rules(&listed)).unwrap();
+        in_partition(pkey, &listed).unwrap();
     }
-    let denied = by_policy(&child, asked(0xffff), rules(&listed)).unwrap_err();
-    assert!(denied.why.contains("0xffff") && denied.why.contains("0x8001, 0x0002"));
-    assert!(denied.remedy.contains("allow.pkeys"), "{denied}");
-    by_policy(&child, asked(0xffff), rules(&Allow::default())).unwrap();
+    let denied = in_partition(0xffff, &listed).unwrap_err();
+    assert!(denied.msg.contains("0xffff") && denied.msg.contains("0x8001, 0x0002"));
+    assert!(denied.details.contains("allow.pkeys"), "{denied}");
+    in_partition(0xffff, &Allow::default()).unwrap();
 }
 
 #[test]
@@ -390,8 +401,7 @@ fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
         exclusive: &exclusive,
         ..rules(&default)
     };
-    let child =
-        |hcas: &[&str]| authorize(&macvlan(&hardware()), Asked::default(), rules, || has(hcas));
+    let child = |hcas: &[&str]| authorize(&macvlan(&hardware()), nothing(), rules, || has(hcas));
     assert!(child(&["0000:3b:00.3"]).is_err());
     child(&["0000:3b:00.2"]).unwrap();
 }
@@ -419,16 +429,16 @@ fn only_rdma_devices_that_leave_need_an_allocation() {
     let default = Allow::default();
     let leaves = Asked {
         moves_rdma: true,
-        ..Asked::default()
+        ..nothing()
     };
-    authorize(&device(None), Asked::default(), rules(&default), no_kubelet).unwrap();
+    authorize(&device(None), nothing(), rules(&default), no_kubelet).unwrap();
     let ask = |resolved: &Resolved, hcas: &[&str]| {
         authorize(resolved, leaves, rules(&default), || has(hcas))
     };
     ask(&device(Some("0000:3b:00.2")), &["0000:3b:00.2"]).unwrap();
     assert!(ask(&device(Some("0000:3b:00.2")), &[]).is_err());
     let denied = ask(&device(None), &["0000:3b:00.2"]).unwrap_err();
-    assert!(denied.why.contains("is not an RDMA device"), "{denied}");
+    assert!(denied.msg.contains("is not an RDMA device"), "{denied}");
 }
 
 #[test]
@@ -453,7 +463,7 @@ fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
     };
     let leaves = Asked {
         moves_rdma: true,
-        ..Asked::default()
+        ..nothing()
     };
     let ask = |resolved: &Resolved, asked: Asked<'_>, allow: &Allow| {
         authorize(resolved, asked, rules(allow), || has(&["0000:3b:00.2"]))
@@ -464,8 +474,8 @@ fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
         ..hardware()
     }]);
     let denied = ask(&uplink, leaves, &default).unwrap_err();
-    assert!(denied.why.contains("default route"), "{denied}");
-    ask(&uplink, Asked::default(), &default).unwrap();
+    assert!(denied.msg.contains("default route"), "{denied}");
+    ask(&uplink, nothing(), &default).unwrap();
     ask(&of(vec![hardware()]), leaves, &default).unwrap();
 
     let only = |name: &str| Allow {
@@ -478,7 +488,7 @@ fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
     ask(&of(vec![]), leaves, &only("mlx5_2")).unwrap();
     let denied = ask(&of(vec![]), leaves, &only("mlx5_0")).unwrap_err();
     assert!(
-        denied.what.contains("RDMA device mlx5_2") && denied.remedy.contains("allow.netdevs"),
+        denied.msg.contains("RDMA device mlx5_2") && denied.details.contains("allow.netdevs"),
         "{denied}"
     );
     // Its netdev is another's port for the selectors: mlx5_0 of `nic()`.
@@ -497,7 +507,7 @@ fn the_loopback_device_serves_for_nothing() {
         passthru: true,
         ..Allow::default()
     };
-    assert!(ask(&lo, &all).unwrap_err().why.contains("loopback"));
+    assert!(ask(&lo, &all).unwrap_err().msg.contains("loopback"));
     assert!(move_it(lo, &all, &[]).is_err());
 }
 

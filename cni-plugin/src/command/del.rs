@@ -58,18 +58,18 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         node.log.info(format_args!(
             "nothing to undo: {id} is attached to network {network}"
         ));
-        return Ok(node.journal.forget(&key)?);
+        return node.journal.forget(&key);
     }
     // An ADD that died before its record may have bound a slot.
     bind::unbind_unrecorded(&node, id.container_id.as_str(), request);
     // A network of attach rdma-only has no interface of its own in the pod.
-    if !is_rdma_only(request) {
+    if !matches!(Attach::of(request), Ok(Some(Attach::RdmaOnly))) {
         sweep(&mut node, request, id)?;
     }
     // Leases are found by container, interface and network, whatever the journal knew. A configuration whose
     // IPAM cannot be read or found, or is not allowed, had none leased by us.
     Ipam::of_release(&node, request).del(&node, request)?;
-    Ok(node.journal.forget(&key)?)
+    node.journal.forget(&key)
 }
 
 /// Undoes an attachment by its record. After its namespace the runtime must get on: what is not found
@@ -77,11 +77,11 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
 fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
         Err(kept) if kept.kind == Kind::Kept => {
-            node.log.warn(kept.with_remedy());
+            node.log.warn(kept);
             return Ok(());
         }
         Err(kept) if kept.kind == Kind::VfKept && record.is_returned() => {
-            node.log.warn(kept.with_remedy());
+            node.log.warn(kept);
         }
         done => done?,
     }
@@ -111,7 +111,7 @@ pub(super) fn lock(node: &Node, key: &Key, timeout: Duration) -> Result<Option<L
             lock.share_with_programs()?;
             Ok(Some(lock))
         }
-        Err(e) if e.kind == Kind::Locked => Err(e.into()),
+        Err(e) if e.kind == Kind::Locked => Err(e),
         Err(e) => {
             node.log.warn(format_args!(
                 "another call of this attachment is not kept out: {e}"
@@ -197,9 +197,4 @@ fn sweep_link(node: &mut Node, inside: &mut Socket, found: &Link) -> Result<(), 
         }
         _ => Ok(()),
     }
-}
-
-/// Whether a network has no interface of its own in the pod.
-fn is_rdma_only(request: &Request) -> bool {
-    Attach::of(request).is_ok_and(|attach| attach == Some(Attach::RdmaOnly))
 }

@@ -44,13 +44,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
         failures.extend(asked.err().map(Error::from));
     }
-    let mut failures = failures.into_iter();
-    match failures.next() {
-        None => Ok(()),
-        Some(first) => {
-            Err(failures.fold(first, |first, other| first.with_details(other.to_string())))
-        }
-    }
+    Error::all(failures).map_or(Ok(()), Err)
 }
 
 /// Ends an attachment. False where its namespace is over and not all of it is found.
@@ -59,15 +53,15 @@ fn collect(node: &mut Node, key: &Key) -> Result<bool, Error> {
     match node.journal.read(key)? {
         Some(record) => match detach(node, key, &record, restore::RETURN_TIMEOUT) {
             Err(kept) if kept.kind == Kind::Kept => {
-                node.log.warn(kept.with_remedy());
+                node.log.warn(kept);
                 Ok(false)
             }
             Err(kept) if kept.kind == Kind::VfKept => {
-                node.log.warn(kept.with_remedy());
+                node.log.warn(kept);
                 Ok(true)
             }
-            done => Ok(done.map(|()| true)?),
+            done => done.map(|()| true),
         },
-        None => Ok(node.journal.forget(key).map(|()| true)?),
+        None => node.journal.forget(key).map(|()| true),
     }
 }

@@ -17,7 +17,6 @@ use crate::{
     config::{Config, Devices},
     error::Error,
     parts::Numbering,
-    plan,
     rdma::{self, RdmaRequirement},
     resolve::{self, Resolved},
 };
@@ -27,7 +26,12 @@ use crate::{
 /// # Errors
 /// Code 50 with the reason; the IPAM's own.
 pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
-    let (node, ipam) = check(places, subject, request).map_err(Error::unavailable)?;
+    // STATUS has one code for every reason.
+    let unavailable = |mut error: Error| {
+        error.wire.code = Code::Unavailable;
+        error
+    };
+    let (node, ipam) = check(places, subject, request).map_err(unavailable)?;
     Ok(ipam.ask(&node, Command::Status, request)?)
 }
 
@@ -51,10 +55,8 @@ fn check(places: &Places, subject: String, request: &Request) -> Result<(Node, I
     let master = resolve::named_master(&mut node, &config)?;
     if let Some(master) = &master {
         let asked = Asked {
-            passthru: config.mode.as_deref() == Some("passthru"),
+            config: &config,
             moves_rdma: false,
-            vf: None,
-            pkey: plan::partition(master, &config),
         };
         let rules = Rules {
             allow: &node.policy.values.allow,

@@ -7,12 +7,15 @@ use netlink_packet_route::link::MacVlanMode;
 use super::{Attach, ChildKind, Config, Devices, attach::one_of};
 use crate::rdma::RdmaRequirement;
 
+const MOVE: Attach = Attach::Move;
 const MACVLAN: Attach = Attach::Child(ChildKind::Macvlan);
 const IPVLAN: Attach = Attach::Child(ChildKind::Ipvlan);
 const IPOIB: Attach = Attach::Child(ChildKind::Ipoib);
 const CHILDREN: &[Attach] = &[MACVLAN, IPVLAN, IPOIB];
 /// Those with an interface of their own.
-const INTERFACES: &[Attach] = &[Attach::Move, MACVLAN, IPVLAN, IPOIB];
+const INTERFACES: &[Attach] = &[MOVE, MACVLAN, IPVLAN, IPOIB];
+/// Those that take a device from the host.
+const TAKING: &[Attach] = &[MOVE, Attach::RdmaOnly];
 
 /// What decides in the place of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,97 +30,54 @@ enum Decider {
 
 use Decider::{Device, Slot, Units};
 
-/// A key, whether a configuration has it, the kinds that it has a meaning for, and beside what it
-/// has none.
-type Key = (
-    &'static str,
-    fn(&Config) -> bool,
-    &'static [Attach],
-    &'static [Decider],
-);
-
-const KEYS: &[Key] = &[
-    (
-        "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
-        |c| c.device.is_some(),
-        &[Attach::Move, Attach::RdmaOnly],
-        &[Units, Slot],
-    ),
-    (
-        "master",
-        |c| c.master.is_some(),
-        CHILDREN,
-        &[Device, Units, Slot],
-    ),
-    ("mode", |c| c.mode.is_some(), CHILDREN, &[]),
-    ("mtu", |c| c.mtu.is_some(), INTERFACES, &[]),
-    (
-        "mac",
-        |c| c.mac.is_some(),
-        &[Attach::Move, MACVLAN],
-        &[Units],
-    ),
-    ("guid", |c| c.vf.guid.is_some(), &[Attach::Move], &[Units]),
-    ("vlan", |c| c.vf.vlan.is_some(), &[Attach::Move], &[]),
-    ("trust", |c| c.vf.trust.is_some(), &[Attach::Move], &[]),
-    (
-        "spoofchk",
-        |c| c.vf.spoof_check.is_some(),
-        &[Attach::Move],
-        &[],
-    ),
-    (
-        "link_state",
-        |c| c.vf.link_state.is_some(),
-        &[Attach::Move],
-        &[],
-    ),
-    (
-        "min_tx_rate",
-        |c| c.vf.min_tx_rate.is_some(),
-        &[Attach::Move],
-        &[],
-    ),
-    (
-        "max_tx_rate",
-        |c| c.vf.max_tx_rate.is_some(),
-        &[Attach::Move],
-        &[],
-    ),
-    (
-        "bcqueuelen",
-        |c| c.broadcast_queue.is_some(),
-        &[MACVLAN],
-        &[],
-    ),
-    ("pkey", |c| c.pkey.is_some(), &[IPOIB], &[]),
-    ("umcast", |c| c.user_multicast.is_some(), &[IPOIB], &[]),
-    ("linkLocal", |c| c.link_local.is_some(), INTERFACES, &[]),
-    ("acceptRA", |c| c.accept_ra, INTERFACES, &[]),
-    ("dad", |c| c.dad, INTERFACES, &[]),
-    ("rail", |c| c.rail.is_some(), INTERFACES, &[Units]),
-    ("rails", |c| c.rails.wanted.is_some(), INTERFACES, &[]),
-    (
-        "rdma: required",
-        |c| c.rdma == RdmaRequirement::Required,
-        &[Attach::Move, Attach::RdmaOnly],
-        &[],
-    ),
-    (
-        "rdma: off",
-        |c| c.rdma == RdmaRequirement::Off,
-        INTERFACES,
-        &[],
-    ),
-    (
-        "attach: rdma-only",
-        |c| c.attach == Some(Attach::RdmaOnly),
-        &[Attach::RdmaOnly],
-        &[Slot],
-    ),
-];
+/// A key that a configuration has, the kinds that it has a meaning for, and beside what it has none.
+type Key = (&'static str, &'static [Attach], &'static [Decider]);
 
 impl Config {
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        const DEVICE: &str = "device, hwaddr, kernelpath, pciBusID or rdmaDevice";
+        let vf = &self.vf;
+        let required = self.rdma == RdmaRequirement::Required;
+        let off = self.rdma == RdmaRequirement::Off;
+        let rdma_only = self.attach == Some(Attach::RdmaOnly);
+        let keys: [(bool, Key); 23] = [
+            (self.device.is_some(), (DEVICE, TAKING, &[Units, Slot])),
+            (
+                self.master.is_some(),
+                ("master", CHILDREN, &[Device, Units, Slot]),
+            ),
+            (self.mode.is_some(), ("mode", CHILDREN, &[])),
+            (self.mtu.is_some(), ("mtu", INTERFACES, &[])),
+            (self.mac.is_some(), ("mac", &[MOVE, MACVLAN], &[Units])),
+            (vf.guid.is_some(), ("guid", &[MOVE], &[Units])),
+            (vf.vlan.is_some(), ("vlan", &[MOVE], &[])),
+            (vf.trust.is_some(), ("trust", &[MOVE], &[])),
+            (vf.spoof_check.is_some(), ("spoofchk", &[MOVE], &[])),
+            (vf.link_state.is_some(), ("link_state", &[MOVE], &[])),
+            (vf.min_tx_rate.is_some(), ("min_tx_rate", &[MOVE], &[])),
+            (vf.max_tx_rate.is_some(), ("max_tx_rate", &[MOVE], &[])),
+            (
+                self.broadcast_queue.is_some(),
+                ("bcqueuelen", &[MACVLAN], &[]),
+            ),
+            (self.pkey.is_some(), ("pkey", &[IPOIB], &[])),
+            (self.user_multicast.is_some(), ("umcast", &[IPOIB], &[])),
+            (self.link_local.is_some(), ("linkLocal", INTERFACES, &[])),
+            (self.accept_ra, ("acceptRA", INTERFACES, &[])),
+            (self.dad, ("dad", INTERFACES, &[])),
+            (self.rail.is_some(), ("rail", INTERFACES, &[Units])),
+            (self.rails.wanted.is_some(), ("rails", INTERFACES, &[])),
+            (required, ("rdma: required", TAKING, &[])),
+            (off, ("rdma: off", INTERFACES, &[])),
+            (
+                rdma_only,
+                ("attach: rdma-only", &[Attach::RdmaOnly], &[Slot]),
+            ),
+        ];
+        keys.into_iter()
+            .filter_map(|(is_set, key)| is_set.then_some(key))
+    }
+
     /// Refuses keys beside what decides in their place.
     pub(super) fn agrees(&self) -> Result<(), Error> {
         let slot = self.allocation.as_ref();
@@ -141,8 +101,8 @@ impl Config {
         ];
         for (decider, by, why) in deciders {
             let Some(by) = by else { continue };
-            let idle = |(_, is_set, _, beside): &&Key| beside.contains(&decider) && is_set(self);
-            if let Some((key, ..)) = KEYS.iter().find(idle) {
+            let idle = |(_, _, beside): &Key| beside.contains(&decider);
+            if let Some((key, ..)) = self.keys().find(idle) {
                 return Err(invalid(
                     format!("{key}: has no meaning beside {by}, {why}"),
                     format!("leave out {key}, or {by}"),
@@ -157,15 +117,9 @@ impl Config {
     /// # Errors
     /// Code 7 naming the key and what to do instead.
     pub fn fits(&self, attach: Attach, ipam: Option<&str>) -> Result<(), Error> {
-        let ipam_key: Key = ("ipam", |_| true, INTERFACES, &[]);
-        let given = KEYS
-            .iter()
-            .filter(|(_, is_set, ..)| is_set(self))
-            .chain(ipam.map(|_| &ipam_key));
-        if let Some((key, _, kinds, _)) = given
-            .into_iter()
-            .find(|(_, _, kinds, _)| !kinds.contains(&attach))
-        {
+        let ipam_key = ipam.map(|_| -> Key { ("ipam", INTERFACES, &[]) });
+        let mut given = self.keys().chain(ipam_key);
+        if let Some((key, kinds, _)) = given.find(|(_, kinds, _)| !kinds.contains(&attach)) {
             return Err(invalid(
                 format!("{key}: has no meaning for attach {}", attach.as_str()),
                 format!(

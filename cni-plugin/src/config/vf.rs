@@ -88,55 +88,49 @@ fn word<T: Copy>(root: &Section<'_>, key: &str, words: &[(&str, T)]) -> Result<O
 
 /// The keys that a network sets, each with its value and whether the policy allows that.
 pub(crate) fn keys(settings: &Settings, allow: &AllowVf) -> Vec<(&'static str, String, bool)> {
-    fn written<T: PartialEq>(words: &[(&str, T)], value: &T) -> String {
-        let found = words.iter().find(|(_, known)| known == value);
-        found
-            .map(|(word, _)| (*word).to_owned())
-            .unwrap_or_default()
+    fn written<T: PartialEq>(words: &[(&'static str, T)], value: T) -> String {
+        let found = words.iter().find(|(_, known)| *known == value);
+        found.map_or_else(String::new, |(word, _)| (*word).to_owned())
     }
-    let on_off = |on: &bool| written(ON_OFF, on);
-    let listed = |guid: &Guid| allow.guid.iter().any(|range| range.contains(&guid.0));
-    let in_range = |vlan: &Vlan| allow.vlan.iter().any(|range| range.contains(&vlan.id));
-    let (guid, vlan) = (settings.guid.as_ref(), settings.vlan.as_ref());
+    let mut keys = Vec::new();
+    let mut add = |key, value: Option<String>, is_allowed| {
+        keys.extend(value.map(|value| (key, value, is_allowed)));
+    };
+    let (guid, vlan) = (settings.guid, settings.vlan);
+    let is_listed = |guid: Guid| allow.guid.iter().any(|range| range.contains(&guid.0));
+    let in_range = |vlan: Vlan| allow.vlan.iter().any(|range| range.contains(&vlan.id));
     let qos = vlan.and_then(|vlan| vlan.qos);
     let protocol = vlan.and_then(|vlan| vlan.protocol);
-    let (trust, spoof_check) = (settings.trust.as_ref(), settings.spoof_check.as_ref());
-    let link_state = settings.link_state.as_ref();
-    let (min, max) = (settings.min_tx_rate, settings.max_tx_rate);
-    let all = [
-        ("guid", guid.map(|guid| (guid.to_string(), listed(guid)))),
-        (
-            "vlan",
-            vlan.map(|vlan| (vlan.id.to_string(), in_range(vlan))),
-        ),
-        ("vlanQoS", qos.map(|qos| (qos.to_string(), allow.vlan_qos))),
-        (
-            "vlanProto",
-            protocol.map(|known| (written(PROTOCOLS, &known), allow.vlan_proto)),
-        ),
-        ("trust", trust.map(|on| (on_off(on), allow.trust))),
-        (
-            "spoofchk",
-            spoof_check.map(|on| (on_off(on), allow.spoofchk)),
-        ),
-        (
-            "link_state",
-            link_state.map(|state| (written(LINK_STATES, state), allow.link_state)),
-        ),
-        (
-            "min_tx_rate",
-            min.map(|rate| (rate.to_string(), allow.min_tx_rate)),
-        ),
-        (
-            "max_tx_rate",
-            max.map(|rate| (rate.to_string(), allow.max_tx_rate)),
-        ),
-    ];
-    let given = |(key, value): (_, Option<(String, bool)>)| {
-        let (value, is_allowed) = value?;
-        Some((key, value, is_allowed))
-    };
-    all.into_iter().filter_map(given).collect()
+    let protocol = protocol.map(|protocol| written(PROTOCOLS, protocol));
+    let on_off = |on| written(ON_OFF, on);
+    let state = settings.link_state.map(|state| written(LINK_STATES, state));
+    let rate = |rate: u32| rate.to_string();
+    add(
+        "guid",
+        guid.map(|guid| guid.to_string()),
+        guid.is_some_and(is_listed),
+    );
+    add(
+        "vlan",
+        vlan.map(|vlan| vlan.id.to_string()),
+        vlan.is_some_and(in_range),
+    );
+    add("vlanQoS", qos.map(|qos| qos.to_string()), allow.vlan_qos);
+    add("vlanProto", protocol, allow.vlan_proto);
+    add("trust", settings.trust.map(on_off), allow.trust);
+    add("spoofchk", settings.spoof_check.map(on_off), allow.spoofchk);
+    add("link_state", state, allow.link_state);
+    add(
+        "min_tx_rate",
+        settings.min_tx_rate.map(rate),
+        allow.min_tx_rate,
+    );
+    add(
+        "max_tx_rate",
+        settings.max_tx_rate.map(rate),
+        allow.max_tx_rate,
+    );
+    keys
 }
 
 /// The first key that the policy does not allow, with its value.

@@ -64,38 +64,40 @@ pub fn carries_ipv6(mtu: u32, config: &Config, given: bool) -> Result<(), Error>
 
 /// What a link can carry, kind by kind.
 fn fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
+    use ChildKind::{Ipoib, Ipvlan, Macvlan};
     mtu_fits(attach, config, link)?;
-    match attach {
-        Attach::Move if config.mac.is_some() && link.hardware != 1 => Err(invalid(
-            format!("mac: {} is not an Ethernet link", link.name),
+    let (on, is_ethernet, is_ib) = (&link.name, link.hardware == 1, link.is_infiniband());
+    let (msg, remedy) = match attach {
+        Attach::Move if config.mac.is_some() && !is_ethernet => (
+            format!("mac: {on} is not an Ethernet link"),
             "leave mac out",
-        )),
-        Attach::Move if config.vf.guid.is_some() && !link.is_infiniband() => Err(invalid(
-            format!("guid: {} is not an InfiniBand link", link.name),
+        ),
+        Attach::Move if config.vf.guid.is_some() && !is_ib => (
+            format!("guid: {on} is not an InfiniBand link"),
             "leave guid out",
-        )),
-        Attach::Child(ChildKind::Macvlan) if link.is_infiniband() => Err(invalid(
-            format!(
-                "{} is IP over InfiniBand, which has no MAC addresses for a macvlan",
-                link.name
-            ),
+        ),
+        Attach::Child(Macvlan) if is_ib => (
+            format!("{on} is IP over InfiniBand, which has no MAC addresses for a macvlan"),
             OWN_ADDRESS,
-        )),
-        Attach::Child(ChildKind::Macvlan) => is_ethernet(ChildKind::Macvlan, link),
-        Attach::Child(ChildKind::Ipvlan) if link.is_infiniband() => Err(invalid(
-            format!(
-                "{} is IP over InfiniBand, and the kernel makes an ipvlan on Ethernet only",
-                link.name
-            ),
+        ),
+        Attach::Child(Ipvlan) if is_ib => (
+            format!("{on} is IP over InfiniBand, and the kernel makes an ipvlan on Ethernet only"),
             OWN_ADDRESS,
-        )),
-        Attach::Child(ChildKind::Ipvlan) => is_ethernet(ChildKind::Ipvlan, link),
-        Attach::Child(ChildKind::Ipoib) if !link.is_infiniband() => Err(invalid(
-            format!("{} is not an IP over InfiniBand link", link.name),
+        ),
+        Attach::Child(kind @ (Macvlan | Ipvlan)) if !is_ethernet => (
+            format!(
+                "{on} is not an Ethernet link and cannot carry a {}",
+                kind.as_str()
+            ),
+            "name an Ethernet netdev as master",
+        ),
+        Attach::Child(Ipoib) if !is_ib => (
+            format!("{on} is not an IP over InfiniBand link"),
             "set attach to macvlan for an Ethernet netdev",
-        )),
-        Attach::Move | Attach::Child(_) | Attach::RdmaOnly => Ok(()),
-    }
+        ),
+        Attach::Move | Attach::Child(_) | Attach::RdmaOnly => return Ok(()),
+    };
+    Err(invalid(msg, remedy))
 }
 
 fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
@@ -151,20 +153,6 @@ fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
          configuration (OpenSM: partitions.conf); to start pods before that, set \
          allow.inactivePartitions in the node's policy",
     ))
-}
-
-fn is_ethernet(kind: ChildKind, link: &Link) -> Result<(), Error> {
-    match link.hardware {
-        1 => Ok(()),
-        _ => Err(invalid(
-            format!(
-                "{} is not an Ethernet link and cannot carry a {}",
-                link.name,
-                kind.as_str()
-            ),
-            "name an Ethernet netdev as master",
-        )),
-    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ impl NodePaths {
             .map_err(|error| error.to_string())?;
         let unreadable = unreadable
             .into_iter()
-            .map(|one| one.id.container_id.to_string())
+            .map(|(id, _)| id.container_id.to_string())
             .collect();
         let slots = records.into_iter().flat_map(|(_, record)| {
             let sandbox = record.container_id;

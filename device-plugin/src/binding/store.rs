@@ -152,8 +152,12 @@ impl BindingDirectory {
     /// Another one has them for longer than [`LOCK_TIMEOUT`].
     pub(crate) fn lock(&self) -> Result<Lock, String> {
         let path = self.directory.with_extension("lock");
-        Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT)
-            .map_err(|error| format!("another daemon of this node changes bindings: {error}"))
+        Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT).map_err(|error| {
+            format!(
+                "another daemon of this node changes bindings: {}",
+                error.msg
+            )
+        })
     }
 
     /// All bindings.

@@ -1,6 +1,6 @@
 //! Every way to say which link is meant: a link of the pod is never mistaken for one of the host.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
 use e2e::scene::{

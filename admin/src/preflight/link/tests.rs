@@ -146,7 +146,6 @@ fn l02() -> Vec<Case<Facts>> {
                     },
                     ..port("mlx5_0", "ib0")
                 }],
-                ..Facts::default()
             },
             Fail,
             "subnet manager",

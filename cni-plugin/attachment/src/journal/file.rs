@@ -184,7 +184,7 @@ impl Lock {
                         timeout.as_secs(),
                         path.display()
                     );
-                    return Err(Error::new(Kind::Locked, what).with(
+                    return Err(Error::of(Kind::Locked, what).with_details(
                         "an ADD or DEL of the same container and interface, or of the same netdev, is \
                          running, or an IPAM program that it ran; try again",
                     ));
@@ -214,7 +214,7 @@ mod tests {
         for name in ["link", "directory"] {
             let path = place.path().join(name);
             let error = take(&path, "nic", Sharing::Exclusive).unwrap_err();
-            assert_eq!(error.kind, Kind::File, "{name}: {error}");
+            assert_eq!(error.code, cni_wire::Code::State, "{name}: {error}");
         }
         assert_eq!(fs::read(place.path().join("target")).unwrap(), b"kept");
     }

@@ -16,4 +16,4 @@ pub mod store;
 use crate::error::{Error, Kind};
 pub use file::{Lock, hold_all};
 pub use record::{Netns, Part, RdmaDevice, Record};
-pub use store::{Journal, Key, Ownership, Records, UnreadableRecord};
+pub use store::{Journal, Key, Ownership, Records};

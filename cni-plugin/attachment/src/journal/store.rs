@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use cni_wire::{AttachmentId, ContainerId, IfName};
+use cni_wire::{AttachmentId, Code, ContainerId, IfName};
 use nix::fcntl::{FallocateFlags, fallocate};
 use node::{state_dirs, trust};
 use serde::{Deserialize, Serialize};
@@ -100,32 +100,8 @@ pub struct Ownership {
     pub boot: String,
 }
 
-/// A record that is there and cannot be used.
-#[derive(Debug)]
-pub struct UnreadableRecord {
-    pub key: Key,
-    /// The network, by its name.
-    pub network: String,
-    /// The attachment, by its name.
-    pub id: AttachmentId,
-    /// Why it cannot be used.
-    pub error: Error,
-}
-
-impl std::fmt::Display for UnreadableRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} of {}: {}",
-            self.id,
-            self.network,
-            self.error.with_remedy()
-        )
-    }
-}
-
-/// All records there are: those that can be read, and the others.
-pub type Records = (Vec<(Key, Record)>, Vec<UnreadableRecord>);
+/// All records there are: those that can be read, and of the others the attachment and what is wrong.
+pub type Records = (Vec<(Key, Record)>, Vec<(AttachmentId, Error)>);
 
 /// The journal of a node.
 #[derive(Clone, Debug)]
@@ -212,18 +188,23 @@ impl Journal {
             return Ok(None);
         };
         let unreadable = |e: serde_json::Error| match e.classify() {
-            Category::Eof => Error::new(
-                Kind::Incomplete,
-                format_args!(
-                    "{} is not complete: the machine stopped while it was written",
-                    path.display()
-                ),
-            ),
+            Category::Eof => Error {
+                kind: Kind::Incomplete,
+                ..Error::new(
+                    Code::State,
+                    format_args!(
+                        "{} is not complete: the machine stopped while it was written",
+                        path.display()
+                    ),
+                )
+            },
             _ => Error::new(
-                Kind::State,
+                Code::State,
                 format_args!("{} is damaged: {e}", path.display()),
             )
-            .with("nothing can be restored from it; check the netdev, then remove the file"),
+            .with_details(
+                "nothing can be restored from it; check the netdev, then remove the file",
+            ),
         };
         // Only the version is sure to be there in every version.
         #[derive(Deserialize)]
@@ -251,12 +232,10 @@ impl Journal {
                 Ok(Some(record)) => records.push((key, record)),
                 // Forgotten since it was listed.
                 Ok(None) => {}
-                Err(error) => unreadable.push(UnreadableRecord {
-                    key,
-                    network,
-                    id,
-                    error,
-                }),
+                Err(error) => {
+                    let error = error.context(format_args!("{id} of {network}"));
+                    unreadable.push((id, error));
+                }
             }
         }
         Ok((records, unreadable))
@@ -280,13 +259,13 @@ impl Journal {
     /// Writes the record of a new attachment.
     ///
     /// # Errors
-    /// [`Kind::Exists`] when there is one; it is too large, or the file system's. Nothing is
+    /// [`Code::Exists`] when there is one; it is too large, or the file system's. Nothing is
     /// left then.
     pub fn create(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let exists = || {
             let (owner, network) = (record.owner(), &record.network);
             let what = format!("{owner} is attached to network {network} already");
-            Error::new(Kind::Exists, what).with("the runtime must DEL it first")
+            Error::new(Code::Exists, what).with_details("the runtime must DEL it first")
         };
         let path = self.attachments().join(&key.0);
         let text = self.encoded(key, record, MAX_NEW_RECORD_BYTES)?;
@@ -317,8 +296,9 @@ impl Journal {
         if text.len() as u64 > limit {
             let (path, bytes) = (path.display(), text.len());
             let what = format!("{path} would have {bytes} bytes, and a record has at most {limit}");
-            return Err(Error::new(Kind::State, what)
-                .with("make the network configuration and CNI_ARGS smaller; both are kept in it"));
+            return Err(Error::new(Code::State, what).with_details(
+                "make the network configuration and CNI_ARGS smaller; both are kept in it",
+            ));
         }
         Ok(text)
     }
@@ -450,8 +430,8 @@ fn newer(path: &Path, version: u32) -> Error {
         "{} has version {version} of the journal, this program knows {VERSION}",
         path.display()
     );
-    Error::new(Kind::State, what)
-        .with("upgrade rdma-netdev on this node again; it was newer before")
+    Error::new(Code::State, what)
+        .with_details("upgrade rdma-netdev on this node again; it was newer before")
 }
 
 /// Allocates the blocks of a file that will be renamed over another: ext4 writes out those that it has

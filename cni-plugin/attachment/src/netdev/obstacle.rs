@@ -1,8 +1,9 @@
 //! What keeps a netdev from being moved: state of the host's that a change of namespaces destroys
 //! and this program does not restore, or that would act in the pod.
 
-use std::{fmt, path::Path};
+use std::path::Path;
 
+use cni_wire::Code;
 use hca::MacAddress;
 use netlink::{Socket, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
 
@@ -10,20 +11,7 @@ use super::{
     snapshot::Snapshot,
     state::{self, ADDRESS},
 };
-
-/// Something of the host's on a netdev, and what an administrator can do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Obstacle {
-    /// What it is, a sentence without a full stop.
-    pub what: String,
-    pub remedy: String,
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.what, self.remedy)
-    }
-}
+use crate::error::Error;
 
 /// Where the pod's addresses come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,105 +29,106 @@ pub fn obstacles(
     link: &Link,
     snapshot: &Snapshot,
     addresses: Addresses,
-) -> netlink::Result<Vec<Obstacle>> {
+) -> netlink::Result<Vec<Error>> {
     let name = &link.name;
     let mut found = Vec::new();
+    let mut add = |what: String, remedy: String| found.push(obstacle(what, remedy));
     let qdiscs = qdisc::get(socket, link.index)?;
     if let Some(kind) = qdiscs.root {
-        found.push(Obstacle {
-            what: format!("{name} has the queueing discipline {kind}, which a move would remove"),
-            remedy: format!("remove it: tc qdisc del dev {name} root"),
-        });
+        add(
+            format!("{name} has the queueing discipline {kind}, which a move would remove"),
+            format!("remove it: tc qdisc del dev {name} root"),
+        );
     }
     if let Some(kind) = qdiscs.ingress {
-        found.push(Obstacle {
-            what: format!("{name} has {kind} with the host's filters, which a move would remove"),
-            remedy: format!("remove it: tc qdisc del dev {name} {kind}"),
-        });
+        add(
+            format!("{name} has {kind} with the host's filters, which a move would remove"),
+            format!("remove it: tc qdisc del dev {name} {kind}"),
+        );
     }
     for (program, _) in snapshot.state.entries(state::XDP_PROGRAM) {
-        found.push(Obstacle {
-            what: format!(
+        add(
+            format!(
                 "{name} has the XDP program {}, which would act in the pod",
                 program
             ),
-            remedy: format!("end what attached it, or detach it: ip link set dev {name} xdp off"),
-        });
+            format!("end what attached it, or detach it: ip link set dev {name} xdp off"),
+        );
     }
     for (program, _) in snapshot.state.entries(state::TCX_PROGRAM) {
-        found.push(Obstacle {
-            what: format!("{name} has the {}, which would act in the pod", program),
-            remedy: format!(
+        add(
+            format!("{name} has the {program}, which would act in the pod"),
+            format!(
                 "end what attached it (bpftool net show dev {name}), or take {name} out of its \
                  configuration"
             ),
-        });
+        );
     }
     for hooked in nftables::on(name)? {
-        found.push(Obstacle {
-            what: format!("{name} has the {hooked}, which a move would remove it from"),
-            remedy: format!("take {name} out of the firewall's configuration of this host"),
-        });
+        add(
+            format!("{name} has the {hooked}, which a move would remove it from"),
+            format!("take {name} out of the firewall's configuration of this host"),
+        );
     }
     if let Some(id) = nexthop::through(socket, link.index)? {
-        found.push(Obstacle {
-            what: format!("{name} has the nexthop object {id}, which a move would remove"),
-            remedy: format!("remove it: ip nexthop del id {id}"),
-        });
+        add(
+            format!("{name} has the nexthop object {id}, which a move would remove"),
+            format!("remove it: ip nexthop del id {id}"),
+        );
     }
     if let Some(address) = multicast::first_static(proc, link)? {
-        found.push(Obstacle {
-            what: format!(
-                "{name} has the static multicast address {address}, which a move would remove"
-            ),
-            remedy: format!("remove it: ip maddr del {address} dev {name}"),
-        });
+        add(
+            format!("{name} has the static multicast address {address}, which a move would remove"),
+            format!("remove it: ip maddr del {address} dev {name}"),
+        );
     }
     if let Some((location, _)) = snapshot.state.entries(state::STEERING_RULE).first() {
-        found.push(Obstacle {
-            what: format!("{name} has the steering rule {location}, which the pod could change"),
-            remedy: format!("remove it: ethtool -N {name} delete {location}"),
-        });
+        add(
+            format!("{name} has the steering rule {location}, which the pod could change"),
+            format!("remove it: ethtool -N {name} delete {location}"),
+        );
     }
     // IPoIB has its own.
     if !link.is_infiniband()
         && let Some(address) = neighbour::list_unicast(socket, link.index)?.first()
     {
         let address = MacAddress::new(address.as_slice());
-        found.push(Obstacle {
-            what: format!(
+        add(
+            format!(
                 "{name} receives for the address {address}, too: a child of it is in a network \
                  namespace that is not seen from here, or somebody added the address, which a move \
                  would remove"
             ),
-            remedy: format!(
+            format!(
                 "end the pod that has the child; or remove the address: bridge fdb del {address} \
                  dev {name} self"
             ),
-        });
+        );
     }
     found.extend(leased(snapshot, addresses));
     Ok(found)
 }
 
+fn obstacle(what: String, remedy: impl AsRef<str>) -> Error {
+    Error::new(Code::Policy, what).with_details(remedy)
+}
+
 /// A pod would be without an address although the netdev has some. Pure.
-fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Obstacle> {
+fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Error> {
     let leased = snapshot.leased_addresses();
     let lasting = snapshot.state.entries(ADDRESS).len() - leased.len();
     let goes = addresses == Addresses::OfIpam || snapshot.static_addresses;
     if goes || leased.is_empty() || lasting > 0 {
         return None;
     }
-    Some(Obstacle {
-        what: format!(
-            "all addresses of {} have a lifetime ({}), and nothing renews them in the pod",
-            snapshot.name,
-            leased.join(", ")
+    let (name, leased) = (&snapshot.name, leased.join(", "));
+    Some(obstacle(
+        format!(
+            "all addresses of {name} have a lifetime ({leased}), and nothing renews them in the pod"
         ),
-        remedy: "give the network an ipam, or set \"fabricAddresses\": \"static\" in the node's policy if \
-                 the fabric keeps these addresses for the node as long as it lives"
-            .to_owned(),
-    })
+        "give the network an ipam, or set \"fabricAddresses\": \"static\" in the node's policy if \
+         the fabric keeps these addresses for the node as long as it lives",
+    ))
 }
 
 #[cfg(test)]
@@ -175,11 +164,11 @@ mod tests {
         set(&mut snapshot, &[address("10.0.0.1", 600)]);
         let found = leased(&snapshot, Addresses::OfHost).unwrap();
         assert!(
-            found.what.contains("ens1") && found.what.contains("10.0.0.1/24"),
+            found.msg.contains("ens1") && found.msg.contains("10.0.0.1/24"),
             "{found}"
         );
         assert_eq!(leased(&snapshot, Addresses::OfIpam), None);
-        assert!(found.remedy.contains("fabricAddresses"), "{found}");
+        assert!(found.details.contains("fabricAddresses"), "{found}");
         snapshot.static_addresses = true;
         assert_eq!(leased(&snapshot, Addresses::OfHost), None);
         snapshot.static_addresses = false;

@@ -245,7 +245,7 @@ pub fn detach_xdp(
 ) -> Result<()> {
     let detach = Raw::default()
         .with(IFLA_XDP_FD, &(-1i32).to_ne_bytes())
-        .with(IFLA_XDP_FLAGS, &mode.flag().to_ne_bytes());
+        .with(IFLA_XDP_FLAGS, &mode.flag.to_ne_bytes());
     let attribute = nested(IFLA_XDP, &detach);
     set(socket, what, index, vec![attribute])
 }

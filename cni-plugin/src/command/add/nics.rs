@@ -159,12 +159,7 @@ impl Add<'_> {
             path: &node.policy.path,
             exclusive: &exclusive,
         };
-        let asked = Asked {
-            passthru: config.mode.as_deref() == Some("passthru"),
-            moves_rdma,
-            pkey: plan::partition(resolved, config),
-            vf: Some(&config.vf),
-        };
+        let asked = Asked { config, moves_rdma };
         authorize(resolved, asked, rules, || match allocated {
             Some(allocated) => Ok(allocated.clone()),
             None => {

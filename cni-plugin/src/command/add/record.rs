@@ -50,7 +50,7 @@ impl Add<'_> {
             return Ok(());
         }
         let record = self.record.insert(record);
-        Ok(self.node.journal.replace(self.key, record)?)
+        self.node.journal.replace(self.key, record)
     }
 
     /// Changes the parts of the record.

@@ -27,7 +27,7 @@ impl Add<'_> {
         }
         match undone {
             Ok(()) => first,
-            Err(e) => first.with_details(format!("undoing it failed too: {}", e.with_remedy())),
+            Err(e) => first.with_details(format!("undoing it failed too: {e}")),
         }
     }
 }
@@ -41,7 +41,7 @@ pub(super) fn earlier(
     requested: Requested,
 ) -> Result<(), Error> {
     let Some(record) = node.journal.read(key)? else {
-        return Ok(node.journal.forget(key)?);
+        return node.journal.forget(key);
     };
     let lives = living(&record)?.is_some_and(|there| there.id() == pod.id());
     let has_interface = record.parts.iter().any(Part::has_interface);
@@ -72,7 +72,7 @@ pub(super) fn earlier(
         .with_details(remedy));
     }
     detach(node, key, &record, restore::RETURN_TIMEOUT).map_err(|e| {
-        Error::from(e).context(format_args!(
+        e.context(format_args!(
             "undo an earlier attachment of {}",
             record.owner()
         ))

@@ -203,7 +203,7 @@ fn device_with(host: &Host, address: &str, guid: Guid) -> Result<Option<String>,
     for (name, _) in parents.into_iter().filter(|(_, on)| on != address) {
         let device = match hca::rdma::read(host, &name) {
             Err(e) if e.is_missing() => continue,
-            device => device.map_err(attachment::Error::from)?,
+            device => device?,
         };
         let is_infiniband = |port: &&Port| port.link_layer == LinkLayer::InfiniBand;
         let ports = device.ports.iter().filter(is_infiniband);

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, fs, slice};
 
+use cni_wire::Code;
 use netlink::{
     Name, Namespace, Socket,
     link::{self, By, Change, Link},
@@ -12,7 +13,7 @@ use netlink_packet_route::link::LinkFlags;
 
 use super::{HostContext, Origin, Returned};
 use crate::{
-    error::{Error, Kind},
+    error::Error,
     netdev::{identity::LinkScope, snapshot::Snapshot},
 };
 
@@ -33,7 +34,7 @@ pub(super) fn find<'a>(
     let found = taken.identity.find(links, place);
     found.map_err(|cause| {
         let what = format!("{} is not returned: {location} {cause}", taken.name);
-        Error::new(Kind::State, what).with(
+        Error::new(Code::State, what).with_details(
             "delete those of them that are not it, or end the pod's namespace, then try again",
         )
     })
@@ -82,7 +83,7 @@ pub(super) fn confirmed(
 
 /// A link of the pod stays on the host.
 fn stray(error: netlink::Error, name: &Name) -> Error {
-    Error::from(error).with(format!(
+    Error::from(error).with_details(format!(
         "{name} is a link of the pod that is left on the host: look at it with ip -d link show {name}, \
          delete it with ip link delete {name}, then try again"
     ))
@@ -315,9 +316,6 @@ mod tests {
             netlink::Error::call("move evil0 back", busy),
             &"evil0".into(),
         );
-        assert!(
-            error.with_remedy().contains("ip link delete evil0"),
-            "{error}"
-        );
+        assert!(error.details.contains("ip link delete evil0"), "{error}");
     }
 }

@@ -331,7 +331,7 @@ impl Restoration<'_> {
 fn read_xdp(netdev: &mut Netdev<'_>) -> netlink::Result<Entries> {
     let programs = netdev.link.xdp.iter();
     Ok(named(
-        programs.map(|(mode, id)| format!("{id} ({mode} mode)")),
+        programs.map(|(mode, id)| format!("{id} ({} mode)", mode.name)),
     ))
 }
 
