@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use clap::ValueEnum;
 use ipnetwork::IpNetwork;
 use rdma_device_plugin::candidate::FunctionKind;
@@ -84,6 +84,12 @@ pub(crate) struct Pool<'n> {
     pub is_optional: bool,
 }
 
+impl Plan<'_> {
+    pub(crate) fn is_late(&self) -> bool {
+        self.pools.iter().any(|pool| pool.mode == Mode::Late)
+    }
+}
+
 impl<'n> Group<'n> {
     /// HCAs for pods, with their rails.
     fn hcas(&self) -> impl Iterator<Item = (&'n Hca, u64)> {
@@ -108,8 +114,15 @@ impl<'n> Group<'n> {
 /// # Errors
 /// A flag does not fit what the nodes have.
 pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
-    let groups = groups(nodes, options.mode);
-    let pools = pools(&groups, options.mode)?;
+    let mut groups = groups(nodes, options.mode);
+    let mut odd = Vec::new();
+    let pools = loop {
+        match pools(&groups, options.mode) {
+            Ok(pools) => break pools,
+            // The others have a plan without it.
+            Err(index) => odd.push(groups.remove(index)),
+        }
+    };
     let reasons = groups.iter().flat_map(|group| &group.usage);
     let reasons: BTreeSet<&String> = reasons.filter_map(|one| one.as_ref().err()).collect();
     let reasons: Vec<&str> = reasons.into_iter().take(5).map(String::as_str).collect();
@@ -119,6 +132,32 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         reasons.join("; ")
     );
     let mut warnings = Vec::new();
+    for group in &groups {
+        if !group.usage.is_empty() && group.rails().next().is_none() {
+            warnings.push(format!("{}: no HCA is for pods", names(&group.nodes)));
+        }
+    }
+    for group in &odd {
+        warnings.push(format!(
+            "no selector chooses the HCAs of {} and no others: give these nodes a daemon with a \
+             configuration of their own, by a nodeSelector",
+            names(&group.nodes)
+        ));
+    }
+    let chosen = pools.iter().flat_map(|pool| &pool.hcas);
+    for hca in chosen.filter(|hca| !hca.is_active()) {
+        let (names, id) = (hca.facts.rdma_names().join(" "), &hca.facts.id);
+        warnings.push(format!("no port of {names} ({id}) is active"));
+    }
+    for pool in &pools {
+        let is_for_shared = pool.mode == Mode::Shared || !network::needs_network(pool);
+        if is_for_shared && pool.nodes.iter().any(|node| node.exclusive_netns) {
+            let remedy = "rdma system set netns shared";
+            let needs = "needs RDMA subsystems in shared mode, and some are in exclusive mode";
+            warnings.push(format!("{} {needs}: {remedy}", pool.resource));
+        }
+    }
+    warnings.extend(pools.iter().flat_map(|pool| unequal(pool, options)));
     let overlap = (options.range).and_then(|range| network::overlapped(nodes, range));
     warnings.extend(overlap.map(|(node, used)| format!("--range overlaps {used} of {node}")));
     let is_away = |group: &&Group<'_>| {
@@ -158,6 +197,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
                 .to_owned(),
         );
     }
+    groups.extend(odd);
     Ok(Plan {
         groups,
         pools,
@@ -166,6 +206,42 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         assumed,
         warnings,
     })
+}
+
+/// Settings of NICs that are not the same on all nodes, and change what the pool's network does.
+fn unequal(pool: &Pool<'_>, options: &Options) -> Vec<String> {
+    let on = |is_meant: &dyn Fn(&Hca) -> bool| {
+        let is_here = |node: &&&Node| {
+            let mut hcas = node.hcas.iter().filter(|hca| is_meant(hca));
+            hcas.any(|hca| pool.hcas.iter().any(|own| std::ptr::eq(*own, hca)))
+        };
+        let nodes: Vec<&Node> = pool.nodes.iter().filter(is_here).copied().collect();
+        names(&nodes)
+    };
+    let mut warnings = Vec::new();
+    let of_ethernet = pool.hcas.iter().filter(|hca| hca.link == "ether");
+    let mtus: BTreeSet<u32> = of_ethernet.filter_map(|hca| hca.mtu).collect();
+    if let (Some(low), Some(high), 2..) = (mtus.first(), mtus.last(), mtus.len()) {
+        let nodes = on(&|hca| hca.mtu == Some(*low));
+        warnings.push(format!(
+            "{}: MTU {low} on NICs of {nodes}, up to {high} on others: the network gets the lowest",
+            pool.resource
+        ));
+    }
+    let has_address = |hca: &Hca| !hca.addresses.is_empty();
+    let lacks = |hca: &Hca| hca.mtu.is_some() && !has_address(hca);
+    let keeps = network::may_keep_addresses(pool, options);
+    if keeps
+        && pool.hcas.iter().any(|hca| has_address(hca))
+        && pool.hcas.iter().any(|hca| lacks(hca))
+    {
+        warnings.push(format!(
+            "{}: NICs of {} have no address on the host, unlike others: the plan has a range for all",
+            pool.resource,
+            on(&lacks)
+        ));
+    }
+    warnings
 }
 
 fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
@@ -300,11 +376,8 @@ fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
 }
 
 /// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
-/// rate, with GPUs and without; else one for each group.
-///
-/// # Errors
-/// No selector chooses the HCAs of a group and no others.
-fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> anyhow::Result<Vec<Pool<'n>>> {
+/// rate, with GPUs and without; else one for each group. An error is the group to leave out, since nothing serves all.
+fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<Pool<'n>>, usize> {
     let mut level = 0;
     loop {
         let is_last = level == 2;
@@ -331,13 +404,21 @@ fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> anyhow::Result<Vec<Poo
             }
             pools.push(pool);
         }
-        match unserved.first().and_then(|index| groups.get(*index)) {
+        let size = |index: &usize| groups.get(*index).map(|group| group.nodes.len());
+        match unserved.into_iter().min_by_key(size) {
             None => return Ok(pools),
-            Some(group) if is_last => bail!(
-                "no selector chooses the HCAs of {} and no others: plan without these nodes (--nodes), and \
-                 give them a daemon with a configuration of their own, by a nodeSelector",
-                names(&group.nodes)
-            ),
+            Some(smallest) if is_last => {
+                // One that has fewer nodes and is in its way goes in its place.
+                let is_in_the_way = |index: &usize| {
+                    let mut others = groups.to_vec();
+                    if let Some(group) = others.get_mut(*index) {
+                        group.nodes.clear();
+                    }
+                    pool(&[smallest], &others, mode, true).is_some()
+                };
+                let mut smaller = (0..groups.len()).filter(|index| size(index) < size(&smallest));
+                return Err(smaller.find(is_in_the_way).unwrap_or(smallest));
+            }
             Some(_) => level += 1,
         }
     }

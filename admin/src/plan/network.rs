@@ -44,13 +44,16 @@ pub(crate) fn needs_network(pool: &Pool<'_>) -> bool {
 }
 
 /// Nobody asked for other addresses, and NICs move with those they have.
-fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
+pub(crate) fn may_keep_addresses(pool: &Pool<'_>, options: &Options) -> bool {
     let is_asked = options.range.is_some() || options.per_node_prefix.is_some();
+    !is_asked && pool.mode != Mode::Shared
+}
+
+fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
     // Addresses of a NIC that a pod has are not visible.
     let mut visible = pool.hcas.iter().filter(|hca| hca.mtu.is_some()).peekable();
     let is_visible = visible.peek().is_some();
-    let may_keep = !is_asked && pool.mode != Mode::Shared && is_visible;
-    may_keep && visible.all(|hca| !hca.addresses.is_empty())
+    may_keep_addresses(pool, options) && is_visible && visible.all(|hca| !hca.addresses.is_empty())
 }
 
 /// A network for each pool that needs one, and what was assumed.
@@ -102,15 +105,20 @@ pub(crate) fn networks(
 fn check_vlan(pool: &Pool<'_>, options: &Options) -> anyhow::Result<()> {
     let has_pf = |hca: &Hca| hca.kind == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty();
     let is_fit = |hca: &Hca| pool.mode != Mode::Shared && has_pf(hca) && hca.link == "ether";
-    if let (Some(vlan), Some(unfit)) = (options.vlan, pool.hcas.iter().find(|hca| !is_fit(hca))) {
-        bail!(
-            "--vlan {vlan} cannot be set on {} ({}): it needs VFs of an Ethernet NIC whose PF has a netdev \
-             on the node. Make VFs and set --mode exclusive, or set the VLAN on the switch port",
-            unfit.facts.rdma_names().join(" "),
-            pool.resource
-        )
-    }
-    Ok(())
+    let unfit = pool.hcas.iter().find(|hca| !is_fit(hca));
+    let (Some(vlan), Some(unfit)) = (options.vlan, unfit) else {
+        return Ok(());
+    };
+    let remedy = match (unfit.link, pool.mode) {
+        ("infiniband", _) => "InfiniBand has partitions: set pkey in a network of your own",
+        (_, Mode::Shared) => "a macvlan has no VLAN: make VFs and set --mode exclusive",
+        _ => "only VFs whose PF has a netdev on the node: make VFs, or set it on the switch port",
+    };
+    bail!(
+        "--vlan {vlan} cannot be set on {} ({}): {remedy}",
+        unfit.facts.rdma_names().join(" "),
+        pool.resource
+    )
 }
 
 fn network(
@@ -182,6 +190,9 @@ fn network(
             comments.push(flat.to_owned());
         }
         plugin.insert("ipam", json!(ipam));
+        if options.range.is_none() {
+            comments.push("ASSUMED: the ranges; --range CIDR sets yours.".to_owned());
+        }
     }
     let mut addresses = pool.hcas.iter().flat_map(|hca| &hca.addresses);
     Ok(Network {
@@ -233,7 +244,17 @@ fn check_size(
         _ => pool.most_on_rail,
     };
     let needed = match options.per_node_prefix {
-        Some(prefix) => prefix.saturating_sub(log2(nodes)),
+        // With a gateway; the ends of a network are not leased, but for a pair.
+        Some(prefix) => {
+            let spare = log2(if units == 1 { 2 } else { units + 3 });
+            ensure!(
+                prefix.saturating_add(spare) <= width,
+                "--per-node-prefix {prefix} is too long: for {units} addresses of a rail and a gateway a \
+                 node needs a /{}",
+                width - spare
+            );
+            prefix.saturating_sub(log2(nodes))
+        }
         None if width - slice.prefix() >= log2(block * MIN_BLOCKS) => {
             width.saturating_sub(log2(nodes * units.next_multiple_of(block)))
         }

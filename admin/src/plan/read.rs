@@ -104,6 +104,9 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
     else {
         return Err("it has no answer of topology".to_owned());
     };
+    if candidates.len() != shown.len() {
+        return Err("its daemon is older than this program: update the DaemonSet".to_owned());
+    }
     let netdevs = Vec::<Netdev>::deserialize(inventory.get("netdevs").unwrap_or(&Value::Null));
     let netdevs = netdevs.map_err(|error| format!("its netdevs: {error}"))?;
     let mut hcas = Vec::new();

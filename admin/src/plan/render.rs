@@ -1,12 +1,16 @@
 //! A plan as a file for `kubectl apply -f`, with comments that say why. Pure.
 
 use cni_wire::text::printable;
+use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::words::word;
 use serde_json::{Value, json};
 
 use super::decide::{Group, Mode, Plan, Pool, names};
 use super::network::{Network, needs_network};
 use super::read::Hca;
+
+/// The label of objects that a plan wrote, and its value.
+pub(crate) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kubectl-rdma");
 
 /// Of a line of JSON.
 const WIDTH: usize = 80;
@@ -39,9 +43,8 @@ pub(crate) struct Target {
 
 /// What a person reads first.
 pub(crate) fn head(plan: &Plan<'_>) -> String {
-    let mut text = comment(
-        "Written by kubectl rdma plan. Read it, compare it (kubectl diff -f FILE), then kubectl apply -f FILE",
-    );
+    let mut text =
+        comment("Written by kubectl rdma plan. Read it, then run: kubectl apply -f FILE");
     text.extend(
         plan.warnings
             .iter()
@@ -109,6 +112,12 @@ fn group_text(group: &Group<'_>) -> String {
         if usage.is_ok() && !gpus.is_empty() {
             line += &format!(", next to GPU {}", gpus.join(" "));
         }
+        let problem = hca.facts.rdma_devices.iter().find_map(without_node_guid);
+        line.extend(
+            problem
+                .filter(|_| usage.is_ok())
+                .map(|(problem, _)| format!("; {problem}")),
+        );
         text += &comment(&line);
     }
     text
@@ -183,11 +192,8 @@ fn network_text(network: &Network, namespace: &str) -> String {
 }
 
 fn metadata(name: &str, namespace: &str) -> String {
-    let (name, namespace) = (ascii(&json!(name)), ascii(&json!(namespace)));
-    format!(
-        "metadata:\n  name: {name}\n  namespace: {namespace}\n  \
-         labels: {{app.kubernetes.io/managed-by: kubectl-rdma}}\n"
-    )
+    let ((label, value), name, namespace) = (LABEL, ascii(&json!(name)), ascii(&json!(namespace)));
+    format!("metadata:\n  name: {name}\n  namespace: {namespace}\n  labels: {{{label}: {value}}}\n")
 }
 
 /// A comment; nothing in it ends the line or steers a terminal.

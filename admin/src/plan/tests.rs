@@ -273,7 +273,7 @@ fn fabrics_of_two_links_are_two_pools() {
 #[test]
 fn a_selector_chooses_no_nic_of_other_nodes() {
     // The 100G ports are of the fabric on one node, and for storage on the other.
-    let lay = |address: &'static str, netdev: &'static str| {
+    let lay = |address: &'static str, netdev: &'static str, others: &[&str]| {
         let storage = move |tree: &Tree| {
             machine::a4(tree);
             let spec = PciSpec {
@@ -289,17 +289,18 @@ fn a_selector_chooses_no_nic_of_other_nodes() {
                 tree.file(format!("/sys/class/infiniband/{name}/ports/1/rate"), rate);
             }
         };
-        documents(vec![
-            answers("a", storage, |_| {}),
-            answers("b", egx, |_| {}),
-        ])
+        let others = others.iter().map(|name| answers(name, egx, |_| {}));
+        let nodes = std::iter::once(answers("a", storage, |_| {}))
+            .chain(others)
+            .collect();
+        valid(&documents(nodes), &Options::default())
     };
-    let text = valid(&lay("0000:5e:00.0", "eno9"), &Options::default());
+    let text = lay("0000:5e:00.0", "eno9", &["b"]);
     assert!(
         text.contains("select: { ifNames: [\"ens*f*\",\"gpu*rdma*\"] }"),
         "{text}"
     );
-    let text = valid(&lay("0000:5e:00.0", "ens9f0"), &Options::default());
+    let text = lay("0000:5e:00.0", "ens9f0", &["b"]);
     assert!(
         text.contains("select: { linkTypes: [\"ether\"], linkSpeed: [\">=400G\"] }"),
         "{text}"
@@ -309,12 +310,11 @@ fn a_selector_chooses_no_nic_of_other_nodes() {
         "{text}"
     );
     assert!(text.contains("- resource: rdma/nic-2\n"), "{text}");
-    let refused = planned(&lay("0000:37:00.0", "ens9f0"), &Options::default()).unwrap_err();
-    let refused = refused.to_string();
-    assert!(
-        refused.starts_with("no selector chooses the HCAs of b and no others"),
-        "{refused}"
-    );
+    for (others, odd) in [(&["b"][..], "b"), (&["b", "c"], "a")] {
+        let text = lay("0000:37:00.0", "ens9f0", others);
+        let warning = format!("WARNING: no selector chooses the HCAs of {odd} and no others");
+        assert!(text.contains(&warning), "{text}");
+    }
 }
 
 #[test]
@@ -347,6 +347,11 @@ fn a_network_for_each_node_has_its_gateway_and_routes() {
         "{text}"
     );
     assert!(text.contains("{\"dst\":\"10.8.0.0/16\"}"), "{text}");
+    let too_long = Options {
+        per_node_prefix: Some(32),
+        ..range("10.8.0.0/16")
+    };
+    assert!(refused(machine::a4, &too_long).contains("a node needs a /31"));
     let too_many = Options {
         per_node_prefix: Some(19),
         ..range("10.8.0.0/16")
@@ -365,10 +370,10 @@ fn a_vlan_is_for_vfs_whose_pf_is_there() {
         text.contains("\"vlan\": 100") && text.contains("\"allow\""),
         "{text}"
     );
-    for (lay, mode) in [
-        (machine::a4 as Lay, None),
-        (machine::a4, Some(Mode::Shared)),
-        (ipoib, None),
+    for (lay, mode, expected) in [
+        (machine::a4 as Lay, None, "make VFs"),
+        (machine::a4, Some(Mode::Shared), "a macvlan has no VLAN"),
+        (ipoib, None, "InfiniBand has partitions"),
     ] {
         let error = refused(
             lay,
@@ -378,7 +383,7 @@ fn a_vlan_is_for_vfs_whose_pf_is_there() {
             },
         );
         assert!(
-            error.starts_with("--vlan 100 cannot be set on mlx5_0"),
+            error.starts_with("--vlan 100 cannot be set on mlx5_0") && error.contains(expected),
             "{error}"
         );
     }
@@ -410,8 +415,13 @@ fn the_mode_decides_what_a_pod_gets() {
         mode: Some(Mode::Exclusive),
         ..Options::default()
     };
-    let text = valid(&documents(vec![node]), &options);
+    let text = valid(&documents(vec![node.clone()]), &options);
     assert!(text.contains("\"attach\": \"rdma-only\""), "{text}");
+    let text = valid(&documents(vec![node]), &Options::default());
+    assert!(
+        text.contains("WARNING: rdma/nic needs RDMA subsystems in shared mode"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -478,6 +488,31 @@ fn what_a_node_answers_ends_no_comment() {
 }
 
 #[test]
+fn what_applying_removes_is_seen() {
+    let text = planned(&of_machine("a4", machine::a4), &Options::default()).unwrap();
+    let planned = objects("plan", &text).unwrap();
+    let mut object = planned[0].clone();
+    object["data"]["policy.json"] = r#"{"version": 1, "allow": {"uplinks": true}}"#.into();
+    let lines = compare::difference(&object, &planned[0]);
+    assert_eq!(
+        lines,
+        [
+            "- policy.json allow uplinks: true",
+            "+ policy.json stores default type: \"kubernetes\"",
+        ]
+    );
+    let more = text.replace("linkSpeed: [\">=400G\"]", "linkSpeed: [\">=200G\"]");
+    let more = objects("plan", &more).unwrap().remove(0);
+    assert_eq!(
+        compare::difference(&more, &planned[0]),
+        [
+            "- config.yaml pools rdma/nic select linkSpeed: [\">=200G\"]",
+            "+ config.yaml pools rdma/nic select linkSpeed: [\">=400G\"]",
+        ]
+    );
+}
+
+#[test]
 fn a_nic_that_a_pod_has_changes_no_plan() {
     let [mut discover, mut topology] = of_machine("gke", cloud::gke);
     let rails = topology[0].pointer_mut("/document/nics/3").unwrap();
@@ -496,6 +531,29 @@ fn a_nic_that_a_pod_has_changes_no_plan() {
     });
     let text = valid(&documents(vec![taken]), &Options::default());
     assert!(text.contains("WARNING: NICs of a are in pods"), "{text}");
+}
+
+#[test]
+fn a_node_that_changes_the_network_of_all_is_named() {
+    let odd = |document: &mut Document| {
+        leased(document);
+        document.addresses.pop();
+        let netdevs = document.inventory["netdevs"].as_array_mut().unwrap();
+        netdevs
+            .iter_mut()
+            .for_each(|netdev| netdev["mtu"] = json!(1400));
+    };
+    let nodes = vec![
+        answers("a", cloud::gke, leased),
+        answers("b", cloud::gke, odd),
+    ];
+    let text = valid(&documents(nodes), &Options::default());
+    for expected in [
+        "WARNING: rdma/nic: MTU 1400 on NICs of b, up to 9000 on others: the network gets the lowest",
+        "WARNING: rdma/nic: NICs of b have no address on the host, unlike others: the plan has a range",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
 }
 
 #[test]
@@ -518,7 +576,12 @@ fn nodes_without_hcas_for_pods_get_no_file_and_no_pool() {
         _ => answers(name, machine::egx, |_| {}),
     });
     let text = valid(&documents(nodes.to_vec()), &Options::default());
-    for expected in ["not for pods:", "no RDMA device", "  optional: true\n"] {
+    assert_eq!(text.matches("WARNING").count(), 1, "{text}");
+    for expected in [
+        "WARNING: a: no HCA is for pods",
+        "no RDMA device",
+        "  optional: true\n",
+    ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
 }
@@ -576,6 +639,10 @@ fn a_port_that_is_down_does_not_lower_the_speed() {
         &Options::default(),
     );
     assert!(text.contains("linkSpeed: [\">=100G\"]"), "{text}");
+    assert!(
+        text.contains("WARNING: no port of mlx5_0 (0000:37:00.0) is active"),
+        "{text}"
+    );
 }
 
 #[test]
