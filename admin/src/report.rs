@@ -95,7 +95,7 @@ pub(crate) fn list(outcomes: &[Outcome], all: bool, style: Style) -> String {
 }
 
 /// Findings that say the same about several objects, together; faults only, unless all are wanted.
-fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
+pub(crate) fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
     let mut groups: Vec<(Finding, Vec<String>)> = Vec::new();
     for finding in findings
         .iter()

@@ -128,16 +128,27 @@ impl Results {
     }
 }
 
+/// Where to look for why a node's pod is not as it should be.
+fn remedy(node: &str) -> String {
+    format!("kubectl rdma status --nodes {node}")
+}
+
 /// Tests the cluster and prints what was found.
 pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) -> Ended {
+    ensure!(
+        verify.gpu.is_some() || verify.only != ["gpu"],
+        "--only gpu needs --gpu, by which each pod asks for a GPU"
+    );
     let mut results = Results::default();
     if let Some(file) = &verify.all.html {
         // Before the test, which takes long: can it be written?
-        let opened = std::fs::File::options()
-            .append(true)
-            .create(true)
-            .open(file);
+        let is_new = !file.exists();
+        let mut options = std::fs::File::options();
+        let opened = options.append(true).create(true).open(file);
         opened.with_context(|| format!("write {}", file.display()))?;
+        if is_new {
+            std::fs::remove_file(file)?;
+        }
     }
     match block_on(rounds::test(verify, cluster, &mut results))? {
         Err(error) if results.tests.is_empty() => return Err(error),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -371,7 +371,9 @@ fn what_cannot_be_tested_is_refused() -> Result<()> {
     let page = page.to_str().context("path")?;
     let one_node = ["--nodes", "n001", "--html", page];
     refused(&one_node, 1, "a test needs two nodes")?;
+    ensure!(!Path::new(page).exists(), "a page without a result");
     refused(&["--html", "/proc/none/page"], 1, "write /proc/none/page")?;
+    refused(&["--only", "gpu"], 1, "needs --gpu")?;
     refused(&["--network", "other"], 1, "hpc/other is not a network")?;
     refused(&["pod:a", "pod:b"], 2, "cannot be used with")?;
     let two = list(&[network("rdma-near"), network("rdma-far")]);

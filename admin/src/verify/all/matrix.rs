@@ -101,10 +101,7 @@ fn cell(key: Key<'_>, node: &Node, tests: &[Test], all: &AllSeen<'_>) -> Cell {
             (ENDS.0, finding.on(object))
         }
         None => {
-            let finding = Finding::fail(
-                faults.join("; "),
-                format!("kubectl rdma status --nodes {}", key.0),
-            );
+            let finding = Finding::fail(faults.join("; "), super::remedy(key.0));
             (ENDS.0, finding.on(object))
         }
     };

@@ -2,7 +2,7 @@
 
 use super::text::{faults, summary};
 use super::{Results, Test};
-use crate::report::{self, Style};
+use crate::report::alike;
 use crate::verdict::{Outcome, Verdict};
 
 /// The page. Everything that a cluster or a pod wrote is escaped.
@@ -25,7 +25,7 @@ pub(super) fn page(results: &Results) -> String {
     let faults = faults(results);
     if !faults.is_empty() {
         page += "<h2 id=\"faults\">What needs attention</h2>\n";
-        page += &steps(&faults);
+        page.extend(faults.iter().map(step));
     }
     page += &table(results);
     page += "<h2>Tests</h2>\n";
@@ -55,10 +55,23 @@ fn table(results: &Results) -> String {
     )
 }
 
-/// Steps with their findings, as in a terminal.
-fn steps(outcomes: &[Outcome]) -> String {
-    let text = report::list(outcomes, true, Style::Plain);
-    format!("<pre>{}</pre>\n", escape(&text))
+/// A step with its findings; those that say the same of several objects together.
+fn step(outcome: &Outcome) -> String {
+    let title = escape(outcome.title);
+    let mut text = format!(
+        "<h3>{} <span class=\"dim\">{title}</span></h3>\n",
+        outcome.id
+    );
+    for (finding, objects) in alike(&outcome.findings, true) {
+        let (badge, why) = (badge(finding.verdict), escape(&finding.why));
+        text += &format!("<div class=\"finding\"><p>{badge} {why}</p><p class=\"dim\">");
+        let lines = [objects.join(", ")].into_iter().chain(finding.read);
+        text.extend(lines.map(|line| escape(&line) + "<br>"));
+        let remedy = finding.remedy.map(|remedy| escape(&remedy));
+        let remedy = remedy.map(|remedy| format!("<p><strong>Do:</strong> {remedy}</p>"));
+        text += &format!("</p>{}</div>\n", remedy.unwrap_or_default());
+    }
+    text
 }
 
 /// A test, open where it has a fault. The anchor is inside: going there opens it.
@@ -71,15 +84,32 @@ fn log((number, test): (usize, &Test)) -> String {
     } else {
         ""
     };
-    format!(
-        "<details{open}><summary>{} <span class=\"dim\">round {}</span> <span class=\"{}\">{}</span></summary>\n\
-         <div class=\"log\" id=\"test-{number}\">\n{}</div>\n</details>\n",
+    let mut text = format!(
+        "<details{open}><summary><span>{}</span> <span class=\"dim\">round {}</span> {}</summary>\n\
+         <div class=\"log\" id=\"test-{number}\">\n",
         escape(&test.nodes.join(" and ")),
         test.round,
-        class(worst),
-        worst.word(),
-        steps(outcomes)
-    )
+        badge(worst)
+    );
+    text.extend(outcomes.iter().map(step));
+    for table in &test.tested.measurements {
+        let (step, object) = (table.step, escape(&table.object));
+        text += &format!("<pre>{step}, {object}: bytes, iterations, peak and average in Gb/s\n");
+        text.extend(table.rows.iter().map(|row| {
+            let (peak, average) = (row.peak, row.average);
+            format!(
+                "{:>8} {:>8} {peak:>9.2} {average:>9.2}\n",
+                row.bytes, row.iterations
+            )
+        }));
+        text += "</pre>\n";
+    }
+    text + "</div>\n</details>\n"
+}
+
+fn badge(verdict: Verdict) -> String {
+    let (class, word) = (class(verdict), verdict.word());
+    format!("<span class=\"badge {class}\">{word}</span>")
 }
 
 fn class(verdict: Verdict) -> String {

@@ -128,7 +128,11 @@ async fn work(
     let obstacles = obstacles.await?;
     for (name, node) in &mut results.nodes {
         if let Some(why) = obstacles.get(&node.pod) {
-            node.finding = Some(Finding::unknown(why).on(name));
+            let finding = Finding::fail(why, super::remedy(name)).on(name);
+            node.finding = Some(Finding {
+                verdict: Verdict::Unknown,
+                ..finding
+            });
         }
     }
     rounds(verify, cluster, results).await;
