@@ -21,6 +21,7 @@ fuzz_target!(|text: &str| {
     let exclude: Vec<&str> = lines.collect();
     for profile in [Profile::Strict, Profile::Compatible] {
         let spec = Spec {
+            per_node: None,
             range,
             start,
             end,
