@@ -267,11 +267,11 @@ ib_state() {
 
 # --- pods ----------------------------------------------------------------------------------
 
-# start_containerd [DIRECTORY]: with the test pods' image imported; ready when it returns. The
-# guest's own is 1.6, which knows nothing of CDI; /lab/containerd (header key cdi-containerd) has one
+# start_containerd [DIRECTORY]: with the image of the test pods or of an MPI job imported; ready when it
+# returns. The guest's own is 1.6, which knows nothing of CDI; /lab/containerd (header key cdi-containerd) has one
 # that reads CDI files. Its number is in $containerd.
 start_containerd() {
-	local programs=${1:-/usr/bin}
+	local programs=${1:-/usr/bin} image
 	mount -t tmpfs containerd /var/lib/containerd
 	mkdir -p /etc/containerd /etc/cni/net.d /opt/cni/bin
 	cat >/etc/containerd/config.toml <<-'CONFIG'
@@ -288,7 +288,9 @@ start_containerd() {
 	PATH=$programs:$PATH "$programs/containerd" --log-level warn >>"$LAB_OUT/containerd.log" 2>&1 &
 	containerd=$!
 	wait_for 180 "$programs/ctr" version
-	"$programs/ctr" --namespace k8s.io image import /lab/pods.tar >/dev/null
+	for image in /lab/pods.tar /lab/mpi.tar; do
+		[ ! -e "$image" ] || "$programs/ctr" --namespace k8s.io image import "$image" >/dev/null
+	done
 }
 
 # stop_containerd: ends it, and forgets all that it knew; no pod may be there.

@@ -86,6 +86,8 @@ class Play:
                 raise Skipped(f"needs {peer} in the folder RDMA_LAB_KUBERNETES (tests/lab/README.md)")
         if self.scenario.cdi_containerd and "containerd" not in self.cache:
             raise Skipped("needs a containerd that reads CDI files, and no Debian mirror has one for these guests")
+        if "mpi" in self.scenario.images and "mpi" not in self.cache:
+            raise Skipped("the image of an MPI job needs guests of Debian 12")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
         found += [self.binaries.standin(name) for name in self.scenario.standins]
         share = self.directory / "share"
@@ -126,8 +128,8 @@ class Play:
     def image(self, name: str) -> pathlib.Path:
         """A container image. That of the binaries under test is no part of a build, so it may not be
         there; continuous integration has made it before."""
-        if name == "pods":
-            return self.cache["image"] / "image.tar"
+        if name in ("pods", "mpi"):
+            return self.cache["image" if name == "pods" else name] / "image.tar"
         lacking = CannotStart if os.environ.get("CI") else Skipped
         image = self.binaries.place / "image.tar"
         if not image.is_file():

@@ -11,8 +11,8 @@ import re
 DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "scenarios"
 
 
-# Of the pods, which the lab makes; of our programs, as `make image` leaves it.
-IMAGES = ("pods", "node")
+# Of pods and of an MPI job, which the lab makes; of our programs, as `make image` leaves it.
+IMAGES = ("pods", "mpi", "node")
 
 
 class BadScenario(Exception):
