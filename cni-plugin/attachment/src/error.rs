@@ -27,7 +27,7 @@ pub enum Kind {
     VfKept,
 }
 
-/// A failure, as the runtime is told.
+/// A failure, as it is reported to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     pub wire: cni_wire::Error,

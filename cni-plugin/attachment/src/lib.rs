@@ -12,7 +12,7 @@
 //! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`listing`]: what the node's pods have of it, for people;
 //! - [`log`]: what the administrator should know;
-//! - [`error`]: why any of this failed, as the runtime is told.
+//! - [`error`]: why any of this failed, as it is reported to the runtime.
 
 pub mod addresses;
 pub mod cdi_file;

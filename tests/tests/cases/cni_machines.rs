@@ -161,7 +161,7 @@ struct Machine<'a> {
     uplink: &'a str,
     /// What is done to each other netdev, `{}`, of number `#`.
     each: &'a str,
-    /// Units that the kubelet is told.
+    /// Units that the daemon reports to the kubelet.
     units: usize,
     /// The pod's GPUs.
     gpus: &'a [usize],
@@ -366,7 +366,7 @@ fn by_network(node: &Node, pod: &Admitted, network: &Value) -> Result<Vec<(Call,
     Ok(attached)
 }
 
-/// Another plugin's interface keeps its result, and Multus is told which RDMA device the pod uses.
+/// Another plugin's interface keeps its result, and the device information for Multus names the RDMA device.
 fn behind_another_plugin(
     node: &Node,
     pod: &Admitted,

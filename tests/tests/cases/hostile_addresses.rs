@@ -84,7 +84,7 @@ fn ended() -> Result<()> {
     answer.success()?;
     ensure!(
         !answer.stderr.contains("10.9.7.1"),
-        "an expected end is no warning: {}",
+        "an expected end is not a warning: {}",
         answer.stderr
     );
     unchanged(&without, || scene.host_state(), "after DEL")
