@@ -37,6 +37,19 @@ pub fn list_table(
     }
 }
 
+/// The IPv4 routes to 0.0.0.0, with any prefix length, in one table of the namespace that the thread is
+/// in. They come first in the kernel's list, which is in the order of destinations
+/// (`fib_table_dump()`, net/ipv4/fib_trie.c), so of the others only the first few are read.
+pub fn list_first(table: u32) -> Result<Vec<RouteMessage>> {
+    let query = query(AddressFamily::Inet, Some(RouteAttribute::Table(table)));
+    let socket = Socket::open()?;
+    socket.dump_start("list first routes", RTM_GETROUTE, &query, |payload| {
+        let route = socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES)?;
+        let to = destination(&route);
+        Ok(to.is_none_or(|to| to.is_unspecified()).then_some(route))
+    })
+}
+
 /// `RT_TABLE_MAIN`
 pub const MAIN: u32 = 254;
 
@@ -110,15 +123,20 @@ pub fn get(socket: &mut Socket, to: IpAddr) -> Result<Option<RouteMessage>> {
     }
 }
 
+fn query(family: AddressFamily, filter: Option<RouteAttribute>) -> RouteMessage {
+    let mut query = RouteMessage::default();
+    query.header.address_family = family;
+    query.attributes.extend(filter);
+    query
+}
+
 fn dump(
     socket: &mut Socket,
     family: AddressFamily,
     filter: Option<RouteAttribute>,
     wanted: impl Fn(u8) -> bool,
 ) -> Result<Vec<RouteMessage>> {
-    let mut query = RouteMessage::default();
-    query.header.address_family = family;
-    query.attributes.extend(filter);
+    let query = query(family, filter);
     socket.dump("list routes", RTM_GETROUTE, &query, |payload| {
         // `rtm_dst_len`, the second byte of `struct rtmsg`.
         match payload.get(1).is_some_and(|length| wanted(*length)) {

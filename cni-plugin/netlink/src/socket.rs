@@ -2,6 +2,7 @@
 
 use std::{
     fmt, io,
+    ops::ControlFlow,
     sync::OnceLock,
     thread,
     time::{Duration, Instant},
@@ -265,6 +266,7 @@ impl Socket {
             |()| None,
             || {
                 let flags = flags | NLM_F_ACK;
+                let mut each = |payload: &[u8]| each(payload).map(ControlFlow::Continue);
                 let first = self.exchange(kind, flags, body, &mut each);
                 let answer = match first {
                     Err(failure) if failure.passes() => {
@@ -293,7 +295,7 @@ impl Socket {
                 let mut list = Vec::new();
                 let mut each = |payload: &[u8]| {
                     list.extend(parse(payload).ok().flatten());
-                    Ok(())
+                    Ok(ControlFlow::Continue(()))
                 };
                 match self.exchange(kind, NLM_F_DUMP, body, &mut each) {
                     Ok(()) => return Ok(list),
@@ -310,12 +312,38 @@ impl Socket {
         observed(&what, |list: &Vec<T>| Some(list.len()), attempt)
     }
 
+    /// Asks for the first objects that match `body`, up to the one that `parse` has no use for. The
+    /// kernel keeps the rest ready for this socket, which is closed therefore.
+    pub fn dump_start<T>(
+        mut self,
+        what: impl fmt::Display,
+        kind: u16,
+        body: &impl Emitable,
+        parse: impl Fn(&[u8]) -> std::result::Result<Option<T>, DecodeError>,
+    ) -> Result<Vec<T>> {
+        let attempt = || {
+            let mut list = Vec::new();
+            let mut each = |payload: &[u8]| {
+                Ok(match parse(payload)? {
+                    Some(object) => {
+                        list.push(object);
+                        ControlFlow::Continue(())
+                    }
+                    None => ControlFlow::Break(()),
+                })
+            };
+            let done = self.exchange(kind, NLM_F_DUMP, body, &mut each);
+            done.map(|()| list).map_err(|failure| failure.of(&what))
+        };
+        observed(&what, |list: &Vec<T>| Some(list.len()), attempt)
+    }
+
     fn exchange(
         &mut self,
         kind: u16,
         flags: u16,
         body: &impl Emitable,
-        each: &mut dyn FnMut(&[u8]) -> std::result::Result<(), DecodeError>,
+        each: &mut dyn FnMut(&[u8]) -> std::result::Result<ControlFlow<()>, DecodeError>,
     ) -> std::result::Result<(), Failure> {
         self.sequence = self.sequence.wrapping_add(1);
         self.send(kind, flags, body).map_err(Failure::Unsent)?;
@@ -339,7 +367,9 @@ impl Socket {
                     ERROR => return verdict(message.payload(), message.flags()),
                     DONE if interrupted => return Err(Failure::Interrupted),
                     DONE => return verdict(message.payload(), message.flags()),
-                    _ => each(message.payload())?,
+                    _ if each(message.payload())?.is_continue() => {}
+                    _ if interrupted => return Err(Failure::Interrupted),
+                    _ => return Ok(()),
                 }
             }
         }

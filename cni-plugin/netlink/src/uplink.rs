@@ -32,8 +32,8 @@ pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
     Ok(found)
 }
 
-/// The netdevs by name that would cut the node off if they were taken, and why. `node_addresses` are
-/// those the node is known by; `addresses` are [`addresses`]. `asked` is one of them that need not be
+/// The netdevs by name that would cut the node off if they were taken, and why. `socket` is of the
+/// namespace that the thread is in. `node_addresses` are those the node is known by; `addresses` are [`addresses`]. `asked` is one of them that need not be
 /// read again.
 pub fn uplinks(
     socket: &mut Socket,
@@ -97,17 +97,34 @@ pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
     Ok(None)
 }
 
-/// The default routes of a table that take packets. The whole table is read: a lookup of the kernel
-/// shows neither routes for a source alone, nor those of a second link with the same metric, nor one
-/// whose cable is out.
+/// The default routes of a table that take packets. They are listed: a lookup of the kernel shows
+/// neither routes for a source alone, nor those of a second link with the same metric, nor one whose
+/// cable is out.
 fn default_routes(
     socket: &mut Socket,
     family: AddressFamily,
     table: u32,
 ) -> Result<Vec<RouteMessage>> {
-    let mut routes = route::list_table(socket, family, table, uplink::is_default)?;
+    let first = match family {
+        AddressFamily::Inet => first_defaults(table),
+        _ => None,
+    };
+    let mut routes = match first {
+        Some(routes) => routes,
+        None => route::list_table(socket, family, table, uplink::is_default)?,
+    };
     routes.retain(|route| route.header.kind == RouteType::Unicast);
     Ok(routes)
+}
+
+/// The default routes of IPv4, of which a table with very many routes is not read to its end; none
+/// where it has to be, because one of them leads to a part of the address space and the other parts
+/// may be anywhere.
+fn first_defaults(table: u32) -> Option<Vec<RouteMessage>> {
+    let mut routes = route::list_first(table).ok()?;
+    routes.retain(|route| uplink::is_default(route.header.destination_prefix_length));
+    let all = |route: &RouteMessage| route.header.destination_prefix_length == 0;
+    routes.iter().all(all).then_some(routes)
 }
 
 /// Facts of a route of [`default_routes`].

@@ -116,7 +116,7 @@ pub(crate) struct Point {
 }
 
 /// The command of `call` under strace, which writes to nowhere and injects as `options` say.
-fn traced(call: &Call, command: &str, options: &[&str]) -> std::process::Command {
+pub(crate) fn traced(call: &Call, command: &str, options: &[&str]) -> std::process::Command {
     let mut strace = Call {
         plugin: "strace".into(),
         ..call.clone()

@@ -5,8 +5,11 @@ use std::os::unix::fs::symlink;
 
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
+use e2e::cni::answer;
 use e2e::scene::{DENIED, Scene, answer_of};
 use serde_json::{Value, json};
+
+use super::cni_faults::traced;
 
 cases! {
     one_default_route_is_an_uplink: Macvlan =>
@@ -186,7 +189,11 @@ cases! {
         &["nic0"],
         &["nic1"],
     );
-    default_routes_among_many_others_are_uplinks: Macvlan => among_many();
+    default_routes_before_many_others_are_uplinks: Macvlan =>
+        among_many(&["default via 10.9.0.254", "default via 10.8.0.254"]);
+    default_routes_among_many_others_are_uplinks: Macvlan =>
+        among_many(&["0.0.0.0/1 via 10.9.0.254", "128.0.0.0/1 via 10.8.0.254"]);
+    an_add_does_not_read_all_routes: Macvlan, Strace => not_all_read();
     a_denied_uplink_names_the_narrow_remedy => remedy();
     routes_that_an_agent_writes_as_advertised_return => agents_routes();
 }
@@ -248,15 +255,52 @@ fn uplinks_of(
     Ok(())
 }
 
-/// The answer of the kernel has many parts, and the default routes are in the first and in a late one.
-fn among_many() -> Result<()> {
-    let others =
-        (0..300).map(|n| format!("route add 20.{}.{}.0/24 via 10.9.0.254", n / 250, n % 250));
-    let mut host: Vec<String> = others.collect();
-    host.push("route add 0.0.0.0/1 via 10.9.0.254".into());
-    host.push("route add 128.0.0.0/1 via 10.8.0.254".into());
+/// The kernel's list of routes has many parts; the default routes are in the first, or in a late one, too.
+fn among_many(defaults: &[&str]) -> Result<()> {
+    let others = (0..300).map(|n| format!("20.{}.{}.0/24 via 10.9.0.254", n / 250, n % 250));
+    let all = others.chain(defaults.iter().map(ToString::to_string));
+    let host: Vec<String> = all.map(|route| format!("route append {route}")).collect();
     let host: Vec<&str> = host.iter().map(String::as_str).collect();
     uplinks(&host, &["nic0", "nic1"], &["nic2"])
+}
+
+fn not_all_read() -> Result<()> {
+    let scene = Scene::with_nics(2)?;
+    scene.on_host(&["route add default via 10.9.0.254"])?;
+    let network = scene.network(&json!({"attach": "macvlan", "master": "nic1"}));
+    let log = scene.host.directory().join("trace");
+    let options = ["-qq", "-e", "trace=recvfrom", "-o"].map(str::to_owned);
+    let options: Vec<String> = options
+        .into_iter()
+        .chain([log.display().to_string()])
+        .collect();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let received = || -> Result<usize> {
+        let call = scene.call();
+        answer(
+            &mut traced(&call, "ADD", &options),
+            network.to_string().as_bytes(),
+        )?
+        .success()?;
+        answer_of(&call, "DEL", &network)?.success()?;
+        Ok(fs::read_to_string(&log)?.lines().count())
+    };
+    received()?;
+    let few = received()?;
+    let batch = scene.host.directory().join("routes");
+    let routes =
+        (0..20_000).map(|n| format!("route add 20.{}.{}.0/24 via 10.9.0.254\n", n >> 8, n & 255));
+    fs::write(&batch, routes.collect::<String>())?;
+    scene
+        .host
+        .netns
+        .ip(&format!("-batch {}", batch.display()))?;
+    let many = received()?;
+    ensure!(
+        few > 10 && many <= few,
+        "{many} answers of the kernel, {few} with one route"
+    );
+    Ok(())
 }
 
 /// Why the daemon leaves HCAs out of an exclusive pool of all.
