@@ -100,7 +100,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	# With that check, UCX drops all datagrams of soft RoCE and its connections time out.
 	mapfile -t arguments < <(sed -n '/^ *- mpirun$/,/- op:/{/- mpirun/d; /- op:/d; s/^ *- //; s/"//g; p}' $example)
 	command=(mpirun -x UCX_UD_VERBS_ETH_DGID_CHECK=n -x UCX_RNDV_THRESH=16384 "${arguments[@]/8388608/262144}" -n 3 -p 0)
-	check "mpirun runs NetPIPE on both workers" kubelet-standin exec --seconds 400 launcher -- "${command[@]}"
+	check "mpirun runs NetPIPE on both workers" kubelet-standin exec --seconds 330 launcher -- "${command[@]}"
 	table=$LAB_OUT/table
 	echo "$checked" >"$table"
 	# One trial of each size; NetPIPE makes several.
@@ -109,7 +109,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	contains "its table has the largest size" ' 262144 bytes +3 times --> +[0-9.]+ Mbps in ' "$(<"$table")"
 	check "verify reads the table" rdmactl verify --read "$table" --line-rate "$best"
 	contains "its best rate is the table's, $best Gb/s" '100 % of the line rate' "$checked"
-	refuses "that is a failure at a line rate of 100 Gb/s" '(^| )0 % of the line rate' rdmactl verify --read "$table" --line-rate 100
+	refuses "that is a failure at a line rate of 100 Gb/s" '(^| )[0-9]{1,2} % of the line rate' rdmactl verify --read "$table" --line-rate 100
 fi
 meet measured
 
