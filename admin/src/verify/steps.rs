@@ -30,6 +30,8 @@ pub(super) const RPING: Step = ("rping", "the RDMA connection manager connects")
 pub(super) const WRITE_BW: Step = ("write-bw", "ib_write_bw reaches the line rate");
 pub(super) const GPU: Step = ("gpu", "ib_write_bw reaches it between GPUs' memory");
 /// Only read, see `--read`.
+pub(super) const MPI: Step = ("mpi", "NetPIPE reaches the line rate");
+/// Likewise.
 pub(super) const NCCL: Step = ("nccl", "a collective of NCCL reaches it");
 
 /// The steps that can be chosen, in their order.
@@ -41,7 +43,7 @@ pub(super) const CHOICE: [Step; 4] = [PING, RPING, WRITE_BW, GPU];
 pub(super) struct Measurement {
     /// The step.
     pub step: &'static str,
-    /// The pair of ports, or `None` for a whole job.
+    /// The pair of ports, or `table` for one that was read.
     pub object: String,
     /// The lines of its table.
     pub rows: Vec<perftest::Row>,
