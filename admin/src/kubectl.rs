@@ -213,12 +213,19 @@ async fn bytes(pipe: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// The last line that a program printed.
+/// The last line that a program printed. Of a command in a pod it is the command's own: kubectl exec
+/// adds how it ended.
 pub(crate) fn last_line(output: &Output) -> String {
     let text = [output.stdout.as_slice(), output.stderr.as_slice()].join(&b'\n');
     let text = String::from_utf8_lossy(&text);
-    let mut lines = text.lines().map(str::trim);
-    let last = lines.rfind(|line| !line.is_empty());
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let last = lines.next_back();
+    let last = match last {
+        Some(ended) if ended.starts_with("command terminated with exit code") => {
+            lines.next_back().or(last)
+        }
+        _ => last,
+    };
     let nothing = || format!("it printed nothing ({})", output.status);
     last.map_or_else(nothing, printable)
 }
@@ -226,4 +233,26 @@ pub(crate) fn last_line(output: &Output) -> String {
 fn read<T: DeserializeOwned>(what: &[&str], printed: &[u8]) -> anyhow::Result<T> {
     serde_json::from_slice(printed)
         .with_context(|| format!("read what kubectl printed of {}", what.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_that_of_the_command_in_the_pod() {
+        let ended = "command terminated with exit code 1";
+        let last = |stderr: &str| {
+            last_line(&Output {
+                status: ExitStatus::from_raw(256),
+                stdout: Vec::new(),
+                stderr: stderr.into(),
+            })
+        };
+        assert_eq!(last(&format!("a\nit is late\n{ended}\n")), "it is late");
+        assert_eq!(last(&format!("{ended}\n")), ended);
+    }
 }
