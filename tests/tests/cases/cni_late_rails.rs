@@ -160,12 +160,17 @@ fn a_pod_on_gke_has_the_names_and_addresses_of_its_nics() -> Result<()> {
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests");
     let read = |name: &str| fs::read_to_string(manifests.join(name));
     let policy: Value = serde_json::from_str(&read("overlays/gke/policy.json")?)?;
-    let kustomization: Value = serde_saphyr::from_str(&read("examples/gke/kustomization.yaml")?)?;
-    let patch = kustomization["patches"][0]["patch"].as_str();
-    let patch: Value = serde_saphyr::from_str(patch.context("the network's patch")?)?;
-    let network = patch[0]["value"].as_str().context("a network")?;
-    let network: Value = serde_json::from_str(network)?;
-    let plugin = &network["plugins"][0];
+    let plugin = |example: &str| -> Result<Value> {
+        let kustomization = read(&format!("examples/{example}/kustomization.yaml"))?;
+        let kustomization: Value = serde_saphyr::from_str(&kustomization)?;
+        let patch = kustomization["patches"][0]["patch"].as_str();
+        let patch: Value = serde_saphyr::from_str(patch.context("the network's patch")?)?;
+        let network = patch[0]["value"].as_str().context("a network")?;
+        let network: Value = serde_json::from_str(network)?;
+        Ok(network["plugins"][0].clone())
+    };
+    let shipped = plugin("gke")?;
+    assert_eq!(shipped, plugin("rails-gib")?, "jobs and workers");
 
     let node = Node::new()?;
     let cdi = node.scene.host.directory().join("cdi");
@@ -183,8 +188,8 @@ fn a_pod_on_gke_has_the_names_and_addresses_of_its_nics() -> Result<()> {
         }
     }
     let before = node.scene.host_state()?;
-    ensure!(plugin.get("ipam").is_none(), "the fabric's addresses stay");
-    let keys = json!({"attach": plugin["attach"], "names": plugin["names"]});
+    ensure!(shipped.get("ipam").is_none(), "the fabric's addresses stay");
+    let keys = json!({"attach": shipped["attach"], "names": shipped["names"]});
     let pod = node.admit("job", &[0, 1, 6, 7])?;
     let result = node.add(&pod, &keys)?;
     let expected = [0, 1, 6, 7].map(|number| {
