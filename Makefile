@@ -133,7 +133,8 @@ pages: ## manual pages and completions of the programs, into dist/pages/
 	@ls dist/pages/man1 | wc -l | sed 's/$$/ manual pages in dist\/pages\/man1\//'
 
 .PHONY: release
-release: $(if $(filter $(HERE),$(ARCH)),build) $(addprefix build-,$(FOREIGN)) pages ## archive of programs, pages, docs, with checksum and SBOM, in dist/ (ARCH="amd64 arm64": both)
+release: $(if $(filter $(HERE),$(ARCH)),build,pages) $(addprefix build-,$(FOREIGN)) ## archive of programs, pages, docs, with checksum and SBOM, in dist/ (ARCH="amd64 arm64": both)
+	$(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)/rdmactl pages dist/pages)
 	@set -e; for bin in $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN)); do \
 	  manifests/release/build "$$bin"; done
 

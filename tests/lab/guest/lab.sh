@@ -196,9 +196,12 @@ host_state() {
 # BEFORE again. The kernel fills GID tables and checks addresses a moment after a change.
 as_before() {
 	local tell=${3:-host_state}
-	lab_same() { [ "$1" = "$($2)" ]; }
+	lab_same() {
+		lab_have=$($2)
+		[ "$1" = "$lab_have" ]
+	}
 	wait_for 30 lab_same "$2" "$tell" || true
-	equal "$1" "$2" "$($tell)"
+	equal "$1" "$2" "$lab_have"
 }
 
 # --- InfiniBand ----------------------------------------------------------------------------

@@ -63,16 +63,9 @@ back() {
 	meet "seen-$1"
 }
 
-# A pod whose namespace goes without DEL: the daemon must find it after all this.
-over() {
-	ip netns add over
-	cni rdma-ipam ADD "$(container over)" over net1 "$network" >/dev/null
-	ip netns del over
-}
-
 finish() {
 	local pod
-	over
+	ip netns del over
 	check "$1: the daemon releases what a dead pod left" wait_for 120 gone
 	for pod in $(seq 22); do
 		del "$pod"
@@ -95,6 +88,9 @@ for version in 4.2 3; do
 	for pod in $(seq 10); do
 		add "$pod" >"$LAB_OUT/$round.$pod"
 	done
+	# A pod whose namespace goes without DEL after all this; the daemon must find it.
+	ip netns add over
+	cni rdma-ipam ADD "$(container over)" over net1 "$network" | jq -r '.ips[0].address' >"$LAB_OUT/$round.over"
 	meet "added-$round"
 	case $version.$LAB_GUEST in
 	# The cable of one node; the server's own node goes on.

@@ -40,4 +40,6 @@ for version in 4.2 3; do
 	equal "NFS $version: no lease is left" 0 "$(leases)"
 	meet "counted-$version"
 	umount $store
+	# The guest that serves it ends last.
+	meet "unmounted-$version"
 done

@@ -454,10 +454,21 @@ fn a_replaced_machines_blocks_are_not_lost() {
     with_api(async |api| run(api, steps).await);
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 40, ..ProptestConfig::default() })]
-    #[test]
-    fn no_address_is_given_twice_and_none_is_lost(steps in proptest::collection::vec(step(), 1..80)) {
-        with_api(async |api| run(api, steps).await);
-    }
+/// Histories that mostly wait, in tests of their own: they run at a time.
+macro_rules! no_address_is_given_twice_and_none_is_lost {
+    ($($name:ident)*) => {
+        proptest! {
+            #![proptest_config(ProptestConfig { cases: 2, max_shrink_iters: 40, ..ProptestConfig::default() })]
+            $(#[test]
+            fn $name(steps in proptest::collection::vec(step(), 1..80)) {
+                with_api(async |api| run(api, steps).await);
+            })*
+        }
+    };
+}
+no_address_is_given_twice_and_none_is_lost! {
+    no_address_is_given_twice_and_none_is_lost_in_two_histories
+    nor_in_two_others
+    nor_in_a_third_pair
+    nor_in_a_fourth_pair
 }
