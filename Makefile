@@ -58,6 +58,8 @@ check: ## format, lints, absences; dependencies and scripts where cargo-deny and
 	@# Each file by itself: cargo fmt passes over a module that a macro declares.
 	git ls-files -z '*.rs' | xargs -0 rustfmt --check --edition 2024
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@# Without libFuzzer itself, which is C++.
+	CUSTOM_LIBFUZZER_PATH=/absent $(CARGO) clippy --locked --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
 	tests/absences
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --locked check bans licenses sources; \
 	else echo "cargo-deny is not installed: dependencies were not checked"; fi

@@ -59,6 +59,9 @@ pub enum Error {
 /// Of everything in this room.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// What an answer says, or why it cannot be read.
+type Parsed<T> = std::result::Result<T, DecodeError>;
+
 impl Error {
     /// A system call that failed.
     pub fn call(what: impl fmt::Display, cause: impl Into<io::Error>) -> Self {
@@ -259,7 +262,7 @@ impl Socket {
         kind: u16,
         flags: u16,
         body: &impl Emitable,
-        mut each: impl FnMut(&[u8]) -> std::result::Result<(), DecodeError>,
+        mut each: impl FnMut(&[u8]) -> Parsed<()>,
     ) -> Result<()> {
         observed(
             &what,
@@ -287,7 +290,7 @@ impl Socket {
         what: impl fmt::Display,
         kind: u16,
         body: &impl Emitable,
-        parse: impl Fn(&[u8]) -> std::result::Result<Option<T>, DecodeError>,
+        parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
         let mut again = false;
         let attempt = || {
@@ -319,7 +322,7 @@ impl Socket {
         what: impl fmt::Display,
         kind: u16,
         body: &impl Emitable,
-        parse: impl Fn(&[u8]) -> std::result::Result<Option<T>, DecodeError>,
+        parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
         let attempt = || {
             let mut list = Vec::new();
@@ -343,7 +346,7 @@ impl Socket {
         kind: u16,
         flags: u16,
         body: &impl Emitable,
-        each: &mut dyn FnMut(&[u8]) -> std::result::Result<ControlFlow<()>, DecodeError>,
+        each: &mut dyn FnMut(&[u8]) -> Parsed<ControlFlow<()>>,
     ) -> std::result::Result<(), Failure> {
         self.sequence = self.sequence.wrapping_add(1);
         self.send(kind, flags, body).map_err(Failure::Unsent)?;
@@ -393,10 +396,7 @@ impl Socket {
 ///
 /// # Errors
 /// The header cannot be read.
-pub fn parse_leniently<T: Parseable<[u8]>>(
-    payload: &[u8],
-    header: usize,
-) -> std::result::Result<T, DecodeError> {
+pub fn parse_leniently<T: Parseable<[u8]>>(payload: &[u8], header: usize) -> Parsed<T> {
     T::parse(payload).or_else(|error| {
         let (head, attributes) = payload.split_at_checked(header).ok_or(error)?;
         let mut readable = head.to_vec();
