@@ -47,7 +47,7 @@ struct At {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Release this node's leases that are over
+    /// Release this node's leases of ended pods
     Reclaim(reclaim::Reclaim),
     /// Release leases by hand
     Release(release::Release),
@@ -57,7 +57,7 @@ enum Command {
     Import(import::Import),
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
     Export(export::Export),
-    /// Make the store's directory a store, with the id that the policy names for it
+    /// Create the store in its directory, with the policy's id
     Init,
 }
 

@@ -65,7 +65,7 @@ fn records(node: &Node) -> anyhow::Result<Vec<(Key, Record)>> {
 
 #[derive(Debug, Args)]
 struct Reclaim {
-    /// Only say what would be undone
+    /// Only print what would be undone
     #[arg(long)]
     dry_run: bool,
 }

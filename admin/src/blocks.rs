@@ -41,9 +41,9 @@ pub(crate) struct Blocks {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Take a block from its node, which is gone for good: an administrator's word
+    /// Release a block of a node that is gone for good
     Release(release::Release),
-    /// Compare the blocks with each other and their ranges; on a node also with its grants
+    /// Compare the blocks with each other and their ranges; on a node also with the blocks stored there
     Fsck,
 }
 

@@ -29,7 +29,7 @@ use crate::verdict::words;
 /// Shows the RDMA devices of this host.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Discover {
-    /// Also the filled slots of the GID tables, with the index that verbs programs ask for (-x)
+    /// Also the entries of the GID tables, with their indexes (-x of verbs programs)
     #[arg(long)]
     gids: bool,
     /// Configuration file, for the pools [default: as for "run", where there is one]

@@ -139,7 +139,7 @@ pub(crate) struct Kubectl {
         default_value = "kube-system"
     )]
     pub(crate) namespace: String,
-    /// The program that stands for kubectl
+    /// The kubectl program
     #[arg(
         long,
         global = true,

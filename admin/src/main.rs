@@ -42,7 +42,7 @@ use output::{Ended, ended};
 #[derive(Debug, Parser)]
 #[command(name = "rdmactl", version, max_term_width = 100)]
 #[command(
-    after_help = "As kubectl-rdma (kubectl rdma COMMAND) it asks all nodes of a cluster.\n\
+    after_help = "As kubectl rdma COMMAND it asks all nodes of the cluster.\n\
     Exit status: 0 good, 1 failed or something was found, 2 wrong usage."
 )]
 struct Cli {
@@ -64,7 +64,7 @@ enum Command {
     Topology(topology::Topology),
     /// Why a device is or is not in each pool
     Explain(explain::Explain),
-    /// What RDMA needs of this node, or of this container, and does not have
+    /// What this node or container lacks for RDMA
     Preflight(Box<preflight::Preflight>),
     /// Whether RDMA works between two pods or nodes, and how fast
     Verify(Box<verify::Verify>),

@@ -54,16 +54,16 @@ use subjects::{Selection, catalogue, run};
     Exit status: 0 no check failed, 1 at least one did (with --strict also for a warning), \
     2 wrong usage.")]
 pub(crate) struct Preflight {
-    /// Say for every check what was read, not only for those that complain
+    /// Show what each check read, not only those that found something
     #[arg(long)]
     all: bool,
-    /// List the checks and end
+    /// List the checks and exit
     #[arg(long)]
     list: bool,
     /// Only these checks: ids (M01) or letters of subjects (M)
     #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
     only: Vec<String>,
-    /// Not these checks
+    /// Skip these checks
     #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
     skip: Vec<String>,
     /// Also fail on warnings
@@ -76,12 +76,12 @@ pub(crate) struct Preflight {
     /// Check the container this runs in instead of the node
     #[arg(long)]
     pod: bool,
-    /// The device plugin's configuration: only NICs of its pools then have to be in order
+    /// Check only the NICs of this configuration's pools
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
     #[command(flatten)]
     defaults: Defaults,
-    /// How many HCAs this node should have that can be used: of all, or of a pool (needs
+    /// The number of usable HCAs that this node should have, in total or of a resource (needs
     /// --config-file)
     #[arg(long = "expect", value_name = "[RESOURCE=]NUMBER")]
     expected: Vec<Expected>,

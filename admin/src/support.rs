@@ -31,8 +31,8 @@ use crate::output::{Ended, Outcome, block_on, complain};
 /// events. Secrets and values of environment variables are left out.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "As kubectl rdma report it has all nodes and the cluster's objects. It lacks what \
-    its user may not read. Secrets are not read.\n\
+    after_help = "As kubectl rdma report it has all nodes and the cluster's objects that you may \
+    read. Secrets are not read.\n\
     Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
 )]
 pub(crate) struct Report {

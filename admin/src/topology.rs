@@ -27,7 +27,7 @@ use view::View;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "A GPU is named by position, PCI address or UUID.")]
 pub(crate) struct Topology {
-    /// Also the matrix of all distances, as of "nvidia-smi topo -m"
+    /// Also the distance matrix, like that of "nvidia-smi topo -m"
     #[arg(long)]
     matrix: bool,
     /// Choose NICs for these GPUs

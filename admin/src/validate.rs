@@ -21,13 +21,13 @@ use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 all is in order, 1 something is refused, 2 wrong usage.")]
+#[command(after_help = "Exit status: 0 valid, 1 something is refused, 2 wrong usage.")]
 #[expect(clippy::doc_markdown, reason = "it is the help that people read")]
 pub(crate) struct Validate {
     /// Files (JSON or YAML), or - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Ask this node, too: which HCAs a pool has here; for networks what the runtime asks by STATUS
+    /// Also check on this node: the HCAs of each pool, the STATUS of each network
     #[arg(long)]
     on_host: bool,
     /// Directories of CNI programs, for --on-host

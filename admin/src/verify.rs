@@ -35,7 +35,7 @@ use table::judge_table;
 /// NCCL.
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "Places: pod:[NAMESPACE/]NAME[/CONTAINER] (kubectl exec), ssh:[USER@]HOST, \
+    after_help = "SERVER and CLIENT: pod:[NAMESPACE/]NAME[/CONTAINER] (kubectl exec), ssh:[USER@]HOST, \
     netns:NAME, pid:NUMBER (a container's process on this host), local. The usual tools run \
     there: ping, rping, ib_write_bw, in an image with a shell. They load the network.\n\
     Examples:\n  \
@@ -72,14 +72,14 @@ pub(crate) struct Verify {
     /// Not these steps
     #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = step_names())]
     skip: Vec<String>,
-    /// Also between the memories of this GPU at both ends, as CUDA counts them; with --read: the
-    /// table is of GPU memory
+    /// Also test the memory of this GPU (CUDA index) at both ends; with --read: the table is of GPU
+    /// memory
     #[arg(long, value_name = "INDEX", num_args = 0..=1, default_missing_value = "0")]
     gpu: Option<u32>,
     /// GPU memory by dma-buf instead of nvidia_peermem
     #[arg(long)]
     dmabuf: bool,
-    /// Rate of one NIC in Gb/s [default: of the ports; NCCL's has none]
+    /// Rate of one NIC in Gb/s [default: the ports' rate; --read has none]
     #[arg(long, value_name = "GBPS")]
     line_rate: Option<f64>,
     /// NICs of each pod, for NCCL [default: as NCCL says, else one for each GPU]
@@ -98,7 +98,7 @@ pub(crate) struct Verify {
     /// First TCP port of the tools
     #[arg(long, value_name = "PORT", default_value_t = 18515)]
     port: u16,
-    /// The program that stands for kubectl
+    /// The kubectl program
     #[arg(long, value_name = "PROGRAM", default_value = "kubectl")]
     kubectl: String,
     /// Also fail on warnings

@@ -32,9 +32,9 @@ use node_server::http::Details;
     args_conflicts_with_subcommands = true
 )]
 #[command(
-    after_help = "Without a command, \"run\" is meant, with its flags (run --help). A long flag \
-    may have a single dash, as the replaced plugins have it.\n\
-    People ask rdmactl.\n\
+    after_help = "The default command is run; its flags: run --help. A long flag may have a \
+    single dash, as in the replaced plugins.\n\
+    Administrators use rdmactl.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage."
 )]
 struct Cli {
@@ -50,7 +50,7 @@ enum Command {
     Run(Box<Run>),
     /// Put the CNI programs and the node's policy in their places
     Install(install::Install),
-    /// Remove what was put on a node that does not use it any more
+    /// Remove this project's files from the node
     Uninstall(uninstall::Uninstall),
 }
 
@@ -59,7 +59,7 @@ struct Run {
     /// Configuration file [default: the first that exists of the three plugins' usual places]
     #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
-    /// Where the kubelet expects device plugins; the same whatever its --root-dir
+    /// Where the kubelet expects device plugins, also with another --root-dir
     #[arg(
         long,
         value_name = "DIR",
@@ -92,8 +92,8 @@ struct Run {
         default_value = "/var/run/k8s.cni.cncf.io/devinfo/dp"
     )]
     device_info_dir: PathBuf,
-    /// Socket on which programs of the node ask which pod holds what, the CNI plugin for instance;
-    /// in a directory of its own, which only root can write to; empty: none
+    /// Socket for questions of the CNI plugin, in a directory of its own that only root can write to;
+    /// empty: none
     #[arg(
         long,
         value_name = "FILE",
@@ -101,13 +101,12 @@ struct Run {
         default_value = NODE_SOCKET
     )]
     node_socket: PathBuf,
-    /// Directory where the last good configuration is kept, for a start while the file is wrong; not
-    /// kept if left out
+    /// Directory for the last good configuration, for a start while the file is wrong [default: none]
     #[arg(long, value_name = "DIR", env = "RDMA_STATE_DIR")]
     state_dir: Option<PathBuf>,
     #[command(flatten)]
     node: NodePolicy,
-    /// Addresses that serve /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834; none if left out
+    /// Addresses that serve /metrics, /healthz, /readyz and /status, as 127.0.0.1:9834 [default: none]
     #[arg(
         long,
         value_name = "ADDRESS:PORT,…",
@@ -120,7 +119,7 @@ struct Run {
     /// only to clients on the loopback address
     #[arg(long, env = "RDMA_OPEN_STATUS")]
     open_status: bool,
-    /// Seconds between two rounds that reclaim what dead pods still have; 0: nothing is reclaimed
+    /// Seconds between two rounds that reclaim what ended pods left; 0: never
     #[arg(
         long,
         value_name = "SECONDS",

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(super) struct Fsck {
-    /// Repair what can be, and put aside what is not a record
+    /// Repair, and move aside files that are no records
     #[arg(long)]
     repair: bool,
-    /// First forget which store this node knew: another one was put in its place on purpose
+    /// Accept a store that replaced the one that this node knew
     #[arg(long)]
     adopt: bool,
-    /// Leave alone what changed less than this ago: it may be a call that still runs
+    /// Skip files that changed later than this ago: a call may still run
     #[arg(long, value_name = "DURATION", value_parser = super::duration, default_value = "60s")]
     min_age: Duration,
 }

@@ -11,7 +11,7 @@ use std::io::IsTerminal as _;
 
 #[derive(Debug, Args)]
 pub(super) struct Reclaim {
-    /// Only say what would be freed
+    /// Only print what would be released
     #[arg(long, conflicts_with = "yes")]
     dry_run: bool,
     /// Do not ask

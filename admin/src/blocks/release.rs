@@ -22,16 +22,16 @@ const MOST_ATTEMPTS: usize = 5;
 
 #[derive(Debug, Args)]
 pub(super) struct Release {
-    /// The block, as 10.0.0.16/28. It rests for the cool-down; then other nodes may have it
+    /// The block, as 10.0.0.16/28. It cools down before another node gets it
     #[arg(long, value_name = "CIDR")]
     block: IpNetwork,
     /// Its store
     #[arg(long, value_name = "NAME", default_value = "default")]
     store: String,
-    /// Its network name; none if left out
+    /// Its network name [default: none]
     #[arg(long, value_name = "NAME")]
     network_name: Option<String>,
-    /// Also if its node is there and Ready
+    /// Release it even if its node is Ready
     #[arg(long)]
     force: bool,
     /// Do not ask

@@ -22,10 +22,10 @@ pub(crate) struct Options {
     /// How pods get HCAs [default: late with GPUs, exclusive with several HCAs or VFs, else shared]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// Addresses of pods; each rail gets an equal part [default: a private range without nodes]
+    /// Addresses of pods; each rail gets an equal part [default: an unused private range]
     #[arg(long, value_name = "CIDR")]
     pub range: Option<IpNetwork>,
-    /// A node has a network of this length in each range: for fabrics that route to nodes
+    /// Prefix length of each node's own network, for fabrics that route to nodes
     #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(16..=128))]
     pub per_node_prefix: Option<u8>,
     /// VLAN of VFs
@@ -40,7 +40,7 @@ pub(crate) enum Mode {
     Shared,
     /// Each HCA is for one pod
     Exclusive,
-    /// The same, chosen next to the pod's GPUs
+    /// As exclusive; the HCAs are chosen next to the pod's GPUs
     Late,
 }
 

@@ -32,7 +32,7 @@ pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Ve
 /// Addresses of the node, by which its uplinks are known.
 #[derive(Debug, Clone, Args)]
 pub struct NodeAddresses {
-    /// Addresses the cluster knows the node by: no pod is given a netdev that has one
+    /// The node's addresses: a netdev that has one is an uplink
     #[arg(
         long,
         value_name = "ADDRESS,…",

@@ -16,7 +16,7 @@ use crate::uninstall::{self, Places, Refusal};
 /// while a pod has an interface or an address of it.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "It is run on each node once the DaemonSet is deleted: by hand, or by \
+    after_help = "Run it on each node after the DaemonSet is deleted, by hand or by \
     manifests/uninstall. A store that nodes share stays.\n\
     Exit status: 0 nothing of it is left, 1 refused or failed, 2 wrong usage."
 )]
@@ -40,17 +40,17 @@ pub(super) struct Uninstall {
     run_dir: PathBuf,
     #[command(flatten)]
     node: NodePolicy,
-    /// Remove it: leases and journal do not come back
+    /// Remove it; leases and journal cannot be recovered
     #[arg(long, required_unless_present = "dry_run", conflicts_with = "dry_run")]
     yes: bool,
     /// Only say whether it would be refused
     #[arg(long)]
     dry_run: bool,
-    /// Try again every ten seconds until nothing is in use any more; addresses that dead pods left are
-    /// freed meanwhile
+    /// Try again every ten seconds until nothing is in use; addresses of ended pods are released
+    /// meanwhile
     #[arg(long)]
     wait: bool,
-    /// Do not end when it is done, so that a DaemonSet of it becomes ready and stays so
+    /// Keep running when done, so that a DaemonSet of it stays ready
     #[arg(long)]
     stay: bool,
 }

@@ -78,7 +78,7 @@ pub struct Defaults {
         default_value = sriov::DEFAULT_PREFIX
     )]
     pub resource_prefix: String,
-    /// Deliver by CDI; for the two peers' formats, ours says it for each pool
+    /// Deliver by CDI, for configList and resourceList; version 1 sets it for each pool
     #[arg(
         long,
         env = "RDMA_USE_CDI",
@@ -88,8 +88,8 @@ pub struct Defaults {
         default_missing_value = "true"
     )]
     pub use_cdi: bool,
-    /// Offer no unit before this is there, a file or a kernel module (`file:/PATH`, `module:NAME`);
-    /// for the two peers' formats, ours says it for each pool
+    /// Keep units Unhealthy until this file or kernel module is there (`file:/PATH`, `module:NAME`), for
+    /// configList and resourceList; version 1 sets it for each pool
     #[arg(
         long,
         value_name = "WHAT,…",

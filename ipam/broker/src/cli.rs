@@ -17,9 +17,9 @@ use crate::api::{Client, Endpoint, Processor, Transport};
 use crate::broker::{self, Settings};
 use crate::space::Timing;
 
-/// Claims blocks of addresses for this node in the Kubernetes API, and grants them to its CNI programs.
+/// Claims blocks of addresses for this node in the Kubernetes API, for its CNI programs.
 ///
-/// It does that until it is ended by a signal. People ask rdmactl blocks.
+/// Runs until a signal ends it. Administrators use rdmactl blocks.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-ipam-broker", version)]
 #[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]
@@ -43,7 +43,7 @@ struct Cli {
         default_value = "/run/rdma-netdev/ipam.sock"
     )]
     socket: PathBuf,
-    /// Addresses that serve /metrics and /healthz, as 127.0.0.1:9835; none if left out
+    /// Addresses that serve /metrics and /healthz, as 127.0.0.1:9835 [default: none]
     #[arg(
         long,
         value_name = "ADDRESS:PORT,…",

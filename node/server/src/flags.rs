@@ -46,7 +46,7 @@ impl Log {
 /// Where attachments and leases of this node are found.
 #[derive(Debug, Args)]
 pub struct NodePolicy {
-    /// The node's policy, which says where attachments and leases are kept
+    /// The node policy
     #[arg(
         long,
         value_name = "FILE",
