@@ -127,6 +127,16 @@ for nic in 0 1; do
 done
 check "eth0 received less than a tenth" test "$(gained 2)" -lt $((bytes / 10))
 
+if [ "$LAB_GUEST" = 1 ]; then
+	# The launcher has ssh and the keys, as an administrator's machine has.
+	printf '%s\n' '#!/bin/bash' 'exec kubelet-standin exec launcher -- ssh "$@"' >/usr/local/bin/ssh
+	chmod +x /usr/local/bin/ssh
+	check "verify by ssh: RDMA works between the workers" \
+		rdmactl verify --timeout 120 --only ping,rping ssh:worker-1 ssh:worker-2
+	contains "by both pairs of NICs" 'rping +pass' "$checked"
+fi
+meet verified
+
 check "the pods end" kubelet-standin delete-pod "${pods[@]}"
 meet ended
 for nic in 0 1; do wait_for 20 settled rdma$nic; done

@@ -1,0 +1,146 @@
+# Late binding on a whole real cluster: the example's pods get the NICs next to their GPUs, an MPIJob runs
+# lab: topology=1x9x1 memory=2752 timeout=2400 images=mpi,node kubernetes=yes
+# lab: cdi-containerd=yes
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=gpu-plugin-standin
+# shellcheck shell=bash disable=SC2016,SC2154
+
+# shellcheck source=tests/lab/guest/cluster.sh
+. /lab/guest/cluster.sh
+# Soft RoCE says 100 Gb/s of any faster NIC.
+manifests=/tmp/manifests
+cp -r /lab/manifests $manifests
+sed -i 's/>=200G/>=100G/' $manifests/overlays/late/config.yaml
+address=172.20.0.1
+
+# eth0 is the node's own, with no GPU beside it. The others have a GPU beside each.
+node_address $address
+for class in "$(readlink -f /sys/class/net/eth0/device/../../..)"/*/*/class; do
+	case $(<"$class") in 0x03*) echo 1 >"${class%/class}/remove" ;; esac
+done
+for nic in 1 2 3 4 5 6 7 8; do
+	make_hca eth$nic mlx5_$nic
+	ip link set eth$nic mtu 9000
+done
+mount --make-rshared /
+start_containerd /lab/containerd
+ctr --namespace k8s.io image import /lab/node.tar
+join_cluster $address
+component gpu-plugin-standin
+check "the node offers eight GPUs" wait_for 200 offers amd.com/gpu 8
+
+in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl "$@"; }
+# A NIC gets another index when the pod's namespace has one of that number.
+state_without_indexes() { host_state | sed -E 's/^[0-9]+: //' | sort; }
+for nic in 1 2 3 4 5 6 7 8; do wait_for 20 settled eth$nic; done
+before=$(state_without_indexes)
+
+step "kubectl apply -k manifests/overlays/late"
+check "the API server takes the overlay" kubectl apply -k $manifests/overlays/late
+check "the DaemonSet is rolled out" own rollout status ds/rdma-device-plugin --timeout=300s
+check "the node offers eight slots" wait_for 200 offers rdma/nic 8
+
+rows() { in_daemon pods --json | jq --arg pod "default/$1" '[.pods[] | select(.pod == $pod)]'; }
+# interfaces POD: each RDMA interface with its IPv4 address.
+interfaces() { in_pod "$1" ip -4 -o addr show | awk '$2 ~ /^rdma/ { sub("/.*", "", $4); print $2, $4 }'; }
+# has POD COUNT: as many NICs as GPUs, each beside one; Multus and the container know them.
+has() {
+	local name ip of_rails='' known
+	equal "$1: each of its $2 GPUs has a NIC on its switch" "$2" \
+		"$(rows "$1" | jq '[.[].gpus[] | select(endswith(" PIX"))] | unique | length')"
+	equal "$1: it has $2 interfaces" "$2" "$(interfaces "$1" | wc -l)"
+	while read -r name ip; do
+		[[ $ip == 10.$((64 + ${name#rdma})).* ]] || of_rails+=" $name $ip"
+	done < <(interfaces "$1")
+	equal "$1: each has an address of its rail" "" "$of_rails"
+	known=$(kubectl get pod "$1" -o json | jq -r '.metadata.annotations["k8s.v1.cni.cncf.io/network-status"]')
+	show cat <<<"$known"
+	equal "$1: Multus reports them all" "$(interfaces "$1" | awk '{ print $2 }' | sort)" \
+		"$(jq -r '.[] | select(.name == "default/rdma-near") | .ips[]' <<<"$known" | sort -u)"
+	equal "$1: it has the nodes of $2 HCAs" "$2" "$(in_pod "$1" sh -c 'ls /dev/infiniband' | grep -c '^uverbs')"
+	equal "$1: NCCL is told of them" "$2" "$(in_pod "$1" sh -c 'echo $NCCL_IB_HCA' | tr ',' '\n' | grep -c mlx5_)"
+}
+
+step "kubectl apply -k manifests/examples/late"
+kubectl apply -f $manifests/examples/late/nad.yaml
+sed 's|nvidia\.com/gpu|amd.com/gpu|' $manifests/examples/late/pods.yaml >/tmp/pods.yaml
+check "the API server takes the pods" kubectl apply -f /tmp/pods.yaml
+check "those with one and four GPUs become ready" kubectl wait --for=condition=Ready --timeout=400s pod/late-1 pod/late-4
+has late-1 1
+has late-4 4
+show in_daemon pods -o wide
+check "they end" kubectl delete pod late-1 late-4 --timeout=200s
+check "then that with eight becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/late-8
+has late-8 8
+equal "its rails are 0 to 7" "0 1 2 3 4 5 6 7" "$(interfaces late-8 | sed -E 's/rdma([0-9]).*/\1/' | sort | paste -sd' ')"
+check "it ends" kubectl delete pod late-8 --timeout=200s
+
+step "the MPIJob of manifests/examples/mpijob-cpu, as the MPI operator expands it"
+of_example() { sed -nE "s/^ *$1: (.*)\$/\1/p" $manifests/examples/mpijob-cpu/kustomization.yaml; }
+kubectl apply -f $manifests/examples/mpijob/nad.yaml
+ctr --namespace k8s.io run --rm --mount type=bind,src=/tmp,dst=/tmp,options=rbind:rw localhost/mpi:1 key \
+	ssh-keygen -q -t ed25519 -N '' -f /tmp/id
+kubectl create secret generic netpipe-ssh --from-file=id_ed25519=/tmp/id \
+	--from-file=id_ed25519.pub=/tmp/id.pub --from-file=authorized_keys=/tmp/id.pub
+kubectl create configmap netpipe-config \
+	--from-literal=hostfile="$(printf 'netpipe-worker-%d.netpipe.default.svc slots=1\n' 0 1)"
+# mpi_pod NAME COMMAND [NETWORKS LIMITS ALIASES]
+mpi_pod() {
+	local networks=${3:+"k8s.v1.cni.cncf.io/networks: \"$3\""}
+	kubectl apply -f - <<-POD
+		apiVersion: v1
+		kind: Pod
+		metadata:
+		  name: $1
+		  annotations: {$networks}
+		spec:
+		  restartPolicy: Never
+		  terminationGracePeriodSeconds: 1
+		  hostAliases: ${5:-"[]"}
+		  containers:
+		  - name: main
+		    image: localhost/mpi:1
+		    imagePullPolicy: IfNotPresent
+		    command: [sh, -c, "$2"]
+		    env:
+		    - {name: OMPI_MCA_orte_default_hostfile, value: /etc/mpi/hostfile}
+		    - {name: OMPI_MCA_plm_rsh_args, value: -o ConnectionAttempts=10}
+		    securityContext: {capabilities: {add: [IPC_LOCK]}}
+		    resources: {limits: ${4:-"{}"}}
+		    volumeMounts:
+		    - {name: ssh, mountPath: /root/.ssh}
+		    - {name: mpi, mountPath: /etc/mpi}
+		  volumes:
+		  - {name: ssh, secret: {secretName: netpipe-ssh, defaultMode: 0400}}
+		  - {name: mpi, configMap: {name: netpipe-config}}
+	POD
+}
+aliases=''
+for worker in netpipe-worker-0 netpipe-worker-1; do
+	check "$worker is made" mpi_pod $worker \
+		"ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key && exec /usr/sbin/sshd -De" \
+		"$(of_example value | grep rdma-worker)" "$(of_example limits)"
+done
+check "both workers become ready" kubectl wait --for=condition=Ready --timeout=400s pod/netpipe-worker-0 pod/netpipe-worker-1
+for worker in netpipe-worker-0 netpipe-worker-1; do
+	equal "$worker has two HCAs" 2 "$(in_pod $worker ibv_devinfo | grep -c hca_id)"
+	aliases+="{ip: $(address_of $worker eth0), hostnames: [$worker.netpipe.default.svc]}, "
+done
+check "the launcher is made" mpi_pod netpipe-launcher "exec sleep infinity" "" "{}" "[$aliases]"
+check "it becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/netpipe-launcher
+# The example's arguments; mpi.sh says what differs on an emulated machine with soft RoCE.
+mapfile -t arguments < <(sed -n '/^ *- mpirun$/,/- op:/{/- mpirun/d; /- op:/d; s/^ *- //; s/"//g; p}' \
+	$manifests/examples/mpijob-cpu/kustomization.yaml)
+check "mpirun runs NetPIPE on both workers, by their full names" timeout 400 kubectl exec netpipe-launcher -- \
+	mpirun -x UCX_UD_VERBS_ETH_DGID_CHECK=n "${arguments[@]/8388608/65536}" -n 3 -p 0
+contains "its table has the largest size" ' 65536 bytes +3 times --> +[0-9.]+ Mbps in ' "$checked"
+show cat <<<"$checked"
+check "verify between the workers finds nothing wrong" \
+	rdmactl verify --timeout 120 --only ping,rping pod:netpipe-worker-0 pod:netpipe-worker-1
+check "the job's pods end" kubectl delete pod netpipe-launcher netpipe-worker-0 netpipe-worker-1 --timeout=200s
+
+step "kubectl delete -k"
+kubectl delete secret/netpipe-ssh configmap/netpipe-config
+kubectl delete -f $manifests/examples/late/nad.yaml -f $manifests/examples/mpijob/nad.yaml
+check "what was installed goes" kubectl delete -k $manifests/overlays/late --timeout=200s
+as_before "the host is as before" "$before" state_without_indexes
+equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
