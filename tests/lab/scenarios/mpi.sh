@@ -129,6 +129,7 @@ check "eth0 received less than a tenth" test "$(gained 2)" -lt $((bytes / 10))
 
 if [ "$LAB_GUEST" = 1 ]; then
 	# The launcher has ssh and the keys, as an administrator's machine has.
+	mkdir -p /usr/local/bin
 	printf '%s\n' '#!/bin/bash' 'exec kubelet-standin exec launcher -- ssh "$@"' >/usr/local/bin/ssh
 	chmod +x /usr/local/bin/ssh
 	check "verify by ssh: RDMA works between the workers" \
