@@ -1,6 +1,6 @@
 //! Routes.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{cell::Cell, collections::BTreeSet, net::IpAddr};
 
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
@@ -38,16 +38,20 @@ pub fn list_table(
 }
 
 /// The IPv4 routes to 0.0.0.0, with any prefix length, in one table of the namespace that the thread is
-/// in. They come first in the kernel's list, which is in the order of destinations
-/// (`fib_table_dump()`, `net/ipv4/fib_trie.c`), so of the others only the first few are read.
-pub fn list_first(table: u32) -> Result<Vec<RouteMessage>> {
+/// in, and whether it has others. They come first in the kernel's list, which is in the order of
+/// destinations (`fib_table_dump()`, `net/ipv4/fib_trie.c`), so of the others only the first few are read.
+pub fn list_first(table: u32) -> Result<(Vec<RouteMessage>, bool)> {
     let query = query(AddressFamily::Inet, Some(RouteAttribute::Table(table)));
-    let socket = Socket::open()?;
-    socket.dump_start("list first routes", RTM_GETROUTE, &query, |payload| {
+    let others = Cell::new(false);
+    let listed = Socket::open()?.dump_start("list first routes", RTM_GETROUTE, &query, |payload| {
         let route = socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES)?;
-        let to = destination(&route);
-        Ok(to.is_none_or(|to| to.is_unspecified()).then_some(route))
-    })
+        others.set(destination(&route).is_some_and(|to| !to.is_unspecified()));
+        Ok((!others.get()).then_some(route))
+    });
+    match listed {
+        Err(e) if e.is(libc::ENOENT) => Ok((Vec::new(), false)),
+        listed => Ok((listed?, others.get())),
+    }
 }
 
 /// `RT_TABLE_MAIN`

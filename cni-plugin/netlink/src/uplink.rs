@@ -56,11 +56,13 @@ pub fn uplinks(
         if !node_addresses.is_empty() && node_addresses.iter().all(|ip| ip.is_ipv4() != v4) {
             continue;
         }
-        for table in tables(&rules, family) {
-            for message in default_routes(socket, family, table)? {
-                let route = default_route(socket, &mut links, &message, table)?;
-                facts.defaults.push(route);
-            }
+        // A rule for a part of the address space: its table has a route to that part alone.
+        let in_parts = rules
+            .iter()
+            .any(|rule| rule.header.dst_len > 0 && is_for_the_node(rule));
+        for (table, message) in default_routes(socket, family, &tables(&rules, family), in_parts)? {
+            let route = default_route(socket, &mut links, &message, table)?;
+            facts.defaults.push(route);
         }
     }
     let sources = facts.defaults.iter().filter_map(|route| route.source);
@@ -83,8 +85,10 @@ pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
     for family in route::FAMILIES {
         let mut links = Links::default();
         let mut routes = Vec::new();
-        for message in default_routes(socket, family, route::MAIN)? {
-            routes.push(default_route(socket, &mut links, &message, route::MAIN)?);
+        for (table, message) in
+            default_routes(socket, family, &BTreeSet::from([route::MAIN]), false)?
+        {
+            routes.push(default_route(socket, &mut links, &message, table)?);
         }
         routes.retain(|route| route.destination.1 == 0);
         let best = routes.iter().min_by_key(|route| route.metric);
@@ -97,34 +101,49 @@ pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
     Ok(None)
 }
 
-/// The default routes of a table that take packets. They are listed: a lookup of the kernel shows
-/// neither routes for a source alone, nor those of a second link with the same metric, nor one whose
-/// cable is out.
+/// The default routes of tables that take packets, each with its table. They are listed: a lookup of
+/// the kernel shows neither routes for a source alone, nor those of a second link with the same metric,
+/// nor one whose cable is out.
+///
+/// IPv4's tables, which may have very many routes, are read to their ends only where the address space
+/// may be reached `in_parts`: the parts can be anywhere in any of them.
 fn default_routes(
     socket: &mut Socket,
     family: AddressFamily,
-    table: u32,
-) -> Result<Vec<RouteMessage>> {
-    let first = match family {
-        AddressFamily::Inet => first_defaults(table),
-        _ => None,
+    tables: &BTreeSet<u32>,
+    in_parts: bool,
+) -> Result<Vec<(u32, RouteMessage)>> {
+    let first = |table: &u32| Some((*table, first_defaults(*table)?));
+    let first = match family == AddressFamily::Inet && !in_parts {
+        true => tables.iter().map(first).collect::<Option<Vec<_>>>(),
+        false => None,
     };
-    let mut routes = match first {
-        Some(routes) => routes,
-        None => route::list_table(socket, family, table, uplink::is_default)?,
+    let mut all = |table: &u32| {
+        let routes = route::list_table(socket, family, *table, uplink::is_default)?;
+        Ok((*table, routes))
     };
-    routes.retain(|route| route.header.kind == RouteType::Unicast);
-    Ok(routes)
+    let listed = match first {
+        Some(listed) => listed,
+        None => tables.iter().map(&mut all).collect::<Result<_>>()?,
+    };
+    let mut found = Vec::new();
+    for (table, mut routes) in listed {
+        routes.retain(|route| route.header.kind == RouteType::Unicast);
+        found.extend(routes.into_iter().map(|route| (table, route)));
+    }
+    Ok(found)
 }
 
-/// The default routes of IPv4, of which a table with very many routes is not read to its end; none
-/// where it has to be, because one of them leads to a part of the address space and the other parts
-/// may be anywhere.
+/// The default routes of an IPv4 table by its first routes; none where these do not tell, because one
+/// leads to a part of the address space, or none leads everywhere though there are others.
 fn first_defaults(table: u32) -> Option<Vec<RouteMessage>> {
-    let mut routes = route::list_first(table).ok()?;
-    routes.retain(|route| uplink::is_default(route.header.destination_prefix_length));
-    let all = |route: &RouteMessage| route.header.destination_prefix_length == 0;
-    routes.iter().all(all).then_some(routes)
+    let (routes, others) = route::list_first(table).ok()?;
+    let leads_everywhere = |route: &RouteMessage| route.header.destination_prefix_length == 0;
+    let tells = match routes.is_empty() {
+        true => !others,
+        false => routes.iter().all(leads_everywhere),
+    };
+    tells.then_some(routes)
 }
 
 /// Facts of a route of [`default_routes`].

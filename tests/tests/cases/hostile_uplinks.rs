@@ -50,6 +50,43 @@ cases! {
         &["nic0", "nic1"],
         &["nic2"],
     );
+    small_parts_of_the_address_space_make_an_uplink_with_large_ones: Macvlan => uplinks(
+        &[
+            "route add default via 10.9.0.254",
+            "route add 0.0.0.0/5 via 10.8.0.254",
+            "route add 64.0.0.0/2 via 10.8.0.254",
+            "route add 128.0.0.0/1 via 10.8.0.254",
+        ],
+        &["nic0", "nic1"],
+        &["nic2"],
+    );
+    parts_alone_are_the_way_out: Macvlan => uplinks(
+        &["route add 1.0.0.0/8 via 10.8.0.254", "route add 64.0.0.0/2 via 10.8.0.254"],
+        &["nic1"],
+        &["nic0"],
+    );
+    halves_in_two_tables_are_uplinks: Macvlan => uplinks(
+        &[
+            "rule add pref 100 lookup 100",
+            "route add 0.0.0.0/1 via 10.9.0.254 table 100",
+            "route add default via 10.9.0.254",
+            "route add 128.0.0.0/1 via 10.8.0.254",
+        ],
+        &["nic0", "nic1"],
+        &["nic2"],
+    );
+    tables_of_rules_for_halves_have_uplinks: Macvlan => uplinks(
+        &[
+            "rule add to 0.0.0.0/1 lookup 100",
+            "rule add to 128.0.0.0/1 lookup 101",
+            "route add default via 10.9.0.254",
+            "route add default via 10.9.0.254 table 100",
+            "route add default via 10.9.0.254 metric 9 table 101",
+            "route add 128.0.0.0/1 via 10.8.0.254 table 101",
+        ],
+        &["nic0", "nic1"],
+        &["nic2"],
+    );
     a_route_to_all_of_the_internet_is_an_uplink: Macvlan =>
         uplinks(&["-6 route add 2000::/3 via fd09::fe"], &["nic0"], &["nic1"]);
     default_routes_of_a_table_that_a_rule_names_are_uplinks: Macvlan => uplinks(
