@@ -10,7 +10,7 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(super) struct Fsck {
-    /// Repair, and move aside files that are no records
+    /// Repair, and move aside files that are not records
     #[arg(long)]
     repair: bool,
     /// Accept a store that replaced the one that this node knew

@@ -33,8 +33,8 @@ pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
 }
 
 /// The netdevs by name that would cut the node off if they were taken, and why. `socket` is of the
-/// namespace that the thread is in. `node_addresses` are those the node is known by; `addresses` are [`addresses`]. `asked` is one of them that need not be
-/// read again.
+/// namespace that the thread is in. `node_addresses` are those the node is known by; `addresses` are
+/// [`addresses`]. `asked` is a link that need not be read again.
 pub fn uplinks(
     socket: &mut Socket,
     asked: Option<&Link>,

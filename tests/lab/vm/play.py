@@ -87,7 +87,8 @@ class Play:
         if self.scenario.cdi_containerd and "containerd" not in self.cache:
             raise Skipped("needs a containerd that reads CDI files, and no Debian mirror has one for these guests")
         if "mpi" in self.scenario.images and "mpi" not in self.cache:
-            raise Skipped("needs the image of an MPI job, which the mirror lacks or which is for guests of Debian 12")
+            lacking = CannotStart if os.environ.get("CI") else Skipped
+            raise lacking("needs the image of an MPI job, which the mirror lacks or which is for guests of Debian 12")
         found = [self.binaries.product(name) for name in self.scenario.binaries]
         found += [self.binaries.standin(name) for name in self.scenario.standins]
         share = self.directory / "share"
