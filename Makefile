@@ -18,7 +18,8 @@ ARCH ?= $(HERE)
 FOREIGN := $(filter-out $(HERE),$(ARCH))
 TARGET_amd64 := x86_64-unknown-linux-musl
 TARGET_arm64 := aarch64-unknown-linux-musl
-PROGRAMS := rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker rdmactl
+# A test machine adds the stand-ins.
+PROGRAMS ?= rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker rdmactl
 CARGO ?= cargo
 # More flags of cargo build.
 FLAGS ?=
@@ -77,7 +78,7 @@ lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SC
 
 .PHONY: lab-more lab-debian13 lab-arm64
 lab-more: lab-debian13 lab-arm64 ## what is too slow for every change: lab-debian13 and lab-arm64
-# Linux 6.12 and containerd 1.7.
+# Linux 6.12 and containerd 1.7, and the programs as they are released.
 lab-debian13: build
 	RDMA_LAB_DEBIAN=13 tests/lab/run $(or $(SCENARIO),footing pods move exclusive hostile cdi ipoib ib-move ib-pods)
 # Emulated; with one image of both architectures.

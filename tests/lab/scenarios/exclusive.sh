@@ -28,7 +28,7 @@ chained() {
 }
 only=$(chained '{"type": "rdma-netdev", "attach": "rdma-only"}')
 check "the RDMA device of that NIC follows" cni rdma-netdev ADD a a net1 "$only"
-equal "the result is the one before" "$(jq -S 'del(.dns)' <<<"$moved")" "$(jq -S . <<<"$checked")"
+equal "the result is the one before" "$(jq 'del(.dns)' <<<"$moved")" "$(jq . <<<"$checked")"
 equal "it has left the host" "mlx5_2" "$(hcas)"
 equal "the pod has it and no other" "mlx5_1" "$(hcas_of a)"
 contains "the address' GID was waited for and reported" '10.61.0.7 of net1 is GID [0-9]+ of mlx5_1 port 1' "$(</var/log/rdma-netdev.log)"

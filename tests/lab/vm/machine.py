@@ -13,7 +13,8 @@ from .scenario import Scenario
 # Quiet and without what a guest under emulation need not wait for.
 KERNEL_ARGUMENTS = (
     "quiet loglevel=4 panic=-1 net.ifnames=0 nokaslr mitigations=off "
-    "random.trust_cpu=on cryptomgr.notests audit=0 nowatchdog rcupdate.rcu_expedited=1 8250.nr_uarts=2"
+    "random.trust_cpu=on cryptomgr.notests audit=0 nowatchdog rcupdate.rcu_expedited=1 8250.nr_uarts=2 "
+    "transparent_hugepage=never"
 )
 
 
