@@ -226,7 +226,9 @@ impl Plugin {
             .held(id.container_id.as_str(), id.ifname.as_str())
             .map_err(|e| to_error(&e, format_args!("find the addresses of {id}")))?;
         for range in &config.ranges {
-            let of_range = |lease: &Lease| lease.range == range.subnet();
+            let of_range = |lease: &Lease| {
+                lease.range == range.subnet() && lease.holder.network == request.config.name
+            };
             // Several interfaces may have addresses of one range: each has its own.
             let Some(lease) = held.iter().position(of_range).map(|n| held.remove(n)) else {
                 return Err(Error::new(
@@ -238,7 +240,7 @@ impl Plugin {
             if !previous
                 .ips
                 .iter()
-                .any(|ip| ip.address.addr == lease.address)
+                .any(|ip| ip.address.ip() == lease.address)
             {
                 return Err(Error::new(
                     Code::Differs,
