@@ -239,30 +239,17 @@ fn what_others_stand_on_is_not_moved() {
         passthru: true,
         ..Allow::default()
     };
-    for dependent in [
-        Dependent::VirtualFunctions { count: 4 },
-        Dependent::Link {
-            kind: "vxlan".into(),
-            name: "vx0".into(),
-            netns: None,
-        },
-        Dependent::Unreadable {
-            netns: "/run/netns/a".into(),
-            cause: "no buffer space available".into(),
-        },
-        Dependent::Attachment {
-            kind: "macvlan".into(),
-            owner: "pod ml/b".into(),
-        },
-    ] {
-        let nic = HostLink {
-            dependents: vec![dependent.clone()],
-            ..hardware()
-        };
-        let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
-        assert!(denied.msg.contains(&dependent.to_string()), "{denied}");
-        ask(&nic, &all).unwrap();
-    }
+    let nic = HostLink {
+        dependent: Some(Dependent {
+            what: "vxlan vx0 stands on it".into(),
+            remedy: "remove that first",
+        }),
+        ..hardware()
+    };
+    let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
+    assert!(denied.msg.ends_with(": vxlan vx0 stands on it"), "{denied}");
+    assert_eq!(denied.details, "remove that first");
+    ask(&nic, &all).unwrap();
 }
 
 #[test]
