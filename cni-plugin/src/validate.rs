@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use attachment::{addresses, node::Places};
-use cni_wire::{CniResult, Command, Environment, NetworkConfig, Request, env};
+use cni_wire::{CniResult, Command, Environment, NetworkConfig, Request, env, text};
 use ipam::plugin::Plugin;
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
@@ -264,8 +264,7 @@ fn store_is_there(policy: &Policy, store: &str) -> Result<(), Error> {
     if policy.stores.contains_key(store) {
         return Ok(());
     }
-    let known = policy.stores.keys().map(String::as_str);
-    let known = known.collect::<Vec<_>>().join(", ");
+    let known = text::list(policy.stores.keys());
     Err(Error::new(
         cni_wire::Code::Policy,
         format!("the node's policy has no store {store:?}; it has {known}"),
@@ -388,7 +387,7 @@ impl Findings {
     /// For a person; without the errors.
     #[must_use]
     pub fn text(&self, network: &Network) -> String {
-        let line = |what: &str| format!("{}: {}\n", network.name, cni_wire::text::printable(what));
+        let line = |what: &str| format!("{}: {}\n", network.name, text::printable(what));
         let mut text = String::new();
         if let (Some(attach), true) = (&self.attach, self.errors.is_empty()) {
             let addresses = match &self.ipam {
