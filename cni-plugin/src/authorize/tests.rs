@@ -393,26 +393,28 @@ fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
     child(&["0000:3b:00.2"]).unwrap();
 }
 
-#[test]
-fn only_rdma_devices_that_leave_need_an_allocation() {
+/// The RDMA device mlx5_2 of an HCA, with these netdevs.
+fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Resolved {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
     tree.rdma(&RdmaSpec {
         name: "mlx5_2",
         ..RdmaSpec::default()
     });
-    let mlx5_2 = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
-    let device = |hca: Option<&str>| {
-        Resolved::RdmaOnly(RdmaOnly {
-            interfaces: Vec::new(),
-            devices: vec![RdmaTarget {
-                device: mlx5_2.clone(),
-                hca: hca.map(|hca| hca.parse().unwrap()),
-                netdevs: Vec::new(),
-            }],
-            mode: None,
-        })
-    };
+    Resolved::RdmaOnly(RdmaOnly {
+        interfaces: Vec::new(),
+        devices: vec![RdmaTarget {
+            device: hca::rdma::read(&tree.host(), "mlx5_2").unwrap(),
+            hca: hca.map(|hca| hca.parse().unwrap()),
+            netdevs,
+        }],
+        mode: None,
+    })
+}
+
+#[test]
+fn only_rdma_devices_that_leave_need_an_allocation() {
+    let device = |hca: Option<&str>| rdma_only(hca, Vec::new());
     let default = Allow::default();
     let leaves = Asked {
         moves_rdma: true,
@@ -430,24 +432,7 @@ fn only_rdma_devices_that_leave_need_an_allocation() {
 
 #[test]
 fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
-    let dir = tempfile::tempdir().unwrap();
-    let tree = Tree::new(dir.path());
-    tree.rdma(&RdmaSpec {
-        name: "mlx5_2",
-        ..RdmaSpec::default()
-    });
-    let device = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
-    let of = |netdevs: Vec<HostLink>| {
-        Resolved::RdmaOnly(RdmaOnly {
-            interfaces: Vec::new(),
-            devices: vec![RdmaTarget {
-                device: device.clone(),
-                hca: Some("0000:3b:00.2".parse().unwrap()),
-                netdevs,
-            }],
-            mode: None,
-        })
-    };
+    let of = |netdevs: Vec<HostLink>| rdma_only(Some("0000:3b:00.2"), netdevs);
     let leaves = Asked {
         moves_rdma: true,
         ..nothing()
