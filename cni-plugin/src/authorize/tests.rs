@@ -393,7 +393,7 @@ fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
     child(&["0000:3b:00.2"]).unwrap();
 }
 
-/// The RDMA device mlx5_2 of an HCA, with these netdevs.
+/// The RDMA device `mlx5_2` of an HCA, with these netdevs.
 fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Resolved {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
