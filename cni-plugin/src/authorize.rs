@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, fmt, path::Path};
 
 use attachment::netdev::identity;
-use cni_wire::Code;
+use cni_wire::{Code, text::list};
 use hca::HcaId;
 use node::policy::{self, Allow, Candidate};
 
@@ -234,12 +234,12 @@ fn in_partition(what: &str, pkey: u16, rules: Rules<'_>) -> Result<(), Error> {
     {
         return Ok(());
     }
-    let list: Vec<String> = allowed.iter().map(|key| format!("{key:#06x}")).collect();
+    let allowed = allowed.iter().map(|key| format!("{key:#06x}"));
     denied(
         what,
         format_args!(
             "partition {pkey:#06x} is not among those that the policy allows ({})",
-            list.join(", ")
+            list(allowed)
         ),
         format!(
             "set pkey to one of them, or add it to allow.pkeys in {}",
@@ -274,10 +274,10 @@ fn movable(attempt: &str, nic: &HostLink, rules: Rules<'_>) -> Result<(), Error>
             ),
         );
     }
-    if let Some(dependent) = nic.dependents.first() {
-        return denied(attempt, dependent, dependent.remedy());
+    match &nic.dependent {
+        Some(dependent) => denied(attempt, &dependent.what, dependent.remedy),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// An RDMA device that leaves the host: the netdevs that lose it, and where it has none on the host,
@@ -315,10 +315,6 @@ fn belongs(
     rules: Rules<'_>,
     allocated: &Allocated,
 ) -> Result<(), Error> {
-    let list = |hcas: &BTreeSet<HcaId>| {
-        let names: Vec<String> = hcas.iter().map(ToString::to_string).collect();
-        names.join(", ")
-    };
     if hcas.iter().any(|hca| allocated.hcas.contains(hca)) {
         return Ok(());
     }

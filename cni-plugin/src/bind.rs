@@ -23,7 +23,7 @@ use attachment::{
     journal::record::Slot,
     node::Node,
 };
-use cni_wire::{Code, Request};
+use cni_wire::{Code, Request, text::list};
 use hca::{HcaId, UnitId};
 use node_wire::{
     BIND_TIMEOUT, BindQuestion, ClientError, CommitQuestion, FailureKind, Pod, UnbindQuestion,
@@ -159,11 +159,9 @@ impl Bound {
             units: self.units(),
             gid_indexes,
         };
-        let hcas: Vec<String> = self.slots.keys().map(ToString::to_string).collect();
+        let (hcas, units) = (list(self.slots.keys()), list(self.units()));
         let what = format!(
-            "write the device nodes of {} for {} of pod {}",
-            hcas.join(", "),
-            self.units().join(", "),
+            "write the device nodes of {hcas} for {units} of pod {}",
             self.pod
         );
         let written = client::ask(&node.daemon_socket(), &question, COMMIT_TIMEOUT)

@@ -18,7 +18,7 @@ pub use devices::{Devices, Names};
 use std::collections::BTreeMap;
 
 use attachment::{journal::record::Slot, netdev::vf::Settings};
-use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
+use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, text::list};
 use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 use node::policy::{MAX_RAIL, partition_key, port_guid};
@@ -402,10 +402,9 @@ fn pkey(root: &Section<'_>, names: &BTreeMap<String, u16>) -> Result<Option<u16>
     if let Some(key) = named.or_else(|| partition_key(value)) {
         return Ok(Some(key));
     }
-    let names: Vec<&str> = names.keys().map(String::as_str).collect();
     let names = match names.is_empty() {
         true => "which names none".to_owned(),
-        false => format!("which has {}", names.join(", ")),
+        false => format!("which has {}", list(names.keys())),
     };
     let wrong = root.wrong("pkey", format_args!("{value} is not a partition key"));
     Err(wrong.with_details(format!(

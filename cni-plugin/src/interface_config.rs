@@ -6,7 +6,8 @@ use std::{
 };
 
 use attachment::netdev::{display, replay, snapshot::Snapshot};
-use cni_wire::{Cidr, CniResult, Code, IpConfig, Version};
+use cni_wire::{CniResult, Code, IpConfig, Version, text::list};
+use ipnetwork::IpNetwork;
 use netlink::{address, route};
 use netlink_packet_core::DecodeError;
 use netlink_packet_route::{
@@ -73,7 +74,7 @@ impl InterfaceConfig {
             settings: settings(attach, config, needs_ipv6(&addresses, &routes)),
             addresses,
             routes,
-            announced: result.ips.iter().map(|ip| ip.address.addr).collect(),
+            announced: result.ips.iter().map(|ip| ip.address.ip()).collect(),
             gateways: result.ips.iter().filter_map(|ip| ip.gateway).collect(),
             ..InterfaceConfig::default()
         })
@@ -167,7 +168,7 @@ impl InterfaceConfig {
             };
             let v4 = *family == AddressFamily::Inet;
             let is_meant = |r: &cni_wire::Route| {
-                r.dst.is_default_route() && r.dst.addr.is_ipv4() == v4 && r.table.is_none()
+                r.dst.prefix() == 0 && r.dst.is_ipv4() == v4 && r.table.is_none()
             };
             if version >= Version::V1_0_0 {
                 for route in result.routes.iter_mut().filter(|r| is_meant(r)) {
@@ -218,8 +219,8 @@ impl fmt::Display for InterfaceConfig {
 }
 
 /// An address with its network.
-pub(crate) fn cidr(message: &AddressMessage) -> Option<Cidr> {
-    Cidr::new(address::own(message)?, message.header.prefix_len)
+pub(crate) fn cidr(message: &AddressMessage) -> Option<IpNetwork> {
+    IpNetwork::new(address::own(message)?, message.header.prefix_len).ok()
 }
 
 fn is_way_out(route: &RouteMessage) -> bool {
@@ -262,21 +263,21 @@ fn settings(attach: Attach, config: &Config, v6: bool) -> Vec<Setting> {
     settings
 }
 
-fn address_message(address: Cidr, dad: bool) -> AddressMessage {
+fn address_message(address: IpNetwork, dad: bool) -> AddressMessage {
     let mut message = AddressMessage::default();
-    message.header.prefix_len = address.prefix;
+    message.header.prefix_len = address.prefix();
     let attributes = &mut message.attributes;
-    match address.addr {
+    match address.ip() {
         IpAddr::V4(addr) => {
             message.header.family = AddressFamily::Inet;
-            attributes.push(AddressAttribute::Local(address.addr));
-            attributes.push(AddressAttribute::Address(address.addr));
-            let broadcast = broadcast(addr, address.prefix);
+            attributes.push(AddressAttribute::Local(address.ip()));
+            attributes.push(AddressAttribute::Address(address.ip()));
+            let broadcast = broadcast(addr, address.prefix());
             attributes.extend(broadcast.map(AddressAttribute::Broadcast));
         }
         IpAddr::V6(_) => {
             message.header.family = AddressFamily::Inet6;
-            attributes.push(AddressAttribute::Address(address.addr));
+            attributes.push(AddressAttribute::Address(address.ip()));
             let flags = (!dad).then_some(AddressFlags::Nodad);
             attributes.extend(flags.map(AddressAttribute::Flags));
         }
@@ -294,7 +295,7 @@ fn broadcast(addr: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
 
 /// The routes of a result, one message each in their order.
 pub fn routes(result: &CniResult) -> Vec<RouteMessage> {
-    let networks: Vec<Cidr> = result.ips.iter().map(|ip| ip.address).collect();
+    let networks: Vec<IpNetwork> = result.ips.iter().map(|ip| ip.address).collect();
     let message = |route| route_message(route, next_hop(route, result), &networks);
     result.routes.iter().map(message).collect()
 }
@@ -311,10 +312,10 @@ fn needs_ipv6(addresses: &[AddressMessage], routes: &[RouteMessage]) -> bool {
 /// Where a route leads: to its own next hop, else to the first gateway of its family, else to a
 /// gateway of another family that an address of its own family has.
 pub fn next_hop(route: &cni_wire::Route, result: &CniResult) -> Option<IpAddr> {
-    let v4 = route.dst.addr.is_ipv4();
+    let v4 = route.dst.is_ipv4();
     let gateways = || {
         let ips = result.ips.iter();
-        ips.filter_map(|ip| Some((ip.address.addr.is_ipv4(), ip.gateway?)))
+        ips.filter_map(|ip| Some((ip.address.is_ipv4(), ip.gateway?)))
     };
     match route.gw {
         None if route.scope.is_some_and(|scope| scope >= LINK_SCOPE) => None,
@@ -338,9 +339,7 @@ pub fn check_result(result: &CniResult) -> Result<(), Error> {
     };
     for ip in &result.ips {
         // One gateway stands beside addresses of both families in whereabouts' configuration.
-        let gateway = ip
-            .gateway
-            .filter(|gw| gw.is_ipv4() == ip.address.addr.is_ipv4());
+        let gateway = ip.gateway.filter(|gw| gw.is_ipv4() == ip.address.is_ipv4());
         if let Some((gateway, why)) = gateway.and_then(|gw| Some((gw, unreachable(gw, result)?))) {
             return wrong(format!("gateway {gateway} of address {}", ip.address), why);
         }
@@ -363,13 +362,13 @@ pub fn check_result(result: &CniResult) -> Result<(), Error> {
             );
         }
         if let Some(next_hop) = next_hop {
-            if next_hop.is_ipv4() && !route.dst.addr.is_ipv4() {
+            if next_hop.is_ipv4() && !route.dst.is_ipv4() {
                 return wrong(
                     what,
                     "an IPv6 route cannot have an IPv4 next hop".to_owned(),
                 );
             }
-            if result.ips.iter().any(|ip| ip.address.addr == next_hop) {
+            if result.ips.iter().any(|ip| ip.address.ip() == next_hop) {
                 let why = "is the interface's own address; exclude it from the range";
                 return wrong(what, format!("{next_hop} {why}"));
             }
@@ -382,16 +381,19 @@ pub fn check_result(result: &CniResult) -> Result<(), Error> {
 }
 
 /// Why an address is not the one of a host in a network.
-fn reserved(address: IpAddr, network: Cidr) -> Option<String> {
-    let IpAddr::V4(v4) = address else {
+fn reserved(address: IpAddr, network: IpNetwork) -> Option<String> {
+    if address.is_ipv6() || network.prefix() >= 31 {
         return None;
+    }
+    let which = match address {
+        _ if address == network.network() => "network",
+        _ if address == network.broadcast() => "broadcast",
+        _ => return None,
     };
-    let is_network = network.prefix < 31 && address == network.network().addr;
-    let is_broadcast = broadcast(v4, network.prefix) == Some(v4);
-    (is_network || is_broadcast).then(|| {
-        let which = if is_network { "network" } else { "broadcast" };
-        format!("{address} is the {which} address of {}", network.network())
-    })
+    let (first, prefix) = (network.network(), network.prefix());
+    Some(format!(
+        "{address} is the {which} address of {first}/{prefix}"
+    ))
 }
 
 /// Why a next hop is none for an interface with this result.
@@ -409,8 +411,8 @@ fn unreachable(gateway: IpAddr, result: &CniResult) -> Option<String> {
         return all?.pop();
     }
     // A pod with a single address (/32) still reaches its gateway over this link.
-    let is_single = |network: Cidr| {
-        network == Cidr::host(network.addr) && network.addr.is_ipv4() == gateway.is_ipv4()
+    let is_single = |network: IpNetwork| {
+        network == network.ip().into() && network.is_ipv4() == gateway.is_ipv4()
     };
     let is_reached = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local())
         || networks().any(is_single)
@@ -419,10 +421,9 @@ fn unreachable(gateway: IpAddr, result: &CniResult) -> Option<String> {
             .iter()
             .any(|r| r.dst.contains(gateway) && next_hop(r, result).is_none());
     (!is_reached).then(|| {
-        let known: Vec<String> = networks().map(|network| network.to_string()).collect();
         format!(
             "{gateway} is outside of the interface's subnets ({})",
-            known.join(", ")
+            list(networks())
         )
     })
 }
@@ -431,16 +432,16 @@ fn unreachable(gateway: IpAddr, result: &CniResult) -> Option<String> {
 pub(crate) fn route_message(
     route: &cni_wire::Route,
     gateway: Option<IpAddr>,
-    networks: &[Cidr],
+    networks: &[IpNetwork],
 ) -> RouteMessage {
-    let v4 = route.dst.addr.is_ipv4();
+    let v4 = route.dst.is_ipv4();
     let mut message = RouteMessage::default();
     message.header.address_family = if v4 {
         AddressFamily::Inet
     } else {
         AddressFamily::Inet6
     };
-    message.header.destination_prefix_length = route.dst.prefix;
+    message.header.destination_prefix_length = route.dst.prefix();
     message.header.protocol = RouteProtocol::Static;
     message.header.kind = RouteType::Unicast;
     message.header.scope = match (route.scope, gateway) {
@@ -451,8 +452,8 @@ pub(crate) fn route_message(
     let table = route.table.unwrap_or(route::MAIN);
     message.header.table = u8::try_from(table).unwrap_or(0);
     let attributes = &mut message.attributes;
-    if route.dst.prefix > 0 {
-        attributes.push(RouteAttribute::Destination(route.dst.network().addr.into()));
+    if route.dst.prefix() > 0 {
+        attributes.push(RouteAttribute::Destination(route.dst.network().into()));
     }
     attributes.push(RouteAttribute::Oif(0));
     attributes.push(RouteAttribute::Table(table));
@@ -623,7 +624,7 @@ mod tests {
 
     #[test]
     fn tables_and_scopes_of_the_kernel_are_refused() {
-        let dst: Cidr = "10.9.0.0/16".parse().unwrap();
+        let dst: IpNetwork = "10.9.0.0/16".parse().unwrap();
         for route in [
             Route {
                 table: Some(255),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use attachment::addresses::Ipam;
-use cni_wire::{Code, IfName};
+use cni_wire::{Code, IfName, text::list};
 use hca::HcaId;
 use netlink::sysctl;
 use node::policy::{RailCandidate, Rails};
@@ -237,11 +237,10 @@ impl Numbering<'_> {
                 .map(|rail| u64::from(*rail))
                 .eq(0..pool.len() as u64)
         {
-            let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
             return unclear(format!(
                 "the pool has {} HCAs here, but ipam.ranges has rails {}",
                 pool.len(),
-                list.join(", ")
+                list(ranges)
             ));
         }
         let place = pool.iter().position(|hca| *hca == nic.hca);

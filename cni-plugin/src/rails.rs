@@ -11,8 +11,9 @@
 use std::{collections::BTreeSet, hash::Hasher, net::IpAddr};
 
 use attachment::netdev::replay;
-use cni_wire::{Cidr, Code, Error, Route, Section};
+use cni_wire::{Code, Error, Route, Section};
 use fnv::FnvHasher;
+use ipnetwork::IpNetwork;
 use netlink::{address, route};
 use netlink_packet_route::{
     AddressFamily,
@@ -212,7 +213,7 @@ impl Rails {
                 own.push(in_table(route, table));
             }
             if let Some(gateway) = gateway.filter(|_| !led_out) {
-                own.push(default_via(gateway, &addresses, table));
+                own.extend(default_via(gateway, &addresses, table));
             }
             own.sort_by_key(replay::has_gateway);
             if interface_config.defaults_of_the_pod.contains(&family) {
@@ -257,7 +258,7 @@ fn family_of(address: IpAddr) -> AddressFamily {
 /// The network of an address as the kernel makes its route, in another table; none for a single
 /// address.
 fn connected(address: &AddressMessage, table: u32) -> Option<RouteMessage> {
-    let own = cidr(address).filter(|own| *own != Cidr::host(own.addr))?;
+    let own = cidr(address).filter(|own| *own != own.ip().into())?;
     let route = Route {
         table: Some(table),
         scope: Some(LINK_SCOPE),
@@ -269,17 +270,14 @@ fn connected(address: &AddressMessage, table: u32) -> Option<RouteMessage> {
     Some(message)
 }
 
-fn default_via(gateway: IpAddr, addresses: &[AddressMessage], table: u32) -> RouteMessage {
-    let everywhere = Cidr {
-        addr: gateway,
-        prefix: 0,
-    };
+fn default_via(gateway: IpAddr, addresses: &[AddressMessage], table: u32) -> Option<RouteMessage> {
+    let everywhere = IpNetwork::new(gateway, 0).ok()?;
     let route = Route {
         table: Some(table),
         ..Route::via(everywhere, None)
     };
-    let networks: Vec<Cidr> = addresses.iter().filter_map(cidr).collect();
-    route_message(&route, Some(gateway), &networks)
+    let networks: Vec<IpNetwork> = addresses.iter().filter_map(cidr).collect();
+    Some(route_message(&route, Some(gateway), &networks))
 }
 
 fn in_table(route: &RouteMessage, table: u32) -> RouteMessage {

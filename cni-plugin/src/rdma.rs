@@ -16,10 +16,10 @@ use std::collections::BTreeSet;
 use attachment::{
     journal::RdmaDevice,
     node::Node,
-    rdma::{find, parents, verbs},
+    rdma::{find, parents},
 };
 use cni_wire::Code;
-use hca::{CharDevice, Host, NetnsMode, PortId, lookup};
+use hca::{CharDevice, Host, NetnsMode, PortId, chardev::verbs, lookup};
 use netlink::{Namespace, link::Link, rdma};
 
 use crate::{config::Attach, error::Error};
@@ -45,16 +45,6 @@ pub(crate) enum Numbers {
     Promised,
     /// They get those that the daemon reads after the move.
     ReadAfterwards,
-}
-
-impl Numbers {
-    /// For an HCA that was bound late, or when the kubelet allocated it.
-    pub(crate) fn of(late: bool) -> Self {
-        match late {
-            true => Numbers::ReadAfterwards,
-            false => Numbers::Promised,
-        }
-    }
 }
 
 /// Whether RDMA devices move into the pod.

@@ -11,7 +11,7 @@ mod requested;
 mod target;
 
 use crate::error::Error;
-use cni_wire::{CniResult, Code, Request};
+use cni_wire::{CniResult, Code, Request, text::list};
 use hca::{HcaId, lookup};
 use netlink_packet_route::link::InfoKind;
 
@@ -90,7 +90,7 @@ pub fn resolve(
             let target = move_target(config)?;
             let mut nic = on_host(node, &target, config.port, network)?;
             is_allocated(node, config, &nic)?;
-            nic.dependents = dependents::of(node, &nic, pod, network)?;
+            nic.dependent = dependents::of(node, &nic, pod, network)?;
             Ok(Resolved::Move(nic))
         }
         Requested::Child(kind) => {
@@ -173,10 +173,10 @@ fn is_allocated(node: &Node, config: &Config, host: &HostLink) -> Result<(), Err
     if host.rdma.iter().any(|port| devices.contains(&port.device)) {
         return Ok(());
     }
-    let (name, hcas) = (&host.link.name, host.hcas.iter().map(ToString::to_string));
+    let name = &host.link.name;
     let of = match host.hcas.is_empty() {
         true => "of no HCA".to_owned(),
-        false => format!("of {}", hcas.collect::<Vec<_>>().join(", ")),
+        false => format!("of {}", list(&host.hcas)),
     };
     Err(Error::new(
         Code::InvalidConfig,

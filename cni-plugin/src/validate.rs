@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 
 use attachment::{addresses, node::Places};
-use cni_wire::{CniResult, Command, Environment, NetworkConfig, Request, env};
-use ipam::plugin::Plugin;
+use cni_wire::{CniResult, Code, Command, Environment, NetworkConfig, Request, env, text};
+use ipam::{plugin::Plugin, store::StoreError};
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
 
@@ -218,7 +218,10 @@ fn check_addresses(
     }
     let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
     let read = own.config(request)?;
-    store_is_there(policy, &read.store)?;
+    if !policy.stores.contains_key(&read.store) {
+        let unknown = StoreError::unknown(policy, &read.store);
+        return Err(Error::new(Code::Policy, &unknown).with_details(unknown.remedy()));
+    }
     let is_ipv6 = |result: &CniResult| {
         InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), config, result)
             .map(|given| given.needs_ipv6())
@@ -259,20 +262,6 @@ impl Findings {
     }
 }
 
-/// A network names a store of the policy.
-fn store_is_there(policy: &Policy, store: &str) -> Result<(), Error> {
-    if policy.stores.contains_key(store) {
-        return Ok(());
-    }
-    let known = policy.stores.keys().map(String::as_str);
-    let known = known.collect::<Vec<_>>().join(", ");
-    Err(Error::new(
-        cni_wire::Code::Policy,
-        format!("the node's policy has no store {store:?}; it has {known}"),
-    )
-    .with_details("name one of them in ipam.store, or let an administrator add it to the policy"))
-}
-
 /// What the pod gets, in a few words.
 ///
 /// # Errors
@@ -281,7 +270,7 @@ fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String
     let named = config.device.is_some() || config.master.is_some();
     if !by_unit && !named && requested != Requested::RdmaOnly {
         return Err(Error::new(
-            cni_wire::Code::InvalidConfig,
+            Code::InvalidConfig,
             "no netdev is selected",
         )
         .with_details(format!(
@@ -388,7 +377,7 @@ impl Findings {
     /// For a person; without the errors.
     #[must_use]
     pub fn text(&self, network: &Network) -> String {
-        let line = |what: &str| format!("{}: {}\n", network.name, cni_wire::text::printable(what));
+        let line = |what: &str| format!("{}: {}\n", network.name, text::printable(what));
         let mut text = String::new();
         if let (Some(attach), true) = (&self.attach, self.errors.is_empty()) {
             let addresses = match &self.ipam {

@@ -13,7 +13,7 @@ pub use rails::{AddressPosition, RailRange};
 pub use request::{Source, requested};
 
 use crate::range::{self, Range, Spec};
-use cni_wire::{Cidr, Code, Dns, Error, IpConfig, NetworkConfig, Route, Section};
+use cni_wire::{Code, Dns, Error, IpConfig, NetworkConfig, Route, Section};
 use node::policy::{Policy, Profile};
 use node::spelling;
 use std::collections::BTreeMap;
@@ -239,7 +239,7 @@ impl Config {
 
     fn families(&self) -> impl Iterator<Item = bool> {
         let ranges = self.ranges.iter().map(|range| range.subnet().is_ipv4());
-        ranges.chain(self.fixed.iter().map(|ip| ip.address.addr.is_ipv4()))
+        ranges.chain(self.fixed.iter().map(|ip| ip.address.is_ipv4()))
     }
 }
 
@@ -395,12 +395,10 @@ fn fixed(keys: &Merged<'_, '_>, strict: bool) -> Result<Vec<IpConfig>, Error> {
         .iter()
         .map(|section| {
             let text: &str = section.require("address")?;
-            let address: Cidr = text
-                .parse()
-                .map_err(|e: String| section.wrong("address", e))?;
+            let address = cni_wire::cidr(text).map_err(|e| section.wrong("address", e))?;
             let gateway = gateway(section, Profile::Compatible)?;
-            if strict && gateway == Some(address.addr) {
-                let rule = format!("{} is the address itself", address.addr);
+            if strict && gateway == Some(address.ip()) {
+                let rule = format!("{} is the address itself", address.ip());
                 return Err(section.wrong("gateway", rule));
             }
             Ok(IpConfig {
@@ -416,7 +414,7 @@ fn fixed(keys: &Merged<'_, '_>, strict: bool) -> Result<Vec<IpConfig>, Error> {
 fn reserved(gateway: Option<IpAddr>, fixed: &[IpConfig], routes: &[Route]) -> Vec<IpAddr> {
     let fixed = fixed
         .iter()
-        .flat_map(|ip| [Some(ip.address.addr), ip.gateway]);
+        .flat_map(|ip| [Some(ip.address.ip()), ip.gateway]);
     let next_hops = routes.iter().map(|route| route.gw);
     let all = fixed.chain(next_hops).chain([gateway]);
     all.flatten().collect()

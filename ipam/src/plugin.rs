@@ -70,11 +70,12 @@ impl Plugin {
     pub fn serve(&self, request: &Request) -> Result<Option<Value>, Error> {
         let started = Instant::now();
         let answer = match request.command() {
-            Command::Add => self
-                .add(request)
-                .map(|result| Some(result.to_json(request.config.version))),
+            Command::Add => self.add(request, None).map(|results| {
+                let result = results.first();
+                result.map(|result| result.to_json(request.config.version))
+            }),
             Command::Del => self.del(request).map(|()| None),
-            Command::Check => self.check(request).map(|()| None),
+            Command::Check => self.check(request, None).map(|()| None),
             Command::Status => self.status(request).map(|()| None),
             Command::Gc => self.gc(request).map(|()| None),
             // Answered before a request is made.
@@ -91,13 +92,14 @@ impl Plugin {
     }
 
     /// ADD: gives one address from each range of `ipam`. The same container and
-    /// interface again get the same answer. Interfaces are the caller's to add.
+    /// interface again get the same answer. Interfaces are the caller's to add. Of an attachment
+    /// with several, by their `rails`: all addresses by one order, all or none, a result for each.
     ///
     /// # Errors
     /// The specification's codes, and 102 when a range has no free address or a
     /// requested one is held, 105 when the store cannot be used. Nothing stays leased.
-    pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
-        let config = self.config(request)?;
+    pub fn add(&self, request: &Request, rails: Option<&[u32]>) -> Result<Vec<CniResult>, Error> {
+        let config = self.config_of(request, rails)?;
         if config.rails().is_some() {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -107,32 +109,29 @@ impl Plugin {
                 "set rail, or devices to all, in a network of rdma-netdev; or use range and ipRanges",
             ));
         }
-        self.add_by(request, &config)
+        let store = self.open(&config.store)?;
+        self.warn(request, &config, &store);
+        let holder = self.holder(request, store.node())?;
+        let request_excluded = self.policy.allow.request_excluded;
+        let broker = self.broker();
+        let all = add::add(request, &config, &store, &broker, &holder, request_excluded)?;
+        Ok(match rails {
+            Some(rails) => add::by_interface(&config, all, rails.len()),
+            None => vec![all],
+        })
     }
 
-    /// ADD for an attachment with several interfaces, by their rails: all addresses by one order,
-    /// all or none, a result for each interface.
-    ///
-    /// # Errors
-    /// As [`Plugin::add`]; code 7 when a rail has no range.
-    pub fn add_rails(&self, request: &Request, rails: &[u32]) -> Result<Vec<CniResult>, Error> {
-        let config = self.config(request)?.for_rails(rails)?;
-        let all = self.add_by(request, &config)?;
-        Ok(add::by_interface(&config, all, rails.len()))
+    fn config_of(&self, request: &Request, rails: Option<&[u32]>) -> Result<Config, Error> {
+        let config = self.config(request)?;
+        match rails {
+            Some(rails) => config.for_rails(rails),
+            None => Ok(config),
+        }
     }
 
     /// The rails for which a request's configuration has ranges; none where all have the same.
     pub fn rails(&self, request: &Request) -> Result<Option<BTreeSet<u32>>, Error> {
         Ok(self.config(request)?.rails())
-    }
-
-    fn add_by(&self, request: &Request, config: &Config) -> Result<CniResult, Error> {
-        let store = self.open(&config.store)?;
-        self.warn(request, config, &store);
-        let holder = self.holder(request, store.node())?;
-        let request_excluded = self.policy.allow.request_excluded;
-        let broker = self.broker();
-        add::add(request, config, &store, &broker, &holder, request_excluded)
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
@@ -201,21 +200,14 @@ impl Plugin {
         }
     }
 
-    /// CHECK: the leases are there and are those of `prevResult`.
+    /// CHECK: the leases are there and are those of `prevResult`; of an attachment with several
+    /// interfaces, by their rails.
     ///
     /// # Errors
     /// Code 7 without `prevResult`, 104 when they differ, 105 when the store
     /// cannot be used.
-    pub fn check(&self, request: &Request) -> Result<(), Error> {
-        self.check_by(request, &self.config(request)?)
-    }
-
-    /// CHECK of an attachment with several interfaces, by their rails.
-    pub fn check_rails(&self, request: &Request, rails: &[u32]) -> Result<(), Error> {
-        self.check_by(request, &self.config(request)?.for_rails(rails)?)
-    }
-
-    fn check_by(&self, request: &Request, config: &Config) -> Result<(), Error> {
+    pub fn check(&self, request: &Request, rails: Option<&[u32]>) -> Result<(), Error> {
+        let config = self.config_of(request, rails)?;
         let previous = request.config.prev_result()?.ok_or_else(|| {
             Error::new(Code::InvalidConfig, "CHECK without prevResult")
                 .with_details("the runtime passes the result of ADD")
@@ -226,7 +218,9 @@ impl Plugin {
             .held(id.container_id.as_str(), id.ifname.as_str())
             .map_err(|e| to_error(&e, format_args!("find the addresses of {id}")))?;
         for range in &config.ranges {
-            let of_range = |lease: &Lease| lease.range == range.subnet();
+            let of_range = |lease: &Lease| {
+                lease.range == range.subnet() && lease.holder.network == request.config.name
+            };
             // Several interfaces may have addresses of one range: each has its own.
             let Some(lease) = held.iter().position(of_range).map(|n| held.remove(n)) else {
                 return Err(Error::new(
@@ -238,7 +232,7 @@ impl Plugin {
             if !previous
                 .ips
                 .iter()
-                .any(|ip| ip.address.addr == lease.address)
+                .any(|ip| ip.address.ip() == lease.address)
             {
                 return Err(Error::new(
                     Code::Differs,

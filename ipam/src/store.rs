@@ -189,7 +189,8 @@ impl Store {
         }
         Ok(Self {
             blocks: place.block_files(policy, name),
-            ..Self::with(policy, dir, format, file_system, node, memory, warnings)
+            warnings,
+            ..Self::with(policy, dir, format, file_system, node, memory)
         })
     }
 
@@ -232,7 +233,7 @@ impl Store {
         memory::check(&dir, expected, &format.id, "its file system")?;
         Ok(Some(Self {
             blocks: place.block_files(policy, name),
-            ..Self::with(policy, dir, format, file_system, node, memory, Vec::new())
+            ..Self::with(policy, dir, format, file_system, node, memory)
         }))
     }
 
@@ -268,15 +269,7 @@ impl Store {
                 why: "it is not a store".to_owned(),
             })?;
             let (node, memory) = (node.clone(), memory.clone());
-            Ok(Self::with(
-                policy,
-                dir,
-                format,
-                file_system,
-                node,
-                memory,
-                Vec::new(),
-            ))
+            Ok(Self::with(policy, dir, format, file_system, node, memory))
         };
         stores.map(open).collect()
     }
@@ -317,7 +310,6 @@ impl Store {
         file_system: probe::FileSystem,
         node: NodeIdentity,
         memory: Memory,
-        warnings: Vec<String>,
     ) -> Self {
         let mut previous_names = if memory.boot == node.boot {
             memory.nodes
@@ -336,7 +328,7 @@ impl Store {
             previous_names,
             cooldown,
             blocks: None,
-            warnings,
+            warnings: Vec::new(),
         }
     }
 

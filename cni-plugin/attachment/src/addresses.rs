@@ -99,14 +99,13 @@ impl Ipam {
             self.serves_several()?;
         }
         let known: Option<Vec<u32>> = rails.iter().copied().collect();
-        let leased = self.logged(node, Command::Add, || match (self, known) {
-            (Ipam::None, _) => Ok(vec![None; rails.len()]),
-            (Ipam::Own, Some(rails)) => {
-                let leased = node.ipam.add_rails(request, &rails)?;
+        let leased = self.logged(node, Command::Add, || match self {
+            Ipam::None => Ok(vec![None; rails.len()]),
+            Ipam::Own => {
+                let leased = node.ipam.add(request, known.as_deref())?;
                 Ok(leased.into_iter().map(Some).collect())
             }
-            (Ipam::Own, None) => Ok(vec![Some(node.ipam.add(request)?)]),
-            (Ipam::Other(delegate), _) => Ok(vec![Some(delegate.add(request)?)]),
+            Ipam::Other(delegate) => Ok(vec![Some(delegate.add(request)?)]),
         });
         let leased = leased.and_then(|leased: Vec<Option<CniResult>>| {
             match leased.iter().flatten().any(|result| result.ips.is_empty()) {
@@ -146,9 +145,9 @@ impl Ipam {
         request: &Request,
         rails: Option<Vec<u32>>,
     ) -> Result<(), Error> {
-        match (self, rails) {
-            (Ipam::Own, Some(rails)) => self.logged(node, Command::Check, || {
-                node.ipam.check_rails(request, &rails)
+        match self {
+            Ipam::Own => self.logged(node, Command::Check, || {
+                node.ipam.check(request, rails.as_deref())
             }),
             _ => self.ask(node, Command::Check, request),
         }
@@ -184,7 +183,7 @@ impl Ipam {
         self.logged(node, command, || match self {
             Ipam::None => Ok(()),
             Ipam::Own => match command {
-                Command::Check => node.ipam.check(request),
+                Command::Check => node.ipam.check(request, None),
                 Command::Status => node.ipam.status(request),
                 Command::Gc => node.ipam.gc(request),
                 Command::Add | Command::Del | Command::Version => Ok(()),

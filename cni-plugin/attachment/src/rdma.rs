@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hca::{CharDevice, Host, NetnsMode};
+use hca::{CharDevice, Host, NetnsMode, chardev::verbs};
 use netlink::{
     Namespace, Socket,
     rdma::{self, Device},
@@ -69,7 +69,7 @@ pub fn return_devices(
     pod: Option<&Namespace>,
     timeout: Duration,
 ) -> Result<(), Error> {
-    if devices.is_empty() || mode(&node.roots)? != Some(NetnsMode::Exclusive) {
+    if devices.is_empty() || hca::netns_mode(&node.roots)? != Some(NetnsMode::Exclusive) {
         // In shared mode nothing is in a namespace; it cannot be left with devices in pods.
         return Ok(());
     }
@@ -145,16 +145,6 @@ fn is_anywhere(
         _ => true,
     };
     owners.is_empty() || owners.iter().filter(elsewhere).any(may_be)
-}
-
-/// The verbs character devices of all namespaces, each with the name of its RDMA device.
-pub fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>, Error> {
-    hca::chardev::verbs(host).map_err(Error::from)
-}
-
-/// The mode of the RDMA subsystem; none without one.
-pub fn mode(host: &Host) -> Result<Option<NetnsMode>, Error> {
-    hca::netns_mode(host).map_err(Error::from)
 }
 
 #[cfg(test)]

@@ -102,17 +102,17 @@ impl Ethtool {
     pub fn open() -> Result<Option<Self>> {
         let mut socket = Socket::open_generic()?;
         let message = command(CTRL_CMD_GETFAMILY).with(CTRL_ATTR_FAMILY_NAME, b"ethtool\0");
-        let mut family = None;
-        let asked = socket.ask("look up ethtool", CONTROL, 0, &message, |payload| {
+        let asked = socket.get("look up ethtool", CONTROL, &message, |payload| {
+            let mut family = None;
             each_of(payload, |kind, value| {
                 if kind == CTRL_ATTR_FAMILY_ID {
                     family = value.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes));
                 }
             });
-            Ok(())
+            Ok(family)
         });
         match asked {
-            Ok(()) => Ok(family.map(|family| Ethtool { socket, family })),
+            Ok(family) => Ok(family.map(|family| Ethtool { socket, family })),
             Err(e) if e.is(libc::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
@@ -120,16 +120,15 @@ impl Ethtool {
 
     fn get(&mut self, what: &str, get: u8, index: u32, flags: u32) -> Result<Option<Settings>> {
         let message = command(get).nest(HEADER, &header(index, flags));
-        let mut settings = None;
-        let asked = self.socket.ask(what, self.family, 0, &message, |payload| {
-            let found = settings.get_or_insert_with(Settings::new);
+        let asked = self.socket.get(what, self.family, &message, |payload| {
+            let mut found = Settings::new();
             each_of(payload, |kind, value| {
                 found.insert(kind, value.to_vec());
             });
-            Ok(())
+            Ok(found)
         });
         match asked {
-            Ok(()) => Ok(settings),
+            Ok(settings) => Ok(Some(settings)),
             // A driver that has no such settings, or a kernel that knows none.
             Err(e) if e.is(libc::EOPNOTSUPP) || e.is(libc::EINVAL) => Ok(None),
             Err(e) => Err(e),

@@ -13,12 +13,12 @@ mod vf;
 
 pub use below::PAIRED_KINDS;
 pub use change::{
-    Change, InetSettings, add_altname, change, delete, detach_xdp, remove_altname, set_inet,
+    Change, InetSettings, add_altname, change, delete, detach_xdp, remove_altname, set, set_inet,
     set_info, set_number, set_oper_state, set_token,
 };
 pub use child::{Child, NewChild, create};
 pub use number::{known_number, known_numbers, namespace_number, number_within};
-pub use vf::{set_vf, vf_properties, vfs, without_driver};
+pub use vf::{vf_properties, vfs, without_driver};
 
 use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
 
@@ -52,36 +52,19 @@ const IFLA_INET6_TOKEN: u16 = 7;
 const AF_INET6: u16 = 10;
 const ARPHRD_LOOPBACK: u16 = 772;
 
-/// A setting of a link that is one number, of 1 or 4 bytes, and that a change of namespaces keeps.
-#[derive(Debug)]
-struct Number {
-    /// As `ip link` calls it.
-    name: &'static str,
-    attribute: u16,
-    bytes: usize,
-}
-
-const NUMBERS: [Number; 9] = [
-    Number::new("mtu", 4, 4),
-    Number::new("txqueuelen", 13, 4),
-    Number::new("mode", 17, 1),
-    Number::new("group", 27, 4),
-    Number::new("gso_max_segs", 40, 4),
-    Number::new("gso_max_size", 41, 4),
-    Number::new("gso_ipv4_max_size", 63, 4),
-    Number::new("gro_max_size", 58, 4),
-    Number::new("gro_ipv4_max_size", 64, 4),
+/// Settings of a link that are one number each and that a change of namespaces keeps: the name that
+/// `ip link` has for it, the attribute, and how many bytes that has.
+const NUMBERS: [(&str, u16, usize); 9] = [
+    ("mtu", 4, 4),
+    ("txqueuelen", 13, 4),
+    ("mode", 17, 1),
+    ("group", 27, 4),
+    ("gso_max_segs", 40, 4),
+    ("gso_max_size", 41, 4),
+    ("gso_ipv4_max_size", 63, 4),
+    ("gro_max_size", 58, 4),
+    ("gro_ipv4_max_size", 64, 4),
 ];
-
-impl Number {
-    const fn new(name: &'static str, attribute: u16, bytes: usize) -> Self {
-        Number {
-            name,
-            attribute,
-            bytes,
-        }
-    }
-}
 
 /// How an XDP program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,9 +253,9 @@ impl Link {
                 }
             }),
             kind => {
-                let known = NUMBERS.iter().find(|known| known.attribute == kind);
-                if let Some((known, value)) = known.zip(attribute::number(value)) {
-                    self.numbers.insert(known.name, value);
+                let known = NUMBERS.iter().find(|(_, attribute, _)| *attribute == kind);
+                if let Some(((name, ..), value)) = known.zip(attribute::number(value)) {
+                    self.numbers.insert(name, value);
                 }
             }
         });
@@ -320,19 +303,9 @@ pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
         By::Name(name) => message.attributes.push(named(IFLA_IFNAME, name)),
     }
     message.attributes.push(without_counters());
-    let mut link = None;
-    let asked = socket.ask(
-        format_args!("read {by}"),
-        RTM_GETLINK,
-        0,
-        &message,
-        |payload| {
-            link = Some(Link::parse(payload)?);
-            Ok(())
-        },
-    );
-    match asked {
-        Ok(()) => Ok(link),
+    let what = format_args!("read {by}");
+    match socket.get(what, RTM_GETLINK, &message, Link::parse) {
+        Ok(link) => Ok(Some(link)),
         Err(e) if e.is(libc::ENODEV) => Ok(None),
         Err(e) => Err(e),
     }

@@ -3,14 +3,11 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io, iter,
     os::{
         fd::{AsRawFd, FromRawFd},
-        unix::{
-            fs::{MetadataExt, OpenOptionsExt},
-            net::UnixDatagram,
-        },
+        unix::{fs::MetadataExt, net::UnixDatagram},
     },
     path::{Path, PathBuf},
     thread,
@@ -18,14 +15,13 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
+    fcntl::{AT_FDCWD, OFlag, openat},
     sched::{CloneFlags, setns},
-    sys::statfs::{FsType, fstatfs},
+    sys::stat::Mode,
 };
 
 use super::{Error, Result, Socket};
-
-/// `NSFS_MAGIC` of include/uapi/linux/magic.h: the file system of namespace files.
-const NSFS: FsType = FsType(0x6e73_6673);
 
 /// A network namespace, held open.
 #[derive(Debug)]
@@ -47,12 +43,11 @@ pub struct Id {
 /// `NS_GET_NSTYPE` (include/uapi/linux/nsfs.h): what kind of namespace a file is.
 const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
-/// Whether a namespace file is of a network namespace. A kernel that does not report it (before
-/// 4.11) refuses to enter another one.
+/// Whether a file is a network namespace's: no other takes the request.
 fn is_network_namespace(file: &File) -> bool {
     // SAFETY: the request takes no argument, and the descriptor is open for the call.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
-    kind < 0 || kind == libc::CLONE_NEWNET
+    kind == libc::CLONE_NEWNET
 }
 
 /// `NS_GET_USERNS` and `NS_GET_PARENT` (include/uapi/linux/nsfs.h): the user namespace that owns a
@@ -142,35 +137,23 @@ impl Namespace {
     pub fn open(path: &Path) -> Result<Option<Self>> {
         let what = || format!("open network namespace {}", path.display());
         // A path below /proc of a dead process: ESRCH; one whose parent is a file: ENOTDIR.
-        // What is not a namespace must not make the caller wait either: a FIFO would.
-        let opened = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path);
-        let file = match opened {
-            Ok(file) => file,
-            Err(e)
-                if matches!(
-                    e.raw_os_error(),
-                    Some(
-                        libc::ENOENT
-                            | libc::ESRCH
-                            | libc::ENOTDIR
-                            | libc::EINVAL
-                            | libc::ENXIO
-                            | libc::ELOOP
-                            | libc::ENAMETOOLONG
-                    )
-                ) =>
-            {
-                return Ok(None);
-            }
+        // What is not a namespace must not make the caller wait either: a FIFO would. Not by open(),
+        // which in musl is two system calls.
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let file = match openat(AT_FDCWD, path, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(
+                Errno::ENOENT
+                | Errno::ESRCH
+                | Errno::ENOTDIR
+                | Errno::EINVAL
+                | Errno::ENXIO
+                | Errno::ELOOP
+                | Errno::ENAMETOOLONG,
+            ) => return Ok(None),
             Err(e) => return Err(Error::call(what(), e)),
         };
-        let kind = fstatfs(&file)
-            .map_err(|e| Error::call(what(), e))?
-            .filesystem_type();
-        if kind != NSFS || !is_network_namespace(&file) {
+        if !is_network_namespace(&file) {
             return Ok(None);
         }
         let meta = file.metadata().map_err(|e| Error::call(what(), e))?;

@@ -109,10 +109,8 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Device>> {
 pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<Node>> {
     let request = of_device(device).with(CHARDEV_TYPE, &Name::from("uverbs").to_attribute());
     let what = format!("find the verbs node of RDMA device {}", device.name);
-    let mut node = None;
-    let asked = socket.ask(what, GET_CHARDEV, 0, &request, |payload| {
-        node = Node::parse(payload);
-        Ok(())
+    let asked = socket.get(what, GET_CHARDEV, &request, |payload| {
+        Ok(Node::parse(payload))
     });
     match asked {
         // No client of that name, or one that has no node for this device (`ib_get_client_nl_info`,
@@ -124,7 +122,7 @@ pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<Node>> 
         {
             Ok(None)
         }
-        asked => asked.map(|()| node),
+        asked => asked,
     }
 }
 

@@ -109,16 +109,11 @@ pub fn get(socket: &mut Socket, to: IpAddr) -> Result<Option<RouteMessage>> {
     query
         .attributes
         .push(RouteAttribute::Destination(to.into()));
-    let mut route = None;
-    let asked = socket.ask("look up a route", RTM_GETROUTE, 0, &query, |payload| {
-        route = Some(socket::parse_leniently::<RouteMessage>(
-            payload,
-            HEADER_BYTES,
-        )?);
-        Ok(())
+    let asked = socket.get("look up a route", RTM_GETROUTE, &query, |payload| {
+        socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES)
     });
     match asked {
-        Ok(()) => Ok(route),
+        Ok(route) => Ok(Some(route)),
         Err(e) if e.is(libc::ENETUNREACH) || e.is(libc::EHOSTUNREACH) => Ok(None),
         // An IPv6 stack that is not there, and routes that refuse.
         Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(None),

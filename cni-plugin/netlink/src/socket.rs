@@ -264,23 +264,47 @@ impl Socket {
         body: &impl Emitable,
         mut each: impl FnMut(&[u8]) -> Parsed<()>,
     ) -> Result<()> {
-        observed(
-            &what,
-            |()| None,
-            || {
-                let flags = flags | NLM_F_ACK;
-                let mut each = |payload: &[u8]| each(payload).map(ControlFlow::Continue);
-                let first = self.exchange(kind, flags, body, &mut each);
-                let answer = match first {
-                    Err(failure) if failure.passes() => {
-                        thread::sleep(RETRY_INTERVAL);
-                        self.exchange(kind, flags, body, &mut each)
-                    }
-                    done => done,
-                };
-                answer.map_err(|f| f.of(&what))
-            },
-        )
+        self.attempt(&what, kind, flags | NLM_F_ACK, body, &mut |payload| {
+            each(payload).map(ControlFlow::Continue)
+        })
+    }
+
+    /// Asks for one object. The kernel answers with it or with a refusal; an acknowledgement as well
+    /// would be one more message to wait for.
+    pub fn get<T>(
+        &mut self,
+        what: impl fmt::Display,
+        kind: u16,
+        body: &impl Emitable,
+        parse: impl Fn(&[u8]) -> Parsed<T>,
+    ) -> Result<T> {
+        let mut object = None;
+        self.attempt(&what, kind, 0, body, &mut |payload| {
+            object = Some(parse(payload)?);
+            Ok(ControlFlow::Break(()))
+        })?;
+        object.ok_or_else(|| Failure::Answer("it has no object".into()).of(&what))
+    }
+
+    fn attempt(
+        &mut self,
+        what: &impl fmt::Display,
+        kind: u16,
+        flags: u16,
+        body: &impl Emitable,
+        each: &mut dyn FnMut(&[u8]) -> Parsed<ControlFlow<()>>,
+    ) -> Result<()> {
+        let request = || {
+            let answer = match self.exchange(kind, flags, body, each) {
+                Err(failure) if failure.passes() => {
+                    thread::sleep(RETRY_INTERVAL);
+                    self.exchange(kind, flags, body, each)
+                }
+                done => done,
+            };
+            answer.map_err(|f| f.of(what))
+        };
+        observed(what, |()| None, request)
     }
 
     /// Asks for all objects that match `body`. One that `parse` does not understand is passed over:

@@ -239,30 +239,17 @@ fn what_others_stand_on_is_not_moved() {
         passthru: true,
         ..Allow::default()
     };
-    for dependent in [
-        Dependent::VirtualFunctions { count: 4 },
-        Dependent::Link {
-            kind: "vxlan".into(),
-            name: "vx0".into(),
-            netns: None,
-        },
-        Dependent::Unreadable {
-            netns: "/run/netns/a".into(),
-            cause: "no buffer space available".into(),
-        },
-        Dependent::Attachment {
-            kind: "macvlan".into(),
-            owner: "pod ml/b".into(),
-        },
-    ] {
-        let nic = HostLink {
-            dependents: vec![dependent.clone()],
-            ..hardware()
-        };
-        let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
-        assert!(denied.msg.contains(&dependent.to_string()), "{denied}");
-        ask(&nic, &all).unwrap();
-    }
+    let nic = HostLink {
+        dependent: Some(Dependent {
+            what: "vxlan vx0 stands on it".into(),
+            remedy: "remove that first",
+        }),
+        ..hardware()
+    };
+    let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
+    assert!(denied.msg.ends_with(": vxlan vx0 stands on it"), "{denied}");
+    assert_eq!(denied.details, "remove that first");
+    ask(&nic, &all).unwrap();
 }
 
 #[test]
@@ -406,26 +393,28 @@ fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
     child(&["0000:3b:00.2"]).unwrap();
 }
 
-#[test]
-fn only_rdma_devices_that_leave_need_an_allocation() {
+/// The RDMA device `mlx5_2` of an HCA, with these netdevs.
+fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Resolved {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
     tree.rdma(&RdmaSpec {
         name: "mlx5_2",
         ..RdmaSpec::default()
     });
-    let mlx5_2 = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
-    let device = |hca: Option<&str>| {
-        Resolved::RdmaOnly(RdmaOnly {
-            interfaces: Vec::new(),
-            devices: vec![RdmaTarget {
-                device: mlx5_2.clone(),
-                hca: hca.map(|hca| hca.parse().unwrap()),
-                netdevs: Vec::new(),
-            }],
-            mode: None,
-        })
-    };
+    Resolved::RdmaOnly(RdmaOnly {
+        interfaces: Vec::new(),
+        devices: vec![RdmaTarget {
+            device: hca::rdma::read(&tree.host(), "mlx5_2").unwrap(),
+            hca: hca.map(|hca| hca.parse().unwrap()),
+            netdevs,
+        }],
+        mode: None,
+    })
+}
+
+#[test]
+fn only_rdma_devices_that_leave_need_an_allocation() {
+    let device = |hca: Option<&str>| rdma_only(hca, Vec::new());
     let default = Allow::default();
     let leaves = Asked {
         moves_rdma: true,
@@ -443,24 +432,7 @@ fn only_rdma_devices_that_leave_need_an_allocation() {
 
 #[test]
 fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
-    let dir = tempfile::tempdir().unwrap();
-    let tree = Tree::new(dir.path());
-    tree.rdma(&RdmaSpec {
-        name: "mlx5_2",
-        ..RdmaSpec::default()
-    });
-    let device = hca::rdma::read(&tree.host(), "mlx5_2").unwrap();
-    let of = |netdevs: Vec<HostLink>| {
-        Resolved::RdmaOnly(RdmaOnly {
-            interfaces: Vec::new(),
-            devices: vec![RdmaTarget {
-                device: device.clone(),
-                hca: Some("0000:3b:00.2".parse().unwrap()),
-                netdevs,
-            }],
-            mode: None,
-        })
-    };
+    let of = |netdevs: Vec<HostLink>| rdma_only(Some("0000:3b:00.2"), netdevs);
     let leaves = Asked {
         moves_rdma: true,
         ..nothing()

@@ -134,8 +134,8 @@ fn check_addresses(
         .filter(|ip| ip.interface.is_none_or(|i| i == index))
     {
         let there = addresses.iter().any(|message| {
-            address::own(message) == Some(ip.address.addr)
-                && message.header.prefix_len == ip.address.prefix
+            address::own(message) == Some(ip.address.ip())
+                && message.header.prefix_len == ip.address.prefix()
         });
         if !there {
             return Err(differs(format!(

@@ -41,7 +41,7 @@ fn check(places: &Places, subject: String, request: &Request) -> Result<(Node, I
     check_kernel(&node)?;
     let config = Config::read(request, &node.policy.values.pkeys)?;
     if config.rdma == RdmaRequirement::Required {
-        rdma::isolation(attachment::rdma::mode(&node.roots)?)?;
+        rdma::isolation(hca::netns_mode(&node.roots)?)?;
     }
     if let Some(master) = &config.master
         && link::get(&mut node.netns.socket, By::Name(master.as_bytes()))?.is_none()

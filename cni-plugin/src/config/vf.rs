@@ -92,10 +92,6 @@ pub(crate) fn keys(settings: &Settings, allow: &AllowVf) -> Vec<(&'static str, S
         let found = words.iter().find(|(_, known)| *known == value);
         found.map_or_else(String::new, |(word, _)| (*word).to_owned())
     }
-    let mut keys = Vec::new();
-    let mut add = |key, value: Option<String>, is_allowed| {
-        keys.extend(value.map(|value| (key, value, is_allowed)));
-    };
     let (guid, vlan) = (settings.guid, settings.vlan);
     let is_listed = |guid: Guid| allow.guid.iter().any(|range| range.contains(&guid.0));
     let in_range = |vlan: Vlan| allow.vlan.iter().any(|range| range.contains(&vlan.id));
@@ -104,33 +100,33 @@ pub(crate) fn keys(settings: &Settings, allow: &AllowVf) -> Vec<(&'static str, S
     let protocol = protocol.map(|protocol| written(PROTOCOLS, protocol));
     let on_off = |on| written(ON_OFF, on);
     let state = settings.link_state.map(|state| written(LINK_STATES, state));
-    let rate = |rate: u32| rate.to_string();
-    add(
-        "guid",
-        guid.map(|guid| guid.to_string()),
-        guid.is_some_and(is_listed),
-    );
-    add(
-        "vlan",
-        vlan.map(|vlan| vlan.id.to_string()),
-        vlan.is_some_and(in_range),
-    );
-    add("vlanQoS", qos.map(|qos| qos.to_string()), allow.vlan_qos);
-    add("vlanProto", protocol, allow.vlan_proto);
-    add("trust", settings.trust.map(on_off), allow.trust);
-    add("spoofchk", settings.spoof_check.map(on_off), allow.spoofchk);
-    add("link_state", state, allow.link_state);
-    add(
-        "min_tx_rate",
-        settings.min_tx_rate.map(rate),
-        allow.min_tx_rate,
-    );
-    add(
-        "max_tx_rate",
-        settings.max_tx_rate.map(rate),
-        allow.max_tx_rate,
-    );
-    keys
+    let number = |number: Option<u32>| number.map(|number| number.to_string());
+    let id = number(vlan.map(|vlan| vlan.id.into()));
+    let keys = [
+        (
+            "guid",
+            guid.map(|guid| guid.to_string()),
+            guid.is_some_and(is_listed),
+        ),
+        ("vlan", id, vlan.is_some_and(in_range)),
+        ("vlanQoS", number(qos.map(Into::into)), allow.vlan_qos),
+        ("vlanProto", protocol, allow.vlan_proto),
+        ("trust", settings.trust.map(on_off), allow.trust),
+        ("spoofchk", settings.spoof_check.map(on_off), allow.spoofchk),
+        ("link_state", state, allow.link_state),
+        (
+            "min_tx_rate",
+            number(settings.min_tx_rate),
+            allow.min_tx_rate,
+        ),
+        (
+            "max_tx_rate",
+            number(settings.max_tx_rate),
+            allow.max_tx_rate,
+        ),
+    ];
+    let set = |(key, value, is_allowed): (_, Option<String>, bool)| Some((key, value?, is_allowed));
+    keys.into_iter().filter_map(set).collect()
 }
 
 /// The first key that the policy does not allow, with its value.

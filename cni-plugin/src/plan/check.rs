@@ -1,7 +1,7 @@
 //! Whether what a request asks for fits the link that it resolves to, and what the interface is
 //! given. Pure.
 
-use cni_wire::Code;
+use cni_wire::{Code, text::list};
 use netlink::link::Link;
 use netlink_packet_route::link::IpoibMode;
 use node::policy::{self, Allow};
@@ -145,7 +145,7 @@ fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
              {}",
             host.link.name,
             port.unwrap_or_default(),
-            keys.iter().copied().map(policy::membership).collect::<Vec<_>>().join(", ")
+            list(keys.iter().copied().map(policy::membership))
         ),
     )
     .with_details(

@@ -7,7 +7,7 @@
 //! of processes.
 
 use std::{
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -30,71 +30,18 @@ use crate::{config::ChildKind, error::Error};
 
 /// Something that stands on a netdev.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Dependent {
-    /// A link of the host, or of a namespace that is named by its path.
-    Link {
-        /// `macvlan`, `vxlan`, ...
-        kind: String,
-        name: String,
-        /// The path of its namespace; none for the host's.
-        netns: Option<PathBuf>,
-    },
-    /// A child that this plugin made.
-    Attachment {
-        /// The kernel's name of the child's kind, as `macvlan`.
-        kind: String,
-        /// Whose it is, as messages name it.
-        owner: String,
-    },
-    /// Perhaps a link in a network namespace that cannot be read.
-    Unreadable {
-        /// The path of the namespace.
-        netns: PathBuf,
-        /// Why it cannot be read.
-        cause: String,
-    },
-    /// The virtual functions of a physical one.
-    VirtualFunctions { count: u32 },
-}
-
-impl fmt::Display for Dependent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Dependent::Link { kind, name, netns } => {
-                write!(f, "{kind} {name} stands on it")?;
-                match netns {
-                    Some(netns) => write!(f, " (in network namespace {})", netns.display()),
-                    None => f.write_str(" (on the host)"),
-                }
-            }
-            Dependent::Attachment { kind, owner } => {
-                write!(f, "a {kind} of {owner} stands on it")
-            }
-            Dependent::Unreadable { netns, cause } => write!(
-                f,
-                "something may stand on it: the links in network namespace {} cannot be read ({cause})",
-                netns.display()
-            ),
-            Dependent::VirtualFunctions { count } => {
-                write!(f, "it is a PF with {count} virtual functions")
-            }
-        }
-    }
+pub struct Dependent {
+    /// A clause of a message.
+    pub what: String,
+    /// How a user can move the netdev all the same, or another.
+    pub remedy: &'static str,
 }
 
 impl Dependent {
-    /// How a user can move the netdev all the same, or another.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            Dependent::Unreadable { .. } => {
-                "try again; if the namespace stays so, end the pod or process that it belongs to, or \
-                 move another netdev"
-            }
-            _ => {
-                "the pod would receive the frames of what stands on it; remove that first, or move \
-                 another netdev"
-            }
-        }
+    fn of(what: String) -> Self {
+        let remedy = "the pod would receive the frames of what stands on it; remove that first, or move \
+                      another netdev";
+        Dependent { what, remedy }
     }
 }
 
@@ -144,11 +91,16 @@ impl Stacks {
                     let stands_there = number.is_some() && link.stands_on(below.index, *number);
                     stands_there || link.is_partition_of(below)
                 });
-                Some(described(link?, Some(&other.path)))
+                let place = format!("in network namespace {}", other.path.display());
+                Some(described(link?, &place))
             }
-            Err(cause) => Some(Dependent::Unreadable {
-                netns: other.path.clone(),
-                cause: cause.clone(),
+            Err(cause) => Some(Dependent {
+                what: format!(
+                    "something may stand on it: the links in network namespace {} cannot be read ({cause})",
+                    other.path.display()
+                ),
+                remedy: "try again; if the namespace stays so, end the pod or process that it belongs \
+                         to, or move another netdev",
             }),
         })
     }
@@ -157,23 +109,28 @@ impl Stacks {
 /// The links of a namespace that stand on another namespace's, or of IPoIB, which does not say so, and
 /// the number by which it knows the host's. A namespace without one has no link that stands on the
 /// host's, but for IPoIB: anybody can make such a namespace, and change its links so fast that no list
-/// of them is consistent.
+/// of them is consistent. Most have no such link, and are not asked for the number.
 fn links_of(
     node: &Node,
     other: &Namespace,
     has_infiniband: bool,
 ) -> netlink::Result<(Option<i32>, Vec<Link>)> {
     let mut socket = other.socket(&node.netns.namespace)?;
-    let number = link::known_number(&mut socket, &node.netns.namespace)?;
-    if number.is_none() && !has_infiniband {
+    let listed = link::list_unpaired(&mut socket).map(|mut links| {
+        links.retain(|link| link.parent_netns.is_some() || has_infiniband && link.is_infiniband());
+        links
+    });
+    if listed.as_ref().is_ok_and(Vec::is_empty) {
         return Ok((None, Vec::new()));
     }
-    let mut links = link::list_unpaired(&mut socket)?;
-    links.retain(|link| link.parent_netns.is_some() || has_infiniband && link.is_infiniband());
-    Ok((number, links))
+    let number = link::known_number(&mut socket, &node.netns.namespace)?;
+    match number.is_none() && !has_infiniband {
+        true => Ok((None, Vec::new())),
+        false => Ok((number, listed?)),
+    }
 }
 
-/// What stands on a netdev of the host. The first of each sort is enough.
+/// What stands on a netdev of the host; one thing is enough.
 ///
 /// # Errors
 /// The host's links, its journal or sysfs cannot be read.
@@ -182,54 +139,55 @@ pub(super) fn of(
     nic: &HostLink,
     pod: &Namespace,
     network: &mut NodeNetwork,
-) -> Result<Vec<Dependent>, Error> {
+) -> Result<Option<Dependent>, Error> {
     let stacks = match network.stacks.take() {
         Some(stacks) => stacks,
         None => Stacks::read(node, pod)?,
     };
     let stacks = network.stacks.insert(stacks);
-    let mut dependents = Vec::new();
     let mut host = stacks.host.iter();
-    let on_host = host.find(|link| link.stands_on(nic.link.index, None));
-    dependents.extend(on_host.map(|link| described(link, None)));
+    if let Some(link) = host.find(|link| link.stands_on(nic.link.index, None)) {
+        return Ok(Some(described(link, "on the host")));
+    }
     for hca in &nic.hcas {
-        if let HcaId::Pci(address) = hca {
-            dependents.extend(virtual_functions(&node.roots, *address));
+        if let HcaId::Pci(address) = hca
+            && let Some(count) = virtual_functions(&node.roots, *address)
+        {
+            let what = format!("it is a PF with {count} virtual functions");
+            return Ok(Some(Dependent::of(what)));
         }
     }
-    dependents.extend(attachment_on(node, &stacks.records, nic.link.index)?);
-    if dependents.is_empty() {
-        dependents.extend(stacks.in_others(&nic.link));
+    if let Some((kind, owner)) = attachment_on(node, &stacks.records, nic.link.index)? {
+        let what = format!("a {kind} of {owner} stands on it");
+        return Ok(Some(Dependent::of(what)));
     }
-    Ok(dependents)
+    Ok(stacks.in_others(&nic.link))
 }
 
-fn described(link: &Link, netns: Option<&Path>) -> Dependent {
+fn described(link: &Link, place: &str) -> Dependent {
     let kind = link.kind.as_ref().map(ToString::to_string);
-    Dependent::Link {
-        kind: kind.unwrap_or_else(|| "link".to_owned()),
-        name: link.name.to_string(),
-        netns: netns.map(Path::to_owned),
-    }
+    let kind = kind.as_deref().unwrap_or("link");
+    Dependent::of(format!("{kind} {} stands on it ({place})", link.name))
 }
 
 /// `sriov_numvfs` (drivers/pci/iov.c); a function without it has none.
-fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<Dependent> {
+fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<u32> {
     let file = roots
         .sys
         .join("bus/pci/devices")
         .join(pci.to_string())
         .join("sriov_numvfs");
     let count: u32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
-    (count > 0).then_some(Dependent::VirtualFunctions { count })
+    (count > 0).then_some(count)
 }
 
-/// A child that this plugin made on the netdev, in a namespace that is still there.
+/// A child that this plugin made on the netdev, in a namespace that is still there: its kind and its
+/// owner, as messages name them.
 fn attachment_on(
     node: &Node,
     records: &[(Key, Record)],
     index: u32,
-) -> Result<Option<Dependent>, Error> {
+) -> Result<Option<(String, String)>, Error> {
     for (_, record) in records {
         let on_it = |child: &&Child| child.index == index;
         let mut children = record.parts.iter().filter_map(|part| part.child.as_ref());
@@ -237,10 +195,7 @@ fn attachment_on(
             continue;
         };
         if node.is_of_this_boot(&record.boot) && living(record)?.is_some() {
-            return Ok(Some(Dependent::Attachment {
-                kind: child.kind.clone(),
-                owner: record.owner(),
-            }));
+            return Ok(Some((child.kind.clone(), record.owner())));
         }
     }
     Ok(None)
@@ -282,10 +237,7 @@ fn rivals(node: &mut Node, link: &Link) -> Result<Option<(String, String)>, Erro
             return Ok(Some((kind.to_string(), format!("{name} of the host"))));
         }
     }
-    Ok(match attachment_on(node, &node.records()?, link.index)? {
-        Some(Dependent::Attachment { kind, owner }) => Some((kind, owner)),
-        _ => None,
-    })
+    attachment_on(node, &node.records()?, link.index)
 }
 
 /// Netdevs of the host's namespace that stand on one of it (`upper_*` in sysfs).

@@ -31,7 +31,7 @@ pub struct HostLink {
     /// RDMA device stand on different hardware.
     pub hcas: BTreeSet<HcaId>,
     /// What stands on it; only read for a move.
-    pub dependents: Vec<Dependent>,
+    pub dependent: Option<Dependent>,
     /// What selectors of the policy ask for; only read when there are any.
     pub netdev: Option<hca::Netdev>,
     /// Vendor and device of its PCI function, four hexadecimal digits each; likewise.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use attachment::node::Node;
-use cni_wire::{CniResult, Code, Request};
+use cni_wire::{CniResult, Code, Request, text::list};
 use hca::{HcaId, Host, NetnsMode, PortId, RdmaDevice, lookup};
 use netlink::{
     Namespace, Socket,
@@ -77,13 +77,9 @@ impl RdmaOnly {
 }
 
 fn name(interfaces: &[PodInterface]) -> String {
-    let names: Vec<String> = interfaces
-        .iter()
-        .map(|interface| interface.link.name.to_string())
-        .collect();
-    match names.is_empty() {
+    match interfaces.is_empty() {
         true => "the chain".to_owned(),
-        false => names.join(", "),
+        false => list(interfaces.iter().map(|interface| &interface.link.name)),
     }
 }
 
@@ -123,15 +119,14 @@ pub(super) fn resolve(
         && !behind.is_empty()
         && !names.iter().any(|name| behind.contains(name))
     {
-        let list: Vec<&str> = behind.into_iter().map(String::as_str).collect();
         return Err(Error::new(
             Code::InvalidConfig,
             format!(
                 "{} of the chain is on {}, but deviceID {} is a unit of {}",
                 name(&interfaces),
-                list.join(", "),
+                list(behind),
                 unit.text,
-                Vec::from_iter(names).join(", ")
+                list(names)
             ),
         )
         .with_details("let the plugin that makes the interface have the same deviceID"));
@@ -163,7 +158,7 @@ pub(super) fn resolve(
     Ok(RdmaOnly {
         interfaces,
         devices,
-        mode: attachment::rdma::mode(&node.roots)?,
+        mode: hca::netns_mode(&node.roots)?,
     })
 }
 

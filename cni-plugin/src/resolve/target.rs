@@ -1,6 +1,6 @@
 //! Which netdev of the host a configuration means.
 
-use cni_wire::Code;
+use cni_wire::{Code, text::list};
 use hca::{HcaId, Host, lookup};
 
 use crate::{
@@ -152,16 +152,13 @@ fn by_port(found: &[(u32, &str)], port: Option<u32>, what: &str) -> Result<Strin
         .map(|(_, name)| *name)
         .collect();
     if names.is_empty() && !found.is_empty() {
-        let ports: Vec<String> = found
-            .iter()
-            .map(|(n, name)| format!("{n} is {name}"))
-            .collect();
+        let ports = found.iter().map(|(n, name)| format!("{n} is {name}"));
         return Err(Missing::Other(Error::new(
             Code::InvalidConfig,
             format!(
                 "{what} has no netdev on port {} ({})",
                 port.unwrap_or(0),
-                ports.join(", ")
+                list(ports)
             ),
         )));
     }

@@ -6,7 +6,7 @@ use crate::config::{Config, Source, requested};
 use crate::lease::Holder;
 use crate::range::{IpAddrWithLength, Range};
 use crate::store::{Order, Part, Space, Store};
-use cni_wire::{Cidr, CniResult, Code, Error, IpConfig, Request, Route};
+use cni_wire::{CniResult, Code, Error, IpConfig, Request, Route, text::list};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use std::net::IpAddr;
@@ -35,17 +35,16 @@ pub(super) fn add(
         };
         to_error(&refused.error, attempt)
     })?;
-    let leases = leases.iter().map(|lease| Cidr {
-        addr: lease.address,
-        prefix: lease.prefix,
-    });
+    // A record is read only with a prefix length that fits its address.
+    let leases = leases.iter();
+    let leases = leases.filter_map(|lease| IpNetwork::new(lease.address, lease.prefix).ok());
     Ok(result(config, leases))
 }
 
 /// What ADD answers: leased addresses, and what goes with them.
-pub(super) fn result(config: &Config, leased: impl Iterator<Item = Cidr>) -> CniResult {
+pub(super) fn result(config: &Config, leased: impl Iterator<Item = IpNetwork>) -> CniResult {
     let leased = leased.enumerate().map(|(number, address)| IpConfig {
-        gateway: config.gateway_of(number, address.addr),
+        gateway: config.gateway_of(number, address.ip()),
         address,
         interface: None,
     });
@@ -70,13 +69,11 @@ impl Config {
             let is_gateway =
                 |address: &IpAddr| config.gateway_of(number, *address) == Some(*address);
             let lowest = range.example().filter(|address| !is_gateway(address));
-            Some(Cidr {
-                // Profile compatible may give the gateway.
-                addr: lowest.or(range.lowest().and(Some(range.window().1)))?,
-                prefix: range.prefix(),
-            })
+            // Profile compatible may give the gateway.
+            let example = lowest.or(range.lowest().and(Some(range.window().1)))?;
+            IpNetwork::new(example, range.prefix()).ok()
         };
-        let Some(addresses) = ranges.map(address).collect::<Option<Vec<Cidr>>>() else {
+        let Some(addresses) = ranges.map(address).collect::<Option<Vec<IpNetwork>>>() else {
             return Ok(Vec::new());
         };
         let all = result(&config, addresses.into_iter());
@@ -114,8 +111,8 @@ fn routes_of(ips: &[IpConfig], all: &CniResult) -> Vec<Route> {
     let is_own = |route: &&Route| match route.gw {
         Some(gw) if reached(&all.ips, gw) => reached(ips, gw),
         _ => {
-            let v4 = route.dst.addr.is_ipv4();
-            ips.iter().any(|ip| ip.address.addr.is_ipv4() == v4)
+            let v4 = route.dst.is_ipv4();
+            ips.iter().any(|ip| ip.address.is_ipv4() == v4)
         }
     };
     all.routes.iter().filter(is_own).cloned().collect()
@@ -186,14 +183,9 @@ pub(super) fn assign(
                 ))
                 .with_details(ONE_OF_EACH));
             }
-            let ranges: Vec<String> = config
-                .ranges
-                .iter()
-                .map(|range| range.subnet().to_string())
-                .collect();
+            let ranges = list(config.ranges.iter().map(Range::subnet));
             return Err(
-                refuse(format!("lies in none of the ranges {}", ranges.join(", ")))
-                    .with_details(ONE_OF_EACH),
+                refuse(format!("lies in none of the ranges {ranges}")).with_details(ONE_OF_EACH)
             );
         };
         let subnet = range.subnet();

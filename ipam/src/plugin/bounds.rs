@@ -79,7 +79,7 @@ impl Plugin {
                 return refuse(format!("range {subnet}"));
             }
         }
-        let mut fixed = config.fixed.iter().map(|fixed| fixed.address.addr);
+        let mut fixed = config.fixed.iter().map(|fixed| fixed.address.ip());
         match fixed.find(|address| !is_inside((*address).into())) {
             Some(address) => refuse(format!("address {address}")),
             None => Ok(()),

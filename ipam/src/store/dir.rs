@@ -295,22 +295,15 @@ impl Dir {
             Err(source) => return Err(self.failed("create", name)(source)),
         };
         let written = write_all(&file, content).map_err(self.failed("write", name));
-        let written = written.and_then(|()| {
-            if durable {
-                self.sync_file(name, &file)
-            } else {
-                Ok(())
-            }
+        let written = written.and_then(|()| match durable {
+            true => system::fsync(&file).map_err(self.failed("sync", name)),
+            false => Ok(()),
         });
         if written.is_err() {
             // Nothing refers to it yet; if this fails too, fsck finds an empty record.
             let _ = self.unlink(name);
         }
         written.map(|()| Some(file))
-    }
-
-    fn sync_file(&self, name: &str, file: &Fd) -> Result<(), DirError> {
-        system::fsync(file).map_err(self.failed("sync", name))
     }
 
     pub(crate) fn meta(&self, name: &str) -> Result<Option<Meta>, DirError> {

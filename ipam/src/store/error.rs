@@ -122,10 +122,9 @@ impl StoreError {
     /// The policy has no store of this name.
     #[must_use]
     pub fn unknown(policy: &Policy, name: &str) -> Self {
-        let known: Vec<&str> = policy.stores.keys().map(String::as_str).collect();
         Self::Unknown {
             name: name.to_owned(),
-            known: known.join(", "),
+            known: cni_wire::text::list(policy.stores.keys()),
         }
     }
 

@@ -19,6 +19,7 @@ use super::scan::{Entry, Finding, ShardListing};
 use super::shard::Standing;
 use super::{Store, StoreError, probe};
 use crate::lease::{self, Lease, Record};
+use cni_wire::text::list;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -177,14 +178,7 @@ impl Fsck<'_> {
             let leftover = name.starts_with(probe::PREFIX) || name.starts_with(".FORMAT.");
             if leftover && self.settled(root.meta(&name)?) {
                 if self.repair {
-                    if let Ok(Some(dir)) = root.open(&name) {
-                        for file in dir.names()? {
-                            dir.unlink(&file)?;
-                        }
-                        root.remove_dir(&name)?;
-                    } else {
-                        root.unlink(&name)?;
-                    }
+                    probe::remove(root, &name)?;
                 }
                 let what = "left behind by a probe or a first use that was killed";
                 self.note(path, what, self.repair);
@@ -373,16 +367,9 @@ impl Fsck<'_> {
                 Some(format!("an ADD that was killed: {why}"))
             }
             Content::Record(record, meta) if self.settled(Some(*meta)) => {
-                let addresses = record
-                    .leases()
-                    .iter()
-                    .map(|lease| lease.address.to_string());
-                (!self.store.holds_any(record, meta)?).then(|| {
-                    format!(
-                        "holds nothing of {}",
-                        addresses.collect::<Vec<_>>().join(", ")
-                    )
-                })
+                let addresses = list(record.leases().iter().map(|lease| lease.address));
+                (!self.store.holds_any(record, meta)?)
+                    .then(|| format!("holds nothing of {addresses}"))
             }
             Content::Broken(..) | Content::Record(..) => None,
         })

@@ -219,7 +219,8 @@ fn remove_leftovers(root: &Dir, new: &Dir) {
     }
 }
 
-fn remove(root: &Dir, name: &str) -> Result<bool, DirError> {
+/// Removes a file or a directory of files.
+pub(super) fn remove(root: &Dir, name: &str) -> Result<bool, DirError> {
     if root.unlink(name).is_ok() {
         return Ok(true);
     }

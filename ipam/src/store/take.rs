@@ -366,6 +366,8 @@ impl Store {
                         released.push((lease.part, lease.clone()));
                     }
                     true => {}
+                    // The DEL of that network frees it.
+                    false if lease.holder.network != holder.network => {}
                     false => there.push(There {
                         lease: lease.clone(),
                         meta,

@@ -150,10 +150,9 @@ impl Delegate {
     /// Asks for addresses.
     ///
     /// # Errors
-    /// The delegate's own error object, or code 5 or 6 when there is none; see
-    /// [`Delegate::run`].
+    /// As [`Delegate::start`].
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
-        let answer = self.run(Command::Add, request)?;
+        let answer = self.start(Command::Add, request)?;
         let value: Value = serde_json::from_slice(&answer).map_err(|e| {
             Error::new(
                 Code::Decode,
@@ -168,25 +167,17 @@ impl Delegate {
     /// Runs a command without an answer: DEL, CHECK, STATUS, GC.
     ///
     /// # Errors
-    /// As [`Delegate::run`].
+    /// As [`Delegate::start`].
     pub fn call(&self, command: Command, request: &Request) -> Result<(), Error> {
-        self.run(command, request).map(drop)
+        Ok(self.start(command, request).map(drop)?)
     }
 
     /// Runs a command and returns what it wrote on stdout.
     ///
     /// # Errors
     /// The error object the delegate wrote; code 6 when it failed without one; code 5 when it
-    /// could not be run.
-    pub fn run(&self, command: Command, request: &Request) -> Result<Vec<u8>, Error> {
-        self.start(command, request).map_err(Error::from)
-    }
-
-    /// As [`Delegate::run`], for a caller to whom a file that is not a program means something else
-    /// than a program that failed.
-    ///
-    /// # Errors
-    /// See [`Failure`].
+    /// could not be run. A file that is not a program means something else to some callers than a
+    /// program that failed: see [`Failure`].
     pub fn start(&self, command: Command, request: &Request) -> Result<Vec<u8>, Failure> {
         let io_failure = |e: io::Error| {
             Error::new(

@@ -26,6 +26,6 @@ pub mod version;
 pub use config::{NetworkConfig, Request};
 pub use env::{Args, AttachmentId, Command, ContainerId, Environment, IfName, KNOWN_ARGS};
 pub use error::{Code, Error};
-pub use result::{Cidr, CniResult, Dns, Interface, IpConfig, Route};
+pub use result::{CniResult, Dns, Interface, IpConfig, Route, cidr};
 pub use section::Section;
 pub use version::Version;

@@ -26,6 +26,12 @@ fn commands(c: char) -> bool {
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
+/// All of a list, as in `a, b, c`.
+pub fn list(words: impl IntoIterator<Item = impl ToString>) -> String {
+    let words: Vec<String> = words.into_iter().map(|word| word.to_string()).collect();
+    words.join(", ")
+}
+
 /// At most `limit` bytes of a text, and how many were cut.
 pub fn bounded(text: &str, limit: usize) -> String {
     if text.len() <= limit {

@@ -180,8 +180,8 @@ fn place(run: Run, flat: Option<&Value>) -> Place {
     place
 }
 
-/// Puts a lease at one address, with a range narrowed to it.
-fn reserve(place: &Place, ipam: &Value, reserved: &Value, number: usize) {
+/// Puts a lease of a network at one address, with a range narrowed to it.
+fn reserve(place: &Place, config: &Value, reserved: &Value, number: usize) {
     let (first, last) = match reserved.get("ip") {
         Some(ip) => (ip, ip),
         None => (&reserved["ip_first"], &reserved["ip_last"]),
@@ -204,9 +204,11 @@ fn reserve(place: &Place, ipam: &Value, reserved: &Value, number: usize) {
             Some(node) => who.node(node),
             None => who,
         };
-        let range = range_of(ipam, at);
+        let range = range_of(&config["ipam"], at);
         let one = json!({"range": range, "range_start": at, "range_end": at});
-        let given = place.add(&who, &network("whereabouts", one)).address();
+        let mut one = network("whereabouts", one);
+        one["name"].clone_from(&config["name"]);
+        let given = place.add(&who, &one).address();
         assert!(given.starts_with(&format!("{at}/")), "{given} is not {at}");
         if at == last {
             break;
@@ -325,7 +327,7 @@ fn one_add(vector: &Value, run: Run) -> Result<(), String> {
     let place = place(run, vector.get("flat_file").filter(|flat| !flat.is_null()));
     let config = &vector["config"];
     for (number, reserved) in vector["reserved"].as_array().unwrap().iter().enumerate() {
-        reserve(&place, &config["ipam"], reserved, number);
+        reserve(&place, config, reserved, number);
     }
     let mut who = requester(vector);
     if who.container == "nodeB-ctr" {

@@ -104,9 +104,7 @@ pub fn return_netdev(
         if let Some(origin @ Origin { pod, .. }) = origin {
             let mut inside = pod.socket(host_context.namespace)?;
             let links = link::list(&mut inside)?;
-            let place = LinkScope::Pod {
-                host: link::known_number(&mut inside, host_context.namespace)?,
-            };
+            let place = LinkScope::of(&mut inside, pod, host_context.namespace)?;
             if let Some(link) = find(taken, &links, place, "in the pod")? {
                 remove_children(&mut inside, &links, link, &mut report);
                 let elsewhere = remove_children_elsewhere(host_context, &mut inside, origin, link);

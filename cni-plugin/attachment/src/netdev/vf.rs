@@ -279,7 +279,7 @@ impl Vf {
             let damaged = io::Error::new(io::ErrorKind::InvalidData, e.to_string());
             netlink::Error::call(&what, damaged)
         })?;
-        link::set_vf(socket, &what, pf.index, message.attributes)
+        link::set(socket, &what, pf.index, message.attributes)
     }
 
     /// Restores what differs of what the VF may do: all but its address, which it may then

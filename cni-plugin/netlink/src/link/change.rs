@@ -96,7 +96,8 @@ pub fn change(
     socket.request(what, RTM_SETLINK, 0, &message)
 }
 
-fn set(
+/// Gives a link these attributes.
+pub fn set(
     socket: &mut Socket,
     what: impl fmt::Display,
     index: u32,
@@ -116,14 +117,14 @@ pub fn set_number(
     name: &str,
     value: u32,
 ) -> Result<()> {
-    let Some(known) = NUMBERS.iter().find(|known| known.name == name) else {
+    let Some((_, attribute, bytes)) = NUMBERS.iter().find(|(known, ..)| *known == name) else {
         return Ok(());
     };
-    let bytes = match known.bytes {
+    let bytes = match bytes {
         1 => vec![u8::try_from(value).unwrap_or(u8::MAX)],
         _ => value.to_ne_bytes().to_vec(),
     };
-    let attribute = LinkAttribute::Other(DefaultNla::new(known.attribute, bytes));
+    let attribute = LinkAttribute::Other(DefaultNla::new(*attribute, bytes));
     set(socket, what, index, vec![attribute])
 }
 

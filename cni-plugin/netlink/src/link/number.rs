@@ -82,16 +82,8 @@ fn ask_number(
     message: &NsidMessage,
     other: &Namespace,
 ) -> Result<Option<i32>> {
-    let mut number = None;
-    socket.ask(
-        format_args!("ask for the number of namespace {}", other.path().display()),
-        RTM_GETNSID,
-        0,
-        message,
-        |payload| {
-            number = number_in(&NsidMessage::parse(payload)?);
-            Ok(())
-        },
-    )?;
-    Ok(number)
+    let what = format_args!("ask for the number of namespace {}", other.path().display());
+    socket.get(what, RTM_GETNSID, message, |payload| {
+        Ok(number_in(&NsidMessage::parse(payload)?))
+    })
 }

@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 use netlink_packet_core::Parseable;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, VfInfo};
 
-use super::{RTM_GETLINK, RTM_SETLINK};
+use super::RTM_GETLINK;
 use crate::{Error, Result, Socket};
 
 /// What a PF says of one of its VFs; empty when it has none of that number, `None` when it has it and
@@ -35,9 +35,9 @@ fn read(socket: &mut Socket, pf: u32) -> Result<(u32, Vec<Vec<VfInfo>>)> {
     message
         .attributes
         .push(LinkAttribute::ExtMask(FILTER.to_vec()));
-    let (mut count, mut vfs) = (0, Vec::new());
-    let what = format_args!("read the VFs of netdev {pf}").to_string();
-    socket.ask(what, RTM_GETLINK, 0, &message, |payload| {
+    let what = format!("read the VFs of netdev {pf}");
+    socket.get(what, RTM_GETLINK, &message, |payload| {
+        let (mut count, mut vfs) = (0, Vec::new());
         for attribute in LinkMessage::parse(payload)?.attributes {
             match attribute {
                 LinkAttribute::NumVf(number) => count = number,
@@ -45,22 +45,8 @@ fn read(socket: &mut Socket, pf: u32) -> Result<(u32, Vec<Vec<VfInfo>>)> {
                 _ => {}
             }
         }
-        Ok(())
-    })?;
-    Ok((count, vfs))
-}
-
-/// Sets properties of a VF through its PF.
-pub fn set_vf(
-    socket: &mut Socket,
-    what: &str,
-    pf: u32,
-    properties: Vec<LinkAttribute>,
-) -> Result<()> {
-    let mut message = LinkMessage::default();
-    message.header.index = pf;
-    message.attributes = properties;
-    socket.request(what, RTM_SETLINK, 0, &message)
+        Ok((count, vfs))
+    })
 }
 
 /// Takes a PCI function from its driver, for as long as `meanwhile` runs. One without a driver is

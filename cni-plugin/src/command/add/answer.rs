@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use attachment::addresses::Ipam;
-use cni_wire::{CniResult, Code, Interface, IpConfig};
+use cni_wire::{CniResult, Code, Interface, IpConfig, text::list};
 use netlink::link::Link;
 
 use super::{Add, Nic};
@@ -45,7 +45,7 @@ impl Add<'_> {
                 ifname: plan.ifname.to_string(),
                 slot: slot.map(|slot| slot.unit.clone()),
                 ports: ports.unwrap_or_default(),
-                addresses: part.ips.iter().map(|ip| ip.address.addr).collect(),
+                addresses: part.ips.iter().map(|ip| ip.address.ip()).collect(),
                 moved: moved().collect(),
                 pci: host.and_then(|host| report::function(&host.link, &plan.config)),
             });
@@ -116,7 +116,7 @@ impl Add<'_> {
                     ports.retain(|port| is_behind(&port.device));
                     ports
                 },
-                addresses: ips.map(|ip| ip.address.addr).collect(),
+                addresses: ips.map(|ip| ip.address.ip()).collect(),
                 moved: moved
                     .iter()
                     .filter(|device| is_behind(device))
@@ -144,10 +144,10 @@ pub(super) fn inherit(
             [] => None,
             [only] => Some(only.name.clone()),
             several => {
-                let names: Vec<&str> = several.iter().map(|i| i.name.as_str()).collect();
+                let names = list(several.iter().map(|interface| &interface.name));
                 return Err(Error::new(
                     Code::InvalidConfig,
-                    format!("prevResult has several interfaces: {}", names.join(", ")),
+                    format!("prevResult has several interfaces: {names}"),
                 )
                 .with_details("say with master which one the ipvlan is to stand on"));
             }

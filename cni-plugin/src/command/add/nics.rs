@@ -212,7 +212,10 @@ impl Add<'_> {
 
     /// Whether containers were promised the device nodes as they are.
     pub(super) fn numbers(&self) -> Numbers {
-        Numbers::of(self.bound.is_some())
+        match self.bound {
+            Some(_) => Numbers::ReadAfterwards,
+            None => Numbers::Promised,
+        }
     }
 }
 
@@ -222,7 +225,7 @@ fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool,
         Resolved::RdmaOnly(target) => (target.mode, true, target.interface_name()),
         Resolved::Move(host) | Resolved::Child { parent: host, .. } => {
             let mode = match config.rdma {
-                RdmaRequirement::Required => attachment::rdma::mode(&node.roots)?,
+                RdmaRequirement::Required => hca::netns_mode(&node.roots)?,
                 RdmaRequirement::Auto | RdmaRequirement::Off => host.mode,
             };
             (mode, !host.rdma.is_empty(), host.link.name.to_string())

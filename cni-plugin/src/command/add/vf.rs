@@ -19,10 +19,10 @@ use attachment::{
         vf::{Settings, Vf},
     },
     node::Node,
-    rdma::{parents, verbs},
+    rdma::parents,
 };
-use cni_wire::Code;
-use hca::{GidEntry, Guid, Host, LinkLayer, MacAddress, Port};
+use cni_wire::{Code, text::list};
+use hca::{GidEntry, Guid, Host, LinkLayer, MacAddress, Port, chardev::verbs};
 use netlink::link::{self, Change};
 
 use super::Add;
@@ -181,13 +181,12 @@ impl Add<'_> {
                 return Ok(());
             }
             if started.elapsed() > DRIVER_TIMEOUT {
-                let shown: Vec<String> = after.into_iter().collect();
                 return Err(Error::new(
                     Code::TryAgain,
                     format!(
                         "VF {address} has no netdev, or another character device ({}), after its \
                          driver was bound again for guid",
-                        shown.join(", ")
+                        list(after)
                     ),
                 )
                 .with_details("dmesg says what the driver did"));

@@ -5,7 +5,7 @@ mod orders;
 use super::*;
 use crate::lease;
 use crate::range::Spec;
-use crate::store::CoolDown;
+use crate::store::{CoolDown, Owned};
 use crate::store::tests::meeting::Meeting;
 use node::identity::NodeIdentity;
 use node::policy::{Policy, Profile, StorePolicy};

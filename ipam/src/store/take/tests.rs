@@ -421,6 +421,25 @@ fn ranges_in_another_order_keep_their_addresses() {
     assert!(after.iter().all(|lease| lease.generation == 1), "{after:?}");
 }
 
+/// Its own DEL may come yet, and must not free what is in use.
+#[test]
+fn a_lease_of_another_network_is_left_to_that_networks_del() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let first = order(vec![part(None, "10.0.0.0/24", None)]);
+    let mut second = first.clone();
+    second.holder.network = "rail1".into();
+    assert_eq!(addresses(&store.take(&first).unwrap()), ["10.0.0.1"]);
+    for _ in 0..2 {
+        assert_eq!(addresses(&store.take(&second).unwrap()), ["10.0.0.2"]);
+    }
+    assert_eq!(addresses(&store.take(&first).unwrap()), ["10.0.0.1"]);
+    let container = &first.holder.container;
+    store.give_back(container, "net1", "rail0").unwrap();
+    let held = store.held(container, "net1").unwrap();
+    assert_eq!(addresses(&held), ["10.0.0.2"]);
+}
+
 /// An order for the pod `a/b`, by a container.
 fn of_pod(container: &str, parts: Vec<Part>) -> Order {
     let mut order = order(parts);

@@ -84,6 +84,20 @@ impl Begun {
         )
     }
 
+    /// The first record, whose addresses were released: there it is still.
+    fn released(&self) -> (Owned, Record, Meta) {
+        let first = self.store.owned("c1", "net1").unwrap().remove(0);
+        let Content::Record(read, meta) = &first.content else {
+            panic!("{first:?}")
+        };
+        let (read, meta) = (read.clone(), *meta);
+        for lease in read.leases() {
+            let from_now = CoolDown::FromNow;
+            self.store.release_address(lease, &meta, from_now).unwrap();
+        }
+        (first, read, meta)
+    }
+
     /// What the order has lost is taken by another record.
     fn take_lost(&self, parts: &[usize]) -> Result<Vec<Lease>, Failed> {
         let mut made = Made::of(&self.holder, 1);
@@ -179,20 +193,11 @@ fn a_del_frees_the_further_record_that_was_made_while_it_slept() {
     let begun = begun();
     begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
     begun.store.claim(&begun.intent, &begun.claims).unwrap();
-    let asleep = begun.store.owned("c1", "net1").unwrap().remove(0);
-    let Content::Record(read, meta) = &asleep.content else {
-        panic!("{asleep:?}")
-    };
-    for lease in read.leases() {
-        begun
-            .store
-            .release_address(lease, meta, CoolDown::FromNow)
-            .unwrap();
-    }
+    let (asleep, read, meta) = begun.released();
     assert!(begun.take_lost(&[1]).is_ok());
     // As it goes on: it had looked for the further record before.
     assert!(asleep.dir.unlink(&asleep.name).unwrap());
-    let freed = begun.store.remove_released(&asleep, read, meta).unwrap();
+    let freed = begun.store.remove_released(&asleep, &read, &meta).unwrap();
     assert_eq!(freed.len(), 1);
     begun.shard.unlink("10.0.0.2@7").unwrap();
     begun.nothing_is_left();
@@ -313,17 +318,15 @@ fn a_further_record_takes_the_place_of_one_that_is_removed_meanwhile() {
     let begun = begun();
     begun.shard.create("10.0.0.2@7", b"{}", false).unwrap();
     begun.store.claim(&begun.intent, &begun.claims).unwrap();
-    let first = begun.store.owned("c1", "net1").unwrap().remove(0);
-    let Content::Record(read, meta) = &first.content else {
-        panic!("{first:?}")
-    };
-    for lease in read.leases() {
-        let from_now = CoolDown::FromNow;
-        begun.store.release_address(lease, meta, from_now).unwrap();
-    }
+    let (first, read, meta) = begun.released();
     assert!(begun.take_lost(&[1]).is_ok());
     assert!(first.dir.unlink(&first.name).unwrap());
-    assert!(begun.store.remove_unless_held(&first, read, meta).unwrap());
+    assert!(
+        begun
+            .store
+            .remove_unless_held(&first, &read, &meta)
+            .unwrap()
+    );
     assert_eq!(begun.held().len(), 1);
     begun.store.give_back("c1", "net1", "rail0").unwrap();
     begun.shard.unlink("10.0.0.2@7").unwrap();
