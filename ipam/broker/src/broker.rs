@@ -15,7 +15,7 @@ use ipam::grants;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use node::policy::{Policy, StoreKind};
-use node_server::http::{self, Details, Pages};
+use node_server::http::{self, Details, Page, Pages};
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::watch::{self, Event};
 use crate::api::whereabouts::WhereaboutsObjects;
 use crate::api::{BlockObject, Client};
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
 use crate::space::{Asked, BlockStore, Message, Shared, Timing, Worker};
 use crate::sweep;
 
@@ -215,10 +215,9 @@ async fn serve(
             Some(event) = news.recv() => broker.event(event),
             _ = ticks.tick() => {}
         }
-        pages.set(
-            &shared.metrics.borrow(),
-            shared.client.transport().requests(),
-        );
+        let requests = shared.client.transport().requests();
+        let text = shared.metrics.borrow().render(&requests);
+        *pages.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
     for task in [sweep, identity].into_iter().flatten() {
         task.abort();
@@ -381,31 +380,16 @@ struct BrokerPages {
     metrics: Mutex<String>,
 }
 
-impl BrokerPages {
-    fn set(&self, metrics: &Metrics, requests: crate::api::transport::Requests) {
-        if let Ok(text) = metrics.render(requests) {
-            *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text;
-        }
-    }
-}
-
 impl Pages for BrokerPages {
     fn paths(&self) -> &'static [&'static str] {
         &["/healthz", "/metrics"]
     }
 
-    fn page(&self, path: &str, _: bool) -> http::Page {
+    fn page(&self, path: &str, _: bool) -> Page {
+        let metrics = self.metrics.lock();
         match path {
-            "/metrics" => http::Page {
-                status: 200,
-                kind: metrics::CONTENT_TYPE,
-                body: self
-                    .metrics
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .clone(),
-            },
-            _ => http::Page::text(200, "ok\n"),
+            "/metrics" => Page::metrics(metrics.unwrap_or_else(PoisonError::into_inner).clone()),
+            _ => Page::text(200, "ok\n"),
         }
     }
 }
