@@ -146,13 +146,7 @@ impl NodeState {
 
     /// Reads the hardware and judges the pods' HCAs.
     fn judge(&mut self, host: Host) {
-        let read = within_limit(SCAN, move || {
-            let inventory = hca::inventory(&host)?;
-            let gpus = gpu::read(&host)?;
-            let machine = Machine::read(&host, &inventory, gpus.clone())?;
-            hca::Result::Ok((machine, Gpus::on(&host, gpus)))
-        });
-        match read {
+        match hardware(host) {
             Ok(Ok((machine, gpus))) => (self.machine, self.gpus) = (machine, gpus),
             Ok(Err(error)) => self
                 .notes
@@ -248,6 +242,19 @@ impl NodeState {
         let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
         self.gaps().into_iter().chain(daemon.cloned()).collect()
     }
+}
+
+/// GPUs and NICs of a host, and what IDs of GPUs mean there.
+///
+/// # Errors
+/// The read hangs.
+pub(crate) fn hardware(host: Host) -> anyhow::Result<hca::Result<(Machine, Gpus)>> {
+    within_limit(SCAN, move || {
+        let inventory = hca::inventory(&host)?;
+        let gpus = gpu::read(&host)?;
+        let machine = Machine::read(&host, &inventory, gpus.clone())?;
+        Ok((machine, Gpus::on(&host, gpus)))
+    })
 }
 
 /// A pool of the daemon's, with the kubelet's list of what is held, which is newer, where there is one.

@@ -196,7 +196,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     if row.netns_state.as_deref() == Some("gone") {
         interface += " (orphaned)";
     }
-    let seconds = row.created.map(|created| now().saturating_sub(created));
+    let age = |created| age(now().saturating_sub(created).cast_signed());
     vec![
         optional(row.pod.as_deref()),
         optional(row.container.as_deref()),
@@ -206,7 +206,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
         cell(&interface),
         optional(row.kind.as_deref()),
         cell(&row.addresses.join(" ")),
-        seconds.map_or("-".to_owned(), |seconds| age(seconds.cast_signed())),
+        optional(row.created.map(age)),
     ]
 }
 
@@ -224,7 +224,7 @@ fn text(document: &Document, is_wide: bool) -> String {
     }
     let mut all = match rows.is_empty() {
         true => "no pod has a unit or an attachment\n".to_owned(),
-        false => table(&header, &rows),
+        false => table(&header, rows),
     };
     if !document.notes.is_empty() {
         all += "\n";

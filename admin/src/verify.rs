@@ -26,7 +26,7 @@ use crate::cluster;
 use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, style, text_of, wrong_usage};
 use crate::report;
-use judge::Expected;
+use judge::{Expected, Memory};
 use place::Place;
 use steps::Tested;
 use table::judge_table;
@@ -171,7 +171,7 @@ impl Verify {
         let expected = Expected {
             line_rate: self.line_rate,
             nics: self.nics,
-            gpu_memory: self.gpu.is_some(),
+            memory: self.gpu.map_or(Memory::Host, |_| Memory::Gpu),
         };
         judge_table(&text_of(file)?.1, expected).with_context(|| {
             format!(

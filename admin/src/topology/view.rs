@@ -16,8 +16,6 @@ pub(super) struct View {
     pub holders: Holders,
     /// NICs chosen for GPUs, if that was asked.
     pub choice: Option<Choice>,
-    /// Where places come from, if not from sysfs.
-    pub override_source: Option<String>,
     /// Further remarks, such as why the kubelet did not answer.
     pub remarks: Vec<String>,
 }
@@ -27,11 +25,6 @@ impl View {
     pub(super) fn notes(&self) -> Vec<String> {
         let machine = &self.machine;
         let mut notes = Vec::new();
-        if let Some(source) = &self.override_source {
-            notes.push(format!(
-                "PCI locations are from {source}, not from the PCI tree"
-            ));
-        }
         if machine.hides_switches() {
             let note = "each device has a root complex of its own: the hypervisor hides the \
                         switches; a file that describes them can be given with --nccl-topology FILE";

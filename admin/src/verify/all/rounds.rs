@@ -128,11 +128,7 @@ async fn work(
     let obstacles = obstacles.await?;
     for (name, node) in &mut results.nodes {
         if let Some(why) = obstacles.get(&node.pod) {
-            let finding = Finding::fail(why, super::remedy(name)).on(name);
-            node.finding = Some(Finding {
-                verdict: Verdict::Unknown,
-                ..finding
-            });
+            node.finding = Some(Finding::unsure(why, super::remedy(name)).on(name));
         }
     }
     rounds(verify, cluster, results).await;
