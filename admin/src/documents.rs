@@ -44,8 +44,7 @@ pub(crate) fn is_definition(object: &Value) -> bool {
 
 /// The name of an object; empty where it has none.
 pub(crate) fn name_of(object: &Value) -> &str {
-    let name = object.pointer("/metadata/name").and_then(Value::as_str);
-    name.unwrap_or_default()
+    text_at(object, "/metadata/name")
 }
 
 /// Text in an object; empty where it has none.

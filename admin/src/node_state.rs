@@ -18,7 +18,7 @@ use rdma_device_plugin::node_files::{self, Files};
 use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
-use crate::alignment::{Misaligned, misaligned};
+use crate::alignment::misaligned;
 use crate::global::{Global, within_limit};
 use crate::holders::Holders;
 
@@ -101,9 +101,9 @@ pub(crate) struct NodeState {
     pub machine: Machine,
     /// What IDs of GPUs mean on it.
     gpus: Gpus,
-    /// Pods whose NICs are farther from their GPUs than they need be; empty where the kubelet does
-    /// not answer.
-    pub misaligned: Vec<Misaligned>,
+    /// Pods whose NICs are farther from their GPUs than they need be, with a sentence; empty where
+    /// the kubelet does not answer.
+    pub misaligned: BTreeMap<String, String>,
     notes: Vec<String>,
     /// Reads that hang.
     late: Vec<String>,
@@ -138,7 +138,7 @@ impl NodeState {
             leases: files.leases,
             machine: Machine::default(),
             gpus: Gpus::default(),
-            misaligned: Vec::new(),
+            misaligned: BTreeMap::new(),
             notes: files.notes,
             late: Vec::new(),
         }
@@ -232,7 +232,7 @@ impl NodeState {
         (missing.into_iter().flatten())
             .chain(attachments)
             .chain(self.notes.iter().cloned())
-            .chain(self.misaligned.iter().map(Misaligned::sentence))
+            .chain(self.misaligned.values().cloned())
             .collect()
     }
 
@@ -457,7 +457,6 @@ mod tests {
             ..unanswered()
         };
         status.judge(tree.host());
-        assert_eq!(status.misaligned[0].gpu, 0);
         let note = "pod default/p: GPU 0 is served by mlx5_7 at SYS";
         assert!(status.notes().iter().any(|line| line.starts_with(note)));
     }

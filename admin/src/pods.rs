@@ -1,7 +1,5 @@
 //! `rdmactl pods`: which pod has which HCAs, GPUs, interfaces and addresses.
 
-use std::collections::BTreeSet;
-
 use anyhow::ensure;
 use attachment::listing::Attachment;
 use attachment::node::now;
@@ -93,7 +91,6 @@ impl Pods {
 fn rows(state: &NodeState) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let holders = state.holders();
-    let misaligned: BTreeSet<&str> = state.misaligned.iter().map(|m| m.pod.as_str()).collect();
     let all_gpus = &state.machine.gpus;
     let served = |gpu: &ServedGpu| {
         let mut known = all_gpus.iter();
@@ -119,7 +116,7 @@ fn rows(state: &NodeState) -> Vec<Row> {
                 hca: bound.map(|bound| bound.hca.clone()).or(named),
                 stage: bound.map(|bound| bound.stage.clone()),
                 gpus: gpus.clone(),
-                misaligned: misaligned.contains(pod.as_str()),
+                misaligned: state.misaligned.contains_key(&pod),
                 ..Row::default()
             };
             if let Some(bound) = bound.filter(|bound| !bound.gpus.is_empty()) {

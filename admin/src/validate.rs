@@ -59,21 +59,11 @@ enum Part {
 }
 
 /// What was found of a part.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Checked {
     text: String,
     errors: Vec<String>,
     document: Value,
-}
-
-impl Default for Checked {
-    fn default() -> Self {
-        Self {
-            text: String::new(),
-            errors: Vec::new(),
-            document: json!({}),
-        }
-    }
 }
 
 impl Validate {
@@ -154,12 +144,11 @@ impl Validate {
                 ("other", checked)
             }
         };
-        if let Some(fields) = checked.document.as_object_mut() {
-            fields.insert("file".into(), place.into());
-            fields.insert("kind".into(), kind.into());
-            fields.insert("valid".into(), checked.errors.is_empty().into());
-            fields.insert("errors".into(), checked.errors.clone().into());
-        }
+        let document = &mut checked.document;
+        document["file"] = place.into();
+        document["kind"] = kind.into();
+        document["valid"] = checked.errors.is_empty().into();
+        document["errors"] = json!(checked.errors);
         Ok(checked)
     }
 }

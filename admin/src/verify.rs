@@ -138,9 +138,7 @@ impl Verify {
         };
         let outcomes = &tested.outcomes;
         let mut document = report::document(outcomes);
-        if let Some(fields) = document.as_object_mut() {
-            fields.insert("measurements".into(), json!(tested.measurements));
-        }
+        document["measurements"] = json!(tested.measurements);
         global.say(document, || report::text(outcomes, true, style()));
         let faults = report::faults(outcomes, self.strict);
         ensure!(

@@ -4,7 +4,7 @@
 use hca::topology::{Choice, Distance, Gpu, Machine, Nic, PciLocation};
 use serde_json::{Value, json};
 
-use crate::alignment::{Misaligned, misaligned};
+use crate::alignment::misaligned;
 use crate::holders::Holders;
 
 /// All that the faces show.
@@ -67,8 +67,7 @@ impl View {
                 machine.unplaced.join(", ")
             ));
         }
-        let misaligned = misaligned(machine, &self.holders);
-        notes.extend(misaligned.iter().map(Misaligned::sentence));
+        notes.extend(misaligned(machine, &self.holders).into_values());
         notes.extend(self.remarks.iter().cloned());
         notes
     }
@@ -80,13 +79,13 @@ impl View {
         let nics: Vec<&PciLocation> = machine.nics.iter().map(|nic| &nic.place).collect();
         let gpu = |gpu: &Gpu| {
             let mut entry = json!(gpu);
-            put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
-            put(&mut entry, "pod", json!(self.holders.gpu(gpu)));
+            entry["nearestNics"] = json!(self.nearest(&gpu.place));
+            entry["pod"] = json!(self.holders.gpu(gpu));
             entry
         };
         let nic = |nic: &Nic| {
             let mut entry = json!(nic);
-            put(&mut entry, "pod", json!(self.holders.nic(nic)));
+            entry["pod"] = json!(self.holders.nic(nic));
             entry
         };
         let mut document = json!({
@@ -103,9 +102,9 @@ impl View {
         });
         if let Some(choice) = &self.choice {
             let mut entry = json!(choice);
-            put(&mut entry, "names", json!(self.names(&choice.nics)));
-            put(&mut entry, "peerToPeerShare", json!(choice.peer_to_peer()));
-            put(&mut document, "choice", entry);
+            entry["names"] = json!(self.names(&choice.nics));
+            entry["peerToPeerShare"] = json!(choice.peer_to_peer());
+            document["choice"] = entry;
         }
         document
     }
@@ -134,11 +133,5 @@ impl View {
                 .collect()
         };
         rows.iter().map(row).collect()
-    }
-}
-
-fn put(object: &mut Value, key: &str, value: Value) {
-    if let Value::Object(map) = object {
-        map.insert(key.to_owned(), value);
     }
 }

@@ -132,7 +132,7 @@ fn of_sessions(report: &Report) -> Vec<Family> {
     for pool in &report.pools {
         let resource = || ("resource", pool.resource.to_string());
         let state = pool.session.borrow();
-        registered.push((vec![resource()], if state.registered { 1.0 } else { 0.0 }));
+        registered.push((vec![resource()], number(state.registered.into())));
         registrations.push((vec![resource()], number(state.registrations)));
         failures.push((vec![resource()], number(state.failures)));
         if let Some(since) = state.streaming_since {
@@ -182,16 +182,11 @@ fn of_daemon(report: &Report) -> Vec<Family> {
     let late = late.map(|late| late.started.elapsed().as_secs_f64());
     let scans = report.scans.by_trigger.iter();
     let scans = scans.map(|(trigger, n)| (vec![("trigger", word(trigger))], number(*n)));
-    let accepted = if report.config.error.is_none() {
-        1.0
-    } else {
-        0.0
-    };
     vec![
         gauge(
             "config_accepted",
             "1 while the configuration file is in force, 0 while an older configuration is",
-            plain(accepted),
+            plain(number(report.config.error.is_none().into())),
         ),
         counter("scans", "Scans of the host, by trigger", scans.collect()),
         counter(
@@ -241,6 +236,6 @@ fn of_node_socket(report: &Report) -> Vec<Family> {
     vec![gauge(
         "node_socket_listening",
         "1 while the daemon listens for the programs of the node",
-        vec![(Vec::new(), if listening { 1.0 } else { 0.0 })],
+        vec![(Vec::new(), number(listening.into()))],
     )]
 }

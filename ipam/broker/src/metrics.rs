@@ -84,7 +84,6 @@ impl Metrics {
             let labels = vec![("verb", verb.clone()), ("code", code.to_string())];
             (labels, number(*count))
         });
-        let watching = f64::from(u8::from(self.interrupted.is_none()));
         let families = [
             gauge(
                 "blocks",
@@ -124,7 +123,7 @@ impl Metrics {
             gauge(
                 "api_watched",
                 "1 while the node's blocks are watched in the Kubernetes API",
-                vec![(Vec::new(), watching)],
+                vec![(Vec::new(), number(self.interrupted.is_none().into()))],
             ),
         ];
         text("rdma_ipam_broker", &families)

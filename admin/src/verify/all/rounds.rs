@@ -39,7 +39,7 @@ pub(super) async fn test(
     results.context = pods::context(&cluster.kubectl).await;
     if !results.context.is_empty() {
         // Stays the same if somebody changes the kubeconfig's current one.
-        cluster.kubectl = cluster.kubectl.in_context(&results.context);
+        cluster.kubectl.context = Some(results.context.clone());
     }
     let run = format!("{:x}", now.as_millisecond());
     let pods = Pods {
