@@ -61,8 +61,8 @@ impl Topology {
         };
         if let Some(file) = &self.nccl_topology {
             let absent = view.machine.place(&nccl::read(file)?);
-            let (file, elsewhere) = (file.display(), "not from the PCI tree");
-            let remark = format!("PCI locations are from {file}, {elsewhere}");
+            let file = file.display();
+            let remark = format!("PCI locations are from {file}, not from the PCI tree");
             view.remarks.push(remark);
             if !absent.is_empty() {
                 let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
