@@ -15,7 +15,7 @@ use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
 use serde_json::{Value, json};
 
-use crate::documents::{is_definition, name_of, objects};
+use crate::documents::{is_definition, name_of, objects, put};
 use crate::global::Global;
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
@@ -145,10 +145,10 @@ impl Validate {
             }
         };
         let document = &mut checked.document;
-        document["file"] = place.into();
-        document["kind"] = kind.into();
-        document["valid"] = checked.errors.is_empty().into();
-        document["errors"] = json!(checked.errors);
+        put(document, "file", place.into());
+        put(document, "kind", kind.into());
+        put(document, "valid", checked.errors.is_empty().into());
+        put(document, "errors", json!(checked.errors));
         Ok(checked)
     }
 }

@@ -23,6 +23,7 @@ use clap::builder::PossibleValuesParser;
 use serde_json::json;
 
 use crate::cluster;
+use crate::documents::put;
 use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, style, text_of, wrong_usage};
 use crate::report;
@@ -138,7 +139,7 @@ impl Verify {
         };
         let outcomes = &tested.outcomes;
         let mut document = report::document(outcomes);
-        document["measurements"] = json!(tested.measurements);
+        put(&mut document, "measurements", json!(tested.measurements));
         global.say(document, || report::text(outcomes, true, style()));
         let faults = report::faults(outcomes, self.strict);
         ensure!(

@@ -5,6 +5,7 @@ use hca::topology::{Choice, Distance, Gpu, Machine, Nic, PciLocation};
 use serde_json::{Value, json};
 
 use crate::alignment::misaligned;
+use crate::documents::put;
 use crate::holders::Holders;
 
 /// All that the faces show.
@@ -79,13 +80,13 @@ impl View {
         let nics: Vec<&PciLocation> = machine.nics.iter().map(|nic| &nic.place).collect();
         let gpu = |gpu: &Gpu| {
             let mut entry = json!(gpu);
-            entry["nearestNics"] = json!(self.nearest(&gpu.place));
-            entry["pod"] = json!(self.holders.gpu(gpu));
+            put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
+            put(&mut entry, "pod", json!(self.holders.gpu(gpu)));
             entry
         };
         let nic = |nic: &Nic| {
             let mut entry = json!(nic);
-            entry["pod"] = json!(self.holders.nic(nic));
+            put(&mut entry, "pod", json!(self.holders.nic(nic)));
             entry
         };
         let mut document = json!({
@@ -102,9 +103,9 @@ impl View {
         });
         if let Some(choice) = &self.choice {
             let mut entry = json!(choice);
-            entry["names"] = json!(self.names(&choice.nics));
-            entry["peerToPeerShare"] = json!(choice.peer_to_peer());
-            document["choice"] = entry;
+            put(&mut entry, "names", json!(self.names(&choice.nics)));
+            put(&mut entry, "peerToPeerShare", json!(choice.peer_to_peer()));
+            put(&mut document, "choice", entry);
         }
         document
     }
