@@ -29,20 +29,13 @@ use crate::output::{Ended, Outcome, complain, filters_before_command};
     after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
 )]
 pub(crate) struct Addresses {
-    #[command(flatten)]
-    at: At,
+    /// The store, by its name in the policy
+    #[arg(long, global = true, value_name = "NAME", default_value = ipam::config::DEFAULT_STORE)]
+    store: String,
     #[command(flatten)]
     filter: leases::Filter,
     #[command(subcommand)]
     command: Option<Command>,
-}
-
-/// Which store.
-#[derive(Debug, Args)]
-struct At {
-    /// The store, by its name in the policy
-    #[arg(long, global = true, value_name = "NAME", default_value = ipam::config::DEFAULT_STORE)]
-    store: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -65,7 +58,7 @@ impl Addresses {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let scope = Scope {
             global,
-            store: &self.at.store,
+            store: &self.store,
         };
         if self.command.is_some() && self.filter.is_set() {
             let filters = "--pool, --network-name, --pod, --address and --node";

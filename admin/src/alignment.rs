@@ -5,38 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hca::topology::{Choice, Class, Machine, Request, choose};
+use hca::topology::{Choice, Machine, Request, choose};
 
 use crate::holders::Holders;
 
-/// A pod with a NIC that is farther from a GPU than it need be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Misaligned {
-    /// The pod, `namespace/name`.
-    pub pod: String,
-    /// Ordinal of the first of its GPUs that is far from its NIC.
-    pub gpu: u32,
-    /// The NIC that serves this GPU: RDMA device, netdev or address.
-    pub nic: String,
-    /// How far they are apart.
-    pub distance: Class,
-    /// How near a NIC of this machine is to this GPU.
-    pub nearest: Class,
-}
-
-impl Misaligned {
-    /// As a sentence.
-    pub(crate) fn sentence(&self) -> String {
-        format!(
-            "pod {}: GPU {} is served by {} at {}, where {} can be had on this machine",
-            self.pod, self.gpu, self.nic, self.distance, self.nearest
-        )
-    }
-}
-
 /// Judges every pod that holds at least one GPU and one NIC of this machine. A unit that stands
-/// for all HCAs of its pool names no NIC, and its pod is not judged.
-pub(crate) fn misaligned(machine: &Machine, holders: &Holders) -> Vec<Misaligned> {
+/// for all HCAs of its pool names no NIC, and its pod is not judged. A sentence for each pod
+/// (`namespace/name`) with a NIC that is farther from a GPU than it need be.
+pub(crate) fn misaligned(machine: &Machine, holders: &Holders) -> BTreeMap<String, String> {
     let mut of_pod: BTreeMap<String, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
     for (index, gpu) in machine.gpus.iter().enumerate() {
         for pod in holders.gpu(gpu) {
@@ -49,8 +25,11 @@ pub(crate) fn misaligned(machine: &Machine, holders: &Holders) -> Vec<Misaligned
         }
     }
     of_pod.retain(|_, (gpus, nics)| !gpus.is_empty() && !nics.is_empty());
-    let pods = of_pod.iter();
-    let misaligned = pods.filter_map(|(pod, (gpus, nics))| judge(machine, pod, gpus, nics));
+    let pods = of_pod.into_iter();
+    let misaligned = pods.filter_map(|(pod, (gpus, nics))| {
+        let sentence = judge(machine, &pod, &gpus, &nics)?;
+        Some((pod, sentence))
+    });
     misaligned.collect()
 }
 
@@ -59,7 +38,7 @@ fn judge(
     pod: &str,
     gpus: &BTreeSet<usize>,
     nics: &BTreeSet<usize>,
-) -> Option<Misaligned> {
+) -> Option<String> {
     let request = |include: BTreeSet<usize>| Request {
         count: nics.len(),
         gpus: gpus.clone(),
@@ -74,13 +53,13 @@ fn judge(
     }
     let pair = own.pairs.iter().find(|pair| !pair.aligned)?;
     let gpu = machine.gpus.get(pair.gpu)?;
-    Some(Misaligned {
-        pod: pod.to_owned(),
-        gpu: gpu.ordinal,
-        nic: machine.nics.get(pair.nic)?.title(),
-        distance: pair.distance.class,
-        nearest: machine.nearest(gpu)?,
-    })
+    Some(format!(
+        "pod {pod}: GPU {} is served by {} at {}, where {} can be had on this machine",
+        gpu.ordinal,
+        machine.nics.get(pair.nic)?.title(),
+        pair.distance.class,
+        machine.nearest(gpu)?
+    ))
 }
 
 #[cfg(test)]
@@ -102,19 +81,18 @@ mod tests {
         .unwrap()
     }
 
-    fn judged(held: &[(&str, &str)]) -> Vec<Misaligned> {
+    fn judged(held: &[(&str, &str)]) -> Vec<String> {
         let machine = a4();
-        misaligned(&machine, &holders(&machine.gpus, held))
+        let misaligned = misaligned(&machine, &holders(&machine.gpus, held));
+        misaligned.into_values().collect()
     }
 
     #[test]
     fn a_nic_of_the_other_socket_is_misaligned() {
         let alignment = judged(&[("t/far", "0000:8f:00.0"), ("t/far", "0000:ce:00.0")]);
-        let [pod] = alignment.try_into().unwrap();
-        assert_eq!(
-            pod.sentence(),
-            "pod t/far: GPU 0 is served by mlx5_7 at SYS, where PIX can be had on this machine"
-        );
+        let expected =
+            "pod t/far: GPU 0 is served by mlx5_7 at SYS, where PIX can be had on this machine";
+        assert_eq!(alignment, [expected]);
     }
 
     #[test]

@@ -132,13 +132,10 @@ impl Reclaim {
                 one.why.to_owned(),
             ]
         };
-        let rows: Vec<_> = each_interface(undone).map(row).collect();
+        let header = "POD  INTERFACE  NETWORK  KIND  NETDEV  STATE  BECAUSE";
         let mut text = String::new();
-        if !rows.is_empty() {
-            text += &table(
-                "POD  INTERFACE  NETWORK  KIND  NETDEV  STATE  BECAUSE",
-                &rows,
-            );
+        if !undone.is_empty() {
+            text += &table(header, each_interface(undone).map(row));
         }
         let failed = undone.iter().filter(|one| one.error.is_some()).count();
         let (undone, kept) = (undone.len() - failed, all.saturating_sub(undone.len()));

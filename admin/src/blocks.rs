@@ -90,22 +90,20 @@ impl Blocks {
 }
 
 fn text(blocks: &[BlockObject]) -> String {
-    let rows: Vec<Vec<String>> = blocks.iter().map(row).collect();
     let header = "BLOCK  STORE  NETWORK NAME  NODE  USED  FREE  AGE  STATE";
-    table(header, &rows)
+    table(header, blocks.iter().map(row))
 }
 
 fn row(block: &BlockObject) -> Vec<String> {
     let spec = &block.spec;
-    let noted = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
     vec![
         spec.block.to_string(),
         cell(&spec.store),
         optional(spec.network_name.as_deref()),
         cell(&spec.node),
-        noted(block.status.map(|status| status.used)),
-        noted(block.status.map(|status| status.free)),
-        spec.since.map_or("-".to_owned(), ago),
+        optional(block.status.map(|status| status.used)),
+        optional(block.status.map(|status| status.free)),
+        optional(spec.since.map(ago)),
         state(block),
     ]
 }

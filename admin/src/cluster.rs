@@ -25,7 +25,7 @@ use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
 use serde_json::json;
 
 use crate::global::{Global, Kubectl};
-use crate::output::{self, Ended, Outcome, block_on, ended, say, say_json};
+use crate::output::{Ended, Outcome, block_on, ended, say, say_json};
 use crate::{Command, output::complain};
 use tables::View;
 
@@ -104,15 +104,11 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut command = command();
     // Of global flags, a sub-command's matches have them only once it is built.
     command.build();
-    let matches = match command.clone().try_get_matches_from(arguments) {
-        Ok(matches) => matches,
-        Err(error) => return output::usage(&error),
-    };
-    let cli = match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli,
-        Err(error) => return output::usage(&error),
-    };
-    ended(cli.run(&command, &matches))
+    let matches = command.clone().get_matches_from(arguments);
+    ended(
+        Cli::from_arg_matches(&matches)
+            .map_or_else(|error| Err(error.into()), |cli| cli.run(&command, &matches)),
+    )
 }
 
 impl Cli {
@@ -164,22 +160,14 @@ impl Cli {
         if self.global.is_wide() {
             argv.push("--output=wide".to_owned());
         }
-        let mut answers = block_on(ask::ask(&self.flags, &argv))??;
-        if self.global.json || view.is_some() {
-            answers
-                .iter_mut()
-                .for_each(ask::NodeAnswer::expect_document);
-        }
+        let answers = block_on(ask::ask(&self.flags, &argv))??;
         self.print(view, &answers)
     }
 
     /// What all nodes answer to a command, as documents.
     fn documents(&self, command: &str) -> anyhow::Result<Vec<serde_json::Value>> {
         let argv = ["rdmactl", command, "--json"].map(str::to_owned);
-        let mut answers = block_on(ask::ask(&self.flags, &argv))??;
-        answers
-            .iter_mut()
-            .for_each(ask::NodeAnswer::expect_document);
+        let answers = block_on(ask::ask(&self.flags, &argv))??;
         Ok(answers.iter().map(ask::NodeAnswer::document).collect())
     }
 

@@ -124,7 +124,6 @@ fn gids(scanned: &HostSnapshot) -> String {
         entries.map(move |entry| (device, port, entry))
     });
     let row = |(device, port, entry): (&RdmaDevice, &Port, &GidEntry)| {
-        let kind = entry.kind.as_ref().map(ToString::to_string);
         // On InfiniBand a GID is not an IP address.
         let address = match entry.netdev {
             Some(_) => entry.gid.ip().to_string(),
@@ -134,13 +133,15 @@ fn gids(scanned: &HostSnapshot) -> String {
             device.name.clone(),
             port.number.to_string(),
             entry.index.to_string(),
-            optional(kind.as_deref()),
+            optional(entry.kind.as_ref()),
             optional(entry.netdev.as_deref()),
             address,
         ]
     };
-    let rows: Vec<Vec<String>> = entries.map(row).collect();
-    table("DEVICE  PORT  INDEX  TYPE  NETDEV  ADDRESS", &rows)
+    table(
+        "DEVICE  PORT  INDEX  TYPE  NETDEV  ADDRESS",
+        entries.map(row),
+    )
 }
 
 /// One line for each port; for a device whose ports are not seen here, one by what is known of it.
@@ -158,9 +159,7 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
         let mut common = vec![
             candidate.id.to_string(),
             candidate.function().to_string(),
-            candidate
-                .numa_node()
-                .map_or("-".into(), |node| node.to_string()),
+            optional(candidate.numa_node()),
             optional(driver),
             nodes(&rdma.name, scanned),
         ];
@@ -179,21 +178,17 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
         let name = || rdma.name.clone();
         let Some(device) = device else {
             let known = rdma.ports.first();
-            let link = known.map(|port| format!("{:?}", port.link_layer));
-            let rate = known.and_then(|port| Some(port.rate.as_ref()?.to_string()));
-            let [link, rate, away] = [link, rate, away].map(|known| optional(known.as_deref()));
             add([
                 name(),
                 "-".into(),
                 "in another netns".into(),
-                link,
-                rate,
-                away,
+                optional(known.map(|port| format!("{:?}", port.link_layer))),
+                optional(known.and_then(|port| port.rate.as_ref())),
+                optional(away),
             ]);
             continue;
         };
         for port in &device.ports {
-            let rate = port.rate.as_ref().map(ToString::to_string);
             let in_a_pod = || Some(format!("{} (in a pod)", away.as_ref()?));
             let netdev = port.netdev.clone().or_else(in_a_pod);
             add([
@@ -201,12 +196,12 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
                 port.number.to_string(),
                 format!("{} {}", port.state, port.phys_state),
                 format!("{:?}", port.link_layer),
-                optional(rate.as_deref()),
-                optional(netdev.as_deref()),
+                optional(port.rate.as_ref()),
+                optional(netdev),
             ]);
         }
     }
-    table(&header, &rows)
+    table(&header, rows)
 }
 
 /// The netdev of an HCA with one port, where another network namespace has it.

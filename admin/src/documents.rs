@@ -1,7 +1,7 @@
 //! JSON or YAML files of an administrator: network configurations and objects of Kubernetes.
 
 use anyhow::{Result, anyhow};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The JSON document, or the YAML documents, of a text; `place` is its file, for messages.
 ///
@@ -44,8 +44,17 @@ pub(crate) fn is_definition(object: &Value) -> bool {
 
 /// The name of an object; empty where it has none.
 pub(crate) fn name_of(object: &Value) -> &str {
-    let name = object.pointer("/metadata/name").and_then(Value::as_str);
-    name.unwrap_or_default()
+    text_at(object, "/metadata/name")
+}
+
+/// Sets a field of an object; `null` becomes one.
+pub(crate) fn put(object: &mut Value, key: &str, value: Value) {
+    let mut fields = match object.take() {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    };
+    fields.insert(key.to_owned(), value);
+    *object = Value::Object(fields);
 }
 
 /// Text in an object; empty where it has none.

@@ -126,7 +126,7 @@ impl Global {
 pub(crate) struct Kubectl {
     /// Context of the kubeconfig
     #[arg(long, global = true, value_name = "NAME")]
-    context: Option<String>,
+    pub(crate) context: Option<String>,
     /// Kubeconfig
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<String>,
@@ -182,15 +182,6 @@ impl Kubectl {
     /// The program and the flags of the cluster, for a command line.
     pub(crate) fn words(&self) -> Vec<String> {
         [vec![self.kubectl.clone()], self.cluster()].concat()
-    }
-
-    /// The same in a context, whatever the kubeconfig says later.
-    pub(crate) fn in_context(&self, name: &str) -> Self {
-        let context = Some(name.to_owned());
-        Self {
-            context,
-            ..self.clone()
-        }
     }
 }
 

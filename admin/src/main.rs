@@ -115,8 +115,6 @@ fn main() -> ExitCode {
     if cluster::is_meant(std::env::args_os().next().as_ref()) {
         return cluster::main(std::env::args_os());
     }
-    match Cli::try_parse() {
-        Ok(cli) => ended(cli.command.run(&cli.global)),
-        Err(error) => output::usage(&error),
-    }
+    let cli = Cli::parse();
+    ended(cli.command.run(&cli.global))
 }

@@ -18,7 +18,7 @@ use rdma_device_plugin::node_files::{self, Files};
 use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
-use crate::alignment::{Misaligned, misaligned};
+use crate::alignment::misaligned;
 use crate::global::{Global, within_limit};
 use crate::holders::Holders;
 
@@ -101,9 +101,9 @@ pub(crate) struct NodeState {
     pub machine: Machine,
     /// What IDs of GPUs mean on it.
     gpus: Gpus,
-    /// Pods whose NICs are farther from their GPUs than they need be; empty where the kubelet does
-    /// not answer.
-    pub misaligned: Vec<Misaligned>,
+    /// Pods whose NICs are farther from their GPUs than they need be, with a sentence; empty where
+    /// the kubelet does not answer.
+    pub misaligned: BTreeMap<String, String>,
     notes: Vec<String>,
     /// Reads that hang.
     late: Vec<String>,
@@ -138,7 +138,7 @@ impl NodeState {
             leases: files.leases,
             machine: Machine::default(),
             gpus: Gpus::default(),
-            misaligned: Vec::new(),
+            misaligned: BTreeMap::new(),
             notes: files.notes,
             late: Vec::new(),
         }
@@ -146,13 +146,7 @@ impl NodeState {
 
     /// Reads the hardware and judges the pods' HCAs.
     fn judge(&mut self, host: Host) {
-        let read = within_limit(SCAN, move || {
-            let inventory = hca::inventory(&host)?;
-            let gpus = gpu::read(&host)?;
-            let machine = Machine::read(&host, &inventory, gpus.clone())?;
-            hca::Result::Ok((machine, Gpus::on(&host, gpus)))
-        });
-        match read {
+        match hardware(host) {
             Ok(Ok((machine, gpus))) => (self.machine, self.gpus) = (machine, gpus),
             Ok(Err(error)) => self
                 .notes
@@ -238,7 +232,7 @@ impl NodeState {
         (missing.into_iter().flatten())
             .chain(attachments)
             .chain(self.notes.iter().cloned())
-            .chain(self.misaligned.iter().map(Misaligned::sentence))
+            .chain(self.misaligned.values().cloned())
             .collect()
     }
 
@@ -248,6 +242,19 @@ impl NodeState {
         let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
         self.gaps().into_iter().chain(daemon.cloned()).collect()
     }
+}
+
+/// GPUs and NICs of a host, and what IDs of GPUs mean there.
+///
+/// # Errors
+/// The read hangs.
+pub(crate) fn hardware(host: Host) -> anyhow::Result<hca::Result<(Machine, Gpus)>> {
+    within_limit(SCAN, move || {
+        let inventory = hca::inventory(&host)?;
+        let gpus = gpu::read(&host)?;
+        let machine = Machine::read(&host, &inventory, gpus.clone())?;
+        Ok((machine, Gpus::on(&host, gpus)))
+    })
 }
 
 /// A pool of the daemon's, with the kubelet's list of what is held, which is newer, where there is one.
@@ -450,7 +457,6 @@ mod tests {
             ..unanswered()
         };
         status.judge(tree.host());
-        assert_eq!(status.misaligned[0].gpu, 0);
         let note = "pod default/p: GPU 0 is served by mlx5_7 at SYS";
         assert!(status.notes().iter().any(|line| line.starts_with(note)));
     }

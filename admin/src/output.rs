@@ -44,8 +44,8 @@ pub(crate) fn ended(ended: Ended) -> ExitCode {
     match ended {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Found) => ExitCode::FAILURE,
-        Err(error) => match error.downcast_ref() {
-            Some(error) => usage(error),
+        Err(error) => match error.downcast_ref::<clap::Error>() {
+            Some(error) => error.exit(),
             None => {
                 let text: Vec<String> = chain(&error).lines().map(printable).collect();
                 let _ = writeln!(io::stderr().lock(), "{}: {}", program(), text.join("\n"));
@@ -69,12 +69,6 @@ pub(crate) fn wrong_usage(text: &str) -> anyhow::Error {
         format!("{text}\n"),
     )
     .into()
-}
-
-/// The exit status of a command line that is not understood, or that asks for help.
-pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    let _ = error.print();
-    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
 }
 
 /// The error and its causes, each once: some messages already end with the text of their cause. With
@@ -101,14 +95,16 @@ pub(crate) fn say(text: &str) {
 }
 
 /// Prints the table under a header, whose titles are separated by two spaces.
-pub(crate) fn table(header: &str, rows: &[Vec<String>]) -> String {
+pub(crate) fn table(header: &str, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let titles: Vec<&str> = header.split("  ").collect();
-    node::table::table(&titles, rows)
+    let rows: Vec<_> = rows.into_iter().collect();
+    node::table::table(&titles, &rows)
 }
 
 /// A cell of what may be absent.
-pub(crate) fn optional(text: Option<&str>) -> String {
-    node::table::cell(text.unwrap_or_default())
+pub(crate) fn optional(value: Option<impl ToString>) -> String {
+    let text = value.map(|value| value.to_string());
+    node::table::cell(&text.unwrap_or_default())
 }
 
 /// Prints a document with its version.

@@ -1,7 +1,5 @@
 //! `rdmactl pods`: which pod has which HCAs, GPUs, interfaces and addresses.
 
-use std::collections::BTreeSet;
-
 use anyhow::ensure;
 use attachment::listing::Attachment;
 use attachment::node::now;
@@ -93,7 +91,6 @@ impl Pods {
 fn rows(state: &NodeState) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let holders = state.holders();
-    let misaligned: BTreeSet<&str> = state.misaligned.iter().map(|m| m.pod.as_str()).collect();
     let all_gpus = &state.machine.gpus;
     let served = |gpu: &ServedGpu| {
         let mut known = all_gpus.iter();
@@ -119,7 +116,7 @@ fn rows(state: &NodeState) -> Vec<Row> {
                 hca: bound.map(|bound| bound.hca.clone()).or(named),
                 stage: bound.map(|bound| bound.stage.clone()),
                 gpus: gpus.clone(),
-                misaligned: misaligned.contains(pod.as_str()),
+                misaligned: state.misaligned.contains_key(&pod),
                 ..Row::default()
             };
             if let Some(bound) = bound.filter(|bound| !bound.gpus.is_empty()) {
@@ -196,7 +193,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     if row.netns_state.as_deref() == Some("gone") {
         interface += " (orphaned)";
     }
-    let seconds = row.created.map(|created| now().saturating_sub(created));
+    let age = |created| age(now().saturating_sub(created).cast_signed());
     vec![
         optional(row.pod.as_deref()),
         optional(row.container.as_deref()),
@@ -206,7 +203,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
         cell(&interface),
         optional(row.kind.as_deref()),
         cell(&row.addresses.join(" ")),
-        seconds.map_or("-".to_owned(), |seconds| age(seconds.cast_signed())),
+        optional(row.created.map(age)),
     ]
 }
 
@@ -224,7 +221,7 @@ fn text(document: &Document, is_wide: bool) -> String {
     }
     let mut all = match rows.is_empty() {
         true => "no pod has a unit or an attachment\n".to_owned(),
-        false => table(&header, &rows),
+        false => table(&header, rows),
     };
     if !document.notes.is_empty() {
         all += "\n";

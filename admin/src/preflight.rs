@@ -45,7 +45,7 @@ use crate::global::Global;
 use crate::output::{Ended, Outcome, say, style};
 use crate::report;
 use crate::verdict;
-use context::{Context, Expected, Membership, PoolHca, Pools, Scope, Settings, mounted};
+use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
 use subjects::{Selection, catalogue, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
@@ -185,7 +185,7 @@ impl Preflight {
             cni_bin_dir: or(&self.cni_bin_dir, "opt/cni/bin"),
             cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
             policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
-            scope: if self.pod { Scope::Pod } else { Scope::Node },
+            in_pod: self.pod,
             expected: self.expected.clone(),
             root,
         }

@@ -31,7 +31,13 @@ pub(crate) fn faults(outcomes: &[Outcome], strict: bool) -> Vec<&'static str> {
 /// One line: the sum of it all.
 fn summary(outcomes: &[Outcome]) -> String {
     let verdicts = outcomes.iter().map(|outcome| outcome.verdict);
-    format!("{} checks: {}", outcomes.len(), counts(verdicts))
+    format!("{}: {}", counted(outcomes.len(), "check"), counts(verdicts))
+}
+
+/// A number of things: "1 check", "2 checks".
+pub(crate) fn counted(count: usize, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
 }
 
 /// How many there are of each, in words.
@@ -205,6 +211,12 @@ mod tests {
         let text = text(&outcomes, false, Style::Plain);
         assert!(text.starts_with("R01 FAIL"), "{text}");
         assert!(!text.contains("M01"), "{text}");
+    }
+
+    #[test]
+    fn one_check_is_not_several() {
+        let text = text(&outcomes()[1..], true, Style::Plain);
+        assert!(text.ends_with("\n1 check: 1 passed\n"), "{text}");
     }
 
     #[test]

@@ -146,18 +146,18 @@ fn text(document: &Document) -> String {
         ));
     }
     if !document.units.is_empty() {
-        let rows: Vec<_> = document.units.iter().map(units_row).collect();
-        blocks.push(table(UNITS_HEADER, &rows));
+        let rows = document.units.iter().map(units_row);
+        blocks.push(table(UNITS_HEADER, rows));
     }
     let hcas = document.daemon.as_ref().map(hcas).unwrap_or_default();
     if !hcas.is_empty() {
         let header = "HCA  DEVICE  NETDEV  NUMA  RESOURCES  HEALTH";
-        blocks.push(table(header, &hcas));
+        blocks.push(table(header, hcas));
     }
     if !document.addresses.is_empty() {
         let header = "RANGE  STORE  NETWORK NAME  USED  COOLING DOWN  FREE";
-        let rows: Vec<_> = document.addresses.iter().map(range_row).collect();
-        blocks.push(table(header, &rows));
+        let rows = document.addresses.iter().map(range_row);
+        blocks.push(table(header, rows));
     }
     let notes = document.notes.iter();
     blocks.push(notes.map(|note| format!("{}\n", printable(note))).collect());
@@ -195,8 +195,7 @@ fn hcas(daemon: &DaemonStatus) -> Vec<Vec<String>> {
             cell(&hca.id),
             cell(&hca.rdma_devices.join(" ")),
             cell(&hca.netdevs.join(" ")),
-            hca.numa_node
-                .map_or("-".to_owned(), |node| node.to_string()),
+            optional(hca.numa_node),
             cell(&resources.join(" ")),
             cell(reason.as_deref().unwrap_or("healthy")),
         ]

@@ -10,15 +10,15 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use hca::topology::{Machine, Nic, Request, choose, gpu};
+use hca::topology::{Machine, Nic, Request, choose};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
 use node_wire::status::BindingStatus;
-use rdma_device_plugin::{Gpus, nccl, scan::SCAN};
+use rdma_device_plugin::nccl;
 
-use crate::global::{Global, within_limit};
+use crate::global::Global;
 use crate::holders::Holders;
-use crate::node_state::Sources;
+use crate::node_state::{Sources, hardware};
 use crate::output::{Ended, Outcome};
 use matrix::text;
 use view::View;
@@ -52,14 +52,8 @@ impl Topology {
     }
 
     fn view(&self, host: &Host) -> anyhow::Result<View> {
-        let read_host = host.clone();
-        let read = move || {
-            let inventory = hca::inventory(&read_host).context("scan this host")?;
-            let gpus = gpu::read(&read_host);
-            gpus.and_then(|gpus| Machine::read(&read_host, &inventory, gpus))
-                .context("read this host's PCI tree")
-        };
-        let mut machine = within_limit(SCAN, read)??;
+        let read = hardware(host.clone())?;
+        let (mut machine, gpus) = read.context("read this host's GPUs and NICs")?;
         leave_out_slices(&mut machine);
         let mut view = View {
             machine,
@@ -67,10 +61,12 @@ impl Topology {
         };
         if let Some(file) = &self.nccl_topology {
             let absent = view.machine.place(&nccl::read(file)?);
-            view.override_source = Some(file.display().to_string());
+            let file = file.display();
+            let remark = format!("PCI locations are from {file}, not from the PCI tree");
+            view.remarks.push(remark);
             if !absent.is_empty() {
                 let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
-                let (file, absent) = (file.display(), absent.join(", "));
+                let absent = absent.join(", ");
                 let remark =
                     format!("{file} also speaks of {absent}, which this node does not have");
                 view.remarks.push(remark);
@@ -86,7 +82,6 @@ impl Topology {
                 view.remarks.push(remark);
             }
         }
-        let gpus = Gpus::on(host, view.machine.gpus.clone());
         view.holders = Holders::collect(&gpus, held);
         if self.nics.is_some() || !self.gpus.is_empty() {
             let request = self.request(&view)?;

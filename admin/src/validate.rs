@@ -15,7 +15,7 @@ use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
 use serde_json::{Value, json};
 
-use crate::documents::{is_definition, name_of, objects};
+use crate::documents::{is_definition, name_of, objects, put};
 use crate::global::Global;
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
@@ -59,21 +59,11 @@ enum Part {
 }
 
 /// What was found of a part.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Checked {
     text: String,
     errors: Vec<String>,
     document: Value,
-}
-
-impl Default for Checked {
-    fn default() -> Self {
-        Self {
-            text: String::new(),
-            errors: Vec::new(),
-            document: json!({}),
-        }
-    }
 }
 
 impl Validate {
@@ -154,12 +144,11 @@ impl Validate {
                 ("other", checked)
             }
         };
-        if let Some(fields) = checked.document.as_object_mut() {
-            fields.insert("file".into(), place.into());
-            fields.insert("kind".into(), kind.into());
-            fields.insert("valid".into(), checked.errors.is_empty().into());
-            fields.insert("errors".into(), checked.errors.clone().into());
-        }
+        let document = &mut checked.document;
+        put(document, "file", place.into());
+        put(document, "kind", kind.into());
+        put(document, "valid", checked.errors.is_empty().into());
+        put(document, "errors", json!(checked.errors));
         Ok(checked)
     }
 }

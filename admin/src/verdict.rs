@@ -56,45 +56,44 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    fn new(verdict: Verdict, why: impl Into<String>) -> Self {
+    fn new(verdict: Verdict, why: impl Into<String>, remedy: Option<String>) -> Self {
         Self {
             verdict,
             object: None,
             read: Vec::new(),
             why: why.into(),
-            remedy: None,
+            remedy,
         }
     }
 
     /// As it should be.
     pub(crate) fn pass(why: impl Into<String>) -> Self {
-        Self::new(Verdict::Pass, why)
+        Self::new(Verdict::Pass, why, None)
     }
 
     /// The question does not arise.
     pub(crate) fn not_applicable(why: impl Into<String>) -> Self {
-        Self::new(Verdict::NotApplicable, why)
+        Self::new(Verdict::NotApplicable, why, None)
     }
 
     /// It cannot be read.
     pub(crate) fn unknown(why: impl Into<String>) -> Self {
-        Self::new(Verdict::Unknown, why)
+        Self::new(Verdict::Unknown, why, None)
+    }
+
+    /// The same; what to do.
+    pub(crate) fn unsure(why: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Verdict::Unknown, why, Some(remedy.into()))
     }
 
     /// Worse than it could be; what to do.
     pub(crate) fn warn(why: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            remedy: Some(remedy.into()),
-            ..Self::new(Verdict::Warn, why)
-        }
+        Self::new(Verdict::Warn, why, Some(remedy.into()))
     }
 
     /// Wrong; what to do.
     pub(crate) fn fail(why: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            remedy: Some(remedy.into()),
-            ..Self::new(Verdict::Fail, why)
-        }
+        Self::new(Verdict::Fail, why, Some(remedy.into()))
     }
 
     /// Names the object.

@@ -23,10 +23,11 @@ use clap::builder::PossibleValuesParser;
 use serde_json::json;
 
 use crate::cluster;
+use crate::documents::put;
 use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, style, text_of, wrong_usage};
 use crate::report;
-use judge::Expected;
+use judge::{Expected, Memory};
 use place::Place;
 use steps::Tested;
 use table::judge_table;
@@ -138,9 +139,7 @@ impl Verify {
         };
         let outcomes = &tested.outcomes;
         let mut document = report::document(outcomes);
-        if let Some(fields) = document.as_object_mut() {
-            fields.insert("measurements".into(), json!(tested.measurements));
-        }
+        put(&mut document, "measurements", json!(tested.measurements));
         global.say(document, || report::text(outcomes, true, style()));
         let faults = report::faults(outcomes, self.strict);
         ensure!(
@@ -171,7 +170,7 @@ impl Verify {
         let expected = Expected {
             line_rate: self.line_rate,
             nics: self.nics,
-            gpu_memory: self.gpu.is_some(),
+            memory: self.gpu.map_or(Memory::Host, |_| Memory::Gpu),
         };
         judge_table(&text_of(file)?.1, expected).with_context(|| {
             format!(

@@ -27,9 +27,8 @@ impl Blocks {
     }
 
     pub(super) fn table(&self) -> String {
-        let rows: Vec<Vec<String>> = self.blocks.iter().map(row).collect();
         let header = "BLOCK  NETWORK NAME  SIZE  USED  COOLING DOWN  LEASED BEFORE  FREE  EPOCH";
-        table(header, &rows)
+        table(header, self.blocks.iter().map(row))
     }
 }
 

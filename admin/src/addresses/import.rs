@@ -97,16 +97,15 @@ impl Import {
         let document = json!({"dryRun": !yes, "leases": planned, "imported": done});
         scope.global.say(document, || {
             let row = |(planned, (.., holder)): (&Planned, &Lease)| {
-                let range = planned.range.to_string();
                 vec![
                     planned.address.to_string(),
-                    range,
+                    planned.range.to_string(),
                     cell(&holder.to_string()),
                 ]
             };
-            let rows: Vec<Vec<String>> = planned.iter().zip(&leases).map(row).collect();
+            let rows = planned.iter().zip(&leases).map(row);
             let all = planned.len();
-            table("ADDRESS  RANGE  HOLDER", &rows)
+            table("ADDRESS  RANGE  HOLDER", rows)
                 + &match yes {
                     true => format!("{done} imported, {} were there\n", all - done),
                     false => format!("{all} to import; nothing was written, give --yes\n"),

@@ -86,18 +86,16 @@ impl Filter {
 }
 
 pub(super) fn table(leases: &[Lease]) -> String {
-    let rows: Vec<Vec<String>> = leases.iter().map(row).collect();
     let header = "ADDRESS  NETWORK NAME  POD  INTERFACE  NODE  NETWORK  CONTAINER  AGE";
-    output::table(header, &rows)
+    output::table(header, leases.iter().map(row))
 }
 
 fn row(lease: &Lease) -> Vec<String> {
     let holder = &lease.holder;
-    let pod = holder.pod.as_ref().map(ToString::to_string);
     vec![
         format!("{}/{}", lease.address, lease.prefix),
         optional(lease.network_name.as_deref()),
-        optional(pod.as_deref()),
+        optional(holder.pod.as_ref()),
         cell(&holder.interface),
         cell(&holder.node),
         cell(&holder.network),

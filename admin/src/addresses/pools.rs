@@ -24,10 +24,9 @@ pub(super) fn documents(pools: &[Used]) -> Vec<Value> {
 }
 
 pub(super) fn table(pools: &[Used]) -> String {
-    let rows: Vec<Vec<String>> = pools.iter().map(row).collect();
     let header =
         "RANGE  NETWORK NAME  FROM  TO  SIZE  USED  BY OTHERS  COOLING DOWN  FREE  LAST ADD";
-    output::table(header, &rows)
+    output::table(header, pools.iter().map(row))
 }
 
 fn as_json((pool, counts): &Used) -> Value {

@@ -91,7 +91,7 @@ fn text(report: &Report, dry_run: bool) -> String {
     );
     let mut text = String::new();
     if !rows.is_empty() {
-        text += &table("ADDRESS  STATE  BECAUSE  HOLDER", &rows);
+        text += &table("ADDRESS  STATE  BECAUSE  HOLDER", rows);
     }
     let (freed, waiting, kept) = (report.freed.len(), report.waiting.len(), report.kept.len());
     text + &format!("{freed} {done}, {waiting} pending a second check, {kept} kept\n")

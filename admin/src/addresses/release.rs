@@ -159,8 +159,10 @@ impl Release {
 
 /// Prints what would be freed.
 fn text(chosen: &[Entry]) -> String {
-    let rows: Vec<Vec<String>> = chosen.iter().map(row).collect();
-    table("ADDRESS  NETWORK NAME  RANGE  HOLDER", &rows)
+    table(
+        "ADDRESS  NETWORK NAME  RANGE  HOLDER",
+        chosen.iter().map(row),
+    )
 }
 
 fn question(leases: usize) -> String {

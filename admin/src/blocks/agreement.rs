@@ -7,9 +7,10 @@ use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
 
 use rdma_ipam_broker::api::document::{BlockObject, NodeId, RangeObject, RangeSpec};
+use serde::Serialize;
 
 /// Something that does not agree.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct Finding {
     /// `AddressBlock NAME`, or the block of a grant.
     pub(super) object: String,
@@ -124,10 +125,6 @@ pub(super) fn of_node(
     grants: &[(AddressSpace, Grant)],
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let taken = |block: &BlockObject| {
-        let over = block.spec.over.as_ref();
-        over.is_some_and(|over| over.administrator)
-    };
     for (space, grant) in grants {
         let name = space.block_name(grant.block);
         let mut own = blocks.iter().filter(|block| block.spec.node == me.name);
@@ -135,7 +132,7 @@ pub(super) fn of_node(
             Some(block) if block.metadata.uid != grant.uid => {
                 "its AddressBlock was made anew since it was granted; restart this node's broker"
             }
-            Some(block) if taken(block) => {
+            Some(block) if block.taken().is_some() => {
                 "an administrator took it from this node, and this node still gives its addresses; does its \
                  broker run?"
             }

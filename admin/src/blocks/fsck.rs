@@ -15,7 +15,7 @@ use node::policy::Policy;
 use rdma_ipam_broker::api::document::{
     BlockObject, NODE_LABEL, NodeObject, RangeObject, label_hash,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::agreement::{self, Finding};
 use crate::global::{Global, Kubectl};
@@ -42,10 +42,7 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
         }
         findings.extend(found);
     }
-    let found = findings.iter();
-    let found = found.map(|finding| json!({"object": finding.object, "what": finding.what}));
-    let found: Vec<Value> = found.collect();
-    let document = json!({"blocks": blocks, "node": node, "findings": found});
+    let document = json!({"blocks": blocks, "node": node, "findings": findings});
     global.say(document, || {
         let line = |finding: &Finding| {
             format!(

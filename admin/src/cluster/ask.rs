@@ -39,13 +39,6 @@ impl NodeAnswer {
         serde_json::from_str(&self.output.as_ref().ok()?.text).ok()
     }
 
-    /// An answer that is not a whole document is none.
-    pub(super) fn expect_document(&mut self) {
-        if self.output.is_ok() && self.json().is_none() {
-            self.output = Err("its answer is not a JSON document: it was cut off".to_owned());
-        }
-    }
-
     /// As one part of the document of all nodes.
     pub(super) fn document(&self) -> Value {
         json!({
@@ -89,11 +82,17 @@ pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<No
             Some(obstacle) => Err(obstacle),
             None => printed(flags, &pod.name, argv).await,
         };
-        NodeAnswer {
+        let mut answer = NodeAnswer {
             node: pod.node,
             pod: pod.name,
             output,
+        };
+        // An answer that is not a whole document is none.
+        let is_document = argv.iter().any(|word| word == "--json");
+        if is_document && answer.output.is_ok() && answer.json().is_none() {
+            answer.output = Err("its answer is not a JSON document: it was cut off".to_owned());
         }
+        answer
     });
     let asked = asked.buffer_unordered(usize::from(flags.parallel));
     let mut answers: Vec<NodeAnswer> = asked.collect().await;

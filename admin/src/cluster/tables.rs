@@ -6,7 +6,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::ask::NodeAnswer;
-use crate::output::table;
+use crate::output::{optional, table};
 use crate::{discover, pods, status};
 
 type Rows = fn(&Value) -> Vec<Vec<String>>;
@@ -63,7 +63,7 @@ impl View {
                 node.chain(row).collect::<Vec<String>>()
             }));
         }
-        let mut text = table(&format!("NODE  {}", self.header), &all);
+        let mut text = table(&format!("NODE  {}", self.header), all);
         for answer in answers {
             let document = answer.json().unwrap_or_default();
             // Of a topology the notes say how to read it, on each node the same.
@@ -169,8 +169,7 @@ fn discover(document: &Value) -> Vec<Vec<String>> {
             cell(&hca.rdma_devices.join(" ")),
             cell(&netdevs),
             cell(&hca.id),
-            hca.numa_node
-                .map_or("-".to_owned(), |node| node.to_string()),
+            optional(hca.numa_node),
             cell(&resources.join(" ")),
         ]
     };

@@ -453,16 +453,12 @@ fn nodes_that_number_rails_otherwise_need_them_in_the_policy() {
     // On one node the storage NIC is the first of the addresses, on the other a NIC is missing.
     let nodes = vec![
         answers("a", machine::a4, |_| {}),
-        answers("b", three_of_four, |_| {}),
+        answers("b", machine::one_gpu_in_four_near_a_nic, |_| {}),
     ];
     let text = valid(&documents(nodes), &Options::default());
     assert!(text.contains("\"rails\": {"), "{text}");
     assert!(text.contains("\"0000:91:00.0\": 0"), "{text}");
     assert!(text.contains("\"0000:b1:00.0\": 1"), "{text}");
-}
-
-fn three_of_four(tree: &Tree) {
-    machine::one_gpu_in_four_near_a_nic(tree);
 }
 
 #[test]
@@ -593,17 +589,10 @@ fn a_broken_node_changes_nothing_for_the_others() {
     let select = expected.lines().find(|line| line.contains("select:"));
     // Two of the GPUs fell off the bus; the device nodes of an HCA are missing.
     let mut sick = healthy[1].clone();
-    let mut nics = 0;
-    for gpu in sick[1]
-        .pointer_mut("/document/gpus")
-        .unwrap()
-        .as_array_mut()
-        .unwrap()
-    {
+    let gpus = sick[1].pointer_mut("/document/gpus").unwrap();
+    for gpu in gpus.as_array_mut().unwrap() {
         gpu["nearestNics"] = json!([0]);
-        nics += 1;
     }
-    assert!(nics > 0);
     let faulty = answers("c", machine::egx, |document| {
         document.candidates[1].fault = Some("no uverbs node".to_owned());
     });
@@ -647,11 +636,9 @@ fn a_port_that_is_down_does_not_lower_the_speed() {
 
 #[test]
 fn a_range_is_of_blocks_and_of_no_node_and_has_an_effect() {
-    let nodes = (0..100).map(|index| answers(&format!("n{index}"), two_ports, |_| {}));
-    let nodes = documents(nodes.take(1).collect());
-    let many = nodes.map(|answers| {
+    let many = answers("n", two_ports, |_| {}).map(|answer| {
         let named = |index: u32| {
-            let mut answer = answers[0].clone();
+            let mut answer = answer.clone();
             answer["node"] = json!(format!("n{index}"));
             answer
         };

@@ -1,5 +1,4 @@
-//! Whether the container runtime reads CDI files, from its configuration. The daemon asks this, too,
-//! before it delivers devices by CDI.
+//! Whether the container runtime reads CDI files, from its configuration.
 //!
 //! containerd: on by default since 2.0, and `enable_cdi` of its CRI plugin decides; 1.7 has it off by
 //! default (`docs/cri/config.md`). Only 2.0 and newer read a configuration of `version = 3` or higher
@@ -37,7 +36,6 @@ pub(super) enum Cdi {
 }
 
 /// Of the runtime whose process is seen below `proc`; files are below `root`.
-#[must_use]
 pub(super) fn of_running_runtime(root: &Path, proc: &Path) -> Cdi {
     let mut processes = files::processes(proc);
     processes.retain(|process| is_of_host(&proc.join(process.pid.to_string())));
@@ -74,7 +72,6 @@ fn is_of_host(process: &Path) -> bool {
 }
 
 /// Of the runtime that has a configuration in the usual place.
-#[must_use]
 pub(super) fn of_configured_runtime(root: &Path) -> Cdi {
     if below(root, Path::new(CONTAINERD_CONFIG)).is_file() {
         of_containerd(root, Path::new(CONTAINERD_CONFIG))

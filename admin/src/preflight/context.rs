@@ -14,15 +14,6 @@ use nix::sys::socket::SockaddrStorage;
 
 use rdma_device_plugin::host_snapshot::{HostSnapshot, uplinks_here};
 
-/// Whose checks are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// The node's: drivers, hardware, kubelet.
-    Node,
-    /// Those of the container this process runs in.
-    Pod,
-}
-
 /// How many HCAs this node should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Expected {
@@ -65,8 +56,8 @@ pub(super) struct Settings {
     pub cni_conf_dir: PathBuf,
     /// The node policy.
     pub policy: PathBuf,
-    /// Whose checks.
-    pub scope: Scope,
+    /// Checks are of the container this process runs in, not of the node: drivers, hardware, kubelet.
+    pub in_pod: bool,
     /// How many HCAs that can be used the administrator expects.
     pub expected: Vec<Expected>,
 }
@@ -84,7 +75,9 @@ pub(super) struct Context {
     pub(super) pools: Option<Pools>,
     /// Addresses of the namespace that is checked; `None` in another one.
     pub(super) addresses: Option<Vec<Address>>,
-    live: bool,
+    /// The running kernel may be asked as well: it is the one whose files are read, and this process
+    /// is in the network namespace that they show.
+    pub(super) live: bool,
 }
 
 /// The pools of a configuration, resolved against this host.
@@ -148,20 +141,9 @@ impl Context {
         }
     }
 
-    /// True if the running kernel may be asked as well: it is the one whose files are read, and
-    /// this process is in the network namespace that they show.
-    pub(super) fn live(&self) -> bool {
-        self.live
-    }
-
-    /// True if the container's checks are made.
-    pub(super) fn in_pod(&self) -> bool {
-        self.settings.scope == Scope::Pod
-    }
-
     /// The uplinks of the namespace that is checked.
     pub(super) fn uplinks(&self) -> Uplinks {
-        match self.in_pod() {
+        match self.settings.in_pod {
             true => uplinks_here(&[]),
             false => self.snapshot.uplinks.clone(),
         }

@@ -65,7 +65,7 @@ fn read_once(context: &Context, facts: &mut Facts) {
     }
     for (device, port) in context.ports(inventory) {
         let object = port_name(device, port);
-        let netdev = port.netdev.as_deref().filter(|_| context.live());
+        let netdev = port.netdev.as_deref().filter(|_| context.live);
         if let Some((sent, received)) = netdev.and_then(|netdev| dcb::ask(netdev).ok()?.pauses) {
             note(&mut facts.congestion, &object, "pauses sent", sent);
             note(&mut facts.congestion, &object, "pauses received", received);

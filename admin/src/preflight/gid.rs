@@ -95,7 +95,7 @@ fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
         .filter(|(device, port)| device.is_roce(port));
     Facts {
         ports: roce.map(facts).collect(),
-        in_pod: context.in_pod(),
+        in_pod: context.settings.in_pod,
         elsewhere: context.addresses.is_none(),
     }
 }

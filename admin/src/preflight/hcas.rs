@@ -53,7 +53,7 @@ pub(super) fn read(context: &Context) -> Facts {
         hcas.insert(key(function, &hidden.rdma_device), hca);
     }
     Facts {
-        in_pod: context.in_pod(),
+        in_pod: context.settings.in_pod,
         hcas: hcas.into_values().collect(),
         pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
         optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),

@@ -4,6 +4,8 @@ pub(super) mod read;
 
 use std::collections::BTreeMap;
 
+use kubelet_api::client;
+
 use super::check::{Findings, checks, need};
 use crate::verdict::{Finding, words};
 
@@ -17,7 +19,7 @@ pub(super) struct Facts {
     /// The directory of device plugins; `None` if it is not there.
     pub plugin_dir: Option<PluginDir>,
     /// How asking for PodResources went.
-    pub pod_resources: Asked,
+    pub pod_resources: Result<(), client::Error>,
     /// Settings of the kubelet; `None` if its configuration is not in sight.
     pub policies: Option<Policies>,
     /// NUMA nodes that have CPUs: what pods can be aligned to.
@@ -52,18 +54,6 @@ pub(super) struct PluginDir {
     pub writable: bool,
     /// The kubelet's registration socket is there.
     pub socket: bool,
-}
-
-/// How a question to the kubelet went.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) enum Asked {
-    /// There is no socket.
-    #[default]
-    NoSocket,
-    /// It answered.
-    Answered,
-    /// It did not.
-    Failed(String),
 }
 
 /// Settings of the kubelet that decide on alignment.
@@ -112,13 +102,13 @@ fn k01_plugins(facts: &Facts) -> Findings {
 fn k02_pod_resources(facts: &Facts) -> Findings {
     need_kubelet(facts)?;
     Ok(vec![match &facts.pod_resources {
-        Asked::Answered => Finding::pass("it answers"),
-        Asked::NoSocket => Finding::fail(
+        Ok(()) => Finding::pass("it answers"),
+        Err(client::Error::NoSocket(_)) => Finding::fail(
             "pod-resources/kubelet.sock is not there: Multus cannot assign devices to networks",
             "mount the kubelet's pod-resources directory; kubelets before 1.20 need \
              KubeletPodResources",
         ),
-        Asked::Failed(error) => Finding::fail(error, "run as root; check the kubelet's log"),
+        Err(error) => Finding::fail(error.to_string(), "run as root; check the kubelet's log"),
     }])
 }
 

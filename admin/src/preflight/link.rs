@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hca::pci::Sriov;
-use hca::{LinkLayer, Port, PortState, RdmaDevice};
+use hca::{LinkLayer, Netdev, Port, PortState, RdmaDevice};
 use node::policy::membership;
 
 use super::check::{Findings, checks, need};
@@ -30,38 +30,19 @@ pub(super) struct PortFacts {
     /// The port as the inventory has it.
     pub port: Port,
     /// Its netdev, if it is in this namespace.
-    pub netdev: Option<NetdevFacts>,
+    pub netdev: Option<Netdev>,
+    /// A signal on the netdev's wire; `None` while it is down.
+    pub carrier: Option<bool>,
+    /// Why the node itself needs the netdev, if it does.
+    pub uplink: Option<String>,
+    /// The bond, bridge or VRF that the netdev belongs to, with its kind.
+    pub master: Option<(String, String)>,
+    /// MTU of the physical function's netdev, of a VF.
+    pub physical_mtu: Option<u32>,
     /// Pools that have it.
     pub pools: Vec<Membership>,
     /// Some pool may have it: there is no configuration, or it is in one.
     pub offered: bool,
-}
-
-/// What is known of a netdev.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct NetdevFacts {
-    /// Name.
-    pub name: String,
-    /// Administratively up.
-    pub up: bool,
-    /// RFC 2863 state.
-    pub operstate: String,
-    /// A signal on the wire; `None` while it is down.
-    pub carrier: Option<bool>,
-    /// MTU in bytes.
-    pub mtu: u32,
-    /// Speed in Mb/s.
-    pub speed_mbps: Option<u32>,
-    /// Why the node itself needs it, if it does.
-    pub uplink: Option<String>,
-    /// The bond, bridge or VRF it belongs to, with its kind.
-    pub master: Option<(String, String)>,
-    /// It is a bond, with its members.
-    pub members: Vec<String>,
-    /// MTU of the physical function's netdev, of a VF.
-    pub physical_mtu: Option<u32>,
-    /// It is the host side of a VF.
-    pub representor: bool,
 }
 
 impl PortFacts {
@@ -96,14 +77,34 @@ checks! {
 pub(super) fn read(context: &Context) -> Facts {
     let uplinks = context.uplinks();
     let inventory = &context.snapshot.inventory;
+    let sys = &context.host.sys;
+    let carrier = |netdev: &Netdev| {
+        files::parsed::<u8>(&sys.join("class/net").join(&netdev.name).join("carrier"))
+    };
+    let master = |netdev: &Netdev| {
+        let name = netdev.master.clone()?;
+        let kind = inventory.netdev(&name).and_then(|one| one.kind.clone());
+        Some((name, kind.unwrap_or_else(|| "master".to_owned())))
+    };
     let devices = inventory.rdma_devices.iter();
     let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
-    let ports = ports.map(|(device, port)| PortFacts {
-        device: device.clone(),
-        port: port.clone(),
-        netdev: (port.netdev.as_deref()).and_then(|name| netdev(context, device, name, &uplinks)),
-        pools: context.pools_of(&device.name).to_vec(),
-        offered: context.offered(&device.name),
+    let ports = ports.map(|(device, port)| {
+        let netdev = port.netdev.as_deref();
+        let netdev = netdev.and_then(|name| inventory.netdev(name));
+        let vf = device.pci.as_ref().filter(|pci| pci.is_vf());
+        let physical = vf.and_then(|pci| inventory.netdevs_on_pci(pci.physical()).next());
+        let uplink = netdev.and_then(|netdev| uplinks.why(&netdev.name));
+        PortFacts {
+            device: device.clone(),
+            port: port.clone(),
+            netdev: netdev.cloned(),
+            carrier: netdev.and_then(carrier).map(|carrier| carrier == 1),
+            uplink: uplink.map(ToString::to_string),
+            master: netdev.and_then(master),
+            physical_mtu: physical.map(|physical| physical.mtu),
+            pools: context.pools_of(&device.name).to_vec(),
+            offered: context.offered(&device.name),
+        }
     });
     Facts {
         ports: ports.collect(),
@@ -112,43 +113,6 @@ pub(super) fn read(context: &Context) -> Facts {
             Uplinks::Unknown(reason) => Some(reason),
         },
     }
-}
-
-fn netdev(
-    context: &Context,
-    device: &RdmaDevice,
-    name: &str,
-    uplinks: &Uplinks,
-) -> Option<NetdevFacts> {
-    let inventory = &context.snapshot.inventory;
-    let netdev = inventory.netdev(name)?;
-    let directory = context.host.sys.join("class/net").join(name);
-    let master = netdev.master.as_ref().map(|master| {
-        let kind = inventory
-            .netdev(master)
-            .and_then(|master| master.kind.clone());
-        (master.clone(), kind.unwrap_or_else(|| "master".to_owned()))
-    });
-    let physical = match &device.pci {
-        Some(pci) if pci.is_vf() => inventory.netdevs_on_pci(pci.physical()).next(),
-        _ => None,
-    };
-    Some(NetdevFacts {
-        name: name.to_owned(),
-        up: netdev.up,
-        operstate: netdev.operstate.clone(),
-        carrier: files::parsed::<u8>(&directory.join("carrier")).map(|carrier| carrier == 1),
-        mtu: netdev.mtu,
-        speed_mbps: netdev.speed_mbps,
-        uplink: uplinks.why(name).map(ToString::to_string),
-        master,
-        members: match netdev.kind.as_deref() {
-            Some("bond") => netdev.lowers.clone(),
-            _ => Vec::new(),
-        },
-        physical_mtu: physical.map(|physical| physical.mtu),
-        representor: netdev.is_representor(),
-    })
 }
 
 /// One finding for each port that some pool may have.
@@ -165,7 +129,7 @@ fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Option<Finding>) -> Finding
 }
 
 /// The same for ports with a netdev.
-fn each_netdev(facts: &Facts, judge: impl Fn(&PortFacts, &NetdevFacts) -> Finding) -> Findings {
+fn each_netdev(facts: &Facts, judge: impl Fn(&PortFacts, &Netdev) -> Finding) -> Findings {
     each(facts, |port| Some(judge(port, port.netdev.as_ref()?)))
 }
 
@@ -182,7 +146,7 @@ fn l01_netdev(facts: &Facts) -> Findings {
             return Some(Finding::not_applicable(why));
         };
         let (name, operstate) = (&netdev.name, netdev.operstate.as_str());
-        let has_signal = netdev.carrier != Some(false) && ["up", "unknown"].contains(&operstate);
+        let has_signal = port.carrier != Some(false) && ["up", "unknown"].contains(&operstate);
         let finding = match (netdev.up, has_signal) {
             (false, _) => Finding::fail(
                 format!("{name} is switched off"),
@@ -197,7 +161,7 @@ fn l01_netdev(facts: &Facts) -> Findings {
             ),
             (true, true) => Finding::pass(format!("{name} is up")),
         };
-        let carrier = netdev.carrier.map(|up| u8::from(up).to_string());
+        let carrier = port.carrier.map(|up| u8::from(up).to_string());
         let carrier = carrier.as_deref().unwrap_or("unreadable");
         let finding = finding
             .read("operstate", operstate)
@@ -304,7 +268,7 @@ fn is_narrow(port: &PortFacts) -> bool {
 fn l06_mtu(facts: &Facts) -> Findings {
     each_netdev(facts, |port, netdev| {
         let (name, mtu) = (&netdev.name, netdev.mtu);
-        let finding = match (netdev.physical_mtu, more_usual_mtu(facts, port, mtu)) {
+        let finding = match (port.physical_mtu, more_usual_mtu(facts, port, mtu)) {
             (Some(physical), _) if mtu > physical => Finding::warn(
                 format!("larger than the {physical} of its physical function: packets are dropped"),
                 format!("ip link set {name} mtu {physical}"),
@@ -377,7 +341,7 @@ fn l08_uplink(facts: &Facts) -> Findings {
             let why = format!("whether the node itself needs {name} is not known: {reason}");
             return Finding::unknown(why);
         }
-        let bound = match (&netdev.master, &netdev.uplink) {
+        let bound = match (&port.master, &port.uplink) {
             (_, Some(why)) => format!("{name} is the node's own: {why}"),
             (Some((master, kind)), _) if kind != "bond" => {
                 format!("{name} belongs to the {kind} {master}")
@@ -402,11 +366,11 @@ fn l08_uplink(facts: &Facts) -> Findings {
 
 fn l09_bond(facts: &Facts) -> Findings {
     each_netdev(facts, |port, netdev| {
-        if !netdev.members.is_empty() {
-            let members = netdev.members.join(" ");
+        if netdev.kind.as_deref() == Some("bond") && !netdev.lowers.is_empty() {
+            let members = netdev.lowers.join(" ");
             return Finding::pass("the bond as a whole").read("members", members);
         }
-        let Some((bond, _)) = netdev.master.as_ref().filter(|(_, kind)| kind == "bond") else {
+        let Some((bond, _)) = port.master.as_ref().filter(|(_, kind)| kind == "bond") else {
             return Finding::not_applicable("not in a bond");
         };
         let name = &netdev.name;
@@ -426,7 +390,11 @@ fn l09_bond(facts: &Facts) -> Findings {
 
 fn l10_sriov(facts: &Facts) -> Findings {
     each(facts, |port| {
-        if let Some(netdev) = port.netdev.as_ref().filter(|netdev| netdev.representor) {
+        if let Some(netdev) = port
+            .netdev
+            .as_ref()
+            .filter(|netdev| netdev.is_representor())
+        {
             let name = &netdev.name;
             let why =
                 format!("{name} is the host side of a VF: it carries no RDMA traffic of its own");

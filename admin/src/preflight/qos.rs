@@ -70,7 +70,7 @@ fn read_port(context: &Context, device: &RdmaDevice, port: &Port) -> PortFacts {
         id: port_name(device, port),
         trust: netdev_file("qos/trust"),
         dcb: netdev
-            .filter(|_| context.live())
+            .filter(|_| context.live)
             .and_then(|netdev| dcb::ask(netdev).ok()),
         ecn: flag("ecn/roce_rp/enable/3").zip(flag("ecn/roce_np/enable/3")),
         tos: files::parsed(&sys.join(configured))

@@ -92,7 +92,7 @@ pub(super) fn read(context: &Context) -> Facts {
         .collect();
     let rails = netdevs.into_iter().map(|netdev| rail(context, netdev));
     Facts {
-        in_pod: context.in_pod(),
+        in_pod: context.settings.in_pod,
         rails: rails.filter(|rail| !rail.addresses.is_empty()).collect(),
         elsewhere: context.addresses.is_none(),
         all: settings(context, "all"),
@@ -100,7 +100,7 @@ pub(super) fn read(context: &Context) -> Facts {
             Uplinks::Known(uplinks) => uplinks.into_keys().collect(),
             Uplinks::Unknown(_) => Vec::new(),
         },
-        rules: context.live().then(rules).flatten(),
+        rules: context.live.then(rules).flatten(),
     }
 }
 

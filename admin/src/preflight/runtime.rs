@@ -76,9 +76,9 @@ pub(super) fn read(context: &Context) -> Facts {
     let proc = &context.host.proc;
     let own = |name: &str| files::text(&proc.join("self").join(name)).unwrap_or_default();
     Facts {
-        in_pod: context.in_pod(),
+        in_pod: context.settings.in_pod,
         devices: context.snapshot.inventory.rdma_devices.len(),
-        locked: if context.in_pod() {
+        locked: if context.settings.in_pod {
             vec![("this process".to_owned(), locked(&own("limits")))]
         } else {
             runtimes(proc)
@@ -140,7 +140,7 @@ fn nodes(context: &Context) -> Vec<NodeFacts> {
         netdev_here: device.is_some_and(|device| device.netdevs().any(here)),
         state: node.node(),
         mode: (std::fs::metadata(&node.path).ok()).map(|meta| meta.permissions().mode() & 0o777),
-        opened: (context.in_pod() && node.path.exists()).then(|| open(node)),
+        opened: (context.settings.in_pod && node.path.exists()).then(|| open(node)),
     };
     all.map(facts).collect()
 }

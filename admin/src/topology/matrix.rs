@@ -8,7 +8,7 @@ use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PciLocation, PcieLink};
 use node::table::cell;
 
 use super::view::View;
-use crate::output::table;
+use crate::output::{optional, table};
 
 /// What the classes mean, nearest first.
 const LEGEND: [(Class, &str); 6] = [
@@ -66,14 +66,14 @@ fn matrix(view: &View) -> String {
             .iter()
             .map(|(_, other)| machine.distance(place, other).to_string());
         let node = place.numa.and_then(|id| machine.numa.node(id));
-        let numa = place.numa.map_or("-".to_owned(), |node| node.to_string());
-        let cpus = node.map_or("-".to_owned(), |node| node.cpus.clone());
+        let cpus = optional(node.map(|node| &node.cpus));
         let name = std::iter::once(name.clone());
-        name.chain(distances).chain([numa, cpus]).collect()
+        name.chain(distances)
+            .chain([optional(place.numa), cpus])
+            .collect()
     };
-    let rows: Vec<Vec<String>> = all.iter().map(row).collect();
     let titles: String = all.iter().map(|(name, _)| format!("  {name}")).collect();
-    table(&format!("{titles}  NUMA  CPUs"), &rows)
+    table(&format!("{titles}  NUMA  CPUs"), all.iter().map(row))
 }
 
 fn gpus(view: &View) -> String {
@@ -94,8 +94,8 @@ fn gpus(view: &View) -> String {
             pods(&view.holders.gpu(gpu)),
         ]
     };
-    let rows: Vec<Vec<String>> = view.machine.gpus.iter().map(row).collect();
-    table("GPU  PCI  MODEL  PCIE  NEAREST NICS  POD", &rows)
+    let rows = view.machine.gpus.iter().map(row);
+    table("GPU  PCI  MODEL  PCIE  NEAREST NICS  POD", rows)
 }
 
 fn nics(view: &View) -> String {
@@ -112,14 +112,12 @@ fn nics(view: &View) -> String {
             link_layer(nic.link_layer).to_owned(),
             rate(nic),
             link(nic.link),
-            nic.rail
-                .as_ref()
-                .map_or("-".to_owned(), |rail| rail.number.to_string()),
+            optional(nic.rail.as_ref().map(|rail| rail.number)),
             pods(&view.holders.nic(nic)),
         ]
     };
-    let rows: Vec<Vec<String>> = view.machine.nics.iter().enumerate().map(row).collect();
-    table("NIC  RDMA  NETDEV  HCA  LINK  RATE  PCIE  RAIL  POD", &rows)
+    let rows = view.machine.nics.iter().enumerate().map(row);
+    table("NIC  RDMA  NETDEV  HCA  LINK  RATE  PCIE  RAIL  POD", rows)
 }
 
 fn chosen(view: &View, choice: &Choice) -> String {
@@ -159,7 +157,7 @@ fn link_layer(layer: LinkLayer) -> &'static str {
 }
 
 /// Rate of the active ports together.
-pub(super) fn rate(nic: &Nic) -> String {
+fn rate(nic: &Nic) -> String {
     match nic.rate_mbps {
         Some(mbps) => format!("{} Gb/s", mbps / 1000),
         None if nic.elsewhere => "-".to_owned(),

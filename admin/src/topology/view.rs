@@ -4,7 +4,8 @@
 use hca::topology::{Choice, Distance, Gpu, Machine, Nic, PciLocation};
 use serde_json::{Value, json};
 
-use crate::alignment::{Misaligned, misaligned};
+use crate::alignment::misaligned;
+use crate::documents::put;
 use crate::holders::Holders;
 
 /// All that the faces show.
@@ -16,8 +17,6 @@ pub(super) struct View {
     pub holders: Holders,
     /// NICs chosen for GPUs, if that was asked.
     pub choice: Option<Choice>,
-    /// Where places come from, if not from sysfs.
-    pub override_source: Option<String>,
     /// Further remarks, such as why the kubelet did not answer.
     pub remarks: Vec<String>,
 }
@@ -27,11 +26,6 @@ impl View {
     pub(super) fn notes(&self) -> Vec<String> {
         let machine = &self.machine;
         let mut notes = Vec::new();
-        if let Some(source) = &self.override_source {
-            notes.push(format!(
-                "PCI locations are from {source}, not from the PCI tree"
-            ));
-        }
         if machine.hides_switches() {
             let note = "each device has a root complex of its own: the hypervisor hides the \
                         switches; a file that describes them can be given with --nccl-topology FILE";
@@ -74,8 +68,7 @@ impl View {
                 machine.unplaced.join(", ")
             ));
         }
-        let misaligned = misaligned(machine, &self.holders);
-        notes.extend(misaligned.iter().map(Misaligned::sentence));
+        notes.extend(misaligned(machine, &self.holders).into_values());
         notes.extend(self.remarks.iter().cloned());
         notes
     }
@@ -141,11 +134,5 @@ impl View {
                 .collect()
         };
         rows.iter().map(row).collect()
-    }
-}
-
-fn put(object: &mut Value, key: &str, value: Value) {
-    if let Value::Object(map) = object {
-        map.insert(key.to_owned(), value);
     }
 }

@@ -22,9 +22,10 @@ const SOUND: f64 = 0.95;
 const POOR: f64 = 0.8;
 
 /// Whose memory the messages lie in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Memory {
     /// The host's.
+    #[default]
     Host,
     /// A GPU's.
     Gpu,
@@ -37,8 +38,8 @@ pub(super) struct Expected {
     pub line_rate: Option<f64>,
     /// NICs of each pod, for NCCL; `None`: as NCCL says, else one for each GPU.
     pub nics: Option<u32>,
-    /// The table of `ib_write_bw` is of GPU memory.
-    pub gpu_memory: bool,
+    /// What the table of `ib_write_bw` is of.
+    pub memory: Memory,
 }
 
 /// Judges a run of `ib_write_bw`. `line` is in Gb/s; `soft` means that there is no hardware whose

@@ -3,8 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
-
 /// A line of the list of devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rank {
@@ -15,8 +13,7 @@ pub(super) struct Rank {
 }
 
 /// One size.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Row {
     /// Size in bytes.
     pub bytes: u64,

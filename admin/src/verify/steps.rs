@@ -267,17 +267,14 @@ impl PairTest<'_> {
         let (Some(address), Some(netdev)) = (server.address, &client.netdev) else {
             return Finding::not_applicable("the port has no IP address");
         };
-        let address = address.to_string();
-        let ping = |more: Vec<String>| {
-            let mut argv: Vec<String> = ["ping", "-W", "2", "-I", netdev].map(str::to_owned).into();
-            argv.extend(more);
-            argv.push(address.clone());
-            async move { self.run(self.ends[1], &argv).await }
+        let ping = |flags: &str| {
+            let line = format!("ping -W 2 -I {netdev} {flags} {address}");
+            async move { self.run(self.ends[1], &line).await }
         };
-        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
-        let ended = ping(words(&["-c", "3"])).await;
+        let ended = ping("-c 3").await;
         let Some(echoes) = ping::read(&ended.text) else {
-            return unanswered(&ended, "ping", Verdict::Unknown);
+            let (why, remedy) = meaning(&ended.text, "ping");
+            return Finding::unsure(why, remedy).read("ping", ended.tail());
         };
         let average = echoes
             .average
@@ -294,8 +291,7 @@ impl PairTest<'_> {
         let mtu = server.mtu.min(client.mtu).filter(|&mtu| mtu > 1500);
         if let (Some(mtu), Some(IpAddr::V4(_))) = (mtu, server.address) {
             // RFC 791 and 792: 20 bytes of IPv4, 8 of ICMP.
-            let size = (mtu - 28).to_string();
-            let large = ping(words(&["-c", "1", "-M", "do", "-s", &size])).await;
+            let large = ping(&format!("-c 1 -M do -s {}", mtu - 28)).await;
             if ping::read(&large.text).is_some_and(|echoes| echoes.received == 0) {
                 return Finding::warn(
                     format!("packets of the interface's MTU of {mtu} bytes do not get through"),
@@ -330,12 +326,9 @@ impl PairTest<'_> {
             }
         }
         const COUNT: usize = 5;
-        let (address, tcp) = (address.to_string(), self.take_port());
-        let argv = |end: &str| -> Vec<String> {
-            let line = format!("rping {end} -v -C {COUNT} -a {address} -p {tcp}");
-            line.split(' ').map(str::to_owned).collect()
-        };
-        let (server, client) = self.both(&argv("-s"), &argv("-c")).await;
+        let tcp = self.take_port();
+        let line = |end: &str| format!("rping {end} -v -C {COUNT} -a {address} -p {tcp}");
+        let (server, client) = self.both(&line("-s"), &line("-c")).await;
         // Its exit status is not 0 when the other end hangs up first.
         let echoes = client.text.matches("ping data: ").count();
         if echoes >= COUNT {
@@ -357,7 +350,7 @@ impl PairTest<'_> {
         };
         let soft = ours.soft || theirs.soft;
         let tcp = self.take_port();
-        let argv = |port: &Port| -> Vec<String> {
+        let line = |port: &Port| {
             let mut line = format!("ib_write_bw -d {} -i {}", port.device, port.port);
             if let Some(index) = port.gid_index {
                 line += &format!(" -x {index}");
@@ -373,11 +366,10 @@ impl PairTest<'_> {
                     ""
                 };
             }
-            line.split(' ').map(str::to_owned).collect()
+            line
         };
-        let (listening, mut calling) = (argv(ours), argv(theirs));
-        calling.push(address.to_string());
-        let (server, client) = self.both(&listening, &calling).await;
+        let calling = format!("{} {address}", line(theirs));
+        let (server, client) = self.both(&line(ours), &calling).await;
         let run = perftest::read(&client.text);
         if !client.fine || run.rows.is_empty() {
             return failed(&server, &client, "ib_write_bw");
@@ -398,20 +390,21 @@ impl PairTest<'_> {
         judge::bandwidth(&run, self.flags.line_rate.or(slower), soft, memory)
     }
 
-    fn take_port(&mut self) -> String {
+    fn take_port(&mut self) -> u16 {
         let port = self.next_port;
         self.next_port = port.checked_add(1).unwrap_or(self.flags.port);
-        port.to_string()
+        port
     }
 
-    async fn run(&self, place: &Place, argv: &[String]) -> Ended {
-        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+    /// Runs a command line without quotes.
+    async fn run(&self, place: &Place, line: &str) -> Ended {
+        let argv: Vec<&str> = line.split(' ').collect();
         let ended = place.run(self.kubectl, &argv, self.timeout()).await;
         ended.unwrap_or_else(|text| Ended { fine: false, text })
     }
 
     /// Runs a server and a client, the client again until the server listens.
-    async fn both(&self, server: &[String], client: &[String]) -> (Ended, Ended) {
+    async fn both(&self, server: &str, client: &str) -> (Ended, Ended) {
         let listening = self.run(self.ends[0], server);
         let calling = async {
             let started = Instant::now();
@@ -452,12 +445,6 @@ fn failed(server: &Ended, client: &Ended, tool: &str) -> Finding {
     Finding::fail(why, remedy)
         .read("client", client.tail())
         .read("server", server.tail())
-}
-
-fn unanswered(ended: &Ended, tool: &str, verdict: Verdict) -> Finding {
-    let (why, remedy) = meaning(&ended.text, tool);
-    let finding = Finding::fail(why, remedy).read(tool, ended.tail());
-    Finding { verdict, ..finding }
 }
 
 fn meaning(text: &str, tool: &str) -> (String, &'static str) {

@@ -13,13 +13,13 @@ pub(super) fn judge_table(text: &str, expected: Expected) -> Option<Tested> {
     let text = plain(text);
     let mut measurements = Vec::new();
     let ((id, title), finding) = if text.contains("BW average") || text.contains(" Mbps in ") {
-        let (step, memory) = match expected.gpu_memory {
-            true => (steps::GPU, Memory::Gpu),
-            false if text.contains("BW average") => (steps::WRITE_BW, Memory::Host),
-            false => (steps::MPI, Memory::Host),
+        let step = match expected.memory {
+            Memory::Gpu => steps::GPU,
+            Memory::Host if text.contains("BW average") => steps::WRITE_BW,
+            Memory::Host => steps::MPI,
         };
         let run = perftest::read(&text);
-        let finding = judge::bandwidth(&run, expected.line_rate, false, memory);
+        let finding = judge::bandwidth(&run, expected.line_rate, false, expected.memory);
         measurements.push(Measurement {
             step: step.0,
             object: "table".into(),

@@ -3,19 +3,16 @@
 //! All four are made from the report at the moment of the question. `/status` and the names of pods
 //! are for those who ask on the loopback address, unless the administrator opens them.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use node::document::versioned;
 use node_server::http::{Page, Pages};
-use prometheus_client::encoding::text;
-use prometheus_client::registry::Registry;
+use node_server::metrics::text;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::measured::OfMeasurements;
-use super::metrics;
+use super::{measured, metrics};
 use crate::measurements::Measurements;
 use crate::report::Report;
 
@@ -52,14 +49,11 @@ impl Pages for ReportPages {
                 _ => Page::text(200, "ok\n"),
             },
             "/readyz" => ready(&report, in_full),
-            "/metrics" => match render(&report, &self.measured, in_full) {
-                Ok(body) => Page {
-                    status: 200,
-                    kind: metrics::CONTENT_TYPE,
-                    body,
-                },
-                Err(error) => Page::text(500, error.to_string()),
-            },
+            "/metrics" => {
+                let mut families = metrics::families(&report, in_full);
+                families.extend(measured::families(&self.measured.read()));
+                Page::metrics(text("rdma_device_plugin", &families))
+            }
             _ if in_full => Page {
                 status: 200,
                 kind: "application/json",
@@ -72,19 +66,6 @@ impl Pages for ReportPages {
             ),
         }
     }
-}
-
-/// The metrics of a report as text, with the names of pods or without them.
-///
-/// # Errors
-/// Formatting into memory does not fail.
-fn render(report: &Arc<Report>, measured: &Measurements, pods: bool) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("rdma_device_plugin");
-    registry.register_collector(Box::new(metrics::OfReport(report.clone(), pods)));
-    registry.register_collector(Box::new(OfMeasurements(measured.read())));
-    let mut text = String::new();
-    text::encode(&mut text, &registry)?;
-    Ok(text)
 }
 
 /// The reasons name HCAs and files of the node; an untrusted client learns whether, and not why.

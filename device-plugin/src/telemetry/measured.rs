@@ -1,38 +1,26 @@
 //! Metrics of what takes time to read; see [`Measured`].
 
-use std::fmt;
 use std::time::Duration;
 
-use crate::port_counters::PortCounter;
 use node::calls::{BOUNDS, COMMANDS, Calls, Code, Command};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use node_server::metrics::{Family, Histogram, counter, gauge, histogram, number};
 
-use super::metrics::{Family, counter, gauge, number};
 use crate::measurements::{Measured, PoolFill};
+use crate::port_counters::PortCounter;
 use crate::reader::Reading;
-
-/// The metrics of one set of measurements.
-#[derive(Debug)]
-pub(super) struct OfMeasurements(pub Measured);
 
 fn values<T>(reading: &Option<Reading<Vec<T>>>) -> &[T] {
     reading.as_ref().map_or(&[], |reading| &reading.value)
 }
 
-impl Collector for OfMeasurements {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut families = of_ports(values(&self.0.ports));
-        let own = values(&self.0.own_pools).iter();
-        families.extend(of_pools(own.chain(values(&self.0.shared_pools))));
-        families.push(failures(values(&self.0.calls)));
-        families.retain(|family| !family.samples.is_empty());
-        families
-            .iter()
-            .try_for_each(|family| family.encode(&mut encoder))?;
-        durations(values(&self.0.calls), &mut encoder)
-    }
+/// The metrics of one set of measurements.
+pub(super) fn families(measured: &Measured) -> Vec<Family> {
+    let mut families = of_ports(values(&measured.ports));
+    let own = values(&measured.own_pools).iter();
+    families.extend(of_pools(own.chain(values(&measured.shared_pools))));
+    families.push(failures(values(&measured.calls)));
+    families.push(durations(values(&measured.calls)));
+    families
 }
 
 fn of_ports(counters: &[PortCounter]) -> Vec<Family> {
@@ -145,101 +133,23 @@ fn failures(programs: &[(&'static str, Calls)]) -> Family {
 }
 
 /// ADD and DEL only: the others are not waited for by a pod.
-fn durations(
-    programs: &[(&'static str, Calls)],
-    encoder: &mut DescriptorEncoder<'_>,
-) -> Result<(), fmt::Error> {
-    if programs.is_empty() {
-        return Ok(());
-    }
-    let mut family = encoder.encode_descriptor(
-        "cni_call_duration_seconds",
-        "Duration of the calls of a CNI program since the node booted",
-        None,
-        MetricType::Histogram,
-    )?;
+fn durations(programs: &[(&'static str, Calls)]) -> Family {
+    let mut all = Vec::new();
     for (program, calls) in programs {
         for command in [Command::Add, Command::Del] {
             let calls = calls.of_command(command);
             let bounds = BOUNDS.iter().map(|bound| bound.as_secs_f64());
             let bounds = bounds.chain(std::iter::once(f64::INFINITY));
-            let buckets: Vec<(f64, u64)> = bounds.zip(calls.buckets).collect();
-            let count = calls.buckets.iter().sum();
-            let labels = labels(program, command);
-            family
-                .encode_family(&labels)?
-                .encode_histogram::<NoLabelSet>(
-                    Duration::from_micros(calls.micros).as_secs_f64(),
-                    count,
-                    &buckets,
-                    None,
-                )?;
+            all.push(Histogram {
+                labels: labels(program, command),
+                buckets: bounds.zip(calls.buckets).collect(),
+                sum: Duration::from_micros(calls.micros).as_secs_f64(),
+            });
         }
     }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use prometheus_client::encoding::text;
-    use prometheus_client::registry::Registry;
-
-    fn measured<T>(value: T) -> Option<Reading<T>> {
-        let at = std::time::Instant::now();
-        Some(Reading { value, at })
-    }
-
-    #[test]
-    fn calls_pools_and_ports_are_served() {
-        let place = tempfile::tempdir().unwrap();
-        let file = node::calls::file_in(place.path(), "rdma-netdev");
-        let count = |code, ms| {
-            node::calls::count(&file, Command::Add, code, Duration::from_millis(ms));
-        };
-        count(None, 8);
-        count(Some(Code::Exhausted), 40_000);
-        let calls = Calls::read(&file).unwrap().unwrap();
-        let all = Measured {
-            ports: measured(vec![PortCounter {
-                rdma_device: "mlx5_0".into(),
-                port: 1,
-                counter: "link_downed",
-                is_congestion: false,
-                value: 3,
-            }]),
-            calls: measured(vec![("rdma-netdev", calls)]),
-            own_pools: measured(vec![PoolFill {
-                store: "default".into(),
-                range: "10.0.0.0/24".into(),
-                network_name: String::new(),
-                size: 253.0,
-                free: 50.0,
-            }]),
-            ..Measured::default()
-        };
-        let mut registry = Registry::with_prefix("x");
-        registry.register_collector(Box::new(OfMeasurements(all)));
-        let mut served = String::new();
-        text::encode(&mut served, &registry).unwrap();
-        for line in [
-            r#"x_port_errors_total{rdma_device="mlx5_0",port="1",counter="link_downed"} 3.0"#,
-            r#"x_ipam_pool_free_addresses{store="default",range="10.0.0.0/24",network_name=""} 50.0"#,
-            r#"x_cni_failures_total{program="rdma-netdev",command="ADD",code="102",reason="exhausted"} 1.0"#,
-            r#"x_cni_call_duration_seconds_bucket{le="0.01",program="rdma-netdev",command="ADD"} 1"#,
-            r#"x_cni_call_duration_seconds_bucket{le="+Inf",program="rdma-netdev",command="ADD"} 2"#,
-            r#"x_cni_call_duration_seconds_sum{program="rdma-netdev",command="ADD"} 40.008"#,
-        ] {
-            assert!(served.contains(line), "no {line}\n{served}");
-        }
-    }
-
-    #[test]
-    fn nothing_is_served_before_anything_was_read() {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(OfMeasurements(Measured::default())));
-        let mut served = String::new();
-        text::encode(&mut served, &registry).unwrap();
-        assert_eq!(served, "# EOF\n");
-    }
+    histogram(
+        "cni_call_duration_seconds",
+        "Duration of the calls of a CNI program since the node booted",
+        all,
+    )
 }

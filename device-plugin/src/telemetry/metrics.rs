@@ -3,15 +3,9 @@
 //! Every name begins with `rdma_device_plugin_`. Labels are resources, HCAs of this host, and pods
 //! that hold units: what a person asks about, and bounded by what a node can have.
 
-use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+use node_server::metrics::{Family, Sample, counter, gauge, number};
 
 use crate::binding::alignment;
 use crate::node_socket;
@@ -20,78 +14,8 @@ use crate::scan::SCAN;
 use crate::snapshot::Health;
 use crate::words::word;
 
-/// Content type of the text format of `OpenMetrics`.
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// The metrics of a report, with the names of pods or without them.
-#[derive(Debug)]
-pub(super) struct OfReport(pub Arc<Report>, pub bool);
-
-/// One value with its labels.
-pub(super) type Sample = (Vec<(&'static str, String)>, f64);
-
-impl Collector for OfReport {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let families = families(&self.0, self.1);
-        families
-            .iter()
-            .try_for_each(|family| family.encode(&mut encoder))
-    }
-}
-
-/// A metric with all its samples.
-pub(super) struct Family {
-    name: &'static str,
-    help: &'static str,
-    counter: bool,
-    pub(super) samples: Vec<Sample>,
-}
-
-impl Family {
-    pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let kind = if self.counter {
-            MetricType::Counter
-        } else {
-            MetricType::Gauge
-        };
-        let mut encoder = encoder.encode_descriptor(self.name, self.help, None, kind)?;
-        for (labels, value) in &self.samples {
-            if labels.is_empty() {
-                return self.write(*value, encoder);
-            }
-            self.write(*value, encoder.encode_family(labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn write(&self, value: f64, encoder: MetricEncoder<'_>) -> fmt::Result {
-        if self.counter {
-            ConstCounter::new(value).encode(encoder)
-        } else {
-            ConstGauge::new(value).encode(encoder)
-        }
-    }
-}
-
-pub(super) fn gauge(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
-    Family {
-        name,
-        help,
-        counter: false,
-        samples,
-    }
-}
-
-pub(super) fn counter(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
-    Family {
-        name,
-        help,
-        counter: true,
-        samples,
-    }
-}
-
-fn families(report: &Report, pods: bool) -> Vec<Family> {
+pub(super) fn families(report: &Report, pods: bool) -> Vec<Family> {
     let mut families = vec![gauge(
         "build_info",
         "Version of the daemon, always 1",
@@ -102,7 +26,6 @@ fn families(report: &Report, pods: bool) -> Vec<Family> {
     families.extend(of_sessions(report));
     families.extend(of_daemon(report));
     families.extend(of_node_socket(report));
-    families.retain(|family| !family.samples.is_empty());
     families
 }
 
@@ -209,7 +132,7 @@ fn of_sessions(report: &Report) -> Vec<Family> {
     for pool in &report.pools {
         let resource = || ("resource", pool.resource.to_string());
         let state = pool.session.borrow();
-        registered.push((vec![resource()], if state.registered { 1.0 } else { 0.0 }));
+        registered.push((vec![resource()], number(state.registered.into())));
         registrations.push((vec![resource()], number(state.registrations)));
         failures.push((vec![resource()], number(state.failures)));
         if let Some(since) = state.streaming_since {
@@ -259,16 +182,11 @@ fn of_daemon(report: &Report) -> Vec<Family> {
     let late = late.map(|late| late.started.elapsed().as_secs_f64());
     let scans = report.scans.by_trigger.iter();
     let scans = scans.map(|(trigger, n)| (vec![("trigger", word(trigger))], number(*n)));
-    let accepted = if report.config.error.is_none() {
-        1.0
-    } else {
-        0.0
-    };
     vec![
         gauge(
             "config_accepted",
             "1 while the configuration file is in force, 0 while an older configuration is",
-            plain(accepted),
+            plain(number(report.config.error.is_none().into())),
         ),
         counter("scans", "Scans of the host, by trigger", scans.collect()),
         counter(
@@ -318,12 +236,6 @@ fn of_node_socket(report: &Report) -> Vec<Family> {
     vec![gauge(
         "node_socket_listening",
         "1 while the daemon listens for the programs of the node",
-        vec![(Vec::new(), if listening { 1.0 } else { 0.0 })],
+        vec![(Vec::new(), number(listening.into()))],
     )]
-}
-
-/// Exact up to 2^53, which no count here reaches.
-#[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-pub(super) fn number(count: u64) -> f64 {
-    count as f64
 }

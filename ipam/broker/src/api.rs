@@ -16,7 +16,7 @@ pub mod transport;
 pub mod watch;
 pub mod whereabouts;
 
-pub use client::{Changed, Client, Created};
+pub use client::{Changed, Client};
 pub use document::{BlockObject, NodeId, NodeObject, RangeObject};
 pub use endpoint::{Endpoint, EndpointError};
 pub use transport::{ApiError, Processor, Transport};

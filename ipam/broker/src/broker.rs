@@ -14,8 +14,8 @@ use ipam::block::AddressSpace;
 use ipam::grants;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use node::policy::{Policy, StoreKind};
-use node_server::http::{self, Details, Pages};
+use node::policy::Policy;
+use node_server::http::{self, Details, Page, Pages};
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
@@ -25,10 +25,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::watch::{self, Event};
-use crate::api::whereabouts::WhereaboutsObjects;
 use crate::api::{BlockObject, Client};
-use crate::metrics::{self, Metrics};
-use crate::space::{Asked, BlockStore, Message, Shared, Timing, Worker};
+use crate::metrics::Metrics;
+use crate::space::{Asked, Message, Shared, Timing, Worker};
 use crate::sweep;
 
 /// How often the metrics are made anew where nothing happens.
@@ -150,10 +149,10 @@ async fn serve(
         services.spawn(http::serve(address, Details::Loopback, pages.clone(), stop));
     }
     let shared = Rc::new(Shared {
-        client: settings.client.clone(),
+        client: settings.client,
         policy: settings.policy,
         root: settings.root,
-        name: settings.node.clone(),
+        name: settings.node,
         me: RefCell::default(),
         nodes: RefCell::default(),
         marks: RefCell::default(),
@@ -162,19 +161,24 @@ async fn serve(
     });
     let mut broker = Broker {
         shared: shared.clone(),
+        stores: shared.policy.kubernetes_stores(),
         workers: BTreeMap::new(),
         listed: false,
     };
-    let stores = shared.policy.kubernetes_stores();
-    if stores.is_empty() {
+    let (events, mut news) = mpsc::channel(64);
+    let mut tasks = Vec::new();
+    if broker.stores.is_empty() {
         // Nothing is watched, so nothing is interrupted.
         shared.metrics.borrow_mut().interrupted = None;
         tracing::info!("the node's policy has no store of type kubernetes: there is nothing to do");
+    } else {
+        let (client, retry) = (shared.client.clone(), shared.timing.retry);
+        let watch = watch::run(client, shared.name.clone(), events, retry);
+        tasks.push(tokio::task::spawn_local(watch));
+        tasks.push(tokio::task::spawn_local(sweep::run(shared.clone())));
+        tasks.push(tokio::task::spawn_local(shared.clone().reread_me()));
     }
-    let sweep = (!stores.is_empty()).then(|| tokio::task::spawn_local(sweep::run(shared.clone())));
-    let identity =
-        (!stores.is_empty()).then(|| tokio::task::spawn_local(shared.clone().reread_me()));
-    for store in &stores {
+    for store in &broker.stores.clone() {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
         let granted = all.into_iter();
         let granted = granted.filter(|(_, grants)| !grants.blocks.is_empty());
@@ -195,17 +199,6 @@ async fn serve(
         let stop = stop.clone();
         services.spawn(async move { socket.serve(&stop).await });
     }
-    let (events, mut news) = mpsc::channel(64);
-    let mut watching = None;
-    if !stores.is_empty() {
-        let watch = watch::run(
-            settings.client,
-            settings.node,
-            events,
-            settings.timing.retry,
-        );
-        watching = Some(tokio::task::spawn_local(watch));
-    }
     let mut ticks = tokio::time::interval(METRICS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -215,17 +208,11 @@ async fn serve(
             Some(event) = news.recv() => broker.event(event),
             _ = ticks.tick() => {}
         }
-        pages.set(
-            &shared.metrics.borrow(),
-            shared.client.transport().requests(),
-        );
+        let requests = shared.client.transport().requests();
+        let text = shared.metrics.borrow().render(&requests);
+        *pages.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
-    for task in [sweep, identity].into_iter().flatten() {
-        task.abort();
-    }
-    if let Some(watching) = watching {
-        watching.abort();
-    }
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
     let over = async { while services.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(Duration::from_secs(3), over).await;
     Ok(())
@@ -233,6 +220,8 @@ async fn serve(
 
 struct Broker {
     shared: Rc<Shared>,
+    /// Those of type kubernetes.
+    stores: Vec<String>,
     workers: BTreeMap<AddressSpace, mpsc::UnboundedSender<Message>>,
     /// Whether the API's first list was passed on.
     listed: bool,
@@ -260,34 +249,11 @@ impl Broker {
         }
     }
 
-    fn blocks_of(&self, store: &str) -> Option<BlockStore> {
-        match &self.shared.policy.stores.get(store)?.kind {
-            StoreKind::Kubernetes {
-                blocks,
-                static_networks,
-                after,
-            } => Some(BlockStore {
-                length: *blocks,
-                static_networks: static_networks.clone(),
-                before: after.as_ref().map(|namespace| {
-                    WhereaboutsObjects::new(self.shared.client.transport().clone(), namespace)
-                }),
-            }),
-            StoreKind::File { .. } => None,
-        }
-    }
-
     /// The task of a space; starts it if need be, also after it ended for want of work.
     fn worker(&mut self, space: &AddressSpace) -> anyhow::Result<&mpsc::UnboundedSender<Message>> {
         let worker = self.workers.get(space);
         if worker.is_none_or(mpsc::UnboundedSender::is_closed) {
-            let store = self.blocks_of(&space.store).with_context(|| {
-                format!(
-                    "the node's policy has no store {:?} of type kubernetes",
-                    space.store
-                )
-            })?;
-            let worker = Worker::new(self.shared.clone(), space.clone(), store)?;
+            let worker = Worker::new(self.shared.clone(), space.clone())?;
             let (sender, receiver) = mpsc::unbounded_channel();
             if self.listed {
                 // The list had no block of it.
@@ -307,7 +273,7 @@ impl Broker {
                 FailureKind::Malformed,
                 format!("block is malformed: network_name {name:?} is not a name"),
             )),
-            _ if self.blocks_of(&need.store).is_none() => Some(Failure::new(
+            _ if !self.stores.contains(&need.store) => Some(Failure::new(
                 FailureKind::Mismatch,
                 format!(
                     "the broker's policy has no store {:?} of type kubernetes; it was started with an older \
@@ -381,31 +347,16 @@ struct BrokerPages {
     metrics: Mutex<String>,
 }
 
-impl BrokerPages {
-    fn set(&self, metrics: &Metrics, requests: crate::api::transport::Requests) {
-        if let Ok(text) = metrics.render(requests) {
-            *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text;
-        }
-    }
-}
-
 impl Pages for BrokerPages {
     fn paths(&self) -> &'static [&'static str] {
         &["/healthz", "/metrics"]
     }
 
-    fn page(&self, path: &str, _: bool) -> http::Page {
+    fn page(&self, path: &str, _: bool) -> Page {
+        let metrics = self.metrics.lock();
         match path {
-            "/metrics" => http::Page {
-                status: 200,
-                kind: metrics::CONTENT_TYPE,
-                body: self
-                    .metrics
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .clone(),
-            },
-            _ => http::Page::text(200, "ok\n"),
+            "/metrics" => Page::metrics(metrics.unwrap_or_else(PoisonError::into_inner).clone()),
+            _ => Page::text(200, "ok\n"),
         }
     }
 }

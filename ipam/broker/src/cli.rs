@@ -70,16 +70,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return match error.use_stderr() {
-                true => ExitCode::from(2),
-                false => ExitCode::SUCCESS,
-            };
-        }
-    };
+    let cli = Cli::parse();
     cli.log.start();
     match serve(cli) {
         Ok(()) => ExitCode::SUCCESS,

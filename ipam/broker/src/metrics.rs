@@ -1,21 +1,12 @@
 //! Counts of the broker, and their text for Prometheus.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use ipam::block::AddressSpace;
+use node_server::metrics::{Sample, counter, gauge, number, text};
 use node_wire::Failure;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
 
 use crate::api::transport::Requests;
-
-/// Content type of the text format of `OpenMetrics`.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// One address space on this node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,28 +65,10 @@ impl Metrics {
         *self.claims.entry(result).or_default() += 1;
     }
 
-    pub fn render(&self, requests: Requests) -> Result<String, fmt::Error> {
-        let mut registry = Registry::with_prefix("rdma_ipam_broker");
-        let metrics = self.clone();
-        registry.register_collector(Box::new(Of { metrics, requests }));
-        let mut text = String::new();
-        text::encode(&mut text, &registry)?;
-        Ok(text)
-    }
-}
-
-#[derive(Debug)]
-struct Of {
-    metrics: Metrics,
-    requests: Requests,
-}
-
-type Sample = (Vec<(&'static str, String)>, f64);
-
-impl Of {
-    fn families(&self) -> Vec<(&'static str, &'static str, bool, Vec<Sample>)> {
+    #[must_use]
+    pub fn render(&self, requests: &Requests) -> String {
         let of_space = |value: fn(&SpaceSummary) -> u64| -> Vec<Sample> {
-            let spaces = self.metrics.spaces.iter();
+            let spaces = self.spaces.iter();
             spaces
                 .map(|(space, summary)| {
                     let name = space.network_name.clone().unwrap_or_default();
@@ -104,102 +77,57 @@ impl Of {
                 })
                 .collect()
         };
-        let claims = self.metrics.claims.iter();
+        let claims = self.claims.iter();
         let claims =
             claims.map(|(result, count)| (vec![("result", (*result).to_owned())], number(*count)));
-        let requests = self.requests.iter().map(|((verb, code), count)| {
+        let requests = requests.iter().map(|((verb, code), count)| {
             let labels = vec![("verb", verb.clone()), ("code", code.to_string())];
             (labels, number(*count))
         });
-        let watching = f64::from(u8::from(self.metrics.interrupted.is_none()));
-        let watching = vec![(Vec::new(), watching)];
-        vec![
-            (
+        let families = [
+            gauge(
                 "blocks",
                 "Blocks of addresses that the node has",
-                false,
                 of_space(|of| of.blocks),
             ),
-            (
+            gauge(
                 "addresses",
                 "Addresses of these blocks",
-                false,
                 of_space(|of| of.addresses),
             ),
-            (
+            gauge(
                 "used_addresses",
                 "Leases in these blocks",
-                false,
                 of_space(|of| of.used),
             ),
-            (
+            gauge(
                 "conflicts",
                 "Leases in blocks that the node lost: another node may give the same addresses",
-                false,
                 of_space(|of| of.conflicts),
             ),
-            (
+            gauge(
                 "ranges_without_free_block",
                 "Ranges in use of which the node wants another block, and none is free",
-                false,
                 of_space(|of| of.ranges_without_free_block),
             ),
-            (
+            counter(
                 "claims",
                 "Questions of ADDs for a block, by result",
-                true,
                 claims.collect(),
             ),
-            (
+            counter(
                 "api_requests",
                 "Requests to the Kubernetes API; code 0 means no answer",
-                true,
                 requests.collect(),
             ),
-            (
+            gauge(
                 "api_watched",
                 "1 while the node's blocks are watched in the Kubernetes API",
-                false,
-                watching,
+                vec![(Vec::new(), number(self.interrupted.is_none().into()))],
             ),
-        ]
+        ];
+        text("rdma_ipam_broker", &families)
     }
-}
-
-impl Collector for Of {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for (name, help, counter, samples) in self.families() {
-            if samples.is_empty() {
-                continue;
-            }
-            let kind = match counter {
-                true => MetricType::Counter,
-                false => MetricType::Gauge,
-            };
-            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-            for (labels, value) in &samples {
-                if labels.is_empty() {
-                    write(counter, *value, family)?;
-                    break;
-                }
-                write(counter, *value, family.encode_family(labels)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn write(counter: bool, value: f64, encoder: MetricEncoder<'_>) -> fmt::Result {
-    match counter {
-        true => ConstCounter::new(value).encode(encoder),
-        false => ConstGauge::new(value).encode(encoder),
-    }
-}
-
-/// Exact up to 2^53, which no count here reaches.
-#[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-fn number(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]
@@ -225,7 +153,7 @@ mod tests {
         let failure = Failure::new(FailureKind::Exhausted, "full");
         metrics.claim::<()>(&Err(failure));
         let requests = Requests::from([(("POST".to_owned(), 201), 3)]);
-        let text = metrics.render(requests).unwrap();
+        let text = metrics.render(&requests);
         for line in [
             "rdma_ipam_broker_blocks{store=\"default\",network_name=\"blue\"} 2",
             "rdma_ipam_broker_conflicts{store=\"default\",network_name=\"blue\"} 1",

@@ -24,12 +24,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use anyhow::bail;
 use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
-use node::policy::{BlockLength, Policy};
+use node::policy::{BlockLength, Policy, StoreKind};
 use node::random::random64;
 use node_wire::{Answer, BlockNeed, Failure, FailureKind};
 use tokio::sync::{mpsc, oneshot};
@@ -228,6 +229,20 @@ impl Shared {
     pub(crate) async fn node_state(&self, name: &str) -> Result<NodeState, ApiError> {
         Ok(NodeState::of(self.client.node(name).await?.as_ref()))
     }
+
+    /// The same, asked once of each node.
+    pub(crate) async fn node_state_once(
+        &self,
+        name: &str,
+        known: &mut BTreeMap<String, NodeState>,
+    ) -> Result<NodeState, ApiError> {
+        if let Some(state) = known.get(name) {
+            return Ok(state.clone());
+        }
+        let state = self.node_state(name).await?;
+        known.insert(name.to_owned(), state.clone());
+        Ok(state)
+    }
 }
 
 /// What an ADD is answered with.
@@ -260,17 +275,6 @@ pub enum Message {
     Changed(Box<BlockObject>),
     /// One was removed, or is another node's.
     Gone(Box<BlockObject>),
-}
-
-/// A store of blocks, as the node's policy has it.
-#[derive(Debug)]
-pub struct BlockStore {
-    /// How long the blocks of a new range are.
-    pub length: BlockLength,
-    /// Networks that are not cut into blocks: each of their addresses is one.
-    pub static_networks: Vec<IpNetwork>,
-    /// whereabouts' objects, where its networks used whereabouts before.
-    pub before: Option<WhereaboutsObjects>,
 }
 
 /// When the task does what nobody asks for.
@@ -315,9 +319,11 @@ impl Pace {
 pub struct Worker {
     shared: Rc<Shared>,
     space: AddressSpace,
+    /// How long the blocks of a new range are.
     length: BlockLength,
     /// Networks that are not cut into blocks: each of their addresses is one.
     static_networks: Vec<IpNetwork>,
+    /// Where its networks used whereabouts before.
     before: Option<Before>,
     grants: GrantsFile,
     blocks: NodeBlocks,
@@ -335,21 +341,29 @@ impl Worker {
     /// Reads the grants on disk.
     ///
     /// # Errors
-    /// They cannot be read, which must not be taken for none.
-    pub fn new(
-        shared: Rc<Shared>,
-        space: AddressSpace,
-        store: BlockStore,
-    ) -> Result<Self, ipam::grants::GrantsError> {
+    /// They cannot be read, which must not be taken for none; or the policy has no such store.
+    pub fn new(shared: Rc<Shared>, space: AddressSpace) -> anyhow::Result<Self> {
+        let store = shared.policy.stores.get(&space.store);
+        let Some(StoreKind::Kubernetes {
+            blocks,
+            static_networks,
+            after,
+        }) = store.map(|store| &store.kind)
+        else {
+            let name = &space.store;
+            bail!("the node's policy has no store {name:?} of type kubernetes");
+        };
         let grants = GrantsFile::read(&shared.policy.state_dir, &space)?;
+        let before = after.as_ref().map(|namespace| {
+            let objects = WhereaboutsObjects::new(shared.client.transport().clone(), namespace);
+            Before::new(objects, grants.networks())
+        });
         Ok(Self {
+            length: *blocks,
+            static_networks: static_networks.clone(),
             shared,
             space,
-            length: store.length,
-            static_networks: store.static_networks,
-            before: store
-                .before
-                .map(|before| Before::new(before, grants.networks())),
+            before,
             grants,
             blocks: NodeBlocks::default(),
             asked: VecDeque::new(),
@@ -505,7 +519,7 @@ impl Worker {
         crate::metrics::SpaceSummary {
             blocks: self.grants.blocks.len() as u64,
             addresses: self.grants.blocks.iter().map(Grant::size).sum(),
-            used: used.map(|known| known.held.len() as u64).sum(),
+            used: used.map(|known| known.used.held.len() as u64).sum(),
             conflicts: self.blocks.lost.values().map(|count| *count as u64).sum(),
             ranges_without_free_block: self.ranges.without_free_block(),
         }

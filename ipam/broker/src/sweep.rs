@@ -162,14 +162,7 @@ async fn sweep_blocks(
     let mut sure = Nodes::new();
     for (block, node) in due {
         // The list is some seconds old; a node may have come.
-        let state = match sure.get(&node.name) {
-            Some(state) => state.clone(),
-            None => {
-                let state = shared.node_state(&node.name).await?;
-                sure.insert(node.name.clone(), state.clone());
-                state
-            }
-        };
+        let state = shared.node_state_once(&node.name, &mut sure).await?;
         match shared.judge(&block, &node, &state) {
             Claim::Mark(why) => {
                 shared.mark_over(&block, &why).await?;

@@ -124,6 +124,15 @@ impl Page {
         }
     }
 
+    /// A text of [`crate::metrics`].
+    pub fn metrics(body: String) -> Self {
+        Self {
+            status: 200,
+            kind: "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            body,
+        }
+    }
+
     fn response(self) -> Response<Full<Bytes>> {
         let mut response = Response::new(Full::from(self.body));
         *response.status_mut() =

@@ -2,7 +2,7 @@
 //! broker.
 //!
 //! - [`socket`]: a unix socket on which root asks one question a connection;
-//! - [`http`]: probes and metrics;
+//! - [`http`]: probes and metrics; [`metrics`]: the text of these;
 //! - [`flags`]: flags of both;
 //! - `crowd`: so many connections at a time;
 //! - `log`: log lines on stderr.
@@ -13,4 +13,5 @@ mod crowd;
 pub mod flags;
 pub mod http;
 mod log;
+pub mod metrics;
 pub mod socket;

@@ -80,7 +80,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	show cat <<<"$checked"
 	printf '%s\n' "$checked" >"$LAB_OUT/matrix"
 	for node in node1 node2; do contains "$node has a row of two rates" "^$node +[0-9.]+ Gb/s +[0-9.]+ Gb/s" "$checked"; done
-	contains "all four cells pass" '2 nodes, 2 rails: 4 passed; 1 tests in 1 rounds' "$checked"
+	contains "all four cells pass" '2 nodes, 2 rails: 4 passed; 1 test in 1 round' "$checked"
 	page=$(<"$LAB_OUT/result.html")
 	contains "the page is whole" '^<!doctype html>' "$(head -c 15 "$LAB_OUT/result.html" | tr '[:upper:]' '[:lower:]')"
 	contains "to its end" '</html>$' "$page"

@@ -41,7 +41,7 @@ pub(super) fn release(block: &BlockObject, node: Option<&NodeObject>, now: Times
             block.spec.block
         ));
     }
-    if let Some(over) = block.spec.over.as_ref().filter(|over| over.administrator) {
+    if let Some(over) = block.taken() {
         return Release::Taken(over.clone());
     }
     let state = NodeState::of(node);

@@ -11,7 +11,7 @@ use node::identity::NodeIdentity;
 use node::policy::Policy;
 use serde::Deserialize;
 
-use super::{Asked, Facts, Opened, PluginDir, Policies};
+use super::{Facts, Opened, PluginDir, Policies};
 use crate::preflight::context::{Context, Settings, mounted};
 use rdma_device_plugin::{files, registered};
 
@@ -26,7 +26,7 @@ pub(crate) fn read(context: &Context) -> Facts {
     Facts {
         kubelet: settings.kubelet_root_dir.is_dir(),
         plugin_dir: plugin_dir(&settings.device_plugin_dir),
-        pod_resources: ask(&settings.kubelet_root_dir),
+        pod_resources: client::ask(&settings.kubelet_root_dir).map(drop),
         policies: policies(context),
         numa_nodes_with_cpus: context.snapshot.machine.numa.nodes_with_cpus(),
         programs_in_sight: in_sight(settings, &settings.cni_bin_dir),
@@ -53,15 +53,6 @@ fn plugin_dir(path: &Path) -> Option<PluginDir> {
         writable: access(path, AccessFlags::W_OK).is_ok(),
         socket: socket.is_ok_and(|meta| meta.file_type().is_socket()),
     })
-}
-
-/// Whether the kubelet answers.
-fn ask(kubelet_root: &Path) -> Asked {
-    match client::ask(kubelet_root) {
-        Ok(_) => Asked::Answered,
-        Err(client::Error::NoSocket(_)) => Asked::NoSocket,
-        Err(error) => Asked::Failed(error.to_string()),
-    }
 }
 
 /// The part of `KubeletConfiguration` that matters here.

@@ -11,7 +11,7 @@ fn good() -> Facts {
             writable: true,
             socket: true,
         }),
-        pod_resources: Asked::Answered,
+        pod_resources: Ok(()),
         policies: Some(Policies {
             cpu: "static".to_owned(),
             topology: "single-numa-node".to_owned(),
@@ -74,13 +74,18 @@ fn k02() -> Vec<Case<Facts>> {
         ("K02", good(), Pass, ""),
         (
             "K02",
-            with(|facts| facts.pod_resources = Asked::NoSocket),
+            with(|facts| facts.pod_resources = Err(client::Error::NoSocket("kubelet.sock".into()))),
             Fail,
             "Multus cannot assign",
         ),
         (
             "K02",
-            with(|f| f.pod_resources = Asked::Failed("refused".to_owned())),
+            with(|f| {
+                f.pod_resources = Err(client::Error::Call {
+                    socket: "kubelet.sock".into(),
+                    cause: "refused".to_owned(),
+                })
+            }),
             Fail,
             "refused",
         ),

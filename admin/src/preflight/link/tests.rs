@@ -7,15 +7,14 @@ use super::super::tests::{Case, prove};
 use super::*;
 use crate::verdict::Verdict::{Fail, NotApplicable, Pass, Unknown, Warn};
 
-fn netdev(name: &str) -> NetdevFacts {
-    NetdevFacts {
+fn netdev(name: &str) -> Netdev {
+    Netdev {
         name: name.to_owned(),
         up: true,
         operstate: "up".to_owned(),
-        carrier: Some(true),
         mtu: 9000,
         speed_mbps: Some(400_000),
-        ..NetdevFacts::default()
+        ..Netdev::default()
     }
 }
 
@@ -46,6 +45,10 @@ fn port(device: &str, name: &str) -> PortFacts {
             netdev: Some(name.to_owned()),
         },
         netdev: Some(netdev(name)),
+        carrier: Some(true),
+        uplink: None,
+        master: None,
+        physical_mtu: None,
         pools: Vec::new(),
         offered: true,
     }
@@ -66,7 +69,7 @@ fn with(change: impl FnOnce(&mut PortFacts)) -> Facts {
     facts
 }
 
-fn netdev_with(change: impl FnOnce(&mut NetdevFacts)) -> Facts {
+fn netdev_with(change: impl FnOnce(&mut Netdev)) -> Facts {
     with(|port| change(port.netdev.as_mut().unwrap()))
 }
 
@@ -105,7 +108,7 @@ fn l01() -> Vec<Case<Facts>> {
         ),
         (
             "L01",
-            pooled(|port| port.netdev.as_mut().unwrap().carrier = Some(false)),
+            pooled(|port| port.carrier = Some(false)),
             Fail,
             "no signal",
         ),
@@ -253,7 +256,7 @@ fn l06() -> Vec<Case<Facts>> {
         ),
         (
             "L06",
-            netdev_with(|netdev| netdev.physical_mtu = Some(1500)),
+            with(|port| port.physical_mtu = Some(1500)),
             Warn,
             "larger than the 1500",
         ),
@@ -286,18 +289,14 @@ fn l08() -> Vec<Case<Facts>> {
         ("L08", good(), Pass, "is free"),
         (
             "L08",
-            pooled(|port| {
-                port.netdev.as_mut().unwrap().uplink =
-                    Some("it carries the node's default route".into())
-            }),
+            pooled(|port| port.uplink = Some("it carries the node's default route".into())),
             Fail,
             "the node would lose its network",
         ),
         (
             "L08",
             with(|port| {
-                port.netdev.as_mut().unwrap().uplink =
-                    Some("it carries the node's default route".into());
+                port.uplink = Some("it carries the node's default route".into());
                 port.pools = pool(true);
             }),
             Warn,
@@ -305,17 +304,14 @@ fn l08() -> Vec<Case<Facts>> {
         ),
         (
             "L08",
-            netdev_with(|netdev| {
-                netdev.uplink = Some("it carries the node's default route".into())
-            }),
+            with(|port| port.uplink = Some("it carries the node's default route".into())),
             Pass,
             "",
         ),
         (
             "L08",
             pooled(|port| {
-                port.netdev.as_mut().unwrap().master =
-                    Some(("br0".to_owned(), "bridge".to_owned()));
+                port.master = Some(("br0".to_owned(), "bridge".to_owned()));
             }),
             Fail,
             "bridge br0",
@@ -328,15 +324,17 @@ fn l09() -> Vec<Case<Facts>> {
         ("L09", good(), NotApplicable, ""),
         (
             "L09",
-            netdev_with(|netdev| netdev.members = vec!["ens1f0".to_owned(), "ens1f1".to_owned()]),
+            netdev_with(|netdev| {
+                netdev.kind = Some("bond".to_owned());
+                netdev.lowers = vec!["ens1f0".to_owned(), "ens1f1".to_owned()];
+            }),
             Pass,
             "as a whole",
         ),
         (
             "L09",
             pooled(|port| {
-                port.netdev.as_mut().unwrap().master =
-                    Some(("bond0".to_owned(), "bond".to_owned()));
+                port.master = Some(("bond0".to_owned(), "bond".to_owned()));
             }),
             Fail,
             "a member of bond0",
@@ -374,7 +372,7 @@ fn l10() -> Vec<Case<Facts>> {
         ),
         (
             "L10",
-            netdev_with(|netdev| netdev.representor = true),
+            netdev_with(|netdev| netdev.phys_port_name = Some("pf0vf3".to_owned())),
             Fail,
             "host side of a VF",
         ),

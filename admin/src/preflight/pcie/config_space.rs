@@ -53,62 +53,54 @@ impl ConfigSpace {
         self.register(self.extended(EXT_ACS), ACS_CONTROL)
     }
 
-    fn register(&self, capability: Found, offset: usize) -> Register {
+    fn register(&self, capability: Option<Option<usize>>, offset: usize) -> Register {
         match capability {
-            Found::At(start) => self
+            Some(Some(start)) => self
                 .word(start + offset)
                 .map_or(Register::Unreadable, Register::Value),
-            Found::Nowhere => Register::None,
-            Found::Unreadable => Register::Unreadable,
+            Some(None) => Register::None,
+            None => Register::Unreadable,
         }
     }
 
-    /// Walks the list of capabilities. A list that loops ends after as many steps as fit.
-    fn capability(&self, wanted: u8) -> Found {
-        match self.word(STATUS) {
-            None => return Found::Unreadable,
-            Some(status) if status & STATUS_CAP_LIST == 0 => return Found::Nowhere,
-            Some(_) => {}
+    /// Where a capability is, if the function has it; `None` where the list of them cannot be read. A
+    /// list that loops ends after as many steps as fit.
+    fn capability(&self, wanted: u8) -> Option<Option<usize>> {
+        if self.word(STATUS)? & STATUS_CAP_LIST == 0 {
+            return Some(None);
         }
         let mut at = usize::from(self.byte(CAPABILITY_LIST).unwrap_or_default() & !3);
         for _ in 0..48 {
             if at == 0 {
-                return Found::Nowhere;
+                break;
             }
-            let (Some(id), Some(next)) = (self.byte(at), self.byte(at + 1)) else {
-                return Found::Unreadable;
-            };
+            let (id, next) = (self.byte(at)?, self.byte(at + 1)?);
             if id == wanted {
-                return Found::At(at);
+                return Some(Some(at));
             }
             at = usize::from(next & !3);
         }
-        Found::Nowhere
+        Some(None)
     }
 
-    /// Walks the list of extended capabilities. A function whose whole space is 256 bytes, as a
-    /// conventional or virtual one, has none.
-    fn extended(&self, wanted: u16) -> Found {
-        if self.bytes.len() == EXTENDED {
-            return Found::Nowhere;
-        }
+    /// The same of extended capabilities. A function whose whole space is 256 bytes, as a conventional
+    /// or virtual one, has none.
+    fn extended(&self, wanted: u16) -> Option<Option<usize>> {
         let mut at = EXTENDED;
         for _ in 0..480 {
-            let (Some(id), Some(link)) = (self.word(at), self.word(at + 2)) else {
-                return Found::Unreadable;
-            };
-            if id == 0 || id == u16::MAX {
-                return Found::Nowhere;
+            if self.bytes.len() == EXTENDED || at < EXTENDED {
+                break;
             }
+            let (id, link) = (self.word(at)?, self.word(at + 2)?);
             if id == wanted {
-                return Found::At(at);
+                return Some(Some(at));
+            }
+            if id == 0 || id == u16::MAX {
+                break;
             }
             at = usize::from(link >> 4) & !3;
-            if at < EXTENDED {
-                return Found::Nowhere;
-            }
         }
-        Found::Nowhere
+        Some(None)
     }
 
     fn byte(&self, at: usize) -> Option<u8> {
@@ -118,12 +110,6 @@ impl ConfigSpace {
     fn word(&self, at: usize) -> Option<u16> {
         Some(u16::from_le_bytes([self.byte(at)?, self.byte(at + 1)?]))
     }
-}
-
-enum Found {
-    At(usize),
-    Nowhere,
-    Unreadable,
 }
 
 #[cfg(test)]

@@ -141,12 +141,15 @@ fn p01() -> Vec<Case<Facts>> {
     ]
 }
 
-fn p03() -> Vec<Case<Facts>> {
-    let no_gpu = || Facts {
+fn no_gpu() -> Facts {
+    Facts {
         gpus: Vec::new(),
         bridges: Vec::new(),
         ..good()
-    };
+    }
+}
+
+fn p03() -> Vec<Case<Facts>> {
     vec![
         ("P03", good(), Pass, ""),
         ("P03", acs(Register::Value(0x001d)), Warn, "through the CPU"),
@@ -168,11 +171,6 @@ fn p03() -> Vec<Case<Facts>> {
 }
 
 fn p05() -> Vec<Case<Facts>> {
-    let no_gpu = || Facts {
-        gpus: Vec::new(),
-        bridges: Vec::new(),
-        ..good()
-    };
     vec![
         ("P05", good(), Pass, ""),
         (
@@ -223,11 +221,6 @@ fn p06() -> Vec<Case<Facts>> {
 }
 
 fn p08() -> Vec<Case<Facts>> {
-    let no_gpu = || Facts {
-        gpus: Vec::new(),
-        bridges: Vec::new(),
-        ..good()
-    };
     vec![
         ("P08", good(), Pass, ""),
         (

@@ -241,7 +241,7 @@ impl Node {
             cni_bin_dir: root.join("opt/cni/bin"),
             cni_conf_dir: root.join("etc/cni/net.d"),
             policy: root.join("etc/rdma-netdev/policy.json"),
-            scope: Scope::Node,
+            in_pod: false,
             expected: Vec::new(),
         }
     }

@@ -39,7 +39,7 @@ pub(super) async fn test(
     results.context = pods::context(&cluster.kubectl).await;
     if !results.context.is_empty() {
         // Stays the same if somebody changes the kubeconfig's current one.
-        cluster.kubectl = cluster.kubectl.in_context(&results.context);
+        cluster.kubectl.context = Some(results.context.clone());
     }
     let run = format!("{:x}", now.as_millisecond());
     let pods = Pods {
@@ -128,11 +128,7 @@ async fn work(
     let obstacles = obstacles.await?;
     for (name, node) in &mut results.nodes {
         if let Some(why) = obstacles.get(&node.pod) {
-            let finding = Finding::fail(why, super::remedy(name)).on(name);
-            node.finding = Some(Finding {
-                verdict: Verdict::Unknown,
-                ..finding
-            });
+            node.finding = Some(Finding::unsure(why, super::remedy(name)).on(name));
         }
     }
     rounds(verify, cluster, results).await;

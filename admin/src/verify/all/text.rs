@@ -26,13 +26,14 @@ pub(super) fn text(results: &Results, style: Style) -> String {
 /// One line: the sum of it all.
 pub(super) fn summary(results: &Results) -> String {
     let verdicts = results.matrix.cells.iter().map(|cell| cell.verdict);
+    let count = report::counted;
     format!(
-        "{} nodes, {} rails: {}; {} tests in {} rounds, {} s",
-        results.nodes.len(),
-        results.matrix.rails.len(),
+        "{}, {}: {}; {} in {}, {} s",
+        count(results.nodes.len(), "node"),
+        count(results.matrix.rails.len(), "rail"),
         report::counts(verdicts),
-        results.tests.len(),
-        results.rounds,
+        count(results.tests.len(), "test"),
+        count(results.rounds, "round"),
         results.seconds
     )
 }
@@ -48,4 +49,20 @@ pub(super) fn faults(results: &Results) -> Vec<Outcome> {
     });
     let is_fault = |outcome: &Outcome| !outcome.findings.is_empty();
     outcomes.filter(is_fault).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_test_is_not_several() {
+        let results = Results {
+            rounds: 1,
+            seconds: 7,
+            ..Results::default()
+        };
+        let text = summary(&results);
+        assert_eq!(text, "0 nodes, 0 rails: ; 0 tests in 1 round, 7 s");
+    }
 }

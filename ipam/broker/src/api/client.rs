@@ -21,15 +21,6 @@ use super::document::{
 use super::items::{Items, ItemsError};
 use super::transport::{ApiAnswer, ApiError, PIECE_TIMEOUT, Transport};
 
-/// What became of a creation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Created<T> {
-    /// It is there, as the server has it.
-    New(T),
-    /// Another object has the name.
-    Taken,
-}
-
 /// What became of a change or removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changed<T> {
@@ -136,18 +127,18 @@ impl Client {
         }
     }
 
-    /// Makes an object, if there is none of its name.
+    /// Makes an object, and answers it as the server has it; `None` if there is another one of its name.
     ///
     /// # Errors
     /// [`ApiError`]; it may have been made all the same ([`ApiError::is_uncertain`]).
-    pub async fn create<T: Object>(&self, object: &T) -> Result<Created<T>, ApiError> {
+    pub async fn create<T: Object>(&self, object: &T) -> Result<Option<T>, ApiError> {
         let body = serde_json::to_vec(object).map_err(RequestError::SerializeBody);
         let path = self.path_of::<T>();
         let request = body.and_then(|body| path.create(&PostParams::default(), body));
         let what = format!("{} {}", T::KIND, object.metadata().name);
         match self.send("create", &what, request).await {
-            Ok(answer) => answer.document().await.map(Created::New),
-            Err(error) if error.refusal() == Some((409, "AlreadyExists")) => Ok(Created::Taken),
+            Ok(answer) => answer.document().await.map(Some),
+            Err(error) if error.refusal() == Some((409, "AlreadyExists")) => Ok(None),
             Err(error) => Err(error),
         }
     }

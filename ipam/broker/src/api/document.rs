@@ -278,6 +278,12 @@ impl BlockObject {
         }
     }
 
+    /// That an administrator took it from its node.
+    #[must_use]
+    pub fn taken(&self) -> Option<&Over> {
+        self.spec.over.as_ref().filter(|over| over.administrator)
+    }
+
     /// Whether its name is the one that its spec demands. Only then the name's uniqueness means
     /// that of the addresses.
     #[must_use]

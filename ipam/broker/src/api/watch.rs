@@ -151,28 +151,17 @@ async fn watch(
             return End::Failed(answer.malformed("an event is too long"));
         }
         while let Some(line) = next_line(&mut rest) {
-            let news = match read(&line) {
-                Ok(news) => news,
-                Err(error) => return End::Failed(answer.malformed(error)),
+            let (newer, event) = match read(&line) {
+                Ok(News::Of(newer, event)) => (newer, event),
+                Ok(News::Expired) => return End::Expired,
+                Err(why) => return End::Failed(answer.malformed(why)),
             };
-            let event = match news {
-                News::Version(newer) => {
-                    *version = newer;
-                    None
-                }
-                News::Expired => return End::Expired,
-                News::Failed(why) => return End::Failed(answer.malformed(why)),
-                News::Of(event) => Some(event),
-            };
+            *version = newer;
             *failures = 0;
             has_news = true;
-            let Some(event) = event else {
-                continue;
-            };
-            if let Event::Changed(block) | Event::Gone(block) = &event {
-                version.clone_from(&block.metadata.resource_version);
-            }
-            if events.send(event).await.is_err() {
+            if let Some(event) = event
+                && events.send(event).await.is_err()
+            {
                 return End::Unwanted;
             }
         }
@@ -189,36 +178,40 @@ fn next_line(rest: &mut Vec<u8>) -> Option<Vec<u8>> {
 
 #[derive(Debug)]
 enum News {
-    Of(Event),
-    Version(String),
+    /// The `resourceVersion` to go on from, and what happened to a block.
+    Of(String, Option<Event>),
     Expired,
-    Failed(String),
 }
 
-fn read(line: &[u8]) -> Result<News, serde_json::Error> {
-    let event: WatchEvent<Value> = serde_json::from_slice(line)?;
+/// # Errors
+/// It is not an event, or the server's failure.
+fn read(line: &[u8]) -> Result<News, String> {
+    let event = serde_json::from_slice::<WatchEvent<Value>>(line);
+    let event = event.map_err(|error| error.to_string())?;
     let (object, is_there) = match event {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
         WatchEvent::Deleted(object) => (object, false),
         WatchEvent::Bookmark(Bookmark { metadata, .. }) => {
-            return Ok(News::Version(metadata.resource_version));
+            return Ok(News::Of(metadata.resource_version, None));
         }
         WatchEvent::Error(status) if status.code == 410 => return Ok(News::Expired),
-        WatchEvent::Error(status) => return Ok(News::Failed(status.to_string())),
+        WatchEvent::Error(status) => return Err(status.to_string()),
     };
-    let NamedObject { metadata } = serde_json::from_value(object.clone())?;
+    let named = serde_json::from_value(object.clone());
+    let NamedObject { metadata } = named.map_err(|error| error.to_string())?;
     // Of an object that this version cannot read, only that object is passed over.
-    Ok(match serde_json::from_value::<Box<BlockObject>>(object) {
-        Ok(block) if is_there => News::Of(Event::Changed(block)),
-        Ok(block) => News::Of(Event::Gone(block)),
+    let event = match serde_json::from_value::<Box<BlockObject>>(object) {
+        Ok(block) if is_there => Some(Event::Changed(block)),
+        Ok(block) => Some(Event::Gone(block)),
         Err(error) => {
             tracing::warn!(
                 object = metadata.name, %error,
                 "an AddressBlock cannot be read and is passed over; correct or remove it"
             );
-            News::Version(metadata.resource_version)
+            None
         }
-    })
+    };
+    Ok(News::Of(metadata.resource_version, event))
 }
 
 /// How long to wait after so many failures in a row, at most, by a random number: brokers that lost one server
@@ -252,8 +245,8 @@ mod tests {
         assert_eq!(rest, b"rest");
     }
 
-    fn news(document: &Value) -> News {
-        read(document.to_string().as_bytes()).unwrap()
+    fn news(document: &Value) -> Result<News, String> {
+        read(document.to_string().as_bytes())
     }
 
     #[test]
@@ -263,25 +256,26 @@ mod tests {
             "spec": {"store": "default", "block": "10.0.0.0/28", "node": "n", "nodeUID": "u"}});
         for (kind, there) in [("ADDED", true), ("MODIFIED", true), ("DELETED", false)] {
             match news(&json!({"type": kind, "object": block})) {
-                News::Of(Event::Changed(_)) => assert!(there),
-                News::Of(Event::Gone(_)) => assert!(!there),
+                Ok(News::Of(_, Some(Event::Changed(_)))) => assert!(there),
+                Ok(News::Of(_, Some(Event::Gone(_)))) => assert!(!there),
                 other => panic!("{other:?}"),
             }
         }
         let bookmark = json!({"type": "BOOKMARK", "object": {"apiVersion": "rdma-netdev.io/v1alpha1",
             "kind": "AddressBlock", "metadata": {"resourceVersion": "12"},
             "spec": {"store": "", "block": "0.0.0.0/0"}}});
-        assert!(matches!(news(&bookmark), News::Version(version) if version == "12"));
+        let is_only = |document, wanted| matches!(news(document), Ok(News::Of(version, None)) if version == wanted);
+        assert!(is_only(&bookmark, "12"));
         let gone = json!({"type": "ERROR", "object": {"kind": "Status", "status": "Failure",
             "message": "too old resource version", "reason": "Expired", "code": 410}});
-        assert!(matches!(news(&gone), News::Expired));
+        assert!(matches!(news(&gone), Ok(News::Expired)));
         let other =
             json!({"type": "ERROR", "object": {"status": "Failure", "message": "x", "code": 500}});
-        assert!(matches!(news(&other), News::Failed(_)));
+        assert!(news(&other).is_err());
         // Written by hand.
         let mut unreadable = json!({"type": "MODIFIED", "object": block});
         unreadable["object"]["spec"]["block"] = "10.0.0/28".into();
-        assert!(matches!(news(&unreadable), News::Version(version) if version == "8"));
+        assert!(is_only(&unreadable, "8"));
         assert!(read(b"{").is_err());
     }
 

@@ -89,10 +89,8 @@ pub fn claim(
     rest: Duration,
 ) -> Claim {
     let over = block.spec.over.as_ref();
-    let taken = over.filter(|over| over.administrator);
-    let end = state
-        .end_of(node)
-        .or_else(|| taken.map(|over| over.why.clone()));
+    let taken = || block.taken().map(|over| over.why.clone());
+    let end = state.end_of(node).or_else(taken);
     match (end, over) {
         (None, Some(_)) if !state.is_anew(node) => Claim::Unmark,
         (None, _) => Claim::Held,
@@ -135,10 +133,8 @@ pub fn ownership(block: &BlockObject, me: &NodeId, grants: &[Grant]) -> Ownershi
     let granted = grants
         .iter()
         .any(|grant| grant.block == block.spec.block && grant.uid == block.metadata.uid);
-    let taken = block.spec.over.as_ref();
-    let taken = taken.is_some_and(|over| over.administrator);
     match (node.uid == me.uid, granted) {
-        (true, _) | (false, true) if taken => Ownership::Taken,
+        (true, _) | (false, true) if block.taken().is_some() => Ownership::Taken,
         (true, _) => Ownership::Grant,
         (false, true) => Ownership::Renew,
         (false, false) => Ownership::Foreign,

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{Asked, Own, Worker};
 use crate::api::document::{BlockObject, NodeId, RangeSpec};
-use crate::api::{ApiError, Created, RangeObject};
+use crate::api::{ApiError, RangeObject};
 use crate::decide::choice;
 use crate::decide::standing;
 
@@ -538,8 +538,8 @@ impl Worker {
     async fn create(&mut self, object: BlockObject) -> Result<Attempt, Failure> {
         let block = object.spec.block;
         match self.shared.client.create(&object).await {
-            Ok(Created::New(made)) => self.accept(made),
-            Ok(Created::Taken) => Ok(Attempt::Taken),
+            Ok(Some(made)) => self.accept(made),
+            Ok(None) => Ok(Attempt::Taken),
             Err(error) => {
                 if error.is_uncertain() && !self.blocks.own.contains_key(&block) {
                     self.blocks.own.insert(block, Own::in_doubt(object));

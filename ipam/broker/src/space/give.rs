@@ -400,8 +400,7 @@ impl Worker {
     /// machine's ([`Self::return_foreign`]). One that an administrator took goes, whatever is in it.
     pub(super) async fn keep_or_return(&mut self, block: BlockObject, me: &NodeId) {
         let network = block.spec.block;
-        let over = block.spec.over.as_ref();
-        let is_taken = over.is_some_and(|over| over.administrator);
+        let is_taken = block.taken().is_some();
         match self.read_leases_in(network) {
             Ok(leases) if leases.is_empty() || is_taken => {
                 self.blocks.foreign.insert(network, block);

@@ -145,14 +145,8 @@ impl Worker {
             if is_done || (!seems_gone && is_asked) {
                 continue;
             }
-            let state = match states.get(&node.name) {
-                Some(state) => state.clone(),
-                None => {
-                    let state = self.shared.node_state(&node.name).await?;
-                    states.insert(node.name.clone(), state.clone());
-                    state
-                }
-            };
+            let state = self.shared.node_state_once(&node.name, &mut states);
+            let state = state.await?;
             match self.shared.judge(one, &node, &state) {
                 Claim::Mark(why) => {
                     self.shared.mark_over(one, &why).await?;

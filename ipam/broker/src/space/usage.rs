@@ -2,13 +2,12 @@
 //! ahead of need.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 use std::time::Duration;
 
 use ipam::block::size;
 use ipam::grants::MAX_BLOCKS;
 use ipam::range::Range;
-use ipam::store::{BlockStamp, Pool, Store, StoreError};
+use ipam::store::{BlockStamp, BlockUse, Pool, Store, StoreError};
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use node::random::random64;
@@ -32,11 +31,10 @@ const NONE_FREE_TIME: Duration = Duration::from_secs(60);
 const NOTE_INTERVAL: Duration = Duration::from_secs(300);
 
 /// What of a block was in use when its directories had a stamp.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Known {
     stamp: Option<BlockStamp>,
-    pub(super) held: Vec<IpAddr>,
-    cooling_down: usize,
+    pub(super) used: BlockUse,
 }
 
 /// Ranges that ADDs of this node use.
@@ -96,18 +94,14 @@ impl Worker {
         let in_use = i64::try_from(in_use).unwrap_or(i64::MAX);
         for (network, own) in &mut self.blocks.own {
             let Some(store) = store else {
-                own.usage = Some(Known {
-                    stamp: None,
-                    held: Vec::new(),
-                    cooling_down: 0,
-                });
+                own.usage = Some(Known::default());
                 own.empty_since.get_or_insert_with(Instant::now);
                 continue;
             };
             let stamp = store.block_stamp(name, *network)?;
             let known = own.usage.as_ref();
             if known.is_some_and(|known| {
-                known.stamp.as_ref() == Some(&stamp) && known.cooling_down == 0
+                known.stamp.as_ref() == Some(&stamp) && known.used.cooling_down == 0
             }) {
                 continue;
             }
@@ -115,8 +109,7 @@ impl Worker {
             let is_empty = used.held.is_empty() && used.cooling_down == 0;
             own.usage = Some(Known {
                 stamp: stamp.is_settled(now).then_some(stamp),
-                held: used.held,
-                cooling_down: used.cooling_down,
+                used,
             });
             match is_empty {
                 true => drop(own.empty_since.get_or_insert_with(Instant::now)),
@@ -173,7 +166,7 @@ impl Worker {
             let held = own
                 .iter()
                 .filter_map(|(network, _)| self.blocks.own.get(network)?.usage.as_ref())
-                .flat_map(|known| &known.held)
+                .flat_map(|known| &known.used.held)
                 .filter(|address| range.gives(**address))
                 .count() as u128;
             let block_size = own.iter().map(|(network, _)| size(*network)).max();
@@ -251,7 +244,7 @@ impl Worker {
             let Some(known) = own.usage.as_ref().filter(|_| own.doubt.is_none()) else {
                 continue;
             };
-            let used = known.held.len() as u64;
+            let used = known.used.held.len() as u64;
             let is_due = match own.noted {
                 None => own.granted.elapsed() >= self.shared.timing.new,
                 Some((noted, at)) => {

@@ -7,6 +7,7 @@ use node::policy::StoreKind;
 use node_wire::FailureKind;
 use serde_json::{Value, json};
 
+use super::faults::{eventually, refused};
 use super::{Api, LATE, Machine, NODE_RANGE, check, need, range, with_api};
 
 fn after(api: &Api, number: usize) -> Machine {
@@ -93,17 +94,9 @@ fn a_network_whose_gateway_is_leased_is_not_taken_for_an_address_either() {
             address: Some([10, 7, 2, 3].into()),
             ..need(&range(NODE_RANGE))
         };
-        let deadline = tokio::time::Instant::now() + LATE;
-        let refused = loop {
-            let (asker, ..) = one.running.as_ref().unwrap();
-            let refused = asker.ask(of_its_network.clone()).await.unwrap_err();
-            if refused.kind != FailureKind::ClusterUnavailable {
-                break refused;
-            }
-            assert!(tokio::time::Instant::now() < deadline, "{refused:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        };
-        assert_eq!(refused.kind, FailureKind::HeldByAnotherNode);
+        let (asker, ..) = one.running.as_ref().unwrap();
+        let ask = async || asker.ask(of_its_network.clone()).await;
+        let refused = refused(FailureKind::HeldByAnotherNode, ask).await;
         let gateway = "whereabouts leases 10.7.2.2";
         assert!(refused.message.contains(gateway), "{}", refused.message);
     });
@@ -116,11 +109,7 @@ fn networks_that_went_back_to_the_store_before_can_come_again() {
         one.start(&api);
         add_after(&mut one, "10.7.0.16/29").await;
         one.del(0);
-        let deadline = tokio::time::Instant::now() + LATE;
-        while !one.granted().is_empty() {
-            assert!(tokio::time::Instant::now() < deadline);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        eventually("the node has no block", || one.granted().is_empty()).await;
         lease_before(&api, "10.7.0.16/29", (1..5).map(|offset| (offset, true)));
         tokio::time::sleep(one.timing.reread).await;
         let refused = one.add_of("10.7.0.16/29").await;
@@ -160,17 +149,8 @@ fn a_block_whose_addresses_are_all_leased_is_no_answer_to_who_asks_others() {
         }
         let mut two = after(&api, 2);
         two.start(&api);
-        let mut refused = two.ask(&super::range(super::RANGE)).await.unwrap_err();
-        let deadline = tokio::time::Instant::now() + LATE;
-        while refused.kind != FailureKind::Exhausted {
-            assert!(
-                tokio::time::Instant::now() < deadline,
-                "{}",
-                refused.message
-            );
-            tokio::time::sleep(Duration::from_millis(60)).await;
-            refused = two.ask(&super::range(super::RANGE)).await.unwrap_err();
-        }
+        let ask = async || two.ask(&range(super::RANGE)).await;
+        let refused = refused(FailureKind::Exhausted, ask).await;
         assert!(
             refused
                 .message
@@ -204,13 +184,12 @@ fn a_range_whose_blocks_an_administrator_removed_waits_again() {
         one.start(&api);
         add_after(&mut one, "10.7.0.16/29").await;
         one.del(0);
-        let deadline = tokio::time::Instant::now() + LATE;
-        while !one.granted().is_empty() {
-            assert!(tokio::time::Instant::now() < deadline);
+        eventually("the node has no block", || {
             // Until the address has cooled down, the node claims them again.
             api.delete_blocks();
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            one.granted().is_empty()
+        })
+        .await;
         lease_before(&api, "10.7.0.16/29", (1..6).map(|offset| (offset, true)));
         let refused = one.add_of("10.7.0.16/29").await;
         assert_eq!(refused, Err(FailureKind::ClusterUnavailable));

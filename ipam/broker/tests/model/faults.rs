@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipam::block::{AddressSpace, hash};
 use ipnetwork::IpNetwork;
 use node::policy::StoreKind;
-use node_wire::FailureKind;
+use node_wire::{Failure, FailureKind};
 use rdma_ipam_broker::api::document::{NODE_LABEL, label_hash};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -40,6 +40,22 @@ async fn within(time: Duration, what: &str, mut check: impl FnMut() -> bool) {
     while !check() {
         assert!(tokio::time::Instant::now() < deadline, "not so: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The refusal of a question, which is asked again until it is of this kind.
+pub(crate) async fn refused<T: std::fmt::Debug>(
+    kind: FailureKind,
+    ask: impl AsyncFn() -> Result<T, Failure>,
+) -> Failure {
+    let deadline = tokio::time::Instant::now() + LATE;
+    loop {
+        let refused = ask().await.unwrap_err();
+        if refused.kind == kind {
+            return refused;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{refused:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 use node_wire::FailureKind;
 use serde_json::json;
 
-use super::faults::{add, eventually, patient, started};
+use super::faults::{add, eventually, patient, refused, started};
 use super::{Api, LATE, NODE_RANGE, check, with_api};
 
 #[test]
@@ -204,20 +204,10 @@ fn a_block_with_another_per_node_than_its_range_is_named() {
         let name = AddressSpace::new("default", None).block_name(network);
         let last = serde_json::json!({"spec": {"perNode": {"prefix": 31, "gateway": "last"}}});
         api.write("addressblocks", &name, &last);
-        let deadline = tokio::time::Instant::now() + LATE;
-        loop {
-            let refused = one.ask(&super::range(NODE_RANGE)).await.unwrap_err();
-            if refused.kind == FailureKind::Mismatch {
-                let says = format!("AddressBlock {name} of this node");
-                assert!(refused.message.contains(&says), "{}", refused.message);
-                break;
-            }
-            assert!(
-                tokio::time::Instant::now() < deadline,
-                "{}",
-                refused.message
-            );
-        }
+        let ask = async || one.ask(&super::range(NODE_RANGE)).await;
+        let refused = refused(FailureKind::Mismatch, ask).await;
+        let says = format!("AddressBlock {name} of this node");
+        assert!(refused.message.contains(&says), "{}", refused.message);
     });
 }
 

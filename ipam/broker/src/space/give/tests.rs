@@ -19,16 +19,15 @@ use super::*;
 use crate::api::document::RangeSpec;
 use crate::api::{Client, Endpoint, RangeObject, Transport};
 use crate::metrics::Metrics;
-use crate::space::{BlockStore, Shared, Timing};
+use crate::space::{Shared, Timing};
 
 /// A node with one block, whose API does not answer.
 fn worker(place: &Path) -> Worker {
     std::fs::create_dir_all(place.join("leases")).unwrap();
-    let blocks = BlockLength::default();
     let store = StorePolicy {
         directory: place.join("leases"),
         kind: StoreKind::Kubernetes {
-            blocks,
+            blocks: BlockLength::default(),
             static_networks: Vec::new(),
             after: None,
         },
@@ -63,12 +62,7 @@ fn worker(place: &Path) -> Worker {
         metrics: RefCell::new(Metrics::new()),
     };
     let space = AddressSpace::new("default", None);
-    let store = BlockStore {
-        length: blocks,
-        static_networks: Vec::new(),
-        before: None,
-    };
-    let mut worker = Worker::new(Rc::new(shared), space.clone(), store).unwrap();
+    let mut worker = Worker::new(Rc::new(shared), space.clone()).unwrap();
     let now = jiff::Timestamp::now();
     let mut object = BlockObject::new(&space, block(), &me, 1, now);
     object.metadata.uid = "o1".into();
