@@ -11,27 +11,21 @@ use prometheus_client::metrics::MetricType;
 
 use super::metrics::{Family, counter, gauge, number};
 use crate::measurements::{Measured, PoolFill};
-use crate::reader::Reading;
 
 /// The metrics of one set of measurements.
 #[derive(Debug)]
 pub(super) struct OfMeasurements(pub Measured);
 
-fn values<T>(reading: &Option<Reading<Vec<T>>>) -> &[T] {
-    reading.as_ref().map_or(&[], |reading| &reading.value)
-}
-
 impl Collector for OfMeasurements {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut families = of_ports(values(&self.0.ports));
-        let own = values(&self.0.own_pools).iter();
-        families.extend(of_pools(own.chain(values(&self.0.shared_pools))));
-        families.push(failures(values(&self.0.calls)));
+        let mut families = of_ports(&self.0.ports);
+        families.extend(of_pools(&self.0.pools));
+        families.push(failures(&self.0.calls));
         families.retain(|family| !family.samples.is_empty());
         families
             .iter()
             .try_for_each(|family| family.encode(&mut encoder))?;
-        durations(values(&self.0.calls), &mut encoder)
+        durations(&self.0.calls, &mut encoder)
     }
 }
 
@@ -64,9 +58,9 @@ fn of_ports(counters: &[PortCounter]) -> Vec<Family> {
     ]
 }
 
-fn of_pools<'p>(pools: impl Iterator<Item = &'p PoolFill> + Clone) -> Vec<Family> {
+fn of_pools(pools: &[PoolFill]) -> Vec<Family> {
     let samples = |value: fn(&PoolFill) -> f64| {
-        let sample = |pool: &'p PoolFill| {
+        let sample = |pool: &PoolFill| {
             let labels = vec![
                 ("store", pool.store.clone()),
                 ("range", pool.range.clone()),
@@ -74,7 +68,7 @@ fn of_pools<'p>(pools: impl Iterator<Item = &'p PoolFill> + Clone) -> Vec<Family
             ];
             (labels, value(pool))
         };
-        pools.clone().map(sample).collect()
+        pools.iter().map(sample).collect()
     };
     vec![
         gauge(
@@ -185,11 +179,6 @@ mod tests {
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
-    fn measured<T>(value: T) -> Option<Reading<T>> {
-        let at = std::time::Instant::now();
-        Some(Reading { value, at })
-    }
-
     #[test]
     fn calls_pools_and_ports_are_served() {
         let place = tempfile::tempdir().unwrap();
@@ -201,22 +190,21 @@ mod tests {
         count(Some(Code::Exhausted), 40_000);
         let calls = Calls::read(&file).unwrap().unwrap();
         let all = Measured {
-            ports: measured(vec![PortCounter {
+            ports: vec![PortCounter {
                 rdma_device: "mlx5_0".into(),
                 port: 1,
                 counter: "link_downed",
                 is_congestion: false,
                 value: 3,
-            }]),
-            calls: measured(vec![("rdma-netdev", calls)]),
-            own_pools: measured(vec![PoolFill {
+            }],
+            calls: vec![("rdma-netdev", calls)],
+            pools: vec![PoolFill {
                 store: "default".into(),
                 range: "10.0.0.0/24".into(),
                 network_name: String::new(),
                 size: 253.0,
                 free: 50.0,
-            }]),
-            ..Measured::default()
+            }],
         };
         let mut registry = Registry::with_prefix("x");
         registry.register_collector(Box::new(OfMeasurements(all)));
