@@ -140,14 +140,7 @@ mod tests {
 
     use super::*;
     use crate::candidate::gather;
-
-    /// A machine with eight HCAs whose nodes are in order, and its scan.
-    fn scan(tree: &Tree) -> HostSnapshot {
-        let mut seen =
-            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-        seen.nodes.values_mut().for_each(|node| *node = Node::Ready);
-        seen
-    }
+    use crate::host_snapshot::example::scan;
 
     #[test]
     fn what_is_read_for_one_hca_is_what_a_scan_finds() {

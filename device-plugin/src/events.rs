@@ -8,9 +8,6 @@
 
 pub(crate) mod netlink;
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -59,23 +56,5 @@ impl Triggers {
     pub(crate) fn send(&self, reason: Trigger) {
         // A full channel: a scan is due anyway.
         let _ = self.0.try_send(reason);
-    }
-}
-
-/// Interface indexes whose link changes matter, as the last scan found them.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Watched(Arc<Mutex<BTreeSet<u32>>>);
-
-impl Watched {
-    /// Replaces them.
-    pub(crate) fn set(&self, indexes: BTreeSet<u32>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = indexes;
-    }
-
-    fn contains(&self, index: u32) -> bool {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&index)
     }
 }

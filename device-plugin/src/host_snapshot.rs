@@ -155,3 +155,20 @@ fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
     let away = inventory.hidden.iter().flat_map(|away| &away.uverbs);
     here.chain(away).chain(&inventory.rdma_cm)
 }
+
+#[cfg(test)]
+pub(crate) mod example {
+    use hca_trees::Tree;
+
+    use super::*;
+
+    /// A scan of a host made of files, whose device nodes are all as they should be.
+    pub(crate) fn scan(tree: &Tree) -> HostSnapshot {
+        let mut seen =
+            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+        seen.uplinks = tree.uplinks();
+        // Nodes of a tree are plain files.
+        seen.nodes.values_mut().for_each(|node| *node = Node::Ready);
+        seen
+    }
+}

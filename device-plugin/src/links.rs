@@ -129,10 +129,9 @@ pub(crate) fn socket(paths: &NodePaths) -> Result<Socket, String> {
 }
 
 /// Those on no HCA of which a pod has a netdev.
-fn unattached(all: Vec<Down>, taken: &BTreeSet<HcaId>) -> Vec<Down> {
-    all.into_iter()
-        .filter(|down| !taken.contains(&down.id))
-        .collect()
+fn unattached(mut all: Vec<Down>, taken: &BTreeSet<HcaId>) -> Vec<Down> {
+    all.retain(|down| !taken.contains(&down.id));
+    all
 }
 
 fn change(socket: &mut Socket, down: &Down) -> netlink::Result<()> {
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
     use crate::candidate::gather;
     use crate::config::parse;
-    use crate::host_snapshot::HostSnapshot;
+    use crate::host_snapshot::example::scan;
     use crate::pool::assemble;
 
     /// A host with two NICs, both down, and what pools make of it.
@@ -167,8 +166,7 @@ mod tests {
             let (rdma, netdev) = (format!("mlx5_{number}"), format!("rdma{number}"));
             tree.nic(&pci, &rdma, &netdev, &[PortSpec::ROCE]);
         }
-        let mut seen =
-            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+        let mut seen = scan(&tree);
         for netdev in &mut seen.inventory.netdevs {
             netdev.up = false;
         }

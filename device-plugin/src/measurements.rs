@@ -14,7 +14,7 @@ use node::policy::StoreKind;
 use tokio_util::sync::CancellationToken;
 
 use crate::node_paths::NodePaths;
-use crate::reader::{Reader, Readers, Reading};
+use crate::reader::{Reader, Readers};
 
 /// Time between two readings of what is on this node.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -34,17 +34,15 @@ pub(crate) struct Measurements {
     shared_pools: Reader<Vec<PoolFill>>,
 }
 
-/// What was read last; `None` before the first time.
+/// What was read last; nothing before the first time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Measured {
     /// Counters of ports.
-    pub ports: Option<Reading<Vec<PortCounter>>>,
+    pub ports: Vec<PortCounter>,
     /// Calls of the CNI programs, by program.
-    pub calls: Option<Reading<Vec<(&'static str, Calls)>>>,
-    /// Pools of stores that only this node uses.
-    pub own_pools: Option<Reading<Vec<PoolFill>>>,
-    /// Pools of stores that nodes share.
-    pub shared_pools: Option<Reading<Vec<PoolFill>>>,
+    pub calls: Vec<(&'static str, Calls)>,
+    /// Pools of addresses.
+    pub pools: Vec<PoolFill>,
 }
 
 /// How full a pool of addresses is.
@@ -76,10 +74,9 @@ impl Measurements {
     /// What was read last.
     pub(crate) fn read(&self) -> Measured {
         Measured {
-            ports: self.ports.last(),
-            calls: self.calls.last(),
-            own_pools: self.own_pools.last(),
-            shared_pools: self.shared_pools.last(),
+            ports: last(&self.ports),
+            calls: last(&self.calls),
+            pools: [&self.own_pools, &self.shared_pools].map(last).concat(),
         }
     }
 
@@ -106,6 +103,10 @@ impl Measurements {
             }
         }
     }
+}
+
+fn last<T: Clone + Send + 'static>(reader: &Reader<Vec<T>>) -> Vec<T> {
+    reader.last().map(|last| last.value).unwrap_or_default()
 }
 
 fn ports(host: &Host) -> Vec<PortCounter> {

@@ -33,7 +33,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 struct Record {
     netdev: String,
     ifindex: u32,
-    id: Option<String>,
+    /// The HCA that it is on, as the journal names it.
+    id: Option<HcaId>,
     /// The MTU to go back to.
     former: u32,
     /// All that pools have set, the last one last.
@@ -51,7 +52,7 @@ impl Record {
             self.ifindex == target.ifindex,
             self.set.contains(&target.mtu),
         ];
-        self.id == target.id() && same.into_iter().filter(|same| *same).count() >= 2
+        self.id == target.id && same.into_iter().filter(|same| *same).count() >= 2
     }
 }
 
@@ -61,17 +62,10 @@ pub(crate) struct Target {
     netdev: String,
     ifindex: u32,
     mtu: u32,
-    /// The HCA that it is on, as the journal names it.
     id: Option<HcaId>,
     wanted: Option<(u32, ResourceName)>,
     /// Why it must not be changed.
     obstacle: Option<String>,
-}
-
-impl Target {
-    fn id(&self) -> Option<String> {
-        self.id.as_ref().map(ToString::to_string)
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,7 +217,7 @@ fn act(
             let mut record = Record {
                 netdev: target.netdev.clone(),
                 ifindex: target.ifindex,
-                id: target.id(),
+                id: target.id.clone(),
                 former: ours.as_ref().map_or(target.mtu, |old| old.former),
                 set: ours.map_or_else(Vec::new, |old| old.set),
                 done: false,

@@ -31,15 +31,6 @@ use pods::Pods;
 /// which HCAs the units of its pools stand for.
 const FIRST_SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the socket is.
-#[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    /// Where it is made; `None` for no socket.
-    pub path: Option<PathBuf>,
-    /// Distinguishes this process from another one in the names of files.
-    pub nonce: String,
-}
-
 /// What answers are made from.
 #[derive(Debug)]
 struct Units {
@@ -99,17 +90,14 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
     }
 }
 
-/// Serves until `stop`.
+/// Serves until `stop`. `nonce` distinguishes this process from another one in the names of files.
 pub(crate) async fn keep_serving(
-    settings: Settings,
+    (path, nonce): (PathBuf, String),
     (pods, binder): (Arc<Pods>, Arc<Binder>),
     mut reports: watch::Receiver<Arc<Report>>,
     state: watch::Sender<State>,
     stop: CancellationToken,
 ) {
-    let Some(path) = settings.path else {
-        return stop.cancelled().await;
-    };
     let units = Units {
         pods,
         reports: reports.clone(),
@@ -124,7 +112,7 @@ pub(crate) async fn keep_serving(
     let socket = Socket {
         path,
         flag: "--node-socket",
-        nonce: settings.nonce,
+        nonce,
         state,
         connections,
     };

@@ -12,7 +12,7 @@ use hca::{HcaId, LinkLayer, NetnsMode, Reserved};
 
 use crate::candidate::{Candidate, FunctionKind};
 use crate::config::selector::Match;
-use crate::config::{Config, PoolConfig, PortHealth, ResourceName, Sharing};
+use crate::config::{Config, Exclude, PoolConfig, PortHealth, ResourceName, Sharing};
 use crate::device_nodes::HcaDevices;
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::{HcaAllocation, Holder};
@@ -318,10 +318,10 @@ fn obstacle(
         return Some(Reason::Claimed(by.resource.clone()));
     }
     let vfs = candidate.virtual_functions();
-    if pool.exclude.pfs_with_vfs && vfs > 0 {
+    if pool.exclude.contains(&Exclude::PfsWithVfs) && vfs > 0 {
         return Some(Reason::HasVfs(vfs));
     }
-    if !pool.exclude.uplinks || candidate.elsewhere {
+    if !pool.exclude.contains(&Exclude::Uplinks) || candidate.elsewhere {
         return None;
     }
     // One that a pod has is none of the node's, whatever has its name now.

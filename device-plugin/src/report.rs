@@ -1,7 +1,6 @@
 //! The daemon's state as plain data: what `/metrics`, `/readyz` and `/status` are made from.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::binding::alignment;
 use crate::binding::store::{Binding, Bindings};
-use crate::config::{Format, ResourceName, TopologyConfig};
+use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::{AllocationCounts, State};
@@ -23,7 +22,7 @@ use crate::kubelet::session::NO_STREAM;
 use crate::pool_state::Transitions;
 use crate::reader::{Late, Readers};
 use crate::reclaim;
-use crate::snapshot::{Health, Member, Snapshot};
+use crate::snapshot::{Member, Snapshot};
 use crate::words::word;
 
 /// The state of the daemon.
@@ -32,7 +31,7 @@ pub(crate) struct Report {
     /// When it started.
     pub started: Instant,
     /// Its configuration.
-    pub config: Configuration,
+    pub config: ConfigurationStatus,
     /// Reads the host.
     pub scans: ScanCounts,
     /// How the RDMA subsystem treats network namespaces.
@@ -57,19 +56,6 @@ pub(crate) struct Report {
     pub topology: TopologyConfig,
     /// Slots that are bound.
     pub bindings: Arc<Bindings>,
-}
-
-/// The configuration in force.
-#[derive(Debug, Clone)]
-pub(crate) struct Configuration {
-    /// The file.
-    pub file: PathBuf,
-    /// Its format.
-    pub format: Format,
-    /// How many configurations have been in force.
-    pub generation: u64,
-    /// Why the file as it is now is not in force.
-    pub error: Option<String>,
 }
 
 /// Reads the host since the start.
@@ -102,6 +88,16 @@ pub(crate) struct Pool {
     pub allocations: Arc<AllocationCounts>,
 }
 
+impl Pool {
+    /// Units that the kubelet was sent.
+    pub(crate) fn units(&self) -> UnitCounts {
+        let snapshot = self.snapshot.as_ref();
+        snapshot
+            .map(|snapshot| snapshot.count())
+            .unwrap_or_default()
+    }
+}
+
 fn owned<'n>(names: impl IntoIterator<Item = &'n str>) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()
 }
@@ -110,7 +106,7 @@ impl Report {
     /// Before anything was scanned.
     pub(crate) fn new(
         started: Instant,
-        config: Configuration,
+        config: ConfigurationStatus,
         node_socket: NodeSocket,
         readers: Readers,
     ) -> Self {
@@ -212,12 +208,7 @@ impl Report {
             ready: self.unready().is_empty(),
             unready: self.unready(),
             notes: self.notes(),
-            configuration: ConfigurationStatus {
-                file: self.config.file.clone(),
-                format: self.config.format.to_string(),
-                generation: self.config.generation,
-                error: self.config.error.clone(),
-            },
+            configuration: self.config.clone(),
             netns_mode: self.netns_mode.map(|mode| mode.word().to_owned()),
             node_socket: SocketStatus {
                 path: self.node_socket.path.clone(),
@@ -232,11 +223,6 @@ impl Report {
 
     fn pool(&self, pool: &Pool) -> PoolStatus {
         let state = pool.session.borrow();
-        let counts = pool
-            .snapshot
-            .as_ref()
-            .map(|snapshot| snapshot.count())
-            .unwrap_or_default();
         let members = pool.snapshot.iter().flat_map(|snapshot| snapshot.members());
         let hca = |member: &Member| HcaStatus {
             id: member.hca.id.to_string(),
@@ -244,11 +230,8 @@ impl Report {
             netdevs: owned(member.hca.netdev_names()),
             numa_node: member.hca.numa_node(),
             nodes: member.nodes.iter().map(|node| node.path.clone()).collect(),
-            healthy: member.health == Health::Healthy,
-            reason: match &member.health {
-                Health::Healthy => None,
-                Health::Unhealthy(reason) => Some(reason.to_string()),
-            },
+            healthy: member.health.is_healthy(),
+            reason: member.health.reason().map(ToString::to_string),
         };
         let held = self.allocated.as_ref().map(|allocated| {
             let mut held: BTreeMap<_, Vec<String>> = BTreeMap::new();
@@ -267,10 +250,7 @@ impl Report {
         let delivery = pool.snapshot.as_ref();
         PoolStatus {
             resource: pool.resource.as_str().to_owned(),
-            units: UnitCounts {
-                healthy: counts.healthy,
-                unhealthy: counts.unhealthy,
-            },
+            units: pool.units(),
             delivery: delivery.map(|snapshot| word(&snapshot.pool().delivery)),
             hcas: members.map(hca).collect(),
             held,

@@ -9,7 +9,7 @@ mod daemon;
 mod node_files;
 mod settings;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,9 +25,9 @@ use crate::binding::binder::Binder;
 use crate::binding::{release, store};
 use crate::candidate::memory::Memory;
 use crate::config::last_good::Kept;
-use crate::deliver::device_info;
+use crate::deliver::device_info::{self, Files};
+use crate::events::Triggers;
 use crate::events::netlink::{Source, listen};
-use crate::events::{Triggers, Watched};
 use crate::kubelet::directory::{self, Contents};
 use crate::kubelet::service::{Requests, Start};
 use crate::kubelet::session::{SOCKET_PREFIX, Timing};
@@ -79,7 +79,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let mut services = JoinSet::new();
     let (triggers, heard) = Triggers::new();
     let (requests, asked) = Requests::new();
-    let watched = Watched::default();
+    let (watched, links) = watch::channel(BTreeSet::new());
     let readers = Readers::default();
 
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
@@ -97,23 +97,16 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         contents,
         stop.clone(),
     ));
-    for source in [
-        Source::Links(watched.clone()),
-        Source::Devices,
-        Source::Rdma,
-    ] {
+    for source in [Source::Links(links), Source::Devices, Source::Rdma] {
         services.spawn(listen(source, triggers.clone(), stop.clone()));
     }
-    let asked_for = node_socket::Settings {
-        path: settings.node_socket.clone(),
-        nonce,
-    };
     // Who holds what is known before anything is offered, where the kubelet says so.
     let node_files: Reader = readers.reader("node", "the node's files", FIRST_FILES_TIMEOUT);
     let known = paths.clone();
     let policy = node_files.run(move || known.policy());
-    let sources = settings.sources(&policy.await.unwrap_or_default());
-    let (pods, caller) = pods::pods(&readers, sources, asked.allocated);
+    let node = paths.node.node.as_deref();
+    let node = policy.await.unwrap_or_default().node_name(node);
+    let (pods, caller) = pods::pods(&readers, &paths, node, asked.allocated);
     let pods = Arc::new(pods);
     // It ends with the last one that can ask.
     services.spawn(caller.run());
@@ -150,7 +143,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 
     remove_leftovers(&settings, &node_files);
     let files = StateFiles::new(paths.clone(), &readers);
-    let (node_socket, state) = NodeSocket::new(settings.node_socket.clone());
+    let socket_path = settings.node_socket.clone();
+    let (node_socket, state) = NodeSocket::new(socket_path.clone());
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
     let daemon = Daemon::new(
         settings,
@@ -187,13 +181,15 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         releases,
         stop.clone(),
     ));
-    services.spawn(node_socket::keep_serving(
-        asked_for,
-        (pods, binder),
-        daemon.report(),
-        state,
-        stop.clone(),
-    ));
+    if let Some(path) = socket_path {
+        services.spawn(node_socket::keep_serving(
+            (path, nonce),
+            (pods, binder),
+            daemon.report(),
+            state,
+            stop.clone(),
+        ));
+    }
     let measured = Arc::new(Measurements::new(&readers));
     if !addresses.is_empty() {
         services.spawn(measured.clone().keep_reading(paths.clone(), stop.clone()));
@@ -266,10 +262,10 @@ fn remove_leftovers(settings: &Settings, reader: &Reader) {
 async fn write_files(
     reader: Reader,
     directory: PathBuf,
-    mut files: mpsc::Receiver<Vec<device_info::File>>,
+    mut files: mpsc::Receiver<Files>,
     stop: CancellationToken,
 ) {
-    let mut waiting: BTreeMap<String, device_info::File> = BTreeMap::new();
+    let mut waiting = Files::new();
     loop {
         let again = async {
             match waiting.is_empty() {
@@ -283,21 +279,23 @@ async fn write_files(
                 Some(batch) => batch,
                 None => return stop.cancelled().await,
             },
-            () = again => Vec::new(),
+            () = again => Files::new(),
         };
         let was_failing = !waiting.is_empty();
-        waiting.extend(fresh.into_iter().map(|file| (file.name.clone(), file)));
+        waiting.extend(fresh);
         let (directory, mut all) = (directory.clone(), waiting.clone());
         let written = reader.run(move || {
             hca::host::show(&directory);
             let mut failure = None;
-            all.retain(|_, file| match device_info::write(&directory, file) {
-                Ok(()) => false,
-                Err(error) => {
-                    failure = Some(error);
-                    true
-                }
-            });
+            all.retain(
+                |name, text| match device_info::write(&directory, name, text) {
+                    Ok(()) => false,
+                    Err(error) => {
+                        failure = Some(error);
+                        true
+                    }
+                },
+            );
             (all, failure)
         });
         // A read without an answer is tried again.

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::candidate::gather;
     use crate::config::parse;
-    use crate::host_snapshot::HostSnapshot;
+    use crate::host_snapshot::example::scan;
     use crate::pool::assemble;
 
     fn snapshot(port: Option<PortSpec<'_>>) -> Snapshot {
@@ -214,11 +214,7 @@ mod tests {
         if let Some(port) = port {
             tree.nic(&PciSpec::MLX5, "mlx5_0", "rdma0", &[port]);
         }
-        let mut seen =
-            HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-        seen.nodes
-            .values_mut()
-            .for_each(|node| *node = hca::chardev::Node::Ready);
+        let seen = scan(&tree);
         let config = parse(
             "version: 1\npools: [{resource: rdma/a, mode: exclusive, select: {vendors: [15b3]}}]\n",
         )

@@ -9,6 +9,7 @@ use hca::unit::{HcaId, PoolTag, UnitId};
 use kubelet_api::deviceplugin::{
     Device, HEALTHY, ListAndWatchResponse, NumaNode, TopologyInfo, UNHEALTHY,
 };
+use node_wire::status::UnitCounts;
 use serde::Serialize;
 
 use crate::candidate::Candidate;
@@ -135,6 +136,14 @@ impl Health {
     /// Whether it can be used.
     pub fn is_healthy(&self) -> bool {
         *self == Health::Healthy
+    }
+
+    /// Why it cannot.
+    pub fn reason(&self) -> Option<&UnhealthyReason> {
+        match self {
+            Health::Healthy => None,
+            Health::Unhealthy(reason) => Some(reason),
+        }
     }
 }
 
@@ -344,8 +353,8 @@ impl Snapshot {
     }
 
     /// Units, healthy and not.
-    pub fn count(&self) -> Counts {
-        let mut counts = Counts::default();
+    pub fn count(&self) -> UnitCounts {
+        let mut counts = UnitCounts::default();
         for group in self.groups() {
             let count = match group.healthy {
                 true => &mut counts.healthy,
@@ -400,15 +409,6 @@ impl Group {
             }),
         }
     }
-}
-
-/// Units of a resource.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Units the kubelet may allocate.
-    pub healthy: u64,
-    /// Units it may not.
-    pub unhealthy: u64,
 }
 
 #[cfg(test)]

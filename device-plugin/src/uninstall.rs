@@ -330,8 +330,11 @@ fn used_by_others(ipam: &Plugin, name: &str) -> Option<&'static str> {
 fn bindings_to_keep(places: &Places) -> Option<&'static str> {
     let held = match bindings::BindingDirectory::at(&places.run).read() {
         Ok(found) => {
-            let started = |one: &bindings::Binding| one.stage == bindings::Stage::Started;
-            !found.unreadable.is_empty() || found.all.values().any(started)
+            let is_running = |one: &bindings::Binding| {
+                use bindings::Stage::{Detached, Started};
+                matches!(one.stage, Detached | Started)
+            };
+            !found.unreadable.is_empty() || found.all.values().any(is_running)
         }
         Err(_) => true,
     };

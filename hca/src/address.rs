@@ -37,15 +37,19 @@ pub struct ParseError {
     pub expected: &'static str,
 }
 
+impl ParseError {
+    pub(crate) fn new(text: &str, expected: &'static str) -> Self {
+        let text = text.to_owned();
+        Self { text, expected }
+    }
+}
+
 impl FromStr for Guid {
     type Err = ParseError;
 
     /// Reads the four-group form of sysfs.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let error = || ParseError {
-            text: text.to_owned(),
-            expected: "a GUID such as 5054:00ff:fe00:0001",
-        };
+        let error = || ParseError::new(text, "a GUID such as 5054:00ff:fe00:0001");
         let mut value = 0_u64;
         let mut groups = 0;
         for group in text.split(':') {
@@ -97,10 +101,8 @@ impl FromStr for PciAddress {
     /// Reads the full form only: an address without its domain names a different function on
     /// another machine.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        parse_address(text).ok_or_else(|| ParseError {
-            text: text.to_owned(),
-            expected: "a PCI address such as 0000:3b:00.0",
-        })
+        parse_address(text)
+            .ok_or_else(|| ParseError::new(text, "a PCI address such as 0000:3b:00.0"))
     }
 }
 
@@ -176,10 +178,8 @@ impl FromStr for MacAddress {
 
     /// Reads colon-separated bytes, up to the kernel's limit of 32 (`MAX_ADDR_LEN`).
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let error = || ParseError {
-            text: text.to_owned(),
-            expected: "a link-layer address such as 52:54:00:00:00:01",
-        };
+        let expected = "a link-layer address such as 52:54:00:00:00:01";
+        let error = || ParseError::new(text, expected);
         let mut bytes = Vec::with_capacity(6);
         for byte in text.split(':') {
             if bytes.len() == 32 || byte.len() != 2 || !byte.bytes().all(|b| b.is_ascii_hexdigit())

@@ -12,11 +12,11 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use crate::address::Guid;
+use crate::address::{Guid, ParseError};
 use crate::host::{self, Host, Result};
 use crate::json;
 use crate::parent::Parent;
-use crate::unit::HcaId;
+use crate::unit::{HcaId, is_number};
 
 /// A device number, displayed as `major:minor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,29 +34,20 @@ impl fmt::Display for DeviceNumber {
 }
 
 impl FromStr for DeviceNumber {
-    type Err = crate::address::ParseError;
+    type Err = ParseError;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        let number = |digits: &str| {
-            digits
-                .bytes()
-                .all(|b| b.is_ascii_digit())
-                .then(|| digits.parse().ok())
-                .flatten()
+        let number = |digits: &str| digits.parse().ok().filter(|_| is_number(digits));
+        let parse = || {
+            let (major, minor) = text.split_once(':')?;
+            let (major, minor) = (number(major)?, number(minor)?);
+            Some(Self { major, minor })
         };
-        text.split_once(':')
-            .and_then(|(major, minor)| {
-                Some(Self {
-                    major: number(major)?,
-                    minor: number(minor)?,
-                })
-            })
-            .ok_or_else(|| crate::address::ParseError {
-                text: text.to_owned(),
-                expected: "a device number such as 231:192",
-            })
+        parse().ok_or_else(|| ParseError::new(text, "a device number such as 231:192"))
     }
 }
+
+json::by_text!(DeviceNumber);
 
 /// A character device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -67,7 +58,6 @@ pub struct CharDevice {
     /// The node below [`Host::dev`].
     pub path: PathBuf,
     /// Its number.
-    #[serde(serialize_with = "json::text")]
     pub number: DeviceNumber,
 }
 

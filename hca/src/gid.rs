@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::ParseError;
 use crate::host::{self, Host, Result};
+use crate::port::{LinkLayer, link_layer, port_of};
 use crate::port_id::PortId;
 
 /// Type of a GID of RoCE v2 (UDP, routable), as sysfs names it. `IB/RoCE v1` is InfiniBand's, or RoCE v1.
@@ -71,9 +72,9 @@ impl FromStr for Gid {
     fn from_str(text: &str) -> std::result::Result<Self, ParseError> {
         text.parse::<Ipv6Addr>()
             .map(|ip| Self(ip.octets()))
-            .map_err(|_| ParseError {
-                text: text.to_owned(),
-                expected: "a GID such as fe80:0000:0000:0000:5054:00ff:fe00:0001",
+            .map_err(|_| {
+                let expected = "a GID such as fe80:0000:0000:0000:5054:00ff:fe00:0001";
+                ParseError::new(text, expected)
             })
     }
 }
@@ -148,11 +149,8 @@ pub(crate) fn table(port: &Path) -> Result<GidTable> {
 pub fn follow_addresses(host: &Host, port: &PortId) -> Result<bool> {
     let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
     let adapter = host::attribute(&directory, "node_type")?;
-    let layer = host::attribute(
-        &directory.join("ports").join(port.port.to_string()),
-        "link_layer",
-    )?;
-    Ok(adapter.is_some_and(|kind| kind.starts_with("1:")) && layer.as_deref() == Some("Ethernet"))
+    let layer = link_layer(&port_of(&directory, port.port))?;
+    Ok(adapter.is_some_and(|kind| kind.starts_with("1:")) && layer == LinkLayer::Ethernet)
 }
 
 /// Finds the RoCE v2 entry of an IP address in a port's table, however sparse that is.
@@ -171,7 +169,7 @@ pub fn find_roce_v2(
     netdev: Option<&str>,
 ) -> Result<Option<GidEntry>> {
     let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
-    let directory = directory.join("ports").join(port.port.to_string());
+    let directory = port_of(&directory, port.port);
     let wanted = Gid::from(ip);
     // Empty slots are read as the zero GID; only slots past the end of the table are absent.
     let mut absent = 0;

@@ -309,6 +309,14 @@ fn absent_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>> {
     }
 }
 
+/// Takes an object that went away meanwhile for `None`.
+pub(crate) fn present<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(error) if error.is_missing() => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// The attribute's text without surrounding white space; `None` if absent or empty.
 ///
 /// sysfs attributes fit a page and come in one read, so one buffer and one read serve: an

@@ -3,8 +3,6 @@
 //!
 //! Keys are camelCase. The functions take references to the whole field, as serde hands it over.
 
-use std::fmt::Display;
-
 use serde::{Deserialize as _, Deserializer, Serialize, Serializer, de};
 
 /// Reads and writes types by their text form.
@@ -27,11 +25,6 @@ macro_rules! by_text {
 pub(crate) use by_text;
 
 type Result<S> = std::result::Result<<S as Serializer>::Ok, <S as Serializer>::Error>;
-
-/// A type by its text form.
-pub(crate) fn text<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S> {
-    serializer.collect_str(value)
-}
 
 /// `0x15b3`.
 pub(crate) fn hex16<S: Serializer>(value: &u16, serializer: S) -> Result<S> {

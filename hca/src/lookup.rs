@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::address::{Guid, MacAddress};
 use crate::association::{self, NetdevHints};
 use crate::gid;
-use crate::host::{self, Host, Result};
+use crate::host::{self, Host, Result, present};
 use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
 use crate::pci::PciAddress;
@@ -197,7 +197,7 @@ fn hardware_ports(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
         }
         let numbers = rdma::port_numbers(&directory)?;
         for number in &numbers {
-            let link_layer = port::link_layer(&directory.join("ports").join(number.to_string()))?;
+            let link_layer = port::link_layer(&port::port_of(&directory, *number))?;
             if association::serves(netdev, *number, link_layer, numbers.len() == 1) {
                 ports.push(PortId {
                     device: device.clone(),
@@ -244,7 +244,7 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
     }
     let mut ports = Vec::new();
     for number in rdma::port_numbers(directory)? {
-        let port = directory.join("ports").join(number.to_string());
+        let port = port::port_of(directory, number);
         let claim = NetdevHints {
             soft_parent: soft_parent.as_deref(),
             node_guid: host::parsed(directory, "node_guid")?,
@@ -308,14 +308,6 @@ pub fn hca_of_rdma_device(host: &Host, name: &str) -> Result<Option<HcaId>> {
                 .map(HcaId::NodeGuid),
         },
     )
-}
-
-/// Takes an object that went away meanwhile for `None`.
-fn present<T>(result: Result<T>) -> Result<Option<T>> {
-    match result {
-        Err(error) if error.is_missing() => Ok(None),
-        result => result.map(Some),
-    }
 }
 
 /// Takes an object that is only read on the way, and cannot be read, for `None`: what is asked

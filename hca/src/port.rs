@@ -1,7 +1,7 @@
 //! Ports of an RDMA device.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use crate::gid::{self, GidTable};
 use crate::host::{self, Host, Result};
 use crate::json;
 use crate::port_id::PortId;
+use crate::unit::is_number;
 
 /// An entry of a partition table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,18 +159,14 @@ impl FromStr for Rate {
     type Err = ParseError;
 
     fn from_str(text: &str) -> std::result::Result<Self, ParseError> {
-        parse_rate(text).ok_or_else(|| ParseError {
-            text: text.to_owned(),
-            expected: "a rate such as 100 Gb/sec (4X EDR)",
-        })
+        parse_rate(text).ok_or_else(|| ParseError::new(text, "a rate such as 100 Gb/sec (4X EDR)"))
     }
 }
 
 fn parse_rate(text: &str) -> Option<Rate> {
     let (number, rest) = text.split_once(" Gb/sec")?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
-    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-    if !digits(whole) || !digits(fraction) || fraction.len() > 3 {
+    if !is_number(whole) || !is_number(fraction) || fraction.len() > 3 {
         return None;
     }
     let thousandths: u32 = format!("{fraction:0<3}").parse().ok()?;
@@ -210,6 +207,11 @@ pub(crate) fn read(directory: &Path, number: u32) -> Result<Port> {
     })
 }
 
+/// The directory of a port of the RDMA device in `device`.
+pub(crate) fn port_of(device: &Path, number: u32) -> PathBuf {
+    device.join("ports").join(number.to_string())
+}
+
 pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
     Ok(match host::attribute(port, "link_layer")?.as_deref() {
         Some("Ethernet") => LinkLayer::Ethernet,
@@ -225,7 +227,7 @@ pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
 /// cannot be read.
 pub fn partition_keys(host: &Host, port: &PortId) -> Result<Vec<u16>> {
     let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
-    let keys = pkeys(&directory.join("ports").join(port.port.to_string()))?;
+    let keys = pkeys(&port_of(&directory, port.port))?;
     Ok(keys.into_iter().map(|pkey| pkey.key).collect())
 }
 

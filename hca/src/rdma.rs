@@ -213,7 +213,7 @@ pub(crate) fn port_numbers(directory: &Path) -> Result<Vec<u32>> {
 fn ports(directory: &Path) -> Result<Vec<Port>> {
     port_numbers(directory)?
         .into_iter()
-        .map(|number| port::read(&directory.join("ports").join(number.to_string()), number))
+        .map(|number| port::read(&port::port_of(directory, number), number))
         .collect()
 }
 
@@ -281,12 +281,7 @@ pub(crate) fn on_hardware(host: &Host, parent: Option<&Parent>) -> Result<Vec<Ne
     };
     let mut netdevs = Vec::new();
     for name in parent.netdevs()? {
-        match netdev::read(host, &name) {
-            Ok(netdev) => netdevs.push(netdev),
-            // Gone meanwhile.
-            Err(error) if error.is_missing() => {}
-            Err(error) => return Err(error),
-        }
+        netdevs.extend(host::present(netdev::read(host, &name))?);
     }
     netdevs.sort_by_key(|netdev| netdev.ifindex);
     Ok(netdevs)

@@ -18,7 +18,7 @@ pub enum Pattern {
 
 impl Pattern {
     /// A word of our own format: a glob if it has a wildcard, else a literal.
-    pub fn parse(word: &str) -> Result<Self, GlobError> {
+    pub fn parse(word: &str) -> Result<Self, String> {
         if !word.contains(['*', '?', '[']) {
             return Ok(Pattern::Exact(word.into()));
         }
@@ -27,10 +27,7 @@ impl Pattern {
         while source.contains("**") {
             source = source.replace("**", "*");
         }
-        let refuse = |reason| GlobError {
-            pattern: word.into(),
-            reason,
-        };
+        let refuse = |reason: &str| format!("pattern {word:?}: {reason}");
         if has_backward_range(&source) {
             return Err(refuse("a range in \"[]\" runs backwards"));
         }
@@ -48,9 +45,9 @@ impl Pattern {
 }
 
 impl TryFrom<String> for Pattern {
-    type Error = GlobError;
+    type Error = String;
 
-    fn try_from(word: String) -> Result<Self, GlobError> {
+    fn try_from(word: String) -> Result<Self, String> {
         Self::parse(&word)
     }
 }
@@ -71,14 +68,6 @@ fn has_backward_range(glob: &str) -> bool {
         let mut triples = set.windows(3);
         triples.any(|triple| matches!(triple, [low, '-', high] if high < low))
     })
-}
-
-/// Why a glob cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("pattern {pattern:?}: {reason}")]
-pub struct GlobError {
-    pattern: String,
-    reason: &'static str,
 }
 
 #[cfg(test)]

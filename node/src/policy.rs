@@ -17,7 +17,7 @@ mod read;
 mod selector;
 
 pub use error::PolicyError;
-pub use rails::{MAX_RAIL, RailCandidate, RailConflict, Rails};
+pub use rails::{MAX_RAIL, RailCandidate, Rails};
 pub use selector::{Candidate, Selector};
 
 use std::collections::BTreeMap;

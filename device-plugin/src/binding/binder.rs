@@ -1,9 +1,10 @@
 //! Binds slots for the CNI plugin and for the kubelet: reads, decides ([`super::decide`]), acts.
 //!
 //! ```text
-//!   free ── bind ──▶ bound ── commit: the journal has the move ──▶ attached
-//!    ▲                │  └─ start, where bindAtStart allows it ──▶ started
-//!    └─ unbind, a new sandbox, or evidence that it is over ◀───── all three
+//!   free ── bind ──▶ bound ── commit: the journal has the move ──▶ attached ◀── commit ──┐
+//!    ▲                │  └─ start, where bindAtStart allows it ──▶ started   └ unbind ▶ detached
+//!    │                └─ unbind                                     │                     │
+//!    └────────────────── a new sandbox, or evidence that the pod is over ◀──────────────┘
 //! ```
 //!
 //! Bindings change under a lock of the kernel, so two daemons of a rolling update do not cross. Only
@@ -16,10 +17,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::evidence::was_detached;
+use super::evidence::why_ended;
 use super::gpus::{self, Gpus, PodGpus};
 use super::pod_slots::{belongs, binding, choose, placed, pools_of, slots_of};
-use super::slot_specification;
+use super::release::files_of_slots;
+use super::slot_specification::file_name;
 use super::store::{Binding, BindingDirectory, Bindings, ServedGpu, Stage};
 use crate::events::{Trigger, Triggers};
 use crate::kubelet::checkpoint;
@@ -42,6 +44,8 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it waits for each step on files.
 const FILES_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it waits for the kubelet to say which pods are over.
+const KUBELET_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Answers questions about bindings.
 #[derive(Debug)]
@@ -148,16 +152,18 @@ impl Binder {
             })
         };
         // What is bound asks no GPU driver again.
-        let placed = match self.bindings().await.is_some_and(|known| is_whole(&known)) {
+        let known = self.bindings().await.unwrap_or_default();
+        let placed = match is_whole(&known) {
             true => Err(unavailable("the pod's bindings changed meanwhile")),
             false => self.placed(pod, units, &report).await,
         };
+        let ended = self.ended(&known).await;
         let _turn = self.turn().await?;
         self.is_awaited(sandbox.as_deref(), asked).await?;
         let (paths, owner, of_sandbox) = (self.paths.clone(), pod.clone(), sandbox.clone());
         let wanted: BTreeSet<String> = slots.iter().flat_map(slots_of).collect();
         let held_elsewhere = report.allocated.as_ref().map(|held| held.hcas());
-        let read = move || kept_and_taken(&paths, &owner, of_sandbox.as_deref(), &wanted);
+        let read = move || kept_and_taken(&paths, &owner, of_sandbox.as_deref(), &wanted, &ended);
         let (bindings, mut taken) = self.blocking(read).await??;
         // Units of a time before this pool had slots name HCAs.
         taken.extend(held_elsewhere.unwrap_or_default().into_keys());
@@ -221,6 +227,30 @@ impl Binder {
             slots: all.iter().map(answer_of).collect(),
             warnings,
         })
+    }
+
+    /// Bindings whose devices are back on the host and whose pods are over, as the kubelet says now.
+    async fn ended(&self, known: &Bindings) -> Vec<Binding> {
+        let paths = self.paths.clone();
+        let files = self.blocking(move || files_of_slots(&paths)).await;
+        let files = files.ok().and_then(Result::ok).flatten();
+        let names = files.map(|(_, names)| names).unwrap_or_default();
+        let detached = known.all.values().filter(|one| match one.stage {
+            Stage::Detached => true,
+            // DEL removes the file, also where no daemon hears of it.
+            Stage::Attached => !names.contains(&file_name(one)),
+            Stage::Bound | Stage::Started => false,
+        });
+        if detached.clone().next().is_none() {
+            return Vec::new();
+        }
+        let listed = self.pods.allocated(KUBELET_TIMEOUT);
+        let listed = tokio::time::timeout(KUBELET_TIMEOUT, listed).await;
+        let Ok(Ok(listed)) = listed else {
+            return Vec::new();
+        };
+        let ended = detached.filter(|one| why_ended(one, &listed).is_some());
+        ended.cloned().collect()
     }
 
     /// Whether the ADD that asked still waits: a binding for one that is over would keep HCAs from
@@ -309,7 +339,8 @@ impl Binder {
         Ok((of_pod, machine))
     }
 
-    /// Frees slots of a sandbox that the CNI plugin's journal does not have any more.
+    /// Frees slots of a sandbox that the CNI plugin's journal does not have any more. Of those that were
+    /// attached containers may have the device nodes: they stay the pod's until it is over.
     ///
     /// # Errors
     /// Journal or bindings cannot be read.
@@ -324,37 +355,37 @@ impl Binder {
             let bindings = paths.store().read().map_err(unavailable)?;
             let attached = paths.attached().map_err(unavailable)?;
             let UnbindQuestion { sandbox, units } = question;
-            let over = bindings.all.into_values().filter(|one| {
+            let of_sandbox = bindings.all.into_values().filter(|one| {
                 one.sandbox.as_deref() == Some(sandbox.as_str())
-                    // Containers that started without an attachment have these; a later call for the
-                    // sandbox that fails does not take them away.
-                    && one.stage != Stage::Started
                     && (units.is_empty() || units.contains(&one.unit))
                     && !attached.has(one)
             });
-            let over: Vec<Binding> = over.collect();
-            for one in &over {
-                free(&paths, one).map_err(unavailable)?;
+            let mut freed = Vec::new();
+            for one in of_sandbox {
+                match one.stage {
+                    Stage::Bound => {
+                        free(&paths, &one).map_err(unavailable)?;
+                        tracing::info!(pod = %one.pod, unit = one.unit, hca = one.hca, "slot unbound");
+                        freed.push(one.hca);
+                    }
+                    Stage::Attached => detach(&paths, one).map_err(unavailable)?,
+                    // A later call for the sandbox that fails does not take these away.
+                    Stage::Detached | Stage::Started => {}
+                }
             }
-            Ok(over)
+            Ok(freed)
         });
-        let freed: Vec<Binding> = freed.await??;
-        for one in &freed {
-            tracing::info!(pod = %one.pod, unit = one.unit, hca = one.hca, "slot unbound");
-        }
-        if !freed.is_empty() {
-            self.triggers.send(Trigger::Binding);
-        }
-        Ok(Unbound {
-            hcas: freed.into_iter().map(|one| one.hca).collect(),
-        })
+        let hcas = freed.await??;
+        self.triggers.send(Trigger::Binding);
+        Ok(Unbound { hcas })
     }
 
-    /// The bindings as they are on disk; `None` if they cannot be read now.
-    pub(crate) async fn bindings(&self) -> Option<Bindings> {
-        let paths = self.paths.clone();
-        let read = self.blocking(move || paths.store().read()).await;
-        read.ok()?.ok()
+    /// The bindings as they are on disk.
+    pub(crate) async fn bindings(&self) -> Result<Bindings, Failure> {
+        let store = self.paths.store();
+        self.blocking(move || store.read())
+            .await?
+            .map_err(unavailable)
     }
 
     /// The gate before a container starts: its slots are bound to its pod, and their files say what
@@ -364,9 +395,7 @@ impl Binder {
     /// Why the container must not start.
     pub(crate) async fn start(&self, resource: &str, ids: &[String]) -> Result<(), Failure> {
         let pod = self.pods.holder(resource, ids).await?;
-        let paths = self.paths.clone();
-        let bindings = self.blocking(move || paths.store().read()).await?;
-        let bindings = bindings.map_err(unavailable)?;
+        let bindings = self.bindings().await?;
         let of_slot = |id: &String| {
             let of_pod = bindings.all.values();
             of_pod
@@ -384,7 +413,7 @@ impl Binder {
         for id in ids {
             let stage = match of_slot(id) {
                 // Other slots of the pod have attachments, this one has none.
-                Some(one) if one.stage == Stage::Bound => {
+                Some(one) if matches!(one.stage, Stage::Bound | Stage::Detached) => {
                     may_bind.then_some((one.sandbox, Stage::Started))
                 }
                 Some(one) => Some((one.sandbox, one.stage)),
@@ -470,13 +499,14 @@ impl Binder {
     }
 }
 
-/// The bindings as they are, after those of earlier sandboxes of the pod are freed, and HCAs that are
-/// in use by the CNI plugin's journal.
+/// The bindings as they are, after those of earlier sandboxes of the pod and those that `ended` are
+/// freed, and HCAs that are in use by the CNI plugin's journal.
 fn kept_and_taken(
     paths: &NodePaths,
     pod: &Pod,
     sandbox: Option<&str>,
     slots: &BTreeSet<String>,
+    ended: &[Binding],
 ) -> Result<(Bindings, BTreeSet<HcaId>), Failure> {
     let store = paths.store();
     let mut bindings = store.read().map_err(unavailable)?;
@@ -484,26 +514,24 @@ fn kept_and_taken(
     if let Some(sandbox) = sandbox {
         adopt(paths, pod, sandbox, slots, &mut bindings)?;
     }
-    // A pod has one sandbox at a time. What the journal has is still in the old one's namespace. What
-    // it has no more, of whichever pod, was returned while no daemon was told.
+    // A pod has one sandbox at a time. What the journal has is still in the old one's namespace.
     let is_earlier = |one: &Binding| {
         sandbox.is_some()
             && one.sandbox.as_deref() != sandbox
             && one.is_of(pod)
             && slots.contains(&one.unit)
-            && !attached.has(one)
     };
     let earlier: Vec<(HcaId, Binding)> = bindings
         .all
         .iter()
-        .filter(|(_, one)| is_earlier(one) || was_detached(one, &attached))
+        .filter(|(_, one)| (is_earlier(one) || ended.contains(one)) && !attached.has(one))
         .map(|(hca, one)| (hca.clone(), one.clone()))
         .collect();
     for (hca, one) in earlier {
         free(paths, &one).map_err(unavailable)?;
         tracing::info!(
             pod = %one.pod, unit = one.unit, hca = one.hca,
-            "slot unbound: its attachment was undone, or the pod has a new sandbox"
+            "slot unbound: its pod is over, or has a new sandbox"
         );
         bindings.all.remove(&hca);
     }
@@ -573,12 +601,23 @@ fn free(paths: &NodePaths, binding: &Binding) -> Result<(), String> {
         .map_err(|error| format!("free {}: {error}", binding.hca))
 }
 
+/// Takes note that the devices of a binding are back on the host.
+fn detach(paths: &NodePaths, mut binding: Binding) -> Result<(), String> {
+    remove_file(paths, &binding)?;
+    binding.stage = Stage::Detached;
+    binding.gid_index = None;
+    let (pod, hca) = (&binding.pod, &binding.hca);
+    tracing::info!(%pod, unit = binding.unit, hca, "slot detached, and its HCA stays the pod's");
+    let replaced = paths.store().replace(&binding);
+    replaced.map_err(|error| format!("detach {hca}: {error}"))
+}
+
 /// Removes the CDI file of a binding.
 fn remove_file(paths: &NodePaths, binding: &Binding) -> Result<(), String> {
     match CdiDirectory::open(&paths.cdi_dir) {
         Ok(directory) => {
-            let name = slot_specification::file_name(&binding.unit, binding.sandbox.as_deref());
-            directory.remove(&name).map_err(|error| error.to_string())
+            let removed = directory.remove(&file_name(binding));
+            removed.map_err(|error| error.to_string())
         }
         // Emptied by a reboot, or never made: nothing is in it.
         Err(error) if error.is_missing() => Ok(()),
@@ -593,7 +632,7 @@ fn answer_of(binding: &Binding) -> BoundSlot {
         container: binding.container.clone(),
         hca: binding.hca.clone(),
         rail: binding.rail,
-        cdi_file: slot_specification::file_name(&binding.unit, binding.sandbox.as_deref()),
+        cdi_file: file_name(binding),
     }
 }
 
@@ -611,27 +650,14 @@ mod tests {
     use node_server::socket::NodeSocket;
 
     use super::*;
-    use crate::config::Format;
-    use crate::node_socket::pods::{Caller, Sources, pods};
-    use crate::report::Configuration;
+    use crate::node_socket::pods::{Caller, pods};
 
     /// A binder of a node whose kubelet does not answer: what would call it is not run.
     fn binder(paths: &Arc<NodePaths>) -> (Binder, Caller) {
         let readers = Readers::default();
-        let sources = Sources {
-            socket: paths.run_dir.join("none.sock"),
-            device_plugin_dir: paths.device_plugin_dir.clone(),
-            node: "n1".into(),
-        };
-        let (pods, caller) = pods(&readers, sources, Arc::default());
-        let configuration = Configuration {
-            file: "config.yaml".into(),
-            format: Format::Native,
-            generation: 1,
-            error: None,
-        };
+        let (pods, caller) = pods(&readers, paths, "n1".into(), Arc::default());
         let (socket, _) = NodeSocket::new(None);
-        let report = Report::new(Instant::now(), configuration, socket, readers.clone());
+        let report = Report::new(Instant::now(), Default::default(), socket, readers.clone());
         let binder = Binder::new(
             &readers,
             paths.clone(),

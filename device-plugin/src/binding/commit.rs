@@ -56,9 +56,7 @@ impl Binder {
         stage: Stage,
         gid_indexes: Option<&BTreeMap<String, u32>>,
     ) -> Result<Committed, Failure> {
-        let paths = self.paths.clone();
-        let bindings = self.blocking(move || paths.store().read()).await?;
-        let bindings = bindings.map_err(unavailable)?;
+        let bindings = self.bindings().await?;
         let of_sandbox: Vec<Binding> = bindings
             .all
             .into_values()
@@ -237,7 +235,7 @@ fn file_of(
                 Stage::Started => Stage::Started,
                 // The start of a container may have read it before it was attached.
                 Stage::Attached => Stage::Attached,
-                Stage::Bound => stage,
+                Stage::Bound | Stage::Detached => stage,
             },
             ..binding.clone()
         },
@@ -290,8 +288,7 @@ fn write_all(
     let mut names = Vec::new();
     for SlotFile { binding, text } in files {
         store.replace(&binding).map_err(unavailable)?;
-        let sandbox = binding.sandbox.as_deref();
-        let name = slot_specification::write(&directory, &binding.unit, sandbox, &text);
+        let name = slot_specification::write(&directory, &binding, &text);
         names.push(name.map_err(unavailable)?);
     }
     Ok(names)

@@ -1,15 +1,14 @@
-//! When a binding ended without a DEL that reached this daemon. Pure.
+//! When a binding ended. Pure.
 //!
-//! A binding is never freed for want of evidence. Of a pod with a network attachment the evidence is
-//! the CNI plugin's journal: a record was there and is not any more, so DEL has returned the
-//! devices. Of others it is the kubelet's list: it shows the slot as allocated to another pod, or to
-//! none, and a later list does, too.
+//! A binding is never freed for want of evidence. It is in use while the CNI plugin's journal has it.
+//! After that the evidence is the kubelet's list: it shows the slot as allocated to another pod, or to
+//! none. A pod whose network was removed may still run, and its containers have the device nodes.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
-use super::store::{Binding, Stage};
-use crate::kubelet::allocated::Holder;
+use super::store::Binding;
+use crate::kubelet::allocated::{AllocatedUnits, Holder};
 
 /// A binding without record that is younger than this is left alone: the CNI call that made it may still run, and the
 /// kubelet may list its pod a moment later.
@@ -32,62 +31,56 @@ impl Attached {
     }
 }
 
-/// What is known beside the binding.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Facts<'a> {
-    /// What the journal has.
-    pub attached: &'a Attached,
-    /// When the kubelet was asked who holds what, and who holds the slot by its answer; none if it
-    /// has not answered.
-    pub listed: Option<(SystemTime, Option<&'a Holder>)>,
-    /// The kubelet's checkpoint has the slot, and not as one of the pod with the binding's UID: a pod that
-    /// was made anew has its predecessor's name.
-    pub is_of_another_uid: bool,
-    /// Seconds since 1970.
-    pub now: u64,
-}
-
 /// Evidence that a binding is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Over {
     /// For a person.
     pub why: &'static str,
-    /// When the kubelet was asked whose list is the evidence; none where the journal is.
-    listed: Option<SystemTime>,
+    /// When the kubelet was asked.
+    listed: SystemTime,
 }
 
 impl Over {
     /// Whether it confirms what was seen before. A kubelet's list that is older than the binding says
     /// nothing about it, so a list is confirmed by another one only.
     pub(crate) fn confirms(&self, earlier: &Self) -> bool {
-        self.listed.is_none() || self.listed != earlier.listed
+        self.listed != earlier.listed
     }
 }
 
-/// Why a binding is over, if it is. The caller waits until this is confirmed.
-pub(crate) fn over(binding: &Binding, facts: Facts<'_>) -> Option<Over> {
-    if facts.attached.has(binding) {
+/// Why a binding is over, if it is: `held` is what the kubelet listed, `now` are seconds since 1970. The
+/// caller waits until this is confirmed.
+pub(crate) fn over(
+    binding: &Binding,
+    attached: &Attached,
+    held: &AllocatedUnits,
+    now: u64,
+) -> Option<Over> {
+    let is_young = (0..MIN_AGE_SECONDS).contains(&now.wrapping_sub(binding.created));
+    if attached.has(binding) || is_young {
         return None;
     }
-    let over = |why, listed| Some(Over { why, listed });
-    if was_detached(binding, facts.attached) {
-        return over("its attachment was undone", None);
-    }
-    if (0..MIN_AGE_SECONDS).contains(&facts.now.wrapping_sub(binding.created)) {
-        return None;
-    }
-    let (asked, holder) = facts.listed?;
-    match holder {
-        None => over("the kubelet lists no pod that holds its slot", Some(asked)),
-        Some(holder) if is_of(binding, holder) && !facts.is_of_another_uid => None,
-        Some(_) => over("the kubelet lists its slot as another pod's", Some(asked)),
-    }
+    let why = why_ended(binding, held)?;
+    Some(Over {
+        why,
+        listed: held.asked(),
+    })
 }
 
-/// Whether the CNI plugin has returned the devices: its record was there when the binding got its
-/// stage, and is not any more.
-pub(crate) fn was_detached(binding: &Binding, attached: &Attached) -> bool {
-    binding.stage == Stage::Attached && !attached.has(binding)
+/// Why the pod of a binding does not have its slot any more, by a list of the kubelet that is newer than
+/// the binding.
+pub(crate) fn why_ended(binding: &Binding, held: &AllocatedUnits) -> Option<&'static str> {
+    let (resource, unit) = (&binding.resource, &binding.unit);
+    // A pod that was made anew has its predecessor's name.
+    let is_of_another_uid = || {
+        let uid = binding.pod.uid.as_deref();
+        uid.is_some_and(|uid| held.is_of_another_uid(uid, resource, unit))
+    };
+    match held.holder(resource, unit) {
+        None => Some("the kubelet lists no pod that holds its slot"),
+        Some(holder) if is_of(binding, holder) && !is_of_another_uid() => None,
+        Some(_) => Some("the kubelet lists its slot as another pod's"),
+    }
 }
 
 /// A holder out of the kubelet's checkpoint has a UID for its name, and no namespace.
@@ -105,11 +98,15 @@ fn is_of(binding: &Binding, holder: &Holder) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use kubelet_api::client::Held;
     use node_wire::Pod;
 
     use super::*;
+    use crate::kubelet::checkpoint::Owners;
 
-    fn binding(stage: Stage) -> Binding {
+    fn binding() -> Binding {
         let pod = Pod {
             namespace: "ml".into(),
             name: "a".into(),
@@ -117,18 +114,23 @@ mod tests {
         };
         let hca = "0000:3b:00.0".parse().unwrap();
         Binding {
-            stage,
+            resource: "rdma/nic".into(),
             created: 100,
             ..Binding::new(&hca, "slot_3e71787e_0", &pod, Some("s1"))
         }
     }
 
-    fn holder(namespace: &str, pod: &str) -> Holder {
-        Holder {
+    /// What a kubelet lists that gave the slot to this pod, if to any.
+    fn list(holder: Option<(&str, &str)>, asked: u64) -> AllocatedUnits {
+        let held = holder.map(|(namespace, pod)| Held {
             namespace: namespace.into(),
             pod: pod.into(),
             container: "main".into(),
-        }
+            resource: "rdma/nic".into(),
+            ids: vec!["slot_3e71787e_0".into()],
+        });
+        let asked = SystemTime::UNIX_EPOCH + Duration::from_secs(asked);
+        AllocatedUnits::listed(held.into_iter().collect(), asked)
     }
 
     #[test]
@@ -147,76 +149,57 @@ mod tests {
             unreadable: BTreeSet::from(["s1".to_owned()]),
             ..Attached::default()
         };
-        let own = holder("ml", "a");
-        let (by_uid, foreign_uid) = (holder("", "u1"), holder("", "u2"));
-        let foreign = holder("ml", "b");
-        use Stage::{Bound, Started};
-        const ATTACHED: Stage = Stage::Attached;
-        for (stage, journal, kubelet, now, is_over) in [
+        let own = Some(("ml", "a"));
+        for (journal, holder, now, is_over) in [
             // In the journal it is in use, whatever the kubelet says.
-            (ATTACHED, &attached, Some(None), 1000, false),
-            (Bound, &attached, Some(None), 1000, false),
-            (ATTACHED, &unreadable, Some(None), 1000, false),
-            // DEL was there, and the daemon was not.
-            (ATTACHED, &none, Some(Some(&own)), 1000, true),
-            (ATTACHED, &other, None, 1000, true),
-            (ATTACHED, &none, Some(None), 150, true),
-            // An ADD that died before its record: the pod's next sandbox binds anew.
-            (Bound, &none, Some(Some(&own)), 1000, false),
-            (Bound, &none, Some(None), 1000, true),
-            (Bound, &none, Some(None), 159, false),
-            (Bound, &none, Some(Some(&foreign)), 1000, true),
-            (Bound, &none, None, 1000, false),
-            (Started, &none, Some(Some(&own)), 1000, false),
-            (Started, &none, Some(Some(&by_uid)), 1000, false),
-            (Started, &none, Some(Some(&foreign_uid)), 1000, true),
-            (Started, &none, Some(None), 1000, true),
-            (Started, &none, None, 1000, false),
+            (&attached, None, 1000, false),
+            (&unreadable, None, 1000, false),
+            // DEL was there. The pod may run without the network, and its containers have the nodes.
+            (&none, own, 1000, false),
+            (&other, own, 1000, false),
+            (&none, Some(("", "u1")), 1000, false),
+            (&none, None, 1000, true),
+            (&other, None, 1000, true),
+            (&none, Some(("ml", "b")), 1000, true),
+            (&none, Some(("", "u2")), 1000, true),
+            // An ADD that made it may still run.
+            (&none, None, 159, false),
             // A clock that was set back.
-            (Bound, &none, Some(None), 50, true),
+            (&none, None, 50, true),
         ] {
-            let facts = Facts {
-                attached: journal,
-                listed: kubelet.map(|holder| (SystemTime::UNIX_EPOCH, holder)),
-                is_of_another_uid: false,
-                now,
-            };
-            let verdict = over(&binding(stage), facts);
+            let verdict = over(&binding(), journal, &list(holder, 0), now);
             assert_eq!(
                 verdict.is_some(),
                 is_over,
-                "{stage:?} {facts:?}: {verdict:?}"
+                "{journal:?} {holder:?} {now}: {verdict:?}"
             );
-            // Of a pod of the same name and another UID it is over, unless the journal has it.
-            let facts = Facts {
-                is_of_another_uid: true,
-                ..facts
-            };
-            let is_held = matches!(kubelet, Some(Some(_)));
-            let is_over = is_over || (is_held && std::ptr::eq(journal, &none));
-            assert_eq!(over(&binding(stage), facts).is_some(), is_over);
+        }
+    }
+
+    #[test]
+    fn a_pod_of_the_same_name_with_another_uid_is_another_one() {
+        let owners = |uid: &str| {
+            let text = format!(
+                r#"{{"Data": {{"PodDeviceEntries": [{{"PodUID": "{uid}", "ContainerName": "main",
+                    "ResourceName": "rdma/nic", "DeviceIDs": ["slot_3e71787e_0"]}}]}}}}"#
+            );
+            Owners::parse(text.as_bytes()).unwrap()
+        };
+        for (uid, is_over) in [("u1", false), ("u2", true)] {
+            let list = list(Some(("ml", "a")), 0).with_owners(owners(uid));
+            let verdict = over(&binding(), &Attached::default(), &list, 1000);
+            assert_eq!(verdict.is_some(), is_over, "{uid}");
         }
     }
 
     #[test]
     fn one_list_of_the_kubelet_is_no_evidence_however_often_it_is_read() {
-        let none = Attached::default();
-        let seen = |stage, asked: u64| {
-            let asked = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(asked);
-            let facts = Facts {
-                attached: &none,
-                listed: Some((asked, None)),
-                is_of_another_uid: false,
-                now: 1000,
-            };
-            over(&binding(stage), facts).unwrap()
+        let seen = |asked| {
+            let list = list(None, asked);
+            over(&binding(), &Attached::default(), &list, 1000).unwrap()
         };
         // The container started after this answer, and the kubelet has not answered since.
-        let stale = seen(Stage::Started, 50);
-        assert!(!stale.confirms(&stale));
-        assert!(seen(Stage::Started, 990).confirms(&stale));
-        // The journal needs no list.
-        let undone = seen(Stage::Attached, 50);
-        assert!(undone.confirms(&undone));
+        assert!(!seen(50).confirms(&seen(50)));
+        assert!(seen(990).confirms(&seen(50)));
     }
 }

@@ -15,7 +15,7 @@ use super::gpus::PodGpus;
 use super::store::{Binding, Bindings, ServedGpu};
 use crate::config::{Late, TopologyConfig};
 use crate::report::Report;
-use crate::snapshot::{Health, Member, Snapshot};
+use crate::snapshot::{Member, Snapshot};
 
 /// A pool with late binding, and what the pod has of it.
 pub(super) struct Asked {
@@ -180,11 +180,8 @@ pub(super) fn choose<'b>(
 
 /// Why HCAs of a pool cannot be given, each reason once.
 fn unhealthy(members: &[Member]) -> String {
-    let reasons = members.iter().filter_map(|member| match &member.health {
-        Health::Healthy => None,
-        Health::Unhealthy(reason) => Some(reason.to_string()),
-    });
-    let reasons: BTreeSet<String> = reasons.collect();
+    let reasons = members.iter().filter_map(|member| member.health.reason());
+    let reasons: BTreeSet<String> = reasons.map(ToString::to_string).collect();
     reasons.iter().map(|reason| format!("; {reason}")).collect()
 }
 

@@ -1,9 +1,8 @@
-//! The loop that frees bindings of pods that ended without a DEL which reached this daemon, and
-//! removes CDI files that no binding has.
+//! The loop that frees bindings of pods that ended, and removes CDI files that no binding has.
 //!
-//! A binding is freed after two rounds showed that it ended, each by a list of the kubelet of its own
-//! where that is the evidence, and it did not change in between ([`super::evidence`]). A CDI file without a binding is removed at once: its container must not
-//! start with device nodes that are not bound to its pod.
+//! A binding is freed after two rounds showed that it ended, each by a list of the kubelet of its own,
+//! and it did not change in between ([`super::evidence`]). A CDI file without a binding is removed at
+//! once: its container must not start with device nodes that are not bound to its pod.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +12,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::binder::Binder;
-use super::evidence::{Facts, Over, over};
-use super::slot_specification;
+use super::evidence::{Over, over};
+use super::slot_specification::file_name;
 use super::store::{Binding, Bindings};
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::node_paths::NodePaths;
@@ -77,37 +76,20 @@ fn round(paths: &NodePaths, held: Option<&AllocatedUnits>) -> Result<Vec<(Bindin
     if let Some((directory, names)) = files {
         remove_unbound(&directory, names, &bindings)?;
     }
-    if bindings.all.is_empty() {
+    let Some(held) = held.filter(|_| !bindings.all.is_empty()) else {
         return Ok(Vec::new());
-    }
+    };
     let attached = paths.attached()?;
     let now = attachment::node::now();
-    let over = bindings.all.into_values().filter_map(|one| {
-        let listed = held.map(|held| {
-            let resource = crate::config::ResourceName::parse(&one.resource).ok();
-            let holder = resource.and_then(|resource| {
-                let mut units = held.of(&resource);
-                units.find(|(unit, _)| *unit == one.unit)
-            });
-            (held.asked(), holder.map(|(_, holder)| holder))
-        });
-        let facts = Facts {
-            attached: &attached,
-            is_of_another_uid: held.is_some_and(|held| {
-                let uid = one.pod.uid.as_deref();
-                uid.is_some_and(|uid| held.is_of_another_uid(uid, &one.resource, &one.unit))
-            }),
-            listed,
-            now,
-        };
-        let over = over(&one, facts)?;
-        Some((one, over))
-    });
+    let all = bindings.all.into_values();
+    let over = all.filter_map(|one| over(&one, &attached, held, now).map(|over| (one, over)));
     Ok(over.collect())
 }
 
 /// The CDI directory and the files of slots in it; none where it does not exist.
-fn files_of_slots(paths: &NodePaths) -> Result<Option<(CdiDirectory, Vec<String>)>, String> {
+pub(super) fn files_of_slots(
+    paths: &NodePaths,
+) -> Result<Option<(CdiDirectory, Vec<String>)>, String> {
     let directory = match CdiDirectory::open(&paths.cdi_dir) {
         Ok(directory) => directory,
         Err(error) if error.is_missing() => return Ok(None),
@@ -128,11 +110,7 @@ fn remove_unbound(
     if !bindings.unreadable.is_empty() {
         return Ok(());
     }
-    let bound: Vec<String> = bindings
-        .all
-        .values()
-        .map(|one| slot_specification::file_name(&one.unit, one.sandbox.as_deref()))
-        .collect();
+    let bound: Vec<String> = bindings.all.values().map(file_name).collect();
     for name in names.into_iter().filter(|name| !bound.contains(name)) {
         directory.remove(&name).map_err(|error| error.to_string())?;
         tracing::info!(name, "removed a CDI file that no binding has");

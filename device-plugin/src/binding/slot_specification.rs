@@ -8,8 +8,9 @@ use std::path::Path;
 use attachment::cdi_file::{CdiDirectory, CdiError, PREFIX};
 use fnv::FnvHasher;
 use kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::store::Binding;
 use crate::config::{NodeClass, PoolConfig, Sharing};
 use crate::deliver::{env, nodes};
 use crate::snapshot::{Health, Member, UnhealthyReason};
@@ -32,10 +33,10 @@ pub(crate) fn response(slots: &[&String]) -> ContainerAllocateResponse {
 
 /// The name of a slot's file for a sandbox. Each sandbox has its own, so that what removes the file
 /// of an old one cannot remove the file of its successor.
-pub(crate) fn file_name(slot: &str, sandbox: Option<&str>) -> String {
+pub(crate) fn file_name(binding: &Binding) -> String {
     let mut hasher = FnvHasher::default();
-    hasher.write(sandbox.unwrap_or_default().as_bytes());
-    format!("{}{:016x}.json", prefix(slot), hasher.finish())
+    hasher.write(binding.sandbox.as_deref().unwrap_or_default().as_bytes());
+    format!("{}{:016x}.json", prefix(&binding.unit), hasher.finish())
 }
 
 /// What the names of all files of a slot begin with.
@@ -55,10 +56,7 @@ pub(crate) fn text(
     gid_index: Option<u32>,
     topology: Option<&Path>,
 ) -> String {
-    let nodes: Vec<Value> = nodes::paths(pool, &[member])
-        .into_iter()
-        .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
-        .collect();
+    let nodes = nodes::cdi_nodes(pool, &[member]);
     let mut variables = variables(pool, of_container, gid_index);
     let mut edits = serde_json::Map::new();
     if let (Sharing::Late(late), Some(file)) = (pool.sharing, topology)
@@ -116,11 +114,10 @@ pub(crate) fn obstacle(member: &Member) -> Option<String> {
 /// [`CdiError`]: the file of this sandbox is as it was, or there is none.
 pub(crate) fn write(
     directory: &CdiDirectory,
-    slot: &str,
-    sandbox: Option<&str>,
+    binding: &Binding,
     text: &str,
 ) -> Result<String, CdiError> {
-    let (name, prefix) = (file_name(slot, sandbox), prefix(slot));
+    let (name, prefix) = (file_name(binding), prefix(&binding.unit));
     for other in directory.names(PREFIX)? {
         if other.starts_with(&prefix) && other != name {
             directory.remove(&other)?;
@@ -134,6 +131,8 @@ pub(crate) fn write(
 
 #[cfg(test)]
 mod tests {
+    use node_wire::Pod;
+    use serde_json::Value;
 
     use super::*;
     use crate::candidate::example::named;
@@ -263,14 +262,23 @@ mod tests {
     fn a_new_sandbox_has_the_only_file_of_its_slot() {
         let dir = tempfile::tempdir().unwrap();
         let directory = CdiDirectory::open(dir.path()).unwrap();
-        let (one, ten) = ("slot_3e71787e_1", "slot_3e71787e_10");
-        write(&directory, ten, Some("s1"), "{}").unwrap();
-        let old = write(&directory, one, Some("s1"), "{}").unwrap();
-        let new = write(&directory, one, Some("s2"), "{}").unwrap();
+        let pod = Pod {
+            namespace: "ml".into(),
+            name: "a".into(),
+            uid: None,
+        };
+        let binding = |slot, sandbox| {
+            let hca = "0000:3b:00.0".parse().unwrap();
+            Binding::new(&hca, slot, &pod, Some(sandbox))
+        };
+        let (one, ten) = ("slot_3e71787e_1", binding("slot_3e71787e_10", "s1"));
+        write(&directory, &ten, "{}").unwrap();
+        let old = write(&directory, &binding(one, "s1"), "{}").unwrap();
+        let new = write(&directory, &binding(one, "s2"), "{}").unwrap();
         assert_ne!(old, new);
         let mut names = directory.names(PREFIX).unwrap();
         names.sort();
-        assert_eq!(names, [new.clone(), file_name(ten, Some("s1"))]);
+        assert_eq!(names, [new.clone(), file_name(&ten)]);
         // The old sandbox's DEL comes late.
         directory.remove(&old).unwrap();
         assert!(directory.read(&new).unwrap().is_some());

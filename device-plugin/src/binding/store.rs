@@ -69,6 +69,8 @@ pub(crate) enum Stage {
     Bound,
     /// The CNI plugin has moved the devices, and its journal says so.
     Attached,
+    /// The CNI plugin has returned the devices. The pod may still run, and have the device nodes.
+    Detached,
     /// The first container of a pod without network attachment has started.
     Started,
 }
@@ -191,7 +193,7 @@ impl BindingDirectory {
     }
 
     fn read_one(&self, hca: &HcaId) -> Result<Option<Binding>, String> {
-        let path = self.path(hca);
+        let path = self.directory.join(hca.to_string());
         let failed = |error: &dyn std::fmt::Display| format!("binding {}: {error}", path.display());
         let text = node::trust::read(&path, MAX_BYTES).map_err(|error| failed(&error))?;
         let Some(text) = text else {
@@ -233,10 +235,6 @@ impl BindingDirectory {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
-    }
-
-    fn path(&self, hca: &HcaId) -> PathBuf {
-        self.directory.join(hca.to_string())
     }
 
     fn path_of(&self, binding: &Binding) -> PathBuf {

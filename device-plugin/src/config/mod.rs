@@ -22,8 +22,8 @@ use std::path::Path;
 use node::json;
 
 pub use model::{
-    Config, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_POOLED_UNITS, MAX_UNITS,
-    NodeClass, NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig, Variables,
+    Config, Damping, Delivery, Exclude, Format, Gate, Late, MAX_POOLED_UNITS, MAX_UNITS, NodeClass,
+    NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig, Variables,
 };
 pub use problems::Problems;
 pub use resource::ResourceName;
@@ -140,18 +140,18 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
 
 /// Recognises the format by its top-level key. Go folds key case, so this does too.
 fn format_of(text: &str) -> Result<(Format, Option<json::Value>), Problems> {
-    let Ok(document) = json::parse(text) else {
+    let document = match json::parse(text) {
+        Ok(document) => document,
         // Our own format may be YAML. What is neither gets the YAML reader's message, which has
         // line, column and the offending text, unless it was plainly meant as JSON of a peer.
-        if text.trim_start().starts_with('{')
-            && let Err(error) = json::parse(text)
-            && ["configList", "resourceList"]
-                .iter()
-                .any(|key| text.contains(key))
-        {
-            return Err(Problems::one(error));
+        Err(error) => {
+            let mut lists = ["configList", "resourceList"].iter();
+            let of_peer = lists.any(|key| text.contains(key));
+            return match text.trim_start().starts_with('{') && of_peer {
+                true => Err(Problems::one(error)),
+                false => Ok((Format::Native, None)),
+            };
         }
-        return Ok((Format::Native, None));
     };
     let fields = document.fields("").map_err(Problems::one)?;
     let has = |key: &str| {

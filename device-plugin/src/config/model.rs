@@ -134,7 +134,7 @@ pub struct PoolConfig {
     /// How containers get their devices.
     pub delivery: Delivery,
     /// HCAs that are excluded although a selector chooses them.
-    pub exclude: Exclusion,
+    pub exclude: Vec<Exclude>,
     /// What the state of its ports says about an HCA.
     pub port_health: PortHealth,
     /// What has to be there before its units are offered.
@@ -164,7 +164,7 @@ impl PoolConfig {
             nodes: NodeRule::everything(),
             exclude_topology: false,
             delivery: Delivery::default(),
-            exclude: Exclusion::NONE,
+            exclude: Vec::new(),
             port_health: PortHealth::Ignored,
             wait_for: Vec::new(),
             optional: false,
@@ -247,25 +247,18 @@ pub enum PortHealth {
 }
 
 /// HCAs that a pool leaves out, whatever its selectors say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Exclusion {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Exclude {
     /// Physical functions that have virtual ones: those are offered instead.
-    pub pfs_with_vfs: bool,
+    PfsWithVfs,
     /// HCAs whose netdev carries the default route.
-    pub uplinks: bool,
+    Uplinks,
 }
 
-impl Exclusion {
-    /// Nothing is excluded.
-    pub const NONE: Self = Self {
-        pfs_with_vfs: false,
-        uplinks: false,
-    };
+impl Exclude {
     /// What would take something away from the host or from other units.
-    pub const IN_USE: Self = Self {
-        pfs_with_vfs: true,
-        uplinks: true,
-    };
+    pub const IN_USE: [Self; 2] = [Self::PfsWithVfs, Self::Uplinks];
 }
 
 /// How the HCAs of a pool become units.

@@ -14,7 +14,7 @@ use serde::de::{Deserializer, Error as _, IgnoredAny};
 use serde_saphyr::{Location, Spanned};
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclusion, Format, Gate, Late, MAX_UNITS,
+    Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclude, Format, Gate, Late, MAX_UNITS,
     NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig,
 };
 use super::problems::{Findings, Problems};
@@ -67,8 +67,7 @@ struct Pool {
     #[serde(default)]
     exclude_topology: bool,
     delivery: Option<Delivery>,
-    #[serde(default, deserialize_with = "exclusion")]
-    exclude: Option<Exclusion>,
+    exclude: Option<Vec<Exclude>>,
     #[serde(default)]
     wait_for: Vec<Gate>,
     #[serde(default)]
@@ -197,8 +196,8 @@ impl Pool {
                 Binding::Early => Delivery::DeviceSpecs,
             }),
             exclude: self.exclude.unwrap_or(match self.mode {
-                Mode::Shared => Exclusion::NONE,
-                Mode::Exclusive => Exclusion::IN_USE,
+                Mode::Shared => Vec::new(),
+                Mode::Exclusive => Exclude::IN_USE.to_vec(),
             }),
             port_health: match self.mode {
                 Mode::Shared => PortHealth::Active,
@@ -246,20 +245,15 @@ impl Pool {
 
     fn sharing(&self, problems: &mut Vec<&str>) -> Sharing {
         let is_exclusive = self.mode == Mode::Exclusive;
+        let of_late = [
+            (self.strict, "strict requires binding: late"),
+            (self.bind_at_start, "bindAtStart requires binding: late"),
+            (self.environment, "environment requires binding: late"),
+            (self.nccl_topology, "ncclTopology requires binding: late"),
+        ];
+        let of_late = of_late.into_iter().filter(|(key, _)| key.is_some());
+        problems.extend(of_late.map(|(_, why)| why));
         let wrong = [
-            (self.strict.is_some(), "strict requires binding: late"),
-            (
-                self.bind_at_start.is_some(),
-                "bindAtStart requires binding: late",
-            ),
-            (
-                self.environment.is_some(),
-                "environment requires binding: late",
-            ),
-            (
-                self.nccl_topology.is_some(),
-                "ncclTopology requires binding: late",
-            ),
             (
                 is_exclusive && self.slots.is_some(),
                 "slots requires mode shared; an exclusive HCA is one unit",
@@ -319,20 +313,6 @@ fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::E
             "slots is {slots}; give a number between 1 and {MAX_UNITS}"
         ))),
     }
-}
-
-fn exclusion<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Exclusion>, D::Error> {
-    #[derive(Deserialize, PartialEq)]
-    #[serde(rename_all = "camelCase")]
-    enum Word {
-        Uplinks,
-        PfsWithVfs,
-    }
-    let words = Vec::<Word>::deserialize(deserializer)?;
-    Ok(Some(Exclusion {
-        uplinks: words.contains(&Word::Uplinks),
-        pfs_with_vfs: words.contains(&Word::PfsWithVfs),
-    }))
 }
 
 fn from_text<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Problems> {

@@ -11,29 +11,18 @@ pub struct RangeSet {
     ranges: Vec<(u32, u32)>,
 }
 
-/// Why a range list cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("range {text:?}: {reason}; write it as 0-3,7")]
-pub struct RangeError {
-    text: String,
-    reason: &'static str,
-}
-
 impl TryFrom<String> for RangeSet {
-    type Error = RangeError;
+    type Error = String;
 
-    fn try_from(text: String) -> Result<Self, RangeError> {
+    fn try_from(text: String) -> Result<Self, String> {
         Self::parse(&text)
     }
 }
 
 impl RangeSet {
     /// Reads `0-3,7`; empty parts, words and backward ranges are errors.
-    pub fn parse(text: &str) -> Result<Self, RangeError> {
-        let refuse = |reason| RangeError {
-            text: text.into(),
-            reason,
-        };
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let refuse = |reason| format!("range {text:?}: {reason}; write it as 0-3,7");
         let number = |word: &str| {
             if word.is_empty() || !word.bytes().all(|b| b.is_ascii_digit()) {
                 return Err(refuse("not a number"));

@@ -16,18 +16,10 @@ const NAME_MAX: usize = 63;
 #[serde(try_from = "String")]
 pub struct ResourceName(String);
 
-/// Why a resource name would be refused by the kubelet.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("resource name {name:?}: {reason}")]
-pub struct NameError {
-    name: String,
-    reason: String,
-}
-
 impl TryFrom<String> for ResourceName {
-    type Error = NameError;
+    type Error = String;
 
-    fn try_from(full: String) -> Result<Self, NameError> {
+    fn try_from(full: String) -> Result<Self, String> {
         Self::parse(&full)
     }
 }
@@ -35,11 +27,8 @@ impl TryFrom<String> for ResourceName {
 impl ResourceName {
     /// Checks `prefix/name` as the kubelet does in Register
     /// (`IsExtendedResourceName` of Kubernetes' core helpers).
-    pub fn parse(full: &str) -> Result<Self, NameError> {
-        let refuse = |reason: String| NameError {
-            name: full.into(),
-            reason,
-        };
+    pub fn parse(full: &str) -> Result<Self, String> {
+        let refuse = |reason: String| format!("resource name {full:?}: {reason}");
         let Some((prefix, name)) = full.split_once('/') else {
             return Err(refuse(
                 "no \"/\"; write it as prefix/name, for example rdma/hca".into(),
@@ -62,7 +51,7 @@ impl ResourceName {
                  allowed"
             ));
         }
-        Self::parse(&format!("{prefix}/{name}")).map_err(|error| error.to_string())
+        Self::parse(&format!("{prefix}/{name}"))
     }
 
     /// The whole name, as the kubelet and pods write it.
@@ -179,7 +168,7 @@ mod tests {
             ("rdma/hcá", "character 'á'"),
         ];
         for (name, expected) in cases {
-            let message = ResourceName::parse(name).unwrap_err().to_string();
+            let message = ResourceName::parse(name).unwrap_err();
             assert!(message.contains(expected), "{name}: {message}");
         }
     }

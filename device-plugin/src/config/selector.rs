@@ -94,8 +94,8 @@ impl TryFrom<String> for Owner {
             Some((name, range)) => (name, Some(RangeSet::parse(range))),
         };
         Ok(Owner {
-            pf: Pattern::parse(name).map_err(|error| error.to_string())?,
-            indexes: indexes.transpose().map_err(|error| error.to_string())?,
+            pf: Pattern::parse(name)?,
+            indexes: indexes.transpose()?,
         })
     }
 }

@@ -18,8 +18,8 @@ use node::pattern::Pattern;
 use serde::Deserialize;
 
 use super::model::{
-    Config, DEFAULT_RESCAN_INTERVAL, Exclusion, Format, Policy, PoolConfig, Sharing, TUN,
-    VHOST_NET, Variables,
+    Config, DEFAULT_RESCAN_INTERVAL, Exclude, Format, Policy, PoolConfig, Sharing, TUN, VHOST_NET,
+    Variables,
 };
 use super::problems::{Findings, Problems};
 use super::range::RangeSet;
@@ -125,7 +125,7 @@ fn read_pool(
     };
     Some(PoolConfig {
         exclude_topology: entry.exclude_topology,
-        exclude: Exclusion::IN_USE,
+        exclude: Exclude::IN_USE.to_vec(),
         extra_nodes: VHOST_NODES
             .iter()
             .filter(|_| vhost)

@@ -43,7 +43,7 @@ pub(super) fn pci_ids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>
 pub(super) fn drivers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
     list(from, |word| match spelling::driver(word) {
         Some(wrong) => Err(wrong),
-        None => Pattern::parse(word).map_err(|error| error.to_string()),
+        None => Pattern::parse(word),
     })
 }
 
@@ -52,7 +52,7 @@ pub(super) fn guids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, 
     list(from, |word| {
         let plain = word.to_ascii_lowercase().replace(':', "");
         let digits = plain.strip_prefix("0x").unwrap_or(&plain);
-        let pattern = Pattern::parse(digits).map_err(|error| error.to_string())?;
+        let pattern = Pattern::parse(digits)?;
         let is_guid = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
         match is_guid || matches!(pattern, Pattern::Glob(_)) {
             true => Ok(pattern),

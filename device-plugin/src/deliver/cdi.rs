@@ -65,10 +65,7 @@ fn specification(snapshot: &Snapshot) -> Value {
         .iter()
         .filter(|member| !member.nodes.is_empty())
         .map(|member| {
-            let nodes: Vec<Value> = nodes::paths(snapshot.pool(), &[member])
-                .into_iter()
-                .map(|path| json!({"path": path, "type": "c", "permissions": nodes::PERMISSIONS}))
-                .collect();
+            let nodes = nodes::cdi_nodes(snapshot.pool(), &[member]);
             json!({"name": member.hca.id.to_string(), "containerEdits": {"deviceNodes": nodes}})
         })
         .collect();

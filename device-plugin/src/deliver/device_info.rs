@@ -6,7 +6,7 @@
 //! pod's network is made, which is later. A file that is lost to a crash in between costs Multus
 //! this information and nothing else.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,23 +25,17 @@ const SUFFIX: &str = "-device.json";
 /// How long after Allocate the kubelet may not yet name a unit as held.
 pub(crate) const ALLOCATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
-/// A file to be written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct File {
-    /// Its name.
-    pub name: String,
-    /// Its content.
-    pub content: String,
-}
+/// Contents of files by their names.
+pub(crate) type Files = BTreeMap<String, String>;
 
 /// The files of allocated units; none for units of a whole pool, which are no single device, none
 /// for slots, whose device is not known yet, and none for soft RoCE, for which the specification has no word.
-pub(crate) fn files(snapshot: &Snapshot, ids: &[String]) -> Vec<File> {
+pub(crate) fn files(snapshot: &Snapshot, ids: &[String]) -> Files {
     let described = ids.iter().filter_map(|id| match snapshot.unit(id)? {
-        Unit::Member(member) => Some(File {
-            name: file_name(snapshot.resource(), id),
-            content: describe(member)?.to_string(),
-        }),
+        Unit::Member(member) => {
+            let name = file_name(snapshot.resource(), id);
+            Some((name, describe(member)?.to_string()))
+        }
         Unit::Pool | Unit::Slot(_) => None,
     });
     described.collect()
@@ -71,9 +65,9 @@ fn describe(member: &Member) -> Option<Value> {
 ///
 /// # Errors
 /// What the kernel said.
-pub(crate) fn write(directory: &Path, file: &File) -> io::Result<()> {
+pub(crate) fn write(directory: &Path, name: &str, content: &str) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    file::replace(&directory.join(&file.name), &file.content)
+    file::replace(&directory.join(name), content)
 }
 
 /// Removes the files of our resources whose unit no pod holds. `held` are the resources that are
@@ -166,14 +160,7 @@ mod tests {
             ("rdma-a-0000:3b:00.3-device.yaml", true),
         ];
         for (name, _) in cases {
-            write(
-                dir.path(),
-                &File {
-                    name: name.into(),
-                    content: "{}".into(),
-                },
-            )
-            .unwrap();
+            write(dir.path(), name, "{}").unwrap();
         }
         // The answer is older than the files.
         remove_unallocated(dir.path(), &held, SystemTime::now());

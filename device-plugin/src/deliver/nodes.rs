@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 
 use kubelet_api::deviceplugin::DeviceSpec;
+use serde_json::{Value, json};
 
 use crate::config::PoolConfig;
 use crate::snapshot::Member;
 
 /// Open for reading and writing; no container makes further nodes of the device (`m`).
-pub(crate) const PERMISSIONS: &str = "rw";
+const PERMISSIONS: &str = "rw";
 
 /// Paths of all nodes of these HCAs, each once: `rdma_cm` belongs to all of them.
-pub(crate) fn paths<'m>(pool: &'m PoolConfig, members: &[&'m Member]) -> Vec<&'m str> {
+fn paths<'m>(pool: &'m PoolConfig, members: &[&'m Member]) -> Vec<&'m str> {
     let mut seen = BTreeSet::new();
     let of_members = members
         .iter()
@@ -21,6 +22,12 @@ pub(crate) fn paths<'m>(pool: &'m PoolConfig, members: &[&'m Member]) -> Vec<&'m
         .chain(pool.extra_nodes.iter().map(String::as_str))
         .filter(|path| seen.insert(*path))
         .collect()
+}
+
+/// The same as CDI has them.
+pub(crate) fn cdi_nodes(pool: &PoolConfig, members: &[&Member]) -> Vec<Value> {
+    let node = |path: &str| json!({"path": path, "type": "c", "permissions": PERMISSIONS});
+    paths(pool, members).into_iter().map(node).collect()
 }
 
 /// The same as device specifications; a container sees a node where the host has it.

@@ -4,6 +4,7 @@
 //! has lost some, which is a reason to scan like any other; rtnetlink would not say so, and has
 //! neither uevents nor RDMA netlink.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
@@ -11,9 +12,10 @@ use hca::KernelSocket;
 use netlink_sys::protocols::{NETLINK_KOBJECT_UEVENT, NETLINK_RDMA, NETLINK_ROUTE};
 use nix::errno::Errno;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Trigger, Triggers, Watched};
+use super::{Trigger, Triggers};
 
 /// `RTMGRP_LINK` (`include/uapi/linux/rtnetlink.h`).
 const LINK_GROUP: u32 = 1;
@@ -28,8 +30,8 @@ const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
 /// A netlink source.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
-    /// Changes of the watched netdevs.
-    Links(Watched),
+    /// Changes of netdevs with these interface indexes.
+    Links(watch::Receiver<BTreeSet<u32>>),
     /// Devices of the RDMA, net, PCI and auxiliary subsystems.
     Devices,
     /// Notices of the RDMA subsystem.
@@ -57,7 +59,7 @@ impl Source {
     fn judge(&self, message: &[u8]) -> Option<Trigger> {
         match self {
             Source::Links(watched) => link_indexes(message)
-                .any(|index| watched.contains(index))
+                .any(|index| watched.borrow().contains(&index))
                 .then_some(Trigger::Link),
             Source::Devices => uevent_matters(message).then_some(Trigger::Device),
             Source::Rdma => Some(Trigger::Rdma),
@@ -168,8 +170,6 @@ fn uevent_matters(message: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     fn uevent(fields: &[&str]) -> Vec<u8> {
@@ -231,14 +231,11 @@ mod tests {
         datagram.extend(link(20, 8, 0));
         datagram.extend(link(17, 9, 3));
         assert_eq!(link_indexes(&datagram).collect::<Vec<_>>(), [7, 9]);
-        let watched = Watched::default();
-        watched.set(BTreeSet::from([9]));
-        assert_eq!(
-            Source::Links(watched.clone()).judge(&datagram),
-            Some(Trigger::Link)
-        );
-        watched.set(BTreeSet::from([8]));
-        assert_eq!(Source::Links(watched).judge(&datagram), None);
+        let (watched, links) = watch::channel(BTreeSet::from([9]));
+        let links = Source::Links(links);
+        assert_eq!(links.judge(&datagram), Some(Trigger::Link));
+        watched.send_replace(BTreeSet::from([8]));
+        assert_eq!(links.judge(&datagram), None);
     }
 
     proptest::proptest! {
@@ -251,7 +248,8 @@ mod tests {
 
     #[tokio::test]
     async fn sources_that_every_kernel_has_can_be_opened() {
-        assert!(Source::Links(Watched::default()).open().is_ok());
+        let links = watch::channel(BTreeSet::new()).1;
+        assert!(Source::Links(links).open().is_ok());
         assert!(Source::Devices.open().is_ok());
     }
 }

@@ -72,6 +72,11 @@ impl AllocatedUnits {
         units.map(|(unit, holder)| (unit.as_str(), holder))
     }
 
+    /// Who holds a unit.
+    pub(crate) fn holder(&self, resource: &str, unit: &str) -> Option<&Holder> {
+        self.units.get(resource)?.get(unit)
+    }
+
     /// The same without the holders.
     pub(crate) fn units(&self, resource: &ResourceName) -> BTreeSet<String> {
         self.of(resource).map(|(unit, _)| unit.to_owned()).collect()
@@ -132,7 +137,13 @@ impl AllocatedUnits {
             pods.iter().flat_map(|pod| pod.held.clone()).collect()
         };
         let found = match (listed, kept) {
-            (Ok(pods), _) if is_complete(pods, node) => Ok(Self::listed(held(pods), asked)),
+            (Ok(pods), kept) if is_complete(pods, node) => {
+                let mut all = held(pods);
+                let kept = kept.as_ref().ok().and_then(Option::as_ref);
+                let more = kept.map(|kept| of_init_containers(&all, &kept.held));
+                all.extend(more.unwrap_or_default());
+                Ok(Self::listed(all, asked))
+            }
             (Ok(_), Err(error)) => Err(format!(
                 "the kubelet lists no pod of the API server yet, and {error}"
             )),
@@ -140,7 +151,9 @@ impl AllocatedUnits {
             (listed, Ok(kept)) => {
                 let mut all = held(listed.as_deref().unwrap_or_default());
                 all.extend(kept.iter().flat_map(|kept| kept.held.iter().cloned()));
-                Ok(Self::with_checkpoint(all, asked))
+                let by_uid = true;
+                let listed = Self::listed(all, asked);
+                Ok(Self { by_uid, ..listed })
             }
         };
         let owners = kept.as_ref().ok().and_then(Option::as_ref);
@@ -155,15 +168,6 @@ impl AllocatedUnits {
 
     /// What the kubelet listed.
     pub(crate) fn listed(all: Vec<Held>, asked: SystemTime) -> Self {
-        Self::collect(all, asked, false)
-    }
-
-    /// What the kubelet listed, and then what its checkpoint has.
-    fn with_checkpoint(all: Vec<Held>, asked: SystemTime) -> Self {
-        Self::collect(all, asked, true)
-    }
-
-    fn collect(all: Vec<Held>, asked: SystemTime, by_uid: bool) -> Self {
         let mut held: BTreeMap<String, BTreeMap<String, Holder>> = BTreeMap::new();
         for one in all {
             let holder = Holder {
@@ -179,7 +183,7 @@ impl AllocatedUnits {
         Self {
             units: held,
             asked,
-            by_uid,
+            by_uid: false,
             owners: Arc::default(),
         }
     }
@@ -204,6 +208,29 @@ impl AllocatedUnits {
     }
 }
 
+/// What the checkpoint has of pods that are listed: init containers that end are not listed. A pod is
+/// known by a unit of another container of it; of others nothing says that they have not ended.
+fn of_init_containers(listed: &[Held], kept: &[Held]) -> Vec<Held> {
+    let is_listed = |kept: &&Held| {
+        listed.iter().find(|one| {
+            one.resource == kept.resource && one.ids.iter().any(|id| kept.ids.contains(id))
+        })
+    };
+    let pods: BTreeMap<&str, &Held> = kept
+        .iter()
+        .filter_map(|one| Some((one.pod.as_str(), is_listed(&one)?)))
+        .collect();
+    let named = kept.iter().filter_map(|one| {
+        let pod = pods.get(one.pod.as_str())?;
+        Some(Held {
+            namespace: pod.namespace.clone(),
+            pod: pod.pod.clone(),
+            ..one.clone()
+        })
+    });
+    named.collect()
+}
+
 /// Whether a list is that of a kubelet that has heard from the API server: it names a pod that is
 /// no static one, whose name ends with the node's (`pkg/kubelet/config/common.go`,
 /// `generatePodName`).
@@ -217,7 +244,22 @@ fn is_complete(pods: &[PodDevices], node: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use node::file::FileId;
+
     use super::*;
+
+    fn now() -> SystemTime {
+        SystemTime::now()
+    }
+
+    impl AllocatedUnits {
+        pub(crate) fn with_owners(self, owners: Owners) -> Self {
+            let owners = Arc::new(owners);
+            Self { owners, ..self }
+        }
+    }
 
     #[test]
     fn units_are_found_with_their_holders() {
@@ -235,7 +277,7 @@ mod tests {
                 held("rdma/a", &["0000:3b:00.4"]),
                 held("rdma/s", &["0000:86:00.0_3e71787e_17", "pool_3e71787e_17"]),
             ],
-            SystemTime::now(),
+            now(),
         );
         let resource = ResourceName::parse("rdma/a").unwrap();
         let units: Vec<&str> = allocated.of(&resource).map(|(unit, _)| unit).collect();
@@ -278,11 +320,47 @@ mod tests {
     }
 
     #[test]
+    fn what_an_init_container_alone_has_is_held() {
+        let unit = |resource: &str, pod: &str, container: &str, id: &str| Held {
+            container: container.into(),
+            resource: resource.into(),
+            ..held(pod, &[id])
+        };
+        let listed = PodDevices {
+            name: "train-0".into(),
+            held: vec![unit("nvidia.com/gpu", "train-0", "main", "GPU-1")],
+            ..PodDevices::default()
+        };
+        let kept = Kept {
+            file: FileId::of(Path::new("/")).unwrap(),
+            owners: Arc::default(),
+            held: Arc::new(vec![
+                unit("nvidia.com/gpu", "u1", "main", "GPU-1"),
+                unit("rdma/a", "u1", "check", "0000:3b:00.2"),
+                // It may have ended.
+                unit("rdma/a", "u2", "main", "0000:3b:00.3"),
+            ]),
+        };
+        let call = |kept| AllocatedUnits::of_call(&Ok(vec![listed.clone()]), &kept, "n1", now());
+        let found = call(Ok(Some(kept))).unwrap();
+        let holder = found.holder("rdma/a", "0000:3b:00.2").unwrap();
+        assert_eq!(
+            (holder.pod.as_str(), holder.container.as_str()),
+            ("train-0", "check")
+        );
+        assert_eq!(found.hcas().len(), 1);
+        assert_eq!(call(Err("it is damaged".into())).unwrap().hcas().len(), 0);
+    }
+
+    #[test]
     fn a_pod_keeps_its_name_while_the_checkpoint_says_the_same() {
-        let now = SystemTime::now();
-        let known = AllocatedUnits::listed(vec![held("train-0", &["x", "y"])], now);
+        let known = AllocatedUnits::listed(vec![held("train-0", &["x", "y"])], now());
         let holder = |held: Vec<Held>| {
-            let read = AllocatedUnits::with_checkpoint(held, now).with_names_of(Some(&known));
+            let kept = AllocatedUnits {
+                by_uid: true,
+                ..AllocatedUnits::listed(held, now())
+            };
+            let read = kept.with_names_of(Some(&known));
             read.units["rdma/a"].values().next().unwrap().pod.clone()
         };
         assert_eq!(holder(vec![held("uid", &["x", "y"])]), "train-0");

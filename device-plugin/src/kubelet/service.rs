@@ -28,7 +28,7 @@ use super::checkpoint;
 use crate::allocate;
 use crate::config::{NodeClass, ResourceName};
 use crate::deliver::device_info;
-use crate::snapshot::{Health, Snapshot, Unit};
+use crate::snapshot::{Snapshot, Unit};
 use crate::words::word;
 
 /// The current snapshot of a resource; `None` until the first one is ready.
@@ -57,7 +57,7 @@ pub(crate) struct State {
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
     scans: mpsc::Sender<Waiting>,
-    files: mpsc::Sender<Vec<device_info::File>>,
+    files: mpsc::Sender<device_info::Files>,
     allocated: Arc<Notify>,
     starts: mpsc::Sender<Start>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct Asked {
     /// Reads the host that somebody waits for.
     pub scans: mpsc::Receiver<Waiting>,
     /// Device information to be written.
-    pub files: mpsc::Receiver<Vec<device_info::File>>,
+    pub files: mpsc::Receiver<device_info::Files>,
     /// Notified when an Allocate was answered with devices.
     pub allocated: Arc<Notify>,
     /// Containers with slots that are about to start.
@@ -141,7 +141,7 @@ impl Requests {
     }
 
     /// Has files written some time soon; never waits.
-    fn write(&self, files: Vec<device_info::File>) {
+    fn write(&self, files: device_info::Files) {
         if !files.is_empty() && self.files.try_send(files).is_err() {
             tracing::warn!("device information is not written: too much is waiting already");
         }
@@ -201,7 +201,7 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
         match snapshot.unit(id) {
             Some(Unit::Member(member)) => {
                 members.push(member);
-                if let Health::Unhealthy(why) = &member.health {
+                if let Some(why) = member.health.reason() {
                     reason = format!(" ({why})");
                 }
             }
@@ -274,14 +274,9 @@ impl Service {
         let container_responses = containers
             .map(|container| allocate::allocate(&snapshot, &container.devices_ids))
             .collect::<Result<_, _>>()
-            .map_err(|error| {
-                tracing::warn!(resource = %snapshot.resource(), %error, "allocation refused");
-                match error {
-                    allocate::Error::Unknown { .. } => Status::invalid_argument(error.to_string()),
-                    allocate::Error::Unhealthy { .. } => {
-                        Status::failed_precondition(error.to_string())
-                    }
-                }
+            .inspect_err(|refused: &Status| {
+                let error = refused.message();
+                tracing::warn!(resource = %snapshot.resource(), error, "allocation refused");
             })?;
         for container in &request.container_requests {
             self.allocated_nodes.note(&snapshot, &container.devices_ids);
@@ -426,7 +421,6 @@ impl Stream for Listing {
     type Item = Result<ListAndWatchResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        use std::future::Future as _;
         if self.end.as_mut().poll(context).is_ready() {
             return Poll::Ready(None);
         }

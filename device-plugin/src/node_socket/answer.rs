@@ -24,33 +24,62 @@ pub(crate) struct View {
 /// # Errors
 /// The pod is unknown, is another one of the same name, or is one of several.
 pub(crate) fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
-    let named = view
-        .pods
-        .iter()
-        .filter(|listed| listed.namespace == pod.namespace && listed.name == pod.name);
-    let count = named.clone().count();
-    if count == 0 {
+    let named = view.pods.iter();
+    let named = named.filter(|one| one.namespace == pod.namespace && one.name == pod.name);
+    let named: Vec<&PodDevices> = named.collect();
+    if named.is_empty() {
         return Err(Failure::new(
             FailureKind::UnknownPod,
             format!("the kubelet lists no pod {pod}"),
         ));
     }
-    let units = named
-        .flat_map(|listed| &listed.held)
-        .flat_map(|held| held.ids.iter().map(move |id| (held, id.as_str())));
-    let (uid, owners) = match (&pod.uid, &view.owners) {
-        (Some(uid), Ok(owners)) => (uid, owners),
-        (None, _) => {
-            return unchecked(
-                pod,
-                count,
-                units,
-                view,
-                "the question has no UID".to_owned(),
-            );
-        }
-        (Some(_), Err(why)) => return unchecked(pod, count, units, view, why.clone()),
+    let held = named.iter().flat_map(|listed| &listed.held);
+    let units = held.flat_map(|held| held.ids.iter().map(move |id| (held, id.as_str())));
+    let (units, unchecked) = match (&pod.uid, &view.owners) {
+        (Some(uid), Ok(owners)) => of_uid(pod, uid, owners, units)?,
+        (None, _) => (units.collect(), Some("the question has no UID".to_owned())),
+        (Some(_), Err(why)) => (units.collect(), Some(why.clone())),
     };
+    // Of two pods of one name, nothing says whose claims these are.
+    let claimed = match (named.as_slice(), &unchecked) {
+        ([only], _) => only.claimed.as_slice(),
+        (_, None) => &[],
+        (several, Some(why)) => {
+            return Err(Failure::new(
+                FailureKind::AmbiguousPod,
+                format!(
+                    "the kubelet lists {} pods {}/{}, and nothing shows which one is meant: {why}",
+                    several.len(),
+                    pod.namespace,
+                    pod.name
+                ),
+            ));
+        }
+    };
+    let claims = claimed.iter().map(|one| ClaimedDevice {
+        container: one.container.clone(),
+        driver: one.driver.clone(),
+        device: one.device.clone(),
+    });
+    Ok(PodUnits {
+        uid_checked: unchecked.is_none(),
+        uid_note: unchecked,
+        allocations: allocations(units),
+        claims: claims.collect(),
+    })
+}
+
+/// A unit's ID, and what it is listed in.
+type Unit<'v> = (&'v Held, &'v str);
+
+/// The units of a UID by the checkpoint, and those that it does not know; then also why they are not
+/// checked.
+fn of_uid<'v>(
+    pod: &Pod,
+    uid: &str,
+    owners: &Owners,
+    units: impl Iterator<Item = Unit<'v>>,
+) -> Result<(Vec<Unit<'v>>, Option<String>), Failure> {
     let (mut own, mut unknown, mut foreign) = (Vec::new(), Vec::new(), false);
     for (held, id) in units {
         match owners.owner(uid, &held.resource, id) {
@@ -59,12 +88,7 @@ pub(crate) fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
             Owner::Another => foreign = true,
         }
     }
-    if !unknown.is_empty() {
-        own.extend(unknown);
-        let why = "the kubelet's checkpoint does not have all of these units".to_owned();
-        return unchecked(pod, count, own.into_iter(), view, why);
-    }
-    if own.is_empty() && foreign {
+    if own.is_empty() && unknown.is_empty() && foreign {
         return Err(Failure::new(
             FailureKind::AnotherPod,
             format!(
@@ -74,16 +98,10 @@ pub(crate) fn pod_units(pod: &Pod, view: &View) -> Result<PodUnits, Failure> {
             ),
         ));
     }
-    Ok(PodUnits {
-        uid_checked: true,
-        uid_note: None,
-        allocations: allocations(own.into_iter()),
-        // Of two pods of one name, nothing says whose claims these are.
-        claims: match count {
-            1 => claims(pod, view),
-            _ => Vec::new(),
-        },
-    })
+    let why = "the kubelet's checkpoint does not have all of these units";
+    let unchecked = (!unknown.is_empty()).then(|| why.to_owned());
+    own.extend(unknown);
+    Ok((own, unchecked))
 }
 
 /// The pod that holds these units of a resource in one container. It has a UID where the kubelet's
@@ -133,49 +151,8 @@ pub(crate) fn holder(resource: &str, ids: &[String], view: &View) -> Result<Pod,
     }
 }
 
-/// What the pod has by resource claims.
-fn claims(pod: &Pod, view: &View) -> Vec<ClaimedDevice> {
-    let named = view
-        .pods
-        .iter()
-        .filter(|listed| listed.namespace == pod.namespace && listed.name == pod.name);
-    let claimed = named.flat_map(|listed| &listed.claimed);
-    claimed
-        .map(|one| ClaimedDevice {
-            container: one.container.clone(),
-            driver: one.driver.clone(),
-            device: one.device.clone(),
-        })
-        .collect()
-}
-
-/// The units of the only pod of this name, whatever its UID.
-fn unchecked<'v>(
-    pod: &Pod,
-    count: usize,
-    units: impl Iterator<Item = (&'v Held, &'v str)>,
-    view: &View,
-    why: String,
-) -> Result<PodUnits, Failure> {
-    if count > 1 {
-        return Err(Failure::new(
-            FailureKind::AmbiguousPod,
-            format!(
-                "the kubelet lists {count} pods {}/{}, and nothing shows which one is meant: {why}",
-                pod.namespace, pod.name
-            ),
-        ));
-    }
-    Ok(PodUnits {
-        uid_checked: false,
-        uid_note: Some(why),
-        allocations: allocations(units),
-        claims: claims(pod, view),
-    })
-}
-
 /// One entry for each container and resource, in the kubelet's order, each unit once.
-fn allocations<'v>(units: impl Iterator<Item = (&'v Held, &'v str)>) -> Vec<Allocation> {
+fn allocations(units: Vec<Unit<'_>>) -> Vec<Allocation> {
     let mut entries: Vec<Allocation> = Vec::new();
     for (held, id) in units {
         let known = entries

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{self, View};
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::checkpoint::{self, Kept};
+use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
 
 /// How long a question waits for the kubelet: less than its client waits for us, so that the client
@@ -63,17 +64,6 @@ struct Call {
 struct Found {
     view: Result<Arc<View>, String>,
     allocated: Result<AllocatedUnits, String>,
-}
-
-/// Where the kubelet says who holds what.
-#[derive(Debug, Clone)]
-pub(crate) struct Sources {
-    /// Its PodResources socket.
-    pub socket: PathBuf,
-    /// Its device-plugins directory, which has its checkpoint.
-    pub device_plugin_dir: PathBuf,
-    /// The node's name, which is in the names of static pods.
-    pub node: String,
 }
 
 /// What the kubelet said, and which file its checkpoint was before and after.
@@ -140,20 +130,21 @@ struct Kubelet {
     node: String,
 }
 
-/// Nothing is answered before [`Caller::run`] runs. `allocated` is notified when this daemon has answered
-/// an Allocate.
-pub(crate) fn pods(readers: &Readers, sources: Sources, allocated: Arc<Notify>) -> (Pods, Caller) {
-    let Sources {
-        socket,
-        device_plugin_dir,
-        node,
-    } = sources;
+/// Nothing is answered before [`Caller::run`] runs. `node` is the node's name, which is in the names of
+/// static pods; `allocated` is notified when this daemon has answered an Allocate.
+pub(crate) fn pods(
+    readers: &Readers,
+    paths: &NodePaths,
+    node: String,
+    allocated: Arc<Notify>,
+) -> (Pods, Caller) {
+    let socket = client::socket(&paths.kubelet_root_dir);
     let (calls, asked) = mpsc::channel(16);
     let known = Shared::default();
     let what = "the read of the kubelet's checkpoint";
     let checkpoint = Checkpoint {
         reader: Arc::new(readers.reader("checkpoint", what, CHECKPOINT_TIMEOUT)),
-        directory: device_plugin_dir,
+        directory: paths.device_plugin_dir.clone(),
     };
     let pods = Pods {
         calls,
@@ -182,10 +173,7 @@ impl Pods {
     /// The kubelet did not answer, or its answer has no such pod.
     pub(crate) async fn units(&self, pod: &Pod) -> Result<PodUnits, Failure> {
         let what = format!("which devices pod {pod} has");
-        match self.ask(&what, self.units_or_view(pod)).await? {
-            UnitsOrView::Known(units) => Ok(units),
-            UnitsOrView::Fresh(view) => answer::pod_units(pod, &view),
-        }
+        self.ask(&what, self.find_units(pod)).await?
     }
 
     /// The pod that holds these units of a resource in one container.
@@ -214,15 +202,15 @@ impl Pods {
         })
     }
 
-    async fn units_or_view(&self, pod: &Pod) -> Result<UnitsOrView, String> {
+    async fn find_units(&self, pod: &Pod) -> Result<Result<PodUnits, Failure>, String> {
         let view = match &pod.uid {
             Some(_) => self.unchanged().await,
             None => None,
         };
         let units = view.and_then(|view| answer::pod_units(pod, &view).ok());
         match units.filter(|units| units.uid_checked) {
-            Some(units) => Ok(UnitsOrView::Known(units)),
-            None => self.list().await.map(UnitsOrView::Fresh),
+            Some(units) => Ok(Ok(units)),
+            None => Ok(answer::pod_units(pod, &*self.list().await?)),
         }
     }
 
@@ -263,12 +251,6 @@ impl Pods {
         self.calls.send(call).await.map_err(|_| stopping())?;
         found.await.map_err(|_| stopping())
     }
-}
-
-/// Where an answer comes from.
-enum UnitsOrView {
-    Known(PodUnits),
-    Fresh(Arc<View>),
 }
 
 impl Caller {
@@ -412,12 +394,8 @@ mod tests {
     #[tokio::test]
     async fn the_checkpoint_answers_while_the_kubelet_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let sources = Sources {
-            socket: dir.path().join("kubelet.sock"),
-            device_plugin_dir: dir.path().to_owned(),
-            node: "n1".into(),
-        };
-        let (pods, caller) = super::pods(&Readers::default(), sources, Arc::default());
+        let paths = NodePaths::all_in(dir.path());
+        let (pods, caller) = super::pods(&Readers::default(), &paths, "n1".into(), Arc::default());
         tokio::spawn(caller.run());
         let ask = || pods.allocated(Duration::from_secs(1));
         // Neither answers: unknown holdings are not the same as none.

@@ -13,11 +13,12 @@ use kubelet_api::deviceplugin::Device;
 use prost::Message;
 
 use super::*;
-use crate::allocate::{self, allocate};
+use crate::allocate::allocate;
 use crate::candidate::example::{function, named};
 use crate::candidate::gather;
 use crate::config::{self, MAX_POOLED_UNITS, MAX_UNITS};
-use crate::snapshot::Counts;
+use crate::host_snapshot::example::scan;
+use node_wire::status::UnitCounts;
 
 /// A host whose device nodes are all as they should be.
 struct Node {
@@ -35,14 +36,7 @@ impl Node {
     }
 
     fn scan(&self) -> HostSnapshot {
-        let mut seen =
-            HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-        seen.uplinks = self.tree.uplinks();
-        // Nodes of a tree are plain files.
-        seen.nodes
-            .values_mut()
-            .for_each(|node| *node = hca::chardev::Node::Ready);
-        seen
+        scan(&self.tree)
     }
 
     fn pools(&self, config: &Config) -> Pools {

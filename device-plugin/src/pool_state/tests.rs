@@ -7,7 +7,9 @@ use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 use super::*;
 use crate::candidate::memory;
 use crate::config::{self, NodeClass};
-use crate::snapshot::{Counts, UnhealthyReason};
+use crate::host_snapshot::example::scan;
+use crate::snapshot::UnhealthyReason;
+use node_wire::status::UnitCounts;
 
 struct Node {
     tree: Tree,
@@ -33,13 +35,7 @@ impl Node {
     }
 
     fn scan(&self) -> HostSnapshot {
-        let mut seen =
-            HostSnapshot::scan(&self.tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-        seen.uplinks = self.tree.uplinks();
-        seen.nodes
-            .values_mut()
-            .for_each(|node| *node = hca::chardev::Node::Ready);
-        seen
+        scan(&self.tree)
     }
 }
 
@@ -99,7 +95,7 @@ fn config(words: &str) -> Config {
 
 const BY_NAME: &str = "mode: exclusive, select: { ifNames: [ens1], linkSpeed: [100G] }";
 
-fn counts(pool_states: &PoolStates) -> Counts {
+fn counts(pool_states: &PoolStates) -> UnitCounts {
     pool_states.snapshots[0].count()
 }
 
@@ -110,7 +106,7 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     assert_eq!(pool_states.update(&config, &node.scan(), start), None);
     assert_eq!(
         counts(&pool_states),
-        Counts {
+        UnitCounts {
             healthy: 1,
             unhealthy: 0
         }
@@ -123,7 +119,7 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     );
     assert_eq!(
         counts(&pool_states),
-        Counts {
+        UnitCounts {
             healthy: 0,
             unhealthy: 1
         }
@@ -135,7 +131,7 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     assert_eq!(due, up + config.damping.up_delay);
     assert_eq!(
         counts(&pool_states),
-        Counts {
+        UnitCounts {
             healthy: 0,
             unhealthy: 1
         }
@@ -143,7 +139,7 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     assert_eq!(pool_states.update(&config, &node.scan(), due), None);
     assert_eq!(
         counts(&pool_states),
-        Counts {
+        UnitCounts {
             healthy: 1,
             unhealthy: 0
         }
@@ -252,7 +248,7 @@ fn a_port_that_is_down_keeps_the_rate_it_had() {
     let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
     node.tree.file(rate, "40 Gb/sec (4X QDR)");
     pool_states.update(&config, &node.scan(), now);
-    assert_eq!(counts(&pool_states), Counts::default());
+    assert_eq!(counts(&pool_states), UnitCounts::default());
 }
 
 /// Nothing is known of the HCA but where it is: the first daemon of this boot.
@@ -266,7 +262,7 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
         let mut pool_states = PoolStates::default();
         pool_states.update(&config, &node.scan(), Instant::now());
-        assert_eq!(counts(&pool_states), Counts::default(), "{selector}");
+        assert_eq!(counts(&pool_states), UnitCounts::default(), "{selector}");
         // The kubelet's allocation says that it is this pool's.
         let mut pool_states = PoolStates {
             allocated: held(&[HCA]),

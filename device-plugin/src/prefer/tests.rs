@@ -6,7 +6,7 @@ use hca_trees::{On, PciSpec, RdmaSpec, Tree};
 use super::*;
 use crate::candidate::gather;
 use crate::config;
-use crate::host_snapshot::HostSnapshot;
+use crate::host_snapshot::{HostSnapshot, example};
 use crate::pool::assemble;
 
 /// A host with its nodes in order.
@@ -15,11 +15,7 @@ fn scan(lay: impl FnOnce(&Tree)) -> HostSnapshot {
     let tree = Tree::new(dir.path());
     tree.rdma_core(true);
     lay(&tree);
-    let mut seen = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-    seen.nodes
-        .values_mut()
-        .for_each(|node| *node = hca::chardev::Node::Ready);
-    seen
+    example::scan(&tree)
 }
 
 /// The snapshot of the only pool of a configuration.

@@ -17,12 +17,14 @@ mod configuration;
 mod delivery;
 mod scans;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hca::host::Hung;
 use node::file::FileId;
+use node_wire::status::ConfigurationStatus;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -34,7 +36,7 @@ use crate::candidate::memory::Memory;
 use crate::config::Config;
 use crate::config::last_good::{Kept, Start};
 use crate::deliver::device_info;
-use crate::events::{Trigger, Triggers, Watched};
+use crate::events::{Trigger, Triggers};
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::Waiting;
 use crate::links::Links;
@@ -44,7 +46,7 @@ use crate::pool_state::PoolStates;
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
 use crate::remarks::Said;
-use crate::report::{Configuration, Report, ScanCounts};
+use crate::report::{Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::{Sessions, Withhold};
 use crate::state_files::StateFiles;
@@ -106,7 +108,7 @@ impl LoopReaders {
 /// The configuration file.
 struct ConfigFile {
     /// Where it stands, for people.
-    state: Configuration,
+    state: ConfigurationStatus,
     /// The file that was read last.
     read: Option<FileId>,
     watch: Watch,
@@ -163,7 +165,8 @@ pub(super) struct Daemon {
     scans: Scans,
     pool_states: PoolStates,
     sessions: Sessions,
-    watched: Watched,
+    /// Interface indexes whose link changes matter.
+    watched: watch::Sender<BTreeSet<u32>>,
     node_watch: Watch,
     links: Links,
     /// MTUs that could not be set or restored at the last scan.
@@ -184,7 +187,7 @@ impl Daemon {
         settings: Settings,
         start: Start,
         mut sessions: Sessions,
-        watched: Watched,
+        watched: watch::Sender<BTreeSet<u32>>,
         known: Known,
         files: StateFiles,
         memory: Memory,
@@ -205,9 +208,9 @@ impl Daemon {
                  restart is needed"
             );
         }
-        let state = Configuration {
+        let state = ConfigurationStatus {
             file: settings.config_file.clone(),
-            format: config.format,
+            format: config.format.to_string(),
             generation: 1,
             error,
         };

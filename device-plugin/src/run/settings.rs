@@ -5,12 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use node::policy::Policy;
 use node_server::http;
 
 use crate::config;
 use crate::node_paths::NodePaths;
-use crate::node_socket::pods;
 
 /// What the daemon is started with.
 #[derive(Debug, Clone)]
@@ -33,15 +31,4 @@ pub(crate) struct Settings {
     pub node_addresses: Vec<IpAddr>,
     /// Time between two rounds of cleaning up behind pods; `None`: nothing is cleaned up.
     pub reclaim_interval: Option<Duration>,
-}
-
-impl Settings {
-    /// Where the kubelet says who holds what.
-    pub(super) fn sources(&self, policy: &Policy) -> pods::Sources {
-        pods::Sources {
-            socket: kubelet_api::client::socket(&self.paths.kubelet_root_dir),
-            device_plugin_dir: self.paths.device_plugin_dir.clone(),
-            node: policy.node_name(self.paths.node.node.as_deref()),
-        }
-    }
 }

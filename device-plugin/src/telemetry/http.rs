@@ -52,7 +52,7 @@ impl Pages for ReportPages {
             "/metrics" => {
                 let mut families = metrics::families(&report, in_full);
                 families.extend(measured::families(&self.measured.read()));
-                Page::metrics(text("rdma_device_plugin", &families))
+                Page::metrics(text("rdma_device_plugin", families))
             }
             _ if in_full => Page {
                 status: 200,
@@ -88,22 +88,19 @@ fn ready(report: &Report, in_full: bool) -> Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Format;
     use crate::node_socket::NodeSocket;
     use crate::reader::Readers;
-    use crate::report::Configuration;
 
     fn reports() -> Reports {
-        let config = Configuration {
-            file: "/etc/x".into(),
-            format: Format::Native,
-            generation: 1,
-            error: None,
-        };
         let node_socket = NodeSocket::new(None).0;
         let report = Report {
             excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
-            ..Report::new(Instant::now(), config, node_socket, Readers::default())
+            ..Report::new(
+                Instant::now(),
+                Default::default(),
+                node_socket,
+                Readers::default(),
+            )
         };
         watch::Sender::new(Arc::new(report)).subscribe()
     }

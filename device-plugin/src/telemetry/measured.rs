@@ -7,19 +7,13 @@ use node_server::metrics::{Family, Histogram, counter, gauge, histogram, number}
 
 use crate::measurements::{Measured, PoolFill};
 use crate::port_counters::PortCounter;
-use crate::reader::Reading;
-
-fn values<T>(reading: &Option<Reading<Vec<T>>>) -> &[T] {
-    reading.as_ref().map_or(&[], |reading| &reading.value)
-}
 
 /// The metrics of one set of measurements.
 pub(super) fn families(measured: &Measured) -> Vec<Family> {
-    let mut families = of_ports(values(&measured.ports));
-    let own = values(&measured.own_pools).iter();
-    families.extend(of_pools(own.chain(values(&measured.shared_pools))));
-    families.push(failures(values(&measured.calls)));
-    families.push(durations(values(&measured.calls)));
+    let mut families = of_ports(&measured.ports);
+    families.extend(of_pools(&measured.pools));
+    families.push(failures(&measured.calls));
+    families.push(durations(&measured.calls));
     families
 }
 
@@ -52,9 +46,9 @@ fn of_ports(counters: &[PortCounter]) -> Vec<Family> {
     ]
 }
 
-fn of_pools<'p>(pools: impl Iterator<Item = &'p PoolFill> + Clone) -> Vec<Family> {
+fn of_pools(pools: &[PoolFill]) -> Vec<Family> {
     let samples = |value: fn(&PoolFill) -> f64| {
-        let sample = |pool: &'p PoolFill| {
+        let sample = |pool: &PoolFill| {
             let labels = vec![
                 ("store", pool.store.clone()),
                 ("range", pool.range.clone()),
@@ -62,7 +56,7 @@ fn of_pools<'p>(pools: impl Iterator<Item = &'p PoolFill> + Clone) -> Vec<Family
             ];
             (labels, value(pool))
         };
-        pools.clone().map(sample).collect()
+        pools.iter().map(sample).collect()
     };
     vec![
         gauge(
@@ -152,4 +146,56 @@ fn durations(programs: &[(&'static str, Calls)]) -> Family {
         "Duration of the calls of a CNI program since the node booted",
         all,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use node_server::metrics::text;
+
+    #[test]
+    fn calls_pools_and_ports_are_served() {
+        let place = tempfile::tempdir().unwrap();
+        let file = node::calls::file_in(place.path(), "rdma-netdev");
+        let count = |code, ms| {
+            node::calls::count(&file, Command::Add, code, Duration::from_millis(ms));
+        };
+        count(None, 8);
+        count(Some(Code::Exhausted), 40_000);
+        let calls = Calls::read(&file).unwrap().unwrap();
+        let all = Measured {
+            ports: vec![PortCounter {
+                rdma_device: "mlx5_0".into(),
+                port: 1,
+                counter: "link_downed",
+                is_congestion: false,
+                value: 3,
+            }],
+            calls: vec![("rdma-netdev", calls)],
+            pools: vec![PoolFill {
+                store: "default".into(),
+                range: "10.0.0.0/24".into(),
+                network_name: String::new(),
+                size: 253.0,
+                free: 50.0,
+            }],
+        };
+        let served = text("x", families(&all));
+        for line in [
+            r#"x_port_errors_total{rdma_device="mlx5_0",port="1",counter="link_downed"} 3.0"#,
+            r#"x_ipam_pool_free_addresses{store="default",range="10.0.0.0/24",network_name=""} 50.0"#,
+            r#"x_cni_failures_total{program="rdma-netdev",command="ADD",code="102",reason="exhausted"} 1.0"#,
+            r#"x_cni_call_duration_seconds_bucket{le="0.01",program="rdma-netdev",command="ADD"} 1"#,
+            r#"x_cni_call_duration_seconds_bucket{le="+Inf",program="rdma-netdev",command="ADD"} 2"#,
+            r#"x_cni_call_duration_seconds_sum{program="rdma-netdev",command="ADD"} 40.008"#,
+        ] {
+            assert!(served.contains(line), "no {line}\n{served}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_served_before_anything_was_read() {
+        let served = text("x", families(&Measured::default()));
+        assert_eq!(served, "# EOF\n");
+    }
 }

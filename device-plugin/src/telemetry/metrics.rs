@@ -11,7 +11,6 @@ use crate::binding::alignment;
 use crate::node_socket;
 use crate::report::Report;
 use crate::scan::SCAN;
-use crate::snapshot::Health;
 use crate::words::word;
 
 /// The metrics of a report, with the names of pods or without them.
@@ -34,11 +33,7 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
     let mut allocated = Vec::new();
     for pool in &report.pools {
         let resource = || ("resource", pool.resource.to_string());
-        let counts = pool
-            .snapshot
-            .as_ref()
-            .map(|one| one.count())
-            .unwrap_or_default();
+        let counts = pool.units();
         for (health, count) in [("healthy", counts.healthy), ("unhealthy", counts.unhealthy)] {
             units.push((vec![resource(), ("health", health.into())], number(count)));
         }
@@ -92,7 +87,7 @@ fn of_hcas(report: &Report) -> Vec<Family> {
     let mut reasons = Vec::new();
     for pool in &report.pools {
         for member in pool.snapshot.iter().flat_map(|snapshot| snapshot.members()) {
-            if let Health::Unhealthy(reason) = &member.health {
+            if let Some(reason) = member.health.reason() {
                 let labels = vec![
                     ("resource", pool.resource.to_string()),
                     ("hca", member.hca.id.to_string()),

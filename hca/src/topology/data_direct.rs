@@ -39,9 +39,9 @@ pub(super) fn possible(nic: &PciFunction) -> bool {
 pub(super) fn read(host: &Host) -> Result<BTreeMap<String, PciLocation>> {
     let mut places = BTreeMap::new();
     for address in gpu::addresses(host)? {
-        let directory = match host.bus_entry("PCI device", "pci", &address.to_string()) {
-            Err(error) if error.is_missing() => continue,
-            directory => directory?,
+        let directory = host.bus_entry("PCI device", "pci", &address.to_string());
+        let Some(directory) = host::present(directory)? else {
+            continue;
         };
         let id = |name| host::hexadecimal(&directory, name);
         if id("device")? != Some(u32::from(DMA_FUNCTION))

@@ -112,9 +112,8 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
     let mut functions = Vec::new();
     for address in addresses(host)? {
         let directory = host.bus_entry("PCI device", "pci", &address.to_string());
-        let directory = match directory {
-            Err(error) if error.is_missing() => continue,
-            directory => directory?,
+        let Some(directory) = host::present(directory)? else {
+            continue;
         };
         // The class alone first: a node may have thousands of virtual functions.
         let class = host::hexadecimal(&directory, "class")?.unwrap_or_default();

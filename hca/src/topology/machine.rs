@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::distance::{self, Class, Distance, PciLocation};
 use super::gpu::Gpu;
-use super::nic::{self, Nic, Nics};
+use super::nic::{self, Nic};
 use super::numa::Numa;
 use crate::host::{Host, Result};
 use crate::inventory::Inventory;
@@ -38,10 +38,10 @@ impl Machine {
             let to = |gpu: &Gpu| distance::distance(&gpu.place, nic, &numa).class;
             gpus.iter().any(|gpu| to(gpu).is_peer_to_peer())
         };
-        let Nics { placed, unplaced } = nic::read(host, inventory, near_gpu)?;
+        let (nics, unplaced) = nic::read(host, inventory, near_gpu)?;
         Ok(Self {
             gpus,
-            nics: placed,
+            nics,
             unplaced,
             numa,
         })

@@ -8,7 +8,7 @@ use super::data_direct;
 use super::distance::PciLocation;
 use super::link::PcieLink;
 use super::rail::{self, Clues, Rail};
-use crate::host::{Host, Result};
+use crate::host::{self, Host, Result};
 use crate::inventory::Inventory;
 use crate::pci::{self, PciAddress, PciFunction};
 use crate::port::LinkLayer;
@@ -65,16 +65,8 @@ impl Nic {
     }
 }
 
-/// NICs in order of PCI address, and the RDMA devices that stand on no PCI function.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Nics {
-    /// Those with a place in the PCI tree.
-    pub placed: Vec<Nic>,
-    /// RDMA devices without one, such as soft RoCE on a bridge.
-    pub unplaced: Vec<String>,
-}
-
-/// All NICs, with rails by what is near a GPU.
+/// All NICs in order of PCI address, with rails by what is near a GPU, and the RDMA devices that have
+/// no place in the PCI tree, such as soft RoCE on a bridge.
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
@@ -82,7 +74,7 @@ pub fn read(
     host: &Host,
     inventory: &Inventory,
     near_gpu: impl Fn(&PciLocation) -> bool,
-) -> Result<Nics> {
+) -> Result<(Vec<Nic>, Vec<String>)> {
     let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
     let mut unplaced = Vec::new();
     let for_pods = |device: &&RdmaDevice| device.reserved.is_none();
@@ -118,7 +110,7 @@ pub fn read(
         })
         .collect();
     let rails = rail::number(&clues);
-    let placed = found
+    let nics = found
         .into_iter()
         .zip(rails)
         .map(|(((address, hca), nic), rail)| {
@@ -128,7 +120,7 @@ pub fn read(
             Ok(nic.finish(hca, rail, place, PcieLink::read(&directory)?))
         })
         .collect::<Result<_>>()?;
-    Ok(Nics { placed, unplaced })
+    Ok((nics, unplaced))
 }
 
 /// Where NICs sit, by function. Vital product data is read only where there are functions to match
@@ -183,11 +175,7 @@ fn function_of(
     let Some(address) = below else {
         return Ok(None);
     };
-    match pci::read(host, address) {
-        Ok(function) => Ok(Some(function)),
-        Err(error) if error.is_missing() => Ok(None),
-        Err(error) => Err(error),
-    }
+    host::present(pci::read(host, address))
 }
 
 /// A NIC while its RDMA devices and netdevs are gathered.

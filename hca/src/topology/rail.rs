@@ -11,6 +11,7 @@
 use serde::Serialize;
 
 use crate::pci::PciAddress;
+use crate::unit::is_number;
 
 /// A rail number with its source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -134,8 +135,7 @@ pub fn in_name(name: &str) -> Option<u32> {
 #[must_use]
 fn gpu_and_index(name: &str) -> Option<(u32, u32)> {
     let (gpu, index) = name.strip_prefix("gpu")?.split_once("rdma")?;
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    if digits(gpu) && digits(index) {
+    if is_number(gpu) && is_number(index) {
         Some((gpu.parse().ok()?, index.parse().ok()?))
     } else {
         None

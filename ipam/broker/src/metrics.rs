@@ -84,7 +84,7 @@ impl Metrics {
             let labels = vec![("verb", verb.clone()), ("code", code.to_string())];
             (labels, number(*count))
         });
-        let families = [
+        let families = vec![
             gauge(
                 "blocks",
                 "Blocks of addresses that the node has",
@@ -126,7 +126,7 @@ impl Metrics {
                 vec![(Vec::new(), number(self.interrupted.is_none().into()))],
             ),
         ];
-        text("rdma_ipam_broker", &families)
+        text("rdma_ipam_broker", families)
     }
 }
 

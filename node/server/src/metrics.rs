@@ -1,5 +1,14 @@
 //! Metrics as text for Prometheus, in the format of `OpenMetrics` 1.0.
 
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet, text as format};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
 /// Labels with their values.
 pub type Labels = Vec<(&'static str, String)>;
 
@@ -11,9 +20,14 @@ pub type Sample = (Labels, f64);
 pub struct Family {
     name: &'static str,
     help: &'static str,
-    kind: &'static str,
-    /// Each with what its name ends with.
-    samples: Vec<(&'static str, Sample)>,
+    samples: Samples,
+}
+
+#[derive(Debug)]
+enum Samples {
+    Gauge(Vec<Sample>),
+    Counter(Vec<Sample>),
+    Histogram(Vec<Histogram>),
 }
 
 /// How often a value was at most a bound, and no smaller one; and the sum of the values.
@@ -27,74 +41,81 @@ pub struct Histogram {
 
 #[must_use]
 pub fn gauge(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
-    let samples = samples.into_iter().map(|sample| ("", sample));
+    let samples = Samples::Gauge(samples);
     Family {
         name,
         help,
-        kind: "gauge",
-        samples: samples.collect(),
+        samples,
     }
 }
 
 #[must_use]
 pub fn counter(name: &'static str, help: &'static str, samples: Vec<Sample>) -> Family {
-    let samples = samples.into_iter().map(|sample| ("_total", sample));
+    let samples = Samples::Counter(samples);
     Family {
         name,
         help,
-        kind: "counter",
-        samples: samples.collect(),
+        samples,
     }
 }
 
 #[must_use]
-pub fn histogram(name: &'static str, help: &'static str, all: Vec<Histogram>) -> Family {
-    let mut samples = Vec::new();
-    for one in all {
-        let mut count = 0;
-        for (bound, more) in one.buckets {
-            count += more;
-            let bound = match bound.is_finite() {
-                true => format!("{bound:?}"),
-                false => "+Inf".to_owned(),
-            };
-            let mut labels = one.labels.clone();
-            labels.push(("le", bound));
-            samples.push(("_bucket", (labels, number(count))));
-        }
-        samples.push(("_count", (one.labels.clone(), number(count))));
-        samples.push(("_sum", (one.labels, one.sum)));
-    }
+pub fn histogram(name: &'static str, help: &'static str, samples: Vec<Histogram>) -> Family {
+    let samples = Samples::Histogram(samples);
     Family {
         name,
         help,
-        kind: "histogram",
         samples,
+    }
+}
+
+impl Family {
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (kind, count) = match &self.samples {
+            Samples::Gauge(samples) => (MetricType::Gauge, samples.len()),
+            Samples::Counter(samples) => (MetricType::Counter, samples.len()),
+            Samples::Histogram(samples) => (MetricType::Histogram, samples.len()),
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        let mut family = encoder.encode_descriptor(self.name, self.help, None, kind)?;
+        match &self.samples {
+            Samples::Gauge(samples) => samples.iter().try_for_each(|(labels, value)| {
+                ConstGauge::new(*value).encode(family.encode_family(labels)?)
+            }),
+            Samples::Counter(samples) => samples.iter().try_for_each(|(labels, value)| {
+                ConstCounter::new(*value).encode(family.encode_family(labels)?)
+            }),
+            Samples::Histogram(samples) => samples.iter().try_for_each(|one| {
+                let count = one.buckets.iter().map(|(_, count)| count).sum();
+                family
+                    .encode_family(&one.labels)?
+                    .encode_histogram::<NoLabelSet>(one.sum, count, &one.buckets, None)
+            }),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct All(Vec<Family>);
+
+impl Collector for All {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = self.0.iter();
+        families.try_for_each(|family| family.encode(&mut encoder))
     }
 }
 
 /// The text of metrics whose names begin with `prefix`; those without a sample are left out.
 #[must_use]
-pub fn text(prefix: &str, families: &[Family]) -> String {
+pub fn text(prefix: &str, families: Vec<Family>) -> String {
+    let mut registry = Registry::with_prefix(prefix);
+    registry.register_collector(Box::new(All(families)));
     let mut text = String::new();
-    for family in families.iter().filter(|one| !one.samples.is_empty()) {
-        let (name, help, kind) = (family.name, family.help, family.kind);
-        text += &format!("# HELP {prefix}_{name} {help}\n# TYPE {prefix}_{name} {kind}\n");
-        for (end, (labels, value)) in &family.samples {
-            let label = |(label, value): &(&str, String)| format!("{label}=\"{}\"", escape(value));
-            let mut labels = labels.iter().map(label).collect::<Vec<_>>().join(",");
-            if !labels.is_empty() {
-                labels = format!("{{{labels}}}");
-            }
-            text += &format!("{prefix}_{name}{end}{labels} {value:?}\n");
-        }
-    }
-    text + "# EOF\n"
-}
-
-fn escape(value: &str) -> String {
-    let value = value.replace('\\', "\\\\").replace('"', "\\\"");
-    value.replace('\n', "\\n")
+    // A `String` takes all that is written to it.
+    let _ = format::encode(&mut text, &registry);
+    text
 }
 
 /// Exact up to 2^53, which no count here reaches.
@@ -111,7 +132,7 @@ mod tests {
     #[test]
     fn each_kind_has_the_text_of_the_format() {
         let labels = || vec![("pod", "a\"\\\n".to_owned()), ("x", String::new())];
-        let families = [
+        let families = vec![
             gauge("late_seconds", "Age", vec![(Vec::new(), 0.5)]),
             counter("claims", "Claims", vec![(labels(), number(3))]),
             gauge("empty", "Nothing", Vec::new()),
@@ -125,21 +146,21 @@ mod tests {
                 }],
             ),
         ];
-        let expected = r#"# HELP t_late_seconds Age
+        let expected = r#"# HELP t_late_seconds Age.
 # TYPE t_late_seconds gauge
 t_late_seconds 0.5
-# HELP t_claims Claims
+# HELP t_claims Claims.
 # TYPE t_claims counter
 t_claims_total{pod="a\"\\\n",x=""} 3.0
-# HELP t_call_seconds Duration
+# HELP t_call_seconds Duration.
 # TYPE t_call_seconds histogram
-t_call_seconds_bucket{program="p",le="0.1"} 2.0
-t_call_seconds_bucket{program="p",le="1.0"} 2.0
-t_call_seconds_bucket{program="p",le="+Inf"} 3.0
-t_call_seconds_count{program="p"} 3.0
 t_call_seconds_sum{program="p"} 7.25
+t_call_seconds_count{program="p"} 3
+t_call_seconds_bucket{le="0.1",program="p"} 2
+t_call_seconds_bucket{le="1.0",program="p"} 2
+t_call_seconds_bucket{le="+Inf",program="p"} 3
 # EOF
 "#;
-        assert_eq!(text("t", &families), expected);
+        assert_eq!(text("t", families), expected);
     }
 }

@@ -9,7 +9,6 @@ use crate::pattern::Pattern;
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
 /// The highest number of a rail.
@@ -47,23 +46,6 @@ pub struct RailCandidate<'a> {
     pub addresses: &'a [IpAddr],
 }
 
-/// Two keys put one NIC on different rails.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RailConflict {
-    /// The two keys, each with its rail.
-    pub keys: [(String, u32); 2],
-}
-
-impl fmt::Display for RailConflict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [(first, rail), (second, other)] = &self.keys;
-        write!(
-            f,
-            "{first:?} puts it on rail {rail}, {second:?} on rail {other}"
-        )
-    }
-}
-
 impl TryFrom<BTreeMap<String, read::Rail>> for Rails {
     type Error = String;
 
@@ -94,16 +76,17 @@ impl Rails {
     ///
     /// # Errors
     /// Two keys mean it and name different rails.
-    pub fn of(&self, nic: &RailCandidate<'_>) -> Result<Option<u32>, RailConflict> {
+    pub fn of(&self, nic: &RailCandidate<'_>) -> Result<Option<u32>, String> {
         let mut entries = self.0.iter().filter(|entry| entry.nic.means(nic));
         let Some(first) = entries.next() else {
             return Ok(None);
         };
         match entries.find(|other| other.rail != first.rail) {
             None => Ok(Some(first.rail)),
-            Some(other) => Err(RailConflict {
-                keys: [first, other].map(|entry| (entry.key.clone(), entry.rail)),
-            }),
+            Some(other) => Err(format!(
+                "{:?} puts it on rail {}, {:?} on rail {}",
+                first.key, first.rail, other.key, other.rail
+            )),
         }
     }
 }

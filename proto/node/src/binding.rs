@@ -44,7 +44,7 @@ pub struct CommitQuestion {
     pub gid_indexes: BTreeMap<String, u32>,
 }
 
-/// The sandbox does not have these slots any more.
+/// The sandbox does not have these slots any more. What was attached stays bound until its pod is over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UnbindQuestion {

@@ -156,7 +156,7 @@ pub struct BindingStatus {
     pub pod: Pod,
     /// Name of the container that asked for it.
     pub container: String,
-    /// `bound`, `attached` or `started`.
+    /// `bound`, `attached`, `detached` or `started`.
     pub stage: String,
     /// The HCA's rail.
     pub rail: u32,

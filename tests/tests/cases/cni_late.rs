@@ -103,13 +103,18 @@ impl Node {
         names(&self.cdi()).map_or(0, |names| names.len())
     }
 
-    /// HCAs that are bound, by the files.
+    /// HCAs that are bound, by the files, but those that only wait for the end of their pod.
     pub(crate) fn bound(&self) -> Result<Vec<String>> {
         let bindings = socket(&self.scene).with_file_name("bindings");
-        match bindings.exists() {
-            true => names(&bindings),
-            false => Ok(Vec::new()),
-        }
+        let mut bound = match bindings.exists() {
+            true => names(&bindings)?,
+            false => Vec::new(),
+        };
+        bound.retain(|hca| {
+            let text = fs::read_to_string(bindings.join(hca));
+            text.is_ok_and(|text| !text.contains(r#""stage":"detached""#))
+        });
+        Ok(bound)
     }
 
     pub(crate) fn kill_daemon(&mut self) -> Result<()> {

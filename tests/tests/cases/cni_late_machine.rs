@@ -259,7 +259,7 @@ impl Node {
         self.scene.host.directory().join("cdi")
     }
 
-    /// Bindings by HCA, by the files.
+    /// Bindings by HCA, by the files, but those that only wait for the end of their pod.
     fn bindings(&self) -> Result<BTreeMap<String, Binding>> {
         let mut bindings = BTreeMap::new();
         let files = fs::read_dir(socket(&self.scene).with_file_name("bindings"));
@@ -280,6 +280,9 @@ impl Node {
                     .collect(),
             };
             ensure!(text(&file["hca"]) == name, "{file:#}");
+            if file["stage"] == "detached" {
+                continue;
+            }
             bindings.insert(name.into_owned(), binding);
         }
         Ok(bindings)

@@ -46,6 +46,7 @@ pub(crate) const CASES: &[Case] = &[
         a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing,
         Root
     ),
+    case!(a_network_removed_from_a_running_pod_leaves_it_its_hca, Root),
     case!(a_container_starts_only_when_its_slots_are_bound, Root),
     case!(
         a_pod_without_attachment_is_bound_at_start_where_allowed,
@@ -509,8 +510,41 @@ fn a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing() -> Result<()> {
     // The old sandbox's DEL comes late.
     assert_eq!(node.unbind("s1")?, Vec::<String>::new());
     node.start_container(&pod)?;
-    assert_eq!(node.unbind("s2")?, [NICS[5]]);
+    assert_eq!(node.unbind("s2")?, Vec::<String>::new());
     assert_eq!(node.cdi_devices()?.len(), 0);
+    Ok(())
+}
+
+/// As Multus' dynamic networks controller does. The container that runs has the device nodes.
+fn a_network_removed_from_a_running_pod_leaves_it_its_hca() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[5], 1)?;
+    let bound = node.bind(&pod, "s1")?;
+    node.commit(&pod, "s1")?;
+    node.start_container(&pod)?;
+    for _ in 0..2 {
+        assert_eq!(node.unbind("s1")?, Vec::<String>::new());
+        assert_eq!(node.cdi_devices()?.len(), 0);
+    }
+    let refused = format!("{:#}", node.start_container(&pod).unwrap_err());
+    ensure!(refused.contains("no network attachment"), "{refused}");
+    // This pod gets each that is free.
+    let other = node.admit("b", &[], 7)?;
+    let others = node.bind(&other, "s2")?;
+    ensure!(!hcas(&others).contains(&NICS[5]), "{others:?}");
+    // The network is attached again, and that fails the first time.
+    for commits in [false, true] {
+        assert_eq!(node.bind(&pod, "s1")?, bound);
+        if commits {
+            node.commit(&pod, "s1")?;
+            node.start_container(&pod)?;
+        }
+        node.unbind("s1")?;
+        assert!(node.bindings()?.contains_key(NICS[5]));
+    }
+    node.remove(&pod)?;
+    let next = node.admit("c", &[5], 1)?;
+    assert_eq!(hcas(&node.bind(&next, "s3")?), [NICS[5]]);
     Ok(())
 }
 
@@ -614,17 +648,10 @@ fn what_a_container_started_with_stays_whatever_comes_later() -> Result<()> {
                 .any(|unit| *unit == unattached.slots[0])
         );
     }
-    // Of the slot that was attached alone, the HCA went back.
-    assert_eq!(node.bindings()?.len(), 3);
     // The containers start again, with the same, and no two files name one device.
     node.start_container(&bare)?;
     assert_eq!(node.cdi_devices()?.len(), 3);
-    assert_eq!(node.bindings()?.len(), 3);
-    assert!(
-        node.bindings()?
-            .iter()
-            .all(|(hca, unit)| started[hca] == *unit)
-    );
+    assert_eq!(node.bindings()?, started);
     Ok(())
 }
 

@@ -50,6 +50,8 @@ cases! {
     del_returns_the_nic_when_the_policy_is_gone => without_policy(|path| Ok(fs::remove_file(path)?));
     del_returns_the_nic_when_the_policy_is_a_fifo => without_policy(fifo);
     del_returns_the_nic_when_the_policy_names_another_state_directory => other_state_directory();
+    a_nic_of_a_dead_pod_is_restored_when_the_policy_names_another_state_directory =>
+        nic_of_another_state_directory();
     del_without_policy_and_record_is_repeated => nothing_known();
     gc_without_policy_releases_nothing: Macvlan => gc_without_policy();
     a_node_name_that_no_program_accepts_is_refused => node_name();
@@ -233,6 +235,21 @@ fn other_state_directory() -> Result<()> {
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     scene.policy(&json!({}), &json!({}))?;
     unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn nic_of_another_state_directory() -> Result<()> {
+    let mut scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let other = scene.host.directory().join("other");
+    scene.policy(&json!({}), &json!({"stateDir": other}))?;
+    scene.pod_dies("net1")?;
+    scene.pod = scene.another_pod()?;
+    let call = scene.call_of(&scene.pod, "c2", "net1");
+    answer_of(&call, "ADD", &scene.moving())?.success()?;
+    answer_of(&call, "DEL", &scene.moving())?.success()?;
+    scene.policy(&json!({}), &json!({}))?;
+    unchanged(&before, || scene.host_state(), "after the next pod")
 }
 
 fn nothing_known() -> Result<()> {

@@ -27,7 +27,7 @@ fn read(text: &str) -> (Vec<(String, Vec<String>)>, Vec<String>) {
     assert_eq!(config.format, Format::Sriov);
     let pools = config.pools.iter().map(|pool| {
         assert!(matches!(pool.sharing, Sharing::Exclusive { .. }));
-        assert_eq!(pool.exclude, Exclusion::IN_USE);
+        assert_eq!(pool.exclude, Exclude::IN_USE);
         let plain = |selector: &Selector| {
             Selector {
                 functions: Vec::new(),

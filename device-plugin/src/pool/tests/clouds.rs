@@ -133,7 +133,7 @@ fn azure_nd_offers_infiniband_and_never_the_vf_below_netvsc() {
     let shared = "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [enP*] }";
     let both = offer(cloud::azure_nd_h100, &native(&[late, shared]));
     assert_eq!(both.hcas, named("mlx5_", 0..8));
-    assert_eq!(both.pools.snapshots[1].count(), Counts::default());
+    assert_eq!(both.pools.snapshots[1].count(), UnitCounts::default());
 
     let all = offer(cloud::azure_nd_h100, &everything());
     assert_eq!(all.hcas, named("mlx5_", 0..8));

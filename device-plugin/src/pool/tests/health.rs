@@ -57,7 +57,7 @@ fn what_an_old_file_needs_is_less_than_that_plugin_asks_for() {
     let pools = node.pools(&legacy(5, r#""vendors": ["8086"]"#));
     assert_eq!(
         pools.snapshots[0].count(),
-        Counts {
+        UnitCounts {
             healthy: 5,
             unhealthy: 0
         }
@@ -202,7 +202,7 @@ fn units_of_all_hcas_are_healthy_while_one_port_is_up() {
     let snapshot = node.pools(&config).snapshots.remove(0);
     assert_eq!(
         snapshot.count(),
-        Counts {
+        UnitCounts {
             healthy: 2,
             unhealthy: 0
         }
@@ -214,7 +214,7 @@ fn units_of_all_hcas_are_healthy_while_one_port_is_up() {
     let snapshot = node.pools(&config).snapshots.remove(0);
     assert_eq!(
         snapshot.count(),
-        Counts {
+        UnitCounts {
             healthy: 0,
             unhealthy: 2
         }
@@ -239,7 +239,7 @@ fn what_disappears_stays_listed_and_comes_back() {
     assert_eq!(ids(&after[0]), ids(&before[0]));
     assert_eq!(
         after[0].count(),
-        Counts {
+        UnitCounts {
             healthy: 2,
             unhealthy: 2
         }

@@ -9,7 +9,7 @@ fn nothing_is_listed_where_there_is_nothing() {
     for config in [legacy(1000, r#""vendors": ["15b3"]"#), native(&[shared])] {
         let snapshot = node.pools(&config).snapshots.remove(0);
         assert!(snapshot.listing().devices.is_empty());
-        assert_eq!(snapshot.count(), Counts::default());
+        assert_eq!(snapshot.count(), UnitCounts::default());
     }
 }
 
@@ -106,7 +106,7 @@ fn sharing_is_off_while_the_rdma_subsystem_gives_devices_away_whole() {
     let pools = node.pools(&config);
     assert_eq!(
         pools.snapshots[0].count(),
-        Counts {
+        UnitCounts {
             healthy: 0,
             unhealthy: 1
         }
@@ -117,7 +117,7 @@ fn sharing_is_off_while_the_rdma_subsystem_gives_devices_away_whole() {
     ));
     assert_eq!(
         pools.snapshots[1].count(),
-        Counts {
+        UnitCounts {
             healthy: 1,
             unhealthy: 0
         }

@@ -77,7 +77,7 @@ impl Daemon {
         self.pool_states
             .keep_only(|name| pool(&old, name) == pool(new, name));
         self.sessions.follow(&self.config);
-        self.config_file.state.format = self.config.format;
+        self.config_file.state.format = self.config.format.to_string();
         self.config_file.state.generation += 1;
         self.log_configuration();
     }

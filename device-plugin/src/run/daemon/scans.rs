@@ -188,13 +188,9 @@ impl Daemon {
 
     async fn take_in(&mut self, seen: &HostSnapshot, now: Instant) {
         self.scans.netns_mode = seen.inventory.netns_mode;
-        self.watched.set(
-            seen.inventory
-                .netdevs
-                .iter()
-                .map(|netdev| netdev.ifindex)
-                .collect(),
-        );
+        let netdevs = seen.inventory.netdevs.iter();
+        let indexes = netdevs.map(|netdev| netdev.ifindex).collect();
+        self.watched.send_replace(indexes);
         self.take_newest_allocated();
         self.pool_states.allocated.clone_from(&self.allocated);
         self.read_bindings().await;

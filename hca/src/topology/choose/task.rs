@@ -155,10 +155,10 @@ impl<'a> Task<'a> {
         order.sort_unstable();
         let damage = self.damage(set);
         if self.distances.is_empty() {
-            return Cost {
-                numbers: [self.nodes(set), self.switches(set), damage, 0, 0],
-                order,
-            };
+            let nodes = self.distinct(set, |nic| nic.place.numa);
+            let switches = self.distinct(set, |nic| nic.place.switch());
+            let numbers = [nodes, switches, damage, 0, 0];
+            return Cost { numbers, order };
         }
         let pairs = self.pairs(set);
         let worst = pairs
@@ -254,14 +254,6 @@ impl<'a> Task<'a> {
             used > 0 && used < whole.nics.len()
         });
         broken.map(|whole| whole.damage).sum()
-    }
-
-    fn nodes(&self, set: &[usize]) -> u32 {
-        self.distinct(set, |nic| nic.place.numa)
-    }
-
-    fn switches(&self, set: &[usize]) -> u32 {
-        self.distinct(set, |nic| nic.place.switch())
     }
 
     fn distinct<K: Ord>(&self, set: &[usize], key: impl Fn(&Nic) -> K) -> u32 {
