@@ -3,7 +3,9 @@
 use std::fmt;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet, text as format};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet, text as format,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -81,12 +83,8 @@ impl Family {
         }
         let mut family = encoder.encode_descriptor(self.name, self.help, None, kind)?;
         match &self.samples {
-            Samples::Gauge(samples) => samples.iter().try_for_each(|(labels, value)| {
-                ConstGauge::new(*value).encode(family.encode_family(labels)?)
-            }),
-            Samples::Counter(samples) => samples.iter().try_for_each(|(labels, value)| {
-                ConstCounter::new(*value).encode(family.encode_family(labels)?)
-            }),
+            Samples::Gauge(samples) => each(samples, ConstGauge::new, family),
+            Samples::Counter(samples) => each(samples, ConstCounter::new, family),
             Samples::Histogram(samples) => samples.iter().try_for_each(|one| {
                 let count = one.buckets.iter().map(|(_, count)| count).sum();
                 family
@@ -95,6 +93,21 @@ impl Family {
             }),
         }
     }
+}
+
+fn each<M: EncodeMetric>(
+    samples: &[Sample],
+    metric: impl Fn(f64) -> M,
+    mut family: MetricEncoder<'_>,
+) -> fmt::Result {
+    for (labels, value) in samples {
+        // A family without labels has one sample; the library would write empty braces.
+        if labels.is_empty() {
+            return metric(*value).encode(family);
+        }
+        metric(*value).encode(family.encode_family(labels)?)?;
+    }
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -146,13 +159,13 @@ mod tests {
                 }],
             ),
         ];
-        let expected = r#"# HELP t_late_seconds Age.
+        let expected = r#"# HELP t_late_seconds Age
 # TYPE t_late_seconds gauge
 t_late_seconds 0.5
-# HELP t_claims Claims.
+# HELP t_claims Claims
 # TYPE t_claims counter
 t_claims_total{pod="a\"\\\n",x=""} 3.0
-# HELP t_call_seconds Duration.
+# HELP t_call_seconds Duration
 # TYPE t_call_seconds histogram
 t_call_seconds_sum{program="p"} 7.25
 t_call_seconds_count{program="p"} 3
