@@ -50,7 +50,7 @@ pub(crate) struct Row {
     pub units: Vec<String>,
     /// The HCA, as unit IDs name it.
     pub hca: Option<String>,
-    /// How far a late-binding pool has come with it: `bound`, `attached` or `started`.
+    /// How far a late-binding pool has come with it: `bound`, `attached`, `detached` or `started`.
     pub stage: Option<String>,
     /// The pod's GPUs that this HCA serves, with their distance; where the HCA was not bound to GPUs,
     /// all GPUs of the pod.

@@ -338,7 +338,7 @@ fn bindings_to_keep(places: &Places) -> Option<&'static str> {
         }
         Err(_) => true,
     };
-    held.then_some("pods without an interface may still have these HCAs")
+    held.then_some("pods without an interface may still have these HCAs; a reboot removes them")
 }
 
 /// Its FORMAT says that it is a store of ours.

@@ -109,25 +109,20 @@ impl Stacks {
 /// The links of a namespace that stand on another namespace's, or of IPoIB, which does not say so, and
 /// the number by which it knows the host's. A namespace without one has no link that stands on the
 /// host's, but for IPoIB: anybody can make such a namespace, and change its links so fast that no list
-/// of them is consistent. Most have no such link, and are not asked for the number.
+/// of them is consistent.
 fn links_of(
     node: &Node,
     other: &Namespace,
     has_infiniband: bool,
 ) -> netlink::Result<(Option<i32>, Vec<Link>)> {
     let mut socket = other.socket(&node.netns.namespace)?;
-    let listed = link::list_unpaired(&mut socket).map(|mut links| {
-        links.retain(|link| link.parent_netns.is_some() || has_infiniband && link.is_infiniband());
-        links
-    });
-    if listed.as_ref().is_ok_and(Vec::is_empty) {
+    let number = link::known_number(&mut socket, &node.netns.namespace)?;
+    if number.is_none() && !has_infiniband {
         return Ok((None, Vec::new()));
     }
-    let number = link::known_number(&mut socket, &node.netns.namespace)?;
-    match number.is_none() && !has_infiniband {
-        true => Ok((None, Vec::new())),
-        false => Ok((number, listed?)),
-    }
+    let mut links = link::list_unpaired(&mut socket)?;
+    links.retain(|link| link.parent_netns.is_some() || has_infiniband && link.is_infiniband());
+    Ok((number, links))
 }
 
 /// What stands on a netdev of the host; one thing is enough.

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::evidence::why_ended;
+use super::evidence::{is_given_up, is_superseded};
 use super::gpus::{self, Gpus, PodGpus};
 use super::pod_slots::{belongs, binding, choose, placed, pools_of, slots_of};
 use super::release::files_of_slots;
@@ -153,11 +153,16 @@ impl Binder {
         };
         // What is bound asks no GPU driver again.
         let known = self.bindings().await.unwrap_or_default();
-        let placed = match is_whole(&known) {
-            true => Err(unavailable("the pod's bindings changed meanwhile")),
-            false => self.placed(pod, units, &report).await,
+        let (placed, ended) = match is_whole(&known) {
+            true => {
+                let changed = unavailable("the pod's bindings changed meanwhile");
+                (Err(changed), Vec::new())
+            }
+            false => (
+                self.placed(pod, units, &report).await,
+                self.ended(&known).await,
+            ),
         };
-        let ended = self.ended(&known).await;
         let _turn = self.turn().await?;
         self.is_awaited(sandbox.as_deref(), asked).await?;
         let (paths, owner, of_sandbox) = (self.paths.clone(), pod.clone(), sandbox.clone());
@@ -244,12 +249,13 @@ impl Binder {
         if detached.clone().next().is_none() {
             return Vec::new();
         }
+        // The checkpoint is read where the kubelet takes too long.
         let listed = self.pods.allocated(KUBELET_TIMEOUT);
-        let listed = tokio::time::timeout(KUBELET_TIMEOUT, listed).await;
+        let listed = tokio::time::timeout(2 * KUBELET_TIMEOUT, listed).await;
         let Ok(Ok(listed)) = listed else {
             return Vec::new();
         };
-        let ended = detached.filter(|one| why_ended(one, &listed).is_some());
+        let ended = detached.filter(|one| is_given_up(one, &listed));
         ended.cloned().collect()
     }
 
@@ -355,7 +361,7 @@ impl Binder {
             let bindings = paths.store().read().map_err(unavailable)?;
             let attached = paths.attached().map_err(unavailable)?;
             let UnbindQuestion { sandbox, units } = question;
-            let of_sandbox = bindings.all.into_values().filter(|one| {
+            let of_sandbox = bindings.all.values().filter(|one| {
                 one.sandbox.as_deref() == Some(sandbox.as_str())
                     && (units.is_empty() || units.contains(&one.unit))
                     && !attached.has(one)
@@ -363,20 +369,24 @@ impl Binder {
             let mut freed = Vec::new();
             for one in of_sandbox {
                 match one.stage {
-                    Stage::Bound => {
-                        free(&paths, &one).map_err(unavailable)?;
-                        tracing::info!(pod = %one.pod, unit = one.unit, hca = one.hca, "slot unbound");
-                        freed.push(one.hca);
+                    Stage::Attached if !is_superseded(one, &bindings) => {
+                        detach(&paths, one.clone()).map_err(unavailable)?;
                     }
-                    Stage::Attached => detach(&paths, one).map_err(unavailable)?,
+                    Stage::Bound | Stage::Attached => {
+                        free(&paths, one).map_err(unavailable)?;
+                        tracing::info!(pod = %one.pod, unit = one.unit, hca = one.hca, "slot unbound");
+                        freed.push(one.hca.clone());
+                    }
                     // A later call for the sandbox that fails does not take these away.
                     Stage::Detached | Stage::Started => {}
                 }
             }
             Ok(freed)
         });
-        let hcas = freed.await??;
-        self.triggers.send(Trigger::Binding);
+        let hcas: Vec<String> = freed.await??;
+        if !hcas.is_empty() {
+            self.triggers.send(Trigger::Binding);
+        }
         Ok(Unbound { hcas })
     }
 
@@ -499,7 +509,7 @@ impl Binder {
     }
 }
 
-/// The bindings as they are, after those of earlier sandboxes of the pod and those that `ended` are
+/// The bindings as they are, after those of slots that are the pod's now and those that `ended` are
 /// freed, and HCAs that are in use by the CNI plugin's journal.
 fn kept_and_taken(
     paths: &NodePaths,
@@ -514,12 +524,14 @@ fn kept_and_taken(
     if let Some(sandbox) = sandbox {
         adopt(paths, pod, sandbox, slots, &mut bindings)?;
     }
-    // A pod has one sandbox at a time. What the journal has is still in the old one's namespace.
+    // By the kubelet's word the slots are the pod's, and a pod has one sandbox at a time. What the
+    // journal has is still in the old one's namespace.
     let is_earlier = |one: &Binding| {
-        sandbox.is_some()
-            && one.sandbox.as_deref() != sandbox
-            && one.is_of(pod)
-            && slots.contains(&one.unit)
+        slots.contains(&one.unit)
+            && match one.is_of(pod) {
+                true => sandbox.is_some() && one.sandbox.as_deref() != sandbox,
+                false => matches!(one.stage, Stage::Attached | Stage::Detached),
+            }
     };
     let earlier: Vec<(HcaId, Binding)> = bindings
         .all

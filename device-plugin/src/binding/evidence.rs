@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
-use super::store::Binding;
+use super::store::{Binding, Bindings};
 use crate::kubelet::allocated::{AllocatedUnits, Holder};
 
 /// A binding without record that is younger than this is left alone: the CNI call that made it may still run, and the
@@ -52,6 +52,7 @@ impl Over {
 /// caller waits until this is confirmed.
 pub(crate) fn over(
     binding: &Binding,
+    all: &Bindings,
     attached: &Attached,
     held: &AllocatedUnits,
     now: u64,
@@ -60,16 +61,34 @@ pub(crate) fn over(
     if attached.has(binding) || is_young {
         return None;
     }
-    let why = why_ended(binding, held)?;
+    let why = match is_superseded(binding, all) {
+        true => "its slot has a newer binding",
+        false => why_ended(binding, held)?,
+    };
     Some(Over {
         why,
         listed: held.asked(),
     })
 }
 
+/// Whether its slot was bound again since: the pod has a new sandbox, or the slot another pod. The CNI
+/// plugin's journal had this one then, so that it stayed.
+pub(crate) fn is_superseded(binding: &Binding, all: &Bindings) -> bool {
+    let mut others = all.all.values();
+    others.any(|other| other.unit == binding.unit && other.created > binding.created)
+}
+
+/// Whether one list of the kubelet is enough: its checkpoint does not have the slot as the pod's either,
+/// so that it is not a list of a kubelet that does not know all pods yet.
+pub(crate) fn is_given_up(binding: &Binding, held: &AllocatedUnits) -> bool {
+    let (resource, unit) = (&binding.resource, &binding.unit);
+    let uid = binding.pod.uid.as_deref();
+    why_ended(binding, held).is_some() && uid.is_none_or(|uid| !held.is_of(uid, resource, unit))
+}
+
 /// Why the pod of a binding does not have its slot any more, by a list of the kubelet that is newer than
 /// the binding.
-pub(crate) fn why_ended(binding: &Binding, held: &AllocatedUnits) -> Option<&'static str> {
+fn why_ended(binding: &Binding, held: &AllocatedUnits) -> Option<&'static str> {
     let (resource, unit) = (&binding.resource, &binding.unit);
     // A pod that was made anew has its predecessor's name.
     let is_of_another_uid = || {
@@ -167,7 +186,13 @@ mod tests {
             // A clock that was set back.
             (&none, None, 50, true),
         ] {
-            let verdict = over(&binding(), journal, &list(holder, 0), now);
+            let verdict = over(
+                &binding(),
+                &Bindings::default(),
+                journal,
+                &list(holder, 0),
+                now,
+            );
             assert_eq!(
                 verdict.is_some(),
                 is_over,
@@ -187,16 +212,65 @@ mod tests {
         };
         for (uid, is_over) in [("u1", false), ("u2", true)] {
             let list = list(Some(("ml", "a")), 0).with_owners(owners(uid));
-            let verdict = over(&binding(), &Attached::default(), &list, 1000);
+            let verdict = over(
+                &binding(),
+                &Bindings::default(),
+                &Attached::default(),
+                &list,
+                1000,
+            );
             assert_eq!(verdict.is_some(), is_over, "{uid}");
         }
+    }
+
+    /// The journal still had the earlier one when the slot was bound again.
+    #[test]
+    fn a_slot_that_was_bound_again_has_the_newer_binding_alone() {
+        let newer = Binding {
+            hca: "0000:3b:00.1".into(),
+            sandbox: Some("s2".into()),
+            created: 101,
+            ..binding()
+        };
+        let all = [binding(), newer.clone()];
+        let all = Bindings {
+            all: all.map(|one| (one.hca.parse().unwrap(), one)).into(),
+            ..Bindings::default()
+        };
+        let list = list(Some(("ml", "a")), 0);
+        let none = Attached::default();
+        assert!(over(&binding(), &all, &none, &list, 1000).is_some());
+        assert!(over(&newer, &all, &none, &list, 1000).is_none());
+        let attached = Attached {
+            slots: BTreeSet::from([("s1".to_owned(), binding().hca)]),
+            ..Attached::default()
+        };
+        assert!(over(&binding(), &all, &attached, &list, 1000).is_none());
+    }
+
+    #[test]
+    fn a_list_that_the_checkpoint_contradicts_is_not_enough() {
+        for (uid, is_over) in [("u1", false), ("u2", true)] {
+            let owners = Owners::of(&[(uid, "rdma/nic", "slot_3e71787e_0")]);
+            let list = list(None, 0).with_owners(owners);
+            assert_eq!(is_given_up(&binding(), &list), is_over, "{uid}");
+        }
+        assert!(is_given_up(&binding(), &list(None, 0)));
+        assert!(!is_given_up(&binding(), &list(Some(("ml", "a")), 0)));
     }
 
     #[test]
     fn one_list_of_the_kubelet_is_no_evidence_however_often_it_is_read() {
         let seen = |asked| {
             let list = list(None, asked);
-            over(&binding(), &Attached::default(), &list, 1000).unwrap()
+            over(
+                &binding(),
+                &Bindings::default(),
+                &Attached::default(),
+                &list,
+                1000,
+            )
+            .unwrap()
         };
         // The container started after this answer, and the kubelet has not answered since.
         assert!(!seen(50).confirms(&seen(50)));

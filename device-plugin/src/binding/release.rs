@@ -81,8 +81,10 @@ fn round(paths: &NodePaths, held: Option<&AllocatedUnits>) -> Result<Vec<(Bindin
     };
     let attached = paths.attached()?;
     let now = attachment::node::now();
-    let all = bindings.all.into_values();
-    let over = all.filter_map(|one| over(&one, &attached, held, now).map(|over| (one, over)));
+    let over = bindings.all.values().filter_map(|one| {
+        let over = over(one, &bindings, &attached, held, now)?;
+        Some((one.clone(), over))
+    });
     Ok(over.collect())
 }
 

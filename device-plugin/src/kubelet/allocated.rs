@@ -161,6 +161,11 @@ impl AllocatedUnits {
         found.map(|found| Self { owners, ..found })
     }
 
+    /// Whether the checkpoint has a unit as that of the pod with this UID.
+    pub(crate) fn is_of(&self, uid: &str, resource: &str, unit: &str) -> bool {
+        self.owners.owner(uid, resource, unit) == Owner::This
+    }
+
     /// Whether the checkpoint has a unit as that of pods with other UIDs alone.
     pub(crate) fn is_of_another_uid(&self, uid: &str, resource: &str, unit: &str) -> bool {
         self.owners.owner(uid, resource, unit) == Owner::Another
