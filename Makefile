@@ -118,9 +118,10 @@ bench-device-plugin: build ## start, memory, list and Allocate of the daemon, ag
 
 .PHONY: image image-check
 image: $(if $(filter $(HERE),$(ARCH)),build) $(addprefix build-,$(FOREIGN)) ## OCI image, without a Docker daemon, as dist/image.tar (ARCH="amd64 arm64": for both)
-	manifests/image/build $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN))
+	OUT=$(abspath $(BIN_DIR))/image.tar \
+	  manifests/image/build $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN))
 image-check: ## unpack dist/image.tar and run what is in it
-	manifests/image/check
+	manifests/image/check $(BIN_DIR)/image.tar
 
 .PHONY: examples-image
 examples-image: ## images of manifests/examples without GPUs, from Debian packages, as dist/rdma-tools.tar and dist/mpi.tar
@@ -139,7 +140,7 @@ pages: ## manual pages and completions of the programs, into dist/pages/
 release: $(if $(filter $(HERE),$(ARCH)),build,pages) $(addprefix build-,$(FOREIGN)) ## archive of programs, pages, docs, with checksum and SBOM, in dist/ (ARCH="amd64 arm64": both)
 	$(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)/rdmactl pages dist/pages)
 	@set -e; for bin in $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN)); do \
-	  manifests/release/build "$$bin"; done
+	  OUT=$(abspath $(BIN_DIR)) manifests/release/build "$$bin"; done
 
 .PHONY: manifests
 manifests: ## render every kustomization and check it against the Kubernetes schemas

@@ -431,11 +431,14 @@ fn del_of_all_slots_needs_no_daemon() -> Result<()> {
 fn a_daemon_killed_between_the_files_of_two_slots_leaves_nothing() -> Result<()> {
     let mut faults = Faults::new()?;
     let mut killed = Vec::new();
+    let container = faults.pod.call.container_id.clone();
     for (syscall, most) in [("linkat", 3), ("rename", 8), ("unlink", 8)] {
         let mut number = 0;
         let mut late = 0;
         while number < most {
             number += 1;
+            // A new sandbox: the files of the one before are removed, and its own are made.
+            faults.pod.call.container_id = format!("{container}-{syscall}-{number}");
             let when = format!("after a kill of the daemon at {syscall} {number}");
             let killer = Killer::attach(&faults.node.daemon, syscall, number)?;
             let network = faults.node.network(&faults.pod, &faults.keys);
@@ -472,8 +475,7 @@ fn a_daemon_killed_between_the_files_of_two_slots_leaves_nothing() -> Result<()>
             }
             killed.push((syscall, number));
             faults.node.start_daemon()?;
-            let of_first = faults.pod.call.container_id.clone();
-            faults.pod.call.container_id = format!("{of_first}-next");
+            faults.pod.call.container_id += "-next";
             // The daemon knows its pool after its first scan.
             let started = Instant::now();
             while let Err(refused) = faults.add() {
@@ -484,7 +486,6 @@ fn a_daemon_killed_between_the_files_of_two_slots_leaves_nothing() -> Result<()>
             assert_eq!(faults.node.hcas(&faults.pod)?.len(), 2, "{when}");
             faults.node.kubelet.run_options("default/a", "main")?;
             faults.del(&when)?;
-            faults.pod.call.container_id = of_first;
         }
     }
     ensure!(

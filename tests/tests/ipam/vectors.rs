@@ -467,8 +467,9 @@ fn bounds(vector: &Value, run: Run) -> Result<(), String> {
 
 fn sequence(vector: &Value, run: Run) -> Result<(), String> {
     let place = place(run, None);
+    let config = network("whereabouts", vector["config"].clone());
     for (number, reserved) in vector["reserved"].as_array().unwrap().iter().enumerate() {
-        reserve(&place, &vector["config"], reserved, number);
+        reserve(&place, &config, reserved, number);
     }
     let steps = vector["sequence"].as_array().unwrap();
     let (_, ours) = expectation(vector, run.profile);
