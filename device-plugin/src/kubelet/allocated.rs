@@ -213,8 +213,8 @@ impl AllocatedUnits {
     }
 }
 
-/// What the checkpoint has of pods that are listed: init containers that end are not listed. A pod is
-/// known by a unit of another container of it; of others nothing says that they have not ended.
+/// What the checkpoint has of pods that are listed, because the list lacks init containers that ended. A
+/// pod is recognized by a unit that both have. Any other pod of the checkpoint may have ended.
 fn of_init_containers(listed: &[Held], kept: &[Held]) -> Vec<Held> {
     let is_listed = |kept: &&Held| {
         listed.iter().find(|one| {

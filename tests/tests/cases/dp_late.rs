@@ -46,6 +46,7 @@ pub(crate) const CASES: &[Case] = &[
         a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing,
         Root
     ),
+    case!(an_old_sandbox_is_unbound_once_its_record_is_gone, Root),
     case!(a_network_removed_from_a_running_pod_leaves_it_its_hca, Root),
     case!(a_container_starts_only_when_its_slots_are_bound, Root),
     case!(
@@ -512,6 +513,26 @@ fn a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing() -> Result<()> {
     node.start_container(&pod)?;
     assert_eq!(node.unbind("s2")?, Vec::<String>::new());
     assert_eq!(node.cdi_devices()?.len(), 0);
+    Ok(())
+}
+
+/// Its record is there still when the next sandbox is bound, as where a DEL could not return the NIC.
+fn an_old_sandbox_is_unbound_once_its_record_is_gone() -> Result<()> {
+    let node = Node::new(LATE)?;
+    let pod = node.admit("a", &[5], 1)?;
+    let old = node.bind(&pod, "s1")?;
+    let record = node.record("s1")?;
+    fs::write(&record, "of an attachment")?;
+    node.commit(&pod, "s1")?;
+    // Bindings have their age in seconds.
+    thread::sleep(Duration::from_millis(1100));
+    let new = node.bind(&pod, "s2")?;
+    node.commit(&pod, "s2")?;
+    assert_ne!(hcas(&new), hcas(&old));
+    assert_eq!(node.unbind("s1")?, Vec::<String>::new());
+    fs::remove_file(record)?;
+    assert_eq!(node.unbind("s1")?, hcas(&old));
+    assert_eq!(node.bindings()?.len(), 1);
     Ok(())
 }
 
