@@ -32,7 +32,7 @@ cases! {
     the_container_is_told_the_gid_index_of_its_nic => gid_index();
 }
 
-const NIC: &str = "rdma/nic";
+pub(crate) const NIC: &str = "rdma/nic";
 const LATE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  binding: late\n  \
                     environment: true\n  select: {rdmaDevices: [mlx5_0]}\n";
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -118,8 +118,10 @@ impl Node {
     }
 
     pub(crate) fn kill_daemon(&mut self) -> Result<()> {
-        self.daemon.signal(Signal::SIGKILL)?;
-        self.daemon.ended(Duration::from_secs(5))?;
+        if self.daemon.ended(Duration::from_millis(1)).is_err() {
+            self.daemon.signal(Signal::SIGKILL)?;
+            self.daemon.ended(WAIT_TIMEOUT)?;
+        }
         Ok(())
     }
 }

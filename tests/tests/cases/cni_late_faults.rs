@@ -20,7 +20,7 @@ use e2e::scene::{DENIED, PCI, TRY_AGAIN, answer_of};
 use serde_json::{Value, json};
 
 use super::cni_faults::{at_least_ten_killed, inject, spread, trace, was_killed};
-use super::cni_late::{Node, WAIT_TIMEOUT, start};
+use super::cni_late::{NIC, Node, WAIT_TIMEOUT, start};
 
 pub(crate) const CASES: &[Case] = &[
     case!(a_killed_add_of_a_slot_leaves_nothing, Root, Netns, Strace),
@@ -131,7 +131,7 @@ impl Fixture {
                 return Ok(());
             }
             let log = || format!("{when}: {left:?} is left: {}", self.node.daemon.log());
-            ensure!(started.elapsed() < Duration::from_secs(5), "{}", log());
+            ensure!(started.elapsed() < WAIT_TIMEOUT, "{}", log());
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -150,7 +150,12 @@ impl Fixture {
         self.clean(when)
     }
 
+    /// Kills the daemon, if it is not dead, and starts one that the kubelet knows.
     fn restart_daemon(&mut self) -> Result<()> {
+        self.node.kill_daemon()?;
+        // What it sees of the next one it has not seen of this one.
+        let gone = self.node.kubelet.wait_allocatable(NIC, 0, WAIT_TIMEOUT);
+        gone.context("the kubelet sees that the daemon is dead")?;
         self.node.daemon = start(&self.node.scene)?;
         self.node.ready()
     }
@@ -293,7 +298,7 @@ fn a_daemon_killed_while_it_binds_or_commits_leaves_nothing() -> Result<()> {
             let daemon = &mut fixture.node.daemon;
             let _ = daemon.ended(Duration::from_millis(100));
             drop(killer);
-            // From here on nothing kills it. One that is killed but not gone would fool the next round.
+            // From here on nothing kills it, but it may be killed and not gone.
             let refused = !added.status.success();
             let within = Duration::from_millis(if refused { 10_000 } else { 100 });
             let is_over = daemon.ended(within).is_ok();
@@ -311,11 +316,11 @@ fn a_daemon_killed_while_it_binds_or_commits_leaves_nothing() -> Result<()> {
                     fixture.del(&fixture.call).context(when.clone())?;
                 }
             }
+            fixture.restart_daemon().context(when.clone())?;
             if !is_over {
                 break;
             }
             killed.push((syscall, number));
-            fixture.restart_daemon().context(when.clone())?;
             fixture.works(&when)?;
             number = (number * factor).max(number + 1);
         }
