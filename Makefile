@@ -23,6 +23,8 @@ PROGRAMS ?= rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker rdmactl
 CARGO ?= cargo
 # More flags of cargo build.
 FLAGS ?=
+# More flags of cargo for what is checked and tested.
+export TEST_FLAGS ?=
 
 export RDMA_BIN_DIR = $(abspath $(BIN_DIR))
 
@@ -58,9 +60,9 @@ build-amd64 build-arm64: build-%:
 check: ## format, lints, absences; dependencies and scripts where cargo-deny and shellcheck are installed
 	@# Each file by itself: cargo fmt passes over a module that a macro declares.
 	git ls-files -z '*.rs' | xargs -0 rustfmt --check --edition 2024
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked $(TEST_FLAGS) --workspace --all-targets -- -D warnings
 	@# Without libFuzzer itself, which is C++.
-	CUSTOM_LIBFUZZER_PATH=/absent $(CARGO) clippy --locked --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
+	CUSTOM_LIBFUZZER_PATH=/absent $(CARGO) clippy --locked $(TEST_FLAGS) --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
 	tests/absences
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --locked check bans licenses sources; \
 	else echo "cargo-deny is not installed: dependencies were not checked"; fi

@@ -10,9 +10,15 @@ macro_rules! modules {
     ($($module:ident,)+) => {
         $(mod $module;)+
 
-        /// Every case there is.
+        /// Every case there is, one of each module in turn: some modules wait most of their time, and
+        /// others compute.
         pub(crate) fn all() -> impl Iterator<Item = Case> {
-            [$($module::CASES),+].into_iter().flatten().copied()
+            let modules = [$($module::CASES),+];
+            let most = modules.iter().map(|cases| cases.len()).max().unwrap_or(0);
+            (0..most).flat_map(move |turn| {
+                let each = modules.into_iter();
+                each.filter_map(move |cases| cases.get(turn)).copied()
+            })
         }
     };
 }
