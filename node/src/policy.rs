@@ -315,6 +315,14 @@ pub fn membership(key: u16) -> String {
 /// the reference plugin that hands out what the network itself lists.
 pub const DEFAULT_IPAM: [&str; 2] = ["rdma-ipam", "static"];
 
+impl Allow {
+    /// Whether a network may say itself which addresses a pod has: nobody leases them then.
+    #[must_use]
+    pub fn unleased_addresses(&self) -> bool {
+        self.ipam.iter().any(|kind| kind == "static")
+    }
+}
+
 impl Default for Allow {
     fn default() -> Self {
         Allow {

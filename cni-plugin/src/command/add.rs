@@ -89,7 +89,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let ipam = Ipam::of(&node, request)?;
     let chain = match requested {
         Requested::Child(Some(ChildKind::Ipvlan)) => {
-            answer::inherit(&mut config, &mut before, &ipam)?
+            answer::inherit(&mut config, &mut before, &ipam, &node.policy.values.allow)?
         }
         _ => None,
     };

@@ -32,8 +32,18 @@ impl Plugin {
         Ok(config)
     }
 
-    /// Refuses ranges and network names that the policy's store is not for.
+    /// Refuses ranges and network names that the policy's store is not for, and addresses that nobody
+    /// leases where the policy does not let networks choose them.
     fn within_bounds(&self, config: &Config) -> Result<(), Error> {
+        if let Some(fixed) = config.fixed.first()
+            && !self.policy.allow.unleased_addresses()
+        {
+            let fixed = fixed.address;
+            let message =
+                format!("the node's policy does not allow ipam.addresses, such as {fixed}");
+            return Err(Error::new(Code::Policy, message)
+                .with_details("use range, or let an administrator add static to allow.ipam"));
+        }
         let Some(StorePolicy { bounds, kind, .. }) = self.policy.stores.get(&config.store) else {
             return Ok(());
         };

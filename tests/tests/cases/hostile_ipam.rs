@@ -41,6 +41,7 @@ cases! {
     this_plugin_is_not_executed_even_if_listed => never();
     a_listed_program_is_executed: Macvlan => listed();
     static_is_listed_by_default: Macvlan, ReferencePlugins => reference_static();
+    a_network_chooses_no_address_itself_where_static_is_not_listed: Macvlan => chosen_addresses();
     whereabouts_is_ours_where_it_is_installed_so_and_writes_no_log: Macvlan => our_whereabouts();
     del_check_status_and_gc_execute_no_more_than_add => other_commands();
     del_executes_no_program_that_left_the_list: Macvlan => list_shrank();
@@ -270,6 +271,25 @@ fn reference_static() -> Result<()> {
     let mut network = upon_nic0(&scene, &ipam);
     network["cniVersion"] = "1.0.0".into();
     scene.returns(&network, &[])
+}
+
+fn chosen_addresses() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let chosen = "10.9.0.7/24";
+    let ipam = scene.host.own_ipam(
+        "10.9.0.0/24",
+        "10.9.0.100",
+        &json!({"addresses": [{"address": chosen}]}),
+    );
+    let fixed = upon_nic0(&scene, &ipam);
+    let chained = scene.network(&json!({"attach": "ipvlan", "master": "nic0",
+        "prevResult": {"cniVersion": "1.1.0", "ips": [{"address": chosen}]}}));
+    scene.returns(&fixed, &[])?;
+    scene.allow(&json!({"ipam": ["rdma-ipam"]}))?;
+    for (network, word) in [(&fixed, "ipam.addresses"), (&chained, "prevResult")] {
+        scene.refuses(network, &[DENIED], &[word, "allow.ipam", "static"])?;
+    }
+    Ok(())
 }
 
 fn our_whereabouts() -> Result<()> {

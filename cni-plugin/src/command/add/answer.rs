@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use attachment::addresses::Ipam;
 use cni_wire::{CniResult, Code, Interface, IpConfig, text::list};
 use netlink::link::Link;
+use node::policy::Allow;
 
 use super::{Add, Nic};
 use crate::{
@@ -130,14 +131,17 @@ impl Add<'_> {
 }
 
 /// A chained ipvlan stands on the chain's only interface, unless a master is named, and without
-/// an IPAM it takes over the chain's addresses and routes, as the reference plugin does.
+/// an IPAM it takes over the chain's addresses and routes, as the reference plugin does. A network
+/// can forge them: nobody has leased them here.
 ///
 /// # Errors
-/// Code 7: several interfaces could be meant.
+/// Code 7: several interfaces could be meant; code 101: the policy does not let networks choose
+/// addresses.
 pub(super) fn inherit(
     config: &mut Config,
     before: &mut CniResult,
     ipam: &Ipam,
+    allow: &Allow,
 ) -> Result<Option<CniResult>, Error> {
     if config.master.is_none() && config.allocation.is_none() {
         config.master = match before.interfaces.as_slice() {
@@ -155,6 +159,11 @@ pub(super) fn inherit(
     }
     if !matches!(ipam, Ipam::None) || before.ips.is_empty() {
         return Ok(None);
+    }
+    if !allow.unleased_addresses() {
+        let message = "the node's policy does not allow an ipvlan the addresses of prevResult";
+        return Err(Error::new(Code::Policy, message)
+            .with_details("set ipam, or let an administrator add static to allow.ipam"));
     }
     Ok(Some(CniResult {
         ips: std::mem::take(&mut before.ips),
