@@ -11,7 +11,8 @@ use super::store::{Binding, Bindings};
 use crate::kubelet::allocated::{AllocatedUnits, Holder};
 
 /// A binding without record that is younger than this is left alone: the CNI call that made it may still run, and the
-/// kubelet may list its pod a moment later.
+/// kubelet may list its pod a moment later. One that was created in the future is not young: after the clock was set
+/// back it would be left alone for as long. It is freed after two lists, as any other.
 const MIN_AGE_SECONDS: u64 = 60;
 
 /// What the CNI plugin's journal has.

@@ -49,7 +49,7 @@ pub(crate) struct Binding {
     pub sandbox: Option<String>,
     /// How far it is.
     pub stage: Stage,
-    /// Seconds since 1970 when it was bound.
+    /// Seconds since 1970 when it was bound, or later: see [`Bindings::next_created`].
     pub created: u64,
     /// The HCA's rail.
     pub rail: u32,
@@ -131,6 +131,14 @@ impl Bindings {
     /// Whether an HCA is bound, to whomever.
     pub(crate) fn has(&self, hca: &HcaId) -> bool {
         self.all.contains_key(hca) || self.unreadable.contains_key(hca)
+    }
+
+    /// When a binding of a slot is created: `now`, but after all others of the slot, because the newest
+    /// one counts and the clock may have been set back.
+    pub(crate) fn next_created(&self, unit: &str, now: u64) -> u64 {
+        let of_unit = self.all.values().filter(|one| one.unit == unit);
+        let next = of_unit.map(|one| one.created.saturating_add(1));
+        next.fold(now, u64::max)
     }
 }
 
@@ -303,6 +311,32 @@ mod tests {
         fs::write(directory.join(".0000:3b:00.1.0123456789abcdef.new"), "{").unwrap();
         fs::write(directory.join("README"), "{").unwrap();
         assert_eq!(store.read().unwrap().unreadable.len(), 1);
+    }
+
+    #[test]
+    fn a_binding_is_newer_than_all_others_of_its_slot() {
+        let created = |hca: &str, unit: &str, created| Binding {
+            created,
+            ..binding(hca, unit)
+        };
+        let all = [
+            created("0000:3b:00.0", "x", 100),
+            created("0000:3b:00.1", "x", 200),
+            created("0000:3b:00.2", "y", 300),
+        ];
+        let bindings = Bindings {
+            all: all.map(|one| (one.hca.parse().unwrap(), one)).into(),
+            ..Bindings::default()
+        };
+        for (unit, now, expected) in [
+            ("x", 1000, 1000),
+            // In the same second, and after the clock was set back.
+            ("x", 200, 201),
+            ("x", 50, 201),
+            ("z", 50, 50),
+        ] {
+            assert_eq!(bindings.next_created(unit, now), expected, "{unit} {now}");
+        }
     }
 
     #[test]
