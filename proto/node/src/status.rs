@@ -48,7 +48,7 @@ pub struct ConfigurationStatus {
     pub format: String,
     /// How many configurations have been in force since the start.
     pub generation: u64,
-    /// Why the file as it is now is not in force.
+    /// Why the file as it is now is not in force, or not all of it.
     pub error: Option<String>,
 }
 
