@@ -70,8 +70,8 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
     vec![
         gauge(
             "alignment",
-            "Share of a pod's GPUs that reach their HCA without a host bridge, of pods that were \
-             bound late; by pod where pod names are served, else of the worst pod",
+            "Fraction of a pod's GPUs whose HCA reaches their memory directly, in late-binding \
+             pools; by pod where pod names are served, else of the worst pod",
             alignment,
         ),
         gauge("units", "Units of a resource, by health", units),
