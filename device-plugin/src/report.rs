@@ -161,7 +161,10 @@ impl Report {
     /// What is worth knowing although it does not make the daemon unready.
     pub(crate) fn notes(&self) -> Vec<String> {
         let refused = self.config.error.iter().map(|error| {
-            format!("the configuration file is refused, the one before is in force: {error}")
+            format!(
+                "the configuration file is refused; the one before, or the rest of the file, is in \
+                 force: {error}"
+            )
         });
         let pools = self.pools.iter().filter_map(|pool| {
             let counts = pool.snapshot.as_ref()?.count();

@@ -205,7 +205,9 @@ impl Binder {
                 fresh.extend(
                     made.into_iter()
                         .filter(|one| kept(&one.slot).is_none())
-                        .map(|one| binding(&one, asked, pod, sandbox.as_deref(), &machine)),
+                        .map(|one| {
+                            binding(&one, asked, pod, sandbox.as_deref(), &machine, &bindings)
+                        }),
                 );
             }
         }

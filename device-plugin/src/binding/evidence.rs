@@ -11,7 +11,8 @@ use super::store::{Binding, Bindings};
 use crate::kubelet::allocated::{AllocatedUnits, Holder};
 
 /// A binding without record that is younger than this is left alone: the CNI call that made it may still run, and the
-/// kubelet may list its pod a moment later.
+/// kubelet may list its pod a moment later. One that was created in the future is not young: after the clock was set
+/// back it would be left alone for as long. It is freed after two lists, as any other.
 const MIN_AGE_SECONDS: u64 = 60;
 
 /// What the CNI plugin's journal has.
@@ -78,12 +79,13 @@ pub(crate) fn is_superseded(binding: &Binding, all: &Bindings) -> bool {
     others.any(|other| other.unit == binding.unit && other.created > binding.created)
 }
 
-/// Whether one list of the kubelet is enough: its checkpoint does not have the slot as the pod's either,
-/// so that it is not a list of a kubelet that does not know all pods yet.
+/// Whether one list of the kubelet is enough: its checkpoint was read and does not have the slot as the
+/// pod's either, so that it is not a list of a kubelet that does not know all pods yet. The checkpoint
+/// says nothing about a pod whose UID is not known.
 pub(crate) fn is_given_up(binding: &Binding, held: &AllocatedUnits) -> bool {
     let (resource, unit) = (&binding.resource, &binding.unit);
     let uid = binding.pod.uid.as_deref();
-    why_ended(binding, held).is_some() && uid.is_none_or(|uid| !held.is_of(uid, resource, unit))
+    why_ended(binding, held).is_some() && uid.is_some_and(|uid| held.is_not_of(uid, resource, unit))
 }
 
 /// Why the pod of a binding does not have its slot any more, by a list of the kubelet that is newer than
@@ -255,8 +257,16 @@ mod tests {
             let list = list(None, 0).with_owners(owners);
             assert_eq!(is_given_up(&binding(), &list), is_over, "{uid}");
         }
-        assert!(is_given_up(&binding(), &list(None, 0)));
-        assert!(!is_given_up(&binding(), &list(Some(("ml", "a")), 0)));
+        let with_checkpoint = |list: AllocatedUnits| list.with_owners(Owners::default());
+        let lacking = with_checkpoint(list(None, 0));
+        assert!(is_given_up(&binding(), &lacking));
+        let listed = with_checkpoint(list(Some(("ml", "a")), 0));
+        assert!(!is_given_up(&binding(), &listed));
+        // A checkpoint that was not read agrees with nothing.
+        assert!(!is_given_up(&binding(), &list(None, 0)));
+        let mut without_uid = binding();
+        without_uid.pod.uid = None;
+        assert!(!is_given_up(&without_uid, &lacking));
     }
 
     #[test]

@@ -191,6 +191,7 @@ pub(super) fn binding(
     pod: &Pod,
     sandbox: Option<&str>,
     machine: &Machine,
+    bindings: &Bindings,
 ) -> Binding {
     let gpus = one.pairs.iter().filter_map(|pair| {
         let gpu = machine.gpus.get(pair.gpu)?;
@@ -206,6 +207,7 @@ pub(super) fn binding(
         container: one.container.clone(),
         rail: one.rail,
         gpus: gpus.collect(),
+        created: bindings.next_created(&one.slot, attachment::node::now()),
         ..Binding::new(&one.hca, &one.slot, pod, sandbox)
     }
 }

@@ -49,7 +49,7 @@ pub(crate) struct Binding {
     pub sandbox: Option<String>,
     /// How far it is.
     pub stage: Stage,
-    /// Seconds since 1970 when it was bound.
+    /// Seconds since 1970 when it was bound, or later: see [`Bindings::next_created`].
     pub created: u64,
     /// The HCA's rail.
     pub rail: u32,
@@ -132,6 +132,14 @@ impl Bindings {
     pub(crate) fn has(&self, hca: &HcaId) -> bool {
         self.all.contains_key(hca) || self.unreadable.contains_key(hca)
     }
+
+    /// When a binding of a slot is created: `now`, but after all others of the slot, because the newest
+    /// one counts and the clock may have been set back.
+    pub(crate) fn next_created(&self, unit: &str, now: u64) -> u64 {
+        let of_unit = self.all.values().filter(|one| one.unit == unit);
+        let next = of_unit.map(|one| one.created.saturating_add(1));
+        next.fold(now, u64::max)
+    }
 }
 
 /// The bindings of a node.
@@ -199,7 +207,14 @@ impl BindingDirectory {
         let Some(text) = text else {
             return Ok(None);
         };
-        let binding: Binding = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
+        let stored = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
+        let Stored {
+            mut binding,
+            detached,
+        } = stored;
+        if detached {
+            binding.stage = Stage::Detached;
+        }
         if binding.version != VERSION || binding.hca != hca.to_string() {
             return Err(failed(&format_args!(
                 "it is version {} of a binding of {}",
@@ -242,9 +257,24 @@ impl BindingDirectory {
     }
 }
 
+/// A binding as its file has it. [`Stage::Detached`] is stored as `attached` and a key of its own: versions
+/// before it ignore the key. A word that they do not know would keep the HCA from all pods.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    #[serde(flatten)]
+    binding: Binding,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    detached: bool,
+}
+
 fn text(binding: &Binding) -> String {
+    let mut binding = binding.clone();
+    let detached = binding.stage == Stage::Detached;
+    if detached {
+        binding.stage = Stage::Attached;
+    }
     // Strings, numbers and lists: this does not fail.
-    serde_json::to_string(binding).unwrap_or_default()
+    serde_json::to_string(&Stored { binding, detached }).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -284,6 +314,22 @@ mod tests {
         assert_eq!(store.read().unwrap(), Bindings::default());
     }
 
+    /// A version before `Stage::Detached` takes any other word for a file that it cannot read, and keeps
+    /// the HCA from all pods.
+    #[test]
+    fn a_detached_binding_is_attached_to_an_earlier_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = BindingDirectory::at(dir.path());
+        let detached = Binding {
+            stage: Stage::Detached,
+            ..binding("0000:3b:00.0", "x")
+        };
+        store.create(&detached).unwrap();
+        let text = fs::read_to_string(dir.path().join("bindings/0000:3b:00.0")).unwrap();
+        assert!(text.contains(r#""stage":"attached""#), "{text}");
+        assert_eq!(store.read().unwrap().all.values().next(), Some(&detached));
+    }
+
     #[test]
     fn an_unreadable_binding_still_binds_its_hca() {
         let dir = tempfile::tempdir().unwrap();
@@ -303,6 +349,32 @@ mod tests {
         fs::write(directory.join(".0000:3b:00.1.0123456789abcdef.new"), "{").unwrap();
         fs::write(directory.join("README"), "{").unwrap();
         assert_eq!(store.read().unwrap().unreadable.len(), 1);
+    }
+
+    #[test]
+    fn a_binding_is_newer_than_all_others_of_its_slot() {
+        let created = |hca: &str, unit: &str, created| Binding {
+            created,
+            ..binding(hca, unit)
+        };
+        let all = [
+            created("0000:3b:00.0", "x", 100),
+            created("0000:3b:00.1", "x", 200),
+            created("0000:3b:00.2", "y", 300),
+        ];
+        let bindings = Bindings {
+            all: all.map(|one| (one.hca.parse().unwrap(), one)).into(),
+            ..Bindings::default()
+        };
+        for (unit, now, expected) in [
+            ("x", 1000, 1000),
+            // In the same second, and after the clock was set back.
+            ("x", 200, 201),
+            ("x", 50, 201),
+            ("z", 50, 50),
+        ] {
+            assert_eq!(bindings.next_created(unit, now), expected, "{unit} {now}");
+        }
     }
 
     #[test]

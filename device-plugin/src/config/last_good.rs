@@ -18,7 +18,7 @@ pub(crate) struct Start {
     pub config: Config,
     /// The text to keep; none where what is kept already is better.
     pub keep: Option<String>,
-    /// Why it is not that of the file, if so.
+    /// Why it is not that of the file, or not of all of it, if so.
     pub error: Option<String>,
 }
 
@@ -57,18 +57,15 @@ impl Kept {
             Ok((_, config)) => (config.refused.join("; "), Ok(config)),
             Err(error) => (error.to_string(), Err(error)),
         };
-        match self.read(defaults) {
-            Some(config) => Ok(Start {
-                config,
-                keep: None,
-                error: Some(error),
-            }),
-            None => partial.map(|config| Start {
-                config,
-                keep: None,
-                error: None,
-            }),
-        }
+        let config = match self.read(defaults) {
+            Some(config) => config,
+            None => partial?,
+        };
+        Ok(Start {
+            config,
+            keep: None,
+            error: Some(error),
+        })
     }
 
     fn read(&self, defaults: &Defaults) -> Option<Config> {
@@ -98,8 +95,9 @@ mod tests {
         // Without a good one, a wrong file is an error, and one that is wrong in part is served.
         start("{").unwrap_err();
         let partly = start(PARTLY).unwrap();
-        assert_eq!((resource(&partly), &partly.error), ("rdma/b".into(), &None));
-        assert_eq!(partly.keep, None);
+        assert_eq!((resource(&partly), &partly.keep), ("rdma/b".into(), &None));
+        let error = partly.error.unwrap();
+        assert!(error.contains("configList[1]"), "{error}");
         let good = start(GOOD).unwrap();
         assert_eq!(good.error, None);
         std::fs::write(kept.path().unwrap(), good.keep.unwrap()).unwrap();

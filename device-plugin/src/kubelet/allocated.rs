@@ -27,8 +27,8 @@ pub(crate) struct AllocatedUnits {
     asked: SystemTime,
     /// Whether some holders are from the checkpoint, which knows no names of pods.
     by_uid: bool,
-    /// UIDs of the holders, as far as the checkpoint could be read.
-    owners: Arc<Owners>,
+    /// UIDs of the holders; none where the checkpoint was not read.
+    owners: Option<Arc<Owners>>,
 }
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
@@ -157,18 +157,24 @@ impl AllocatedUnits {
             }
         };
         let owners = kept.as_ref().ok().and_then(Option::as_ref);
-        let owners = owners.map(|kept| kept.owners.clone()).unwrap_or_default();
+        let owners = owners.map(|kept| kept.owners.clone());
         found.map(|found| Self { owners, ..found })
     }
 
-    /// Whether the checkpoint has a unit as that of the pod with this UID.
-    pub(crate) fn is_of(&self, uid: &str, resource: &str, unit: &str) -> bool {
-        self.owners.owner(uid, resource, unit) == Owner::This
+    /// Whether the checkpoint was read and does not have a unit as that of the pod with this UID.
+    pub(crate) fn is_not_of(&self, uid: &str, resource: &str, unit: &str) -> bool {
+        let owner = self.owner(uid, resource, unit);
+        owner.is_some_and(|owner| owner != Owner::This)
     }
 
     /// Whether the checkpoint has a unit as that of pods with other UIDs alone.
     pub(crate) fn is_of_another_uid(&self, uid: &str, resource: &str, unit: &str) -> bool {
-        self.owners.owner(uid, resource, unit) == Owner::Another
+        self.owner(uid, resource, unit) == Some(Owner::Another)
+    }
+
+    fn owner(&self, uid: &str, resource: &str, unit: &str) -> Option<Owner> {
+        let owners = self.owners.as_ref()?;
+        Some(owners.owner(uid, resource, unit))
     }
 
     /// What the kubelet listed.
@@ -189,7 +195,7 @@ impl AllocatedUnits {
             units: held,
             asked,
             by_uid: false,
-            owners: Arc::default(),
+            owners: None,
         }
     }
 
@@ -261,7 +267,7 @@ mod tests {
 
     impl AllocatedUnits {
         pub(crate) fn with_owners(self, owners: Owners) -> Self {
-            let owners = Arc::new(owners);
+            let owners = Some(Arc::new(owners));
             Self { owners, ..self }
         }
     }

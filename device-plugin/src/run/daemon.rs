@@ -201,7 +201,8 @@ impl Daemon {
             keep,
             error,
         } = start;
-        if let Some(error) = &error {
+        // One that is wrong in part is logged below, resource by resource.
+        if let Some(error) = error.as_ref().filter(|_| config.refused.is_empty()) {
             tracing::error!(
                 error,
                 "configuration rejected, still running on the last good one; fix the file, no \

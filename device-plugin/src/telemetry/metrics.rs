@@ -70,8 +70,8 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
     vec![
         gauge(
             "alignment",
-            "Share of a pod's GPUs that reach their HCA without a host bridge, of pods that were \
-             bound late; by pod where pod names are served, else of the worst pod",
+            "Fraction of a pod's GPUs whose HCA reaches their memory directly, in late-binding \
+             pools; by pod where pod names are served, else of the worst pod",
             alignment,
         ),
         gauge("units", "Units of a resource, by health", units),
@@ -180,7 +180,7 @@ fn of_daemon(report: &Report) -> Vec<Family> {
     vec![
         gauge(
             "config_accepted",
-            "1 while the configuration file is in force, 0 while an older configuration is",
+            "1 while the whole configuration file is in force, 0 while an older one or a part is",
             plain(number(report.config.error.is_none().into())),
         ),
         counter("scans", "Scans of the host, by trigger", scans.collect()),

@@ -48,7 +48,7 @@ pub struct ConfigurationStatus {
     pub format: String,
     /// How many configurations have been in force since the start.
     pub generation: u64,
-    /// Why the file as it is now is not in force.
+    /// Why the file as it is now is not in force, or not all of it.
     pub error: Option<String>,
 }
 
@@ -172,7 +172,7 @@ pub struct ServedGpu {
     pub gpu: String,
     /// Their distance, as `nvidia-smi topo -m` writes it.
     pub class: String,
-    /// Whether they reach each other without a host bridge.
+    /// Whether the HCA reaches the GPU's memory directly, without a copy through host memory.
     pub peer_to_peer: bool,
     /// Whether no HCA of the node is nearer.
     pub aligned: bool,
@@ -190,7 +190,7 @@ pub struct PodAlignment {
     /// The farthest of its GPUs from the HCA that serves it, as `nvidia-smi topo -m` writes it; `None`
     /// for a pod without GPUs.
     pub worst: Option<String>,
-    /// Share of its GPUs that reach their HCA without a host bridge, from 0 to 1; `None` for a pod
+    /// Fraction of its GPUs whose HCA reaches their memory directly, from 0 to 1; `None` for a pod
     /// without GPUs.
     pub score: Option<f64>,
 }

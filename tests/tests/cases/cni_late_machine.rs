@@ -280,7 +280,7 @@ impl Node {
                     .collect(),
             };
             ensure!(text(&file["hca"]) == name, "{file:#}");
-            if file["stage"] == "detached" {
+            if file["detached"] == true {
                 continue;
             }
             bindings.insert(name.into_owned(), binding);

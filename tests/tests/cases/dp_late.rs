@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -302,6 +302,14 @@ fn hcas(bound: &Bound) -> Vec<&str> {
     bound.slots.iter().map(|slot| slot.hca.as_str()).collect()
 }
 
+/// Makes a binding older or newer by some seconds.
+fn shift_created(binding: &Path, seconds: i64) -> Result<()> {
+    let mut file: Value = serde_json::from_str(&fs::read_to_string(binding)?)?;
+    let created = file["created"].as_u64().context("a time")?;
+    file["created"] = Value::from(created.saturating_add_signed(seconds));
+    Ok(fs::write(binding, file.to_string())?)
+}
+
 fn kind<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Result<FailureKind> {
     match answer {
         Err(ClientError {
@@ -524,8 +532,8 @@ fn an_old_sandbox_is_unbound_once_its_record_is_gone() -> Result<()> {
     let record = node.record("s1")?;
     fs::write(&record, "of an attachment")?;
     node.commit(&pod, "s1")?;
-    // Bindings have their age in seconds.
-    thread::sleep(Duration::from_millis(1100));
+    // The clock is set back before the next sandbox is bound.
+    shift_created(&node.machine.bindings().join(hcas(&old)[0]), 100)?;
     let new = node.bind(&pod, "s2")?;
     node.commit(&pod, "s2")?;
     assert_ne!(hcas(&new), hcas(&old));
@@ -619,10 +627,7 @@ fn a_pod_made_anew_is_bound_though_its_predecessor_was() -> Result<()> {
     node.start_container(&before)?;
     // So long ago that a list of the kubelet says something about them.
     for entry in fs::read_dir(node.machine.bindings())? {
-        let path = entry?.path();
-        let mut binding: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
-        binding["created"] = Value::from(binding["created"].as_u64().context("a time")? - 100);
-        fs::write(&path, binding.to_string())?;
+        shift_created(&entry?.path(), -100)?;
     }
     node.remove(&before)?;
     let anew = node.admit("train-0", &gpus, 8)?;

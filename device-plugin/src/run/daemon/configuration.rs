@@ -34,7 +34,9 @@ impl Daemon {
         self.config_file.read = id;
         let error = match read {
             Ok((_, config)) if config == self.config => {
-                self.config_file.state.error = None;
+                // What the daemon started with may be wrong in part.
+                let refused = (!config.refused.is_empty()).then(|| config.refused.join("; "));
+                self.config_file.state.error = refused;
                 return false;
             }
             Ok((text, config)) if config.refused.is_empty() => {
