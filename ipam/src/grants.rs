@@ -2,6 +2,10 @@
 //! JSON file for each space. The broker writes it after the API has acknowledged a block. It is
 //! replaced as a whole, and durable before the broker goes on.
 //!
+//! The file outlives a reboot, and another node may have taken a block while the machine was off. So
+//! each block has the boot in which the API acknowledged it last, and an ADD goes by those of the
+//! present boot only.
+//!
 //! # Why giving a block back and an ADD in it cannot cross
 //! The broker takes the block out of the file, then looks for leases in it; if it finds one, it puts
 //! the block back. An ADD makes its lease entry, then looks whether the file still has the block; if
@@ -46,6 +50,9 @@ pub struct Grant {
     /// before. Ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<IpAddr>,
+    /// ID of the boot in which the API acknowledged it last; empty where an earlier version wrote it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot: String,
 }
 
 impl Grant {
@@ -157,6 +164,13 @@ impl Grants {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Those that the API acknowledged in a boot: what an ADD goes by.
+    #[must_use]
+    pub fn of_boot(mut self, boot: &str) -> Self {
+        self.blocks.retain(|grant| grant.boot == boot);
+        self
     }
 
     /// The blocks that are of a range's division.
@@ -288,6 +302,7 @@ mod tests {
                 epoch: 1,
                 per_node: None,
                 except: Vec::new(),
+                boot: "b1".into(),
             });
         }
         grants
@@ -309,6 +324,18 @@ mod tests {
             assert!(!read.has("10.0.0.32".parse().unwrap()));
             assert!(read.has("fd00::7f".parse().unwrap()));
         }
+    }
+
+    #[test]
+    fn an_add_goes_by_blocks_of_its_own_boot() {
+        let space = AddressSpace::new("default", None);
+        let grants = granted(&space, &["10.0.0.16/28"]);
+        assert_eq!(grants.clone().of_boot("b1"), grants);
+        assert_eq!(grants.of_boot("b2").blocks, []);
+        let before =
+            r#"{"version": 1, "blocks": [{"block": "10.0.0.0/28", "uid": "8f", "epoch": 1}]}"#;
+        let before: Grants = serde_json::from_str(before).unwrap();
+        assert_eq!(before.of_boot("b1").blocks, []);
     }
 
     #[test]
@@ -339,6 +366,7 @@ mod tests {
             epoch: u64::MAX,
             per_node: None,
             except: Vec::new(),
+            boot: "b".repeat(36),
         };
         grants.blocks = vec![longest; MAX_BLOCKS];
         grants.write(place.path(), &space).unwrap();

@@ -205,6 +205,7 @@ mod tests {
             epoch: 1,
             per_node: None,
             except: Vec::new(),
+            boot: String::new(),
         };
         (space(), grant)
     }

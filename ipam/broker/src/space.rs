@@ -5,6 +5,9 @@
 //! creation or change, by the first consistent list, or by a later event. A block that this node gave
 //! back is not its own again by an event that comes late: a creation has another UID.
 //!
+//! A grant of an earlier boot stays on disk, and ADDs do not use it until the API has acknowledged the
+//! block again: another node may have taken it while this machine was off.
+//!
 //! A request without an answer may have been done. Until the object was read again its block is in
 //! doubt: it is not granted anew, and nothing is given back.
 
@@ -29,7 +32,7 @@ use ipam::block::{AddressSpace, overlap};
 use ipam::grants::Grant;
 use ipam::store::{Store, StoreError};
 use ipnetwork::IpNetwork;
-use node::identity::NodeIdentity;
+use node::identity::{IdentityError, NodeIdentity};
 use node::policy::{BlockLength, Policy, StoreKind};
 use node::random::random64;
 use node_wire::{Answer, BlockNeed, Failure, FailureKind};
@@ -168,8 +171,11 @@ impl Shared {
     /// # Errors
     /// It may be there, and cannot be read.
     pub fn open_store(&self, name: &str) -> Result<Option<Store>, StoreError> {
-        let node = NodeIdentity::read(&self.root, &self.policy.node_name(Some(&self.name)))?;
-        Store::open_existing(&self.policy, name, node)
+        Store::open_existing(&self.policy, name, self.identity()?)
+    }
+
+    fn identity(&self) -> Result<NodeIdentity, IdentityError> {
+        NodeIdentity::read(&self.root, &self.policy.node_name(Some(&self.name)))
     }
 
     async fn me(&self) -> Result<NodeId, Failure> {
@@ -333,6 +339,8 @@ pub struct Worker {
     /// The space's ranges, as read last.
     grids: Option<(Instant, Rc<Vec<RangeObject>>)>,
     leftover: Option<claim::Leftover>,
+    /// When a block of an earlier boot was granted anew last: an ADD that had asked before has room in it.
+    regained: Option<Instant>,
     ranges: usage::Ranges,
     pace: Pace,
 }
@@ -353,7 +361,8 @@ impl Worker {
             let name = &space.store;
             bail!("the node's policy has no store {name:?} of type kubernetes");
         };
-        let grants = GrantsFile::read(&shared.policy.state_dir, &space)?;
+        let boot = shared.identity()?.boot;
+        let grants = GrantsFile::read(&shared.policy.state_dir, &space, boot)?;
         let before = after.as_ref().map(|namespace| {
             let objects = WhereaboutsObjects::new(shared.client.transport().clone(), namespace);
             Before::new(objects, grants.networks())
@@ -370,6 +379,7 @@ impl Worker {
             listed: false,
             grids: None,
             leftover: None,
+            regained: None,
             ranges: usage::Ranges::default(),
             pace: Pace::new(),
         })
@@ -658,7 +668,7 @@ impl Worker {
     }
 
     /// What is to be on disk of a block of this node; `None` while that is not known, or while the block
-    /// contradicts a range.
+    /// contradicts a range. One that is marked as over is not granted anew: another node may take it.
     fn grant_of(&self, network: IpNetwork) -> Option<Grant> {
         let own = self
             .blocks
@@ -666,7 +676,8 @@ impl Worker {
             .get(&network)
             .filter(|own| own.doubt.is_none())?;
         let is_known = self.knows_before() && self.contradiction(network).is_none();
-        is_known.then(|| own.grant(self.leased_before(network)))
+        let may_be = own.object.spec.over.is_none() || self.grants.is_usable(network);
+        (is_known && may_be).then(|| own.grant(self.leased_before(network), self.grants.boot()))
     }
 
     /// Writes that the node has a block, unless that is written.
@@ -676,7 +687,11 @@ impl Worker {
             return Ok(());
         };
         let is_new = !self.grants.has_block(network);
+        let is_regained = !is_new && !self.grants.is_usable(network);
         self.grants.add(grant)?;
+        if is_regained {
+            self.regained = Some(Instant::now());
+        }
         self.blocks.lost.retain(|lost, _| !overlap(*lost, network));
         if is_new {
             tracing::info!(space = %self.space, block = %network, "this node has the block");

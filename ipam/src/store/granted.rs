@@ -78,6 +78,7 @@ impl fmt::Display for Need {
 /// every address is as good as another.
 pub(super) struct Granted<'s> {
     files: Option<&'s BlockFiles>,
+    boot: &'s str,
     read: RefCell<BTreeMap<Option<String>, Rc<Reading>>>,
 }
 
@@ -85,6 +86,7 @@ impl<'s> Granted<'s> {
     pub(super) fn new(store: &'s Store) -> Self {
         Self {
             files: store.blocks.as_ref(),
+            boot: &store.node.boot,
             read: RefCell::default(),
         }
     }
@@ -96,7 +98,9 @@ impl<'s> Granted<'s> {
         if let Some(read) = self.read.borrow().get(&space.network_name) {
             return Ok(Some(read.clone()));
         }
-        let reading = Rc::new(Reading::new(&files.directory, &files.space(space))?);
+        let mut reading = Reading::new(&files.directory, &files.space(space))?;
+        reading.grants = reading.grants.of_boot(self.boot);
+        let reading = Rc::new(reading);
         let name = space.network_name.clone();
         self.read.borrow_mut().insert(name, reading.clone());
         Ok(Some(reading))
@@ -179,7 +183,7 @@ impl<'s> Granted<'s> {
                 true => reading.grants.clone(),
                 false => {
                     let space = AddressSpace::new(&files.store, name.as_deref());
-                    Grants::read(&files.directory, &space)?
+                    Grants::read(&files.directory, &space)?.of_boot(self.boot)
                 }
             };
             now.insert(name.clone(), grants);
@@ -419,6 +423,7 @@ mod tests {
                 epoch: 1,
                 per_node: None,
                 except: Vec::new(),
+                boot: node::identity::boot_id(Path::new("/proc")),
             })
             .collect();
         let directory = directory(&place.join("state"), "default");
@@ -514,6 +519,7 @@ mod tests {
             epoch: 1,
             per_node: Some(per_node(Gateway::First)),
             except: Vec::new(),
+            boot: node::identity::boot_id(Path::new("/proc")),
         });
         let directory = directory(&place.path().join("state"), "default");
         grants.write(&directory, &space).unwrap();
@@ -603,6 +609,35 @@ mod tests {
         );
         grant(place.path(), None, &["10.0.0.0/28", "10.0.0.64/28"]);
         assert_eq!(address(store.take(&asked)), "10.0.0.77");
+    }
+
+    #[test]
+    fn a_block_of_an_earlier_boot_is_not_leased_from_and_stays_the_nodes() {
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        grant(place.path(), None, &["10.0.0.0/28"]);
+        let first = order("a", "10.0.0.0/24", None);
+        let lease = address(store.take(&first));
+        let directory = directory(&place.path().join("state"), "default");
+        let space = AddressSpace::new("default", None);
+        let mut grants = Grants::read(&directory, &space).unwrap();
+        for boot in ["", "before"] {
+            grants.blocks[0].boot = boot.to_owned();
+            grants.write(&directory, &space).unwrap();
+            need(store.take(&order("b", "10.0.0.0/24", None)));
+            need(store.take(&order("b", "10.0.0.0/24", Some("10.0.0.9"))));
+            need(store.take(&first));
+            assert!(store.room(&first).is_err());
+            assert!(store.outside_blocks().unwrap().is_empty());
+            let blocks = store.node_blocks().unwrap().unwrap();
+            assert_eq!(blocks[0].used.held, [lease.parse::<IpAddr>().unwrap()]);
+        }
+        let holder = &first.holder;
+        store
+            .give_back("a", &holder.interface, &holder.network)
+            .unwrap();
+        let used = store.node_blocks().unwrap().unwrap().remove(0).used;
+        assert_eq!((used.held.len(), used.cooling_down), (0, 1));
     }
 
     #[test]

@@ -63,9 +63,10 @@ impl Side {
         let side = Self::with_store(directory, "kubernetes")?;
         let granted = directory.join("state/blocks/default");
         fs::create_dir_all(&granted)?;
+        let boot = node::identity::boot_id(Path::new("/proc"));
         let blocks: Vec<Value> = (0..=FEW / 16)
             .map(|number| Ipv4Addr::from(u32::from(BASE) + 16 * number))
-            .map(|first| json!({"block": format!("{first}/28"), "uid": first, "epoch": 1}))
+            .map(|first| json!({"block": format!("{first}/28"), "uid": first, "epoch": 1, "boot": boot}))
             .collect();
         let grants = json!({"version": 1, "blocks": blocks});
         fs::write(granted.join("default"), grants.to_string())?;

@@ -120,7 +120,9 @@ impl Place {
         let directory = self.state_of(machine).join("blocks/default");
         std::fs::create_dir_all(&directory).unwrap();
         let space = name.map_or_else(|| "default".to_owned(), |name| format!("net.{name}"));
-        let all = ["0.0.0.0/0", "::/0"].map(|all| json!({"block": all, "uid": all, "epoch": 1}));
+        let boot = node::identity::boot_id(Path::new("/proc"));
+        let all = ["0.0.0.0/0", "::/0"]
+            .map(|all| json!({"block": all, "uid": all, "epoch": 1, "boot": boot}));
         let mut grants = json!({"version": 1, "blocks": all});
         if let Some(name) = name {
             grants["networkName"] = json!(name);

@@ -249,6 +249,7 @@ mod tests {
             epoch: 1,
             per_node: None,
             except: Vec::new(),
+            boot: String::new(),
         };
         assert_eq!(
             ownership(&block, &id("n2", "u3"), &[grant]),
@@ -267,6 +268,7 @@ mod tests {
             epoch: 1,
             per_node: None,
             except: Vec::new(),
+            boot: String::new(),
         };
         let object = block(None);
         assert_eq!(ownership(&object, &id("n2", "u2"), &[]), Ownership::Grant);

@@ -106,13 +106,14 @@ impl Own {
         }
     }
 
-    pub(super) fn grant(&self, except: Vec<IpAddr>) -> Grant {
+    pub(super) fn grant(&self, except: Vec<IpAddr>, boot: &str) -> Grant {
         Grant {
             block: self.object.spec.block,
             uid: self.object.metadata.uid.clone(),
             epoch: self.object.spec.epoch,
             per_node: self.object.spec.per_node,
             except,
+            boot: boot.to_owned(),
         }
     }
 }

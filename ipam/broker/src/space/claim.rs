@@ -99,6 +99,10 @@ impl Worker {
             Ok(range) => range,
             Err(failure) => return drop(first.reply.send(Err(failure))),
         };
+        if !self.grants.are_usable() {
+            // Where it fails, getting another block says why.
+            drop(self.settle().await);
+        }
         let deadline = first.at + self.shared.timing.question;
         if let Some(address) = first.need.address {
             let single = first.need.single;
@@ -117,6 +121,7 @@ impl Worker {
             }
         }
         group.retain(|asked| !asked.reply.is_closed());
+        self.count_regained(&range, &group);
         let group = self.serve_leftover(&range, group);
         if group.is_empty() {
             return;
@@ -149,6 +154,37 @@ impl Worker {
             granted: Instant::now(),
             left,
             blocks,
+        });
+    }
+
+    /// Those that asked before blocks of an earlier boot were granted anew get the room of these, not
+    /// another block.
+    fn count_regained(&mut self, range: &Range, group: &[Asked]) {
+        let asked = group.iter().map(|asked| asked.at).min();
+        let Some(regained) = self
+            .regained
+            .filter(|at| asked.is_some_and(|asked| asked < *at))
+        else {
+            return;
+        };
+        let leftover = self.leftover.as_ref();
+        if leftover.is_some_and(|one| one.range == *range && one.granted >= regained) {
+            return;
+        }
+        let own = self.grants.usable();
+        let own = own.filter(|grant| grant.per_node == range.per_node());
+        let own = own.map(|grant| (grant.block, self.free_in(range, grant.block)));
+        // Each ADD says that the store cannot be read.
+        let own = own.filter_map(|(block, free)| Some((block, free.ok()?)));
+        let own: Vec<(IpNetwork, u128)> = own
+            .filter(|(_, free)| *free > 0)
+            .take(MOST_BLOCKS)
+            .collect();
+        self.leftover = Some(Leftover {
+            range: range.clone(),
+            granted: regained,
+            left: own.iter().map(|(_, free)| free).sum(),
+            blocks: own.into_iter().map(|(block, _)| block).collect(),
         });
     }
 
@@ -294,7 +330,7 @@ impl Worker {
         if self.blocks.own.contains_key(&block) {
             self.settle_for_add().await?;
             self.check_division(range, block)?;
-            if self.grants.has(address) {
+            if self.grants.usable().any(|grant| grant.has(address)) {
                 return Ok(block);
             }
             if self.blocks.own.contains_key(&block) {
@@ -314,7 +350,8 @@ impl Worker {
 
     fn in_doubt(&self, block: IpNetwork) -> Failure {
         let why = format!(
-            "whether this node has AddressBlock {} is not known yet: a request for it had no answer",
+            "whether this node has AddressBlock {} is not known yet: a request for it had no answer, or it is \
+             marked as over",
             self.space.block_name(block)
         );
         Failure::new(FailureKind::ClusterUnavailable, why)
@@ -333,7 +370,7 @@ impl Worker {
     /// Refuses a question for a further address of this node's network of a range, if none is free.
     async fn has_room(&mut self, range: &Range, network: IpNetwork) -> Result<(), Failure> {
         self.settle_for_add().await?;
-        if !self.grants.has_block(network) {
+        if !self.grants.is_usable(network) {
             return Err(self.in_doubt(network));
         }
         self.check_division(range, network)?;
@@ -527,7 +564,7 @@ impl Worker {
             .any(|object| object.spec.block == block);
         if self.blocks.own.contains_key(&block) || is_unread {
             self.grant_claimed_before()?;
-            return match self.grants.has_block(block) {
+            return match self.grants.is_usable(block) {
                 true => Ok(Attempt::Got),
                 false => Err(self.in_doubt(block)),
             };

@@ -12,6 +12,8 @@ use ipnetwork::IpNetwork;
 pub(super) struct GrantsFile {
     directory: PathBuf,
     space: AddressSpace,
+    /// ID of the present boot: ADDs go by its blocks only.
+    boot: String,
     pub(super) noted: Grants,
     /// Whether these are what the file has: a write that failed may have replaced it.
     is_written: bool,
@@ -28,18 +30,42 @@ impl Deref for GrantsFile {
 impl GrantsFile {
     /// # Errors
     /// It cannot be read, which must not be taken for none.
-    pub(super) fn read(state_dir: &Path, space: &AddressSpace) -> Result<Self, GrantsError> {
+    pub(super) fn read(
+        state_dir: &Path,
+        space: &AddressSpace,
+        boot: String,
+    ) -> Result<Self, GrantsError> {
         let directory = ipam::grants::directory(state_dir, &space.store);
         Ok(Self {
             noted: Grants::read(&directory, space)?,
             is_written: true,
             space: space.clone(),
+            boot,
             directory,
         })
     }
 
     pub(super) fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    pub(super) fn boot(&self) -> &str {
+        &self.boot
+    }
+
+    /// The blocks that ADDs go by.
+    pub(super) fn usable(&self) -> impl Iterator<Item = &Grant> {
+        self.blocks.iter().filter(|grant| grant.boot == self.boot)
+    }
+
+    /// Whether ADDs lease from all blocks.
+    pub(super) fn are_usable(&self) -> bool {
+        self.usable().count() == self.blocks.len()
+    }
+
+    /// Whether ADDs lease from a block.
+    pub(super) fn is_usable(&self, network: IpNetwork) -> bool {
+        self.usable().any(|grant| grant.block == network)
     }
 
     pub(super) fn has_block(&self, network: IpNetwork) -> bool {

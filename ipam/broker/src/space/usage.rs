@@ -261,7 +261,7 @@ impl Worker {
             let Some(own) = self.blocks.own.get(&network) else {
                 continue;
             };
-            let grant = own.grant(self.leased_before(network));
+            let grant = own.grant(self.leased_before(network), self.grants.boot());
             let free = grant
                 .size()
                 .saturating_sub(used + grant.except.len() as u64);

@@ -804,3 +804,102 @@ fn a_machine_with_another_nodes_name_gets_no_block() {
         assert_eq!(copy.granted(), []);
     });
 }
+
+#[test]
+fn a_machine_that_returns_leases_nothing_of_a_block_that_was_taken() {
+    with_pods(1, async |api, mut one| {
+        one.reboot().await;
+        api.remove_node("n1");
+        let mut two = started(&api, 2).await;
+        // All of the range.
+        add(&mut two, 62).await;
+        api.add_node("n1");
+        // Its broker does not run yet.
+        let _ = one.add().await;
+        check(&[one, two]);
+    });
+}
+
+#[test]
+fn a_machine_that_returns_leases_from_its_block_once_its_broker_has_seen_the_api() {
+    with_api(async |api| {
+        let mut one = patient(&api, 1).await;
+        add(&mut one, 1).await;
+        let blocks = one.granted();
+        one.reboot().await;
+        one.add().await.unwrap_err();
+        api.set_down(true);
+        one.start(&api);
+        let asked = one.add();
+        let back = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            api.set_down(false);
+        };
+        // The question that waited does not cost another block.
+        let (leased, ()) = tokio::join!(asked, back);
+        leased.unwrap();
+        assert_eq!(one.granted(), blocks);
+        one.kill().await;
+        add(&mut one, 1).await;
+    });
+}
+
+#[test]
+fn a_machine_that_returns_waits_for_its_kubelet_and_keeps_its_blocks() {
+    with_api(async |api| {
+        let says = |one: &Machine| {
+            let status = json!({"nodeInfo": {"bootID": one.identity().boot}});
+            api.write("nodes", "n1", &json!({"status": status}));
+        };
+        let mut one = patient(&api, 1).await;
+        // No tick helps the ADD.
+        one.kill().await;
+        one.timing.tick = Duration::from_secs(3600);
+        one.start(&api);
+        says(&one);
+        add(&mut one, 1).await;
+        let blocks = one.granted();
+        one.reboot().await;
+        one.start(&api);
+        one.add().await.unwrap_err();
+        says(&one);
+        one.add().await.unwrap();
+        assert_eq!(one.granted(), blocks);
+    });
+}
+
+#[test]
+fn a_block_that_is_marked_as_over_is_not_leased_from_after_a_reboot() {
+    with_api(async |api| {
+        let mut one = patient(&api, 1).await;
+        add(&mut one, 1).await;
+        one.reboot().await;
+        let out_of_service =
+            json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
+        api.write("nodes", "n1", &json!({"spec": {"taints": out_of_service}}));
+        let blocks = one.granted();
+        let name = AddressSpace::new("default", None).block_name(blocks[0]);
+        let over = json!({"since": jiff::Timestamp::now(), "by": "n9", "why": "out of service"});
+        api.write("addressblocks", &name, &json!({"spec": {"over": over}}));
+        one.start(&api);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        one.kill().await;
+        one.add().await.unwrap_err();
+        api.write("nodes", "n1", &json!({"spec": {"taints": []}}));
+        one.start(&api);
+        eventually("the mark is off", || api.marked() == 0).await;
+        add(&mut one, 1).await;
+        assert_eq!(one.granted(), blocks);
+    });
+}
+
+#[test]
+fn a_broker_restarted_without_the_api_does_not_stop_adds() {
+    with_pods(1, async |api, mut one| {
+        one.kill().await;
+        api.set_down(true);
+        one.start(&api);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        one.add().await.unwrap();
+    });
+}

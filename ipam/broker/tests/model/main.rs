@@ -53,7 +53,7 @@ const LATE: Duration = Duration::from_secs(20);
 /// A machine: its files outlive its broker, and even its Node object.
 struct Machine {
     name: String,
-    _place: TempDir,
+    place: TempDir,
     policy: Policy,
     timing: Timing,
     /// Where its metrics are served, if a test reads them.
@@ -87,9 +87,10 @@ impl Machine {
         };
         policy.stores.insert("default".into(), store);
         policy.ipam.cooldown = Duration::ZERO;
+        boot(place.path());
         Self {
             name: format!("n{number}"),
-            _place: place,
+            place,
             policy,
             timing: Timing {
                 tick: Duration::from_millis(20),
@@ -128,7 +129,7 @@ impl Machine {
         let settings = Settings {
             policy: self.policy.clone(),
             node: self.name.clone(),
-            root: "/".into(),
+            root: self.place.path().into(),
             client: Client::new(Transport::new(endpoint).unwrap(), "test"),
             socket: None,
             listen: self.metrics.into_iter().collect(),
@@ -151,9 +152,28 @@ impl Machine {
         }
     }
 
+    /// Off and on again: its pods ended, and the reclaim loop has released their addresses.
+    async fn reboot(&mut self) {
+        self.kill().await;
+        while !self.pods.is_empty() {
+            self.del(0);
+        }
+        boot(self.place.path());
+    }
+
+    /// As its kubelet does, if the cluster has no such Node.
+    fn register(&self, api: &Api) {
+        if !api.names("nodes").contains(&self.name) {
+            api.add_node(&self.name);
+        }
+    }
+
+    fn identity(&self) -> NodeIdentity {
+        NodeIdentity::read(self.place.path(), &self.name).unwrap()
+    }
+
     fn store(&self) -> Store {
-        let node = NodeIdentity::read(Path::new("/"), &self.name).unwrap();
-        Store::open(&self.policy, "default", node, Path::new("/")).unwrap()
+        Store::open(&self.policy, "default", self.identity(), Path::new("/")).unwrap()
     }
 
     fn holder(&self, container: &str) -> Holder {
@@ -164,7 +184,7 @@ impl Machine {
             interface: "net1".into(),
             node: self.name.clone(),
             machine: String::new(),
-            boot: NodeIdentity::read(Path::new("/"), &self.name).unwrap().boot,
+            boot: self.identity().boot,
             netns: None,
             netns_inode: None,
             device: None,
@@ -256,6 +276,14 @@ impl Machine {
     }
 }
 
+/// Writes a new boot ID, where a machine's programs read it.
+fn boot(root: &Path) {
+    let directory = root.join("proc/sys/kernel/random");
+    std::fs::create_dir_all(&directory).unwrap();
+    let id = format!("{:016x}", node::random::random64());
+    std::fs::write(directory.join("boot_id"), id).unwrap();
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Add(usize),
@@ -276,6 +304,10 @@ enum Step {
     Down(bool),
     /// The Node object goes with its machine, and another machine of its name comes.
     Replace(usize),
+    /// The machine is switched off, and its Node object is deleted.
+    Off(usize),
+    /// It is started: until its broker is, ADDs go by its files alone.
+    On(usize),
     Wait(u64),
 }
 
@@ -299,6 +331,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Down(true)),
         2 => Just(Step::Down(false)),
         1 => (0..NODES).prop_map(Step::Replace),
+        1 => (0..NODES).prop_map(Step::Off),
+        2 => (0..NODES).prop_map(Step::On),
         3 => (0u64..120).prop_map(Step::Wait),
     ]
 }
@@ -394,6 +428,11 @@ async fn run(api: Api, steps: Vec<Step>) {
                 api.add_node(&name);
                 machines[node].start(&api);
             }
+            Step::Off(node) => {
+                machines[node].reboot().await;
+                api.remove_node(&machines[node].name);
+            }
+            Step::On(node) => machines[node].register(&api),
             Step::Wait(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
         }
         check_all(&api, &machines);
@@ -402,6 +441,7 @@ async fn run(api: Api, steps: Vec<Step>) {
     api.set_down(false);
     api.fail([]);
     for machine in &mut machines {
+        machine.register(&api);
         machine.start(&api);
         while !machine.pods.is_empty() {
             machine.del(0);
@@ -443,6 +483,16 @@ fn every_address_goes_from_node_to_node() {
     let mut steps: Vec<Step> = (0..62).map(|_| Step::Add(1)).collect();
     steps.extend((0..62).map(|_| Step::Del(1, 0)));
     steps.push(Step::Add(2));
+    with_api(async |api| run(api, steps).await);
+}
+
+#[test]
+fn addresses_of_a_machine_that_is_off_are_not_lost() {
+    let mut steps: Vec<Step> = (0..30).map(|_| Step::Add(1)).collect();
+    steps.push(Step::Off(1));
+    steps.extend((0..62).map(|_| Step::Add(2)));
+    steps.push(Step::On(1));
+    steps.extend((0..4).map(|_| Step::Add(1)));
     with_api(async |api| run(api, steps).await);
 }
 

@@ -174,6 +174,7 @@ fn grants(has_block: bool) -> Vec<u8> {
         epoch: 1,
         per_node: None,
         except: Vec::new(),
+        boot: node().boot,
     }));
     serde_json::to_vec(&grants).unwrap()
 }

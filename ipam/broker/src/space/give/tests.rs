@@ -178,7 +178,7 @@ async fn a_grant_whose_write_failed_half_way_is_revoked_on_disk() {
     worker.grant(block()).unwrap_err();
     std::fs::remove_dir_all(&file).unwrap();
     let mut there = worker.grants.noted.clone();
-    there.blocks.push(Own::new(object).grant(Vec::new()));
+    there.blocks.push(Own::new(object).grant(Vec::new(), ""));
     there
         .write(worker.grants.directory(), &worker.space)
         .unwrap();
@@ -320,7 +320,7 @@ async fn a_node_has_no_more_blocks_than_can_be_noted() {
         .blocks
         .own
         .values()
-        .map(|own| own.grant(Vec::new()))
+        .map(|own| own.grant(Vec::new(), worker.grants.boot()))
         .collect();
     agree(&mut worker, "10.9.0.0/24");
     let need = node_wire::BlockNeed {
