@@ -544,6 +544,7 @@ impl Worker {
         for block in blocks {
             self.changed(block).await;
         }
+        self.note_own();
         // An object that is not in the list may have been made behind it.
         for own in self.blocks.own.values_mut() {
             if own.doubt != Some(Doubt::Removed) && !listed.contains(&own.object.metadata.uid) {
@@ -563,10 +564,19 @@ impl Worker {
     /// Grants on disk that the API does not have as this node's: their leases may be in use, so they
     /// are claimed again, unless another node has them.
     async fn claim_again(&mut self) {
+        let is_own = |grant: &Grant| self.blocks.own.contains_key(&grant.block);
+        if self.blocks.unread.is_empty() && self.grants.blocks.iter().all(is_own) {
+            return;
+        }
+        // Asked once, not for each block.
+        if let Err(failure) = self.shared.me().await {
+            return tracing::error!(error = failure.message, "cannot read this node's object");
+        }
         let unread = std::mem::take(&mut self.blocks.unread);
         for block in unread {
             self.changed(block).await;
         }
+        self.note_own();
         let orphans: Vec<Grant> = self
             .grants
             .blocks
@@ -662,47 +672,72 @@ impl Worker {
         {
             tracing::warn!(space = %self.space, block = %network, range, "{CONTRADICTS}");
         }
-        if let Err(error) = self.grant(network) {
+        // Those of an earlier boot are noted together, once the list was gone through.
+        let is_earlier = self.grants.has_block(network) && !self.grants.is_usable(network);
+        if !is_earlier && let Err(error) = self.grant(network) {
             tracing::error!(space = %self.space, block = %network, %error, "cannot note that the node has a block");
         }
     }
 
-    /// What is to be on disk of a block of this node; `None` while that is not known, or while the block
-    /// contradicts a range. One that is marked as over is not granted anew: another node may take it.
+    /// What is to be on disk of a block of this node; `None` while leases of the store before could be in
+    /// it that were not read, or while the block contradicts a range. One that is marked as over is not
+    /// granted anew: another node may take it.
     fn grant_of(&self, network: IpNetwork) -> Option<Grant> {
         let own = self
             .blocks
             .own
             .get(&network)
             .filter(|own| own.doubt.is_none())?;
-        let is_known = self.knows_before() && self.contradiction(network).is_none();
-        let may_be = own.object.spec.over.is_none() || self.grants.is_usable(network);
-        (is_known && may_be).then(|| own.grant(self.leased_before(network), self.grants.boot()))
+        let except = match self.knows_before() {
+            true => self.leased_before(network),
+            // As it was granted: leases of the store before only end.
+            false => self.grant_on_disk(network)?.except,
+        };
+        let is_over = own.object.spec.over.is_some() && !self.grants.is_usable(network);
+        let may_be = !is_over && self.contradiction(network).is_none();
+        may_be.then(|| own.grant(except, self.grants.boot()))
     }
 
     /// Writes that the node has a block, unless that is written.
     fn grant(&mut self, network: IpNetwork) -> std::io::Result<()> {
-        let grant = self.grant_of(network);
-        let Some(grant) = grant.filter(|grant| !self.grants.has_grant(grant)) else {
-            return Ok(());
-        };
-        let is_new = !self.grants.has_block(network);
-        let is_regained = !is_new && !self.grants.is_usable(network);
-        self.grants.add(grant)?;
-        if is_regained {
-            self.regained = Some(Instant::now());
-        }
-        self.blocks.lost.retain(|lost, _| !overlap(*lost, network));
-        if is_new {
-            tracing::info!(space = %self.space, block = %network, "this node has the block");
-        }
-        Ok(())
+        self.grant_these(&[network])
     }
 
     /// Writes that the node has the blocks of which that could not be written before.
     fn grant_all(&mut self) -> std::io::Result<()> {
         let own: Vec<IpNetwork> = self.blocks.own.keys().copied().collect();
-        own.into_iter().try_for_each(|network| self.grant(network))
+        self.grant_these(&own)
+    }
+
+    fn note_own(&mut self) {
+        if let Err(error) = self.grant_all() {
+            tracing::error!(space = %self.space, %error, "cannot note which blocks the node has");
+        }
+    }
+
+    fn grant_these(&mut self, networks: &[IpNetwork]) -> std::io::Result<()> {
+        let due = networks
+            .iter()
+            .filter_map(|network| self.grant_of(*network));
+        let due: Vec<Grant> = due.filter(|grant| !self.grants.has_grant(grant)).collect();
+        if due.is_empty() {
+            return Ok(());
+        }
+        let blocks = due.iter().map(|grant| grant.block);
+        let (there, new): (Vec<_>, Vec<_>) =
+            blocks.partition(|block| self.grants.has_block(*block));
+        let is_regained = there.iter().any(|block| !self.grants.is_usable(*block));
+        self.grants.add(due)?;
+        if is_regained {
+            self.regained = Some(Instant::now());
+        }
+        for block in there.iter().chain(&new) {
+            self.blocks.lost.retain(|lost, _| !overlap(*lost, *block));
+        }
+        for block in new {
+            tracing::info!(space = %self.space, %block, "this node has the block");
+        }
+        Ok(())
     }
 }
 

@@ -28,22 +28,27 @@ impl Plugin {
             .as_ref()
             .map_or_else(|| Section::absent("flat file"), Section::root);
         let config = Config::read(&request.config, &section, &self.policy)?;
+        self.leases_all(&config)?;
         self.within_bounds(&config)?;
         Ok(config)
     }
 
-    /// Refuses ranges and network names that the policy's store is not for, and addresses that nobody
-    /// leases where the policy does not let networks choose them.
-    fn within_bounds(&self, config: &Config) -> Result<(), Error> {
-        if let Some(fixed) = config.fixed.first()
-            && !self.policy.allow.unleased_addresses()
-        {
-            let fixed = fixed.address;
-            let message =
-                format!("the node's policy does not allow ipam.addresses, such as {fixed}");
-            return Err(Error::new(Code::Policy, message)
-                .with_details("use range, or let an administrator add static to allow.ipam"));
+    /// Refuses addresses that nobody leases, where the policy does not let networks choose them.
+    fn leases_all(&self, config: &Config) -> Result<(), Error> {
+        match config.fixed.first() {
+            Some(fixed) if !self.policy.allow.unleased_addresses() => {
+                let fixed = fixed.address;
+                let message =
+                    format!("the node's policy does not allow ipam.addresses, such as {fixed}");
+                Err(Error::new(Code::Policy, message)
+                    .with_details("use range, or let an administrator add static to allow.ipam"))
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// Refuses ranges and network names that the policy's store is not for.
+    fn within_bounds(&self, config: &Config) -> Result<(), Error> {
         let Some(StorePolicy { bounds, kind, .. }) = self.policy.stores.get(&config.store) else {
             return Ok(());
         };

@@ -84,12 +84,12 @@ impl Worker {
             return Ok(true);
         }
         if let Some(grant) = grant {
-            self.grants.add(grant)?;
+            self.grants.add(vec![grant])?;
         }
         Ok(leases.map(|_| false)?)
     }
 
-    fn grant_on_disk(&self, network: IpNetwork) -> Option<Grant> {
+    pub(super) fn grant_on_disk(&self, network: IpNetwork) -> Option<Grant> {
         let mut grants = self.grants.blocks.iter();
         grants.find(|grant| grant.block == network).cloned()
     }

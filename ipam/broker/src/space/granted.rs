@@ -1,5 +1,6 @@
 //! The blocks of an address space that this node has, in memory and in the file that ADDs read.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,7 @@ impl GrantsFile {
 
     /// Whether ADDs lease from all blocks.
     pub(super) fn are_usable(&self) -> bool {
-        self.usable().count() == self.blocks.len()
+        self.blocks.iter().all(|grant| grant.boot == self.boot)
     }
 
     /// Whether ADDs lease from a block.
@@ -77,11 +78,12 @@ impl GrantsFile {
         self.is_written && self.blocks.contains(grant)
     }
 
-    /// Writes that the node has a block.
-    pub(super) fn add(&mut self, grant: Grant) -> io::Result<()> {
+    /// Writes that the node has these blocks: a write is durable, and takes its time.
+    pub(super) fn add(&mut self, new: Vec<Grant>) -> io::Result<()> {
         let mut grants = self.noted.clone();
-        grants.blocks.retain(|other| other.block != grant.block);
-        grants.blocks.push(grant);
+        let added: BTreeSet<IpNetwork> = new.iter().map(|grant| grant.block).collect();
+        grants.blocks.retain(|other| !added.contains(&other.block));
+        grants.blocks.extend(new);
         self.write(grants)
     }
 
