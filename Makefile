@@ -7,7 +7,7 @@ SHELL := /bin/bash
 # What the node programs are built for. Static (musl) is worth most of the start-up
 # time of the two programs that run once for each pod interface.
 TARGET ?= $(shell uname -m)-unknown-linux-musl
-# release, or quick: no whole-program optimisation, for trying things out.
+# release, or quick: compiled quickly, for trying things out.
 PROFILE ?= release
 # Where the programs are left, and where every test finds them.
 BIN_DIR ?= $(if $(filter release,$(PROFILE)),dist,target/bin-$(PROFILE))
