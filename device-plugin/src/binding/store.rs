@@ -207,14 +207,7 @@ impl BindingDirectory {
         let Some(text) = text else {
             return Ok(None);
         };
-        let stored = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
-        let Stored {
-            mut binding,
-            detached,
-        } = stored;
-        if detached {
-            binding.stage = Stage::Detached;
-        }
+        let binding: Binding = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
         if binding.version != VERSION || binding.hca != hca.to_string() {
             return Err(failed(&format_args!(
                 "it is version {} of a binding of {}",
@@ -257,24 +250,9 @@ impl BindingDirectory {
     }
 }
 
-/// A binding as its file has it. [`Stage::Detached`] is stored as `attached` and a key of its own: versions
-/// before it ignore the key. A word that they do not know would keep the HCA from all pods.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    #[serde(flatten)]
-    binding: Binding,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    detached: bool,
-}
-
 fn text(binding: &Binding) -> String {
-    let mut binding = binding.clone();
-    let detached = binding.stage == Stage::Detached;
-    if detached {
-        binding.stage = Stage::Attached;
-    }
     // Strings, numbers and lists: this does not fail.
-    serde_json::to_string(&Stored { binding, detached }).unwrap_or_default()
+    serde_json::to_string(binding).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -312,22 +290,6 @@ mod tests {
         store.remove(&first).unwrap();
         store.remove(&first).unwrap();
         assert_eq!(store.read().unwrap(), Bindings::default());
-    }
-
-    /// A version before `Stage::Detached` takes any other word for a file that it cannot read, and keeps
-    /// the HCA from all pods.
-    #[test]
-    fn a_detached_binding_is_attached_to_an_earlier_version() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = BindingDirectory::at(dir.path());
-        let detached = Binding {
-            stage: Stage::Detached,
-            ..binding("0000:3b:00.0", "x")
-        };
-        store.create(&detached).unwrap();
-        let text = fs::read_to_string(dir.path().join("bindings/0000:3b:00.0")).unwrap();
-        assert!(text.contains(r#""stage":"attached""#), "{text}");
-        assert_eq!(store.read().unwrap().all.values().next(), Some(&detached));
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Node {
         };
         bound.retain(|hca| {
             let text = fs::read_to_string(bindings.join(hca));
-            text.is_ok_and(|text| !text.contains(r#""detached":true"#))
+            text.is_ok_and(|text| !text.contains(r#""stage":"detached""#))
         });
         Ok(bound)
     }

@@ -280,7 +280,7 @@ impl Node {
                     .collect(),
             };
             ensure!(text(&file["hca"]) == name, "{file:#}");
-            if file["detached"] == true {
+            if file["stage"] == "detached" {
                 continue;
             }
             bindings.insert(name.into_owned(), binding);
