@@ -3,8 +3,8 @@
 //! replaced as a whole, and durable before the broker goes on.
 //!
 //! The file outlives a reboot, and another node may have taken a block while the machine was off. So
-//! each block has the boot in which the API acknowledged it last, and an ADD goes by those of the
-//! present boot only.
+//! each block has the boot in which the API acknowledged it last, and an ADD leases from those of
+//! the present boot only.
 //!
 //! # Why giving a block back and an ADD in it cannot cross
 //! The broker takes the block out of the file, then looks for leases in it; if it finds one, it puts
@@ -50,8 +50,7 @@ pub struct Grant {
     /// before. Ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<IpAddr>,
-    /// ID of the boot in which the API acknowledged it last; empty where an earlier version wrote it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// ID of the boot in which the API acknowledged it last.
     pub boot: String,
 }
 
@@ -166,12 +165,10 @@ impl Grants {
         }
     }
 
-    /// What an ADD goes by: what the API acknowledged in a boot, or an earlier version did not say when.
-    /// The broker says it as soon as it runs.
+    /// The blocks that an ADD in a boot can lease from.
     #[must_use]
     pub fn of_boot(mut self, boot: &str) -> Self {
-        self.blocks
-            .retain(|grant| !node::identity::is_other_boot(&grant.boot, boot));
+        self.blocks.retain(|grant| grant.boot == boot);
         self
     }
 
@@ -329,15 +326,11 @@ mod tests {
     }
 
     #[test]
-    fn an_add_goes_by_blocks_of_its_own_boot() {
+    fn an_add_leases_from_blocks_of_its_own_boot() {
         let space = AddressSpace::new("default", None);
         let grants = granted(&space, &["10.0.0.16/28"]);
         assert_eq!(grants.clone().of_boot("b1"), grants);
         assert_eq!(grants.of_boot("b2").blocks, []);
-        let before =
-            r#"{"version": 1, "blocks": [{"block": "10.0.0.0/28", "uid": "8f", "epoch": 1}]}"#;
-        let before: Grants = serde_json::from_str(before).unwrap();
-        assert_eq!(before.clone().of_boot("b1"), before);
     }
 
     #[test]
@@ -424,7 +417,11 @@ mod tests {
                 "network_name",
             ),
             (
-                r#"{"version": 1, "blocks": [{"block": "10.0.0/28", "uid": "", "epoch": 1}]}"#,
+                r#"{"version": 1, "blocks": [{"block": "10.0.0.0/28", "uid": "", "epoch": 1}]}"#,
+                "boot",
+            ),
+            (
+                r#"{"version": 1, "blocks": [{"block": "10.0.0/28", "uid": "", "epoch": 1, "boot": "b"}]}"#,
                 "invalid",
             ),
         ] {

@@ -157,11 +157,14 @@ pub(super) fn inherit(
             }
         };
     }
-    if !matches!(ipam, Ipam::None) || before.ips.is_empty() {
+    let (Ipam::None, Some(first)) = (ipam, before.ips.first()) else {
         return Ok(None);
-    }
+    };
     if !allow.unleased_addresses() {
-        let message = "the node's policy does not allow an ipvlan the addresses of prevResult";
+        let message = format!(
+            "the node's policy does not allow an ipvlan the addresses of prevResult, such as {}",
+            first.address
+        );
         return Err(Error::new(Code::Policy, message)
             .with_details("set ipam, or let an administrator add static to allow.ipam"));
     }

@@ -173,6 +173,7 @@ impl Worker {
         }
         let own = self.grants.usable();
         let own = own.filter(|grant| grant.per_node == range.per_node());
+        let own = own.filter(|grant| self.room(range, grant.block) > 0);
         let own = own.map(|grant| (grant.block, self.free_in(range, grant.block)));
         // Each ADD says that the store cannot be read.
         let own = own.filter_map(|(block, free)| Some((block, free.ok()?)));

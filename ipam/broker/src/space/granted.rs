@@ -13,7 +13,7 @@ use ipnetwork::IpNetwork;
 pub(super) struct GrantsFile {
     directory: PathBuf,
     space: AddressSpace,
-    /// ID of the present boot: ADDs go by its blocks only.
+    /// ID of the present boot: ADDs lease from its blocks only.
     boot: String,
     pub(super) noted: Grants,
     /// Whether these are what the file has: a write that failed may have replaced it.
@@ -54,7 +54,7 @@ impl GrantsFile {
         &self.boot
     }
 
-    /// The blocks that ADDs go by.
+    /// The blocks that ADDs lease from.
     pub(super) fn usable(&self) -> impl Iterator<Item = &Grant> {
         self.blocks.iter().filter(|grant| grant.boot == self.boot)
     }
