@@ -34,7 +34,7 @@ fn places() -> Places {
     let path =
         |name, default: &str| env::var_os(name).map_or_else(|| default.into(), PathBuf::from);
     Places {
-        root: path("RDMA_NETDEV_HOST_ROOT", "/"),
+        root: path("RDMA_HOST_ROOT", "/"),
         policy: path("RDMA_NETDEV_POLICY", node::policy::DEFAULT_PATH),
         node: env::var("RDMA_NODE_NAME").ok(),
     }

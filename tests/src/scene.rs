@@ -327,7 +327,7 @@ impl Scene {
         if self.hardware.is_none() {
             return call;
         }
-        call.env("RDMA_NETDEV_HOST_ROOT", self.host_root())
+        call.env("RDMA_HOST_ROOT", self.host_root())
     }
 
     /// What is compared of the host: its network, attachments and leases.

@@ -35,14 +35,14 @@ const COLLECTIVE: &[Cause] = &[
     },
     Cause {
         message: "NET/IB : No device found",
-        why: "NCCL found no RDMA device and goes by TCP",
+        why: "NCCL found no RDMA device and uses TCP",
         remedy: "does the container ask for the resource (resources.limits), and does \
                  NCCL_IB_HCA name devices it has? See /dev/infiniband in it",
     },
     Cause {
         message: "Could not resolve host",
         why: "a name of the other pods is not known",
-        remedy: "the headless service's name is the pods' subdomain; DNS goes by eth0",
+        remedy: "the headless service's name is the pods' subdomain; DNS uses eth0",
     },
 ];
 

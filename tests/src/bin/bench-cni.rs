@@ -79,7 +79,7 @@ impl Side {
             .env("RDMA_NETDEV_POLICY", &self.policy);
         if let Some(root) = &self.host_root {
             process
-                .env("RDMA_NETDEV_HOST_ROOT", root)
+                .env("RDMA_HOST_ROOT", root)
                 .env("CNI_ARGS", POD_ARGS);
         }
         let (cost, output) = cost_of(&mut process, config.as_bytes())?;

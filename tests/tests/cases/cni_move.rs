@@ -318,7 +318,7 @@ fn found_by_every_name_it_has() -> Result<()> {
         let pod = host.pod()?;
         let call = host
             .call(&pod, "c1", "net1")
-            .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"));
+            .env("RDMA_HOST_ROOT", host.directory().join("root"));
         let config = host.config(&keys);
         run(&call, "ADD", &config).with_context(|| keys.to_string())?;
         assert!(pod.ip("link show net1").is_ok(), "{keys}");
@@ -341,7 +341,7 @@ fn nothing_to_move_is_refused() -> Result<()> {
     let before = picture(&host)?;
     let call = host
         .call(&pod, "c1", "net1")
-        .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"));
+        .env("RDMA_HOST_ROOT", host.directory().join("root"));
     for (keys, word) in [
         (json!({"attach": "move"}), "no netdev is selected"),
         (json!({"attach": "move", "device": "nic9"}), "nic9"),
@@ -395,7 +395,7 @@ fn the_allocation_decides() -> Result<()> {
         let pod = host.pod()?;
         let call = host
             .call(&pod, "c1", "net1")
-            .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"));
+            .env("RDMA_HOST_ROOT", host.directory().join("root"));
         let config = host.config(&keys);
         run(&call, "ADD", &config).with_context(|| keys.to_string())?;
         let link = &pod.ip_json("link show net1")?[0];
@@ -405,7 +405,7 @@ fn the_allocation_decides() -> Result<()> {
     let pod = host.pod()?;
     let call = host
         .call(&pod, "c1", "net1")
-        .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"));
+        .env("RDMA_HOST_ROOT", host.directory().join("root"));
     let (code, message) = refused(
         &call,
         "ADD",

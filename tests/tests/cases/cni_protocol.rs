@@ -217,7 +217,7 @@ fn status_refuses_kernels_that_are_too_old() -> Result<()> {
     }
     let call = host
         .call(&pod, "c1", "net1")
-        .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("old"));
+        .env("RDMA_HOST_ROOT", host.directory().join("old"));
     let config = host.config(&json!({"cniVersion": "1.1.0"})).to_string();
     std::fs::write(proc.join("sys/kernel/osrelease"), "5.13.19-2-pve\n")?;
     let (code, message) = call.run("STATUS", config.as_bytes())?.refusal()?;

@@ -73,7 +73,7 @@ fn with_hardware() -> Result<CniHost> {
 
 fn call(host: &CniHost, pod: &Netns) -> Call {
     host.call(pod, "c1", "net1")
-        .env("RDMA_NETDEV_HOST_ROOT", host.directory().join("root"))
+        .env("RDMA_HOST_ROOT", host.directory().join("root"))
 }
 
 fn run(call: &Call, command: &str, config: &Value) -> Result<Value> {
