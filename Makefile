@@ -79,7 +79,7 @@ lab: build ## the scenarios that need a real RDMA stack, in virtual machines (SC
 	tests/lab/run $(SCENARIO)
 
 .PHONY: lab-more lab-debian13 lab-arm64
-lab-more: lab-debian13 lab-arm64 release ## what is too slow for every change: these three
+lab-more: lab-debian13 lab-arm64 release ## what is too slow for every change: lab-debian13, lab-arm64, release
 # Linux 6.12 and containerd 1.7, and the programs as they are released.
 lab-debian13: build
 	RDMA_LAB_DEBIAN=13 tests/lab/run $(or $(SCENARIO),footing pods move exclusive hostile cdi ipoib ib-move ib-pods)
