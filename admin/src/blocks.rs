@@ -118,7 +118,7 @@ fn state(block: &BlockObject) -> String {
         return "its name is not the one of its block".to_owned();
     }
     match (&spec.over, &spec.wanted_by) {
-        (Some(over), _) => format!("orphaned for {}: {}", ago(over.since), cell(&over.why)),
+        (Some(over), _) => format!("cooling down for {}: {}", ago(over.since), cell(&over.why)),
         (None, Some(node)) => format!("requested by {}", cell(node)),
         (None, None) => "-".to_owned(),
     }
