@@ -71,8 +71,8 @@ pub fn blocks_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
 pub struct BrokerNode {
     name: String,
     kubeconfig: PathBuf,
-    /// Where the broker serves its metrics.
-    metrics: SocketAddr,
+    /// Where the broker serves its metrics, once it is started.
+    metrics: Option<SocketAddr>,
     place: TempDir,
     broker: Option<Child>,
 }
@@ -98,8 +98,7 @@ impl BrokerNode {
         let node = Self {
             name: name.to_owned(),
             kubeconfig: server.kubeconfig().to_owned(),
-            // Free a moment ago.
-            metrics: TcpListener::bind("127.0.0.1:0")?.local_addr()?,
+            metrics: None,
             broker: None,
             place,
         };
@@ -157,6 +156,9 @@ impl BrokerNode {
             .append(true)
             .open(self.path("log"))?;
         let _ = fs::remove_file(self.socket());
+        // Free a moment ago.
+        let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        self.metrics = Some(metrics);
         let mut command = Command::new(product("rdma-ipam-broker")?);
         command.env_clear();
         let child = command
@@ -168,7 +170,7 @@ impl BrokerNode {
             .arg(NAMESPACE)
             .arg("--socket")
             .arg(self.socket())
-            .arg(format!("--metrics-addr={}", self.metrics))
+            .arg(format!("--metrics-addr={metrics}"))
             .args(["--rest=1", "--settle=5"])
             .arg("--log-level=debug")
             .stdin(Stdio::null())
@@ -260,23 +262,20 @@ impl BrokerNode {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// The sum of a metric of the broker over its address spaces.
+    /// The sum of a metric of the broker over its address spaces; None before it has one.
     ///
     /// # Errors
-    /// The broker does not serve its metrics, or not this one.
-    pub fn metric(&self, name: &str) -> Result<f64> {
-        let mut stream = TcpStream::connect(self.metrics)?;
+    /// The broker does not serve its metrics.
+    pub fn metric(&self, name: &str) -> Result<Option<f64>> {
+        let mut stream = TcpStream::connect(self.metrics.context("the broker was not started")?)?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let start = format!("rdma_ipam_broker_{name}{{");
         let lines = answer.lines().filter(|line| line.starts_with(&start));
-        let values: Vec<&str> = lines
-            .filter_map(|line| line.split(' ').next_back())
-            .collect();
-        ensure!(!values.is_empty(), "no {name} in {answer}");
-        let values: Result<Vec<f64>, _> = values.into_iter().map(str::parse).collect();
-        Ok(values?.into_iter().sum())
+        let values = lines.filter_map(|line| line.split(' ').next_back());
+        let values: Vec<f64> = values.map(str::parse).collect::<Result<_, _>>()?;
+        Ok((!values.is_empty()).then(|| values.into_iter().sum()))
     }
 
     /// Asks the broker for so many addresses of a range, as an ADD does.

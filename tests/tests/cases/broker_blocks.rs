@@ -468,7 +468,7 @@ fn leases_of_a_file_store_have_their_blocks_once_it_is_the_clusters() -> Result<
     ensure!(!have(loser, &shared)?, "two nodes have {shared}");
     eventually("the leases that are in conflict are counted", LATE, || {
         let conflicts = |node: usize| nodes[node].metric("conflicts");
-        Ok(conflicts(loser)? > 0.0 && conflicts(winner)? == 0.0)
+        Ok(conflicts(loser)?.is_some_and(|count| count > 0.0) && conflicts(winner)? == Some(0.0))
     })?;
     // A new pod gets no address that is in use on either.
     let mut used = BTreeSet::new();
