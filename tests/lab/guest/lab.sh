@@ -75,13 +75,17 @@ show() { "$@" 2>&1 | expand -t 4 | while IFS= read -r line; do lab_send "tell   
 
 # --- waiting, the other guest, the machine -------------------------------------------------
 
+# nap SECONDS: as sleep, without a process, of which the start takes an emulator its time.
+exec {lab_silence}<> <(:)
+nap() { read -r -t "$1" -u "$lab_silence" || true; }
+
 # wait_for SECONDS COMMAND…: until it succeeds; fails when the time is over.
 wait_for() {
 	local end=$((SECONDS + $1))
 	shift
 	until "$@" >/dev/null 2>&1; do
 		[ $SECONDS -lt $end ] || { echo "waited in vain for: $*" >&2; return 1; }
-		sleep 0.2
+		nap 0.2
 	done
 }
 
@@ -118,7 +122,7 @@ machine() {
 # --- RDMA ----------------------------------------------------------------------------------
 
 # load_rdma: the modules that user space needs; nothing loads them by itself in a guest.
-load_rdma() { modprobe -a rdma_rxe ib_uverbs rdma_ucm ib_umad; }
+load_rdma() { [ -d /sys/module/ib_umad ] || modprobe -a rdma_rxe ib_uverbs rdma_ucm ib_umad; }
 
 # make_hca NETDEV [HCA]: puts a soft RoCE HCA on a netdev (default name: rxe and the netdev's
 # number), sets the netdev up, and waits until its port is active and the NIC's own address is
@@ -290,7 +294,7 @@ start_containerd() {
 	# The shim is looked up beside containerd, or on its path.
 	PATH=$programs:$PATH "$programs/containerd" --log-level warn >>"$LAB_OUT/containerd.log" 2>&1 &
 	containerd=$!
-	wait_for 180 "$programs/ctr" version
+	wait_for 180 test -S /run/containerd/containerd.sock
 	for image in /lab/pods.tar /lab/mpi.tar; do
 		[ ! -e "$image" ] || "$programs/ctr" --namespace k8s.io image import "$image" >/dev/null
 	done
