@@ -9,7 +9,7 @@ make_hca eth0 mlx5_0
 make_hca eth1 mlx5_1
 cat >/tmp/config.yaml <<-'CONFIG'
 	version: 1
-	rescanInterval: 5s
+	rescanInterval: 20s
 	pools:
 	- resource: rdma/hca
 	  mode: shared

@@ -25,7 +25,7 @@ ip link delete other
 
 cat >/tmp/config.yaml <<-'CONFIG'
 	version: 1
-	rescanInterval: 5s
+	rescanInterval: 20s
 	pools:
 	- resource: rdma/nic
 	  mode: exclusive

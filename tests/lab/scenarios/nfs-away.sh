@@ -77,7 +77,7 @@ finish() {
 }
 
 rdma-device-plugin run --config-file /lab/manifests/base/config.json --metrics-addr 127.0.0.1:9834 \
-	--reclaim-interval 5 >"$LAB_OUT/rdma-device-plugin.log" 2>&1 &
+	--reclaim-interval 15 >"$LAB_OUT/rdma-device-plugin.log" 2>&1 &
 check "the daemon runs" wait_for 60 alive
 
 for version in 4.2 3; do
