@@ -122,7 +122,10 @@ machine() {
 # --- RDMA ----------------------------------------------------------------------------------
 
 # load_rdma: the modules that user space needs; nothing loads them by itself in a guest.
-load_rdma() { [ -d /sys/module/ib_umad ] || modprobe -a rdma_rxe ib_uverbs rdma_ucm ib_umad; }
+load_rdma() {
+	[ -n "${lab_rdma:-}" ] || modprobe -a rdma_rxe ib_uverbs rdma_ucm ib_umad
+	lab_rdma=loaded
+}
 
 # make_hca NETDEV [HCA]: puts a soft RoCE HCA on a netdev (default name: rxe and the netdev's
 # number), sets the netdev up, and waits until its port is active and the NIC's own address is
@@ -274,7 +277,7 @@ ib_state() {
 
 # --- pods ----------------------------------------------------------------------------------
 
-# start_containerd [DIRECTORY]: with the image of the test pods or of an MPI job imported; ready when it
+# start_containerd [DIRECTORY]: with the image of the test pods or of an MPI job imported; it answers when this
 # returns. The guest's own is 1.6, which knows nothing of CDI; /lab/containerd (header key cdi-containerd) has one
 # that reads CDI files. Its number is in $containerd.
 start_containerd() {

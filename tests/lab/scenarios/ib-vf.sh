@@ -55,7 +55,7 @@ step "a GUID for the pod"
 # What the driver of an HCA does when it starts: the HCA of a VF is made again on the VF's new netdev.
 drive() {
 	local number cable
-	while sleep 0.2; do
+	while nap 0.2; do
 		for number in 0 1; do
 			cable=$(ls "/sys/bus/pci/devices/${vf[number]}/net" 2>/dev/null | grep '^eth') || continue
 			ip link set "$cable" name vf$number && make_ib_hca vf$number "mlx5_$((number + 1))" || true

@@ -103,7 +103,7 @@ class Guest:
         return self.process.poll() is None
 
     def end(self) -> None:
-        """Ends the machine. Nothing of it is needed any more: its disks are this machine's folders."""
+        """Ends the machine. Nothing of it is needed any more: what it keeps is in this machine's folders."""
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
