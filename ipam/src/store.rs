@@ -248,6 +248,10 @@ impl Store {
         let current = StorePath::of(policy, name)
             .ok()
             .map(|place| place.directory);
+        // A network of any namespace says it, and the policy need not know it: it is no path.
+        if !node::identity::is_name(name) {
+            return Vec::new();
+        }
         let Ok(Some(memory)) = Memory::read(&memory::path(&policy.state_dir, name)) else {
             return Vec::new();
         };

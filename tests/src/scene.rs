@@ -380,7 +380,9 @@ impl Scene {
         bounded(&mut self.administrators(command, arguments), b"")
     }
 
-    fn administrators(&self, mut command: Command, arguments: &[&str]) -> Command {
+    /// A command with an administrator's environment.
+    #[must_use]
+    pub fn administrators(&self, mut command: Command, arguments: &[&str]) -> Command {
         command
             .args(arguments)
             .env_clear()

@@ -14,7 +14,7 @@ use netlink::{
 
 use crate::{
     error::{Error, Kind},
-    journal::{Part, Record, record::Child},
+    journal::{Journal, Part, Record, record::Child},
     namespaces::{self, Search},
     netdev::identity::LinkScope,
     node::Node,
@@ -125,16 +125,30 @@ fn others(node: &Node, record: &Record, part: &Part) -> Result<Vec<Interface>, E
     let is_another = |(other, one): &(&Record, &Part)| {
         other.network != record.network || other.ifname != record.ifname || *one != part
     };
-    let interface = |(_, part): (&Record, &Part)| match (&part.child, &part.moved) {
-        (Some(child), _) => (child.pod_index, child.mac.clone()),
-        (None, Some(moved)) => (None, Some(moved.mac().to_owned())),
-        (None, None) => (None, None),
-    };
-    Ok(parts.filter(is_another).map(interface).collect())
+    Ok(parts
+        .filter(is_another)
+        .map(|(_, part)| interface(part))
+        .collect())
 }
 
 /// Index in its pod and MAC address, where they are known.
 type Interface = (Option<u32>, Option<String>);
+
+fn interface(part: &Part) -> Interface {
+    match (&part.child, &part.moved) {
+        (Some(child), _) => (child.pod_index, child.mac.clone()),
+        (None, Some(moved)) => (None, Some(moved.mac().to_owned())),
+        (None, None) => (None, None),
+    }
+}
+
+/// Whether a link is one of these interfaces. Pure.
+fn is_one_of(interfaces: &[Interface], link: &Link) -> bool {
+    let mac = link.mac_text();
+    let is_it =
+        |(index, known): &Interface| *index == Some(link.index) || known.as_ref() == Some(&mac);
+    interfaces.iter().any(is_it)
+}
 
 /// Deletes the links like a child that are none of `others`.
 fn delete_alike(
@@ -144,14 +158,8 @@ fn delete_alike(
     scope: LinkScope,
     others: &[Interface],
 ) -> netlink::Result<()> {
-    let is_others = |link: &Link| {
-        let mac = link.mac_text();
-        let is_it =
-            |(index, known): &Interface| *index == Some(link.index) || known.as_ref() == Some(&mac);
-        others.iter().any(is_it)
-    };
     for link in links.iter().filter(|link| is_like(link, child, scope)) {
-        if !is_others(link) {
+        if !is_one_of(others, link) {
             link::delete(socket, link)?;
         }
     }
@@ -159,7 +167,8 @@ fn delete_alike(
 }
 
 /// Removes the child of a pod whose namespace is gone from the namespace of a thread that it was moved
-/// to. It is known by the MAC address it was given: its index is in each namespace another link's.
+/// to. It is known by the MAC address it was given: its index is in each namespace another link's. Another
+/// pod's interface can have the same one by now.
 pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
     if child.kind == IPOIB || child.pod_index.is_none() || child.mac.is_none() {
         return Ok(());
@@ -169,13 +178,24 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
         ..child.clone()
     };
     let host = &node.netns.namespace;
+    let (records, _) =
+        Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
     namespaces::search_outside(host, &node.roots.proc, None, |other| {
+        let id = other.id();
+        let of_pod = records.iter().filter(|(_, record)| {
+            (record.netns.device, record.netns.inode) == (id.device, id.inode)
+        });
+        let of_pod: Vec<_> = of_pod
+            .flat_map(|(_, record)| record.parts.iter().map(interface))
+            .collect();
         let mut socket = other.socket(host)?;
         let scope = LinkScope::of(&mut socket, other, host)?;
         if scope == (LinkScope::Pod { host: None }) {
             return Ok(false);
         }
-        match by_identity(&link::list(&mut socket)?, &by_mac, scope) {
+        let mut links = link::list(&mut socket)?;
+        links.retain(|link| !is_one_of(&of_pod, link));
+        match by_identity(&links, &by_mac, scope) {
             Some(link) => link::delete(&mut socket, link).map(|()| true),
             None => netlink::Result::Ok(false),
         }

@@ -20,7 +20,7 @@ use crate::{
     cdi_file::CdiDirectory,
     child,
     error::{Error, Kind},
-    journal::{Key, Part, Record},
+    journal::{Journal, Key, Part, RdmaDevice, Record},
     namespaces::{self, Search},
     netdev::{
         restore::{self, Origin, Returned},
@@ -56,7 +56,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                 // RDMA devices first: netdevs of InfiniBand stand on them.
                 let left = limited();
                 for part in &record.parts {
-                    failures.extend(return_rdma(node, part, pod.as_ref(), left()).err());
+                    failures.extend(return_rdma(node, key, part, pod.as_ref(), left()).err());
                 }
                 let left = limited();
                 let origin = pod.as_ref().map(Origin::new);
@@ -256,15 +256,21 @@ fn return_netdev(
     Ok(returned)
 }
 
-/// Returns RDMA devices out of `pod`, or out of a namespace that they were moved to.
+/// Returns RDMA devices out of `pod`, or out of a namespace that they were moved to. When the pod is
+/// over the kernel returned them, and another one can have them by now.
 fn return_rdma(
     node: &Node,
+    key: &Key,
     part: &Part,
     pod: Option<&Namespace>,
     timeout: Duration,
 ) -> Result<(), Error> {
+    let devices = match pod {
+        Some(_) => part.rdma.clone(),
+        None => without_those_of_others(node, key, &part.rdma)?,
+    };
     let from =
-        |other: Option<&Namespace>, timeout| rdma::return_devices(node, &part.rdma, other, timeout);
+        |other: Option<&Namespace>, timeout| rdma::return_devices(node, &devices, other, timeout);
     let missing = match from(pod, timeout) {
         Err(missing) if missing.kind == Kind::Nowhere => missing,
         done => return done,
@@ -280,6 +286,31 @@ fn return_rdma(
         Search::Found => Ok(()),
         Search::Nowhere | Search::Unknown => Err(missing),
     }
+}
+
+/// The devices that no other attachment has whose namespace lives.
+fn without_those_of_others(
+    node: &Node,
+    key: &Key,
+    devices: &[RdmaDevice],
+) -> Result<Vec<RdmaDevice>, Error> {
+    let mut left = devices.to_vec();
+    if left.is_empty() {
+        return Ok(left);
+    }
+    let (records, _) =
+        Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
+    for (other, record) in &records {
+        let has = |device: &RdmaDevice| record.rdma().any(|theirs| theirs.is(device));
+        if other != key
+            && node.is_of_this_boot(&record.boot)
+            && left.iter().any(has)
+            && living(record)?.is_some()
+        {
+            left.retain(|device| !has(device));
+        }
+    }
+    Ok(left)
 }
 
 /// Returns a netdev out of its pod, or out of a namespace that it was moved to from there.

@@ -118,7 +118,7 @@ pub fn search_reached<E: From<netlink::Error>>(
 }
 
 /// Searches outside of a pod's namespace for what is in it no more: where links were moved to from it,
-/// or, when it is over, in all namespaces that a thread is in.
+/// or, when it is over, in all namespaces that a thread is in and that this process can enter.
 pub fn search_outside<E: From<netlink::Error>>(
     host: &Namespace,
     proc: &Path,
@@ -130,7 +130,8 @@ pub fn search_outside<E: From<netlink::Error>>(
         return search_reached(host, proc, pod, &mut inside, |other, _| is_in(other));
     }
     for other in Namespace::of_threads(proc, BTreeSet::from([host.id().inode])) {
-        if is_in(&other)? {
+        // A process that may open it need not have the right to enter it.
+        if other.enter(host, || ()).is_ok() && is_in(&other)? {
             return Ok(Search::Found);
         }
     }

@@ -22,7 +22,7 @@ mod vf;
 use std::time::Duration;
 
 use attachment::{
-    addresses::{self, Ipam},
+    addresses::Ipam,
     child::IPOIB,
     journal::{Key, Lock, Record},
     netdev::snapshot::Identity,
@@ -213,9 +213,8 @@ impl Add<'_> {
             }
         }
         let parts = nics.iter().map(|nic| nic.plan.part()).collect();
-        let ipam = addresses::note(self.request)?;
-        let record = self.record_of(parts);
-        self.write_down(Record { ipam, ..record })?;
+        let record = self.record_of(parts)?;
+        self.write_down(record)?;
         Ok(kept)
     }
 

@@ -11,12 +11,14 @@ use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::cni::Answer;
 use e2e::netns::{Netns, run};
-use e2e::scene::{Running, Scene, TRY_AGAIN, answer_of, mac_of, refusal};
+use e2e::bin_under_test::product;
+use e2e::scene::{Running, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refusal};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
 use serde_json::{Value, json};
 
 use super::cni_faults::{Point, inject, trace};
+use super::hostile_bytes::age;
 use super::hostile_ipam::{executed, upon_nic0, with_program};
 use super::hostile_stacked::Nameless;
 
@@ -35,6 +37,8 @@ cases! {
     a_nic_behind_a_namespace_that_ended_returns => way_ended(Scene::moving);
     a_pod_whose_path_is_gone_and_whose_thread_lives_is_undone: Macvlan => path_gone();
     a_child_in_a_threads_namespace_ends_after_its_pod: Macvlan => in_a_thread_after_the_pod();
+    a_child_of_a_dead_pod_is_not_taken_for_another_pods_with_its_mac: Macvlan => same_mac();
+    a_namespace_that_cannot_be_entered_keeps_no_dead_pod: Macvlan => not_entered();
     a_nic_in_a_threads_namespace_returns => nic_in_a_thread(false);
     a_child_of_a_nic_in_a_threads_namespace_ends: Macvlan => nic_below_a_threads_child(false);
     a_child_of_a_nic_in_a_namespace_that_the_host_has_a_number_for_ends: Macvlan =>
@@ -167,6 +171,63 @@ fn in_a_thread_after_the_pod() -> Result<()> {
         "a process keeps net1, and its address is free"
     );
     e2e::host_state::unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// A process of a pod.
+struct Process(std::process::Child);
+
+impl Process {
+    fn start(pod: &Netns) -> Result<Self> {
+        Ok(Self(pod.command("sleep").arg("600").spawn()?))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The network says the MAC address, and the pod comes again before the DEL.
+fn same_mac() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let mut network = scene.child();
+    network["mac"] = "02:00:00:00:00:07".into();
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    scene.pod.delete()?;
+    let pod = scene.another_pod()?;
+    let call = scene.call_of(&pod, "c2", "net1");
+    eventually(|| Ok(answer_of(&call, "ADD", &network)?.status.success()))?;
+    let process = Process::start(&pod)?;
+    eventually(|| {
+        let of = |process: String| std::fs::read_link(format!("/proc/{process}/ns/net"));
+        Ok(of(process.0.id().to_string())? != of("self".to_owned())?)
+    })?;
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
+    pod.ip("link show net1")
+        .context("the DEL of a dead pod took the interface of a living one")?;
+    answer_of(&call, "DEL", &network)?.success()?;
+    Ok(())
+}
+
+/// A program without `CAP_SYS_ADMIN`, as the daemon, can open the namespace of a pod that has no
+/// capabilities either.
+fn not_entered() -> Result<()> {
+    let scene = Scene::furnished()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let _holder = Holder::start(&scene.another_pod()?)?;
+    scene.pod.delete()?;
+    age(&scene)?;
+    let mut command = scene.host.netns.command("setpriv");
+    command
+        .args(["--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--"])
+        .arg(product("rdmactl")?);
+    let mut reclaim = scene.administrators(command, &["attachments", "reclaim"]);
+    let answer = bounded(&mut reclaim, b"")?;
+    ensure!(answer.status.success(), "{}", answer.stderr);
+    ensure!(scene.listed("attachments")?.is_empty(), "{}", answer.stdout);
+    Ok(())
 }
 
 /// Its index is another link's, and its MAC address another one, in its pod's own namespace.

@@ -95,7 +95,8 @@ impl Place {
     /// With keys of the policy.
     pub(crate) fn with(policy: Value) -> Self {
         let place = Self {
-            dir: tempfile::tempdir().unwrap(),
+            // On a disk, as a store is.
+            dir: tempfile::tempdir_in("/var/tmp").unwrap(),
             policy: std::cell::RefCell::default(),
             blocks: false,
         };

@@ -184,6 +184,13 @@ mod paths {
     }
 }
 
+impl RdmaDevice {
+    /// Whether another record means the same device: a driver that is bound again changes its index.
+    pub fn is(&self, other: &Self) -> bool {
+        self.index == other.index || (self.parent.is_some() && self.parent == other.parent)
+    }
+}
+
 impl Part {
     /// An interface of this name, for which nothing was changed yet.
     pub fn named(ifname: &str) -> Self {

@@ -1,6 +1,7 @@
 //! The journal's record of an ADD.
 
 use attachment::{
+    addresses,
     journal::{
         Part, Record,
         record::{Netns, VERSION},
@@ -14,12 +15,13 @@ use super::{Add, Nic};
 use crate::{error::Error, plan};
 
 impl Add<'_> {
-    /// A record of the attachment with these parts.
-    pub(super) fn record_of(&self, parts: Vec<Part>) -> Record {
+    /// A record of the attachment with these parts. The IPAM is in it before it leases anything: a DEL
+    /// that finds a record releases by that alone.
+    pub(super) fn record_of(&self, parts: Vec<Part>) -> Result<Record, Error> {
         let netns = self.pod.id();
         let args = &self.request.env.args;
         let pod = (args.get("K8S_POD_NAMESPACE"), args.get("K8S_POD_NAME"));
-        Record {
+        Ok(Record {
             version: VERSION,
             network: self.request.config.name.clone(),
             container_id: self.id.container_id.to_string(),
@@ -37,8 +39,8 @@ impl Add<'_> {
                 cookie: self.pod.cookie(&self.node.netns.namespace).ok(),
             },
             parts,
-            ipam: None,
-        }
+            ipam: addresses::note(self.request)?,
+        })
     }
 
     /// Puts a record into the journal. One that cannot take another's place is undone by what it says

@@ -77,7 +77,7 @@ impl Add<'_> {
             moved: Some(taken.clone()),
             ..Part::named(self.id.ifname.as_str())
         };
-        let record = self.record_of(earlier.into_iter().chain([part]).collect());
+        let record = self.record_of(earlier.into_iter().chain([part]).collect())?;
         self.write_down(record)?;
         self.node
             .journal
