@@ -87,6 +87,26 @@ refuses "without a kubelet nothing leaves the host by default" 'CNI_ARGS has no 
 	cni rdma-netdev ADD a a net1 "$(config '{"attach": "move", "device": "eth2"}')"
 node_policy '{"allow": {"unallocated": true}}'
 
+# --- another pod has the device by the time of DEL ----------------------------------------------
+
+by_name() {
+	jq -c --arg netns "/run/netns/$1" '. + {prevResult: {cniVersion: "1.1.0", interfaces: [{name: "lo", sandbox: $netns}]}}' \
+		<<<"$(config '{"attach": "rdma-only", "rdmaDevice": "mlx5_2"}')"
+}
+check "a pod has a device alone" cni rdma-netdev ADD a a net1 "$(by_name a)"
+ip netns delete a
+wait_for 30 eval '[ "$(hcas)" = "mlx5_1 mlx5_2" ]'
+pod b
+check "the next pod gets it" cni rdma-netdev ADD b b net1 "$(by_name b)"
+ip netns exec b sleep 600 &
+check "the late DEL of the first" cni rdma-netdev DEL a a net1 "$(by_name a)"
+equal "the second keeps it" "mlx5_2" "$(hcas_of b)"
+kill $!
+check "its DEL returns it" cni rdma-netdev DEL b b net1 "$(by_name b)"
+equal "the host has both" "mlx5_1 mlx5_2" "$(hcas)"
+ip netns delete b
+pod a
+
 # --- the device file that the container was promised -------------------------------------------
 
 [ "$(node_of mlx5_1)" = uverbs0 ] && [ "$(node_of mlx5_2)" = uverbs1 ]

@@ -78,6 +78,17 @@ ip link set eth0 vf 0 spoofchk off
 refuses "and names what is lost" 'has lost spoof check true' cni rdma-netdev CHECK pod0 pod0 net1 "$attached"
 check "it returns" cni rdma-netdev DEL pod0 pod0 net1 "$(with "$settings")"
 wait_for 30 settled "${nic[0]}"
+cat >/usr/lib/cni/killer <<-'X'
+	#!/bin/bash
+	echo "$CNI_COMMAND" >>/tmp/killer
+	[ "$CNI_COMMAND" != ADD ] || kill -KILL $PPID
+X
+chmod +x /usr/lib/cni/killer
+node_policy "$(jq -c '.allow.ipam = ["killer", "rdma-ipam"]' /etc/rdma-netdev/policy.json)"
+killed=$(with "$settings" | jq -c '.ipam = {type: "killer"}')
+cni rdma-netdev ADD pod0 pod0 net1 "$killed" && fail "an ADD lives on after SIGKILL"
+check "an ADD that was killed while its IPAM ran is undone" cni rdma-netdev DEL pod0 pod0 net1 "$killed"
+equal "its IPAM is asked to release" "ADD DEL" "$(paste -sd' ' /tmp/killer)"
 as_before "it is as it was" "$before" whole_state
 
 step "the physical function is away when the pod ends"
