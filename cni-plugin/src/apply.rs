@@ -231,6 +231,10 @@ fn keep_next_hops(host: &mut HostNetns, snapshot: &Snapshot, index: u32) -> Resu
         )
     })?;
     for left in routes.iter().filter_map(|m| replay::left_by(m, index)) {
+        // Another one can have left, too.
+        let Some(left) = route::without_absent_hops(&mut host.socket, left)? else {
+            continue;
+        };
         let what = format!(
             "keep the next hops of route {} over other netdevs than {}",
             display::route(&left),

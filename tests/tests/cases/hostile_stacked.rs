@@ -143,6 +143,7 @@ cases! {
         had(&["maddr add 33:33:00:00:77:77 dev nic0"], &["multicast"]);
     routes_of_several_nics_come_back => multipath();
     routes_over_a_nic_that_stays_stay => other_next_hops();
+    routes_over_nics_of_two_pods_come_back => hops_of_two_pods();
     routes_of_several_gateways_come_back => had(
         &["route add 10.88.0.0/16 nexthop via 10.9.0.254 weight 3 nexthop via 10.9.0.253"],
         &["route"],
@@ -582,6 +583,41 @@ fn other_next_hops() -> Result<()> {
         ensure!(way.contains("dev nic1"), "{destination}: {way}");
     }
     scene.del_returns(&scene.moving(), &before)
+}
+
+/// Both NICs of a route go to pods; in whichever order they return, no next hop is lost.
+fn hops_of_two_pods() -> Result<()> {
+    for first in [0, 1] {
+        let scene = Scene::furnished()?;
+        scene.host.add_nic("nic1", "peer1")?;
+        scene.on_host(&[
+            "addr add 10.8.0.1/24 dev nic1",
+            "route add 10.88.0.0/16 metric 7 nexthop via 10.9.0.254 nexthop via 10.8.0.254",
+        ])?;
+        let before = scene.host_state()?;
+        let other = scene.another_pod()?;
+        let calls = [
+            (scene.call(), scene.moving()),
+            (
+                scene.call_of(&other, "c2", "net1"),
+                scene.network(&json!({"attach": "move", "device": "nic1"})),
+            ),
+        ];
+        for (call, network) in &calls {
+            answer_of(call, "ADD", network)?.success()?;
+        }
+        for (call, network) in calls.iter().cycle().skip(first).take(2) {
+            answer_of(call, "DEL", network)?.success()?;
+        }
+        let routes = scene.host.netns.ip("route show 10.88.0.0/16")?;
+        for next_hop in ["via 10.9.0.254 dev nic0", "via 10.8.0.254 dev nic1"] {
+            ensure!(routes.contains(next_hop), "{first} first: {routes}");
+        }
+        if first == 1 {
+            unchanged(&before, || scene.host_state(), "after both DELs")?;
+        }
+    }
+    Ok(())
 }
 
 fn order_of_ipv6() -> Result<()> {

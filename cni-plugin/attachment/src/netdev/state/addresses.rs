@@ -98,9 +98,12 @@ pub(super) fn restore_route(to: &mut Restoration<'_>, entry: Entry<'_>) -> Writt
     let route = message(entry)?;
     let known = to.before.identity.index;
     let copy = replay::route(&route, known, to.netdev.link.index);
-    // A route over several netdevs lost this next hop; the whole is put in its place.
+    // A route over several netdevs lost this next hop; what can be of the whole is put in its place.
     if replay::leaves_elsewhere(&route, known) {
-        return route::replace(to.netdev.socket, entry.what, &copy);
+        return match route::without_absent_hops(to.netdev.socket, copy)? {
+            Some(whole) => route::replace(to.netdev.socket, entry.what, &whole),
+            None => Ok(()),
+        };
     }
     match route::append(to.netdev.socket, entry.what, &copy) {
         Err(e) if e.is(libc::EEXIST) => Ok(()),
