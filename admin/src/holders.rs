@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hca::topology::{Gpu, Nic};
 use hca::{PciAddress, UnitId};
 use kubelet_api::client::Held;
+use node_wire::status::DaemonStatus;
 use rdma_device_plugin::Gpus;
 
 /// Pods by the names of their devices.
@@ -68,6 +69,18 @@ impl Holders {
     pub(crate) fn nic_as_a_whole(&self, nic: &Nic) -> bool {
         self.whole.contains(&nic.hca.to_string())
     }
+}
+
+/// Pods with the HCAs that their slots are bound to, for [`Holders::collect`]: the kubelet knows the slots
+/// alone.
+pub(crate) fn bound(daemon: &DaemonStatus) -> impl Iterator<Item = Held> {
+    daemon.bindings.iter().map(|one| Held {
+        namespace: one.pod.namespace.clone(),
+        pod: one.pod.name.clone(),
+        container: one.container.clone(),
+        resource: one.resource.clone(),
+        ids: vec![one.hca.clone()],
+    })
 }
 
 #[cfg(test)]

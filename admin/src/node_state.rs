@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::alignment::misaligned;
 use crate::global::{Global, within_limit};
-use crate::holders::Holders;
+use crate::holders::{self, Holders};
 
 /// How long the daemon may take.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
@@ -158,9 +158,10 @@ impl NodeState {
 
     /// Which pod has which GPU and which NIC.
     pub(crate) fn holders(&self) -> Holders {
+        let listed = self.kubelet.iter().flat_map(|devices| devices.held.clone());
         Holders::collect(
             &self.gpus,
-            self.kubelet.iter().flat_map(|devices| devices.held.clone()),
+            listed.chain(self.daemon.iter().flat_map(holders::bound)),
         )
     }
 

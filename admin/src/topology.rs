@@ -13,11 +13,10 @@ use anyhow::Context;
 use hca::topology::{Machine, Nic, Request, choose};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
-use node_wire::status::BindingStatus;
 use rdma_device_plugin::nccl;
 
 use crate::global::Global;
-use crate::holders::Holders;
+use crate::holders::{self, Holders};
 use crate::node_state::{Sources, hardware};
 use crate::output::{Ended, Outcome};
 use matrix::text;
@@ -93,16 +92,7 @@ impl Topology {
     /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
     fn bound(&self, remarks: &mut Vec<String>) -> Vec<Held> {
         match self.sources.daemon() {
-            Ok(daemon) => {
-                let held = |one: BindingStatus| Held {
-                    namespace: one.pod.namespace,
-                    pod: one.pod.name,
-                    container: one.container,
-                    resource: one.resource,
-                    ids: vec![one.hca],
-                };
-                daemon.bindings.into_iter().map(held).collect()
-            }
+            Ok(daemon) => holders::bound(&daemon).collect(),
             // A node need not have a daemon to have a topology.
             Err(error) if matches!(error.fault, node_wire::Fault::NoSocket) => Vec::new(),
             Err(error) => {

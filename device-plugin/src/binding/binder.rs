@@ -290,7 +290,8 @@ impl Binder {
             let directory = self.paths.device_plugin_dir.clone();
             self.blocking(move || {
                 let nodes = |resource: &str, id: &str| {
-                    let kept = checkpoint::allocated_nodes(&directory, resource, &[id.to_owned()]);
+                    let has = |ids: &BTreeSet<&String>| ids.contains(&id.to_owned());
+                    let kept = checkpoint::allocated_nodes(&directory, resource, has);
                     kept.unwrap_or_default().into_iter().flatten().collect()
                 };
                 gpus::of_pod(&units, &gpus, &more, &nodes)

@@ -122,19 +122,20 @@ fn unreadable(directory: &Path, why: impl Display) -> String {
     )
 }
 
-/// Paths of the device nodes that containers were allocated with these units: one set for each
-/// container that has one of them.
+/// Paths of the device nodes that containers were allocated with units of a resource: one set for each
+/// container whose units `are_meant`. An init container's units are also those of a container that starts
+/// after it, which may have more or fewer.
 ///
 /// # Errors
 /// Why the checkpoint says nothing.
 pub(crate) fn allocated_nodes(
     directory: &Path,
     resource: &str,
-    ids: &[String],
+    are_meant: impl Fn(&BTreeSet<&String>) -> bool,
 ) -> Result<Vec<BTreeSet<String>>, String> {
     let read = || -> anyhow::Result<_> {
         let entries = read_entries(open(directory)?)?.into_iter().filter(|entry| {
-            entry.resource_name == resource && entry.device_ids.iter().any(|id| ids.contains(id))
+            entry.resource_name == resource && are_meant(&entry.device_ids.iter().collect())
         });
         let answers = entries.map(|entry| {
             let answer = BASE64_STANDARD.decode(entry.alloc_resp.unwrap_or_default())?;
@@ -342,7 +343,8 @@ mod tests {
             ),
         ]));
         let paths = |resource: &str, id: &str| -> Vec<String> {
-            let all = allocated_nodes(directory.path(), resource, &[id.to_owned()]).unwrap();
+            let has = |ids: &BTreeSet<&String>| ids.contains(&id.to_owned());
+            let all = allocated_nodes(directory.path(), resource, has).unwrap();
             all.into_iter().flatten().collect()
         };
         assert_eq!(paths("rdma/a", "0000:3b:00.3"), ["/dev/infiniband/uverbs0"]);
@@ -413,7 +415,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(FILE);
         let both = || {
-            let nodes = allocated_nodes(directory.path(), "rdma/a", &["x".into()]);
+            let nodes = allocated_nodes(directory.path(), "rdma/a", |_| true);
             let errors = [
                 nodes.unwrap_err().to_string(),
                 super::read(directory.path(), None).unwrap_err().to_string(),
@@ -424,7 +426,7 @@ mod tests {
             );
             errors.concat()
         };
-        let nodes = allocated_nodes(directory.path(), "rdma/a", &["x".into()]);
+        let nodes = allocated_nodes(directory.path(), "rdma/a", |_| true);
         assert!(nodes.unwrap_err().to_string().contains("No such file"));
         assert!(super::read(directory.path(), None).unwrap().is_none());
         for (text, words) in [

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use hca::UnitId;
 use kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions,
@@ -198,16 +199,22 @@ impl AllocatedNodes {
 fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) -> Option<String> {
     let (mut members, mut reason) = (Vec::new(), String::new());
     for id in ids {
-        match snapshot.unit(id) {
-            Some(Unit::Member(member)) => {
-                members.push(member);
-                if let Some(why) = member.health.reason() {
-                    reason = format!(" ({why})");
-                }
-            }
+        let member = match snapshot.unit(id) {
+            Some(Unit::Member(member)) => Some(member),
             Some(Unit::Pool | Unit::Slot(_)) => return None,
-            // It is gone, and its node may be another HCA's.
-            None => {}
+            // A unit of a time when the pool had others. Where its HCA is gone, its node may be another's.
+            None => {
+                let unit = id.parse::<UnitId>().ok();
+                let hca = unit.as_ref().and_then(UnitId::hca);
+                let mut all = snapshot.members().iter();
+                all.find(|member| Some(&member.hca.id) == hca)
+            }
+        };
+        if let Some(member) = member {
+            members.push(member);
+            if let Some(why) = member.health.reason() {
+                reason = format!(" ({why})");
+            }
         }
     }
     let list = |paths: &BTreeSet<String>| match paths.is_empty() {
@@ -348,18 +355,20 @@ impl DevicePlugin for Service {
             self.requests.scan().await?;
         }
         let snapshot = self.snapshot()?;
-        if snapshot.late().is_some() {
-            let ids = request.into_inner().devices_ids;
+        let ids = request.into_inner().devices_ids;
+        // Units of a time before the pool had slots name HCAs.
+        let is_slot = |id: &String| matches!(id.parse(), Ok(UnitId::Slot { .. }));
+        if snapshot.late().is_some() && ids.iter().any(is_slot) {
             self.requests.start(snapshot.resource(), ids).await?;
             return Ok(Response::new(PreStartContainerResponse {}));
         }
         self.requests.scan().await?;
         let snapshot = self.snapshot()?;
-        let ids = request.into_inner().devices_ids;
         let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());
         let asked = ids.clone();
         let kept = tokio::task::spawn_blocking(move || {
-            checkpoint::allocated_nodes(&directory, &resource, &asked)
+            let asked: BTreeSet<&String> = asked.iter().collect();
+            checkpoint::allocated_nodes(&directory, &resource, |ids| *ids == asked)
         });
         let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
         // Not written yet, or not to be read: what this process allocated is known at least.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use e2e::case;
 use e2e::harness::Case;
-use e2e::kubelet::{Kubelet, Misbehaviour, Pod};
+use e2e::kubelet::{Container, Kubelet, Misbehaviour, Pod};
 use kubelet_api::deviceplugin::{HEALTHY, UNHEALTHY};
 use nix::sys::signal::Signal;
 
@@ -18,6 +18,8 @@ use e2e::daemon::{Daemon, HCAS, Machine, sockets};
 pub(crate) const CASES: &[Case] = &[
     case!(a_pod_gets_all_hcas_of_an_unchanged_configuration, Root),
     case!(an_exclusive_unit_is_one_hca_and_its_nodes, Root),
+    case!(an_init_container_can_have_more_or_fewer_units, Root),
+    case!(a_container_of_a_time_before_late_binding_restarts, Root),
     case!(two_units_are_two_hcas, Root),
     case!(ten_thousand_units_are_listed, Root),
     case!(a_hundred_restarts_of_the_kubelet, Root),
@@ -130,6 +132,36 @@ fn an_exclusive_unit_is_one_hca_and_its_nodes() -> Result<()> {
         );
     }
     assert!(admit(&kubelet, "three", EXCLUSIVE_RESOURCE, 1).is_err());
+    Ok(())
+}
+
+/// The kubelet gives a container the units of the init containers before it.
+fn an_init_container_can_have_more_or_fewer_units() -> Result<()> {
+    let (_machine, kubelet, _daemon) = registered(EXCLUSIVE, EXCLUSIVE_RESOURCE, 2)?;
+    for units in [[1, 2], [2, 1]] {
+        let of =
+            |name: &str, units| vec![Container::with_limits(name, &[(EXCLUSIVE_RESOURCE, units)])];
+        let pod = Pod::of_containers("pod", of("init", units[0]), of("main", units[1]))?;
+        kubelet.admit(pod)?;
+        for container in ["init", "main"] {
+            let started = kubelet.run_options("default/pod", container);
+            started.with_context(|| format!("{container} of {units:?}"))?;
+        }
+        kubelet.remove("default/pod")?;
+    }
+    Ok(())
+}
+
+fn a_container_of_a_time_before_late_binding_restarts() -> Result<()> {
+    let (machine, kubelet, daemon) = registered(EXCLUSIVE, EXCLUSIVE_RESOURCE, 2)?;
+    admit(&kubelet, "pod", EXCLUSIVE_RESOURCE, 1)?;
+    let before = nodes(&kubelet, "pod")?;
+    drop(daemon);
+    let late = EXCLUSIVE.replace("mode: exclusive", "mode: exclusive\n  binding: late");
+    let daemon = machine.daemon(&late)?;
+    kubelet.wait("the new daemon", WAIT_TIMEOUT, |_, all| all.len() == 2)?;
+    let after = nodes(&kubelet, "pod");
+    assert_eq!(after.with_context(|| daemon.log())?, before);
     Ok(())
 }
 

@@ -422,6 +422,23 @@ fn a_newer_store_is_refused_untouched() {
     assert_eq!(std::fs::read_to_string(&format).unwrap(), text);
 }
 
+/// What a network says of its store names no file of a pod.
+#[test]
+fn a_store_of_a_network_is_no_path() {
+    let (place, _) = used();
+    let forged = place.path().join("volume");
+    let known = json!({"id": "x", "directory": "/nonexistent", "filesystem": "ext4"});
+    std::fs::write(&forged, known.to_string()).unwrap();
+    let forged = forged.to_str().unwrap();
+    let up = format!("../../{}", forged.trim_start_matches('/'));
+    for store in [forged, &up, "../stores/default"] {
+        let config = json!({"range": "10.0.0.0/24", "store": store});
+        let config = crate::support::network("rdma-ipam", config);
+        assert!(place.del(&c("a"), &config).ok(), "{store}");
+        assert_eq!(place.held(), ["10.0.0.1"], "{store}");
+    }
+}
+
 /// The administrator renamed a store, or moved it, while pods have its addresses.
 #[test]
 fn del_frees_in_the_stores_that_this_node_used_before() {
