@@ -159,7 +159,9 @@ pub fn assemble_on(
         let before = before.map(|before| before.members()).unwrap_or_default();
         for candidate in &candidates {
             let held = node.held.get(&candidate.id).into_iter().flatten();
-            let is_held = held.clone().any(|holding| is_of(holding, pool));
+            // A unit that stands for the whole pool keeps no HCA in it.
+            let is_pooled = matches!(pool.sharing, Sharing::Pooled { .. });
+            let is_held = !is_pooled && held.clone().any(|holding| is_of(holding, pool));
             let is_chosen = match choice(pool, candidate) {
                 Some(Match::Yes) => true,
                 Some(Match::Hidden) => is_held,

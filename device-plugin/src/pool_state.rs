@@ -84,6 +84,16 @@ impl PoolStates {
                 },
             });
         }
+        for (resource, holder) in self.allocated.iter().flat_map(|held| held.of_whole_pools()) {
+            for hca in self.memory.pooled(resource) {
+                held.entry(hca.clone()).or_default().push(HcaAllocation {
+                    resource: resource.to_owned(),
+                    exclusive: false,
+                    late: false,
+                    holder: holder.clone(),
+                });
+            }
+        }
         let node = pool::Node {
             held,
             cdi_obstacle: self.cdi_obstacle.clone(),
@@ -107,6 +117,15 @@ impl PoolStates {
                 .find(|old| old.resource() == snapshot.resource());
             note_changes(before.map(Arc::as_ref), snapshot, &mut self.transitions);
         }
+        let pooled = pools.snapshots.iter().filter(|pool| pool.is_pooled());
+        let pooled = pooled.map(|pool| {
+            let hcas = pool.members().iter().map(|member| member.hca.id.clone());
+            (pool.resource().to_string(), hcas.collect())
+        });
+        let allocated = self.allocated.as_ref();
+        self.memory.note_pooled(pooled.collect(), |resource| {
+            allocated.is_none_or(|held| held.of_whole_pools().any(|(of, _)| of == resource))
+        });
         // An unchanged pool keeps its snapshot, so that no session sends it again.
         self.snapshots = pools
             .snapshots

@@ -221,6 +221,11 @@ impl Snapshot {
         &mut self.members
     }
 
+    /// Whether a unit stands for all HCAs of the pool.
+    pub fn is_pooled(&self) -> bool {
+        matches!(self.pool.sharing, Sharing::Pooled { .. })
+    }
+
     /// The units of a pool with late binding.
     pub fn slots(&self) -> &[Slot] {
         &self.slots

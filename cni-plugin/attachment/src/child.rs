@@ -178,8 +178,7 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
         ..child.clone()
     };
     let host = &node.netns.namespace;
-    let (records, _) =
-        Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
+    let (records, _) = Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
     namespaces::search_outside(host, &node.roots.proc, None, |other| {
         let id = other.id();
         let of_pod = records.iter().filter(|(_, record)| {

@@ -298,8 +298,7 @@ fn without_those_of_others(
     if left.is_empty() {
         return Ok(left);
     }
-    let (records, _) =
-        Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
+    let (records, _) = Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
     for (other, record) in &records {
         let has = |device: &RdmaDevice| record.rdma().any(|theirs| theirs.is(device));
         if other != key

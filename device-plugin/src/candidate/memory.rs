@@ -6,7 +6,7 @@
 //! Names and numbers of one boot say nothing about the next one: there, the host sees every HCA
 //! before a pod can take it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hca::chardev::CharDevices;
@@ -35,6 +35,8 @@ pub struct Memory {
     /// The boot whose file it replaces; none if the file was not read, and must stay.
     boot: Option<String>,
     known: BTreeMap<HcaId, Candidate>,
+    /// By resource, the HCAs of pools whose units name none ([`Memory::note_pooled`]).
+    pooled: BTreeMap<String, BTreeSet<HcaId>>,
 }
 
 /// The file.
@@ -43,27 +45,52 @@ struct Document {
     version: u32,
     boot: String,
     hcas: Vec<Candidate>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pooled: BTreeMap<String, BTreeSet<HcaId>>,
 }
 
 impl Memory {
     /// What an earlier daemon of this boot knew. `boot` is the kernel's boot ID.
     pub fn load(state_dir: &Path, boot: String) -> Self {
         let path = state_dir.join(FILE);
-        let hcas = match read(&path) {
-            Ok(Some(document)) if document.boot == boot => document.hcas,
-            Ok(_) => Vec::new(),
+        let (hcas, pooled) = match read(&path) {
+            Ok(Some(document)) if document.boot == boot => (document.hcas, document.pooled),
+            Ok(_) => Default::default(),
             Err(error) => {
                 tracing::warn!(
                     file = %path.display(), error,
                     "cannot read what was known of HCAs; one that a pod holds stays in its pool only \
                      by the kubelet's allocation"
                 );
-                Vec::new()
+                Default::default()
             }
         };
         let known = hcas.into_iter().map(|hca| (hca.id.clone(), hca)).collect();
         let boot = Some(boot);
-        Self { boot, known }
+        Self {
+            boot,
+            known,
+            pooled,
+        }
+    }
+
+    /// The HCAs that a held unit of this resource can stand for, where its units name none.
+    pub fn pooled(&self, resource: &str) -> impl Iterator<Item = &HcaId> {
+        self.pooled.get(resource).into_iter().flatten()
+    }
+
+    /// Remembers the HCAs of pools whose units name none. While a pod holds a unit, it may have each HCA
+    /// that the pool had since: the configuration can drop one, or give it to another pool. Where it is
+    /// not known what is held, nothing is forgotten.
+    pub fn note_pooled(
+        &mut self,
+        now: BTreeMap<String, BTreeSet<HcaId>>,
+        is_held: impl Fn(&str) -> bool,
+    ) {
+        self.pooled.retain(|resource, _| is_held(resource));
+        for (resource, hcas) in now {
+            self.pooled.entry(resource).or_default().extend(hcas);
+        }
     }
 
     /// The file's content, unless the file has to stay as it is.
@@ -72,6 +99,7 @@ impl Memory {
             version: VERSION,
             boot: self.boot.clone()?,
             hcas: self.known.values().cloned().collect(),
+            pooled: self.pooled.clone(),
         };
         serde_json::to_string(&document).ok()
     }

@@ -121,6 +121,15 @@ impl AllocatedUnits {
         hcas
     }
 
+    /// Who holds units that stand for all HCAs of a pool, by resource.
+    pub(crate) fn of_whole_pools(&self) -> impl Iterator<Item = (&str, &Holder)> {
+        self.units.iter().flat_map(|(resource, units)| {
+            let of_pool = |unit: &String| matches!(unit.parse(), Ok(UnitId::Pool { .. }));
+            let units = units.iter().filter(move |(unit, _)| of_pool(unit));
+            units.map(|(_, holder)| (resource.as_str(), holder))
+        })
+    }
+
     /// What a call of the kubelet found. What it does not list, or not yet, its checkpoint has: that is
     /// as new, but names pods by UID alone. `node` is the node's name, which is in the names of static
     /// pods.

@@ -24,6 +24,10 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(an_exclusive_hca_stays_a_pods_own_when_pools_change, Root),
+    case!(
+        hcas_of_a_whole_pool_become_nobodys_own_while_it_is_held,
+        Root
+    ),
     case!(an_hca_is_offered_again_though_no_poll_saw_its_pod, Root),
     case!(
         a_pod_gets_no_device_node_of_another_hca_after_a_reboot,
@@ -114,6 +118,30 @@ fn an_exclusive_hca_stays_a_pods_own_when_pools_change() -> Result<()> {
     );
     kubelet.remove("default/pod")?;
     let waited = kubelet.wait_allocatable("rdma/other", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+/// A unit of such a pool names no HCA.
+fn hcas_of_a_whole_pool_become_nobodys_own_while_it_is_held() -> Result<()> {
+    let all = "version: 1\npools:\n- resource: rdma/all\n  mode: shared\n  policy: all-hcas\n  \
+               slots: 4\n  select: {linkTypes: [ether]}\n";
+    let scene = Scene::new(all)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/all", 4)?;
+    admit(&kubelet, "pod", "rdma/all", 1)?;
+    fs::write(&scene.file, EXCLUSIVE)?;
+    for _ in 0..2 {
+        scene.until("/readyz", &daemon, |_, body| {
+            body.contains("until pod default/pod ends")
+        })?;
+        let offered = kubelet.devices("rdma/nic");
+        ensure!(offered.is_empty(), "{offered:?}");
+        drop(daemon);
+        daemon = scene.daemon()?;
+    }
+    kubelet.remove("default/pod")?;
+    let waited = kubelet.wait_allocatable("rdma/nic", 2, Duration::from_secs(40));
     waited.with_context(|| format!("the daemon said: {}", daemon.log()))
 }
 

@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use e2e::bin_under_test::product;
 use e2e::cases;
 use e2e::cni::Answer;
 use e2e::netns::{Netns, run};
-use e2e::bin_under_test::product;
 use e2e::scene::{Running, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refusal};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
