@@ -248,7 +248,7 @@ impl Store {
         let current = StorePath::of(policy, name)
             .ok()
             .map(|place| place.directory);
-        // A network of any namespace says it, and the policy need not know it: it is no path.
+        // Whoever can write a network chooses the name, which must not lead to another file.
         if !node::identity::is_name(name) {
             return Vec::new();
         }

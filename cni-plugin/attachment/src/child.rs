@@ -13,6 +13,7 @@ use netlink::{
 };
 
 use crate::{
+    detach::living,
     error::{Error, Kind},
     journal::{Journal, Part, Record, record::Child},
     namespaces::{self, Search},
@@ -181,12 +182,15 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
     let (records, _) = Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
     namespaces::search_outside(host, &node.roots.proc, None, |other| {
         let id = other.id();
-        let of_pod = records.iter().filter(|(_, record)| {
-            (record.netns.device, record.netns.inode) == (id.device, id.inode)
-        });
-        let of_pod: Vec<_> = of_pod
-            .flat_map(|(_, record)| record.parts.iter().map(interface))
-            .collect();
+        let mut of_pod = Vec::new();
+        for (_, record) in &records {
+            // The number of a namespace that ended can be another one's.
+            if (record.netns.device, record.netns.inode) == (id.device, id.inode)
+                && living(record)?.is_some()
+            {
+                of_pod.extend(record.parts.iter().map(interface));
+            }
+        }
         let mut socket = other.socket(host)?;
         let scope = LinkScope::of(&mut socket, other, host)?;
         if scope == (LinkScope::Pod { host: None }) {
@@ -195,8 +199,8 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
         let mut links = link::list(&mut socket)?;
         links.retain(|link| !is_one_of(&of_pod, link));
         match by_identity(&links, &by_mac, scope) {
-            Some(link) => link::delete(&mut socket, link).map(|()| true),
-            None => netlink::Result::Ok(false),
+            Some(link) => Ok(link::delete(&mut socket, link).map(|()| true)?),
+            None => Ok::<_, Error>(false),
         }
     })?;
     Ok(())

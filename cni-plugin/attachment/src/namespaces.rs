@@ -130,8 +130,12 @@ pub fn search_outside<E: From<netlink::Error>>(
         return search_reached(host, proc, pod, &mut inside, |other, _| is_in(other));
     }
     for other in Namespace::of_threads(proc, BTreeSet::from([host.id().inode])) {
-        // A process that may open it need not have the right to enter it.
-        if other.enter(host, || ()).is_ok() && is_in(&other)? {
+        match other.enter(host, || ()) {
+            // A process that may open it need not have the right to enter it.
+            Err(e) if e.is(libc::EPERM) => continue,
+            entered => entered?,
+        }
+        if is_in(&other)? {
             return Ok(Search::Found);
         }
     }

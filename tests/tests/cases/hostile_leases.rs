@@ -2,6 +2,7 @@
 //! whatever the kernel refuses, and whoever was killed.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
@@ -37,6 +38,7 @@ cases! {
     a_nic_behind_a_namespace_that_ended_returns => way_ended(Scene::moving);
     a_pod_whose_path_is_gone_and_whose_thread_lives_is_undone: Macvlan => path_gone();
     a_child_in_a_threads_namespace_ends_after_its_pod: Macvlan => in_a_thread_after_the_pod();
+    a_child_in_a_namespace_with_the_number_of_its_pods_ends: Macvlan => number_again();
     a_child_of_a_dead_pod_is_not_taken_for_another_pods_with_its_mac: Macvlan => same_mac();
     a_namespace_that_cannot_be_entered_keeps_no_dead_pod: Macvlan => not_entered();
     a_nic_in_a_threads_namespace_returns => nic_in_a_thread(false);
@@ -171,6 +173,29 @@ fn in_a_thread_after_the_pod() -> Result<()> {
         "a process keeps net1, and its address is free"
     );
     e2e::host_state::unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// The kernel gives the number of a namespace that ended to the next one; a tenant can make namespaces
+/// until it is the pod's.
+fn number_again() -> Result<()> {
+    let scene = Scene::furnished()?;
+    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
+    let holder = Holder::start(&scene.pod)?;
+    scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
+    scene.pod.delete()?;
+    let inode = std::fs::metadata(holder.path())?.ino();
+    for entry in std::fs::read_dir(scene.host.state().join("attachments"))? {
+        let path = entry?.path();
+        let mut record: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+        record["netns"]["inode"] = inode.into();
+        std::fs::write(&path, record.to_string())?;
+    }
+    answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
+    ensure!(
+        !holder.ip("-o link")?.contains("net1"),
+        "a process keeps net1, and its address is free"
+    );
+    Ok(())
 }
 
 /// A process of a pod.
