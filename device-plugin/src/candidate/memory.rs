@@ -45,7 +45,6 @@ struct Document {
     version: u32,
     boot: String,
     hcas: Vec<Candidate>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pooled: BTreeMap<String, BTreeSet<HcaId>>,
 }
 
