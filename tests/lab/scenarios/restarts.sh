@@ -1,5 +1,5 @@
 # What restarts and dies beneath a running pod: container, kubelet, daemon, namespace
-# lab: memory=1536 timeout=400 images=pods
+# lab: memory=1536 timeout=600 images=pods
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 

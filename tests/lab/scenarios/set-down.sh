@@ -1,5 +1,5 @@
 # A NIC that is not set up: files of both peers offer and allocate it, and so does an exclusive pool
-# lab: memory=1536 timeout=400 images=pods binaries=rdma-device-plugin standins=kubelet-standin
+# lab: memory=1536 timeout=600 images=pods binaries=rdma-device-plugin standins=kubelet-standin
 # shellcheck shell=bash disable=SC2016
 
 make_hca_down eth0 mlx5_0
