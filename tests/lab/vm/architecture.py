@@ -38,10 +38,9 @@ ALL = {
         # Without its PIT, by which a kernel on a loaded machine measures a clock that runs many times too fast.
         machine=("-M", "q35,pit=off"),
         # Without the words that have a kernel copy and clear memory byte by byte (an emulator does each
-        # byte by itself), without a fifth level of page tables, and without what has a kernel open and shut
-        # its access to user memory: a fifth of a guest's processor time.
+        # byte by itself), and without a fifth level of page tables: a fifth of a guest's processor time.
         # Below, rep_good: the same for words that copy and clear by eight bytes.
-        cpu="max,-erms,-fsrm,-la57,-smap",
+        cpu="max,-erms,-fsrm,-la57",
         without_wide=",-xsave",
         console="ttyS0",
         line="ttyS1",

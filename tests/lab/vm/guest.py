@@ -37,8 +37,6 @@ class Guest:
                 stdin=None if interactive else subprocess.DEVNULL,
                 stdout=None if interactive else log,
                 stderr=log,
-                # Huge pages: the emulator looks up what it has translated in a table of megabytes.
-                env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
                 preexec_fn=die_with_runner,
             )
         try:

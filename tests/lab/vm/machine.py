@@ -11,12 +11,11 @@ from .architecture import Architecture
 from .scenario import Scenario
 
 # Quiet and without what a guest under emulation need not wait for. Timers are those of the kernel's tick
-# (highres=off): each finer one, as Go's runtime sets many, interrupts the emulator. Debian's kernel clears
-# memory before each use, asks its security modules, and charges its own memory to cgroups: a guest need not.
+# (highres=off): each finer one, as Go's runtime sets many, interrupts the emulator.
 KERNEL_ARGUMENTS = (
     "quiet loglevel=4 panic=-1 net.ifnames=0 nokaslr mitigations=off "
     "random.trust_cpu=on cryptomgr.notests audit=0 nowatchdog rcupdate.rcu_expedited=1 8250.nr_uarts=2 "
-    "transparent_hugepage=never highres=off init_on_alloc=0 lsm= cgroup.memory=nokmem,nosocket"
+    "transparent_hugepage=never highres=off"
 )
 
 
