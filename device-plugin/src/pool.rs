@@ -156,7 +156,9 @@ pub fn assemble_on(
         let before = previous
             .iter()
             .find(|before| *before.resource() == pool.resource);
-        let before = before.map(|before| before.members()).unwrap_or_default();
+        let before = before.iter().flat_map(|before| before.members());
+        // What the pool has not offered yet is not kept in it.
+        let before = before.filter(|old| !old.waits_for_kubelet());
         for candidate in &candidates {
             let held = node.held.get(&candidate.id).into_iter().flatten();
             // A unit that stands for the whole pool keeps no HCA in it.
@@ -187,7 +189,7 @@ pub fn assemble_on(
                 None => {}
             }
             // A container of its pod that starts again gets its nodes. Nobody else does.
-            if is_held || before.iter().any(|old| old.hca.id == candidate.id) {
+            if is_held || before.clone().any(|old| old.hca.id == candidate.id) {
                 members.push(Member {
                     health: Health::Unhealthy(UnhealthyReason::Excluded),
                     ..member(pool, candidate, seen)

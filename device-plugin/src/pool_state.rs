@@ -2,6 +2,8 @@
 //!
 //! Pure but for the log and for what it remembers; the time is given to it.
 
+mod offers;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +20,7 @@ use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
 use crate::pool::{self, Excluded, Reason};
 use crate::slots;
 use crate::snapshot::{Health, Slot, Snapshot, UnhealthyReason};
+use offers::Offers;
 
 /// The pools, and what they were made from.
 #[derive(Debug, Default)]
@@ -25,6 +28,7 @@ pub(crate) struct PoolStates {
     /// What is known of HCAs, for the next daemon.
     pub memory: Memory,
     damper: Damper,
+    offers: Offers,
     /// The pools, in the order of the configuration.
     pub snapshots: Vec<Arc<Snapshot>>,
     /// What an administrator should know about the way the configuration meets this host.
@@ -39,6 +43,8 @@ pub(crate) struct PoolStates {
     pub cdi_obstacle: Option<String>,
     /// Slots that are bound.
     pub bindings: Arc<Bindings>,
+    /// Whether they could not be read at this scan.
+    pub bindings_unread: bool,
     /// Since when HCAs are not seen any more.
     gone: BTreeMap<HcaId, Instant>,
 }
@@ -105,10 +111,17 @@ impl PoolStates {
         for snapshot in &mut pools.snapshots {
             let due = self.damper.damp(snapshot, &config.damping, now);
             again = again.into_iter().chain(due).min();
-            if snapshot.late().is_some() {
-                let slots = self.slots(snapshot);
-                snapshot.set_slots(slots);
-            }
+        }
+        let asked = self.allocated.as_ref().map(|held| held.asked().at);
+        let asked = asked.filter(|_| !self.bindings_unread);
+        if self.offers.note(&mut pools.snapshots, asked) {
+            let soon = now.checked_add(GATE_INTERVAL);
+            again = again.into_iter().chain(soon).min();
+        }
+        let all = pools.snapshots.iter_mut();
+        for snapshot in all.filter(|one| one.late().is_some()) {
+            let slots = self.slots(snapshot);
+            snapshot.set_slots(slots);
         }
         for snapshot in &pools.snapshots {
             let before = self
@@ -119,12 +132,14 @@ impl PoolStates {
         }
         let pooled = pools.snapshots.iter().filter(|pool| pool.is_pooled());
         let pooled = pooled.map(|pool| {
-            let hcas = pool.members().iter().map(|member| member.hca.id.clone());
+            let members = pool.members().iter().filter(|one| !one.waits_for_kubelet());
+            let hcas = members.map(|member| member.hca.id.clone());
             (pool.resource().to_string(), hcas.collect())
         });
-        let allocated = self.allocated.as_ref();
+        let (allocated, offers) = (self.allocated.as_ref(), &self.offers);
         self.memory.note_pooled(pooled.collect(), |resource| {
-            allocated.is_none_or(|held| held.of_whole_pools().any(|(of, _)| of == resource))
+            offers.has(resource)
+                || allocated.is_none_or(|held| held.of_whole_pools().any(|(of, _)| of == resource))
         });
         // An unchanged pool keeps its snapshot, so that no session sends it again.
         self.snapshots = pools
@@ -207,6 +222,11 @@ impl PoolStates {
         }
     }
 
+    /// The kubelet was sent the pools as they are now.
+    pub(crate) fn sent(&mut self, now: Instant) {
+        self.offers.sent(now);
+    }
+
     /// Takes note of slots that are bound.
     pub(crate) fn set_bindings(&mut self, bindings: Bindings) {
         if *self.bindings != bindings {
@@ -219,6 +239,13 @@ impl PoolStates {
     pub(crate) fn keep_only(&mut self, unchanged: impl Fn(&ResourceName) -> bool) {
         self.snapshots
             .retain(|snapshot| unchanged(snapshot.resource()));
+    }
+
+    /// HCAs that a pod may have from another pool than theirs.
+    pub(crate) fn handed_over(&self) -> impl Iterator<Item = &HcaId> {
+        let members = self.snapshots.iter().flat_map(|pool| pool.members());
+        let members = members.filter(|member| member.waits_for_kubelet());
+        members.map(|member| &member.hca.id)
     }
 
     /// HCAs that no pod may have, as far as a pool selects them.
@@ -239,7 +266,11 @@ fn note_changes(before: Option<&Snapshot>, after: &Snapshot, transitions: &mut T
         let devices = member.hca.rdma_names().join(",");
         let word = match (&member.health, old.map(|old| &old.health)) {
             (now, Some(before)) if now == before => continue,
-            (Health::Healthy, None) => {
+            (Health::Unhealthy(UnhealthyReason::Handover(reason)), _) => {
+                tracing::info!(%resource, hca = %member.hca.id, devices, reason, "HCA in the pool soon");
+                continue;
+            }
+            (Health::Healthy, None | Some(Health::Unhealthy(UnhealthyReason::Handover(_)))) => {
                 tracing::info!(%resource, hca = %member.hca.id, devices, "HCA in the pool");
                 continue;
             }

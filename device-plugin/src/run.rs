@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use node::identity::boot_id;
 use node_server::http;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -114,7 +114,13 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let first = tokio::time::timeout(2 * FIRST_HOLDINGS_TIMEOUT, first).await;
     let held = watch::Sender::new(first.ok().and_then(Result::ok).map(Arc::new));
     let known = held.subscribe();
-    services.spawn(pods::keep_asking(pods.clone(), held, stop.clone()));
+    let ask = Arc::new(Notify::new());
+    services.spawn(pods::keep_asking(
+        pods.clone(),
+        held,
+        ask.clone(),
+        stop.clone(),
+    ));
     services.spawn(write_files(
         readers.reader(
             "devinfo",
@@ -153,6 +159,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         watched,
         Known {
             held: known.clone(),
+            ask,
             found,
             node_socket,
             pods: pods.clone(),

@@ -96,6 +96,8 @@ pub enum UnhealthyReason {
     NetnsMode(String),
     /// Another pool chooses HCAs of this one, and which of them it has is decided late.
     Overlap(String),
+    /// Another pool offered it, and which pods hold it is to be asked.
+    Handover(String),
 }
 
 impl fmt::Display for UnhealthyReason {
@@ -110,6 +112,7 @@ impl fmt::Display for UnhealthyReason {
             | UnhealthyReason::Port(reason)
             | UnhealthyReason::Flapping(reason)
             | UnhealthyReason::Overlap(reason)
+            | UnhealthyReason::Handover(reason)
             | UnhealthyReason::NetnsMode(reason) => formatter.write_str(reason),
         }
     }
@@ -120,6 +123,11 @@ impl Member {
     pub fn paths(&self, class: NodeClass) -> Vec<String> {
         let nodes = self.nodes.iter().filter(|node| node.class == class);
         nodes.map(|node| node.path.clone()).collect()
+    }
+
+    /// Whether another pool offered it until a moment ago.
+    pub fn waits_for_kubelet(&self) -> bool {
+        matches!(self.health, Health::Unhealthy(UnhealthyReason::Handover(_)))
     }
 
     /// Whether its nodes can be handed over, whatever its ports do.
@@ -306,7 +314,11 @@ impl Snapshot {
                 let present = self.members.iter().filter(|member| {
                     !matches!(
                         member.health,
-                        Health::Unhealthy(UnhealthyReason::Gone | UnhealthyReason::Excluded)
+                        Health::Unhealthy(
+                            UnhealthyReason::Gone
+                                | UnhealthyReason::Excluded
+                                | UnhealthyReason::Handover(_)
+                        )
                     )
                 });
                 present.map(|member| member.hca.id.clone()).collect()

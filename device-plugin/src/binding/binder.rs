@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::evidence::{is_given_up, is_superseded};
 use super::gpus::{self, Gpus, PodGpus};
-use super::pod_slots::{belongs, binding, choose, placed, pools_of, slots_of};
+use super::pod_slots::{Asked, belongs, binding, choose, placed, pools_of, slots_of};
 use super::release::files_of_slots;
 use super::slot_specification::file_name;
 use super::store::{Binding, BindingDirectory, Bindings, ServedGpu, Stage};
@@ -137,12 +137,8 @@ impl Binder {
         units: &PodUnits,
         asked: Instant,
     ) -> Result<Bound, Failure> {
-        let report = self.report();
-        for unit in needed {
-            belongs(pod, unit, units, &report)?;
-        }
-        let slots = pools_of(units, &report);
-        let is_whole = |bindings: &Bindings| {
+        let (report, slots) = self.slots(pod, needed, units)?;
+        let is_whole = |slots: &[Asked], bindings: &Bindings| {
             slots.iter().flat_map(slots_of).all(|slot| {
                 bindings.all.values().any(|one| {
                     one.is_of(pod)
@@ -153,7 +149,7 @@ impl Binder {
         };
         // What is bound asks no GPU driver again.
         let known = self.bindings().await.unwrap_or_default();
-        let (placed, ended) = match is_whole(&known) {
+        let (placed, ended) = match is_whole(&slots, &known) {
             true => {
                 let changed = unavailable("the pod's bindings changed meanwhile");
                 (Err(changed), Vec::new())
@@ -165,6 +161,8 @@ impl Binder {
         };
         let _turn = self.turn().await?;
         self.is_awaited(sandbox.as_deref(), asked).await?;
+        // An HCA may have left the pool meanwhile.
+        let (report, slots) = self.slots(pod, needed, units)?;
         let (paths, owner, of_sandbox) = (self.paths.clone(), pod.clone(), sandbox.clone());
         let wanted: BTreeSet<String> = slots.iter().flat_map(slots_of).collect();
         let held_elsewhere = report.allocated.as_ref().map(|held| held.hcas());
@@ -189,7 +187,7 @@ impl Binder {
             ));
         }
         let mut fresh = Vec::new();
-        if !is_whole(&bindings) {
+        if !is_whole(&slots, &bindings) {
             let (of_pod, machine) = placed?;
             warnings.extend(of_pod.warnings.iter().cloned());
             for asked in &slots {
@@ -234,6 +232,21 @@ impl Binder {
             slots: all.iter().map(answer_of).collect(),
             warnings,
         })
+    }
+
+    /// What a pod has of pools with late binding, as they are now.
+    fn slots(
+        &self,
+        pod: &Pod,
+        needed: &[String],
+        units: &PodUnits,
+    ) -> Result<(Arc<Report>, Vec<Asked>), Failure> {
+        let report = self.report();
+        for unit in needed {
+            belongs(pod, unit, units, &report)?;
+        }
+        let slots = pools_of(units, &report);
+        Ok((report, slots))
     }
 
     /// Bindings whose devices are back on the host and whose pods are over, as the kubelet says now.

@@ -68,7 +68,7 @@ pub(crate) fn over(
     };
     Some(Over {
         why,
-        listed: held.asked(),
+        listed: held.asked().time,
     })
 }
 
@@ -125,6 +125,7 @@ mod tests {
     use node_wire::Pod;
 
     use super::*;
+    use crate::kubelet::allocated::AskedAt;
     use crate::kubelet::checkpoint::Owners;
 
     fn binding() -> Binding {
@@ -150,7 +151,10 @@ mod tests {
             resource: "rdma/nic".into(),
             ids: vec!["slot_3e71787e_0".into()],
         });
-        let asked = SystemTime::UNIX_EPOCH + Duration::from_secs(asked);
+        let asked = AskedAt {
+            time: SystemTime::UNIX_EPOCH + Duration::from_secs(asked),
+            ..AskedAt::now()
+        };
         AllocatedUnits::listed(held.into_iter().collect(), asked)
     }
 

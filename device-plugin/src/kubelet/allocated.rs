@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use hca::{HcaId, UnitId};
 use kubelet_api::client::{Held, PodDevices};
@@ -24,11 +24,29 @@ use crate::config::ResourceName;
 pub(crate) struct AllocatedUnits {
     units: BTreeMap<String, BTreeMap<String, Holder>>,
     /// When the kubelet was asked.
-    asked: SystemTime,
+    asked: AskedAt,
     /// Whether some holders are from the checkpoint, which knows no names of pods.
     by_uid: bool,
     /// UIDs of the holders; none where the checkpoint was not read.
     owners: Option<Arc<Owners>>,
+}
+
+/// When the kubelet was asked, by two clocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AskedAt {
+    /// That of files.
+    pub time: SystemTime,
+    /// The one that nobody sets.
+    pub at: Instant,
+}
+
+impl AskedAt {
+    pub(crate) fn now() -> Self {
+        Self {
+            time: SystemTime::now(),
+            at: Instant::now(),
+        }
+    }
 }
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
@@ -90,7 +108,7 @@ impl AllocatedUnits {
     }
 
     /// When the kubelet was asked: what it allocated later is not in here.
-    pub(crate) fn asked(&self) -> SystemTime {
+    pub(crate) fn asked(&self) -> AskedAt {
         self.asked
     }
 
@@ -140,7 +158,7 @@ impl AllocatedUnits {
         listed: &Result<Vec<PodDevices>, String>,
         kept: &Result<Option<Kept>, String>,
         node: &str,
-        asked: SystemTime,
+        asked: AskedAt,
     ) -> Result<Self, String> {
         let held = |pods: &[PodDevices]| -> Vec<Held> {
             pods.iter().flat_map(|pod| pod.held.clone()).collect()
@@ -187,7 +205,7 @@ impl AllocatedUnits {
     }
 
     /// What the kubelet listed.
-    pub(crate) fn listed(all: Vec<Held>, asked: SystemTime) -> Self {
+    pub(crate) fn listed(all: Vec<Held>, asked: AskedAt) -> Self {
         let mut held: BTreeMap<String, BTreeMap<String, Holder>> = BTreeMap::new();
         for one in all {
             let holder = Holder {
@@ -270,10 +288,6 @@ mod tests {
 
     use super::*;
 
-    fn now() -> SystemTime {
-        SystemTime::now()
-    }
-
     impl AllocatedUnits {
         pub(crate) fn with_owners(self, owners: Owners) -> Self {
             let owners = Some(Arc::new(owners));
@@ -297,7 +311,7 @@ mod tests {
                 held("rdma/a", &["0000:3b:00.4"]),
                 held("rdma/s", &["0000:86:00.0_3e71787e_17", "pool_3e71787e_17"]),
             ],
-            now(),
+            AskedAt::now(),
         );
         let resource = ResourceName::parse("rdma/a").unwrap();
         let units: Vec<&str> = allocated.of(&resource).map(|(unit, _)| unit).collect();
@@ -361,7 +375,8 @@ mod tests {
                 unit("rdma/a", "u2", "main", "0000:3b:00.3"),
             ]),
         };
-        let call = |kept| AllocatedUnits::of_call(&Ok(vec![listed.clone()]), &kept, "n1", now());
+        let call =
+            |kept| AllocatedUnits::of_call(&Ok(vec![listed.clone()]), &kept, "n1", AskedAt::now());
         let found = call(Ok(Some(kept))).unwrap();
         let holder = found.holder("rdma/a", "0000:3b:00.2").unwrap();
         assert_eq!(
@@ -374,11 +389,11 @@ mod tests {
 
     #[test]
     fn a_pod_keeps_its_name_while_the_checkpoint_says_the_same() {
-        let known = AllocatedUnits::listed(vec![held("train-0", &["x", "y"])], now());
+        let known = AllocatedUnits::listed(vec![held("train-0", &["x", "y"])], AskedAt::now());
         let holder = |held: Vec<Held>| {
             let kept = AllocatedUnits {
                 by_uid: true,
-                ..AllocatedUnits::listed(held, now())
+                ..AllocatedUnits::listed(held, AskedAt::now())
             };
             let read = kept.with_names_of(Some(&known));
             read.units["rdma/a"].values().next().unwrap().pod.clone()

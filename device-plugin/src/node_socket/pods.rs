@@ -15,7 +15,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kubelet_api::client;
 use node::file::FileId;
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{self, View};
-use crate::kubelet::allocated::AllocatedUnits;
+use crate::kubelet::allocated::{AllocatedUnits, AskedAt};
 use crate::kubelet::checkpoint::{self, Kept};
 use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
@@ -46,6 +46,8 @@ const VIEW_LIFETIME: Duration = Duration::from_secs(2);
 
 /// How often who holds what is asked; it allows a hundred questions a second.
 const ASK_INTERVAL: Duration = Duration::from_secs(15);
+/// How long after it is wanted: the kubelet allocates a moment longer by the list before.
+const ASKED_INTERVAL: Duration = Duration::from_millis(1200);
 /// Longest wait for that answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// After this long what is known has been asked for since.
@@ -316,7 +318,7 @@ impl Kubelet {
     }
 
     async fn call(&mut self, limit: Duration) -> Found {
-        let (asked, asked_at) = (Instant::now(), SystemTime::now());
+        let asked = AskedAt::now();
         let before = self.checkpoint.file_id().await;
         let pods = match tokio::time::timeout(limit, self.pods.pods()).await {
             Ok(pods) => pods,
@@ -326,7 +328,7 @@ impl Kubelet {
         // that went over to another pod is seen as that pod's.
         let kept = self.checkpoint.read(self.kept.take()).await;
         self.kept = kept.as_ref().ok().cloned().flatten();
-        let allocated = AllocatedUnits::of_call(&pods, &kept, &self.node, asked_at);
+        let allocated = AllocatedUnits::of_call(&pods, &kept, &self.node, asked);
         let owners = kept.and_then(|kept| match kept {
             Some(kept) => Ok(kept.owners),
             None => Err(format!(
@@ -342,16 +344,17 @@ impl Kubelet {
             known.map(|(file, view)| Known {
                 view: view.clone(),
                 file,
-                asked,
+                asked: asked.at.into(),
             });
         Found { view, allocated }
     }
 }
 
-/// Asks every now and then until `stop`.
+/// Asks every now and then, and a moment after `ask` is notified, until `stop`.
 pub(crate) async fn keep_asking(
     pods: Arc<Pods>,
     allocated: watch::Sender<Option<Arc<AllocatedUnits>>>,
+    ask: Arc<Notify>,
     stop: CancellationToken,
 ) {
     let mut failing = false;
@@ -379,9 +382,15 @@ pub(crate) async fn keep_asking(
             }
             Err(_) => {}
         }
+        let wait = async {
+            tokio::select! {
+                () = ask.notified() => tokio::time::sleep(ASKED_INTERVAL).await,
+                () = tokio::time::sleep(ASK_INTERVAL) => {}
+            }
+        };
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(ASK_INTERVAL) => {}
+            () = wait => {}
         }
     }
 }

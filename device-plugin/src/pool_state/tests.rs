@@ -8,6 +8,7 @@ use super::*;
 use crate::candidate::memory;
 use crate::config::{self, NodeClass};
 use crate::host_snapshot::example::scan;
+use crate::kubelet::allocated::AskedAt;
 use crate::snapshot::UnhealthyReason;
 use node_wire::status::UnitCounts;
 
@@ -75,6 +76,11 @@ fn held(ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
 }
 
 fn held_of(resource: &str, ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
+    held_at(Instant::now(), resource, ids)
+}
+
+/// The same by an answer to a question of that time.
+fn held_at(at: Instant, resource: &str, ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
     let held = kubelet_api::client::Held {
         namespace: "ml".into(),
         pod: "train-0".into(),
@@ -82,13 +88,20 @@ fn held_of(resource: &str, ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
         resource: resource.into(),
         ids: ids.iter().map(ToString::to_string).collect(),
     };
-    let now = std::time::SystemTime::now();
-    Some(Arc::new(AllocatedUnits::listed(vec![held], now)))
+    let asked = AskedAt {
+        at,
+        ..AskedAt::now()
+    };
+    Some(Arc::new(AllocatedUnits::listed(vec![held], asked)))
 }
 
 fn config(words: &str) -> Config {
+    named("rdma/a", words)
+}
+
+fn named(resource: &str, words: &str) -> Config {
     config::parse(&format!(
-        "version: 1\npools:\n- {{ resource: rdma/a, {words} }}\n"
+        "version: 1\npools:\n- {{ resource: {resource}, {words} }}\n"
     ))
     .unwrap()
 }
@@ -395,6 +408,71 @@ fn a_pool_that_is_configured_anew_forgets_what_it_had() {
         pool_states.snapshots[0].members()[0].health,
         Health::Unhealthy(UnhealthyReason::Excluded)
     );
+}
+
+#[test]
+fn an_hca_that_changes_pools_waits_until_the_kubelet_said_who_has_it() {
+    let node = Node::new();
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    let shares = "mode: shared, slots: 2, select: { ifNames: [ens1] }";
+    let whole = "mode: shared, policy: all-hcas, slots: 2, select: { ifNames: [ens1] }";
+    let tag = hca::unit::PoolTag::of("rdma/a");
+    let units = |words: &str| match words {
+        BY_NAME => HCA.to_owned(),
+        _ if words == whole => format!("pool_{tag}_0"),
+        _ => format!("{HCA}_{tag}_0"),
+    };
+    let health = |pool_states: &PoolStates| {
+        let mut members = pool_states.snapshots[0].members().iter();
+        members.next().map(|member| member.health.clone())
+    };
+    for (first, resource, then, waits) in [
+        (BY_NAME, "rdma/b", BY_NAME, true),
+        (BY_NAME, "rdma/b", shares, true),
+        (BY_NAME, "rdma/b", whole, true),
+        (shares, "rdma/b", BY_NAME, true),
+        (whole, "rdma/b", BY_NAME, true),
+        // Of the same name, with other units.
+        (shares, "rdma/a", BY_NAME, true),
+        (whole, "rdma/a", BY_NAME, true),
+        (shares, "rdma/b", shares, false),
+        (whole, "rdma/b", shares, false),
+        (BY_NAME, "rdma/a", BY_NAME, false),
+    ] {
+        for is_held in [false, true] {
+            let what = format!("{first}; {resource} {then}; {is_held}");
+            let mut pool_states = PoolStates::known();
+            pool_states.allocated = held_at(at(0), "rdma/a", &[]);
+            pool_states.update(&config(first), &node.scan(), now);
+            assert_eq!(health(&pool_states), Some(Health::Healthy), "{what}");
+            pool_states.sent(at(1));
+            pool_states.keep_only(|_| false);
+            // The kubelet is asked before it was sent the new list, and half a second later.
+            for millis in [2000, 10_500] {
+                let asked = now + Duration::from_millis(millis);
+                pool_states.allocated = held_at(asked, "rdma/a", &[]);
+                let due = pool_states.update(&named(resource, then), &node.scan(), now);
+                assert_eq!(due.is_some(), waits, "{what}");
+                let is_offered = health(&pool_states) == Some(Health::Healthy);
+                assert_eq!(is_offered, !waits, "{what}");
+                assert_eq!(
+                    pool_states.handed_over().count(),
+                    usize::from(waits),
+                    "{what}"
+                );
+                // Once more after each scan.
+                pool_states.sent(at(millis / 1000 + 8));
+            }
+            let unit = units(first);
+            let held: &[&str] = if is_held { &[&unit] } else { &[] };
+            pool_states.allocated = held_at(at(12), "rdma/a", held);
+            pool_states.update(&named(resource, then), &node.scan(), now);
+            assert_eq!(pool_states.handed_over().count(), 0, "{what}");
+            let is_offered = health(&pool_states) == Some(Health::Healthy);
+            assert_eq!(is_offered, !(is_held && waits), "{what}");
+        }
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ use hca::host::Hung;
 use node::file::FileId;
 use node_wire::status::ConfigurationStatus;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Interval;
 use tracing::Level;
@@ -65,6 +65,8 @@ const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 pub(super) struct Known {
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
+    /// Notified, that is found out soon.
+    pub(super) ask: Arc<Notify>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
     /// How the node's socket is doing.

@@ -89,7 +89,7 @@ impl Daemon {
     pub(super) fn take_newest_allocated(&mut self) {
         let polled = self.known.held.borrow().clone();
         let known = [polled, self.allocated.take()].into_iter().flatten();
-        self.allocated = known.max_by_key(|allocated| allocated.asked());
+        self.allocated = known.max_by_key(|allocated| allocated.asked().at);
     }
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link

@@ -28,10 +28,12 @@ impl Daemon {
             });
             (obstacle.flatten(), paths.store().read())
         });
+        self.pool_states.bindings_unread = true;
         let Ok((obstacle, bindings)) = read.await else {
             return;
         };
         self.pool_states.cdi_obstacle = obstacle;
+        self.pool_states.bindings_unread = bindings.is_err();
         match bindings {
             Ok(bindings) => self.pool_states.set_bindings(bindings),
             Err(error) => {
@@ -86,7 +88,7 @@ impl Daemon {
         let Some(allocated) = self.allocated.clone() else {
             return;
         };
-        let asked = allocated.asked();
+        let asked = allocated.asked().time;
         let of_cdi = self
             .config
             .pools

@@ -206,6 +206,10 @@ impl Daemon {
             false => Withhold::Over,
         };
         self.sessions.show(&ready, withhold);
+        self.pool_states.sent(Instant::now());
+        if self.pool_states.handed_over().next().is_some() {
+            self.known.ask.notify_one();
+        }
     }
 
     /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
@@ -248,6 +252,7 @@ impl Daemon {
                     .iter()
                     .map(|member| member.hca.id.clone())
             })
+            .chain(self.pool_states.handed_over().cloned())
             .chain(self.pool_states.reserved().cloned())
             .collect();
         let good = self
