@@ -4,7 +4,7 @@
 
 mod offers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ pub(crate) struct PoolStates {
 /// seconds, a function that was removed does not come back.
 const FORGET_GRACE_PERIOD: Duration = Duration::from_secs(600);
 /// How soon to scan again for what a pool waits for.
-const GATE_INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const GATE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often HCAs of a resource became healthy or unhealthy.
 pub(crate) type Transitions = BTreeMap<(ResourceName, &'static str), u64>;
@@ -113,8 +113,8 @@ impl PoolStates {
             again = again.into_iter().chain(due).min();
         }
         let asked = self.allocated.as_ref().map(|held| held.asked().at);
-        let asked = asked.filter(|_| !self.bindings_unread);
-        if self.offers.note(&mut pools.snapshots, asked) {
+        let bindings_read = !self.bindings_unread;
+        if self.offers.note(&mut pools.snapshots, asked, bindings_read) {
             let soon = now.checked_add(GATE_INTERVAL);
             again = again.into_iter().chain(soon).min();
         }
@@ -132,14 +132,22 @@ impl PoolStates {
         }
         let pooled = pools.snapshots.iter().filter(|pool| pool.is_pooled());
         let pooled = pooled.map(|pool| {
-            let members = pool.members().iter().filter(|one| !one.waits_for_kubelet());
+            let excluded = Health::Unhealthy(UnhealthyReason::Excluded);
+            let members = pool.members().iter();
+            let members =
+                members.filter(move |one| !one.waits_for_kubelet() && one.health != excluded);
             let hcas = members.map(|member| member.hca.id.clone());
             (pool.resource().to_string(), hcas.collect())
         });
-        let (allocated, offers) = (self.allocated.as_ref(), &self.offers);
-        self.memory.note_pooled(pooled.collect(), |resource| {
-            offers.has(resource)
-                || allocated.is_none_or(|held| held.of_whole_pools().any(|(of, _)| of == resource))
+        // Where it is not known what is held, nothing is forgotten.
+        let held = self.allocated.as_ref().map(|held| {
+            let resources = held.of_whole_pools().map(|(resource, _)| resource);
+            resources.collect::<BTreeSet<&str>>()
+        });
+        let offers = &self.offers;
+        self.memory.note_pooled(pooled.collect(), |resource, hca| {
+            let is_held = held.as_ref().is_none_or(|held| held.contains(resource));
+            is_held || offers.has(resource, hca)
         });
         // An unchanged pool keeps its snapshot, so that no session sends it again.
         self.snapshots = pools

@@ -151,7 +151,8 @@ impl Sessions {
     /// unless something was shown before.
     pub(crate) fn show(&mut self, snapshots: &[Arc<Snapshot>], withhold: Withhold) {
         for snapshot in snapshots {
-            if !snapshot.members().is_empty()
+            let mut members = snapshot.members().iter();
+            if members.any(|member| !member.waits_for_kubelet())
                 && let Some(exclusive) = self.waiting.remove(snapshot.resource())
             {
                 self.start(snapshot.resource(), exclusive);

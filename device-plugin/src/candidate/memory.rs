@@ -79,14 +79,16 @@ impl Memory {
     }
 
     /// Remembers the HCAs of pools whose units name none. While a pod holds a unit, it may have each HCA
-    /// that the pool had since: the configuration can drop one, or give it to another pool. Where it is
-    /// not known what is held, nothing is forgotten.
+    /// that the pool had since: the configuration can drop one, or give it to another pool.
     pub fn note_pooled(
         &mut self,
         now: BTreeMap<String, BTreeSet<HcaId>>,
-        is_held: impl Fn(&str) -> bool,
+        may_be_held: impl Fn(&str, &HcaId) -> bool,
     ) {
-        self.pooled.retain(|resource, _| is_held(resource));
+        self.pooled.retain(|resource, hcas| {
+            hcas.retain(|hca| may_be_held(resource, hca));
+            !hcas.is_empty()
+        });
         for (resource, hcas) in now {
             self.pooled.entry(resource).or_default().extend(hcas);
         }

@@ -51,14 +51,25 @@ impl Terms {
             Sharing::Late(_) => Self::Late(snapshot.resource().clone()),
         }
     }
+
+    fn is_late(&self) -> bool {
+        matches!(self, Self::Late(_))
+    }
 }
 
 impl Offers {
     /// Takes note of what is offered, without the HCAs that were offered on other terms since the
     /// kubelet was `asked` who holds what. Returns whether there are such.
-    pub(super) fn note(&mut self, snapshots: &mut [Snapshot], asked: Option<Instant>) -> bool {
+    pub(super) fn note(
+        &mut self,
+        snapshots: &mut [Snapshot],
+        asked: Option<Instant>,
+        bindings_read: bool,
+    ) -> bool {
         for offers in self.0.values_mut() {
             offers.retain(|offer| match offer.state {
+                // Which HCA a slot stands for, the kubelet does not say.
+                State::WithdrawnAt(_) if !bindings_read && offer.terms.is_late() => true,
                 State::WithdrawnAt(sent) => asked.is_none_or(|at| at < sent + ALLOCATION_TIMEOUT),
                 State::Standing | State::Withdrawn => true,
             });
@@ -112,9 +123,9 @@ impl Offers {
         }
     }
 
-    /// Whether the kubelet may have allocated something of a resource that is not known yet.
-    pub(super) fn has(&self, resource: &str) -> bool {
-        let mut all = self.0.values().flatten();
+    /// Whether the kubelet may have allocated an HCA by a resource, as far as is not known yet.
+    pub(super) fn has(&self, resource: &str, hca: &HcaId) -> bool {
+        let mut all = self.0.get(hca).into_iter().flatten();
         all.any(|offer| offer.resource.as_str() == resource)
     }
 }

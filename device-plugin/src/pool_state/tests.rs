@@ -476,6 +476,53 @@ fn an_hca_that_changes_pools_waits_until_the_kubelet_said_who_has_it() {
 }
 
 #[test]
+fn an_hca_that_left_a_whole_pool_is_not_of_units_allocated_later() {
+    let node = Node::new();
+    let address = "0000:86:00.0";
+    node.tree.pci(&PciSpec {
+        address,
+        above: "pci0000:85",
+        ..PciSpec::MLX5
+    });
+    node.tree.netdev(&NetdevSpec {
+        name: "ens2",
+        on: On::Pci(address),
+        ..NetdevSpec::default()
+    });
+    node.tree.rdma(&RdmaSpec {
+        name: "mlx5_1",
+        on: On::Pci(address),
+        ..RdmaSpec::default()
+    });
+    let whole = |names: &str| {
+        format!(
+            "version: 1\npools:\n- {{ resource: rdma/a, mode: shared, policy: all-hcas, slots: 2, \
+             select: {{ ifNames: [{names}] }} }}\n"
+        )
+    };
+    let before = config::parse(&whole("ens1, ens2")).unwrap();
+    let after = "- { resource: rdma/b, mode: exclusive, select: { ifNames: [ens2] } }\n";
+    let after = config::parse(&(whole("ens1") + after)).unwrap();
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    let mut pool_states = PoolStates::known();
+    pool_states.allocated = held_at(at(0), "rdma/a", &[]);
+    pool_states.update(&before, &node.scan(), now);
+    pool_states.sent(at(1));
+    pool_states.keep_only(|_| false);
+    pool_states.update(&after, &node.scan(), now);
+    assert_eq!(pool_states.handed_over().count(), 1);
+    pool_states.sent(at(2));
+    let unit = format!("pool_{}_0", hca::unit::PoolTag::of("rdma/a"));
+    for (seconds, held) in [(4, vec![]), (5, vec![unit.as_str()])] {
+        pool_states.allocated = held_at(at(seconds), "rdma/a", &held);
+        pool_states.update(&after, &node.scan(), now);
+        let members = pool_states.snapshots[1].members();
+        assert_eq!(members[0].health, Health::Healthy, "{held:?}");
+    }
+}
+
+#[test]
 fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
     let (node, config) = (
         Node::new(),

@@ -14,6 +14,7 @@ use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::service::Waiting;
 use crate::links;
 use crate::mtu;
+use crate::pool_state::GATE_INTERVAL;
 use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
@@ -183,7 +184,8 @@ impl Daemon {
             tracing::error!(error, "cannot scan the host; what was known stays in force");
             self.scans.counts.error = Some(error);
         }
-        self.scans.due = None;
+        let mut waiting = self.pool_states.handed_over();
+        self.scans.due = waiting.next().map(|_| Instant::now() + GATE_INTERVAL);
     }
 
     async fn take_in(&mut self, seen: &HostSnapshot, now: Instant) {
