@@ -9,8 +9,6 @@ pub mod announce;
 pub mod attribute;
 pub mod bpf;
 pub mod clock;
-pub mod ethtool;
-pub mod ioctl;
 pub mod link;
 pub mod multicast;
 pub mod name;

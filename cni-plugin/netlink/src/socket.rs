@@ -13,7 +13,7 @@ use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
     NetlinkBuffer, NlasIterator, Parseable,
 };
-use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_RDMA, NETLINK_ROUTE};
+use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_RDMA, NETLINK_ROUTE};
 
 /// `NLMSG_ERROR`: an acknowledgement, or a refusal.
 const ERROR: u16 = 2;
@@ -201,11 +201,6 @@ impl Socket {
     /// Opens a socket in the namespace the thread is in.
     pub fn open() -> Result<Self> {
         Self::of_protocol(NETLINK_ROUTE, "route")
-    }
-
-    /// Opens a socket for generic netlink in the namespace the thread is in.
-    pub fn open_generic() -> Result<Self> {
-        Self::of_protocol(NETLINK_GENERIC, "generic")
     }
 
     /// Opens a socket for netfilter in the namespace the thread is in; none on a kernel without it.

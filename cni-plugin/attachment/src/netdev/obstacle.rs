@@ -5,12 +5,9 @@ use std::path::Path;
 
 use cni_wire::Code;
 use hca::MacAddress;
-use netlink::{Socket, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
+use netlink::{Socket, bpf, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
 
-use super::{
-    snapshot::Snapshot,
-    state::{self, ADDRESS},
-};
+use super::{snapshot::Snapshot, state::ADDRESS};
 use crate::error::Error;
 
 /// Where the pod's addresses come from.
@@ -46,16 +43,16 @@ pub fn obstacles(
             format!("remove it: tc qdisc del dev {name} {kind}"),
         );
     }
-    for (program, _) in snapshot.state.entries(state::XDP_PROGRAM) {
+    for (mode, id) in &link.xdp {
         add(
             format!(
-                "{name} has the XDP program {}, which would act in the pod",
-                program
+                "{name} has the XDP program {id} ({} mode), which would act in the pod",
+                mode.name
             ),
             format!("end what attached it, or detach it: ip link set dev {name} xdp off"),
         );
     }
-    for (program, _) in snapshot.state.entries(state::TCX_PROGRAM) {
+    for program in bpf::tcx(link.index)? {
         add(
             format!("{name} has the {program}, which would act in the pod"),
             format!(
@@ -80,12 +77,6 @@ pub fn obstacles(
         add(
             format!("{name} has the static multicast address {address}, which a move would remove"),
             format!("remove it: ip maddr del {address} dev {name}"),
-        );
-    }
-    if let Some((location, _)) = snapshot.state.entries(state::STEERING_RULE).first() {
-        add(
-            format!("{name} has the steering rule {location}, which the pod could change"),
-            format!("remove it: ethtool -N {name} delete {location}"),
         );
     }
     // IPoIB has its own.

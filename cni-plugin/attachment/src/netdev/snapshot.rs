@@ -1,9 +1,9 @@
 //! A netdev of the host as the journal keeps it.
 //!
-//! A change of namespaces keeps MTU, queue length, MAC address, alias, alternative names, link
-//! settings, ethtool settings and BPF programs, all of which the pod may change. It loses being up,
-//! addresses, routes, neighbours and the interface's sysctls. All of it is recorded
-//! ([`super::state`]). Addresses, routes, rules and neighbours are kept as the kernel's own messages
+//! A change of namespaces keeps MTU, queue length, MAC address, alias and alternative names, all of
+//! which the pod may change. It loses being up, addresses, routes, neighbours and the interface's
+//! sysctls. All of it is recorded ([`super::state`]). Addresses, routes, rules and neighbours are
+//! kept as the kernel's own messages
 //! in hexadecimal, so that nothing is lost in translation, each beside the same as text for the
 //! person who reads the journal.
 //!

@@ -44,11 +44,6 @@ pub(super) fn read_neighbours(netdev: &mut Netdev<'_>) -> Read {
     Ok(messages(&neighbours, display::neighbour))
 }
 
-pub(super) fn read_proxies(netdev: &mut Netdev<'_>) -> Read {
-    let proxies = neighbour::list_proxies(netdev.socket, netdev.link.index)?;
-    Ok(messages(&proxies, display::neighbour))
-}
-
 /// Those without a gateway first.
 pub(super) fn read_routes(netdev: &mut Netdev<'_>) -> Read {
     let mut routes = Vec::new();
@@ -117,20 +112,23 @@ pub(super) fn restore_rule(to: &mut Restoration<'_>, entry: Entry<'_>) -> Writte
     rule::add(to.netdev.socket, entry.what, &rule)
 }
 
-/// Takes away addresses that a renaming gave another label (`inetdev_changename()`), which replacing
-/// them does not change.
-pub(super) fn remove_mislabelled(to: &mut Restoration<'_>, _: Entry<'_>) -> Written {
-    let before = to.before.state.entries(ADDRESS).iter();
-    let before: Vec<AddressMessage> = before.filter_map(|(_, m)| parse_hex(m).ok()).collect();
-    for now in address::list(to.netdev.socket, to.netdev.link.index)? {
-        let was = before.iter().find(|was| replay::is_same(was, &now));
-        if was.is_some_and(|was| replay::label(was) != replay::label(&now)) {
-            let what = format!("restore the label of {}", display::address(&now));
-            let deleted = address::delete(to.netdev.socket, &what, &now);
-            to.attempt(deleted);
+impl Restoration<'_> {
+    /// Takes away addresses that a renaming gave another label (`inetdev_changename()`), which
+    /// replacing them does not change.
+    pub(super) fn remove_mislabelled(&mut self) {
+        let before = self.before.state.entries(ADDRESS).iter();
+        let before: Vec<AddressMessage> = before.filter_map(|(_, m)| parse_hex(m).ok()).collect();
+        // What cannot be read is named by `verify()`.
+        let now = address::list(self.netdev.socket, self.netdev.link.index);
+        for now in now.unwrap_or_default() {
+            let was = before.iter().find(|was| replay::is_same(was, &now));
+            if was.is_some_and(|was| replay::label(was) != replay::label(&now)) {
+                let what = format!("restore the label of {}", display::address(&now));
+                let deleted = address::delete(self.netdev.socket, &what, &now);
+                self.attempt(deleted);
+            }
         }
     }
-    Ok(())
 }
 
 fn message<T: Parseable<[u8]>>(entry: Entry<'_>) -> netlink::Result<T> {
