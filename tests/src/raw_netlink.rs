@@ -77,14 +77,6 @@ impl Netlink {
         self.exchange(kind, NLM_F_DUMP, body)
     }
 
-    /// One request, to its acknowledgement; what the kernel answered before that.
-    ///
-    /// # Errors
-    /// The kernel refused.
-    pub fn request(&self, kind: u16, body: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange(kind, NLM_F_ACK, body)
-    }
-
     fn exchange(&self, kind: u16, flags: u16, body: &[u8]) -> Result<Vec<Vec<u8>>> {
         let message = message(kind, flags | NLM_F_REQUEST, 0, body)?;
         let kernel = NetlinkAddr::new(0, 0);
@@ -219,76 +211,6 @@ pub fn add_altname(index: [u8; 4], name: &[u8]) -> Result<()> {
         &body,
     )?;
     Ok(())
-}
-
-/// Chains of nftables on a link, so that no `nft` is needed.
-pub mod nftables {
-    use super::{
-        AsRawFd, Context, MsgFlags, Netlink, NetlinkAddr, Result, SockProtocol, attribute, ensure,
-        four, recv, sendto,
-    };
-
-    const BATCH_BEGIN: u16 = 0x10;
-    const BATCH_END: u16 = 0x11;
-    const SUBSYSTEM: u16 = 10;
-    const NEWTABLE: u16 = SUBSYSTEM << 8;
-    const NEWCHAIN: u16 = SUBSYSTEM << 8 | 3;
-    const NFPROTO_NETDEV: u8 = 5;
-    const REQUEST_ACK_CREATE: u16 = 0x405;
-    const NESTED: u16 = 0x8000;
-    const TABLE: u16 = 1;
-    const CHAIN_NAME: u16 = 3;
-    const CHAIN_HOOK: u16 = 4;
-    const CHAIN_TYPE: u16 = 7;
-    const HOOK_NUMBER: u16 = 1;
-    const HOOK_PRIORITY: u16 = 2;
-    const HOOK_DEVICE: u16 = 3;
-
-    /// Makes a table of family `netdev` with one chain, `in`, that sees what a link of the thread's
-    /// namespace receives.
-    ///
-    /// # Errors
-    /// The kernel has no nftables, or refused.
-    pub fn ingress_chain(table: &str, link: &str) -> Result<()> {
-        let text = |kind, text: &str| attribute(kind, format!("{text}\0").as_bytes());
-        let name = text(TABLE, table)?;
-        let mut hook = attribute(HOOK_NUMBER, &0_u32.to_be_bytes())?;
-        hook.extend(attribute(HOOK_PRIORITY, &0_u32.to_be_bytes())?);
-        hook.extend(text(HOOK_DEVICE, link)?);
-        let chain = [
-            name.clone(),
-            text(CHAIN_NAME, "in")?,
-            attribute(NESTED | CHAIN_HOOK, &hook)?,
-            text(CHAIN_TYPE, "filter")?,
-        ]
-        .concat();
-        let mut batch = message(BATCH_BEGIN, 1, &[0, 0, 0, 10], &[])?;
-        let header = [NFPROTO_NETDEV, 0, 0, 0];
-        batch.extend(message(NEWTABLE, REQUEST_ACK_CREATE, &header, &name)?);
-        batch.extend(message(NEWCHAIN, REQUEST_ACK_CREATE, &header, &chain)?);
-        batch.extend(message(BATCH_END, 1, &[0, 0, 0, 10], &[])?);
-        let netlink = Netlink::open(SockProtocol::NetlinkNetFilter)?;
-        let socket = netlink.socket.as_raw_fd();
-        sendto(socket, &batch, &NetlinkAddr::new(0, 0), MsgFlags::empty())
-            .context("send a batch")?;
-        let mut buffer = vec![0; 8192];
-        for acknowledged in ["table", "chain"] {
-            let read = recv(socket, &mut buffer, MsgFlags::empty())?;
-            let errno = i32::from_ne_bytes(four(buffer.get(..read).unwrap_or_default(), 16)?);
-            ensure!(errno == 0, "{acknowledged} {table}: errno {}", -errno);
-        }
-        Ok(())
-    }
-
-    fn message(kind: u16, flags: u16, header: &[u8], body: &[u8]) -> Result<Vec<u8>> {
-        let length = u32::try_from(16 + header.len() + body.len())?;
-        let mut message = length.to_ne_bytes().to_vec();
-        message.extend(kind.to_ne_bytes());
-        message.extend(flags.to_ne_bytes());
-        message.extend([0; 8]);
-        message.extend([header, body].concat());
-        Ok(message)
-    }
 }
 
 /// Bytes as hex digits.

@@ -13,7 +13,7 @@ use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
     NetlinkBuffer, NlasIterator, Parseable,
 };
-use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_RDMA, NETLINK_ROUTE};
+use netlink_sys::protocols::{NETLINK_RDMA, NETLINK_ROUTE};
 
 /// `NLMSG_ERROR`: an acknowledgement, or a refusal.
 const ERROR: u16 = 2;
@@ -203,18 +203,9 @@ impl Socket {
         Self::of_protocol(NETLINK_ROUTE, "route")
     }
 
-    /// Opens a socket for netfilter in the namespace the thread is in; none on a kernel without it.
-    pub fn open_netfilter() -> Result<Option<Self>> {
-        Self::of_module(NETLINK_NETFILTER, "netfilter")
-    }
-
     /// Opens a socket for RDMA netlink in the namespace the thread is in; none without an RDMA stack.
     pub fn open_rdma() -> Result<Option<Self>> {
-        Self::of_module(NETLINK_RDMA, "RDMA")
-    }
-
-    fn of_module(protocol: isize, name: &str) -> Result<Option<Self>> {
-        match Self::of_protocol(protocol, name) {
+        match Self::of_protocol(NETLINK_RDMA, "RDMA") {
             Err(e) if e.is(libc::EPROTONOSUPPORT) => Ok(None),
             opened => opened.map(Some),
         }

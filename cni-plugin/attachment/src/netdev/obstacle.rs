@@ -1,13 +1,16 @@
 //! What keeps a netdev from being moved: state of the host's that a change of namespaces destroys
 //! and this program does not restore, or that would act in the pod.
 
-use std::path::Path;
-
 use cni_wire::Code;
 use hca::MacAddress;
-use netlink::{Socket, bpf, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
+use netlink::{Socket, bpf, link::Link, neighbour, qdisc};
+use netlink_packet_route::route::RouteMessage;
 
-use super::{snapshot::Snapshot, state::ADDRESS};
+use super::{
+    replay,
+    snapshot::{Snapshot, parse_hex},
+    state::{ADDRESS, ROUTE},
+};
 use crate::error::Error;
 
 /// Where the pod's addresses come from.
@@ -22,7 +25,6 @@ pub enum Addresses {
 /// namespace.
 pub fn obstacles(
     socket: &mut Socket,
-    proc: &Path,
     link: &Link,
     snapshot: &Snapshot,
     addresses: Addresses,
@@ -61,23 +63,13 @@ pub fn obstacles(
             ),
         );
     }
-    for hooked in nftables::on(name)? {
-        add(
-            format!("{name} has the {hooked}, which a move would remove it from"),
-            format!("take {name} out of the firewall's configuration of this host"),
-        );
-    }
-    if let Some(id) = nexthop::through(socket, link.index)? {
-        add(
-            format!("{name} has the nexthop object {id}, which a move would remove"),
-            format!("remove it: ip nexthop del id {id}"),
-        );
-    }
-    if let Some(address) = multicast::first_static(proc, link)? {
-        add(
-            format!("{name} has the static multicast address {address}, which a move would remove"),
-            format!("remove it: ip maddr del {address} dev {name}"),
-        );
+    for (route, message) in snapshot.state.entries(ROUTE) {
+        if parse_hex::<RouteMessage>(message).is_ok_and(|route| replay::is_multipath(&route)) {
+            add(
+                format!("{name} is in the multipath route {route}, which a move would change"),
+                "remove the route, or give it one next hop: ip route replace".to_owned(),
+            );
+        }
     }
     // IPoIB has its own.
     if !link.is_infiniband()

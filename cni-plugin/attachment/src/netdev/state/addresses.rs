@@ -90,17 +90,9 @@ pub(super) fn restore_neighbour(to: &mut Restoration<'_>, entry: Entry<'_>) -> W
 }
 
 pub(super) fn restore_route(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
-    let route = message(entry)?;
-    let known = to.before.identity.index;
-    let copy = replay::route(&route, known, to.netdev.link.index);
-    // A route over several netdevs lost this next hop; what can be of the whole is put in its place.
-    if replay::leaves_elsewhere(&route, known) {
-        return match route::without_absent_hops(to.netdev.socket, copy)? {
-            Some(whole) => route::replace(to.netdev.socket, entry.what, &whole),
-            None => Ok(()),
-        };
-    }
-    match route::append(to.netdev.socket, entry.what, &copy) {
+    let (known, now) = (to.before.identity.index, to.netdev.link.index);
+    let route = replay::route(&message(entry)?, known, now);
+    match route::append(to.netdev.socket, entry.what, &route) {
         Err(e) if e.is(libc::EEXIST) => Ok(()),
         done => done,
     }
