@@ -239,7 +239,7 @@ pub(crate) fn snapshot(
     taken.static_addresses =
         addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
     let socket = &mut node.netns.socket;
-    let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
+    let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
     if let Some(found) = Error::all(found) {
         let name = &nic.link.name;
         return Err(found.context(format_args!("moving netdev {name} is refused")));

@@ -2,17 +2,13 @@
 
 use std::{cell::Cell, collections::BTreeSet, net::IpAddr};
 
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 use netlink_packet_route::{
     AddressFamily,
     route::{RouteAddress, RouteAttribute, RouteMessage},
 };
 
-use super::{
-    Result, Socket,
-    link::{self, By},
-    rule, socket,
-};
+use super::{Result, Socket, rule, socket};
 
 /// `sizeof(struct rtmsg)`
 const HEADER_BYTES: usize = 12;
@@ -156,32 +152,4 @@ fn dump(
 /// The kernel's refusal: EEXIST when the very same route is there.
 pub fn append(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
     socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, route)
-}
-
-/// A route without the next hops over links that are not there; none where no other is left.
-pub fn without_absent_hops(
-    socket: &mut Socket,
-    mut route: RouteMessage,
-) -> Result<Option<RouteMessage>> {
-    for attribute in &mut route.attributes {
-        let RouteAttribute::MultiPath(hops) = attribute else {
-            continue;
-        };
-        let mut present = Vec::new();
-        for hop in hops.drain(..) {
-            if link::get(socket, By::Index(hop.interface_index))?.is_some() {
-                present.push(hop);
-            }
-        }
-        if present.is_empty() {
-            return Ok(None);
-        }
-        *hops = present;
-    }
-    Ok(Some(route))
-}
-
-/// Adds a route in the place of one to the same destination with the same metric.
-pub fn replace(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
-    socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, route)
 }

@@ -7,7 +7,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use hca::uplink::{self, DefaultRoute, Network, Why};
 use netlink_packet_route::{
     AddressFamily,
-    address::AddressAttribute,
     link::InfoKind,
     route::{RouteAttribute, RouteMessage, RouteProtocol, RouteType},
     rule::{RuleAttribute, RuleFlags, RuleMessage},
@@ -19,17 +18,12 @@ use super::{
     nexthop, route, rule,
 };
 
-/// All addresses of the namespace, each with the index of its link.
+/// All addresses of the namespace, each with the index of its link. A peer's is not among them.
 pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
-    let mut found = Vec::new();
-    for message in address::list_all(socket)? {
-        for attribute in &message.attributes {
-            if let AddressAttribute::Local(ip) | AddressAttribute::Address(ip) = attribute {
-                found.push((message.header.index, *ip));
-            }
-        }
-    }
-    Ok(found)
+    let all = address::list_all(socket)?.into_iter();
+    Ok(all
+        .filter_map(|message| Some((message.header.index, address::own(&message)?)))
+        .collect())
 }
 
 /// The netdevs by name that would cut the node off if they were taken, and why. `socket` is of the

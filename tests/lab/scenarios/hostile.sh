@@ -39,7 +39,6 @@ parts_of_state() {
 	ip neigh show proxy
 	ip -6 neigh show proxy
 	ip -o maddr show | grep static || true
-	ethtool -k eth1 | grep -v fixed
 	grep -rs . /proc/sys/net/ipv[46]/{conf,neigh}/eth[12] | sort || true
 	rdmactl attachments --json
 	rdmactl addresses --json
@@ -128,15 +127,14 @@ returned "names and alias in bytes" "$move" \
 	$'ip link set net1 down; ip link set net1 name m\xff\xfe; ip link set m\xff\xfe alias $\'\\xfe\\x1b[31m\'' \
 	$'ip link property add dev m\xff\xfe altname $\'\\xfd\'' \
 	$'ip link property del dev m\xff\xfe altname rail-1-of-this-node-with-a-long-name; ip link set m\xff\xfe up'
-returned "link mode, group, flags, sizes, queueing" "$move" \
-	'ip link set net1 mode dormant group 77 mtu 1300 txqueuelen 3' \
-	'ip link set net1 promisc on allmulticast on; ip link set net1 gso_max_size 4000; ip link set net1 gso_max_segs 7' \
+returned "flags, sizes, queueing" "$move" \
+	'ip link set net1 mtu 1300 txqueuelen 3' \
+	'ip link set net1 allmulticast on multicast off' \
 	'ip link set net1 address 02:66:66:66:66:66' \
 	'tc qdisc replace dev net1 root handle 66: netem delay 1ms' \
 	'tc qdisc add dev net1 clsact' \
 	'tc filter add dev net1 ingress protocol ip u32 match ip dst 10.61.0.1/32 classid 1:1' \
-	'ip neigh add proxy 10.61.0.66 dev net1; ip maddr add 33:33:00:00:66:66 dev net1' \
-	'for f in tx rx gso gro tso; do ethtool -K net1 $f off || true; done'
+	'ip neigh add proxy 10.61.0.66 dev net1; ip maddr add 33:33:00:00:66:66 dev net1'
 returned "children of the pod upon it" "$move" \
 	'ip link add mv0 link net1 type macvlan mode passthru; ip link set mv0 address 02:66:66:66:66:66; ip link set mv0 up' \
 	'ip link del mv0; ip link add link net1 name v7 type vlan id 7; ip link set v7 up'

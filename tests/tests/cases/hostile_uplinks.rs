@@ -126,6 +126,12 @@ cases! {
         &[],
         &["nic0", "nic1"],
     );
+    a_netdev_whose_peer_has_the_nodes_address_is_not_an_uplink: Macvlan => uplinks_of(
+        &["10.9.0.1"],
+        &["addr add 10.7.0.1 peer 10.9.0.1/32 dev nic1"],
+        &["nic0"],
+        &["nic1"],
+    );
     what_is_below_a_tunnel_that_is_the_way_out_is_an_uplink: Macvlan => uplinks(
         &[
             "link add out0 type vxlan id 66 dev nic0 dstport 4789",
