@@ -69,12 +69,12 @@ impl Blocks {
             (spec.store.clone(), spec.network_name.clone(), block)
         });
         let documents: Vec<Value> = blocks.iter().map(as_json).collect();
-        let document = json!({"namespace": self.kubectl.namespace, "blocks": documents});
+        let document = json!({"namespace": self.kubectl.namespace(), "blocks": documents});
         global.say(document, || text(&blocks));
         if blocks.is_empty() {
             complain(&format!(
                 "no such AddressBlock in namespace {}; --namespace names another one",
-                self.kubectl.namespace
+                self.kubectl.namespace()
             ));
             return Ok(Outcome::Found);
         }

@@ -66,7 +66,7 @@ enum Command {
     Explain(explain::Explain),
     /// What this node or container lacks for RDMA
     Preflight(Box<preflight::Preflight>),
-    /// Whether RDMA works between two pods or nodes, and how fast
+    /// Whether RDMA works between two pods or all nodes, and how fast
     Verify(Box<verify::Verify>),
     /// Write one archive of what support needs, without secrets
     Report(support::Report),

@@ -151,7 +151,7 @@ impl Plan {
                 .filter(|name| !name.is_empty())
                 .unwrap_or(CONTAINER)
                 .to_owned(),
-            namespace: cluster.namespace.clone(),
+            namespace: cluster.namespace().to_owned(),
             networks: self.network_namespace.clone(),
         }
     }

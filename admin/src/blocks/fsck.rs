@@ -56,7 +56,7 @@ pub(super) fn run(kubectl: &Kubectl, global: &Global) -> Ended {
             Some(node) => format!("and the grants of node {}", printable(node)),
             None => "and no node's grants: this is not a node of a store of type kubernetes".into(),
         };
-        let (namespace, count) = (printable(&kubectl.namespace), findings.len());
+        let (namespace, count) = (printable(kubectl.namespace()), findings.len());
         text + &format!("{blocks} blocks in namespace {namespace} {whose}; {count} findings\n")
     });
     Ok(Outcome::good_if(findings.is_empty()))

@@ -58,7 +58,7 @@ impl Release {
             let Some((block, node)) = read(kubectl, &name)? else {
                 complain(&format!(
                     "no AddressBlock {name} in namespace {}; rdmactl blocks lists all",
-                    kubectl.namespace
+                    kubectl.namespace()
                 ));
                 return Ok(Outcome::Found);
             };
