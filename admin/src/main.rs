@@ -60,7 +60,7 @@ enum Command {
     Pods(pods::Pods),
     /// RDMA devices of this node, and the resources that offer them
     Discover(discover::Discover),
-    /// How far GPUs and NICs are from each other; choose NICs for GPUs
+    /// GPUs and NICs, and how far they are from each other
     Topology(topology::Topology),
     /// Why a device is or is not in each pool
     Explain(explain::Explain),
