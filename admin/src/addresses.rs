@@ -3,8 +3,6 @@
 mod blocks;
 mod export;
 mod fsck;
-mod host_local;
-mod import;
 mod init;
 mod leases;
 pub(crate) mod pools;
@@ -46,8 +44,6 @@ enum Command {
     Release(release::Release),
     /// Check the store, and repair what can be
     Fsck(fsck::Fsck),
-    /// Take over the leases of host-local
-    Import(import::Import),
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
     Export(export::Export),
     /// Create the store in its directory, with the policy's id
@@ -69,7 +65,6 @@ impl Addresses {
             Some(Command::Reclaim(command)) => command.run(&scope),
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Fsck(command)) => command.run(&scope),
-            Some(Command::Import(command)) => command.run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
             Some(Command::Init) => init::run(&scope),
         }

@@ -507,103 +507,6 @@ fn fsck_puts_right_what_can_be() {
 }
 
 #[test]
-fn import_of_host_local_shows_its_plan_first() {
-    let place = Place::new();
-    let directory = place.path().join("rail0");
-    std::fs::create_dir(&directory).unwrap();
-    let put = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
-    put("10.0.0.5", "c5\r\neth0");
-    put("10.0.0.6", "c6\r\neth0");
-    put("10.0.0.7", "");
-    put("lock", "");
-    put("last_reserved_ip.0", "10.0.0.6");
-    let from = directory.to_str().unwrap().to_owned();
-    let import = |more: &[&str]| {
-        let mut arguments = vec![
-            "import",
-            "host-local",
-            &from,
-            "--range",
-            "10.0.0.0/24",
-            "--json",
-        ];
-        arguments.extend(more);
-        place.admin(&arguments)
-    };
-    let plan = import(&[]);
-    assert_eq!(place.files("").len(), 0, "a dry run made a store");
-    assert_eq!(
-        (
-            plan.document["leases"].as_array().unwrap().len(),
-            &plan.document["imported"]
-        ),
-        (2, &json!(0)),
-        "{plan:?}"
-    );
-    assert!(plan.stderr.contains("10.0.0.7"));
-    assert_eq!(place.held().len(), 0);
-    assert_eq!(import(&["--yes"]).document["imported"], 2);
-    assert_eq!(import(&["--yes"]).document["imported"], 0, "twice");
-    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
-    let mut config = range("10.0.0.0/24");
-    config["name"] = json!("rail0");
-    assert_eq!(
-        place.add(&c("c6").interface("eth0"), &config).address(),
-        "10.0.0.6/24"
-    );
-    assert!(place.del(&c("c5").interface("eth0"), &config).ok());
-    assert_eq!(place.held(), ["10.0.0.6"]);
-}
-
-#[test]
-fn import_is_whole_or_not_at_all_and_can_be_repeated() {
-    let place = Place::new();
-    let directory = place.path().join("rail0");
-    std::fs::create_dir(&directory).unwrap();
-    for (address, container) in [("10.0.0.5", "c5"), ("10.0.0.6", "c6")] {
-        std::fs::write(directory.join(address), format!("{container}\r\neth0")).unwrap();
-    }
-    let config = range("10.0.0.0/24");
-    let from = directory.to_str().unwrap();
-    let import = [
-        "import",
-        "host-local",
-        from,
-        "--range",
-        "10.0.0.0/24",
-        "--yes",
-    ];
-    place
-        .add(&c("taken").args("IP=10.0.0.6"), &config)
-        .address();
-    let clash = place.admin(&import);
-    assert!(
-        clash.status == Some(1)
-            && clash.stderr.contains("default/taken")
-            && clash.stderr.contains("nothing was imported"),
-        "{clash:?}"
-    );
-    assert_eq!(place.held(), ["10.0.0.6"], "half of it was imported");
-    assert!(place.del(&c("taken"), &config).ok());
-    for (imported, there) in [(2, 0), (0, 2)] {
-        let answer = place.admin(&import);
-        let said = format!("{imported} imported, {there} were there");
-        assert!(
-            answer.ok() && text(&answer.document).contains(&said),
-            "{answer:?}"
-        );
-        assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
-    }
-    assert!(place.admin(&["release", "10.0.0.5", "--yes"]).ok());
-    let answer = place.admin(&import);
-    assert!(
-        text(&answer.document).contains("1 imported, 1 were there"),
-        "{answer:?}"
-    );
-    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
-}
-
-#[test]
 fn a_failing_command_says_so() {
     let place = Place::new();
     assert_eq!(place.admin(&["nonsense"]).status, Some(2));
@@ -617,18 +520,6 @@ fn a_failing_command_says_so() {
             answer.stderr
         );
     }
-    assert_eq!(
-        place
-            .admin(&[
-                "import",
-                "host-local",
-                "/nonexistent",
-                "--range",
-                "10.0.0.0/24"
-            ])
-            .status,
-        Some(1)
-    );
 }
 
 #[test]

@@ -83,17 +83,6 @@ fn fsck_says_what_to_do_about_an_address_with_an_empty_record() {
 }
 
 #[test]
-fn import_says_a_fault_once_with_its_place() {
-    let place = Place::new();
-    let missing = place.path().join("nope");
-    let missing = missing.to_str().unwrap();
-    let answer = place.admin(&["import", "host-local", missing, "--range", "10.0.0.0/24"]);
-    let times = answer.stderr.matches("No such file or directory").count();
-    assert_eq!(times, 1, "{answer:?}");
-    assert!(answer.stderr.contains(missing), "{answer:?}");
-}
-
-#[test]
 fn a_wrong_type_is_said_with_key_and_expected_type() {
     let place = Place::new();
     for (ipam, part) in [

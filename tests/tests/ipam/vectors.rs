@@ -694,25 +694,6 @@ fn leases_are_reclaimed_as_the_vectors_say() {
 }
 
 #[test]
-fn nothing_is_imported_into_blocks() {
-    let place = Place::with_all_blocks();
-    place.set_policy(json!({}));
-    let answer = place.admin(&[
-        "import",
-        "host-local",
-        "/nowhere",
-        "--range",
-        "10.0.0.0/24",
-        "--yes",
-    ]);
-    assert!(!answer.ok(), "{answer:?}");
-    assert!(
-        answer.stderr.contains("is of type kubernetes"),
-        "{answer:?}"
-    );
-}
-
-#[test]
 fn no_vector_is_passed_over() {
     let kinds = [
         "whereabouts",
