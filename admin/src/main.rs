@@ -78,7 +78,7 @@ enum Command {
     Attachments(attachments::Attachments),
     /// Leased addresses of this node's stores
     Addresses(addresses::Addresses),
-    /// Blocks of addresses in the cluster, through kubectl
+    /// Release blocks of addresses of nodes that are gone, through kubectl
     Blocks(blocks::Blocks),
     /// Print the completion for a shell
     Completion(pages::Completion),
