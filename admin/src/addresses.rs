@@ -6,7 +6,6 @@ mod fsck;
 mod init;
 mod leases;
 pub(crate) mod pools;
-mod reclaim;
 mod release;
 
 use std::path::Path;
@@ -38,8 +37,6 @@ pub(crate) struct Addresses {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Release this node's leases of ended pods
-    Reclaim(reclaim::Reclaim),
     /// Release leases by hand
     Release(release::Release),
     /// Check the store, and repair what can be
@@ -62,7 +59,6 @@ impl Addresses {
         }
         match &self.command {
             None => self.list(&scope),
-            Some(Command::Reclaim(command)) => command.run(&scope),
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Fsck(command)) => command.run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
@@ -157,7 +153,7 @@ fn names_pod(lease: &Lease, name: &str) -> bool {
     pod.is_some_and(|pod| pod.name == name || pod.to_string() == name)
 }
 
-fn complain_of(path: &Path, what: &str) {
+pub(crate) fn complain_of(path: &Path, what: &str) {
     let path = shown(path);
     complain(&format!("{path}: {what}; see rdmactl addresses fsck"));
 }

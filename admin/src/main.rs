@@ -8,7 +8,6 @@
 
 mod addresses;
 mod alignment;
-mod attachments;
 mod blocks;
 mod cluster;
 mod discover;
@@ -23,6 +22,7 @@ mod pages;
 mod plan;
 mod pods;
 mod preflight;
+mod reclaim;
 mod report;
 mod status;
 mod support;
@@ -74,10 +74,10 @@ enum Command {
     Plan(Box<plan::Plan>),
     /// Check pools, policies and networks before they are applied
     Validate(validate::Validate),
-    /// Interfaces of this node's pods, and those of pods that are gone
-    Attachments(attachments::Attachments),
     /// Leased addresses of this node's stores
     Addresses(addresses::Addresses),
+    /// Undo what pods left that ended without DEL: attachments and leases
+    Reclaim(reclaim::Reclaim),
     /// Release blocks of addresses of nodes that are gone, through kubectl
     Blocks(blocks::Blocks),
     /// Print the completion for a shell
@@ -102,8 +102,8 @@ impl Command {
                 "plan asks the nodes of a cluster: run \"kubectl rdma plan\" where kubectl works",
             )),
             Self::Validate(command) => command.run(global),
-            Self::Attachments(command) => command.run(global),
             Self::Addresses(command) => command.run(global),
+            Self::Reclaim(command) => command.run(global),
             Self::Blocks(command) => command.run(global),
             Self::Completion(command) => command.run(),
             Self::Pages(command) => command.run(),

@@ -207,18 +207,18 @@ fn reclaim_frees_what_is_over_after_a_second_reading() {
     for name in ["gone", "live", "blind", "far"] {
         age(&place, name, 120);
     }
-    let first = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let first = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&first).len(), 0);
     assert_eq!(
-        place.admin(&["reclaim", "--yes", "--json"]).document["freed"],
+        place.reclaim(&["--json"]).document["freed"],
         json!([]),
         "too soon"
     );
     see_earlier(&place);
-    let dry = place.admin(&["reclaim", "--dry-run", "--json"]).document;
+    let dry = place.reclaim(&["--dry-run", "--json"]).document;
     assert_eq!(freed(&dry), ["10.0.0.1"]);
     assert_eq!(place.held().len(), 5, "a dry run freed something");
-    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let second = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(second["waiting"][0]["lease"]["container"], "young");
     let kept = second["kept"].to_string();
@@ -273,7 +273,7 @@ fn reclaim_frees_what_an_earlier_boot_left() {
         );
     }
     // The sweep for lease entries without a legible record is made once in a boot.
-    let first = place.admin(&["reclaim", "--yes", "--json"]);
+    let first = place.reclaim(&["--json"]);
     assert!(first.ok(), "{first:?}");
     assert_eq!(
         place.held(),
@@ -281,29 +281,9 @@ fn reclaim_frees_what_an_earlier_boot_left() {
         "emptied before this boot"
     );
     see_earlier(&place);
-    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let second = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(place.held(), ["10.0.0.3", "10.0.0.4"]);
-}
-
-#[test]
-fn reclaim_frees_only_with_yes() {
-    let place = Place::new();
-    let config = range("10.0.0.0/24");
-    let gone = netns(&place, "gone");
-    place.add(&c("gone").netns(&gone), &config).address();
-    std::fs::remove_file(&gone).unwrap();
-    age(&place, "gone", 120);
-    assert!(place.admin(&["reclaim"]).ok());
-    see_earlier(&place);
-    let asked = place.admin(&["reclaim"]);
-    assert!(
-        asked.ok() && text(&asked.document).contains("give --yes"),
-        "{asked:?}"
-    );
-    assert_eq!(place.held().len(), 1);
-    assert!(place.admin(&["reclaim", "--yes"]).ok());
-    assert_eq!(place.held().len(), 0);
 }
 
 /// The test's node name is the cluster's, by `RDMA_NODE_NAME`.
@@ -322,9 +302,9 @@ fn what_a_reinstalled_node_held_before_is_reclaimed_and_can_be_released() {
         "long-ago",
         json!({"created": "2001-01-01T00:00:00Z"}),
     );
-    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    assert!(place.reclaim(&[]).ok());
     see_earlier(&place);
-    let report = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let report = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&report), ["10.0.0.1"]);
     let elsewhere = place.admin(&["release", "--node", "n2", "--previous", "--yes"]);
     assert_eq!(elsewhere.status, Some(1), "{elsewhere:?}");
@@ -592,8 +572,6 @@ fn a_store_that_was_never_used_answers_like_an_empty_one() {
             (&["--pool", "10.9.0.0/24"], 1),
             (&["--address", "10.0.0.9"], 1),
             (&["release", "10.0.0.9", "--yes"], 1),
-            (&["reclaim"], 0),
-            (&["reclaim", "--yes"], 0),
             (&["fsck"], 0),
         ] {
             let answer = place.admin(arguments);

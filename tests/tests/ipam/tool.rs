@@ -146,7 +146,7 @@ fn reclaim_says_of_each_lease_why_it_is_over() {
     edit_lease(&place, "boot", before.clone());
     edit_lease(&place, "machine", before);
     edit_lease(&place, "machine", json!({"machine": "another"}));
-    let report = place.admin(&["reclaim", "--json"]).document;
+    let report = place.reclaim(&["--json"]).document;
     let waiting = report["waiting"].as_array().unwrap().iter();
     let mut because: Vec<(&str, &str)> = waiting
         .map(|one| {

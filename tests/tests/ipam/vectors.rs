@@ -591,9 +591,9 @@ fn reconcile(vector: &Value, run: Run) -> Result<(), String> {
         std::fs::remove_file(netns).unwrap();
     }
     crate::admin::age_all(&place, 120);
-    place.admin(&["reclaim"]);
+    place.reclaim(&[]);
     crate::admin::see_earlier(&place);
-    let report = place.admin(&["reclaim", "--json"]).document;
+    let report = place.reclaim(&["--json"]).document;
     let (expect, ours) = expectation(vector, run.profile);
     let wanted = match ours {
         Some(Ours::Kept) => json!([]),
