@@ -42,7 +42,7 @@ pub(crate) struct Report {
 }
 
 /// What a node is asked. The first shows whether it answers at all.
-const QUESTIONS: &str = "status pods discover topology preflight attachments addresses";
+const QUESTIONS: &str = "status pods discover topology preflight addresses";
 /// Fields that are kept of each object.
 const FIELDS: &str = "apiVersion kind metadata.name metadata.namespace metadata.uid metadata.labels \
     metadata.generation metadata.creationTimestamp metadata.deletionTimestamp \

@@ -75,7 +75,7 @@ pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
-         rdmactl attachments reclaim and rdmactl addresses reclaim --yes on this node"
+         rdmactl reclaim on this node"
     )]
     InUse(String),
     /// It is not known whether any are.

@@ -149,7 +149,7 @@ pub fn vf_kept(record: &Record, vf: &Snapshot, why: &str) -> Error {
     let what = format!("{vf} may have VF settings of {owner}: {why}");
     Error::of(Kind::VfKept, what).with_details(
         "no pod gets the VF until they are restored: return the PF's netdev to the host, then run \
-         rdmactl attachments reclaim, or let the next ADD do it",
+         rdmactl reclaim, or let the next ADD do it",
     )
 }
 

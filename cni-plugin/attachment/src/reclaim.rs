@@ -1,5 +1,5 @@
 //! When an attachment is orphaned, that is, over without a DEL: the rule of the daemon's loop and
-//! of `rdmactl attachments reclaim`.
+//! of `rdmactl reclaim`.
 //!
 //! Evidence is never the lack of it: the boot is over, or the network namespace is gone. An
 //! attachment whose state is unknown is kept. Both callers ask twice, some time apart.

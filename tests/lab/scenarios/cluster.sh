@@ -61,8 +61,8 @@ for pod in 1 2; do
 		"^default/rdma-test-pod-$pod +perftest +$shared .* net1 +macvlan +$(address_of rdma-test-pod-$pod)" "$checked"
 done
 show cat <<<"$checked"
-check "attachments in the container" in_daemon attachments
-equal "of both pods the namespace is alive" 2 "$(grep -c 'default/rdma-test-pod-[12] .* alive' <<<"$checked")"
+check "pods in the container, with namespaces" in_daemon pods -o wide
+equal "of both pods the namespace is alive" 2 "$(grep -c 'default/rdma-test-pod-[12] .* (alive)' <<<"$checked")"
 check "verify between the pods finds nothing wrong" \
 	rdmactl verify --timeout 120 pod:rdma-test-pod-1 pod:rdma-test-pod-2
 show cat <<<"$checked"

@@ -1,4 +1,4 @@
-//! `rdmactl attachments`, as an administrator calls it on the node, and `uninstall`.
+//! `rdmactl pods` and `reclaim`, as an administrator calls them on the node, and `uninstall`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -62,7 +62,6 @@ pub(crate) const CASES: &[Case] = &[
 fn command(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<Command> {
     let mut command = from.command(product("rdmactl")?);
     command
-        .arg("attachments")
         .args(arguments)
         .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
     Ok(command)
@@ -73,13 +72,11 @@ fn tool(host: &CniHost, from: &Netns, arguments: &[&str]) -> Result<String> {
 }
 
 fn listed(host: &CniHost) -> Result<Vec<Value>> {
-    let text = tool(host, &host.netns, &["--json"])?;
-    let document: Value = serde_json::from_str(&text)?;
+    // Without a daemon and a kubelet it fails, and shows what the journal has.
+    let output = command(host, &host.netns, &["pods", "--json"])?.output()?;
+    let document: Value = serde_json::from_slice(&output.stdout)?;
     assert_eq!(document["version"], 1);
-    document["attachments"]
-        .as_array()
-        .cloned()
-        .context("no list")
+    document["pods"].as_array().cloned().context("no list")
 }
 
 /// Lets a container's attachment be as old as the hills.
@@ -115,7 +112,7 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     for container in ["old", "young", "alive"] {
         let entry = all
             .iter()
-            .find(|entry| entry["container"] == container)
+            .find(|entry| entry["sandbox"] == container)
             .context("missing")?;
         let expected = json!([
             format!("default/{container}"),
@@ -148,20 +145,19 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
         3,
         "another state directory hides none"
     );
+    let nothing = tool(&host, &host.netns, &["reclaim"])?;
     assert_eq!(
-        tool(&host, &host.netns, &["reclaim"])?.trim(),
-        "0 undone, 0 failed, 3 kept"
+        nothing,
+        "attachments: 0 undone, 0 failed, 3 kept\n\
+         leases: 0 freed, 0 pending a second check, 0 failed, 3 kept\n"
     );
 
     // Two namespaces go; of the younger attachment the ADD might still be running.
     pods[0].delete()?;
     pods[1].delete()?;
-    let table = tool(&host, &host.netns, &[])?;
-    assert_eq!(
-        table.lines().filter(|line| line.contains(" gone ")).count(),
-        2,
-        "{table}"
-    );
+    let gone = listed(&host)?;
+    let gone = gone.iter().filter(|entry| entry["netnsState"] == "gone");
+    assert_eq!(gone.count(), 2);
     let would = tool(&host, &host.netns, &["reclaim", "--dry-run"])?;
     assert!(
         would.contains("1 would be undone, 0 failed, 2 kept"),
@@ -178,7 +174,7 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     tool(&host, &host.netns, &["reclaim"])?;
     let left = listed(&host)?;
     assert_eq!(
-        (left.len(), &left[0]["container"]),
+        (left.len(), &left[0]["sandbox"]),
         (1, &json!("alive")),
         "{left:?}"
     );
@@ -231,15 +227,13 @@ fn reclaim_gives_a_nic_its_name_as_soon_as_that_is_free() -> Result<()> {
 fn a_node_without_attachments_has_an_empty_list() -> Result<()> {
     let host = CniHost::new()?;
     assert_eq!(listed(&host)?, Vec::<Value>::new());
-    assert_eq!(
-        tool(&host, &host.netns, &["reclaim"])?.trim(),
-        "0 undone, 0 failed, 0 kept"
-    );
+    let nothing = tool(&host, &host.netns, &["reclaim"])?;
+    assert!(nothing.starts_with("attachments: 0 undone, 0 failed, 0 kept\n"));
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
     // With a policy that is wrong, too: the error is printed, with what to do.
     host.policy(&json!({"alow": {}}))?;
-    let mut list = command(&host, &host.netns, &[])?;
-    let output = list.output()?;
+    let mut reclaim = command(&host, &host.netns, &["reclaim"])?;
+    let output = reclaim.output()?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
     assert!(
@@ -257,7 +251,7 @@ fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
     command
         .arg(format!("--net={}", elsewhere.path().display()))
         .arg(product("rdmactl")?)
-        .args(["attachments", "reclaim"])
+        .arg("reclaim")
         .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
     let refused = run(&mut command).err().context("it was not refused")?;
     assert!(
@@ -270,7 +264,7 @@ fn reclaim_is_refused_outside_of_the_hosts_namespace() -> Result<()> {
 /// Else the journal of the default state directory would be reclaimed.
 fn a_policy_that_is_not_there_is_no_empty_node() -> Result<()> {
     let host = CniHost::new()?;
-    for arguments in [[].as_slice(), &["--json"], &["reclaim"]] {
+    for arguments in [&["addresses"][..], &["reclaim"], &["reclaim", "--json"]] {
         let mut command = command(&host, &host.netns, arguments)?;
         command.args(["--policy", "/none/policy.json"]);
         let output = command.output()?;

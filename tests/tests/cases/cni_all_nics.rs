@@ -574,14 +574,14 @@ fn listed() -> Result<()> {
     host.holds(&[0, 1, 2, 3]);
     let network = host.moving(&json!({}));
     host.add(&network)?;
-    let list = host.scene.listed("attachments")?;
+    let list = host.scene.listed("pods")?;
     let shown: Vec<Value> = list
         .iter()
         .map(|one| {
             json!([
                 one["interface"],
-                one["rail"],
-                one["cniIfname"],
+                one["network"],
+                one["sandbox"],
                 one["netdev"],
                 one["kind"]
             ])
@@ -591,8 +591,8 @@ fn listed() -> Result<()> {
         .map(|rail| {
             json!([
                 format!("net1-{rail}"),
-                rail,
-                "net1",
+                "rail0",
+                "c1",
                 format!("nic{rail}"),
                 "move"
             ])
@@ -761,7 +761,7 @@ fn reclaimed() -> Result<()> {
     // By the real sysfs: the tree of files does not show what came back.
     let mut reclaim = host.scene.host.netns.command(product("rdmactl")?);
     reclaim
-        .args(["attachments", "reclaim"])
+        .arg("reclaim")
         .arg("--policy")
         .arg(host.scene.policy_file());
     let answer = bounded(&mut reclaim, b"")?;

@@ -248,7 +248,6 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
         "contents.json",
         "nodes/_.._n3/users.json",
         "nodes/n1/addresses.json",
-        "nodes/n1/attachments.json",
         "nodes/n1/discover.json",
         "nodes/n1/logs/plugin-n1/rdma-device-plugin.log",
         "nodes/n1/logs/plugin-n1/rdma-device-plugin.previous.log",

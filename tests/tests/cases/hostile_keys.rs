@@ -502,10 +502,7 @@ fn shared_rdma_only() -> Result<()> {
     answer_of(&scene.call(), "CHECK", &network)?
         .success()
         .context("CHECK")?;
-    ensure!(
-        scene.listed("attachments")?.len() == 1,
-        "not in the journal"
-    );
+    ensure!(scene.listed("pods")?.len() == 1, "not in the journal");
     // As a runtime repeats it.
     added(&scene, &network).context("ADD once more")?;
     scene.pod.ip("link del net1")?;

@@ -263,7 +263,7 @@ fn taken(take: &str, free: &str, repair: Repair) -> Result<()> {
         }
         Repair::Del => drop(answer_of(&scene.call(), "DEL", &scene.moving())?.success()?),
         Repair::Reclaim => {
-            let answer = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+            let answer = scene.tool("rdmactl", &["reclaim"])?;
             ensure!(answer.status.success(), "{}", answer.stderr);
         }
     }
@@ -332,7 +332,7 @@ fn temporary_names_taken() -> Result<()> {
     for name in &names {
         scene.on_host(&[&format!("link property del dev peer0 altname {name}")])?;
     }
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")
 }
 
@@ -343,14 +343,14 @@ fn taken_and_dead() -> Result<()> {
     scene.pod_dies("net1")?;
     scene.on_host(&["link add nic0 type veth peer name other"])?;
     age(&scene)?;
-    let answer = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    let answer = scene.tool("rdmactl", &["reclaim"])?;
     ensure!(answer.status.success(), "{}", answer.stderr);
     ensure!(
         scene.host.netns.ip("addr")?.contains("10.9.0.1/24"),
         "its address did not come back"
     );
     scene.on_host(&["link del nic0"])?;
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")
 }
 
