@@ -31,7 +31,7 @@ use attachment::{
 use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
 use netlink::{
     Namespace, Socket,
-    link::{self, By, Change, Link},
+    link::{self, By, Link},
     sysctl,
 };
 use serde_json::Value;
@@ -178,12 +178,10 @@ impl Add<'_> {
         Ok(result.to_json(self.request.config.version))
     }
 
-    /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
-    /// IPAM wants to see the interface first.
+    /// Leases the addresses of all interfaces, by their order; none where the chain gave them.
     fn lease(&mut self, nics: &mut [Nic], chain: Option<CniResult>) -> Result<(), Error> {
         let leased = match chain {
             Some(of_chain) => vec![Some(of_chain)],
-            None if self.ipam.needs_the_link() => return Ok(()),
             None => {
                 let rails: Vec<_> = nics.iter().map(|nic| nic.plan.rail).collect();
                 self.ipam.add(self.node, self.request, &rails)?
@@ -199,7 +197,7 @@ impl Add<'_> {
     /// children on them are made: a move that was quicker has taken the netdev, and the kernel refuses
     /// the child.
     fn plan(&mut self, nics: &mut [Nic]) -> Result<Vec<Lock>, Error> {
-        if !self.ipam.needs_the_link() && self.config.requested() != Requested::RdmaOnly {
+        if self.config.requested() != Requested::RdmaOnly {
             self.give(nics)?;
         }
         let mut kept = Vec::new();
@@ -247,8 +245,7 @@ impl Add<'_> {
         })
     }
 
-    /// Gives the interfaces what they are to have, and announces them. An IPAM that wants to see the
-    /// interface first is asked now; what fails then is undone with the record, which releases the lease.
+    /// Gives the interfaces what they are to have, and announces them.
     fn configure(&mut self, nics: &mut [Nic]) -> Result<(), Error> {
         let name = netlink::Name::from(self.id.ifname.as_str());
         let mut links = nics.iter().filter_map(|nic| nic.link.as_ref());
@@ -259,20 +256,6 @@ impl Add<'_> {
             .filter(|_| links.all(|link| link.name != name))
         {
             link::add_altname(self.inside, first, &name)?;
-        }
-        if let Some(first) = nics.first_mut().filter(|_| self.ipam.needs_the_link())
-            && let Some(link) = &first.link
-        {
-            let what = format!("set {} up", link.name);
-            link::change(self.inside, what, link.index, &Change::up())?;
-            let leased = self.ipam.add(self.node, self.request, &[None])?;
-            first.leased = leased.into_iter().next().flatten();
-            self.give(nics)?;
-            self.note(|parts| {
-                for (part, nic) in parts.iter_mut().zip(&*nics) {
-                    part.rules = nic.plan.rules();
-                }
-            })?;
         }
         let (inside, proc) = (&mut *self.inside, &self.node.roots.proc);
         self.pod.enter(&self.node.netns.namespace, || {

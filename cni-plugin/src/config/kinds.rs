@@ -128,14 +128,6 @@ impl Config {
                 ),
             ));
         }
-        let has_its_masters_address = [IPVLAN, IPOIB].contains(&attach);
-        if has_its_masters_address && ipam == Some("dhcp") {
-            let kind = attach.as_str();
-            return Err(invalid(
-                format!("ipam.type: dhcp cannot distinguish the {kind} children of a netdev"),
-                "they share one hardware address; use another IPAM",
-            ));
-        }
         if self.accept_ra && self.rails.wanted == Some(true) {
             return Err(invalid(
                 "acceptRA: a default route of router advertisements is not in the routing table that rails make".to_owned(),
@@ -255,10 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn children_with_their_masters_address_take_no_other_and_no_dhcp() {
-        refuses(IPVLAN, &Config::default(), Some("dhcp"), "dhcp");
-        refuses(IPOIB, &Config::default(), Some("dhcp"), "dhcp");
-        Config::default().fits(MACVLAN, Some("dhcp")).unwrap();
+    fn a_macvlan_in_mode_passthru_has_no_mac_of_its_own() {
         let passthru = with(|c| c.mode = Some("passthru".into()));
         passthru.fits(MACVLAN, None).unwrap();
         let with_mac = Config {

@@ -320,7 +320,7 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
 
     let file = directory.path().join("net.conflist");
     let denied = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [
-        {"type": "rdma-netdev", "master": "e0", "ipam": {"type": "dhcp"}}]}"#;
+        {"type": "rdma-netdev", "master": "e0", "ipam": {"type": "host-local"}}]}"#;
     fs::write(&file, denied)?;
     let output = validate(&file, &[])?;
     assert_eq!(output.status.code(), Some(1));
