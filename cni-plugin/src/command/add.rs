@@ -40,13 +40,13 @@ use super::pod_namespace;
 use crate::{
     apply,
     bind::{self, Bound},
-    config::{ChildKind, Config, Devices},
+    config::{Attach, ChildKind, Config, Devices},
     error::Error,
     parts,
     plan::Plan,
     rdma,
     recover::Recovered,
-    resolve::{self, Requested, Resolved},
+    resolve::{self, Resolved},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
@@ -78,8 +78,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         node.log.warn(format_args!("network {name}: {notes}"));
     }
     let before = request.config.prev_result()?;
-    let requested = config.requested();
-    if requested == Requested::RdmaOnly && before.is_none() {
+    if config.attach == Attach::RdmaOnly && before.is_none() {
         return Err(resolve::needs_a_chain());
     }
     let mut before = before.unwrap_or_default();
@@ -87,8 +86,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .check_indexes()
         .map_err(|e| e.context("prevResult"))?;
     let ipam = Ipam::of(&node, request)?;
-    let chain = match requested {
-        Requested::Child(Some(ChildKind::Ipvlan)) => {
+    let chain = match config.attach {
+        Attach::Child(ChildKind::Ipvlan) => {
             answer::inherit(&mut config, &mut before, &ipam, &node.policy.values.allow)?
         }
         _ => None,
@@ -102,8 +101,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;
     attachment.share_with_programs()?;
     let mut inside = pod.socket(&node.netns.namespace)?;
-    undo::earlier(&mut node, &key, &pod, &mut inside, requested)?;
-    if requested != Requested::RdmaOnly {
+    undo::earlier(&mut node, &key, &pod, &mut inside, config.attach)?;
+    if config.attach != Attach::RdmaOnly {
         name_is_free(&mut inside, &id.ifname, &pod)?;
     }
     let bound = bind::bind(&node, request, &config)?;
@@ -197,7 +196,7 @@ impl Add<'_> {
     /// children on them are made: a move that was quicker has taken the netdev, and the kernel refuses
     /// the child.
     fn plan(&mut self, nics: &mut [Nic]) -> Result<Vec<Lock>, Error> {
-        if self.config.requested() != Requested::RdmaOnly {
+        if self.config.attach != Attach::RdmaOnly {
             self.give(nics)?;
         }
         let mut kept = Vec::new();
