@@ -29,6 +29,8 @@ use crate::cni_host::CniHost;
 use crate::host_state::{State, state, unchanged};
 use crate::netns::Netns;
 
+/// CNI's code for a key or value that is not supported.
+pub const UNSUPPORTED: u64 = 2;
 /// CNI's code for an invalid network configuration.
 pub const INVALID_NETWORK: u64 = 7;
 /// CNI's code for an environment variable.

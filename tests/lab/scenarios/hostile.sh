@@ -25,7 +25,7 @@ config() { jq -c '{cniVersion: "1.1.0", name: "rails", type: "rdma-netdev"} + .'
 add() { cni rdma-netdev ADD "$1" "$1" net1 "$(config "$2")"; }
 del() { cni rdma-netdev DEL "$1" "$1" net1 "$(config "$2")"; }
 move='{"attach": "move", "device": "eth1"}'
-by_unit='{"deviceID": "0000:02:00.0", "pciBusID": "0000:02:00.0"}'
+by_unit='{"attach": "move", "deviceID": "0000:02:00.0", "pciBusID": "0000:02:00.0"}'
 allowed='{"allow": {"unallocated": true}}'
 # All that a pod could change, byte for byte; counters and lifetimes left out. Sorted: neighbours are
 # listed in the order of a hash that is chosen anew as their table grows.

@@ -485,7 +485,7 @@ fn full_node(
 ) -> Result<Vec<Row>> {
     let child = own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"}));
     let moved = json!({"attach": "move", "device": "nic7"});
-    let host_device = json!({"device": "nic7"});
+    let host_device = json!({"attach": "move", "device": "nic7"});
     let theirs = macvlan(fixture.host_local(&["10.9.0.0/16"], &json!([])));
     let contests = || -> Result<_> {
         Ok([
@@ -618,7 +618,7 @@ impl CostOf for Command {
 }
 
 fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
-    let macvlan = |ipam: Value| json!({"master": "nic0", "mode": "bridge", "ipam": ipam});
+    let macvlan = |ipam: Value| json!({"attach": "macvlan", "master": "nic0", "mode": "bridge", "ipam": ipam});
     let own = |more: Value| {
         let mut ipam = json!({"type": "rdma-ipam"});
         if let (Some(ipam), Some(more)) = (ipam.as_object_mut(), more.as_object()) {
@@ -735,7 +735,7 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
 
     let (ours, theirs) = fixture.contest(
         &json!({"attach": "move", "device": "nic0"}),
-        ("host-device", &json!({"device": "nic0"})),
+        ("host-device", &json!({"attach": "move", "device": "nic0"})),
         rounds.min(20),
     )?;
     rows.push(row(

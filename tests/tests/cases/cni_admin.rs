@@ -314,7 +314,7 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
 
     let file = directory.path().join("net.conflist");
     let denied = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [
-        {"type": "rdma-netdev", "master": "e0", "ipam": {"type": "dhcp"}}]}"#;
+        {"type": "rdma-netdev", "attach": "macvlan", "master": "e0", "ipam": {"type": "host-local"}}]}"#;
     fs::write(&file, denied)?;
     let output = validate(&file, &[])?;
     assert_eq!(output.status.code(), Some(1));
@@ -326,11 +326,11 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
     // All that is wrong, at one time.
     for (plugin, wrong) in [
         (
-            json!({"devices": "all", "ipam": {"type": "static"}}),
+            json!({"attach": "move", "devices": "all", "ipam": {"type": "static"}}),
             &["no netdev is selected", "static gives addresses to one"][..],
         ),
         (
-            json!({"devices": "all", "names": "a-name-too-long{rail}"}),
+            json!({"attach": "move", "devices": "all", "names": "a-name-too-long{rail}"}),
             &["\"a-name-too-long0\" at the shortest"][..],
         ),
     ] {

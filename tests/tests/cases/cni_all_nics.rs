@@ -137,10 +137,10 @@ impl Host {
 
     /// The network, with the unit that Multus passes and these keys.
     fn network(&self, unit: &str, keys: &Value) -> Value {
-        let mut network = self
-            .scene
-            .network(&json!({"devices": "all", "deviceID": unit,
-            "pciBusID": unit}));
+        let mut network = self.scene.network(
+            &json!({"attach": "move", "devices": "all", "deviceID": unit,
+            "pciBusID": unit}),
+        );
         if let (Some(network), Some(keys)) = (network.as_object_mut(), keys.as_object()) {
             network.extend(keys.clone());
             network.retain(|_, value| !value.is_null());
@@ -498,7 +498,7 @@ fn pool_unit() -> Result<()> {
     let unit = "pool_3e71787e_1".to_owned();
     let held = of_pool("main", std::slice::from_ref(&unit), &[0, 1, 2, 3]);
     host.socket.hold(&pod_named("a"), vec![held]);
-    let network = host.network(&unit, &json!({}));
+    let network = host.network(&unit, &json!({"attach": "macvlan"}));
     let result = host.add(&network)?;
     ensure!(names(&result)? == in_order(&[0, 1, 2, 3]), "{result:#}");
     host.del(&network)
@@ -786,7 +786,9 @@ fn taken_from_the_dead() -> Result<()> {
     let (second, third) = (host.scene.another_pod()?, host.scene.another_pod()?);
     host.pod_holds("b", &[2]);
     host.pod_holds("c", &[0, 1, 3]);
-    let single = host.scene.network(&json!({"deviceID": pci_of(2)}));
+    let single = host
+        .scene
+        .network(&json!({"attach": "move", "deviceID": pci_of(2)}));
     let call = host.call_of("b", &second, "c2");
     answer_of(&call, "ADD", &single)?.success()?;
     let others = host.call_of("c", &third, "c3");

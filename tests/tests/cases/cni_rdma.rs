@@ -90,7 +90,7 @@ fn file(host: &CniHost, name: &str) -> PathBuf {
 
 fn moving(host: &CniHost, info: &str) -> Value {
     host.config(
-        &json!({"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0",
+        &json!({"attach": "move", "deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0",
         "runtimeConfig": {"CNIDeviceInfoFile": info}}),
     )
 }
@@ -179,7 +179,7 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
             "shared mode",
         ),
         (
-            json!({"device": "nic0", "rdma": "required"}),
+            json!({"attach": "move", "device": "nic0", "rdma": "required"}),
             50,
             "shared mode",
         ),
@@ -193,7 +193,9 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
         assert_eq!(found, code, "{keys}: {message}");
         assert!(message.contains(word), "{keys}: {message}");
     }
-    let status = host.config(&json!({"cniVersion": "1.1.0", "device": "nic0", "rdma": "required"}));
+    let status = host.config(
+        &json!({"attach": "move", "cniVersion": "1.1.0", "device": "nic0", "rdma": "required"}),
+    );
     assert_eq!(refused(&call, "STATUS", &status)?.0, 50);
     same(&before, &host.picture()?, "after refusals")
 }

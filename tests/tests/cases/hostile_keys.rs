@@ -522,12 +522,10 @@ fn random_network(random: &mut Random) -> Value {
         true => map.insert("device".into(), "nic0".into()),
         false => map.insert("master".into(), "nic0".into()),
     };
-    if !random.in_(4) {
-        map.insert(
-            "attach".into(),
-            if moves { "move" } else { "macvlan" }.into(),
-        );
-    }
+    map.insert(
+        "attach".into(),
+        if moves { "move" } else { "macvlan" }.into(),
+    );
     let keys: [(&str, u64, Vec<Value>); 15] = [
         (
             "mode",

@@ -88,8 +88,8 @@ fn long_master(length: usize) -> Result<()> {
 
 fn longer() -> Result<()> {
     let scene = Scene::furnished()?;
-    for key in ["device", "master"] {
-        let network = scene.network(&json!({key: "x".repeat(5000)}));
+    for (attach, key) in [("move", "device"), ("macvlan", "master")] {
+        let network = scene.network(&json!({"attach": attach, key: "x".repeat(5000)}));
         scene.refuses(&network, &[INVALID_NETWORK], &[])?;
         let answer = answer_of(&scene.call(), "ADD", &network)?;
         let said = answer.stdout.len() + answer.stderr.len();
@@ -101,8 +101,8 @@ fn longer() -> Result<()> {
 fn unknown_long() -> Result<()> {
     let scene = Scene::furnished()?;
     for length in [16, 127, 128, 129, 255] {
-        for key in ["device", "master"] {
-            let network = scene.network(&json!({key: long(length)}));
+        for (attach, key) in [("move", "device"), ("macvlan", "master")] {
+            let network = scene.network(&json!({"attach": attach, key: long(length)}));
             scene.refuses(&network, &[INVALID_NETWORK], &[])?;
         }
     }

@@ -28,13 +28,8 @@ fn network(random: &mut Random, denied_mac: &str) -> Value {
         "none",
         "alt-of-denied-longer",
     ];
-    let keys: [(&str, Vec<Value>); 22] = [
-        (
-            "attach",
-            ["move", "macvlan", "ipvlan", "ipoib", "rdma-only"]
-                .map(Value::from)
-                .to_vec(),
-        ),
+    let kinds = ["move", "macvlan", "ipvlan", "ipoib", "rdma-only"];
+    let keys: [(&str, Vec<Value>); 21] = [
         ("device", links.map(Value::from).to_vec()),
         ("master", links.map(Value::from).to_vec()),
         (
@@ -99,6 +94,7 @@ fn network(random: &mut Random, denied_mac: &str) -> Value {
     map.insert("cniVersion".into(), json!("1.0.0"));
     map.insert("name".into(), json!("random"));
     map.insert("type".into(), json!("rdma-netdev"));
+    map.insert("attach".into(), json!(random.one(&kinds)));
     for (key, values) in &keys {
         // Few keys at a time: a key that does not fit the others would refuse nearly all of them.
         if random.in_(10) {

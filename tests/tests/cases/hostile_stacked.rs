@@ -444,7 +444,7 @@ fn pf_with_vfs() -> Result<()> {
     let scene = with_vfs()?;
     for keys in [
         json!({"attach": "move", "device": "nic0"}),
-        json!({"deviceID": PCI}),
+        json!({"attach": "move", "deviceID": PCI}),
         json!({"attach": "move", "rdmaDevice": "mlx5_0"}),
     ] {
         scene.refuses(&scene.network(&keys), &[TRY_AGAIN, DENIED], &["nic0", "PF"])?;
@@ -456,7 +456,7 @@ fn vf_of_pf() -> Result<()> {
     let scene = with_vfs()?;
     for keys in [
         json!({"attach": "move", "device": "vf0"}),
-        json!({"deviceID": "0000:3b:00.2"}),
+        json!({"attach": "move", "deviceID": "0000:3b:00.2"}),
     ] {
         scene.returns(&scene.network(&keys), &["link set net1 mtu 400"])?;
     }
@@ -469,7 +469,10 @@ fn pf_without_vfs() -> Result<()> {
         total_vfs: 8,
         ..PciSpec::MLX5
     });
-    scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])
+    scene.returns(
+        &scene.network(&json!({"attach": "move", "deviceID": PCI})),
+        &[],
+    )
 }
 
 /// What the host set up is there again after DEL, or ADD was refused beforehand.

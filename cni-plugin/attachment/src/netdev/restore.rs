@@ -14,8 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use transfer::ANY_TEMPORARY;
-
 use crate::error::Error;
 use netlink::{
     Name, Namespace, Socket,
