@@ -26,7 +26,6 @@ use node::policy::{Policy, StoreKind};
 use crate::binding::store as bindings;
 use crate::candidate::memory;
 use crate::config::last_good;
-use crate::mtu;
 use crate::node_files;
 use crate::reclaim;
 
@@ -239,7 +238,6 @@ pub(crate) fn remove(
         places.run.join(bindings::DIRECTORY),
         bindings_to_keep(places),
     )?;
-    one(places.run.join(mtu::FILE), None)?;
     for suffix in [".sock", ".calls", ".lock"] {
         for path in with_suffix(&places.run, suffix) {
             one(path, None)?;

@@ -144,7 +144,7 @@ pub struct PoolConfig {
     pub optional: bool,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
-    /// MTU in bytes that they get.
+    /// MTU in bytes that they get before that.
     pub mtu: Option<u32>,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
     pub extra_nodes: Vec<String>,

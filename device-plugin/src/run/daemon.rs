@@ -171,8 +171,6 @@ pub(super) struct Daemon {
     watched: watch::Sender<BTreeSet<u32>>,
     node_watch: Watch,
     links: Links,
-    /// MTUs that could not be set or restored at the last scan.
-    mtu_faults: Vec<String>,
     /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
     known: Known,
@@ -241,7 +239,6 @@ impl Daemon {
             watched,
             node_watch: Watch::default(),
             links: Links::default(),
-            mtu_faults: Vec::new(),
             files,
             allocated,
             known,
@@ -370,7 +367,6 @@ impl Daemon {
         let remarks = [
             self.pool_states.remarks.as_slice(),
             self.links.faults(),
-            &self.mtu_faults,
             &self.scans.faults,
             &self.files.faults(),
         ]
