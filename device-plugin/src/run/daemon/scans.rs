@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hca::HcaId;
 use tokio::sync::mpsc;
 
-use super::{Daemon, START_GRACE_PERIOD};
+use super::Daemon;
 use crate::config::Gate;
 use crate::events::{Trigger, Triggers};
 use crate::host_snapshot::HostSnapshot;
@@ -16,7 +16,6 @@ use crate::pool_state::GATE_INTERVAL;
 use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
-use crate::sessions::Withhold;
 use crate::words::word;
 
 /// How long events are gathered before a scan: a device that appears causes several.
@@ -199,12 +198,7 @@ impl Daemon {
         self.set_links_up(seen).await;
         self.write_state_files().await;
         let ready = self.write_specifications().await;
-        let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
-            true if self.booted_now => Withhold::DriversAndPorts,
-            true => Withhold::Drivers,
-            false => Withhold::Over,
-        };
-        self.sessions.show(&ready, withhold);
+        self.sessions.show(&ready);
         self.pool_states.sent(Instant::now());
         if self.pool_states.handed_over().next().is_some() {
             self.known.ask.notify_one();
