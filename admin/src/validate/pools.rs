@@ -47,13 +47,12 @@ pub(super) fn check(
             _ => None,
         })
     });
-    let refused = config.refused.iter().cloned();
-    let errors: Vec<String> = refused.chain(contested).chain(overlapping).collect();
+    let errors: Vec<String> = contested.chain(overlapping).collect();
     let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
     let document = json!({
         "format": config.format.to_string(),
         "rescanSeconds": config.rescan.map(|every| every.as_secs()),
-        "pools": pools, "warnings": config.warnings, "refused": config.refused,
+        "pools": pools, "warnings": config.warnings,
         "excluded": here.map(excluded), "remarks": here.map(|here| &here.remarks),
     });
     Checked {

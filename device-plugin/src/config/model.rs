@@ -45,9 +45,6 @@ pub struct Config {
     pub topology: TopologyConfig,
     /// What was tolerated but should be checked.
     pub warnings: Vec<String>,
-    /// Why resources of the file are not served although the others are; only in the peers'
-    /// formats, ours is refused whole.
-    pub refused: Vec<String>,
 }
 
 /// What an administrator knows of GPUs and NICs and the host does not show. Late binding goes by it.

@@ -12,7 +12,6 @@
 //!   bus (soft RoCE, soft iWARP), which it does not see either, joins only by `drivers`, as
 //!   `rdma_rxe`.
 //! - More units than one message to the kubelet holds are lowered to what it holds, with a warning.
-//! - A resource that is wrong is refused, and the others are served, where that plugin ends.
 
 use std::time::Duration;
 

@@ -34,7 +34,7 @@ use tracing::Level;
 use super::settings::Settings;
 use crate::candidate::memory::Memory;
 use crate::config::Config;
-use crate::config::last_good::{Kept, Start};
+use crate::config::last_good::{Kept, REJECTED, Start};
 use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers};
 use crate::kubelet::allocated::AllocatedUnits;
@@ -193,13 +193,8 @@ impl Daemon {
             keep,
             error,
         } = start;
-        // One that is wrong in part is logged below, resource by resource.
-        if let Some(error) = error.as_ref().filter(|_| config.refused.is_empty()) {
-            tracing::error!(
-                error,
-                "configuration rejected, still running on the last good one; fix the file, no \
-                 restart is needed"
-            );
+        if let Some(error) = &error {
+            tracing::error!(error, "{REJECTED}");
         }
         let state = ConfigurationStatus {
             file: settings.config_file.clone(),

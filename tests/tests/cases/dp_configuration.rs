@@ -38,19 +38,15 @@ fn at_the_start_the_last_good_file_replaces_a_wrong_one() -> Result<()> {
     fs::write(&scene.file, "version: 1\npols: []\n")?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    ensure!(
-        daemon.log().contains("configuration rejected"),
-        "{}",
-        daemon.log()
-    );
+    ensure!(daemon.log().contains("config rejected"), "{}", daemon.log());
     scene.until("/readyz", &daemon, |_, body| {
-        body.contains("configuration file is refused")
+        body.contains("config rejected, still running on the last good one")
     })?;
     // Mended, it is in force without a restart.
     fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
     scene.wait(&kubelet, &daemon, "rdma/other", 2)?;
     scene.until("/readyz", &daemon, |status, body| {
-        status == 200 && !body.contains("refused")
+        status == 200 && !body.contains("rejected")
     })?;
     Ok(())
 }
@@ -124,12 +120,12 @@ fn what_is_no_configuration_file_changes_nothing_and_freezes_nothing() -> Result
     for (what, put) in puts {
         remove()?;
         put(&scene.file).context(what)?;
-        let reported = |status: u16, body: &str| status == 200 && body.contains("file is refused");
+        let reported = |status: u16, body: &str| status == 200 && body.contains("config rejected");
         scene.until("/readyz", &daemon, reported).context(what)?;
         scene.wait(&kubelet, &daemon, "rdma/nic", 2).context(what)?;
         remove()?;
         fs::write(&scene.file, EXCLUSIVE)?;
-        let mended = |status: u16, body: &str| status == 200 && !body.contains("refused");
+        let mended = |status: u16, body: &str| status == 200 && !body.contains("rejected");
         scene.until("/readyz", &daemon, mended).context(what)?;
     }
     // A daemon that starts then has what is kept.

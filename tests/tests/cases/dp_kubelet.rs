@@ -465,6 +465,10 @@ fn a_wrong_configuration_is_said() -> Result<()> {
             "-1",
         ),
         (
+            r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}, {}]}"#,
+            "configList[1]",
+        ),
+        (
             "version: 1\npools:\n- resource: rdma/a\n  mode: shard\n",
             "shard",
         ),

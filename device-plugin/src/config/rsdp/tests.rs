@@ -505,24 +505,13 @@ fn soft_roce_joins_only_by_its_driver() {
 }
 
 #[test]
-fn a_wrong_resource_does_not_stop_the_others() {
-    let config = parse(&one(
+fn a_file_with_one_wrong_resource_is_refused() {
+    let problems = refused(&one(
         r#"{"resourceName": "a-b", "rdmaHcaMax": 1, "devices": ["x"]},
            {"resourceName": "c", "rdmaHcaMax": 1, "devices": ["y"]}"#,
-    ))
-    .unwrap();
-    assert_eq!(config.pools.len(), 1);
-    assert_eq!(config.pools[0].resource.as_str(), "rdma/c");
-    assert_eq!(config.refused.len(), 1);
-    assert!(
-        config.refused[0].contains("configList[0]"),
-        "{:?}",
-        config.refused
-    );
-    // Nothing is left of this one.
-    refused(&one(
-        r#"{"resourceName": "a-b", "rdmaHcaMax": 1, "devices": ["x"]}"#,
     ));
+    assert_eq!(problems.iter().count(), 1, "{problems}");
+    assert!(problems.to_string().contains("configList[0]"), "{problems}");
 }
 
 #[test]

@@ -414,15 +414,14 @@ fn an_empty_acpi_index_asks_for_functions_without_one() {
 }
 
 #[test]
-fn a_wrong_resource_does_not_stop_the_others() {
-    let config = parse(&one(
+fn a_file_with_one_wrong_resource_is_refused() {
+    let problems = parse(&one(
         r#"{"resourceName": "a", "selectors": {"isRdma": true, "vendors": "15b3"}},
         {"resourceName": "b", "selectors": {"isRdma": true}}"#,
     ))
-    .unwrap();
-    assert_eq!(config.pools.len(), 1);
-    assert_eq!(config.refused.len(), 1);
-    assert!(config.refused[0].contains("vendors: expected a list"));
+    .unwrap_err();
+    assert_eq!(problems.iter().count(), 1, "{problems}");
+    assert!(problems.to_string().contains("vendors: expected a list"));
 }
 
 #[test]
