@@ -25,7 +25,6 @@ use super::model::{
 use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
 use super::selector::Selector;
-use super::spelling;
 use super::value::MAX_TIME;
 use crate::candidate::FunctionKind;
 
@@ -183,10 +182,6 @@ fn selector(
     }
     if !entry.drivers.is_empty() {
         functions.push(FunctionKind::Software);
-    }
-    let ids = entry.vendors.iter().chain(&entry.device_ids);
-    for warning in spelling::warnings(ids, &entry.link_types, &[], &entry.drivers) {
-        findings.warn(format!("{path}: {warning}"));
     }
     let exact = |words: Vec<String>| words.into_iter().map(Pattern::Exact).collect();
     Some(Selector {

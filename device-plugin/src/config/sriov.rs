@@ -23,7 +23,6 @@ use super::problems::{Findings, Problems};
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{Owner, OwnerRule, Selector};
-use super::spelling;
 use crate::candidate::FunctionKind;
 
 /// Prefix of a resource that names none.
@@ -238,11 +237,6 @@ impl Criteria {
                 }
             }
             DeviceType::Net => {}
-        }
-        let ids = self.vendors.iter().chain(&self.devices);
-        for warning in spelling::warnings(ids, &self.link_types, &self.pci_addresses, &self.drivers)
-        {
-            findings.warn(format!("{path}: {warning}"));
         }
         if self.link_types.len() > 1 {
             findings.warn(format!(

@@ -11,7 +11,6 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use super::range::RangeSet;
-use super::spelling;
 use crate::candidate::link_type;
 
 /// Longest time that can be configured; what is longer is a slip of the pen.
@@ -36,14 +35,6 @@ pub(super) fn pci_ids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>
             true => Ok(Pattern::Exact(digits.to_owned())),
             false => Err(format!("{word:?} is not four hex digits, as 15b3")),
         }
-    })
-}
-
-/// The names of PCI drivers, or patterns of them.
-pub(super) fn drivers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
-    list(from, |word| match spelling::driver(word) {
-        Some(wrong) => Err(wrong),
-        None => Pattern::parse(word),
     })
 }
 

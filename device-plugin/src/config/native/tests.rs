@@ -253,8 +253,6 @@ fn mistakes_are_reported_with_line_and_remedy() {
         (shared("select: { vendors: [mellanox] }"), "\"mellanox\" is not four hex digits"),
         (shared("select: { vendors: [15b3a] }"), "not four hex digits"),
         (shared("select: { linkTypes: [Ethernet] }"), "unknown variant `Ethernet`"),
-        (shared("select: { drivers: [bnxt_re] }"), "on top of the PCI driver; write \"bnxt_en\""),
-        (shared("select: { drivers: [irdma] }"), "write \"ice\" or \"i40e\" or \"idpf\""),
         (shared("select: { rdmaDevices: [\"mlx5_[\"] }"), "pattern \"mlx5_[\""),
         (shared("select: { pfNames: [\"ens1#3-1\"] }"), "range \"3-1\": runs backwards"),
         (shared("select: { numaNodes: [x] }"), "range \"x\": not a number"),

@@ -245,15 +245,6 @@ fn numbers_that_cannot_be_read_match_nothing() {
 #[test]
 fn what_is_odd_is_read_with_a_warning() {
     check_all(&[
-        // Spellings that match nothing.
-        (
-            with(r#"{"vendors": ["0x15B3"], "pciAddresses": ["3b:00.0"], "isRdma": true}"#),
-            vec![(
-                "intel.com/a",
-                vec!["pciAddresses: 3b:00.0; vendors: 0x15B3"],
-            )],
-            2,
-        ),
         // Resources without RDMA stay with that plugin, whatever else is in them.
         (
             one(
