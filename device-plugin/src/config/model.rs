@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use hca::PciAddress;
 use serde::{Deserialize, Serialize};
 
 use super::resource::ResourceName;
@@ -54,9 +53,6 @@ pub struct TopologyConfig {
     /// A NCCL topology file that has their places.
     #[serde(deserialize_with = "value::absolute")]
     pub nccl_topology: Option<PathBuf>,
-    /// Rails by physical function.
-    #[serde(deserialize_with = "value::rails")]
-    pub rails: BTreeMap<PciAddress, u32>,
     /// Resources of GPUs, beside those that are known.
     pub gpu_resources: Vec<ResourceName>,
 }

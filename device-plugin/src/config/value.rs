@@ -1,10 +1,9 @@
 //! How values of our own format are written. An error is of one value, so that it has that value's line.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hca::{LinkLayer, PciAddress};
+use hca::LinkLayer;
 use node::duration;
 use node::pattern::Pattern;
 use serde::Deserialize;
@@ -124,20 +123,6 @@ pub(super) fn absolute<'de, D: Deserializer<'de>, T: From<PathBuf>>(
 
 pub(super) fn module<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     module_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
-}
-
-/// Rails of physical functions.
-pub(super) fn rails<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<BTreeMap<PciAddress, u32>, D::Error> {
-    let all = list(deserializer, |text| {
-        let parts = text.split_once('=');
-        let parsed = parts.and_then(|(nic, rail)| Some((nic.parse().ok()?, rail.parse().ok()?)));
-        parsed.ok_or_else(|| {
-            format!("rails {text:?}: write a physical function and a number, as 0000:3b:00.0=0")
-        })
-    })?;
-    Ok(all.into_iter().collect())
 }
 
 pub(super) fn absolute_path(path: &str) -> Result<PathBuf, String> {
