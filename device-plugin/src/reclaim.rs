@@ -128,7 +128,10 @@ fn note(published: &watch::Sender<Counts>, more: &Counts) {
 /// # Errors
 /// The journal cannot be listed.
 pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Error> {
-    let (records, _) = Journal::records_of_node(&paths.node.policy, &paths.state_dir())?;
+    let (records, unreadable) = Journal::records_of_node(&paths.node.policy, &paths.state_dir())?;
+    if let Some((_, error)) = unreadable.into_iter().next() {
+        return Err(error);
+    }
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
     Ok(moved

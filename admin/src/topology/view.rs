@@ -36,7 +36,7 @@ impl View {
             {
                 notes.push(format!(
                     "{} is on rail {} by {}, but would be on rail {number} by {}: check that all \
-                     nodes agree, or number rails by topology.rails of the pools' file",
+                     nodes agree, or number rails by rails of the node's policy",
                     nic.title(),
                     rail.number,
                     rail.source.description(),

@@ -180,8 +180,9 @@ fi
 meet_late clean
 ours() {
 	find /opt/cni/bin -name 'rdma-*'
-	find /etc/rdma-netdev /var/lib/rdma-netdev /var/lib/rdma-ipam /run/rdma-netdev /var/run/cdi -mindepth 1 || true
+	find /etc/rdma-netdev /var/lib/rdma-netdev /run/rdma-netdev /var/run/cdi -mindepth 1 || true
 }
 equal "nothing of it is left on the node" "" "$(ours)"
+check "but leases" test -e /var/lib/rdma-ipam/FORMAT
 as_before "the host is as before" "$before"
 meet_late over

@@ -90,7 +90,7 @@ good=$(own get configmap "$map" -o json | jq -r '.data["config.yaml"]')
 check "fewer slots" edit "${good/63/50}"
 check "the node offers fewer, without a restart" wait_for 200 offers $shared 50
 check "a wrong one" edit '{"configList": [{"resourceName": "x"'
-reported() { in_daemon status | grep -Ei 'config.*(refused|wrong|not|expected|EOF)'; }
+reported() { in_daemon status | grep -Ei 'config.*(rejected|expected|EOF)'; }
 check "is reported" wait_for 200 reported
 show reported
 equal "and changes nothing" 50 "$(allocatable $shared)"

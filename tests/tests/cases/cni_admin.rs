@@ -39,12 +39,6 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan
     ),
     case!(
-        a_store_with_leases_of_another_node_stays,
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
         what_a_dead_pod_leased_is_freed_by_the_wait_for_it,
         Root,
         Netns
@@ -372,17 +366,22 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
         fs::copy(product(program)?, programs.join(program))?;
     }
     fs::write(programs.join("macvlan"), "another's")?;
-    let uninstall = |flags: &[&str]| -> Result<Output> {
+    let uninstall_by = |policy: &str, flags: &[&str]| -> Result<Output> {
         let mut command = host.netns.command(product("rdma-device-plugin")?);
         command.arg("uninstall").args(flags);
-        command
-            .arg("--policy")
-            .arg(host.directory().join("policy.json"));
+        command.arg("--policy").arg(host.directory().join(policy));
         command.arg("--cni-bin-dir").arg(&programs);
         command.arg("--run-dir").arg(&run);
         command.arg("--cdi-dir").arg(host.directory().join("cdi"));
         Ok(command.output()?)
     };
+    let uninstall = |flags: &[&str]| uninstall_by("policy.json", flags);
+    let output = uninstall_by("polcy.json", &["--yes"])?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(
+        !output.status.success() && said.contains("polcy.json is not there"),
+        "a name that is misspelt is no node without a policy: {said}"
+    );
     let output = uninstall(&["--yes"])?;
     let said = String::from_utf8(output.stderr)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -425,80 +424,10 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
         ensure!(!gone.exists(), "{} is there: {printed}", gone.display());
     }
     ensure!(programs.join("macvlan").exists(), "it is another's");
-    Ok(())
-}
-
-/// The policy does not say that the store is shared, as if there were none any more.
-fn a_store_with_leases_of_another_node_stays() -> Result<()> {
-    a_store_stays_with_a_lease_of(&json!({
-        "boot": "11111111-2222-3333-4444-555555555555", "machine": "another",
-    }))?;
-    // Nodes that are containers of one kernel have its boot ID in common, machines made from one
-    // template their machine ID.
-    a_store_stays_with_a_lease_of(&json!({"machine": "another"}))?;
-    a_store_stays_with_a_lease_of(&json!({"boot": "11111111-2222-3333-4444-555555555555"}))
-}
-
-/// A store whose only lease is node2's, with `keys` in place of its own.
-fn a_store_stays_with_a_lease_of(keys: &Value) -> Result<()> {
-    let host = CniHost::new()?;
-    let config = host.config(&json!({
-        "attach": "macvlan", "master": "nic0",
-        "ipam": host.own_ipam("10.9.0.0/24", "10.9.0.10", &json!({})),
-    }));
-    let elsewhere = host.directory().join("elsewhere");
-    host.policy(&json!({"node": "node2", "stateDir": elsewhere}))?;
-    let pod = host.pod()?;
-    host.call(&pod, "c1", "net1")
-        .run("ADD", config.to_string().as_bytes())?
-        .success()?;
-    let records = Command::new("grep")
-        .args(["--recursive", "--files-with-matches", "\"boot\""])
-        .arg(host.directory().join("leases/owners"))
-        .output()?;
-    for record in String::from_utf8(records.stdout)?.lines() {
-        let mut lease: Value = serde_json::from_slice(&fs::read(record)?)?;
-        let changed = keys.as_object().context("keys")?.clone();
-        lease.as_object_mut().context("a record")?.extend(changed);
-        fs::write(record, lease.to_string())?;
-    }
-    host.policy(&json!({"node": "node1"}))?;
-    fs::remove_file(host.directory().join("state-dirs.json"))?;
-    let uninstall = |policy: &str| -> Result<Output> {
-        let mut command = host.netns.command(product("rdma-device-plugin")?);
-        command.args(["uninstall", "--yes", "--policy"]);
-        command.arg(host.directory().join(policy));
-        for (flag, place) in [
-            ("--cni-bin-dir", "bin"),
-            ("--run-dir", "run"),
-            ("--cdi-dir", "cdi"),
-        ] {
-            command.arg(flag).arg(host.directory().join(place));
-        }
-        Ok(command.output()?)
-    };
-
-    let output = uninstall("polcy.json")?;
-    let said = String::from_utf8(output.stderr)?;
     ensure!(
-        !output.status.success() && said.contains("polcy.json is not there"),
-        "a name that is misspelt is no node without a policy: {said}"
-    );
-    let output = uninstall("policy.json")?;
-    let (printed, said) = (
-        String::from_utf8(output.stdout)?,
-        String::from_utf8(output.stderr)?,
-    );
-    ensure!(output.status.success(), "{said}");
-    ensure!(
-        printed.contains("leases: stays: other nodes have leases in it"),
+        printed.contains("leases: stays: it has leases; --leases removes it"),
         "{printed}"
     );
-    let leases = Command::new("find")
-        .arg(host.directory().join("leases/leases"))
-        .output()?;
-    let left = String::from_utf8(leases.stdout)?;
-    ensure!(left.contains("/10.9.0.10@"), "{left}");
     Ok(())
 }
 
@@ -612,7 +541,7 @@ fn a_node_is_cleaned_in_a_container_after_a_try_that_failed_half_way() -> Result
         command.arg(host.directory());
         command.arg(product("rdma-device-plugin")?);
         command
-            .args(["uninstall", "--yes", "--policy"])
+            .args(["uninstall", "--yes", "--leases", "--policy"])
             .arg(&policy);
         for (flag, place) in [("--cni-bin-dir", "programs"), ("--run-dir", "run")] {
             command.arg(flag).arg(host.directory().join(place));
