@@ -68,7 +68,7 @@ enum Command {
     Preflight(Box<preflight::Preflight>),
     /// Whether RDMA works between two pods or all nodes, and how fast
     Verify(Box<verify::Verify>),
-    /// Write one archive of what support needs, without secrets
+    /// Write one archive of what support needs
     Report(support::Report),
     /// Write pools, policy and networks for what the nodes have
     Plan(Box<plan::Plan>),
