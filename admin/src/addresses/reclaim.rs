@@ -23,7 +23,6 @@ impl Reclaim {
     pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
         let (plugin, store) = scope.open_used()?;
         let state_dir = &plugin.policy().state_dir;
-        let journals = node::state_dirs::all(&scope.global.policy, state_dir)?;
         let run = |dry_run| {
             let Some(store) = &store else {
                 return Ok(Report::default());
@@ -32,7 +31,6 @@ impl Reclaim {
                 netns_root: &scope.global.host_root,
                 proc: &scope.global.host_root.join("proc"),
                 state_dir,
-                journals: &journals,
                 store: scope.store,
                 cluster_node: plugin.is_cluster_node(),
                 dry_run,

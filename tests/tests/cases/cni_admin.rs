@@ -141,13 +141,6 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
     for container in ["old", "alive"] {
         age(&host, container)?;
     }
-    let elsewhere = host.directory().join("elsewhere");
-    host.policy(&json!({"node": "node-1", "stateDir": elsewhere}))?;
-    assert_eq!(
-        listed(&host)?.len(),
-        3,
-        "another state directory hides none"
-    );
     assert_eq!(
         tool(&host, &host.netns, &["reclaim"])?.trim(),
         "0 undone, 0 failed, 3 kept"
@@ -469,7 +462,6 @@ fn a_store_stays_with_a_lease_of(keys: &Value) -> Result<()> {
         fs::write(record, lease.to_string())?;
     }
     host.policy(&json!({"node": "node1"}))?;
-    fs::remove_file(host.directory().join("state-dirs.json"))?;
     let uninstall = |policy: &str| -> Result<Output> {
         let mut command = host.netns.command(product("rdma-device-plugin")?);
         command.args(["uninstall", "--yes", "--policy"]);
