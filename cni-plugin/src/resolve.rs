@@ -81,7 +81,7 @@ pub fn resolve(
 ) -> Result<Resolved, Error> {
     match config.attach {
         Attach::RdmaOnly => {
-            let target = rdma_only::resolve(node, request, config, before, pod, inside, network)?;
+            let target = rdma_only::resolve(node, request, config, before, inside, network)?;
             Ok(Resolved::RdmaOnly(target))
         }
         Attach::Move => {
