@@ -127,7 +127,6 @@ impl Reclaim {
             netns_root: &node.root,
             proc: &node.roots.proc,
             state_dir,
-            journals: &::node::state_dirs::all(&node.policy.path, state_dir)?,
             store,
             cluster_node: node.ipam.is_cluster_node(),
             dry_run: self.dry_run,

@@ -81,7 +81,7 @@ pub fn resolve(
 ) -> Result<Resolved, Error> {
     match config.attach {
         Attach::RdmaOnly => {
-            let target = rdma_only::resolve(node, request, config, before, pod, inside, network)?;
+            let target = rdma_only::resolve(node, request, config, before, inside, network)?;
             Ok(Resolved::RdmaOnly(target))
         }
         Attach::Move => {
@@ -130,7 +130,7 @@ fn parent_on_host(
         None if config.allocation.is_some() => allocated(config)?,
         // As the reference plugins do, where the policy allows uplinks at all.
         None => match node.policy.values.allow.uplinks {
-            true => uplink::way_out(&mut node.netns.socket)?,
+            true => uplink::default_route_link(&mut node.netns.socket)?,
             false => None,
         }
         .map(|link| Target::Name(link.name.to_string()))

@@ -158,7 +158,7 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
                 continue;
             }
         };
-        match reclaim::free_leases(&plugin, &store, name, &places.policy, &proc) {
+        match reclaim::free_leases(&plugin, &store, name, &proc) {
             Ok(report) => {
                 let freed = report.freed.iter().map(|(lease, why)| {
                     let why = why.as_str();
@@ -244,7 +244,6 @@ pub(crate) fn remove(
             one(path, None)?;
         }
     }
-    one(node::state_dirs::file_of(&places.policy), None)?;
     one(places.policy.clone(), None)?;
     let directory = places.policy.parent().map(Path::to_owned);
     let empty = |path: &PathBuf| fs::read_dir(path).is_ok_and(|mut rest| rest.next().is_none());

@@ -6,7 +6,7 @@ use node::identity::is_other_boot;
 
 use crate::{
     error::Error,
-    journal::{Journal, Key, Part, Record},
+    journal::{Key, Part, Record},
     node::Node,
     reclaim::{Netns, netns},
 };
@@ -104,9 +104,7 @@ pub type Records = (Vec<(Key, Record)>, Vec<String>);
 /// All attachments of a node whose record can be read, oldest first, and what is to be said of the
 /// others.
 pub fn records(node: &Node) -> Result<Records, Error> {
-    let policy = &node.policy;
-    let (mut records, unreadable) =
-        Journal::records_of_node(&policy.path, &policy.values.state_dir)?;
+    let (mut records, unreadable) = node.journal.records()?;
     records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
     let unreadable = unreadable.iter().map(|(_, error)| error.to_string());
     Ok((records, unreadable.collect()))

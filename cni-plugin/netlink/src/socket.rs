@@ -326,27 +326,32 @@ impl Socket {
     }
 
     /// Asks for the first objects that match `body`, up to the one that `parse` has no use for. The
-    /// kernel keeps the rest ready for this socket, which is closed therefore.
+    /// kernel keeps the rest ready for the socket, so each attempt has one of its own.
     pub fn dump_start<T>(
-        mut self,
         what: impl fmt::Display,
         kind: u16,
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
         let attempt = || {
-            let mut list = Vec::new();
-            let mut each = |payload: &[u8]| {
-                Ok(match parse(payload)? {
-                    Some(object) => {
-                        list.push(object);
-                        ControlFlow::Continue(())
-                    }
-                    None => ControlFlow::Break(()),
-                })
-            };
-            let done = self.exchange(kind, NLM_F_DUMP, body, &mut each);
-            done.map(|()| list).map_err(|failure| failure.of(&what))
+            for _ in 0..DUMP_ATTEMPTS {
+                let mut list = Vec::new();
+                let mut each = |payload: &[u8]| {
+                    Ok(match parse(payload)? {
+                        Some(object) => {
+                            list.push(object);
+                            ControlFlow::Continue(())
+                        }
+                        None => ControlFlow::Break(()),
+                    })
+                };
+                match Socket::open()?.exchange(kind, NLM_F_DUMP, body, &mut each) {
+                    Ok(()) => return Ok(list),
+                    Err(Failure::Interrupted) => {}
+                    Err(failure) => return Err(failure.of(&what)),
+                }
+            }
+            Err(Failure::Interrupted.of(&what))
         };
         observed(&what, |list: &Vec<T>| Some(list.len()), attempt)
     }

@@ -4,7 +4,7 @@ use cni_wire::{Code, Error};
 use hca::UnitId;
 use netlink_packet_route::link::MacVlanMode;
 
-use super::{Attach, ChildKind, Config, Devices, attach::one_of};
+use super::{Attach, ChildKind, Config, Devices, Target, attach::one_of};
 use crate::rdma::RdmaRequirement;
 
 const MOVE: Attach = Attach::Move;
@@ -35,13 +35,18 @@ type Key = (&'static str, &'static [Attach], &'static [Decider]);
 
 impl Config {
     fn keys(&self) -> impl Iterator<Item = Key> {
-        const DEVICE: &str = "device, hwaddr, kernelpath, pciBusID or rdmaDevice";
+        const DEVICE: &str = "device, hwaddr, kernelpath or pciBusID";
+        let by_rdma_device = matches!(self.device, Some(Target::RdmaDevice(_)));
         let vf = &self.vf;
         let required = self.rdma == RdmaRequirement::Required;
         let off = self.rdma == RdmaRequirement::Off;
         let rdma_only = self.attach == Attach::RdmaOnly;
-        let keys: [(bool, Key); 23] = [
-            (self.device.is_some(), (DEVICE, TAKING, &[Units, Slot])),
+        let keys: [(bool, Key); 24] = [
+            (
+                self.device.is_some() && !by_rdma_device,
+                (DEVICE, &[MOVE], &[Units, Slot]),
+            ),
+            (by_rdma_device, ("rdmaDevice", TAKING, &[Units, Slot])),
             (
                 self.master.is_some(),
                 ("master", CHILDREN, &[Device, Units, Slot]),
@@ -184,7 +189,8 @@ mod tests {
         let queue = with(|c| c.broadcast_queue = Some(9));
         let mode = with(|c| c.mode = Some("bridge".into()));
         let mac = with(|c| c.mac = "02:00:00:00:00:01".parse().ok());
-        let device = with(|c| c.device = Some(crate::config::Target::Name("eth2".into())));
+        let device = with(|c| c.device = Some(Target::Name("eth2".into())));
+        let rdma_device = with(|c| c.device = Some(Target::RdmaDevice("mlx5_0".into())));
         for (config, key, refused, fits) in [
             (
                 &pkey,
@@ -202,6 +208,8 @@ mod tests {
                 Attach::Move,
             ),
             (&device, "device", CHILDREN, Attach::Move),
+            (&device, "device", &[Attach::RdmaOnly], Attach::Move),
+            (&rdma_device, "rdmaDevice", CHILDREN, Attach::RdmaOnly),
         ] {
             for attach in refused {
                 refuses(*attach, config, None, key);
@@ -235,7 +243,7 @@ mod tests {
             change(&mut config);
             config
         };
-        let device = crate::config::Target::Name("eth1".into());
+        let device = Target::Name("eth1".into());
         for (config, named) in [
             (with_link(&|c| c.master = Some("eth1".into())), "master"),
             (with_link(&|c| c.device = Some(device.clone())), "device"),

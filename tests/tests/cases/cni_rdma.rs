@@ -132,9 +132,18 @@ fn behind_another_plugin_its_result_is_passed_on() -> Result<()> {
     let config = host
         .config(&json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "prevResult": result}));
     assert_eq!(run(&call, "ADD", &config)?, result);
-    // Also without a device ID: by what the interface stands on.
-    let by_parent = host.config(&json!({"attach": "rdma-only", "prevResult": result}));
-    assert_eq!(run(&call, "ADD", &by_parent)?, result);
+    // A macvlan is not the netdev of an RDMA device.
+    let unnamed = host.config(&json!({"attach": "rdma-only", "prevResult": result}));
+    run(&call, "DEL", &config)?;
+    let (code, message) = refused(&call, "ADD", &unnamed)?;
+    assert_eq!(code, 7, "{message}");
+    for word in ["net1", "deviceID", "rdmaDevice"] {
+        assert!(message.contains(word), "{word}: {message}");
+    }
+    run(&call, "DEL", &unnamed)?;
+    let by_name =
+        host.config(&json!({"attach": "rdma-only", "rdmaDevice": "mlx5_0", "prevResult": result}));
+    assert_eq!(run(&call, "ADD", &by_name)?, result);
     run(&call, "DEL", &config)?;
     assert!(
         pod.ip("link show net1").is_ok(),

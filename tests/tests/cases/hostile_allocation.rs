@@ -80,7 +80,6 @@ cases! {
         &json!({"attach": "macvlan", "deviceID": "0000:99:00.0_3e71787e_1", "master": "nic0"}),
         &["0000:99:00.0"],
     );
-    rdma_only_with_a_unit_of_another_hca_than_the_chains_is_refused: Macvlan => chain();
     a_unit_of_a_whole_pool_leaves_the_master_free: Macvlan =>
         child_of(&json!({"attach": "macvlan", "deviceID": "pool_3e71787e_1", "master": "nic1"}), "nic1");
     a_vlan_on_the_units_nic_is_its_master: Vlan =>
@@ -195,27 +194,6 @@ fn made_on(scene: &Scene, keys: &Value, below: &str) -> Result<()> {
         "net1 is not on {below}: {link}"
     );
     scene.del_returns(&network, &before)
-}
-
-/// Another plugin made a macvlan on `nic0`.
-fn chain() -> Result<()> {
-    let scene = Scene::with_nics(2)?;
-    let made = answer_of(
-        &scene.call(),
-        "ADD",
-        &scene.network(&json!({"attach": "macvlan", "master": "nic0"})),
-    )?;
-    let result = made.success()?;
-    let of = |nic: u8| {
-        let keys = json!({"name": "chain", "attach": "rdma-only", "deviceID": pci_of(nic)});
-        let mut network = scene.network(&keys);
-        network["prevResult"] = result.clone();
-        network
-    };
-    let words = [&*pci_of(1), "net1", "mlx5_0", "mlx5_1"];
-    scene.refuses(&of(1), &[INVALID_NETWORK], &words)?;
-    answer_of(&scene.call(), "ADD", &of(0))?.success()?;
-    Ok(())
 }
 
 /// `top0` stands on `nic0`.

@@ -497,7 +497,8 @@ fn shared_rdma_only() -> Result<()> {
     scene.on_host(&[&link])?;
     let result = json!({"cniVersion": "1.1.0",
         "interfaces": [{"name": "net1", "sandbox": scene.pod.path()}], "ips": []});
-    let network = scene.network(&json!({"attach": "rdma-only", "prevResult": result}));
+    let network = scene
+        .network(&json!({"attach": "rdma-only", "rdmaDevice": "mlx5_0", "prevResult": result}));
     added(&scene, &network)?;
     answer_of(&scene.call(), "CHECK", &network)?
         .success()
