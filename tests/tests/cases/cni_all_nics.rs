@@ -39,7 +39,7 @@ cases! {
     check_sees_what_one_interface_lost: Macvlan => checked();
     the_journal_lists_each_interface => listed();
     gids_of_all_interfaces_are_reported: Macvlan => gids_reported();
-    rdma_only_reports_each_interface_of_the_chain: Macvlan => chain_of_several();
+    rdma_only_behind_several_interfaces_needs_units: Macvlan => chain_of_several();
     gc_returns_all_nics => collected();
     nics_of_a_dead_pod_are_returned_by_reclaim => reclaimed();
     nics_of_a_dead_pod_are_taken_by_the_next => taken_from_the_dead();
