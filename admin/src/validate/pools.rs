@@ -74,7 +74,9 @@ fn text_of(place: &str, config: &Config, here: Option<&Pools>) -> String {
             text += &format!("    HCAs with {selector}\n");
         }
         match here.map(|here| members(pool, here)) {
-            Some(here) if here.is_empty() => text += "    on this host: none (rdmactl explain HCA shows why)\n",
+            Some(here) if here.is_empty() => {
+                text += "    on this host: none (rdmactl explain HCA shows why)\n"
+            }
             Some(here) => text += &format!("    on this host: {}\n", here.join(", ")),
             None => {}
         }
