@@ -130,8 +130,7 @@ pub(crate) struct Kubectl {
     /// Kubeconfig
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<String>,
-    /// Namespace of the daemon and of the blocks [default: kube-system]; of the pods of verify
-    /// [default: kubectl's]
+    /// Namespace of the daemon [default: kube-system]; for verify, of the pods
     #[arg(long, short, global = true, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
     /// The kubectl program
