@@ -11,7 +11,7 @@ use std::time::Duration;
 use attachment::{
     addresses::Ipam,
     detach::{self, living},
-    journal::{Key, Lock, Part, Record},
+    journal::{Key, Lock, Ownership, Part, Record},
     netdev::{
         obstacle::{self, Addresses},
         restore::{self, return_netdev},
@@ -170,15 +170,13 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
     let lock = node.journal.lock(identity)?;
     let mut true_name = None;
     if let Some(claim) = node.journal.claim(identity)? {
-        if node.is_of_this_boot(&claim.boot)
-            && let Some((key, _, _)) = Key::parse(&claim.owner)
-            && let Some(record) = node.journal.read(&key)?
+        if let Some((key, record)) = claimant(node, &claim)?
             && let Some((position, part, moved)) = part_with(&record, identity)
         {
             let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)?;
             detach::report(node, moved, &returned);
-            if let Some(why) = returned.vf_kept {
-                return Err(detach::vf_kept(&record, moved, &why));
+            if let Some(unusable) = detach::unusable(&record, moved, &returned) {
+                return Err(unusable);
             }
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;
@@ -190,6 +188,18 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
         _lock: Some(lock),
         true_name,
     })
+}
+
+/// The attachment of this boot that a claim names, if it is in the journal.
+fn claimant(node: &Node, claim: &Ownership) -> Result<Option<(Key, Record)>, Error> {
+    if !node.is_of_this_boot(&claim.boot) {
+        return Ok(None);
+    }
+    let Some((key, _, _)) = Key::parse(&claim.owner) else {
+        return Ok(None);
+    };
+    let record = node.journal.read(&key)?;
+    Ok(record.map(|record| (key, record)))
 }
 
 /// The part of an attachment that has a netdev, by what its claim is known by.

@@ -90,7 +90,7 @@ pub fn resolve(
             let target = move_target(config)?;
             let mut nic = on_host(node, &target, config.port, network)?;
             is_allocated(node, config, &nic)?;
-            nic.dependent = dependents::of(node, &nic, pod, network)?;
+            nic.dependent = dependents::of(node, &nic, network)?;
             Ok(Resolved::Move(nic))
         }
         Requested::Child(kind) => {
