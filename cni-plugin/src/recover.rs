@@ -190,6 +190,36 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
     })
 }
 
+/// Refuses a netdev as the master of a child that an attachment moved into its pod: the pod can send it
+/// back to the host under any name, MAC address and alias. Ask with the netdev's lock held.
+///
+/// # Errors
+/// Code 11 with the attachment; the claim cannot be read.
+pub(crate) fn check_unclaimed(node: &Node, host: &resolve::HostLink) -> Result<(), Error> {
+    let identity = Identity::on(&node.roots, &host.link);
+    let Some(claim) = node.journal.claim(&identity)? else {
+        return Ok(());
+    };
+    let claimant = claimant(node, &claim)?;
+    let held = claimant
+        .as_ref()
+        .and_then(|(_, record)| Some((record, part_with(record, &identity)?)));
+    let Some((record, (_, part, moved))) = held else {
+        return Ok(());
+    };
+    let what = match part.carries_child {
+        true => detach::left_child(&moved.name, record),
+        false => format!(
+            "netdev {} is {}, which belongs to {}",
+            host.link.name,
+            moved.name,
+            record.owner()
+        ),
+    };
+    Err(Error::new(Code::TryAgain, what)
+        .with_details("it can be used when the attachment is undone, by DEL or the daemon"))
+}
+
 /// The attachment of this boot that a claim names, if it is in the journal.
 fn claimant(node: &Node, claim: &Ownership) -> Result<Option<(Key, Record)>, Error> {
     if !node.is_of_this_boot(&claim.boot) {

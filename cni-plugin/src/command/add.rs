@@ -44,7 +44,7 @@ use crate::{
     parts,
     plan::Plan,
     rdma,
-    recover::Recovered,
+    recover::{self, Recovered},
     resolve::{self, Requested, Resolved},
 };
 
@@ -209,6 +209,7 @@ impl Add<'_> {
             {
                 let identity = Identity::on(&self.node.roots, &host.link);
                 kept.push(self.node.journal.lock_in_place(&identity)?);
+                recover::check_unclaimed(self.node, host)?;
             }
         }
         let parts = nics.iter().map(|nic| nic.plan.part()).collect();

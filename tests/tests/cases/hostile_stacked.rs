@@ -504,7 +504,10 @@ fn with_hidden_child(scene: &Scene, kind: &str, state: &str) -> Result<(Value, N
 fn is_kept_from_others(scene: &Scene) -> Result<()> {
     let other = scene.another_pod()?;
     let call = scene.call_of(&other, "c2", "net1");
-    scene.refuses_call(&call, &scene.moving(), &[TRY_AGAIN], &[HIDDEN, "c1"])?;
+    for network in [scene.moving(), scene.child()] {
+        let words = [HIDDEN, "c1"];
+        scene.refuses_call(&call, &network, &[TRY_AGAIN], &words)?;
+    }
     let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
     ensure!(!reclaimed.status.success(), "{}", reclaimed.stdout);
     Ok(())
