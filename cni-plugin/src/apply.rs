@@ -74,6 +74,7 @@ pub fn make(
         (Resolved::Child { parent, .. }, _, Some(child)) => {
             let new = NewChild {
                 name,
+                index: plan.index,
                 child: child.clone(),
                 parent: parent.link.index,
                 parent_netns: None,

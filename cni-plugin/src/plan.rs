@@ -15,7 +15,7 @@ use attachment::{
 };
 use cni_wire::IfName;
 use hca::MacAddress;
-use netlink::link::{Child, Link};
+use netlink::link::{self, Child, Link};
 use netlink_packet_route::link::{InfoKind, IpoibMode, MacVlanMode};
 
 use crate::{
@@ -42,6 +42,8 @@ pub struct Plan {
     pub snapshot: Option<Snapshot>,
     /// What is made on a link, for an interface that is a child.
     pub child: Option<Child>,
+    /// The index of the child in the pod.
+    pub index: u32,
     /// The hardware address; none leaves it, or is the parent's.
     pub mac: Option<MacAddress>,
     /// What the interface is given; none while its IPAM wants to see it first.
@@ -78,6 +80,7 @@ impl Plan {
             rdma: Vec::new(),
             snapshot: None,
             child,
+            index: link::random_index(),
             mac,
             given: None,
         })
@@ -89,10 +92,8 @@ impl Plan {
             kind: child.word(),
             master: parent.link.name.to_string(),
             index: parent.link.index,
-            pod_index: None,
-            strayed: false,
+            pod_index: self.index,
             warning: None,
-            mac: self.mac.as_ref().map(ToString::to_string),
         });
         let hcas = match &self.resolved {
             Resolved::Move(host) => host.hcas.iter().map(ToString::to_string).collect(),
@@ -110,6 +111,7 @@ impl Plan {
             hcas,
             slots: slot.into_iter().collect(),
             returned: false,
+            carries_child: false,
             child,
             rdma: self.rdma.clone(),
             rules: self.rules(),
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(made.moved, None);
         let recorded = made.child.unwrap();
         assert_eq!((&*recorded.kind, &*recorded.master), ("macvlan", "eth1"));
-        assert_eq!(recorded.mac.as_deref(), Some("02:00:00:00:00:01"));
+        assert!(recorded.pod_index >= 1 << 20);
         let snapshot = Snapshot {
             name: "eth1".into(),
             ..Snapshot::default()

@@ -10,7 +10,7 @@ use std::time::Duration;
 use attachment::{
     addresses::Ipam,
     detach::{self, living},
-    journal::{Key, Lock, Part, Record},
+    journal::{Key, Lock, Ownership, Part, Record},
     netdev::{
         obstacle::{self, Addresses},
         restore::{self, return_netdev},
@@ -150,15 +150,13 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
     let lock = node.journal.lock(identity)?;
     let mut true_name = None;
     if let Some(claim) = node.journal.claim(identity)? {
-        if node.is_of_this_boot(&claim.boot)
-            && let Some((key, _, _)) = Key::parse(&claim.owner)
-            && let Some(record) = node.journal.read(&key)?
+        if let Some((key, record)) = claimant(node, &claim)?
             && let Some((position, part, moved)) = part_with(&record, identity)
         {
             let returned = return_netdev(&mut node.host_context(), moved, None, Duration::ZERO)?;
             detach::report(node, moved, &returned);
-            if let Some(why) = returned.vf_kept {
-                return Err(detach::vf_kept(&record, moved, &why));
+            if let Some(unusable) = detach::unusable(&record, moved, &returned) {
+                return Err(unusable);
             }
             true_name = returned.goes_by.is_some().then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;
@@ -170,6 +168,48 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
         _lock: Some(lock),
         true_name,
     })
+}
+
+/// Refuses a netdev as the master of a child that an attachment moved into its pod: the pod can send it
+/// back to the host under any name, MAC address and alias. Ask with the netdev's lock held.
+///
+/// # Errors
+/// Code 11 with the attachment; the claim cannot be read.
+pub(crate) fn check_unclaimed(node: &Node, host: &resolve::HostLink) -> Result<(), Error> {
+    let identity = Identity::on(&node.roots, &host.link);
+    let Some(claim) = node.journal.claim(&identity)? else {
+        return Ok(());
+    };
+    let claimant = claimant(node, &claim)?;
+    let held = claimant
+        .as_ref()
+        .and_then(|(_, record)| Some((record, part_with(record, &identity)?)));
+    let Some((record, (_, part, moved))) = held else {
+        return Ok(());
+    };
+    let what = match part.carries_child {
+        true => detach::left_child(&moved.name, record),
+        false => format!(
+            "netdev {} is {}, which belongs to {}",
+            host.link.name,
+            moved.name,
+            record.owner()
+        ),
+    };
+    Err(Error::new(Code::TryAgain, what)
+        .with_details("it can be used when the attachment is undone, by DEL or the daemon"))
+}
+
+/// The attachment of this boot that a claim names, if it is in the journal.
+fn claimant(node: &Node, claim: &Ownership) -> Result<Option<(Key, Record)>, Error> {
+    if !node.is_of_this_boot(&claim.boot) {
+        return Ok(None);
+    }
+    let Some((key, _, _)) = Key::parse(&claim.owner) else {
+        return Ok(None);
+    };
+    let record = node.journal.read(&key)?;
+    Ok(record.map(|record| (key, record)))
 }
 
 /// The part of an attachment that has a netdev, by what its claim is known by.

@@ -24,7 +24,7 @@ use crate::config::{Attach, ChildKind, Config, Target};
 use attachment::node::Node;
 use host_link::{absent, read, read_named};
 use netlink::{
-    Namespace, Socket,
+    Socket,
     link::{self, By, Link},
     uplink,
 };
@@ -75,7 +75,6 @@ pub fn resolve(
     request: &Request,
     config: &Config,
     before: &CniResult,
-    pod: &Namespace,
     inside: &mut Socket,
     network: &mut NodeNetwork,
 ) -> Result<Resolved, Error> {
@@ -88,7 +87,7 @@ pub fn resolve(
             let target = move_target(config)?;
             let mut nic = on_host(node, &target, config.port, network)?;
             is_allocated(node, config, &nic)?;
-            nic.dependent = dependents::of(node, &nic, pod, network)?;
+            nic.dependent = dependents::of(node, &nic, network)?;
             Ok(Resolved::Move(nic))
         }
         Attach::Child(kind) => {

@@ -39,6 +39,8 @@ pub(crate) enum Trigger {
     Pods,
     /// A slot was bound or unbound.
     Binding,
+    /// A pod left a child on the netdev of an HCA, or it is gone.
+    Child,
 }
 
 /// Where sources put their reasons.

@@ -134,6 +134,8 @@ pub struct Node {
     pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
     /// Why containers would not get what CDI files say, if that is known.
     pub cdi_obstacle: Option<String>,
+    /// HCAs whose netdev returned from a pod that left a child on it, and what is to be said of it.
+    pub children: BTreeMap<HcaId, String>,
 }
 
 /// The same on a node where more is known than its hardware.
@@ -178,7 +180,7 @@ pub fn assemble_on(
                     if withheld.is_none() {
                         claims.push((&candidate.id, pool));
                     }
-                    members.push(member(pool, candidate, seen));
+                    members.push(member(pool, candidate, seen, node));
                     continue;
                 }
                 Some(Some(reason)) => excluded.push(Excluded {
@@ -192,7 +194,7 @@ pub fn assemble_on(
             if is_held || before.clone().any(|old| old.hca.id == candidate.id) {
                 members.push(Member {
                     health: Health::Unhealthy(UnhealthyReason::Excluded),
-                    ..member(pool, candidate, seen)
+                    ..member(pool, candidate, seen, node)
                 });
             }
         }
@@ -343,13 +345,16 @@ fn obstacle(
     }
 }
 
-fn member(pool: &PoolConfig, hca: &Arc<Candidate>, seen: &HostSnapshot) -> Member {
+fn member(pool: &PoolConfig, hca: &Arc<Candidate>, seen: &HostSnapshot, node: &Node) -> Member {
     let (nodes, lacking) = HcaDevices::scanned(hca, seen).nodes(&pool.nodes);
     Member {
         hca: hca.clone(),
         nodes,
         slots: 0,
-        health: health(pool, hca, seen, lacking),
+        health: match node.children.get(&hca.id) {
+            Some(left) => Health::Unhealthy(UnhealthyReason::Child(left.clone())),
+            None => health(pool, hca, seen, lacking),
+        },
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) struct PoolStates {
     pub allocated: Option<Arc<AllocatedUnits>>,
     /// Why containers do not get what CDI files say.
     pub cdi_obstacle: Option<String>,
+    /// HCAs whose netdev returned from a pod that left a child on it, and what is to be said of it.
+    pub children: BTreeMap<HcaId, String>,
     /// Slots that are bound.
     pub bindings: Arc<Bindings>,
     /// Whether they could not be read at this scan.
@@ -103,6 +105,7 @@ impl PoolStates {
         let node = pool::Node {
             held,
             cdi_obstacle: self.cdi_obstacle.clone(),
+            children: self.children.clone(),
         };
         let mut pools = pool::assemble_on(config, &candidates, seen, &self.snapshots, &node);
         self.forget_removed_functions(&mut pools.snapshots, &candidates, now);

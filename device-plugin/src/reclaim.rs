@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::{
+    detach::left_child,
     journal::{Journal, Key, Record},
     node::{Node, now},
     reclaim::{in_host_namespace, over},
 };
 use hca::HcaId;
 use ipam::{plugin::Plugin, reclaim::Report};
-use node::identity::boot_id;
+use node::identity::{boot_id, is_other_boot};
 use node::policy::Policy;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +51,8 @@ pub(crate) struct Counts {
     pub leases: u64,
     /// Why nothing is cleaned up, if so.
     pub idle: Option<String>,
+    /// HCAs whose netdev returned from a pod that left a child on it, and what is to be said of it.
+    pub children: BTreeMap<HcaId, String>,
 }
 
 /// Cleans up every `interval` until `stop`; evidence has to last from one round to the next. Without
@@ -87,7 +90,9 @@ pub(crate) async fn keep_reclaiming(
                         tracing::warn!(reason, "nothing is cleaned up behind pods");
                     }
                     all.idle = round.idle;
-                    is_idle
+                    let is_new = all.children != round.children;
+                    all.children = round.children;
+                    is_idle || is_new
                 });
                 for (store, dead) in round.work {
                     let reader = parts.entry(store.clone()).or_insert_with(|| {
@@ -144,6 +149,8 @@ pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Er
 struct Round {
     /// Why nothing is cleaned up, if so.
     idle: Option<String>,
+    /// As [`Counts::children`].
+    children: BTreeMap<HcaId, String>,
     sightings: BTreeSet<String>,
     counts: Counts,
     /// By the store of the leases; `None` for attachments without leases.
@@ -157,14 +164,14 @@ impl Round {
             idle: idle(paths, interval),
             ..Self::default()
         };
-        if round.idle.is_some() {
-            return round;
-        }
         let (policy, fault) = Policy::load_for_release(&paths.node.policy);
         if let Some(fault) = fault {
             tracing::warn!("{}", fault.with_remedy());
         }
         round.find_dead(paths, &policy, before);
+        if round.idle.is_some() {
+            return round;
+        }
         for store in policy.stores.keys() {
             round.work.entry(Some(store.clone())).or_default();
         }
@@ -185,7 +192,8 @@ fn idle(paths: &NodePaths, interval: Option<Duration>) -> Option<String> {
 type Dead = (Key, Record, &'static str);
 
 impl Round {
-    /// The attachments that are over and were so in the round before, by the store of their leases.
+    /// The children that pods left, and the attachments that are over and were so in the round before, by
+    /// the store of their leases.
     fn find_dead(&mut self, paths: &NodePaths, policy: &Policy, before: &BTreeSet<String>) {
         let (records, unreadable) = match Journal::at(&policy.state_dir).records() {
             Ok(records) => records,
@@ -200,6 +208,12 @@ impl Round {
         let proc = &paths.host.proc;
         let boot = boot_id(proc);
         for (key, record) in records {
+            if !is_other_boot(&record.boot, &boot) {
+                self.children.extend(children(&record));
+            }
+            if self.idle.is_some() {
+                continue;
+            }
             let Some(why) = over(&record, proc, &boot, now()) else {
                 continue;
             };
@@ -210,6 +224,16 @@ impl Round {
             }
         }
     }
+}
+
+/// The HCAs whose netdev returned from an attachment with a child on it.
+fn children(record: &Record) -> impl Iterator<Item = (HcaId, String)> {
+    let parts = record.parts.iter().filter(|part| part.carries_child);
+    let left = parts.filter_map(|part| Some((part, part.moved.as_ref()?)));
+    left.flat_map(move |(part, netdev)| {
+        let hcas = part.hcas.iter().filter_map(|hca| hca.parse().ok());
+        hcas.map(move |hca| (hca, left_child(&netdev.name, record)))
+    })
 }
 
 /// The store that an attachment has leases in.
@@ -316,4 +340,32 @@ pub(crate) fn free_leases(
         now: jiff::Timestamp::now(),
     };
     Ok(ipam::reclaim::run(store, &options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_that_a_pod_left_is_known_by_the_hcas_of_its_netdev() {
+        let part = |name: &str, hca: &str, carries_child: bool| {
+            serde_json::json!({
+                "ifname": "net1", "hcas": [hca], "returned": true, "carriesChild": carries_child,
+                "moved": {"identity": {"index": 5}, "name": name, "state": {}, "takenAt": 1},
+            })
+        };
+        let record: Record = serde_json::from_value(serde_json::json!({
+            "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
+            "pod": "ml/a", "created": 1, "boot": "b",
+            "netns": {"path": "/run/netns/a", "device": 4, "inode": 5},
+            "parts": [part("ens1", "0000:3b:00.0", true), part("ens2", "0000:86:00.0", false)],
+        }))
+        .unwrap();
+        let left: Vec<_> = children(&record).collect();
+        let [(hca, why)] = left.as_slice() else {
+            panic!("{left:?}")
+        };
+        assert_eq!(*hca, "0000:3b:00.0".parse().unwrap());
+        assert!(why.contains("ens1") && why.contains("pod ml/a"), "{why}");
+    }
 }

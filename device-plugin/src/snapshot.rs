@@ -98,6 +98,8 @@ pub enum UnhealthyReason {
     Overlap(String),
     /// Another pool offered it, and which pods hold it is to be asked.
     Handover(String),
+    /// Its netdev returned from a pod that left a child on it.
+    Child(String),
 }
 
 impl fmt::Display for UnhealthyReason {
@@ -113,6 +115,7 @@ impl fmt::Display for UnhealthyReason {
             | UnhealthyReason::Flapping(reason)
             | UnhealthyReason::Overlap(reason)
             | UnhealthyReason::Handover(reason)
+            | UnhealthyReason::Child(reason)
             | UnhealthyReason::NetnsMode(reason) => formatter.write_str(reason),
         }
     }

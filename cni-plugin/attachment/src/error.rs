@@ -17,14 +17,10 @@ pub enum Kind {
     Incomplete,
     /// Another call holds a lock for longer than this one waits.
     Locked,
-    /// A netdev or RDMA device has not returned yet.
-    Nowhere,
-    /// The child of this name may live in a namespace that cannot be found.
-    ChildNowhere(String),
-    /// The pod's namespace is over and something of the attachment is not found.
-    Kept,
     /// Settings of a VF cannot be restored.
     VfKept,
+    /// A child stands on a netdev that has returned.
+    CarriesChild,
 }
 
 /// A failure, as it is reported to the runtime.
@@ -105,7 +101,7 @@ impl Error {
     pub(crate) fn nowhere(what: impl fmt::Display, waited: Duration) -> Self {
         let what =
             format!("{what} is neither on the host nor in the pod's namespace after {waited:?}");
-        Error::of(Kind::Nowhere, what)
+        Error::new(Code::TryAgain, what)
             .with_details("a namespace that is being torn down still has it; try again")
     }
 

@@ -7,7 +7,6 @@
 //! - [`rdma`]: RDMA devices that went with it, and returning them;
 //! - [`cdi_file`]: CDI files of its slots, where HCAs were bound late;
 //! - [`addresses`]: IPAM, in this process or by exec;
-//! - [`namespaces`]: network namespaces of this node;
 //! - [`detach`]: undoing an attachment, however far it got;
 //! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`listing`]: what the node's pods have of it, for people;
@@ -22,7 +21,6 @@ pub mod error;
 pub mod journal;
 pub mod listing;
 pub mod log;
-pub mod namespaces;
 pub mod netdev;
 pub mod node;
 pub mod rdma;

@@ -30,7 +30,7 @@ pub const MIN_AGE_SECONDS: u64 = 60;
 pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'static str> {
     // The runtime's DEL is done; what is left can be tried at any time.
     if record.is_returned() && !is_other_boot(&record.boot, boot) {
-        return Some("its NIC is back, without its name or its GUIDs");
+        return Some("its NIC is back, and not all of it is restored");
     }
     // One from the future was written by a clock that was set back since, which says nothing of its
     // age: its ADD holds the attachment's lock for as long as it runs.

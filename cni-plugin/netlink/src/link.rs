@@ -1,7 +1,8 @@
 //! Links: what the kernel says of one, and reading it.
 //!
 //! - `below`: what one stands on
-//! - `change`: changing, moving and deleting one; `child`: creating one on another
+//! - `change`: changing, moving and deleting one
+//! - `child`: creating one on another, and whether one carries any
 //! - `vf`: what a physical function says of its virtual ones
 //! - `number`: the numbers by which one namespace knows another, in which a link's parent may be
 
@@ -16,8 +17,8 @@ pub use change::{
     Change, InetSettings, add_altname, change, delete, detach_xdp, remove_altname, set, set_inet,
     set_info,
 };
-pub use child::{Child, NewChild, create};
-pub use number::{known_number, known_numbers, namespace_number, number_within};
+pub use child::{Child, NewChild, carries_child, create, random_index};
+pub use number::{known_number, namespace_number};
 pub use vf::{vf_properties, vfs, without_driver};
 
 use std::{collections::BTreeMap, fmt};
@@ -46,6 +47,7 @@ const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
 
 /// How an XDP program is attached.
@@ -139,6 +141,10 @@ impl Link {
     /// The present hardware address as text.
     pub fn mac_text(&self) -> String {
         MacAddress::new(self.mac.as_slice()).to_string()
+    }
+
+    pub fn is_ethernet(&self) -> bool {
+        self.hardware == ARPHRD_ETHER
     }
 
     /// Whether it is IP over InfiniBand.

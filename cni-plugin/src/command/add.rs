@@ -23,7 +23,6 @@ use std::time::Duration;
 
 use attachment::{
     addresses::Ipam,
-    child::IPOIB,
     journal::{Key, Lock, Record},
     netdev::snapshot::Identity,
     node::Node,
@@ -45,7 +44,7 @@ use crate::{
     parts,
     plan::Plan,
     rdma,
-    recover::Recovered,
+    recover::{self, Recovered},
     resolve::{self, Resolved},
 };
 
@@ -207,6 +206,7 @@ impl Add<'_> {
             {
                 let identity = Identity::on(&self.node.roots, &host.link);
                 kept.push(self.node.journal.lock_in_place(&identity)?);
+                recover::check_unclaimed(self.node, host)?;
             }
         }
         let parts = nics.iter().map(|nic| nic.plan.part()).collect();
@@ -230,18 +230,7 @@ impl Add<'_> {
             nic.link = apply::make(&mut self.node.netns, self.pod, self.inside, &nic.plan)
                 .map_err(|refused| resolve::explain(self.node, &nic.plan.resolved, refused))?;
         }
-        // The second write says that the children were made: DEL searches other namespaces for those alone.
-        // It comes before the pod runs, which could make links like them.
-        self.note(|parts| {
-            for (part, nic) in parts.iter_mut().zip(&*nics) {
-                if let (Some(child), Some(link)) = (&mut part.child, &nic.link) {
-                    child.pod_index = Some(link.index);
-                    if child.kind == IPOIB {
-                        child.mac = Some(link.mac_text());
-                    }
-                }
-            }
-        })
+        Ok(())
     }
 
     /// Gives the interfaces what they are to have, and announces them.

@@ -49,15 +49,14 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     node.journal.forget(&key)
 }
 
-/// Undoes an attachment by its record. After its namespace the runtime must get on: what is not found
-/// then is the daemon's to undo. So it must after a first DEL while a VF keeps its settings.
+/// Undoes an attachment by its record. A child that stands on a NIC that returned is no reason to keep
+/// the pod, nor are a VF's settings after a first DEL: the daemon goes on.
 fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
-        Err(kept) if kept.kind == Kind::Kept => {
-            node.log.warn(kept);
-            return Ok(());
-        }
-        Err(kept) if kept.kind == Kind::VfKept && record.is_returned() => {
+        Err(kept)
+            if kept.kind == Kind::CarriesChild
+                || kept.kind == Kind::VfKept && record.is_returned() =>
+        {
             node.log.warn(kept);
         }
         done => done?,

@@ -1,28 +1,18 @@
-//! What stands on a netdev of the host: a netdev that others stand on is not moved.
-//!
-//! A child of another pod would receive the frames of the pod that the netdev went to, and links of
-//! the host (a VXLAN, a VLAN) would leave the node with it. Children in pods' namespaces are no
-//! business of the host's netlink, so they are known from the journal where this plugin made them,
-//! and otherwise by reading the namespaces that lie where the runtime keeps the pod's own, and those
-//! of processes.
+//! Upper links of a netdev of the host. A netdev with upper links is not moved: the host's (a VXLAN, a
+//! VLAN) would leave the node with it, and a child of another pod would receive the frames of the pod
+//! that it goes to. Children in pods are known from the journal where this plugin made them; for others
+//! the kernel is asked ([`attachment::netdev::obstacle`]).
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use attachment::{
     detach::living,
     journal::{Key, Record, record::Child},
-    namespaces,
     node::Node,
 };
 use cni_wire::Code;
 use hca::{HcaId, Host, PciAddress};
-use netlink::{
-    Namespace,
-    link::{self, Link},
-};
+use netlink::link::{self, Link};
 use netlink_packet_route::link::InfoKind;
 
 use super::{HostLink, NodeNetwork, Resolved};
@@ -45,84 +35,20 @@ impl Dependent {
     }
 }
 
-/// All that may stand on netdevs of the host: its links, the journal, and the links of each other
-/// namespace. Read once for all NICs of a call, because the kernel shows children in other namespaces
-/// only to who enters these.
+/// The links of the host and the journal. Read once for all NICs of a call.
 #[derive(Debug)]
 pub(super) struct Stacks {
     host: Vec<Link>,
     records: Vec<(Key, Record)>,
-    others: Vec<Other>,
-}
-
-/// Links of a namespace that may stand on one of the host.
-#[derive(Debug)]
-struct Other {
-    path: PathBuf,
-    /// The number by which it knows the host's, and its links; what is wrong where they cannot be read.
-    links: Result<(Option<i32>, Vec<Link>), String>,
 }
 
 impl Stacks {
-    fn read(node: &mut Node, pod: &Namespace) -> Result<Self, Error> {
-        let host = link::list_unpaired(&mut node.netns.socket)?;
-        let has_infiniband = host.iter().any(Link::is_infiniband);
-        let mut others = Vec::new();
-        namespaces::visit(node, pod, |other| {
-            let links = links_of(node, &other, has_infiniband).map_err(|e| e.to_string());
-            let path = other.path().to_owned();
-            if links.as_ref().map_or(true, |(_, links)| !links.is_empty()) {
-                others.push(Other { path, links });
-            }
-        });
+    fn read(node: &mut Node) -> Result<Self, Error> {
         Ok(Stacks {
-            others,
+            host: link::list_unpaired(&mut node.netns.socket)?,
             records: node.records()?,
-            host,
         })
     }
-
-    /// A link on the netdev in another namespace of the node.
-    fn in_others(&self, below: &Link) -> Option<Dependent> {
-        self.others.iter().find_map(|other| match &other.links {
-            Ok((number, links)) => {
-                let mut links = links.iter();
-                let link = links.find(|link| {
-                    let stands_there = number.is_some() && link.stands_on(below.index, *number);
-                    stands_there || link.is_partition_of(below)
-                });
-                let place = format!("in network namespace {}", other.path.display());
-                Some(described(link?, &place))
-            }
-            Err(cause) => Some(Dependent {
-                what: format!(
-                    "something may stand on it: the links in network namespace {} cannot be read ({cause})",
-                    other.path.display()
-                ),
-                remedy: "try again; if the namespace stays so, end the pod or process that it belongs \
-                         to, or move another netdev",
-            }),
-        })
-    }
-}
-
-/// The links of a namespace that stand on another namespace's, or of IPoIB, which does not say so, and
-/// the number by which it knows the host's. A namespace without one has no link that stands on the
-/// host's, but for IPoIB: anybody can make such a namespace, and change its links so fast that no list
-/// of them is consistent.
-fn links_of(
-    node: &Node,
-    other: &Namespace,
-    has_infiniband: bool,
-) -> netlink::Result<(Option<i32>, Vec<Link>)> {
-    let mut socket = other.socket(&node.netns.namespace)?;
-    let number = link::known_number(&mut socket, &node.netns.namespace)?;
-    if number.is_none() && !has_infiniband {
-        return Ok((None, Vec::new()));
-    }
-    let mut links = link::list_unpaired(&mut socket)?;
-    links.retain(|link| link.parent_netns.is_some() || has_infiniband && link.is_infiniband());
-    Ok((number, links))
 }
 
 /// What stands on a netdev of the host; one thing is enough.
@@ -132,17 +58,19 @@ fn links_of(
 pub(super) fn of(
     node: &mut Node,
     nic: &HostLink,
-    pod: &Namespace,
     network: &mut NodeNetwork,
 ) -> Result<Option<Dependent>, Error> {
     let stacks = match network.stacks.take() {
         Some(stacks) => stacks,
-        None => Stacks::read(node, pod)?,
+        None => Stacks::read(node)?,
     };
     let stacks = network.stacks.insert(stacks);
     let mut host = stacks.host.iter();
-    if let Some(link) = host.find(|link| link.stands_on(nic.link.index, None)) {
-        return Ok(Some(described(link, "on the host")));
+    if let Some(link) = host.find(|link| link.stands_on(nic.link.index)) {
+        let kind = link.kind.as_ref().map(ToString::to_string);
+        let kind = kind.as_deref().unwrap_or("link");
+        let what = format!("{kind} {} stands on it (on the host)", link.name);
+        return Ok(Some(Dependent::of(what)));
     }
     for hca in &nic.hcas {
         if let HcaId::Pci(address) = hca
@@ -156,13 +84,7 @@ pub(super) fn of(
         let what = format!("a {kind} of {owner} stands on it");
         return Ok(Some(Dependent::of(what)));
     }
-    Ok(stacks.in_others(&nic.link))
-}
-
-fn described(link: &Link, place: &str) -> Dependent {
-    let kind = link.kind.as_ref().map(ToString::to_string);
-    let kind = kind.as_deref().unwrap_or("link");
-    Dependent::of(format!("{kind} {} stands on it ({place})", link.name))
+    Ok(None)
 }
 
 /// `sriov_numvfs` (drivers/pci/iov.c); a function without it has none.

@@ -308,8 +308,13 @@ impl Daemon {
                     Trigger::Pods
                 }
                 Ok(()) = self.known.found.changed() => {
-                    self.publish();
-                    continue;
+                    let children = self.known.found.borrow().children.clone();
+                    if children == self.pool_states.children {
+                        self.publish();
+                        continue;
+                    }
+                    self.pool_states.children = children;
+                    Trigger::Child
                 }
                 Some(()) = self.sessions.ended() => continue,
                 Some(_) = services.join_next() => {

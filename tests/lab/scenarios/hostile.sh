@@ -90,11 +90,12 @@ denied "no program is executed for a tenant" 'allow.ipam' \
 
 # --- what others stand on ----------------------------------------------------------------------
 
+# stands_on KIND MODULE PLACES ARGUMENTS…
 stands_on() {
-	local kind=$1 module=$2 where
-	shift 2
+	local kind=$1 module=$2 places=$3 where
+	shift 3
 	with_module "a $kind holds its NIC" "$module" || return 0
-	for where in host pod; do
+	for where in $places; do
 		ip link add link eth1 name child0 type "$kind" "$@" || ip link add child0 type "$kind" "$@"
 		if [ $where = pod ]; then
 			pod b
@@ -116,10 +117,10 @@ stands_on() {
 	done
 	unchanged "a $kind: all is as before"
 }
-stands_on vlan 8021q id 7
-stands_on macvlan macvlan mode bridge
-stands_on ipvlan ipvlan mode l2
-stands_on vxlan vxlan id 7 dev eth1 dstport 4789
+stands_on vlan 8021q host id 7
+stands_on macvlan macvlan "host pod" mode bridge
+stands_on ipvlan ipvlan "host pod" mode l2
+stands_on vxlan vxlan host id 7 dev eth1 dstport 4789
 
 # --- what a pod does to its NIC ----------------------------------------------------------------
 
@@ -272,7 +273,7 @@ if with_module "an ipvlan in a namespace without a name" ipvlan; then
 	ip link set child0 netns "$nameless"
 	nsenter -t "$nameless" -n ip link set child0 up
 	pod a
-	refuses "an ipvlan in a namespace without a name holds its NIC" 'ipvlan child0 stands on it' add a "$move"
+	refuses "an ipvlan in a namespace without a name holds its NIC" 'eth1 carries a macvlan or ipvlan' add a "$move"
 	check "an ipvlan in a namespace without a name: the DEL that follows" del a "$move"
 	ip netns delete a
 	kill "$nameless"

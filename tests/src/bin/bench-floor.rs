@@ -35,6 +35,7 @@ fn main() -> Result<()> {
     let found = HostLink::read(&host, &mut socket, link, false, &[], &mut network)?;
     let child = NewChild {
         name,
+        index: link::random_index(),
         child: Child::Macvlan {
             mode: MacVlanMode::Bridge,
             broadcast_queue: None,

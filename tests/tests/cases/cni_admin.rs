@@ -197,7 +197,7 @@ fn reclaim_gives_a_nic_its_name_as_soon_as_that_is_free() -> Result<()> {
     assert_eq!(record["parts"][0]["returned"], json!(true), "{record}");
     assert_eq!(record["ipam"], Value::Null, "{record}");
     let would = tool(&host, &host.netns, &["reclaim", "--dry-run"])?;
-    assert!(would.contains("without its name"), "{would}");
+    assert!(would.contains("its NIC is back"), "{would}");
 
     host.netns.ip("link del nic0")?;
     let done = tool(&host, &host.netns, &["reclaim"])?;

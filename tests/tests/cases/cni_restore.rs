@@ -10,20 +10,10 @@ use e2e::scene::{DENIED, Scene, answer_of, index_of};
 use serde_json::json;
 
 cases! {
-    a_veth_hidden_in_a_namespace_of_the_pod_returns => hidden();
     addresses_with_a_lifetime_stay_with_the_host => leased();
     a_nic_with_leased_addresses_alone_is_not_moved_without_an_ipam => only_leased();
     programs_that_the_pod_holds_by_links_are_detached => programs();
     children_of_the_pod_end_before_the_nic_returns: Macvlan => children();
-}
-
-fn hidden() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let nested = scene.another_pod()?;
-    scene.in_pod(&[&format!("link set net1 netns {}", nested.name())])?;
-    scene.del_returns(&scene.moving(), &before)
 }
 
 fn leased() -> Result<()> {

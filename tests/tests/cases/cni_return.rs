@@ -14,7 +14,6 @@ use serde_json::json;
 
 use super::cni_faults::traced;
 use super::hostile_leases::{Holder, ip_in};
-use super::hostile_stacked::Nameless;
 
 cases! {
     a_nic_that_arrives_late_is_waited_for => arrives_late();
@@ -26,8 +25,6 @@ cases! {
     a_route_that_the_kernel_refuses_is_a_warning => refused_route();
     a_setting_that_cannot_be_read_is_a_warning: Strace => unreadable_setting();
     a_nic_without_its_name_is_named_by_its_index => named_by_index();
-    a_macvlan_in_a_namespace_of_the_pods_process_ends: Macvlan => hidden_child();
-    a_macvlan_in_a_namespace_without_a_process_is_a_warning: Macvlan => unseen_child();
 }
 
 fn del(scene: &Scene) -> Result<Answer> {
@@ -48,7 +45,6 @@ fn arrives_late() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    // A namespace that no search finds.
     let holder = Holder::start(&scene.pod)?;
     scene.in_pod(&[&format!("link set net1 netns {}", holder.tid)])?;
     let hidden = holder.hide()?;
@@ -241,61 +237,4 @@ fn named_by_index() -> Result<()> {
     scene.on_host(&["link del nic0"])?;
     del(&scene)?;
     unchanged(&before, || scene.host_state(), "after the repair")
-}
-
-/// Of the links there only the child of the NIC ends.
-fn hidden_child() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let nameless = Nameless::start(scene.pod.name())?;
-    let (pid, index) = (nameless.pid(), index_of(&scene.pod, "net1")?);
-    // A link of that namespace has the index that the NIC has in the pod.
-    nameless.ip(&format!(
-        "link add low0 index {index} type veth peer name low1"
-    ))?;
-    nameless.ip("link add mv2 link low0 type macvlan mode bridge")?;
-    scene.in_pod(&[
-        "link add mv0 link net1 type macvlan mode bridge",
-        "link add own0 type veth peer name own1",
-        "link add mv1 link own0 type macvlan mode bridge",
-        &format!("link set mv0 netns {pid}"),
-        &format!("link set mv1 netns {pid}"),
-        &format!("link set own1 netns {pid}"),
-    ])?;
-    nameless.ip("link set mv0 up")?;
-    silent_del(&scene)?;
-    let left = nameless.links()?;
-    ensure!(!left.contains("mv0"), "still on the host's wire:\n{left}");
-    for name in ["mv1", "own1", "low0", "mv2"] {
-        ensure!(left.contains(name), "{name} is gone:\n{left}");
-    }
-    unchanged(&before, || scene.host_state(), "after DEL")
-}
-
-fn unseen_child() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let nameless = Nameless::start(scene.pod.name())?;
-    let namespace = format!("/proc/{}/ns/net", nameless.pid());
-    scene.in_pod(&[
-        "link add mv0 link net1 type macvlan mode bridge",
-        &format!("link set mv0 netns {}", nameless.pid()),
-    ])?;
-    nameless.ip("link set mv0 address 02:00:00:00:77:77")?;
-    nameless.ip("link set mv0 up")?;
-    let held = fs::File::open(namespace)?;
-    drop(nameless);
-    let answer = del(&scene)?;
-    ensure!(
-        answer
-            .stderr
-            .contains("received for the address 02:00:00:00:77:77"),
-        "{}",
-        answer.stderr
-    );
-    // Until its namespace ends.
-    drop(held);
-    unchanged(&before, || scene.host_state(), "after DEL")
 }

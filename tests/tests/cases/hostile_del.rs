@@ -1,7 +1,6 @@
 //! DEL ends what its ADD began, and nothing else.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
@@ -9,8 +8,6 @@ use e2e::host_state::{state, unchanged};
 use e2e::netns::Netns;
 use e2e::scene::{Running, Scene, answer_of, index_of, refusal};
 use serde_json::{Value, json};
-
-use super::hostile_stacked::Nameless;
 
 cases! {
     a_del_after_a_refused_add_leaves_another_networks_child: Macvlan => after_refused(Kind::Child, Kind::Child);
@@ -47,21 +44,12 @@ cases! {
     );
     an_ipvlan_that_its_pod_renamed_ends: Ipvlan => changed("ipvlan", &["link set net1 name evil"]);
     a_child_that_changed_places_with_one_of_the_pod_ends: Macvlan => swapped();
-    a_child_that_its_pod_moved_to_a_namespace_of_its_own_ends: Macvlan => moved("macvlan", &[]);
-    a_child_that_was_changed_and_moved_to_a_namespace_of_the_pod_ends: Macvlan =>
-        moved("macvlan", &["link set net1 address 02:aa:aa:aa:aa:aa", "link set net1 name evil"]);
-    an_ipvlan_that_its_pod_moved_to_a_namespace_of_its_own_ends: Ipvlan =>
-        moved("ipvlan", &["link set net1 name evil"]);
-    a_child_that_was_moved_over_two_namespaces_ends: Macvlan => moved_twice();
-    a_child_that_was_moved_to_a_named_namespace_ends: Macvlan => moved_to_named();
-    a_child_of_another_pod_with_the_same_index_stays: Macvlan => namesake();
     a_link_that_got_the_index_of_a_child_stays: Macvlan => index_reused();
     a_child_that_its_pod_deleted_is_no_warning: Macvlan => deleted();
-    a_record_without_an_index_ends_its_child: Macvlan => old_record();
     a_child_that_a_killed_add_left_on_the_host_ends: Macvlan => left_on_host("nic0", true);
     a_child_that_a_killed_add_left_on_the_host_ends_after_its_pod: Macvlan =>
         left_after_pod();
-    a_link_with_that_name_on_another_netdev_stays: Macvlan => left_on_host("peer0", false);
+    a_link_with_that_index_on_another_netdev_stays: Macvlan => left_on_host("peer0", false);
 }
 
 #[derive(Clone, Copy)]
@@ -391,75 +379,6 @@ fn swapped() -> Result<()> {
     Ok(())
 }
 
-fn moved(attach: &str, pod: &[&str]) -> Result<()> {
-    let scene = Scene::furnished()?;
-    let network = child_of(&scene, attach);
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &network)?.success()?;
-    scene.in_pod(&["link set net1 down"])?;
-    scene.in_pod(pod)?;
-    let name = match pod.is_empty() {
-        true => "net1",
-        false => "evil",
-    };
-    let nameless = Nameless::start(scene.pod.name())?;
-    scene.in_pod(&[&format!("link set {name} netns {}", nameless.pid())])?;
-    nameless.ip(&format!("link set {name} up"))?;
-    scene.del_returns(&network, &before)?;
-    ensure!(
-        !nameless.links()?.contains(name),
-        "the pod is still on the host's wire"
-    );
-    Ok(())
-}
-
-fn moved_twice() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    let (first, second) = (
-        Nameless::start(scene.pod.name())?,
-        Nameless::start(scene.pod.name())?,
-    );
-    scene.in_pod(&[&format!("link set net1 netns {}", first.pid())])?;
-    first.ip(&format!("link set net1 netns {}", second.pid()))?;
-    second.ip("link set net1 up")?;
-    scene.del_returns(&scene.child(), &before)?;
-    ensure!(
-        !second.links()?.contains("net1"),
-        "the pod is still on the host's wire"
-    );
-    Ok(())
-}
-
-fn moved_to_named() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    let other = scene.another_pod()?;
-    scene.in_pod(&[&format!("link set net1 netns {}", other.name())])?;
-    scene.perform(&other, &["link set net1 up"])?;
-    scene.del_returns(&scene.child(), &before)?;
-    no_child(&other, "after DEL")
-}
-
-/// It has the kind, the master and the index of the one that is not found.
-fn namesake() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let other = scene.another_pod()?;
-    let theirs = scene.call_of(&other, "c2", "net1");
-    answer_of(&theirs, "ADD", &scene.child())?.success()?;
-    let before = scene.host_state()?;
-    let inside = state(&other)?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    ensure!(index_of(&other, "net1")? == index_of(&scene.pod, "net1")?);
-    scene.in_pod(&["link del net1"])?;
-    scene.del_returns(&scene.child(), &before)?;
-    unchanged(&inside, || state(&other), "in the other pod")?;
-    answer_of(&theirs, "DEL", &scene.child())?.success()?;
-    no_child(&other, "after its own DEL")
-}
-
 fn index_reused() -> Result<()> {
     let scene = Scene::furnished()?;
     let nic = index_of(&scene.host.netns, "nic0")?;
@@ -496,53 +415,25 @@ fn deleted() -> Result<()> {
     Ok(())
 }
 
-/// Makes the records those of an ADD that was killed before it wrote what it had made.
-fn without_index(scene: &Scene) -> Result<()> {
-    let records = fs::read_dir(scene.host.state().join("attachments"))?;
-    let mut changed = 0;
-    for entry in records {
-        let path = entry?.path();
-        let mut record: Value = serde_json::from_slice(&fs::read(&path)?)?;
-        let child = record["parts"][0]["child"]
-            .as_object_mut()
-            .context("a child")?;
-        changed += usize::from(child.remove("podIndex").is_some());
-        fs::write(&path, record.to_string())?;
-    }
-    ensure!(changed == 1, "{changed} records have an index");
-    Ok(())
-}
-
-/// The kernel makes a child of IPoIB beside its master, under a name of the pod's namespace and the
-/// interface (FNV-1a).
-fn unmoved(scene: &Scene, master: &str) -> Result<String> {
-    let inode = fs::metadata(scene.pod.path())?.ino();
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for byte in inode.to_le_bytes().iter().chain(b"net1") {
-        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    let name = format!("rdma-tmp{:07x}", hash & 0xfff_ffff);
-    scene.on_host(&[&format!(
-        "link add {name} link {master} type macvlan mode bridge"
-    )])?;
-    Ok(name)
-}
-
-fn killed_before_the_move(scene: &Scene) -> Result<()> {
+/// ADD, and its child is not in the pod but on the host, where the kernel makes one of IPoIB: ADD was
+/// killed before it moved it.
+fn killed_before_the_move(scene: &Scene, master: &str) -> Result<()> {
     answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    without_index(scene)?;
-    scene.in_pod(&["link del net1"])
+    let index = index_of(&scene.pod, "net1")?;
+    scene.in_pod(&["link del net1"])?;
+    scene.on_host(&[&format!(
+        "link add left index {index} link {master} type macvlan mode bridge"
+    )])
 }
 
 fn left_on_host(master: &str, ends: bool) -> Result<()> {
     let scene = Scene::furnished()?;
-    killed_before_the_move(&scene)?;
-    let name = unmoved(&scene, master)?;
+    killed_before_the_move(&scene, master)?;
     answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
     let links = scene.host.netns.ip("-o link show")?;
-    ensure!(links.contains(&name) != ends, "after DEL: {links}");
+    ensure!(links.contains("left@") != ends, "after DEL: {links}");
     if !ends {
-        scene.on_host(&[&format!("link del {name}")])?;
+        scene.on_host(&["link del left"])?;
     }
     scene.returns(&scene.moving(), &[])
 }
@@ -550,19 +441,8 @@ fn left_on_host(master: &str, ends: bool) -> Result<()> {
 fn left_after_pod() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
-    killed_before_the_move(&scene)?;
-    unmoved(&scene, "nic0")?;
+    killed_before_the_move(&scene, "nic0")?;
     scene.pod.delete()?;
     answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
-}
-
-fn old_record() -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    without_index(&scene)?;
-    scene.in_pod(&["link set net1 name evil"])?;
-    scene.del_returns(&scene.child(), &before)?;
-    no_child(&scene.pod, "after DEL")
 }

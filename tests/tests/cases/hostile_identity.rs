@@ -6,7 +6,7 @@ use e2e::cases;
 use e2e::cni::Answer;
 use e2e::host_state::{State, state, unchanged};
 use e2e::netns::Netns;
-use e2e::scene::{DENIED, Scene, answer_of, index_of, mac_of};
+use e2e::scene::{DENIED, Scene, TRY_AGAIN, answer_of, index_of, mac_of, refusal};
 use serde_json::{Value, json};
 
 cases! {
@@ -49,6 +49,7 @@ cases! {
     a_nic_in_a_namespace_of_the_pods_own_with_a_decoy_left_behind_comes_back_or_del_says_so =>
         nested(&["link add net1 address {mac} type veth peer name decoypeer"]);
     a_nic_back_from_a_dead_namespace_of_the_pods_own_is_returned => nested_died();
+    a_nic_that_a_pod_sent_back_under_anothers_name_is_no_master: Macvlan => master_of_a_pod();
     a_nic_that_the_host_has_already_is_made_whole => brought_back_by_hand();
     a_new_netdev_with_the_lost_ones_name_mac_and_index_is_left_alone => replaced();
     a_netdev_that_the_pod_deleted_and_made_anew_is_not_the_hosts => recreated_in_the_pod();
@@ -324,6 +325,42 @@ fn nested_died() -> Result<()> {
     inner.delete()?;
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// The one that has the name is in another pod.
+fn master_of_a_pod() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.host.add_nic("nic1", "peer1")?;
+    scene.on_host(&["link set nic1 alias rail-one"])?;
+    let before = scene.host_state()?;
+    let mac = mac_of(&scene.host.netns, "nic1")?;
+    let other = scene.another_pod()?;
+    let second = scene.call_of(&other, "c2", "net1");
+    let nic1 = scene.network(&json!({"attach": "move", "device": "nic1"}));
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    answer_of(&second, "ADD", &nic1)?.success()?;
+    scene.in_pod(&[
+        "link set net1 down",
+        &format!("link set net1 name nic1 address {mac} alias rail-one"),
+        &format!("link set nic1 netns {}", scene.host.netns.name()),
+    ])?;
+    let third = scene.another_pod()?;
+    let mut child = scene.child();
+    child["master"] = "nic1".into();
+    child["name"] = "rail1".into();
+    let call = scene.call_of(&third, "c3", "net1");
+    let answer = answer_of(&call, "ADD", &child)?;
+    refusal(&answer, &[TRY_AGAIN], &["nic1", "nic0", "c1"])?;
+    ensure!(
+        third.ip("link show net1").is_err(),
+        "a child is made on a pod's NIC"
+    );
+    answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
+    answer_of(&second, "DEL", &nic1)?.success()?;
+    unchanged(&before, || scene.host_state(), "after both DELs")?;
+    answer_of(&call, "ADD", &child)?.success()?;
+    answer_of(&call, "DEL", &child)?.success()?;
+    unchanged(&before, || scene.host_state(), "after the child's DEL")
 }
 
 fn brought_back_by_hand() -> Result<()> {

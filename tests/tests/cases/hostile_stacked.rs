@@ -1,21 +1,23 @@
 //! A NIC that others stand on, and what the host had on it: it is not moved away beneath them,
 //! and what it had comes back.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
-use e2e::netns::run;
+use e2e::netns::{Netns, run};
 use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refusal};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::hostile_leases::Holder;
+use super::hostile_leases::{eventually, leased_nic};
 use super::hostile_netlink::traced;
 
+/// What is said of a child in another namespace.
+const HIDDEN: &str = "nic0 carries a macvlan or ipvlan in another network namespace";
 /// How long the other end of a veth may have its carrier after this one is down.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -26,13 +28,10 @@ cases! {
         in_another_pod("link add theirs link nic0 type macvlan mode bridge", "theirs");
     a_macvtap_in_another_pod_holds_its_nic: Macvlan =>
         in_another_pod("link add theirs link nic0 type macvtap mode bridge", "theirs");
-    a_namespace_that_never_stands_still_stops_no_move => beside_a_busy_namespace();
+    pods_whose_links_never_stand_still_stop_no_other_pod: Macvlan => beside_busy_pods();
+    threads_of_a_process_stop_no_pod: Macvlan => beside_threads();
     an_ipvlan_in_another_pod_holds_its_nic: Ipvlan =>
         in_another_pod("link add theirs link nic0 type ipvlan mode l2", "theirs");
-    a_vlan_in_another_pod_holds_its_nic: Vlan =>
-        in_another_pod("link add theirs link nic0 type vlan id 66", "theirs");
-    a_vxlan_in_another_pod_holds_its_nic =>
-        in_another_pod("link add theirs type vxlan id 66 dev nic0 dstport 4789", "theirs");
     a_macvlan_on_the_host_holds_its_nic: Macvlan =>
         on_the_host(&["link add mine link nic0 type macvlan mode bridge"], "mine");
     a_macvtap_on_the_host_holds_its_nic: Macvlan =>
@@ -69,18 +68,19 @@ cases! {
         in_a_process("macvlan mode bridge");
     an_ipvlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Ipvlan =>
         in_a_process("ipvlan mode l2");
-    a_vlan_in_a_namespace_that_only_a_process_has_holds_its_nic: Vlan =>
-        in_a_process("vlan id 66");
     a_child_in_a_namespace_without_a_path_holds_its_nic: Macvlan => unseen_child();
-    a_namespace_that_cannot_be_entered_holds_every_nic: Strace => unreadable("setns:error=EPERM");
-    a_namespace_without_room_for_a_socket_holds_every_nic: Strace => unreadable("setns:error=ENOMEM");
+    a_namespace_that_cannot_be_opened_stops_no_pod: Macvlan, Strace => unreadable("openat:error=EIO");
+    a_namespace_that_cannot_be_entered_stops_no_pod: Macvlan, Strace => unreadable("setns:error=EPERM");
     an_address_that_a_nic_receives_for_holds_it => received_address();
-    a_macvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Macvlan =>
-        hidden_child("macvlan mode bridge");
-    an_ipvlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Ipvlan =>
-        hidden_child("ipvlan mode l2");
-    a_vlan_that_a_pod_hid_in_a_namespace_goes_with_its_nic: Vlan => hidden_child("vlan id 66");
-    a_macvlan_that_a_pod_hid_in_a_threads_namespace_goes_with_its_nic: Macvlan => hidden_in_a_thread();
+    a_nic_with_a_hidden_macvlan_waits_for_its_end: Macvlan => hidden_child("macvlan mode bridge", "up");
+    a_nic_with_a_hidden_macvlan_that_is_down_waits_for_its_end: Macvlan =>
+        hidden_child("macvlan mode private", "down");
+    a_nic_with_a_hidden_macvtap_waits_for_its_end: Macvlan => hidden_child("macvtap mode vepa", "down");
+    a_nic_with_a_hidden_ipvlan_waits_for_its_end: Ipvlan => hidden_child("ipvlan mode l2", "up");
+    a_nic_with_a_hidden_ipvlan_that_is_down_waits_for_its_end: Ipvlan =>
+        hidden_child("ipvlan mode l3", "down");
+    a_nic_with_a_hidden_child_is_returned_by_the_next_add: Macvlan => hidden_of_a_dead_pod();
+    a_nic_without_a_child_is_asked_without_a_trace: Macvlan => asked_without_a_trace();
     a_pf_with_vfs_is_not_moved => pf_with_vfs();
     a_vf_of_such_a_pf_is_moved => vf_of_pf();
     a_pf_without_vfs_is_moved => pf_without_vfs();
@@ -184,42 +184,124 @@ fn child_of_unknown_record() -> Result<()> {
     scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0"])
 }
 
+/// Also while it is down.
 fn in_another_pod(make: &str, name: &str) -> Result<()> {
     let scene = Scene::furnished()?;
     let other = scene.another_pod()?;
     scene.on_host(&[make, &format!("link set {name} netns {}", other.name())])?;
-    scene.perform(&other, &[&format!("link set {name} up")])?;
-    let inside = state(&other)?;
-    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0"])?;
-    unchanged(&inside, || state(&other), "in the other pod")
+    for up in ["down", "up"] {
+        scene.perform(&other, &[&format!("link set {name} {up}")])?;
+        let inside = state(&other)?;
+        scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &[HIDDEN])?;
+        unchanged(&inside, || state(&other), "in the other pod")?;
+    }
+    Ok(())
 }
 
-/// Anybody who may make a user namespace makes such a namespace too. The host's has no number in it, so
-/// nothing there can stand on the host's NICs.
-fn beside_a_busy_namespace() -> Result<()> {
+/// A pod with a veth to the host, as each has, and so many pairs of links, of which three are made and
+/// deleted all the time. No list of its links is consistent.
+struct Busy {
+    _pod: Netns,
+    changing: Vec<std::process::Child>,
+}
+
+impl Busy {
+    fn start(scene: &Scene, number: usize, pairs: usize) -> Result<Self> {
+        let pod = scene.another_pod()?;
+        scene.on_host(&[&format!(
+            "link add cali{number} type veth peer name eth0 netns {}",
+            pod.name()
+        )])?;
+        scene.perform(&pod, &["link set eth0 up"])?;
+        let numbers = pod.ip("netns list-id")?;
+        ensure!(numbers.contains("nsid"), "the pod does not know the host");
+        let files = tempfile::tempdir()?;
+        let batch = |name: &str, lines: String| -> Result<Command> {
+            let file = files.path().join(name);
+            std::fs::write(&file, lines)?;
+            let mut command = pod.command("ip");
+            command.args(["-force", "-batch"]).arg(file);
+            Ok(command)
+        };
+        let made = (0..pairs).map(|n| format!("link add a{n} type veth peer name b{n}\n"));
+        run(&mut batch("pairs", made.collect())?)?;
+        let changes = |n: u8| format!("link add x{n} type veth peer name y{n}\nlink del x{n}\n");
+        let mut changing = Vec::new();
+        for n in 0..3 {
+            let lines = changes(n).repeat(50_000);
+            changing.push(batch(&format!("changes{n}"), lines)?.spawn()?);
+        }
+        // They have read their files.
+        for n in 0..3 {
+            let started = Instant::now();
+            while pod.ip(&format!("link show x{n}")).is_err() {
+                ensure!(started.elapsed() < CARRIER_TIMEOUT, "x{n} is not made");
+            }
+        }
+        Ok(Self {
+            _pod: pod,
+            changing,
+        })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.changing {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// ADD and DEL of a child and of a NIC, of a pod that lives and of one that is dead.
+fn attaches_and_returns(scene: &Scene) -> Result<()> {
+    for network in [scene.child(), scene.moving()] {
+        for _ in 0..3 {
+            scene.returns(&network, &[])?;
+        }
+    }
+    for (number, network) in [scene.child(), scene.moving()].iter().enumerate() {
+        let pod = scene.another_pod()?;
+        let call = scene.call_of(&pod, &format!("dead{number}"), "net1");
+        let before = scene.host_state()?;
+        answer_of(&call, "ADD", network)?.success()?;
+        // The kernel returns hardware of a dead pod; the veth that stands for it would end.
+        if number == 1 {
+            let host = scene.host.netns.name();
+            scene.perform(&pod, &[&format!("link set net1 netns {host}")])?;
+        }
+        pod.delete()?;
+        answer_of(&call, "DEL", network)?.success()?;
+        unchanged(&before, || scene.host_state(), "after the dead pod's DEL")?;
+    }
+    Ok(())
+}
+
+fn beside_busy_pods() -> Result<()> {
     let scene = Scene::furnished()?;
-    let busy = scene.another_pod()?;
-    let files = tempfile::tempdir()?;
-    let batch = |name: &str, lines: String| -> Result<Command> {
-        let file = files.path().join(name);
-        std::fs::write(&file, lines)?;
-        let mut command = busy.command("ip");
-        command.args(["-force", "-batch"]).arg(file);
-        Ok(command)
-    };
-    let pairs = (0..1500).map(|n| format!("link add a{n} type veth peer name b{n}\n"));
-    run(&mut batch("pairs", pairs.collect())?)?;
-    let changes = |n: u8| format!("link add x{n} type veth peer name y{n}\nlink del x{n}\n");
-    let mut changing = Vec::new();
-    for n in 0..6 {
-        changing.push(batch(&format!("changes{n}"), changes(n).repeat(5000))?.spawn()?);
+    let mut busy = Vec::new();
+    for (number, pairs) in [5000, 1500, 1500].into_iter().enumerate() {
+        busy.push(Busy::start(&scene, number, pairs)?);
     }
-    let moved = (0..15).try_for_each(|_| scene.returns(&scene.moving(), &[]));
-    for mut child in changing {
-        child.kill()?;
-        child.wait()?;
-    }
-    moved
+    attaches_and_returns(&scene)
+}
+
+fn beside_threads() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = &std::sync::Mutex::new(ended);
+    let scene = &scene;
+    thread::scope(move |scope| {
+        for _ in 0..10_000 {
+            let wait = move || drop(ended.lock().map(|ended| ended.recv()));
+            let builder = thread::Builder::new().stack_size(16 << 10);
+            builder.spawn_scoped(scope, wait)?;
+        }
+        let attached = attaches_and_returns(scene);
+        drop(end);
+        attached
+    })
 }
 
 /// A process in a network namespace that has no name, until it is dropped.
@@ -290,7 +372,7 @@ fn in_a_process(kind: &str) -> Result<()> {
     scene.on_host(&[&format!("link add theirs link nic0 type {kind}")])?;
     scene.on_host(&[&format!("link set theirs netns {}", nameless.pid())])?;
     nameless.ip("link set theirs up")?;
-    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &["nic0", "theirs"])?;
+    scene.refuses(&scene.moving(), &[TRY_AGAIN, DENIED], &[HIDDEN])?;
     ensure!(nameless.links()?.contains("theirs"), "the child is gone");
     Ok(())
 }
@@ -309,19 +391,22 @@ fn unseen_child() -> Result<()> {
     Ok(())
 }
 
-/// What is in a namespace that cannot be read may stand on the NIC.
+/// Every ADD and DEL goes on beside it.
 fn unreadable(fault: &str) -> Result<()> {
     let scene = Scene::furnished()?;
     let other = scene.another_pod()?;
-    let before = scene.host_state()?;
     let path = other.path().to_string_lossy();
     let inject = format!("inject={fault}");
     let options = ["-f", "-qq", "-o", "/dev/null", "-P", &path, "-e", &inject].map(str::to_owned);
-    let mut add = traced(&scene.call(), "ADD", &options);
-    let answer = bounded(&mut add, scene.moving().to_string().as_bytes())?;
-    refusal(&answer, &[DENIED], &["nic0", &path, "end the pod"])?;
-    unchanged(&before, || scene.host_state(), "after the refused ADD")?;
-    scene.returns(&scene.moving(), &[])
+    for network in [scene.moving(), scene.child()] {
+        let before = scene.host_state()?;
+        for command in ["ADD", "DEL"] {
+            let mut call = traced(&scene.call(), command, &options);
+            bounded(&mut call, network.to_string().as_bytes())?.success()?;
+        }
+        unchanged(&before, || scene.host_state(), "after DEL")?;
+    }
+    Ok(())
 }
 
 fn received_address() -> Result<()> {
@@ -350,35 +435,96 @@ fn received_address() -> Result<()> {
     scene.returns(&scene.moving(), &[])
 }
 
-/// Otherwise it would receive what the host, or the next pod, receives, for as long as the pod lives.
-fn hidden_child(kind: &str) -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+/// ADD of `nic0` with a lease, then the pod puts a child of it into a namespace that no process of the
+/// pod is in.
+fn with_hidden_child(scene: &Scene, kind: &str, state: &str) -> Result<(Value, Nameless)> {
+    let network = leased_nic(scene);
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
     let nameless = Nameless::start(scene.pod.name())?;
     scene.in_pod(&[&format!("link add hidden link net1 type {kind}")])?;
     scene.in_pod(&[&format!("link set hidden netns {}", nameless.pid())])?;
-    nameless.ip("link set hidden up")?;
-    scene.del_returns(&scene.moving(), &before)?;
+    nameless.ip(&format!("link set hidden {state}"))?;
+    Ok((network, nameless))
+}
+
+/// The DEL has returned the NIC, and nobody gets it or stands on it.
+fn is_kept_from_others(scene: &Scene) -> Result<()> {
+    let other = scene.another_pod()?;
+    let call = scene.call_of(&other, "c2", "net1");
+    for network in [scene.moving(), scene.child()] {
+        let words = [HIDDEN, "c1"];
+        scene.refuses_call(&call, &network, &[TRY_AGAIN], &words)?;
+    }
+    let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    ensure!(!reclaimed.status.success(), "{}", reclaimed.stdout);
+    Ok(())
+}
+
+/// Otherwise it would receive what the host, or the next pod, receives, for as long as it is there.
+fn hidden_child(kind: &str, up: &str) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let (all, host) = (scene.host_state()?, state(&scene.host.netns)?);
+    let (network, nameless) = with_hidden_child(&scene, kind, up)?;
+    for when in ["after DEL", "after another DEL"] {
+        answer_of(&scene.call(), "DEL", &network)?.success()?;
+        unchanged(&host, || state(&scene.host.netns), when)?;
+        let left = scene.host.left_behind().into_keys();
+        let leases: Vec<_> = left.filter(|key| key.starts_with("lease")).collect();
+        ensure!(leases.is_empty(), "{when}: {leases:?}");
+        is_kept_from_others(&scene)?;
+    }
+    ensure!(nameless.links()?.contains("hidden"));
+    drop(nameless);
+    eventually(|| {
+        let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+        Ok(reclaimed.status.success())
+    })?;
+    unchanged(&all, || scene.host_state(), "after its end")?;
+    scene.returns(&scene.moving(), &[])?;
+    scene.returns(&scene.child(), &[])
+}
+
+/// The kernel returned the NIC, and no DEL came.
+fn hidden_of_a_dead_pod() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let (network, nameless) = with_hidden_child(&scene, "macvlan mode bridge", "up")?;
+    scene.in_pod(&[&format!("link set net1 netns {}", scene.host.netns.name())])?;
+    scene.pod.delete()?;
+    let other = scene.another_pod()?;
+    let call = scene.call_of(&other, "c2", "net1");
+    let refused = answer_of(&call, "ADD", &scene.moving())?;
+    refusal(&refused, &[TRY_AGAIN], &[HIDDEN])?;
+    drop(nameless);
+    eventually(|| Ok(answer_of(&call, "ADD", &scene.moving())?.status.success()))?;
+    answer_of(&call, "DEL", &scene.moving())?.success()?;
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
     ensure!(
-        !nameless.links()?.contains("hidden"),
-        "the pod is still on the host's wire"
+        scene.host.left_behind().is_empty(),
+        "{:?}",
+        scene.host.left_behind()
     );
     Ok(())
 }
 
-fn hidden_in_a_thread() -> Result<()> {
+/// No link is made to ask for a child, so no daemon of the host hears of one.
+fn asked_without_a_trace() -> Result<()> {
     let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let holder = Holder::start(&scene.pod)?;
-    scene.in_pod(&["link add hidden link net1 type macvlan mode bridge"])?;
-    scene.in_pod(&[&format!("link set hidden netns {}", holder.tid)])?;
-    scene.del_returns(&scene.moving(), &before)?;
-    ensure!(
-        !holder.ip("-o link")?.contains("hidden"),
-        "the pod is still on the host's wire"
-    );
+    let mut monitor = scene.host.netns.command("ip");
+    monitor
+        .args(["-d", "monitor", "link"])
+        .stdout(Stdio::piped());
+    let mut monitor = monitor.spawn()?;
+    // It listens.
+    thread::sleep(Duration::from_secs(1));
+    let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
+    answer.success()?;
+    thread::sleep(Duration::from_millis(500));
+    monitor.kill()?;
+    let heard = monitor.wait_with_output()?.stdout;
+    let heard = String::from_utf8_lossy(&heard);
+    ensure!(heard.contains("nic0"), "nothing heard: {heard}");
+    ensure!(!heard.contains("macvlan"), "{heard}");
     Ok(())
 }
 

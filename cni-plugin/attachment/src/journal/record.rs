@@ -46,10 +46,14 @@ pub struct Part {
     /// The HCAs of the moved netdev, as units name them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hcas: Vec<String>,
-    /// The netdev is back on the host, all of it undone but its name, which another netdev has, or its
-    /// GUIDs, whose PF is not on the host.
+    /// The netdev is back on the host, all of it undone but its name, which another netdev has, its
+    /// GUIDs, whose PF is not on the host, or a child that stands on it in an unknown namespace.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub returned: bool,
+    /// Of a netdev that returned: a child of the pod stands on it, and would receive what the next pod
+    /// receives.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub carries_child: bool,
     /// The child that was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child: Option<Child>,
@@ -72,10 +76,6 @@ pub struct Netns {
     pub device: u64,
     /// Its inode, which another one has later.
     pub inode: u64,
-    /// The number that no other namespace of the boot has; none in records of a kernel that gave
-    /// none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cookie: Option<u64>,
 }
 
 /// A child in the pod.
@@ -88,18 +88,9 @@ pub struct Child {
     pub master: String,
     /// Index of the netdev below it, on the host.
     pub index: u32,
-    /// Its own index in the pod's namespace, which the pod cannot change there; none until it is
-    /// made.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_index: Option<u32>,
-    /// The MAC address it was given; that of an IPoIB child, which begins with its queue pair, is
-    /// known once it is made. None for an ipvlan, which has its master's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mac: Option<String>,
-    /// A DEL did not find it, and its pod moved links to namespaces that are not found either: the
-    /// end of the pod's namespace does not prove its end.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub strayed: bool,
+    /// Its own index in the pod's namespace, which is chosen before it is made and which the pod cannot
+    /// change there.
+    pub pod_index: u32,
     /// Why it had no carrier when it was attached, which the policy allows; none where it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
@@ -207,7 +198,8 @@ impl Part {
 }
 
 impl Record {
-    /// Whether nothing is left of it but netdevs that returned without their name or GUIDs.
+    /// Whether nothing is left of it but netdevs that returned without their name or GUIDs, or with a
+    /// child.
     pub fn is_returned(&self) -> bool {
         self.parts.iter().any(|part| part.returned)
     }
@@ -266,7 +258,7 @@ mod tests {
                     "ifname": "net1-0",
                     "rail": 0,
                     "hcas": ["0000:3b:00.0"],
-                    "child": {"kind": "macvlan", "master": "ens1", "index": 3},
+                    "child": {"kind": "macvlan", "master": "ens1", "index": 3, "podIndex": 1048577},
                     "rdma": [{"name": "mlx5_0", "index": 4}],
                 },
                 {"ifname": "net1-7", "rail": 7},

@@ -3,7 +3,11 @@
 
 use cni_wire::Code;
 use hca::MacAddress;
-use netlink::{Socket, bpf, link::Link, neighbour, qdisc};
+use netlink::{
+    Socket, bpf,
+    link::{self, Link},
+    neighbour, qdisc,
+};
 use netlink_packet_route::route::RouteMessage;
 
 use super::{
@@ -71,6 +75,16 @@ pub fn obstacles(
             );
         }
     }
+    // A kernel without macvlan does not say.
+    if link.is_ethernet() && link::carries_child(socket, link).unwrap_or_default() {
+        add(
+            format!(
+                "{name} carries a macvlan or ipvlan in another network namespace, which would \
+                 receive what the pod receives"
+            ),
+            "end the pod that has it".to_owned(),
+        );
+    }
     // IPoIB has its own.
     if !link.is_infiniband()
         && let Some(address) = neighbour::list_unicast(socket, link.index)?.first()
@@ -78,9 +92,8 @@ pub fn obstacles(
         let address = MacAddress::new(address.as_slice());
         add(
             format!(
-                "{name} receives for the address {address}, too: a child of it is in a network \
-                 namespace that is not seen from here, or somebody added the address, which a move \
-                 would remove"
+                "{name} receives for the address {address}, too: a child of it is in another network \
+                 namespace, or somebody added the address, which a move would remove"
             ),
             format!(
                 "end the pod that has the child; or remove the address: bridge fdb del {address} \

@@ -8,7 +8,6 @@
 mod transfer;
 
 use std::{
-    cell::OnceCell,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -19,10 +18,7 @@ use netlink::{
     Name, Namespace, Socket,
     link::{self, Link},
 };
-use transfer::{
-    confirmed, find, find_on_host, is_gone, move_to_host, remove_children,
-    remove_children_elsewhere, rename,
-};
+use transfer::{confirmed, find, find_on_host, is_gone, move_to_host, remove_children, rename};
 
 use super::{identity::LinkScope, snapshot::Snapshot, state::Restoration, vf::Guids};
 
@@ -43,24 +39,6 @@ pub struct HostContext<'a> {
     pub sys: &'a Path,
 }
 
-/// The namespace that netdevs return from, and the ones in which threads are, each with the number by
-/// which it knows the first. Read once for all netdevs: what a pod built upon them may be there. What
-/// it puts there later is found by the next ADD, which refuses to move the netdev.
-#[derive(Debug)]
-pub struct Origin<'a> {
-    pub(crate) pod: &'a Namespace,
-    others: OnceCell<Vec<(Namespace, Option<i32>)>>,
-}
-
-impl<'a> Origin<'a> {
-    pub fn new(pod: &'a Namespace) -> Self {
-        Origin {
-            pod,
-            others: OnceCell::new(),
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 pub struct Returned {
     /// What could not be restored, as text.
@@ -71,6 +49,8 @@ pub struct Returned {
     pub goes_by: Option<Name>,
     /// Why a VF may have an attachment's settings still.
     pub vf_kept: Option<String>,
+    /// A child stands on it in a namespace that is not the host's, or not known.
+    pub carries_child: bool,
     /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
 }
@@ -78,7 +58,7 @@ pub struct Returned {
 impl Returned {
     /// Whether nothing of it has to be repaired later.
     pub fn is_whole(&self) -> bool {
-        self.goes_by.is_none() && self.vf_kept.is_none()
+        self.goes_by.is_none() && self.vf_kept.is_none() && !self.carries_child
     }
 }
 
@@ -89,26 +69,21 @@ impl Returned {
 pub fn return_netdev(
     host_context: &mut HostContext<'_>,
     taken: &Snapshot,
-    origin: Option<&Origin<'_>>,
+    pod: Option<&Namespace>,
     timeout: Duration,
 ) -> Result<Returned, Error> {
-    let pod = origin.map(|origin| origin.pod);
     let mut report = Returned::default();
     let (mut started, mut timeout) = (Instant::now(), timeout);
     let mut guids = Guids::Unchanged;
     loop {
         let mut arrived = None;
         // The pod first: on the host another link may have got the index of a virtual one.
-        if let Some(origin @ Origin { pod, .. }) = origin {
+        if let Some(pod) = pod {
             let mut inside = pod.socket(host_context.namespace)?;
             let links = link::list(&mut inside)?;
             let place = LinkScope::of(&mut inside, pod, host_context.namespace)?;
             if let Some(link) = find(taken, &links, place, "in the pod")? {
                 remove_children(&mut inside, &links, link, &mut report);
-                let elsewhere = remove_children_elsewhere(host_context, &mut inside, origin, link);
-                report
-                    .warnings
-                    .extend(elsewhere.unwrap_or_else(|e| vec![e.to_string()]));
                 let name =
                     move_to_host(host_context, taken, &mut inside, link.clone(), &mut report)?;
                 arrived = confirmed(host_context, taken, &name, pod)?;
@@ -156,6 +131,13 @@ pub fn return_netdev(
         if let Some(mut link) = arrived {
             if link.name != taken.name {
                 rename(host_context, &mut link, taken, &mut report)?;
+            }
+            // A change of namespaces does not take it away from beneath a child in another one.
+            if link.is_ethernet() {
+                match link::carries_child(host_context.socket, &link) {
+                    Ok(carries_child) => report.carries_child = carries_child,
+                    Err(e) => report.warnings.push(e.to_string()),
+                }
             }
             Restoration::new(host_context, taken, link, &mut report).run();
             return Ok(report);

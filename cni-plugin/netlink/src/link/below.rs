@@ -16,9 +16,8 @@ impl Link {
         attribute::number(self.info.get(&IFLA_VXLAN_LINK)?)
     }
 
-    /// Whether it stands on the link with index `below`, which is in the namespace that the link's
-    /// own knows by the number `netns`; none where both are in one.
-    pub fn stands_on(&self, below: u32, netns: Option<i32>) -> bool {
+    /// Whether it stands on the link with index `below` of its own namespace.
+    pub fn stands_on(&self, below: u32) -> bool {
         let kind = self.kind.as_ref().map(ToString::to_string);
         let on = match kind.as_deref() {
             Some(kind) if PAIRED_KINDS.contains(&kind) => None,
@@ -27,11 +26,9 @@ impl Link {
             Some("vxlan") => self.bound_to(),
             Some("geneve") => None,
             // One without a link below names itself.
-            _ => self
-                .parent
-                .filter(|parent| netns.is_some() || *parent != self.index),
+            _ => self.parent.filter(|parent| *parent != self.index),
         };
-        on == Some(below) && self.parent_netns == netns
+        on == Some(below) && self.parent_netns.is_none()
     }
 
     /// Whether it is a partition on the IPoIB netdev `port`, in whichever namespace: IPoIB does not
@@ -64,19 +61,12 @@ mod tests {
     #[test]
     fn a_child_stands_on_its_parent_in_the_parents_namespace_only() {
         let here = link(7, "macvlan", Some(2), None);
-        assert!(here.stands_on(2, None));
-        assert!(!here.stands_on(3, None));
-        assert!(!here.stands_on(2, Some(0)), "index 2 of its own namespace");
-        let there = link(7, "ipvlan", Some(2), Some(0));
-        assert!(there.stands_on(2, Some(0)));
-        assert!(!there.stands_on(3, Some(0)));
-        assert!(!there.stands_on(2, Some(1)));
-        assert!(!there.stands_on(2, None));
+        assert!(here.stands_on(2));
+        assert!(!here.stands_on(3));
+        assert!(!link(7, "ipvlan", Some(2), Some(0)).stands_on(2));
         // A port of a switch stands on the NIC that it sends through (`dsa_user_get_iflink()`).
         let port = Link { kind: None, ..here };
-        assert!(port.stands_on(2, None));
-        // In another namespace a child may have its parent's index.
-        assert!(link(2, "macvlan", Some(2), Some(0)).stands_on(2, Some(0)));
+        assert!(port.stands_on(2));
     }
 
     #[test]
@@ -114,18 +104,14 @@ mod tests {
     #[test]
     fn a_peer_is_no_child_wherever_it_is() {
         for kind in PAIRED_KINDS {
-            assert!(!link(7, kind, Some(2), None).stands_on(2, None), "{kind}");
-            assert!(
-                !link(7, kind, Some(2), Some(0)).stands_on(2, Some(0)),
-                "{kind}"
-            );
+            assert!(!link(7, kind, Some(2), None).stands_on(2), "{kind}");
         }
     }
 
     #[test]
     fn a_link_without_a_link_below_stands_on_nothing() {
-        assert!(!link(2, "dummy", Some(2), None).stands_on(2, None));
-        assert!(!link(2, "dummy", None, None).stands_on(2, None));
+        assert!(!link(2, "dummy", Some(2), None).stands_on(2));
+        assert!(!link(2, "dummy", None, None).stands_on(2));
     }
 
     #[test]
@@ -134,14 +120,8 @@ mod tests {
             info: [(IFLA_VXLAN_LINK, 2u32.to_ne_bytes().to_vec())].into(),
             ..link(9, "vxlan", None, netns)
         };
-        assert!(through(None).stands_on(2, None));
-        assert!(!through(None).stands_on(4, None));
-        assert!(!through(None).stands_on(2, Some(0)));
-        assert!(through(Some(0)).stands_on(2, Some(0)));
-        // In another namespace than its socket it names itself by an index of another namespace.
-        for kind in ["vxlan", "geneve"] {
-            let itself = link(2, kind, Some(2), Some(0));
-            assert!(!itself.stands_on(2, Some(0)), "{kind}");
-        }
+        assert!(through(None).stands_on(2));
+        assert!(!through(None).stands_on(4));
+        assert!(!through(Some(0)).stands_on(2));
     }
 }

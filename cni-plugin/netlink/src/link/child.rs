@@ -1,12 +1,14 @@
 //! Creating a link on another one.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL};
 use netlink_packet_route::link::{
     InfoData, InfoIpVlan, InfoIpoib, InfoKind, InfoMacVlan, IpVlanMode, IpoibMode, LinkAttribute,
     LinkInfo, LinkMessage, MacVlanMode,
 };
 
-use super::{By, IFLA_IFNAME, Link, RTM_NEWLINK, get, named};
+use super::{By, IFLA_IFNAME, Link, RTM_NEWLINK, delete, get, named};
 use crate::{Result, Socket};
 
 /// What a child is, beside the link it stands on.
@@ -79,6 +81,8 @@ impl Child {
 #[derive(Clone, Debug)]
 pub struct NewChild<'a> {
     pub name: &'a str,
+    /// In the namespace of the socket.
+    pub index: u32,
     pub child: Child,
     /// Index of the link it stands on.
     pub parent: u32,
@@ -90,15 +94,24 @@ pub struct NewChild<'a> {
     pub mac: Option<Vec<u8>>,
 }
 
+/// An index from 2^20 upwards. The kernel gives small ones, so that hardly a link has it.
+pub fn random_index() -> u32 {
+    let random = RandomState::new().build_hasher().finish();
+    let [a, b, c, d, ..] = random.to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d]) & 0x7fff_ffff | 1 << 20
+}
+
 /// Creates a child and returns it as it is then; none when it is gone already.
 ///
 /// Made from a socket inside the namespace it is to be in, it has its final name at once and
 /// meets no netdev of the host that has that name.
 ///
 /// # Errors
-/// The kernel's refusal: EEXIST when the name is taken, EBUSY when the parent is in other use.
+/// The kernel's refusal: EEXIST when the name or the index is taken, EBUSY when the parent is in other
+/// use.
 pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
     let mut message = LinkMessage::default();
+    message.header.index = new.index;
     let attributes = &mut message.attributes;
     attributes.push(named(IFLA_IFNAME, new.name.as_bytes()));
     attributes.push(LinkAttribute::Link(new.parent));
@@ -122,6 +135,48 @@ pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
         link = get(socket, By::Name(new.name.as_bytes()))?;
     }
     Ok(link)
+}
+
+/// Whether a macvlan, an ipvlan or a `macsec` link stands on an Ethernet link of the socket's namespace,
+/// in whichever namespace and whether it is up or not. A VLAN does not count.
+///
+/// Asks for a macvlan of mode passthru, which stands on a link alone: EINVAL beside another macvlan
+/// (`macvlan_common_newlink()`), EBUSY where another kind has the link's handler of received frames
+/// (`netdev_rx_handler_register()`). On a link without a child the kernel refuses the name, which it
+/// looks at last (`register_netdevice()`). So nothing is made, and nobody is notified.
+///
+/// # Errors
+/// The kernel's refusal: EOPNOTSUPP without macvlan.
+pub fn carries_child(socket: &mut Socket, link: &Link) -> Result<bool> {
+    // With that of a link the kernel would answer as for a link without a child.
+    let unused = random_index();
+    let child = Child::Macvlan {
+        mode: MacVlanMode::Passthrough,
+        broadcast_queue: None,
+    };
+    let mut message = LinkMessage::default();
+    message.header.index = unused;
+    message.attributes = vec![
+        named(IFLA_IFNAME, b"lo"),
+        LinkAttribute::Link(link.index),
+        LinkAttribute::LinkInfo(child.info()),
+    ];
+    let what = format_args!("ask whether a child stands on {}", link.name);
+    match socket.request(what, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &message) {
+        Err(e) if e.is(libc::EEXIST) => Ok(false),
+        Err(e) if e.is(libc::EINVAL) => Ok(true),
+        // That of a bridge or bond is no child's.
+        Err(e) if e.is(libc::EBUSY) => Ok(link.controller.is_none()),
+        Err(e) => Err(e),
+        // No link is called lo.
+        Ok(()) => {
+            let made = Link {
+                index: unused,
+                ..Link::default()
+            };
+            delete(socket, &made).map(|()| false)
+        }
+    }
 }
 
 #[cfg(test)]

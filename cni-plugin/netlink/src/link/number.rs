@@ -1,7 +1,5 @@
 //! The numbers by which one network namespace knows another (`nsid`).
 
-use std::collections::BTreeSet;
-
 use netlink_packet_core::Parseable;
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 
@@ -13,21 +11,6 @@ const RTM_GETNSID: u16 = 90;
 /// The number by which the socket's namespace knows another one; none when it has none.
 pub fn known_number(socket: &mut Socket, other: &Namespace) -> Result<Option<i32>> {
     ask_number(socket, &number_of(other)?, other)
-}
-
-/// The number by which `other` knows `wanted`, without entering it; none where the socket's namespace
-/// has no number for `other` and so cannot ask about it.
-pub fn number_within(
-    socket: &mut Socket,
-    other: &Namespace,
-    wanted: &Namespace,
-) -> Result<Option<Option<i32>>> {
-    let Some(target) = known_number(socket, other)? else {
-        return Ok(None);
-    };
-    let mut message = number_of(wanted)?;
-    message.attributes.push(NsidAttribute::TargetNsid(target));
-    ask_number(socket, &message, wanted).map(Some)
 }
 
 /// The number by which the socket's namespace knows another one; made when there is none.
@@ -49,15 +32,6 @@ pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
         what,
         cause: "it has no number although it was given one".into(),
     })
-}
-
-/// The numbers of all namespaces that the socket's namespace knows. One that ends loses its number.
-pub fn known_numbers(socket: &mut Socket) -> Result<BTreeSet<i32>> {
-    let what = "ask for the numbers of namespaces";
-    let numbers = socket.dump(what, RTM_GETNSID, &NsidMessage::default(), |payload| {
-        Ok(number_in(&NsidMessage::parse(payload)?))
-    })?;
-    Ok(numbers.into_iter().collect())
 }
 
 fn number_in(message: &NsidMessage) -> Option<i32> {

@@ -131,15 +131,7 @@ impl Add<'_> {
         network: &mut NodeNetwork,
     ) -> Result<Resolved, Error> {
         let (node, request) = (&mut *self.node, self.request);
-        resolve(
-            node,
-            request,
-            config,
-            before,
-            self.pod,
-            self.inside,
-            network,
-        )
+        resolve(node, request, config, before, self.inside, network)
     }
 
     /// Asks the policy, and the kubelet where the request takes something from the host; `allocated` is

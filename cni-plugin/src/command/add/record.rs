@@ -36,7 +36,6 @@ impl Add<'_> {
                 path: self.pod.path().display().to_string(),
                 device: netns.device,
                 inode: netns.inode,
-                cookie: self.pod.cookie(&self.node.netns.namespace).ok(),
             },
             parts,
             ipam: addresses::note(self.request)?,

@@ -37,6 +37,23 @@ fn what_lacks_a_required_node_is_listed_unhealthy_with_the_reason() {
 }
 
 #[test]
+fn an_hca_whose_netdev_carries_a_child_is_unhealthy() {
+    let node = Node::new(two_nics);
+    let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
+    let seen = node.scan();
+    let (candidates, _) = gather::list(&seen.inventory);
+    let known = crate::pool::Node {
+        children: [("0000:86:00.0".parse().unwrap(), "ens2 carries one".into())].into(),
+        ..crate::pool::Node::default()
+    };
+    let pools = assemble_on(&config, &candidates, &seen, &[], &known);
+    let members = pools.snapshots[0].members().iter();
+    let health: Vec<Health> = members.map(|member| member.health.clone()).collect();
+    let child = UnhealthyReason::Child("ens2 carries one".into());
+    assert_eq!(health, [Health::Healthy, Health::Unhealthy(child)]);
+}
+
+#[test]
 fn what_an_old_file_needs_is_less_than_that_plugin_asks_for() {
     // Without umad, and a NIC of a vendor that has none at all.
     let node = Node::new(|tree| {

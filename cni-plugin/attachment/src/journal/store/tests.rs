@@ -25,7 +25,6 @@ fn record() -> Record {
             path: "/run/netns/a".into(),
             device: 4,
             inode: 5,
-            cookie: None,
         },
         parts: vec![Part::named("net1")],
         ipam: None,

@@ -1,17 +1,16 @@
 //! The way from the pod to the host, and what stands on the netdev in the pod.
 
-use std::{collections::BTreeSet, fs, slice};
+use std::{fs, slice};
 
 use cni_wire::Code;
 use netlink::{
     Name, Namespace, Socket,
     link::{self, By, Change, Link},
-    neighbour,
 };
 
 use netlink_packet_route::link::LinkFlags;
 
-use super::{HostContext, Origin, Returned};
+use super::{HostContext, Returned};
 use crate::{
     error::Error,
     netdev::{identity::LinkScope, snapshot::Snapshot},
@@ -116,67 +115,11 @@ pub(super) fn remove_children(
     report: &mut Returned,
 ) {
     // Hardware cannot be deleted.
-    let stands_on = |link: &&Link| link.kind.is_some() && link.stands_on(below.index, None);
+    let stands_on = |link: &&Link| link.kind.is_some() && link.stands_on(below.index);
     for child in links.iter().filter(stands_on) {
         let deleted = link::delete(inside, child);
         report.warnings.extend(deleted.err().map(|e| e.to_string()));
     }
-}
-
-/// Deletes what the pod built upon a netdev and put into namespaces of its own, which are found by the
-/// threads in them. Returns what could not be, as text.
-pub(super) fn remove_children_elsewhere(
-    host_context: &mut HostContext<'_>,
-    inside: &mut Socket,
-    origin: &Origin<'_>,
-    below: &Link,
-) -> netlink::Result<Vec<String>> {
-    let mut warnings = Vec::new();
-    let pod = origin.pod;
-    let others = origin.others.get_or_init(|| {
-        crate::namespaces::open_many();
-        let known = [pod, host_context.namespace].map(|known| known.id().inode);
-        let others = Namespace::of_threads(host_context.proc, BTreeSet::from(known));
-        let numbered = others.map(|other| {
-            let number = match link::number_within(host_context.socket, &other, pod) {
-                Ok(Some(number)) => Ok(number),
-                _ => other
-                    .socket(host_context.namespace)
-                    .and_then(|mut socket| link::known_number(&mut socket, pod)),
-            };
-            // It may have ended meanwhile.
-            (other, number.unwrap_or_default())
-        });
-        numbered.collect()
-    });
-    for (other, number) in others {
-        // One that has no number for the pod's has no link that stands on one of it, but for IPoIB.
-        if number.is_none() && !below.is_infiniband() {
-            continue;
-        }
-        // It may have ended meanwhile.
-        let Ok(mut socket) = other.socket(host_context.namespace) else {
-            continue;
-        };
-        for child in link::list(&mut socket).unwrap_or_default() {
-            let stands_there = number.is_some() && child.stands_on(below.index, *number);
-            if stands_there || child.is_partition_of(below) {
-                let deleted = link::delete(&mut socket, &child);
-                warnings.extend(deleted.err().map(|e| e.to_string()));
-            }
-        }
-    }
-    if !below.is_infiniband()
-        && let Some(address) = neighbour::list_unicast(inside, below.index)?.first()
-    {
-        warnings.push(format!(
-            "{} received for the address {} in the pod: a child of it may be in a network namespace \
-             without a thread, until that ends",
-            below.name,
-            hca::MacAddress::new(address.as_slice())
-        ));
-    }
-    Ok(warnings)
 }
 
 pub(super) fn is_taken(host_context: &mut HostContext<'_>, name: &Name) -> netlink::Result<bool> {
