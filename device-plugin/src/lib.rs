@@ -32,7 +32,7 @@ mod node_paths;
 mod node_socket;
 pub mod pool;
 mod pool_state;
-pub mod port_counters;
+mod port_counters;
 mod prefer;
 pub mod reader;
 mod reclaim;

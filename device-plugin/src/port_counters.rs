@@ -28,7 +28,7 @@ const CONGESTION: [&str; 3] = [
 
 /// A counter of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PortCounter {
+pub(crate) struct PortCounter {
     /// RDMA device.
     pub rdma_device: String,
     /// Number of the port.
@@ -44,7 +44,7 @@ pub struct PortCounter {
 /// The counters of all ports of an inventory. The driver may ask the firmware for each: reading
 /// takes milliseconds.
 #[must_use]
-pub fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
+pub(crate) fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
     let mut found = Vec::new();
     for device in &inventory.rdma_devices {
         for port in &device.ports {

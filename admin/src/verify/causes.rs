@@ -18,7 +18,7 @@ const COLLECTIVE: &[Cause] = &[
         why: "NCCL lost its connection: packets are sent, but not acknowledged (error 12), or the \
               other rank ended",
         remedy: "check the first rank that complains; for error 12 see the link counters \
-                 (preflight L12), PFC and the rails",
+                 (rdma_device_plugin_port_errors_total), PFC and the rails",
     },
     Cause {
         message: "invalid device ordinal",
@@ -54,7 +54,7 @@ const TOOLS: &[Cause] = &[
         why: "memory could not be registered: the memlock limit is too low, or, with GPU memory, \
               neither nvidia_peermem nor dma-buf is usable",
         remedy: "give the container the capability IPC_LOCK or raise the runtime's LimitMEMLOCK \
-                 (preflight R01, R02); for GPU memory see preflight D01 to D03",
+                 (preflight R01, R02); for GPU memory see preflight D01",
     },
     Cause {
         message: "Unable to find GID",

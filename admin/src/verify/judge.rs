@@ -109,7 +109,7 @@ fn judge(
     } else if sawtooth(large) {
         (
             "it goes up and down from size to size: packets are dropped or held back",
-            "check PFC and ECN on the NICs and the switch (preflight Q01 to Q06, L12)",
+            "check PFC and ECN on the NICs and the switch (preflight Q01 to Q04)",
         )
     } else if flat(run) && memory == Memory::Gpu {
         (
@@ -263,7 +263,7 @@ fn judge_collective(log: &nccl::Log, text: &str, expected: Expected) -> Finding 
     } else {
         (
             "GPU and NIC are not on one PCIe switch, or GPUDirect is not in use".to_owned(),
-            "set binding: late for the pool, see \"rdmactl topology\"; and preflight D01 to D03, P03, \
+            "set binding: late for the pool, see \"rdmactl topology\"; and preflight D01, P03, \
              P05",
         )
     };
