@@ -18,7 +18,6 @@ pub mod config;
 mod deliver;
 mod device_nodes;
 mod events;
-pub mod files;
 mod health;
 pub mod host_snapshot;
 mod install;

@@ -1,9 +1,10 @@
 //! Counters of ports that say something about the fabric (`Documentation/ABI/stable/sysfs-class-infiniband`
 //! and the drivers' `hw_counters`). Which of them a port has depends on its driver.
 
-use hca::{Host, Inventory};
+use std::fs;
+use std::path::Path;
 
-use crate::files;
+use hca::{Host, Inventory};
 
 /// Errors on the wire, and retries that follow from them.
 const ERRORS: [&str; 11] = [
@@ -41,6 +42,10 @@ pub(crate) struct PortCounter {
     pub value: u64,
 }
 
+fn value(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
 /// The counters of all ports of an inventory. The driver may ask the firmware for each: reading
 /// takes milliseconds.
 #[must_use]
@@ -57,7 +62,7 @@ pub(crate) fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
                         port: port.number,
                         counter: path.rsplit('/').next()?,
                         is_congestion,
-                        value: files::parsed(&directory.join(path))?,
+                        value: value(&directory.join(path))?,
                     })
                 }));
             }

@@ -11,7 +11,6 @@ use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::engine::{Fact, Unread};
-use super::function::{self, Function};
 use super::link::{PortFacts, ports};
 
 /// How many HCAs this node should have.
@@ -68,9 +67,6 @@ pub(super) struct Context {
     pub(super) pools: Option<Pools>,
     /// Ports of RDMA devices.
     pub(super) ports: Vec<PortFacts>,
-    /// NICs with an RDMA device.
-    pub(super) nics: Vec<Function>,
-    pub(super) gpus: Vec<Function>,
     /// Addresses of the namespace that is checked.
     pub(super) addresses: Fact<Vec<(String, IpAddr)>>,
     /// The running kernel may be asked as well: it is the one whose files are read, and this process
@@ -131,8 +127,6 @@ impl Context {
         let live = is_running_kernel(&settings.root) && in_host_namespace;
         Self {
             ports: ports(&snapshot, pools.as_ref()),
-            nics: function::nics(&snapshot),
-            gpus: function::gpus(&snapshot),
             addresses: match live {
                 true => own_addresses(),
                 false => Err(Unread(

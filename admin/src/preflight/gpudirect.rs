@@ -12,7 +12,7 @@ use nix::sys::socket::{
 
 use super::context::Context;
 use super::engine::{Check, Fact, Judged, Unread, judge};
-use super::function::{NO_GPU, hardware};
+use super::function::gpus_and_nics;
 use super::{modules, read};
 use crate::verdict::Verdict::Warn;
 use crate::verdict::{Finding, words};
@@ -43,13 +43,10 @@ pub(super) fn checks() -> Vec<Check> {
 
 /// The node, if it has GPUs and NICs.
 fn gpu_node(context: &Context) -> Result<Vec<&()>, &'static str> {
-    hardware(context)?;
-    match context.gpus.is_empty() {
-        true => Err(NO_GPU),
-        false => Ok(vec![&()]),
-    }
+    gpus_and_nics(context).map(|_| vec![&()])
 }
 
+const NVIDIA: u16 = 0x10de;
 const GET_DMABUF: &str = "ib_umem_dmabuf_get";
 const DRIVER_DMABUF: &str = "_reg_user_mr_dmabuf";
 const PEER_INTERFACE: &str = "ib_register_peer_memory_client";
@@ -83,7 +80,8 @@ fn peer_module(context: &Context) -> Fact<Option<String>> {
 
 /// Why the NVIDIA driver does not export dma-bufs; `None` if it does.
 fn no_export(context: &Context) -> Fact<Option<&'static str>> {
-    if !context.gpus.iter().any(|gpu| gpu.nvidia) {
+    let mut gpus = context.snapshot.machine.gpus.iter();
+    if !gpus.any(|gpu| gpu.vendor == NVIDIA) {
         // Drivers of others export them.
         return Ok(None);
     }

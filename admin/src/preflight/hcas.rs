@@ -114,29 +114,21 @@ fn h02_pools(context: &Context) -> Findings {
 fn h03_expected(context: &Context, check: &Check) -> Findings {
     let all = hcas(context);
     let judge = |expected: &Expected| {
-        let of = expected
-            .resource
-            .clone()
-            .unwrap_or_else(|| "this node".to_owned());
-        let hcas = match (&expected.resource, &context.pools) {
-            (None, _) => all.as_slice(),
-            (Some(resource), Some(pools)) => match pools.hcas.get(resource) {
+        let of = expected.resource.clone();
+        let of = of.unwrap_or_else(|| "this node".to_owned());
+        let pool = |resource| context.pools.as_ref()?.hcas.get(resource);
+        let hcas = match &expected.resource {
+            None => all.as_slice(),
+            Some(resource) => match pool(resource) {
                 Some(hcas) => hcas.as_slice(),
                 None if expected.hcas == 0 => &[],
+                // What waits for the HCAs of a pool must not go on without any.
                 None => {
-                    let names: Vec<&str> = pools.hcas.keys().map(String::as_str).collect();
-                    let has = format!("the configuration has {}", names.join(", "));
-                    return Finding::fail("no pool has this resource", has).on(of);
+                    let remedy =
+                        "correct the resource, or name the configuration with --config-file";
+                    return Finding::fail("no pool has this resource", remedy).on(of);
                 }
             },
-            // What waits for the HCAs of a pool must not go on without any.
-            (Some(_), None) => {
-                return Finding::fail(
-                    "the pools are not known: no configuration",
-                    "name the device plugin's configuration with --config-file",
-                )
-                .on(of);
-            }
         };
         let (usable, wanted) = (usable(hcas), expected.hcas);
         let finding = if usable >= wanted {

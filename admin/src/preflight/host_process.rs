@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use rdma_device_plugin::files;
-
 use super::context::Context;
 use super::engine::{Fact, Unread};
 use super::read;
@@ -31,16 +29,16 @@ pub(super) fn find(context: &Context, names: &[&str]) -> Fact<Vec<HostProcess>> 
         return Err(Unread(format!("{} shows no process 1", proc.display())));
     };
     let mut found = Vec::new();
-    for process in files::processes(proc) {
-        if !names.contains(&process.name.as_str()) {
-            continue;
-        }
-        let directory = proc.join(process.pid.to_string());
-        if namespaces(context, &directory)?.as_ref() == Some(&of_host)
+    for pid in read::names(context, proc)?.unwrap_or_default() {
+        let directory = proc.join(&pid);
+        let name = std::fs::read_to_string(directory.join("comm")).unwrap_or_default();
+        let name = name.trim();
+        if names.contains(&name)
+            && namespaces(context, &directory)?.as_ref() == Some(&of_host)
             && is_roots(context, &directory)?
             && has_program_of_host(context, &directory)?
         {
-            let title = format!("{} ({})", process.name, process.pid);
+            let title = format!("{name} ({pid})");
             found.push(HostProcess { title, directory });
         }
     }

@@ -1,8 +1,8 @@
 //! The kubelet's alignment, and other plugins (K).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::context::Context;
 use super::engine::{Check, Fact, Findings, Judged, Unread, each, judge, node};
@@ -35,65 +35,53 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-/// The part of `KubeletConfiguration` that decides on alignment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Policies {
-    cpu_manager_policy: Option<String>,
-    topology_manager_policy: Option<String>,
-    topology_manager_scope: Option<String>,
-}
+/// Key of `KubeletConfiguration`, flag, and the kubelet's default of each setting that decides on
+/// alignment.
+const SETTINGS: [[&str; 3]; 3] = [
+    ["topologyManagerPolicy", "topology-manager-policy", "none"],
+    [
+        "topologyManagerScope",
+        "topology-manager-scope",
+        "container",
+    ],
+    ["cpuManagerPolicy", "cpu-manager-policy", "none"],
+];
 
-impl Policies {
-    /// What `later` says counts.
-    fn or(self, later: Self) -> Self {
-        let set = |value: Option<String>| value.filter(|value| !value.is_empty());
-        Self {
-            cpu_manager_policy: set(later.cpu_manager_policy).or(self.cpu_manager_policy),
-            topology_manager_policy: set(later.topology_manager_policy)
-                .or(self.topology_manager_policy),
-            topology_manager_scope: set(later.topology_manager_scope)
-                .or(self.topology_manager_scope),
-        }
-    }
-
-    fn of_flags(flags: &[String]) -> Self {
-        let value = |name| flag(flags, name).map(str::to_owned);
-        Self {
-            cpu_manager_policy: value("cpu-manager-policy"),
-            topology_manager_policy: value("topology-manager-policy"),
-            topology_manager_scope: value("topology-manager-scope"),
-        }
-    }
-}
-
-/// Settings of the running kubelet: its files in their order, then its flags.
-fn policies(context: &Context) -> Fact<Policies> {
+/// What the running kubelet was started with: its flags, and its files in their order.
+fn configuration(context: &Context) -> Fact<(Vec<String>, Vec<Value>)> {
     let kubelets = host_process::find(context, &["kubelet"])?;
     let [kubelet] = kubelets.as_slice() else {
         return Err(Unread(format!("{} kubelets are running", kubelets.len())));
     };
     let line = read::required(context, &kubelet.directory.join("cmdline"))?;
     let flags: Vec<String> = line.split('\0').map(str::to_owned).collect();
-    let mut policies = Policies::default();
-    if let Some(file) = flag(&flags, "config") {
-        policies = policies.or(file_of_kubelet(context, Path::new(file))?);
-    }
-    // Drop-in files of the kubelet, in the order of their names.
+    let mut paths: Vec<PathBuf> = flag(&flags, "config")
+        .map(PathBuf::from)
+        .into_iter()
+        .collect();
     if let Some(directory) = flag(&flags, "config-dir") {
         let names = read::names(context, &context.path(directory))?.unwrap_or_default();
-        for name in names.iter().filter(|name| name.ends_with(".conf")) {
-            policies = policies.or(file_of_kubelet(context, &Path::new(directory).join(name))?);
-        }
+        let names = names.iter().filter(|name| name.ends_with(".conf"));
+        paths.extend(names.map(|name| Path::new(directory).join(name)));
     }
-    Ok(policies.or(Policies::of_flags(&flags)))
+    let file = |path: PathBuf| {
+        let path = context.path(path);
+        let parsed = serde_saphyr::from_str(&read::required(context, &path)?);
+        parsed.map_err(|error| Unread(format!("cannot read {}: {error}", path.display())))
+    };
+    let files: Fact<Vec<Value>> = paths.into_iter().map(file).collect();
+    Ok((flags, files?))
 }
 
-fn file_of_kubelet(context: &Context, path: &Path) -> Fact<Policies> {
-    let path = context.path(path);
-    let text = read::required(context, &path)?;
-    let parsed = serde_saphyr::from_str(&text);
-    parsed.map_err(|error| Unread(format!("cannot read {}: {error}", path.display())))
+/// Flags win over files, later files over earlier ones.
+fn settings(flags: &[String], files: &[Value]) -> [String; 3] {
+    SETTINGS.map(|[key, name, default]| {
+        let in_file = |file: &Value| Some(file.get(key)?.as_str()?.to_owned());
+        let in_files = || files.iter().rev().find_map(in_file);
+        let value = flag(flags, name).map(str::to_owned).or_else(in_files);
+        let value = value.filter(|value| !value.is_empty());
+        value.unwrap_or_else(|| default.to_owned())
+    })
 }
 
 /// The value of `--name=value` or `--name value`.
@@ -119,12 +107,8 @@ fn k03_alignment(context: &Context, check: &Check, node: &()) -> Judged {
     if context.snapshot.machine.numa.nodes_with_cpus() <= 1 {
         return Ok(Finding::pass("one NUMA node"));
     }
-    let policies = policies(context)?;
-    // The kubelet's defaults: all that could set these was read.
-    let or = |value: Option<String>, default: &str| value.unwrap_or_else(|| default.to_owned());
-    let topology = or(policies.topology_manager_policy, "none");
-    let scope = or(policies.topology_manager_scope, "container");
-    let cpu = or(policies.cpu_manager_policy, "none");
+    let (flags, files) = configuration(context)?;
+    let [topology, scope, cpu] = settings(&flags, &files);
     let is_strict = ["restricted", "single-numa-node"].contains(&topology.as_str());
     let finding = if is_strict && cpu == "static" {
         Finding::pass("CPUs, GPUs and NICs of a container come from one NUMA node")
@@ -183,28 +167,21 @@ mod tests {
     fn flags_of_the_kubelet_beat_its_file() {
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
             cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n";
-        let file: Policies = serde_saphyr::from_str(file).unwrap();
+        let file: Value = serde_saphyr::from_str(file).unwrap();
         let with = |flags: &[&str]| {
             let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-            let Policies {
-                cpu_manager_policy,
-                topology_manager_policy,
-                topology_manager_scope,
-            } = file.clone().or(Policies::of_flags(&flags));
-            [
-                cpu_manager_policy,
-                topology_manager_policy,
-                topology_manager_scope,
-            ]
-            .map(Option::unwrap_or_default)
+            settings(&flags, std::slice::from_ref(&file))
         };
-        assert_eq!(with(&["kubelet", "--v=2"]), ["static", "best-effort", ""]);
+        assert_eq!(
+            with(&["kubelet", "--v=2"]),
+            ["best-effort", "container", "static"]
+        );
         let flags = [
             "kubelet",
             "--topology-manager-policy",
             "restricted",
             "--topology-manager-scope=pod",
         ];
-        assert_eq!(with(&flags), ["static", "restricted", "pod"]);
+        assert_eq!(with(&flags), ["restricted", "pod", "static"]);
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn checks() -> Vec<Check> {
             id: "L01",
             title: "ports are active",
             subject: "port",
-            reads: "operstate and carrier of the netdev; state, phys_state, lid and sm_lid of the port",
+            reads: "flags of the netdev; state, phys_state, lid and sm_lid of the port",
             severity: Fail,
             remedy: "check cable, transceiver and the switch's port (ethtool -m, mlxlink)",
             judge: judge(ports_of_pools, l01_active),
@@ -197,23 +197,6 @@ fn is_spare(context: &Context, port: &PortFacts) -> bool {
 /// The worst of netdev, port state, link and subnet manager.
 fn l01_active(context: &Context, check: &Check, port: &PortFacts) -> Judged {
     let state = port.port.state;
-    let name = port
-        .netdev
-        .as_ref()
-        .map(|netdev| netdev.name.as_str())
-        .unwrap_or_default();
-    let carrier = match name {
-        "" => Ok(None),
-        name => read::text(
-            context,
-            &context.host.sys.join(format!("class/net/{name}/carrier")),
-        ),
-    };
-    // A netdev that is down refuses to tell its carrier.
-    let carrier = carrier.ok().flatten();
-    let has_signal = |netdev: &Netdev| {
-        carrier.as_deref() != Some("0") && ["up", "unknown"].contains(&netdev.operstate.as_str())
-    };
     let manager =
         "check that a subnet manager runs on this fabric (sminfo, systemctl status opensm)";
     let is_active = matches!(state, PortState::Active | PortState::ActiveDefer);
@@ -221,10 +204,9 @@ fn l01_active(context: &Context, check: &Check, port: &PortFacts) -> Judged {
     let link = port.port.phys_state.as_str();
     let finding = match &port.netdev {
         Some(netdev) if !netdev.up => Finding::fail(
-            format!("{name} is switched off"),
-            format!(
-                "ip link set {name} up, and have the node's network set-up do it, or linkUp: true in \
-                 its pool"
+            port.fill("{netdev} is switched off"),
+            port.fill(
+                "ip link set {netdev} up in the node's network set-up, or linkUp: true in its pool",
             ),
         ),
         _ if link == "Unknown" || state == PortState::Unknown => {
@@ -237,7 +219,6 @@ fn l01_active(context: &Context, check: &Check, port: &PortFacts) -> Judged {
             Finding::fail("the subnet manager has not brought it up", manager)
         }
         _ if !is_active => check.fault(port, &format!("the port is {state}")),
-        Some(netdev) if !has_signal(netdev) => check.fault(port, &format!("{name} has no signal")),
         _ if port.is_infiniband() && !has_lid => Finding::fail(
             "no subnet manager gave it an address: the link layer alone is only a firmware setting",
             "start a subnet manager, or set the port to Ethernet (mlxconfig LINK_TYPE_P1=2)",
@@ -245,13 +226,8 @@ fn l01_active(context: &Context, check: &Check, port: &PortFacts) -> Judged {
         _ if port.is_infiniband() => Finding::pass("active, with a subnet manager"),
         _ => Finding::pass("active"),
     };
-    let mut finding = finding.softened(is_spare(context, port));
-    if let Some(netdev) = &port.netdev {
-        finding = finding
-            .read("operstate", &netdev.operstate)
-            .read("carrier", carrier.as_deref().unwrap_or("not readable"));
-    }
-    finding = finding.read("state", state).read("phys_state", link);
+    let finding = finding.softened(is_spare(context, port));
+    let mut finding = finding.read("state", state).read("phys_state", link);
     if port.is_infiniband() {
         finding = finding
             .read("lid", port.port.lid)

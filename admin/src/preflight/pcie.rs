@@ -6,12 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use hca::PciAddress;
-use hca::topology::{Class, Machine, PciLocation};
+use hca::topology::{Class, Gpu, Machine, Nic, PciLocation, PcieLink};
 
 use super::config_space::ConfigSpace;
 use super::context::Context;
 use super::engine::{Check, Fact, Findings, Judged, Object, compare, each, judge};
-use super::function::{Function, NO_GPU, hardware, hardware_and_gpus};
+use super::function::{gpus_and_nics, hardware};
 use super::platform::is_virtual_machine;
 use super::read;
 use crate::verdict::Verdict::{Fail, Warn};
@@ -45,12 +45,7 @@ pub(super) fn checks() -> Vec<Check> {
             reads: "iommu_group/type",
             severity: Warn,
             remedy: "iommu=pt (x86) or iommu.passthrough=1 (Arm) on the kernel's command line",
-            judge: compare(
-                hardware_and_gpus,
-                iommu,
-                |kind| kind == NO_IOMMU || kind == "identity" || kind.ends_with(COHERENT),
-                "{fact}: addresses are translated, so peer-to-peer traffic goes through the CPU",
-            ),
+            judge: Box::new(p05_iommu),
         },
         Check {
             id: "P06",
@@ -63,7 +58,8 @@ pub(super) fn checks() -> Vec<Check> {
             judge: compare(
                 hardware,
                 |context, nic| {
-                    let control = ConfigSpace::read(&context.pci(nic.address))?.device_control()?;
+                    let control =
+                        ConfigSpace::read(&context.pci(nic.place.address))?.device_control()?;
                     Ok(Requests(control))
                 },
                 |requests| {
@@ -159,7 +155,7 @@ fn between(machine: &Machine) -> BTreeMap<PciAddress, Below> {
     bridges
 }
 
-fn p01_link(context: &Context, check: &Check, nic: &Function) -> Judged {
+fn p01_link(context: &Context, check: &Check, nic: &Nic) -> Judged {
     let Some(current) = nic.link.current else {
         return Err(Finding::unknown(
             "sysfs does not show the link (a VF or a virtual machine)",
@@ -170,7 +166,10 @@ fn p01_link(context: &Context, check: &Check, nic: &Function) -> Judged {
         let (link, ports) = (current.mbps() / 1000, rate / 1000);
         format!("the link carries {link} Gb/s, the ports {ports}")
     };
-    let possible = nic.possible(context);
+    let above = nic.place.chain.iter().rev().nth(1);
+    let above = above.and_then(|port| PcieLink::read(&context.pci(*port)).ok()?.most);
+    let limits = nic.link.most.into_iter().chain(above);
+    let possible = limits.min_by_key(|lanes| lanes.mbps());
     let finding = if current.mbps() * 2 < rate {
         check.fault(nic, &carries())
     } else if let Some(possible) = possible.filter(|most| current.mbps() < most.mbps()) {
@@ -188,15 +187,14 @@ fn p03_acs(context: &Context, check: &Check) -> Findings {
     let bridges = between(&context.snapshot.machine).into_iter();
     let bridges = bridges.map(|(address, below)| Bridge { address, below });
     let bridges: Vec<Bridge> = bridges.collect();
-    let why = match context.gpus.as_slice() {
-        [] => NO_GPU,
-        gpus if gpus.iter().any(|gpu| gpu.c2c) => {
-            "NICs reach the GPUs over C2C, not through a switch"
-        }
-        _ => "no GPU shares a switch with a NIC",
-    };
     if bridges.is_empty() {
-        return Err(Finding::not_applicable(why));
+        let (gpus, _) = gpus_and_nics(context).map_err(Finding::not_applicable)?;
+        return Err(Finding::not_applicable(
+            match gpus.iter().any(|gpu| gpu.c2c) {
+                true => "NICs reach the GPUs over C2C, not through a switch",
+                false => "no GPU shares a switch with a NIC",
+            },
+        ));
     }
     if is_virtual_machine(context)? {
         let why =
@@ -225,20 +223,29 @@ fn p03_acs(context: &Context, check: &Check) -> Findings {
     })
 }
 
-const NO_IOMMU: &str = "no IOMMU";
-/// Where each GPU has a coherent link to its CPU, the way is through the CPU anyway.
-const COHERENT: &str = "on the way to the CPU and, over C2C, the GPU";
-
-fn iommu(context: &Context, function: &Function) -> Fact<String> {
-    let kind = read::text(
-        context,
-        &context.pci(function.address).join("iommu_group/type"),
-    )?;
-    let is_coherent = context.gpus.iter().all(|gpu| gpu.c2c);
-    Ok(match kind {
-        None => NO_IOMMU.to_owned(),
-        Some(kind) if kind != "identity" && is_coherent => format!("{kind} {COHERENT}"),
-        Some(kind) => kind,
+fn p05_iommu(context: &Context, check: &Check) -> Findings {
+    let (gpus, nics) = gpus_and_nics(context).map_err(Finding::not_applicable)?;
+    let is_coherent = gpus.iter().all(|gpu| gpu.c2c);
+    let nics = nics.iter().map(|nic| (nic.name(), nic.place.address));
+    let functions = nics.chain(gpus.iter().map(|gpu| (gpu.name(), gpu.place.address)));
+    let functions = functions.map(|(name, address)| (name.unwrap_or_default(), address));
+    each(&functions.collect::<Vec<_>>(), |function| {
+        let path = context.pci(function.1).join("iommu_group/type");
+        let Some(kind) = read::text(context, &path)? else {
+            return Ok(Finding::pass("no IOMMU"));
+        };
+        let finding = match kind.as_str() {
+            "identity" => Finding::pass("passed through"),
+            // The way is through the CPU anyway, and so through its SMMU.
+            _ if is_coherent => {
+                Finding::pass("translated on the way to the CPU's memory and, over C2C, the GPU's")
+            }
+            _ => check.fault(
+                function,
+                "addresses are translated: peer-to-peer traffic goes through the CPU",
+            ),
+        };
+        Ok(finding.read(check.reads, kind))
     })
 }
 
@@ -282,7 +289,11 @@ type Counters = BTreeMap<(PciAddress, &'static str), u64>;
 
 fn errors(context: &Context) -> Fact<Counters> {
     let mut counters = Counters::new();
-    for address in context.nics.iter().flat_map(|nic| &nic.chain) {
+    for address in hardware(context)
+        .unwrap_or_default()
+        .iter()
+        .flat_map(|nic| &nic.place.chain)
+    {
         for file in ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"] {
             let text = read::text(context, &context.pci(*address).join(file))?;
             counters.extend(
@@ -332,9 +343,9 @@ fn grown(check: &Check, before: &Counters, after: &Counters) -> Vec<Finding> {
     growth.into_iter().map(finding).collect()
 }
 
-fn with_data_direct(context: &Context) -> Result<Vec<&Function>, &'static str> {
-    let nics: Vec<&Function> = (hardware(context)?.into_iter())
-        .filter(|nic| nic.data_direct.is_some())
+fn with_data_direct(context: &Context) -> Result<Vec<&Nic>, &'static str> {
+    let nics: Vec<&Nic> = (hardware(context)?.into_iter())
+        .filter(|nic| nic.place.data_direct.is_some())
         .collect();
     match nics.is_empty() {
         true => Err("no NIC shows a Data Direct function (only root sees it)"),
@@ -349,25 +360,36 @@ fn iommu_group(context: &Context, address: PciAddress) -> Fact<Option<String>> {
     Ok(link.and_then(|link| Some(link.file_name()?.to_str()?.to_owned())))
 }
 
-fn p12_data_direct(context: &Context, check: &Check, nic: &Function) -> Judged {
-    let Some(function) = &nic.data_direct else {
+/// GPUs on the switch of a function.
+fn gpus_beside<'a>(
+    machine: &'a Machine,
+    function: &'a PciLocation,
+) -> impl Iterator<Item = &'a Gpu> {
+    let distance = |gpu: &&Gpu| machine.distance(&gpu.place, function);
+    let gpus = machine.gpus.iter();
+    gpus.filter(move |gpu| distance(gpu).class.is_peer_to_peer())
+}
+
+fn p12_data_direct(context: &Context, check: &Check, nic: &Nic) -> Judged {
+    let Some(function) = nic.place.data_direct.as_deref() else {
         return Err(Finding::not_applicable("no Data Direct function"));
     };
     let group = iommu_group(context, function.address)?;
-    let mut other = None;
-    for (gpu, address) in &function.gpus {
-        if iommu_group(context, *address)? != group {
-            other = Some(gpu);
+    let (mut any, mut other) = (false, None);
+    for gpu in gpus_beside(&context.snapshot.machine, function) {
+        any = true;
+        if iommu_group(context, gpu.place.address)? != group {
+            other = Some(gpu.ordinal);
         }
     }
     let finding = match (other, &group) {
-        _ if function.gpus.is_empty() => Finding::warn(
+        _ if !any => Finding::warn(
             "no GPU shares its switch: GPUDirect goes over C2C",
             "see topology; rdma_topo of rdma-core shows what belongs together",
         ),
         (Some(gpu), _) => {
             let why = "is in another IOMMU group: NVIDIA's driver refuses the way between them";
-            check.fault(nic, &format!("{gpu} {why}"))
+            check.fault(nic, &format!("GPU{gpu} {why}"))
         }
         (None, None) => {
             let why = "no IOMMU groups: the SMMU is off, or sysfs does not show them";
@@ -380,7 +402,6 @@ fn p12_data_direct(context: &Context, check: &Check, nic: &Function) -> Judged {
 
 #[cfg(test)]
 mod tests {
-    use super::super::function::data_direct;
     use super::*;
     use crate::verdict::Verdict::Pass;
 
@@ -459,8 +480,11 @@ mod tests {
         assert_eq!(ports[&"0009:02:00.0".parse().unwrap()], Below::DataDirect);
         assert_eq!(ports[&"0009:02:03.0".parse().unwrap()], Below::ItsGpu);
         let nic = &machine.nics[0];
-        let function = data_direct(&machine, &nic.place).unwrap();
+        let function = nic.place.data_direct.as_deref().unwrap();
         assert_eq!(function.address.to_string(), "0009:03:00.0");
-        assert_eq!(function.gpus[0].0, "GPU1");
+        let gpus: Vec<u32> = gpus_beside(&machine, function)
+            .map(|gpu| gpu.ordinal)
+            .collect();
+        assert_eq!(gpus, [1]);
     }
 }

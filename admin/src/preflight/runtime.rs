@@ -9,7 +9,7 @@ use hca::{CharDevice, RdmaDevice};
 use kubelet_api::runtime::{Runtime, ask};
 
 use super::context::Context;
-use super::engine::{Check, Fact, Findings, Judged, Unread, compare, container, each, judge, node};
+use super::engine::{Check, Fact, Findings, Judged, Unread, container, each, judge, node};
 use super::host_process::{self, HostProcess};
 use super::read;
 use crate::verdict::Verdict::{Fail, Warn};
@@ -37,12 +37,7 @@ pub(super) fn checks() -> Vec<Check> {
             reads: "CapEff and locked memory of this process",
             severity: Warn,
             remedy: "capabilities: add: [IPC_LOCK] and run as root, or raise the runtime's limit (R01)",
-            judge: compare(
-                container,
-                |context, (): &()| Locking::of_this_process(context),
-                |locking| locking.is_enough(),
-                "{fact}: a user other than root does not get the capability, whatever the pod requests",
-            ),
+            judge: judge(container, r02_capability),
         },
         Check {
             id: "R04",
@@ -103,39 +98,23 @@ fn locked(context: &Context, process: &Path) -> Fact<Limit> {
     })
 }
 
-/// Whether this process can lock memory.
-struct Locking {
-    limit: Limit,
-    has_capability: bool,
-}
-
-impl Locking {
-    fn of_this_process(context: &Context) -> Fact<Self> {
-        let own = context.host.proc.join("self");
-        let status = read::required(context, &own.join("status"))?;
-        let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-        let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-        let set = set.ok_or_else(|| Unread("capabilities are not in /proc/self/status".into()))?;
-        Ok(Self {
-            limit: locked(context, &own)?,
-            has_capability: set & CAP_IPC_LOCK != 0,
-        })
-    }
-
-    fn is_enough(&self) -> bool {
-        self.has_capability || self.limit == Limit::Unlimited
-    }
-}
-
-impl fmt::Display for Locking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let with = if self.has_capability {
-            "with"
-        } else {
-            "without"
-        };
-        write!(f, "limit {}, {with} CAP_IPC_LOCK", self.limit)
-    }
+/// The limit of this process, and whether it has `CAP_IPC_LOCK`.
+fn r02_capability(context: &Context, check: &Check, container: &()) -> Judged {
+    let own = context.host.proc.join("self");
+    let status = read::required(context, &own.join("status"))?;
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let limit = locked(context, &own)?;
+    let finding = match set {
+        None => return Err(Finding::unknown("/proc/self/status has no CapEff")),
+        Some(set) if set & CAP_IPC_LOCK != 0 => Finding::pass("with CAP_IPC_LOCK"),
+        Some(_) if limit == Limit::Unlimited => Finding::pass("without CAP_IPC_LOCK, and no limit"),
+        Some(_) => check.fault(
+            container,
+            "without CAP_IPC_LOCK: a user other than root does not get it, whatever the pod requests",
+        ),
+    };
+    Ok(finding.read("limit", limit))
 }
 
 fn r01_locked(context: &Context, check: &Check) -> Findings {

@@ -165,7 +165,6 @@ impl Node {
                 106,
             );
             let netdev = format!("/sys/class/net/gpu{number}rdma0");
-            self.tree.file(format!("{netdev}/carrier"), 1);
             self.tree.file(format!("{netdev}/qos/trust"), "dscp");
             for (file, value) in [("roce_rp/enable/3", 1), ("roce_np/enable/3", 1)] {
                 self.tree.file(format!("{netdev}/ecn/{file}"), value);
