@@ -37,7 +37,7 @@ use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
 use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::{Defaults, NodeAddresses};
-use rdma_device_plugin::config::{self, Config, Sharing};
+use rdma_device_plugin::config::{self, Config, Delivery, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
 use rdma_device_plugin::snapshot::Health;
@@ -191,7 +191,10 @@ impl Preflight {
 fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
     let (candidates, _) = memory::list(host, policy, roots);
     let assembled = pool::assemble(config, &candidates, host, &[]);
-    let mut pools = Pools::default();
+    let mut pools = Pools {
+        cdi: (config.pools.iter()).any(|pool| pool.delivery == Delivery::Cdi),
+        ..Pools::default()
+    };
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
         let resource = pool.resource.as_str();
         if pool.optional {

@@ -83,6 +83,8 @@ pub(super) struct Pools {
     pub hcas: BTreeMap<String, Vec<PoolHca>>,
     /// Resources of which a node may have none.
     pub optional: BTreeSet<String>,
+    /// Some pool delivers by CDI.
+    pub cdi: bool,
 }
 
 /// An HCA of this node.

@@ -56,11 +56,7 @@ pub(super) fn checks() -> Vec<Check> {
             severity: Warn,
             remedy: "enable_cdi = true in containerd's CRI plugin, or let the device plugin hand over nodes \
                 instead of CDI names",
-            judge: judge(node, |context, check, node| {
-                let runtime = runtime(context)?;
-                let finding = cdi(check, node, &runtime)?;
-                Ok(finding.read("runtime", format!("{} {}", runtime.name, runtime.version)))
-            }),
+            judge: judge(node, r06_cdi),
         },
     ]
 }
@@ -257,6 +253,19 @@ fn runtime(context: &Context) -> Fact<Runtime> {
     )))
 }
 
+fn r06_cdi(context: &Context, check: &Check, node: &()) -> Judged {
+    if context.pools.as_ref().is_some_and(|pools| !pools.cdi) {
+        return Err(Finding::not_applicable("no pool delivers by CDI"));
+    }
+    let runtime = runtime(context)?;
+    let mut finding = cdi(check, node, &runtime)?;
+    if context.pools.is_none() && finding.verdict == Warn {
+        let why = "whether a pool delivers by CDI is not known (--config-file)";
+        finding = Finding::unknown(format!("{}; {why}", finding.why));
+    }
+    Ok(finding.read("runtime", format!("{} {}", runtime.name, runtime.version)))
+}
+
 /// containerd: since 1.7, and off by default there; on by default since 2.0 (`docs/cri/config.md`).
 /// CRI-O: since 1.23.
 fn cdi(check: &Check, node: &(), runtime: &Runtime) -> Judged {
@@ -269,13 +278,13 @@ fn cdi(check: &Check, node: &(), runtime: &Runtime) -> Judged {
     let config: Option<serde_json::Value> = serde_json::from_str(config).ok();
     let enabled = config.and_then(|config| config.get("enableCDI")?.as_bool());
     Ok(match (runtime.name.as_str(), enabled, major) {
-        ("cri-o", ..) => Finding::pass("CRI-O always does"),
+        ("cri-o", ..) => Finding::pass("CRI-O reads CDI files"),
         ("containerd", Some(true), _) => Finding::pass("enable_cdi is true"),
         ("containerd", Some(false), _) => {
             let why = "enable_cdi is false: containers with a CDI name start without its devices";
             check.fault(node, why)
         }
-        ("containerd", None, Some(2..)) => Finding::pass("containerd 2 always does"),
+        ("containerd", None, Some(2..)) => Finding::pass("containerd 2 reads CDI files"),
         ("containerd", None, Some(_)) => {
             check.fault(node, "containerd before 1.7 ignores CDI names")
         }

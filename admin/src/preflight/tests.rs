@@ -633,6 +633,28 @@ fn what_is_wrong_with_kubernetes_is_found() {
     ]);
 }
 
+#[test]
+fn pools_without_cdi_ask_nothing_of_the_runtime() {
+    let node = Node::fit();
+    let with = |cdi| {
+        let pools = Pools {
+            cdi,
+            ..Pools::default()
+        };
+        node.findings("R06", node.settings(), Some(pools))
+    };
+    expect(
+        "R06",
+        &with(false),
+        (NotApplicable, "no pool delivers by CDI"),
+    );
+    expect(
+        "R06",
+        &with(true),
+        (Unknown, "no container runtime listens"),
+    );
+}
+
 /// A file that was not read says nothing about what the kubelet does.
 #[test]
 fn an_unreadable_configuration_of_the_kubelet_is_unknown() {
