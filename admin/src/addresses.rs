@@ -3,12 +3,9 @@
 mod blocks;
 mod export;
 mod fsck;
-mod host_local;
-mod import;
 mod init;
 mod leases;
 pub(crate) mod pools;
-mod reclaim;
 mod release;
 
 use std::path::Path;
@@ -40,14 +37,10 @@ pub(crate) struct Addresses {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Release this node's leases of ended pods
-    Reclaim(reclaim::Reclaim),
     /// Release leases by hand
     Release(release::Release),
     /// Check the store, and repair what can be
     Fsck(fsck::Fsck),
-    /// Take over the leases of host-local
-    Import(import::Import),
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
     Export(export::Export),
     /// Create the store in its directory, with the policy's id
@@ -66,10 +59,8 @@ impl Addresses {
         }
         match &self.command {
             None => self.list(&scope),
-            Some(Command::Reclaim(command)) => command.run(&scope),
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Fsck(command)) => command.run(&scope),
-            Some(Command::Import(command)) => command.run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
             Some(Command::Init) => init::run(&scope),
         }
@@ -162,7 +153,7 @@ fn names_pod(lease: &Lease, name: &str) -> bool {
     pod.is_some_and(|pod| pod.name == name || pod.to_string() == name)
 }
 
-fn complain_of(path: &Path, what: &str) {
+pub(crate) fn complain_of(path: &Path, what: &str) {
     let path = shown(path);
     complain(&format!("{path}: {what}; see rdmactl addresses fsck"));
 }

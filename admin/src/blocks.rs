@@ -1,144 +1,170 @@
-//! `rdmactl blocks`: blocks of addresses in the cluster. The API is asked by `kubectl`, with its
-//! kubeconfig and its user's rights.
-//!
-//! Only `release` writes, and that is one change of one object: killed before or after it, nothing is
-//! half done.
+//! `rdmactl blocks release`: takes a block of addresses from its node. The API is asked by `kubectl`,
+//! with its kubeconfig and its user's rights. It changes one object, once.
 
-mod agreement;
-mod fsck;
-mod release;
+mod decide;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
+use cni_wire::text::printable;
+use ipam::block::AddressSpace;
+use ipnetwork::IpNetwork;
 use jiff::Timestamp;
-use node::table::{age, cell};
-use rdma_ipam_broker::api::document::BlockObject;
-use serde_json::{Value, json};
+use rdma_ipam_broker::api::document::{BlockObject, NodeObject, Over};
+use serde_json::json;
 
 use crate::global::{Global, Kubectl};
-use crate::kubectl;
-use crate::output::{Ended, Outcome, complain, filters_before_command, optional, table};
+use crate::kubectl::{BLOCKS, NODES};
+use crate::output::{Ended, Outcome, complain, confirmed};
+use decide::Danger;
 
-/// Shows which node has which block of addresses, and how much of each is used.
+/// Releases blocks of addresses in the cluster. "kubectl get addressblocks" lists them.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
-)]
 pub(crate) struct Blocks {
     #[command(flatten)]
     kubectl: Kubectl,
-    /// Only blocks of this node
-    #[arg(long, value_name = "NAME")]
-    node: Option<String>,
-    /// Only blocks of this store
-    #[arg(long, value_name = "NAME")]
-    store: Option<String>,
-    /// Only blocks of this network name; "" for none
-    #[arg(long, value_name = "NAME")]
-    network_name: Option<String>,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Release a block of a node that is gone for good
-    Release(release::Release),
-    /// Compare the blocks with each other and their ranges; on a node also with the blocks stored there
-    Fsck,
+    Release(Release),
+}
+
+#[derive(Debug, Args)]
+struct Release {
+    /// The block, as 10.0.0.16/28. It cools down before another node gets it
+    #[arg(long, value_name = "CIDR")]
+    block: IpNetwork,
+    /// Its store
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    store: String,
+    /// Its network name [default: none]
+    #[arg(long, value_name = "NAME")]
+    network_name: Option<String>,
+    /// Release it even if its node is Ready
+    #[arg(long)]
+    force: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    yes: bool,
 }
 
 impl Blocks {
     pub(crate) fn run(&self, global: &Global) -> Ended {
-        let is_filtered =
-            self.node.is_some() || self.store.is_some() || self.network_name.is_some();
-        if self.command.is_some() && is_filtered {
-            return Err(filters_before_command("--node, --store and --network-name"));
-        }
-        match &self.command {
-            None => self.list(global),
-            Some(Command::Release(command)) => command.run(&self.kubectl, global),
-            Some(Command::Fsck) => fsck::run(&self.kubectl, global),
-        }
+        let Command::Release(release) = &self.command;
+        release.run(&self.kubectl, global)
     }
+}
 
-    fn list(&self, global: &Global) -> Ended {
-        let mut blocks: Vec<BlockObject> = self.kubectl.list(kubectl::BLOCKS)?;
-        blocks.retain(|block| self.means(block));
-        blocks.sort_by_cached_key(|BlockObject { spec, .. }| {
-            let block = (spec.block.network(), spec.block.prefix());
-            (spec.store.clone(), spec.network_name.clone(), block)
-        });
-        let documents: Vec<Value> = blocks.iter().map(as_json).collect();
-        let document = json!({"namespace": self.kubectl.namespace, "blocks": documents});
-        global.say(document, || text(&blocks));
-        if blocks.is_empty() {
+impl Release {
+    fn run(&self, kubectl: &Kubectl, global: &Global) -> Ended {
+        if self.block.ip() != self.block.network() {
+            bail!(
+                "{} is not a block: the one of this length around it is {}/{}",
+                self.block,
+                self.block.network(),
+                self.block.prefix()
+            );
+        }
+        let name = self.network_name.as_deref().filter(|name| !name.is_empty());
+        let name = AddressSpace::new(&self.store, name).block_name(self.block);
+        let Some((mut block, release)) = read(kubectl, &name)? else {
             complain(&format!(
-                "no such AddressBlock in namespace {}; --namespace names another one",
-                self.kubectl.namespace
+                "no AddressBlock {name} in namespace {}; \"kubectl get addressblocks -A\" lists all",
+                kubectl.namespace()
             ));
             return Ok(Outcome::Found);
+        };
+        let (mut over, danger) = match release {
+            decide::Release::Refused(why) => bail!("{why}"),
+            decide::Release::Taken => return Ok(done(&block, global)),
+            decide::Release::Take { over, danger } => (over, danger),
+        };
+        let owner = block.spec.node.clone();
+        if danger == Some(Danger::Ready) && !self.force {
+            bail!(
+                "node {owner} is there and Ready, and its pods may use addresses of {}: other nodes would give \
+                 them, too. Drain the node, whose broker then gives the block back to whoever needs it; or \
+                 delete its Node object; or say --force",
+                self.block
+            );
         }
-        Ok(Outcome::Good)
-    }
-
-    fn means(&self, block: &BlockObject) -> bool {
-        let network_name = block.spec.network_name.as_deref().unwrap_or_default();
-        (self.node.as_ref()).is_none_or(|node| *node == block.spec.node)
-            && (self.store.as_ref()).is_none_or(|store| *store == block.spec.store)
-            && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
+        let changed = format!(
+            "AddressBlock {name} or its node changed meanwhile; nothing was released, try again"
+        );
+        if !self.yes {
+            if !confirmed(false, &question(self.block, &owner, danger))? {
+                return Ok(Outcome::Found);
+            }
+            // A person takes time, in which the node can come back.
+            match read(kubectl, &name)? {
+                Some((
+                    now,
+                    decide::Release::Take {
+                        over: of_now,
+                        danger: then,
+                    },
+                )) if now.spec == block.spec && then == danger => {
+                    (block, over) = (now, of_now);
+                }
+                _ => bail!(changed),
+            }
+        }
+        match take(kubectl, &block, &over)? {
+            Some(taken) => Ok(done(&taken, global)),
+            None => bail!(changed),
+        }
     }
 }
 
-fn text(blocks: &[BlockObject]) -> String {
-    let header = "BLOCK  STORE  NETWORK NAME  NODE  USED  FREE  AGE  STATE";
-    table(header, blocks.iter().map(row))
-}
-
-fn row(block: &BlockObject) -> Vec<String> {
+fn done(block: &BlockObject, global: &Global) -> Outcome {
     let spec = &block.spec;
-    vec![
-        spec.block.to_string(),
-        cell(&spec.store),
-        optional(spec.network_name.as_deref()),
-        cell(&spec.node),
-        optional(block.status.map(|status| status.used)),
-        optional(block.status.map(|status| status.free)),
-        optional(spec.since.map(ago)),
-        state(block),
-    ]
+    global.say(json!({"released": spec}), || {
+        let node = printable(&spec.node);
+        format!(
+            "released {} from node {node}; another node can claim it after the cooldown (at least 5 min)\n",
+            spec.block
+        )
+    });
+    Outcome::Good
 }
 
-fn ago(then: Timestamp) -> String {
-    age(Timestamp::now().as_second() - then.as_second())
+fn question(block: IpNetwork, node: &str, danger: Option<Danger>) -> String {
+    let state = match danger {
+        None => format!("the cluster says that node {node} is gone or out of service."),
+        Some(Danger::NotReady) => format!(
+            "the Node object of {node} is there, and not Ready: make sure that the machine is off, or its pods will \
+             share addresses with others."
+        ),
+        Some(Danger::Ready) => format!(
+            "node {node} is Ready: its pods that have addresses of the block will share them with others."
+        ),
+    };
+    format!("take {block} from node {node}? {state}")
 }
 
-fn state(block: &BlockObject) -> String {
-    let spec = &block.spec;
-    if !block.is_well_named() {
-        return "its name is not the one of its block".to_owned();
-    }
-    match (&spec.over, &spec.wanted_by) {
-        (Some(over), _) => format!("cooling down for {}: {}", ago(over.since), cell(&over.why)),
-        (None, Some(node)) => format!("requested by {}", cell(node)),
-        (None, None) => "-".to_owned(),
-    }
+/// The block, and whether it can be released, by the Node object of its node's name.
+fn read(kubectl: &Kubectl, name: &str) -> anyhow::Result<Option<(BlockObject, decide::Release)>> {
+    let Some(block) = kubectl.get::<BlockObject>(BLOCKS, name)? else {
+        return Ok(None);
+    };
+    let node: Option<NodeObject> = kubectl.get(NODES, &block.spec.node)?;
+    let release = decide::release(&block, node.as_ref(), Timestamp::now());
+    Ok(Some((block, release)))
 }
 
-fn as_json(block: &BlockObject) -> Value {
-    let spec = &block.spec;
-    json!({
-        "name": block.metadata.name,
-        "uid": block.metadata.uid,
-        "store": spec.store,
-        "networkName": spec.network_name,
-        "block": spec.block,
-        "node": spec.node,
-        "nodeUID": spec.node_uid,
-        "epoch": spec.epoch,
-        "since": spec.since,
-        "used": block.status.map(|status| status.used),
-        "free": block.status.map(|status| status.free),
-        "wantedBy": spec.wanted_by,
-        "over": spec.over,
-    })
+/// `None` when the object was changed since it was read.
+fn take(
+    kubectl: &Kubectl,
+    block: &BlockObject,
+    over: &Over,
+) -> anyhow::Result<Option<BlockObject>> {
+    let metadata = &block.metadata;
+    let patch = json!({
+        "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
+        "spec": {"over": over},
+    });
+    kubectl.patch(BLOCKS, &metadata.name, &patch)
 }

@@ -130,15 +130,9 @@ pub(crate) struct Kubectl {
     /// Kubeconfig
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<String>,
-    /// Namespace of the daemon and of the blocks
-    #[arg(
-        long,
-        short,
-        global = true,
-        value_name = "NAME",
-        default_value = "kube-system"
-    )]
-    pub(crate) namespace: String,
+    /// Namespace of the daemon [default: kube-system]; for verify, of the pods
+    #[arg(long, short, global = true, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
     /// The kubectl program
     #[arg(
         long,
@@ -163,10 +157,15 @@ impl Kubectl {
         arguments
     }
 
+    /// The namespace of the daemon and of the blocks.
+    pub(crate) fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or("kube-system")
+    }
+
     /// Its flags, for each call.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let mut arguments = self.cluster();
-        arguments.push(format!("--namespace={}", self.namespace));
+        arguments.push(format!("--namespace={}", self.namespace()));
         arguments
     }
 
@@ -174,7 +173,7 @@ impl Kubectl {
     pub(crate) fn in_namespace(&self, namespace: &str) -> Self {
         let namespace = namespace.to_owned();
         Self {
-            namespace,
+            namespace: Some(namespace),
             ..self.clone()
         }
     }

@@ -3,7 +3,7 @@
 //! The kubelet knows device IDs, not devices. Ours name the HCA ([`hca::UnitId`]); which GPU an ID
 //! means is known by [`Gpus`]. IDs that name nothing here are passed over.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hca::topology::{Gpu, Nic};
 use hca::{PciAddress, UnitId};
@@ -17,8 +17,6 @@ pub(crate) struct Holders {
     gpus: BTreeMap<PciAddress, Vec<String>>,
     /// By HCA.
     nics: BTreeMap<String, Vec<String>>,
-    /// HCAs held as such.
-    whole: BTreeSet<String>,
 }
 
 impl Holders {
@@ -28,23 +26,20 @@ impl Holders {
         for one in held {
             let pod = format!("{}/{}", one.namespace, one.pod);
             for id in one.ids {
-                holders.add(gpus, &pod, &one.resource, id);
+                holders.add(gpus, &pod, &one.resource, &id);
             }
         }
         holders
     }
 
-    fn add(&mut self, gpus: &Gpus, pod: &str, resource: &str, id: String) {
-        let pods = match gpus.named(resource, &id) {
+    fn add(&mut self, gpus: &Gpus, pod: &str, resource: &str, id: &str) {
+        let pods = match gpus.named(resource, id) {
             Some(gpu) => self.gpus.entry(gpu.place.address).or_default(),
             None => {
                 let unit = id.parse::<UnitId>().ok();
                 let Some(hca) = unit.and_then(|unit| Some(unit.hca()?.to_string())) else {
                     return;
                 };
-                if hca == id {
-                    self.whole.insert(id);
-                }
                 self.nics.entry(hca).or_default()
             }
         };
@@ -63,11 +58,6 @@ impl Holders {
     pub(crate) fn nic(&self, nic: &Nic) -> Vec<String> {
         let pods = self.nics.get(&nic.hca.to_string());
         pods.cloned().unwrap_or_default()
-    }
-
-    /// True if a pod has the NIC itself, not a share of it.
-    pub(crate) fn nic_as_a_whole(&self, nic: &Nic) -> bool {
-        self.whole.contains(&nic.hca.to_string())
     }
 }
 
@@ -136,6 +126,5 @@ mod tests {
             )
         });
         assert_eq!(holders.nics, BTreeMap::from(expected));
-        assert_eq!(holders.whole.len(), 2);
     }
 }

@@ -8,7 +8,6 @@
 
 mod addresses;
 mod alignment;
-mod attachments;
 mod blocks;
 mod cluster;
 mod discover;
@@ -23,6 +22,7 @@ mod pages;
 mod plan;
 mod pods;
 mod preflight;
+mod reclaim;
 mod report;
 mod status;
 mod support;
@@ -60,25 +60,25 @@ enum Command {
     Pods(pods::Pods),
     /// RDMA devices of this node, and the resources that offer them
     Discover(discover::Discover),
-    /// How far GPUs and NICs are from each other; choose NICs for GPUs
+    /// GPUs and NICs, and how far they are from each other
     Topology(topology::Topology),
     /// Why a device is or is not in each pool
     Explain(explain::Explain),
     /// What this node or container lacks for RDMA
     Preflight(Box<preflight::Preflight>),
-    /// Whether RDMA works between two pods or nodes, and how fast
+    /// Whether RDMA works between two pods or all nodes, and how fast
     Verify(Box<verify::Verify>),
-    /// Write one archive of what support needs, without secrets
+    /// Write one archive of what support needs
     Report(support::Report),
     /// Write pools, policy and networks for what the nodes have
     Plan(Box<plan::Plan>),
     /// Check pools, policies and networks before they are applied
     Validate(validate::Validate),
-    /// Interfaces of this node's pods, and those of pods that are gone
-    Attachments(attachments::Attachments),
     /// Leased addresses of this node's stores
     Addresses(addresses::Addresses),
-    /// Blocks of addresses in the cluster, through kubectl
+    /// Undo what pods left that ended without DEL: attachments and leases
+    Reclaim(reclaim::Reclaim),
+    /// Release blocks of addresses of nodes that are gone, through kubectl
     Blocks(blocks::Blocks),
     /// Print the completion for a shell
     Completion(pages::Completion),
@@ -102,8 +102,8 @@ impl Command {
                 "plan asks the nodes of a cluster: run \"kubectl rdma plan\" where kubectl works",
             )),
             Self::Validate(command) => command.run(global),
-            Self::Attachments(command) => command.run(global),
             Self::Addresses(command) => command.run(global),
+            Self::Reclaim(command) => command.run(global),
             Self::Blocks(command) => command.run(global),
             Self::Completion(command) => command.run(),
             Self::Pages(command) => command.run(),

@@ -59,6 +59,10 @@ pub(crate) struct Row {
     pub misaligned: bool,
     /// The interface in the pod.
     pub interface: Option<String>,
+    /// Its network's name.
+    pub network: Option<String>,
+    /// The pod's sandbox, by which the runtime knows it (`CNI_CONTAINERID`).
+    pub sandbox: Option<String>,
     /// `move`, `macvlan`, ….
     pub kind: Option<String>,
     /// The host's netdev: the moved one, or the child's master.
@@ -150,6 +154,8 @@ fn rows(state: &NodeState) -> Vec<Row> {
         let row = free.unwrap_or(&mut own);
         row.hca = row.hca.take().or(hca);
         row.interface = Some(attachment.interface.clone());
+        row.network = Some(attachment.network.clone());
+        row.sandbox = Some(attachment.container.clone());
         row.kind.clone_from(&attachment.kind);
         row.netdev.clone_from(&attachment.netdev);
         row.addresses = state.addresses(attachment);
@@ -211,12 +217,18 @@ fn text(document: &Document, is_wide: bool) -> String {
     let mut header = HEADER.to_owned();
     let mut rows: Vec<Vec<String>> = document.pods.iter().map(columns).collect();
     if is_wide {
-        header += "  UNITS  STAGE  NETDEV  NETNS";
+        header += "  UNITS  STAGE  NETWORK  NETDEV  NETNS";
         for (columns, row) in rows.iter_mut().zip(&document.pods) {
             columns.push(cell(&row.units.join(" ")));
             columns.push(optional(row.stage.as_deref()));
+            columns.push(optional(row.network.as_deref()));
             columns.push(optional(row.netdev.as_deref()));
-            columns.push(optional(row.netns.as_deref()));
+            let netns = row.netns.iter().zip(&row.netns_state);
+            columns.push(optional(
+                netns
+                    .map(|(path, state)| format!("{path} ({state})"))
+                    .next(),
+            ));
         }
     }
     let mut all = match rows.is_empty() {
@@ -254,14 +266,11 @@ mod tests {
         Attachment {
             pod: Some(format!("ml/{pod}")),
             interface: interface.into(),
-            rail: None,
-            cni_ifname: None,
             network: "rdma".into(),
             container: "4c".into(),
             kind: Some("macvlan".into()),
             netdev: Some(netdev.into()),
             pci_address: None,
-            rdma_devices: Vec::new(),
             netns: "/proc/7/ns/net".into(),
             netns_state: "alive",
             created: 0,

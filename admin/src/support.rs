@@ -1,10 +1,7 @@
 //! `rdmactl report`: one archive of what support needs. Each part is what a command printed: answers of this
-//! program, objects of the cluster, logs. `contents.json` says what was asked, and what failed and why.
-//! [`redact`] decides what is kept of it; no secret is.
+//! program, our objects of the cluster, logs of our containers. `contents.json` says what was asked, and
+//! what failed and why. Nothing is asked that has another program's text.
 
-pub(crate) mod redact;
-
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -27,12 +24,12 @@ use crate::global::{Global, within_limit};
 use crate::kubectl::{last_line, output_of};
 use crate::output::{Ended, Outcome, block_on, complain};
 
-/// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs,
-/// events. Secrets and values of environment variables are left out.
+/// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs
+/// of our containers.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "As kubectl rdma report it has all nodes and the cluster's objects that you may \
-    read. Secrets are not read.\n\
+    after_help = "As kubectl rdma report it has all nodes and our objects of the cluster. It reads no \
+    Secrets, no pods of users and no values of environment variables.\n\
     Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
 )]
 pub(crate) struct Report {
@@ -42,12 +39,10 @@ pub(crate) struct Report {
 }
 
 /// What a node is asked. The first shows whether it answers at all.
-const QUESTIONS: &str = "status pods discover topology preflight attachments addresses";
+const QUESTIONS: &str = "status pods discover topology preflight addresses";
 /// Fields that are kept of each object.
 const FIELDS: &str = "apiVersion kind metadata.name metadata.namespace metadata.uid metadata.labels \
-    metadata.generation metadata.creationTimestamp metadata.deletionTimestamp \
-    metadata.annotations.k8s.v1.cni.cncf.io/networks metadata.annotations.k8s.v1.cni.cncf.io/resourceName \
-    metadata.annotations.k8s.v1.cni.cncf.io/network-status";
+    metadata.generation metadata.creationTimestamp metadata.deletionTimestamp";
 /// What is read of a log.
 pub(crate) const LOG_BYTES: u64 = 10 << 20;
 const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
@@ -65,8 +60,8 @@ pub(crate) enum Form {
     Text,
     /// A JSON document of one of our programs, or a version.
     Document,
-    /// Objects of the cluster: further fields that are kept, objects that are meant.
-    Objects(&'static str, fn(&Value, &Collection) -> bool),
+    /// Objects of the cluster: what is kept of each that is meant.
+    Objects(fn(&Value) -> Option<Value>),
 }
 
 /// The report as it is written.
@@ -79,10 +74,6 @@ pub(crate) struct Collection {
     pub timeout: Duration,
     /// Commands at one time.
     pub parallel: usize,
-    /// Resources that our pools offer.
-    pub resources: BTreeSet<String>,
-    /// UIDs of the objects whose events are of interest.
-    pub uids: BTreeSet<String>,
 }
 
 impl Report {
@@ -108,7 +99,7 @@ impl Report {
             };
             let (file, place) = (path(&["nodes", &name, file]), from.display().to_string());
             match within_limit(&place, move || tail(&from)).flatten() {
-                Ok(text) => collection.add(&file, &place, &redact::text(&text), None)?,
+                Ok(text) => collection.add(&file, &place, &text, None)?,
                 Err(error) => collection.lack(&file, &place, &format!("{error:#}")),
             }
         }
@@ -135,8 +126,6 @@ impl Report {
             contents: Vec::new(),
             timeout: Duration::from_secs(60),
             parallel: 4,
-            resources: BTreeSet::new(),
-            uids: BTreeSet::new(),
         })
     }
 }
@@ -181,6 +170,57 @@ pub(crate) fn path(components: &[&str]) -> String {
     components.iter().map(safe).collect::<Vec<_>>().join("/")
 }
 
+/// The fields of an object that every part keeps, and those that `paths` name, such as
+/// `spec.containers.image`. A path goes through lists, and ends at a value that is kept whole.
+pub(crate) fn keep(object: &Value, paths: &str) -> Value {
+    let paths = FIELDS.split_whitespace().chain(paths.split_whitespace());
+    fields(object, &paths.collect::<Vec<_>>())
+}
+
+fn fields(value: &Value, paths: &[&str]) -> Value {
+    let field = |(key, value): (&String, &Value)| {
+        let below = paths
+            .iter()
+            .filter_map(|path| path.strip_prefix(key.as_str()));
+        let below: Vec<&str> = below.collect();
+        if below.contains(&"") {
+            return Some((key.clone(), value.clone()));
+        }
+        let below = below.iter().filter_map(|path| path.strip_prefix('.'));
+        let below: Vec<&str> = below.collect();
+        let is_named = !below.is_empty() && (value.is_object() || value.is_array());
+        is_named.then(|| (key.clone(), fields(value, &below)))
+    };
+    match value {
+        Value::Array(items) => items.iter().map(|item| fields(item, paths)).collect(),
+        Value::Object(all) => Value::Object(all.iter().filter_map(field).collect()),
+        _ => Value::Null,
+    }
+}
+
+/// What is kept of a command's output. A command that found something ends with 1 and prints its results.
+fn read(form: Form, output: &Output) -> Result<Value> {
+    if !output.status.success() && output.stdout.is_empty() {
+        let why = last_line(output);
+        // The cluster does not have this kind, so it has no objects of it.
+        if matches!(form, Form::Objects(..)) && why.contains("doesn't have a resource type") {
+            return Ok(json!({"items": []}));
+        }
+        bail!(why);
+    }
+    if matches!(form, Form::Text) {
+        return Ok(String::from_utf8_lossy(&output.stdout).into());
+    }
+    let document: Value =
+        serde_json::from_slice(&output.stdout).context("its answer is not a JSON document")?;
+    let Form::Objects(kept) = form else {
+        return Ok(document);
+    };
+    let items = document.get("items").and_then(Value::as_array);
+    let items: Vec<Value> = items.into_iter().flatten().filter_map(kept).collect();
+    Ok(json!({"apiVersion": "v1", "kind": "List", "items": items}))
+}
+
 impl Collection {
     /// Runs the commands, and adds what they print as it comes. Returns the files that were read, with their
     /// objects.
@@ -199,12 +239,12 @@ impl Collection {
         let mut documents = Vec::new();
         while let Some((Part { file, argv, form }, output)) = calls.next().await {
             let asked = argv.join(" ");
-            match output.and_then(|output| Ok((self.read(form, &output)?, output))) {
+            match output.and_then(|output| Ok((read(form, &output)?, output))) {
                 Ok((document, output)) => {
                     let text = document.as_str().map(str::to_owned);
                     let text = text.unwrap_or_else(|| format!("{document:#}\n"));
                     let failed = !output.status.success();
-                    let note = failed.then(|| redact::text(&last_line(&output)));
+                    let note = failed.then(|| last_line(&output));
                     self.add(&file, &asked, &text, note)?;
                     let is_kept = matches!(form, Form::Objects(..));
                     documents.push((file, if is_kept { document } else { Value::Null }));
@@ -215,33 +255,6 @@ impl Collection {
         Ok(documents)
     }
 
-    /// What is kept of a command's output. A command that found something ends with 1 and prints its results.
-    fn read(&self, form: Form, output: &Output) -> Result<Value> {
-        if !output.status.success() && output.stdout.is_empty() {
-            let why = last_line(output);
-            // The cluster does not have this kind, so it has no objects of it.
-            if matches!(form, Form::Objects(..)) && why.contains("doesn't have a resource type") {
-                return Ok(json!({"items": []}));
-            }
-            bail!(why);
-        }
-        if matches!(form, Form::Text) {
-            return Ok(redact::text(&String::from_utf8_lossy(&output.stdout)).into());
-        }
-        let document: Value =
-            serde_json::from_slice(&output.stdout).context("its answer is not a JSON document")?;
-        let Form::Objects(fields, is_meant) = form else {
-            return Ok(redact::document(document));
-        };
-        let fields = FIELDS.split_whitespace().chain(fields.split_whitespace());
-        let fields: Vec<&str> = fields.collect();
-        let items = document.get("items").and_then(Value::as_array);
-        let items = items.into_iter().flatten();
-        let items = items.filter(|item| is_meant(item, self));
-        let items = items.map(|item| redact::document(redact::keep(item, &fields)));
-        Ok(json!({"apiVersion": "v1", "kind": "List", "items": items.collect::<Vec<_>>()}))
-    }
-
     fn add(&mut self, file: &str, asked: &str, text: &str, note: Option<String>) -> Result<()> {
         self.contents
             .push(json!({"file": file, "asked": asked, "note": note}));
@@ -250,7 +263,6 @@ impl Collection {
 
     /// Notes a part that is missing.
     pub(crate) fn lack(&mut self, file: &str, asked: &str, error: &str) {
-        let error = redact::text(error);
         complain(&format!("{file} is missing: {error}"));
         self.contents
             .push(json!({"file": file, "asked": asked, "error": error}));
@@ -297,6 +309,25 @@ impl Collection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_listed_fields_are_kept() {
+        let pod = json!({
+            "metadata": {"name": "p", "managedFields": [1], "annotations": {"vault/token": "planted"}},
+            "spec": {"containers": [{"name": "c", "env": [
+                {"name": "A", "value": "planted"},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}]},
+            "status": "planted",
+        });
+        let paths = "spec.containers.name spec.containers.env.name spec.containers.env.valueFrom status.phase";
+        let expected = json!({
+            "metadata": {"name": "p"},
+            "spec": {"containers": [{"name": "c", "env": [
+                {"name": "A"},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}]},
+        });
+        assert_eq!(keep(&pod, paths), expected);
+    }
 
     #[test]
     fn a_name_is_never_a_path() {

@@ -1,4 +1,4 @@
-//! `rdmactl topology`: GPUs and NICs of this node, and which NICs to take for which GPUs.
+//! `rdmactl topology`: GPUs and NICs of this node, and how far they are from each other.
 //!
 //! - `view`: the machine, its holders and the notes on it; also the JSON document
 //! - `matrix`: the view as text
@@ -7,13 +7,11 @@ mod matrix;
 mod view;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use anyhow::Context;
-use hca::topology::{Machine, Nic, Request, choose};
+use hca::topology::{Machine, Nic};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
-use rdma_device_plugin::nccl;
 
 use crate::global::Global;
 use crate::holders::{self, Holders};
@@ -22,22 +20,12 @@ use crate::output::{Ended, Outcome};
 use matrix::text;
 use view::View;
 
-/// Shows how far GPUs and NICs are from each other, and chooses NICs for GPUs.
+/// Shows GPUs and NICs, how far they are from each other, and which pods have them.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "A GPU is named by position, PCI address or UUID.")]
 pub(crate) struct Topology {
     /// Also the distance matrix, like that of "nvidia-smi topo -m"
     #[arg(long)]
     matrix: bool,
-    /// Choose NICs for these GPUs
-    #[arg(long, value_name = "GPU,..", value_delimiter = ',')]
-    gpus: Vec<String>,
-    /// How many NICs to choose [default: one for each GPU]
-    #[arg(long, value_name = "COUNT")]
-    nics: Option<usize>,
-    /// Take PCI locations from an NCCL topology file
-    #[arg(long, value_name = "FILE")]
-    nccl_topology: Option<PathBuf>,
     #[command(flatten)]
     sources: Sources,
 }
@@ -58,19 +46,6 @@ impl Topology {
             machine,
             ..View::default()
         };
-        if let Some(file) = &self.nccl_topology {
-            let absent = view.machine.place(&nccl::read(file)?);
-            let file = file.display();
-            let remark = format!("PCI locations are from {file}, not from the PCI tree");
-            view.remarks.push(remark);
-            if !absent.is_empty() {
-                let absent: Vec<String> = absent.iter().map(ToString::to_string).collect();
-                let absent = absent.join(", ");
-                let remark =
-                    format!("{file} also speaks of {absent}, which this node does not have");
-                view.remarks.push(remark);
-            }
-        }
         let mut held = self.bound(&mut view.remarks);
         match self.sources.kubelet() {
             Ok(devices) => held.extend(devices.held),
@@ -82,10 +57,6 @@ impl Topology {
             }
         }
         view.holders = Holders::collect(&gpus, held);
-        if self.nics.is_some() || !self.gpus.is_empty() {
-            let request = self.request(&view)?;
-            view.choice = Some(choose(&view.machine, &request).context("choose NICs")?);
-        }
         Ok(view)
     }
 
@@ -100,32 +71,6 @@ impl Topology {
                 Vec::new()
             }
         }
-    }
-
-    fn request(&self, view: &View) -> anyhow::Result<Request> {
-        let machine = &view.machine;
-        let gpus = self.gpus.iter().map(|name| {
-            let gpu = machine.gpu_named(name);
-            gpu.with_context(|| {
-                format!(
-                    "there is no GPU {name}: this node has {}",
-                    machine.gpus.len()
-                )
-            })
-        });
-        let gpus: BTreeSet<usize> = gpus.collect::<anyhow::Result<_>>()?;
-        // Shares of a NIC that pods have do not take the NIC itself; a moved one is gone.
-        let is_taken = |nic: &Nic| nic.elsewhere || view.holders.nic_as_a_whole(nic);
-        let nics = machine.nics.iter().enumerate();
-        let taken = nics
-            .filter(|(_, nic)| is_taken(nic))
-            .map(|(index, _)| index);
-        Ok(Request {
-            count: self.nics.unwrap_or(gpus.len()),
-            gpus,
-            taken: taken.collect(),
-            ..Request::default()
-        })
     }
 }
 
@@ -151,8 +96,6 @@ fn leave_out_slices(machine: &mut Machine) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-
     use clap::Parser;
     use hca_trees::{Tree, machine};
 
@@ -164,7 +107,7 @@ mod tests {
         topology: Topology,
     }
 
-    fn run(lay: impl Fn(&Tree), flags: &[&str]) -> Result<String, String> {
+    fn shown(lay: impl Fn(&Tree)) -> String {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         lay(&Tree::new(root));
@@ -172,64 +115,14 @@ mod tests {
         let kubelet = ["--kubelet-root-dir", root.to_str().unwrap()];
         let socket = root.join("node.sock");
         let socket = ["--node-socket", socket.to_str().unwrap()];
-        let flags: Vec<&str> = common
-            .into_iter()
-            .chain(kubelet)
-            .chain(socket)
-            .chain(flags.to_vec())
-            .collect();
-        let line = Line::try_parse_from(flags).map_err(|error| error.to_string())?;
-        let view = line.topology.view(&line.global.host());
-        let view = view.map_err(|error| format!("{error:#}"))?;
-        Ok(text(&view, line.topology.matrix))
+        let flags = [&common[..], &kubelet, &socket].concat();
+        let line = Line::try_parse_from(flags).unwrap();
+        let view = line.topology.view(&line.global.host()).unwrap();
+        text(&view, line.topology.matrix)
     }
 
     #[test]
-    fn nics_are_chosen_for_gpus_by_any_of_their_names() {
-        for gpus in ["0,7", "0000:8f:00.0,0000:cc:00.0", "GPU-0000-8f-00-0,7"] {
-            let text = run(machine::a4, &["--gpus", gpus]).unwrap();
-            assert!(text.contains("\nchosen: mlx5_0 mlx5_7\n"), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_unknown_name_is_refused_with_the_known_ones() {
-        let error = run(machine::egx, &["--gpus", "9"]).unwrap_err();
-        assert_eq!(error, "there is no GPU 9: this node has 4");
-    }
-
-    #[test]
-    fn a_topology_file_shows_what_the_hypervisor_hides() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("topology.xml");
-        let pair = |gpu: &str, nic: &str, n: u8| {
-            format!(
-                "<pci busid='ffff:ff:0{n}.0'><pci busid='{gpu}:00:00.0'/>\
-                 <pci busid='{nic}:00:00.0'/></pci>"
-            )
-        };
-        let pairs = [
-            pair("0001", "0102", 1),
-            pair("0002", "0101", 2),
-            pair("0004", "0103", 3),
-        ];
-        let text = format!("<system><cpu numaid='0'>{}</cpu></system>", pairs.concat());
-        fs::write(&file, text).unwrap();
-        let flags = ["--nccl-topology", file.to_str().unwrap(), "--gpus", "0"];
-        let text = run(machine::nd_h100, &flags).unwrap();
-        assert!(text.contains("chosen: mlx5_1\n"), "{text}");
-        assert!(
-            text.contains("also speaks of 0004:00:00.0, which this node does not have"),
-            "{text}"
-        );
-
-        fs::write(&file, "<system/>").unwrap();
-        let error = run(machine::nd_h100, &flags).unwrap_err();
-        assert!(error.contains("topology.xml: no pci element"), "{error}");
-    }
-
-    #[test]
-    fn virtual_functions_are_shown_only_when_asked_for() {
+    fn virtual_functions_of_a_listed_nic_are_left_out() {
         let lay = |tree: &Tree| {
             machine::a4(tree);
             let above = "pci0000:8c/0000:8c:00.0/0000:8d:00.0/0000:8e:02.0";
@@ -246,6 +139,6 @@ mod tests {
                 ..Default::default()
             });
         };
-        assert!(!run(lay, &[]).unwrap().contains("mlx5_8"));
+        assert!(!shown(lay).contains("mlx5_8"));
     }
 }

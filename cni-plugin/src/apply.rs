@@ -12,7 +12,6 @@ use attachment::{
         display,
         identity::{Identity, LinkScope},
         replay, restore,
-        snapshot::Snapshot,
     },
     node::HostNetns,
 };
@@ -58,7 +57,6 @@ pub fn make(
                 return take_anew(host, pod, inside, plan, &snapshot.identity).map(Some);
             }
             let moved = move_in(host, pod, inside, nic, name)?;
-            keep_next_hops(host, snapshot, nic.index)?;
             // A VF may have it by its PF.
             let mac = plan.mac.as_ref().map(MacAddress::bytes);
             let mac = mac.filter(|mac| moved.mac != *mac);
@@ -217,35 +215,6 @@ fn move_in(
     let what = format!("move {} into {} as {name}", nic.name, pod.path().display());
     link::change(&mut host.socket, what, nic.index, &change)?;
     named(inside, name)
-}
-
-/// Puts the host's routes over several netdevs back without the one that left.
-///
-/// # Errors
-/// The kernel's refusal, with the route: the move is undone then.
-fn keep_next_hops(host: &mut HostNetns, snapshot: &Snapshot, index: u32) -> Result<(), Error> {
-    let routes = snapshot.parsed_routes().map_err(|e| {
-        Error::new(
-            Code::Internal,
-            format!("read back routes of {}: {e}", snapshot.name),
-        )
-    })?;
-    for left in routes.iter().filter_map(|m| replay::left_by(m, index)) {
-        // Another one can have left, too.
-        let Some(left) = route::without_absent_hops(&mut host.socket, left)? else {
-            continue;
-        };
-        let what = format!(
-            "keep the next hops of route {} over other netdevs than {}",
-            display::route(&left),
-            snapshot.name
-        );
-        match route::append(&mut host.socket, &what, &left) {
-            Err(e) if e.is(libc::EEXIST) => {}
-            done => done?,
-        }
-    }
-    Ok(())
 }
 
 /// A netdev of IP over InfiniBand ends when its RDMA device leaves a namespace, and is made anew

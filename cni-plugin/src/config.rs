@@ -54,8 +54,7 @@ pub struct Allocation {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// `attach`, when it is given.
-    pub attach: Option<Attach>,
+    pub attach: Attach,
     /// `device`, `hwaddr`, `kernelpath`, `pciBusID`, `rdmaDevice`: the first of them.
     pub device: Option<Target>,
     /// `master`: what a child stands on.
@@ -124,8 +123,7 @@ impl Config {
             .filter(|key| root.value(key).is_some());
         let first = naming.next().unwrap_or_default();
         notes.extend(naming.map(|key| format!("{key} has no effect beside {first}")));
-        let stands_in = attach::stands_in(&root)?;
-        let attach = Attach::of(request)?;
+        let attach = Attach::read(&root)?;
         let bus = root.text("pciBusID")?;
         // What the runtime says of this pod's allocation, before anything static. Multus writes
         // an allocation's ID into pciBusID as well, whether or not it is one.
@@ -165,14 +163,12 @@ impl Config {
             dad: root.get("dad")?.unwrap_or(false),
             rail: rail(&root)?,
             rails: Rails::read(&root)?,
-            rdma: rdma_requirement(&root, stands_in)?,
+            rdma: rdma_requirement(&root)?,
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
             notes,
         };
         config.agrees()?;
-        if let Some(attach) = config.requested().attach() {
-            config.fits(attach, request.config.ipam_type()?)?;
-        }
+        config.fits(request.config.ipam_type()?)?;
         Ok(config)
     }
 
@@ -276,10 +272,10 @@ fn device(root: &Section<'_>, bus: Option<&str>) -> Result<Option<Target>, Error
         .map(|name| Target::RdmaDevice(name.to_owned())))
 }
 
-fn rdma_requirement(root: &Section<'_>, stands_in: bool) -> Result<RdmaRequirement, Error> {
+fn rdma_requirement(root: &Section<'_>) -> Result<RdmaRequirement, Error> {
     match root.text("rdma")? {
         // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
-        None if stands_in => Ok(RdmaRequirement::Required),
+        None if attach::replaces_rdma_cni(root)? => Ok(RdmaRequirement::Required),
         None => Ok(RdmaRequirement::Auto),
         Some(text) => {
             let known = RdmaRequirement::ALL.into_iter();
@@ -327,13 +323,13 @@ fn mac(
     request: &Request,
     root: &Section<'_>,
     runtime: &Section<'_>,
-    attach: Option<Attach>,
+    attach: Attach,
 ) -> Result<Option<MacAddress>, Error> {
     let given = |section: &Section<'_>| {
         let mac = section.text("mac")?.map(unicast).transpose();
         mac.map_err(|reason| section.wrong("mac", reason))
     };
-    if attach == Some(Attach::RdmaOnly) {
+    if attach == Attach::RdmaOnly {
         return given(root);
     }
     for section in [runtime, &request.config.cni_args()?] {
@@ -464,7 +460,7 @@ mod tests {
     }
 
     fn read_with(keys: Value, args: &str) -> Result<Config, Error> {
-        let mut object = json!({"cniVersion": "1.0.0", "name": "rail0", "type": "rdma-netdev"});
+        let mut object = json!({"cniVersion": "1.0.0", "name": "rail0", "type": "rdma-netdev", "attach": "move"});
         object
             .as_object_mut()
             .unwrap()
@@ -553,6 +549,14 @@ mod tests {
     fn wrong_values_are_refused_by_name() {
         for (keys, named) in [
             (json!({"attach": "bridge"}), "attach"),
+            (
+                json!({"attach": null, "master": "eth1"}),
+                "attach is missing",
+            ),
+            (
+                json!({"attach": null, "deviceID": "0000:3b:00.0"}),
+                "attach is missing",
+            ),
             (json!({"mtu": -1}), "mtu"),
             (json!({"mtu": 67}), "mtu"),
             (json!({"mtu": 70000}), "mtu"),
@@ -641,7 +645,7 @@ mod tests {
             ("rdmaDevice", json!("mlx5_0")),
         ];
         for (device, value) in devices {
-            for attach in [json!(null), json!("move"), json!("macvlan")] {
+            for attach in [json!("move"), json!("macvlan")] {
                 let keys = json!({device: value, "master": "eth2", "attach": attach});
                 let error = read(keys).unwrap_err();
                 assert_eq!(error.code, Code::InvalidConfig, "{error}");
@@ -652,17 +656,18 @@ mod tests {
         }
         // What Multus writes beside a master.
         let id = "0000:3b:00.0";
-        let multus = json!({"master": "eth1", "deviceID": id, "pciBusID": id});
+        let multus = json!({"attach": "macvlan", "master": "eth1", "deviceID": id, "pciBusID": id});
         assert_eq!(read(multus).unwrap().master.as_deref(), Some("eth1"));
     }
 
     #[test]
     fn in_the_place_of_the_rdma_plugin_it_does_what_that_does() {
-        let stands_in = read(json!({"type": "rdma", "deviceID": "0000:3b:00.2"})).unwrap();
-        assert_eq!(stands_in.attach, Some(Attach::RdmaOnly));
-        assert_eq!(stands_in.rdma, RdmaRequirement::Required);
-        let said = read(json!({"type": "rdma", "rdma": "auto"})).unwrap();
-        assert_eq!(said.rdma, RdmaRequirement::Auto);
+        let keys = json!({"type": "rdma", "attach": null, "deviceID": "0000:3b:00.2"});
+        let replacing = read(keys).unwrap();
+        assert_eq!(replacing.attach, Attach::RdmaOnly);
+        assert_eq!(replacing.rdma, RdmaRequirement::Required);
+        let given = read(json!({"type": "rdma", "attach": null, "rdma": "auto"})).unwrap();
+        assert_eq!(given.rdma, RdmaRequirement::Auto);
         assert_eq!(read(json!({})).unwrap().rdma, RdmaRequirement::Auto);
     }
 
@@ -682,7 +687,8 @@ mod tests {
 
     #[test]
     fn zero_means_not_given() {
-        let config = read(json!({"mtu": 0, "bcqueuelen": 0, "port": 0})).unwrap();
+        let keys = json!({"attach": "macvlan", "mtu": 0, "bcqueuelen": 0, "port": 0});
+        let config = read(keys).unwrap();
         assert_eq!(
             (config.mtu, config.broadcast_queue, config.port),
             (None, None, None)
@@ -692,7 +698,10 @@ mod tests {
 
     #[test]
     fn modes_belong_to_their_kind() {
-        let mode = |mode: &str| read(json!({"mode": mode})).unwrap();
+        let mode = |mode: &str| Config {
+            mode: Some(mode.into()),
+            ..Config::default()
+        };
         for text in ["bridge", "private", "vepa", "passthru"] {
             assert!(mode(text).macvlan_mode().is_ok(), "{text}");
             assert!(mode(text).ipvlan_mode().is_err(), "{text}");
@@ -712,11 +721,12 @@ mod tests {
 
     #[test]
     fn partition_keys_are_numbers_hexadecimal_texts_or_names_of_the_policy() {
+        let partition = |pkey: Value| read(json!({"attach": "ipoib", "pkey": pkey}));
         for value in [json!("0x8001"), json!("8001"), json!(0x8001)] {
-            assert_eq!(read(json!({"pkey": value})).unwrap().pkey, Some(0x8001));
+            assert_eq!(partition(value).unwrap().pkey, Some(0x8001));
         }
-        assert_eq!(read(json!({"pkey": "storage"})).unwrap().pkey, Some(0x8005));
-        let error = read(json!({"pkey": "storag"})).unwrap_err();
+        assert_eq!(partition(json!("storage")).unwrap().pkey, Some(0x8005));
+        let error = partition(json!("storag")).unwrap_err();
         assert!(error.details.contains("which has storage"), "{error}");
     }
 }

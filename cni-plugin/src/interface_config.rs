@@ -97,8 +97,7 @@ impl InterfaceConfig {
         // Those the interface makes for itself again.
         addresses
             .retain(|a| !(a.header.family == AddressFamily::Inet6 && replay::is_link_local(a)));
-        let mut routes = given.routes;
-        routes.retain(|r| !replay::leaves_elsewhere(r, index));
+        let routes = given.routes;
         let announced: Vec<IpAddr> = addresses.iter().filter_map(address::own).collect();
         Ok(InterfaceConfig {
             settings: settings(Attach::Move, config, needs_ipv6(&addresses, &routes)),

@@ -5,7 +5,6 @@
 //! is restored for the earlier attachment, whose DEL, should it still come, finds nothing to do.
 //! Nothing is returned out of the namespace of a pod that is there.
 
-use std::mem;
 use std::time::Duration;
 
 use attachment::{
@@ -47,25 +46,6 @@ pub(crate) struct Recovered {
 /// Code 11 when a pod that is there has it, it has not arrived yet, or another attachment holds its
 /// lock too long.
 pub(crate) fn recover(
-    node: &mut Node,
-    target: &Target,
-    port: Option<u32>,
-) -> Result<Recovered, Error> {
-    let mut true_name = None;
-    for earlier in node.earlier_journals()? {
-        let current = mem::replace(&mut node.journal, earlier);
-        let recovered = recover_by_journal(node, target, port);
-        node.journal = current;
-        true_name = true_name.or(recovered?.true_name);
-    }
-    let recovered = recover_by_journal(node, target, port)?;
-    Ok(Recovered {
-        true_name: recovered.true_name.or(true_name),
-        ..recovered
-    })
-}
-
-fn recover_by_journal(
     node: &mut Node,
     target: &Target,
     port: Option<u32>,
@@ -239,7 +219,7 @@ pub(crate) fn snapshot(
     taken.static_addresses =
         addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
     let socket = &mut node.netns.socket;
-    let found = obstacle::obstacles(socket, &node.roots.proc, &nic.link, &taken, addresses)?;
+    let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
     if let Some(found) = Error::all(found) {
         let name = &nic.link.name;
         return Err(found.context(format_args!("moving netdev {name} is refused")));

@@ -1,4 +1,4 @@
-//! What a request resolves to: the kind of attachment, and the links and RDMA devices it is about.
+//! What a request resolves to: the links and RDMA devices it is about.
 //!
 //! Reads only. What moves, and what a child stands on, is a [`HostLink`], which is read on the host: no
 //! link of the pod can take its place by name or index. Names, addresses and RDMA devices come from
@@ -7,7 +7,6 @@
 mod dependents;
 mod host_link;
 mod rdma_only;
-mod requested;
 mod target;
 
 use crate::error::Error;
@@ -19,7 +18,6 @@ pub use dependents::{Dependent, explain};
 pub use host_link::{HostLink, NodeNetwork};
 pub(crate) use rdma_only::needs_a_chain;
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
-pub use requested::Requested;
 pub use target::{Missing, move_target, name_of};
 
 use crate::config::{Attach, ChildKind, Config, Target};
@@ -81,19 +79,19 @@ pub fn resolve(
     inside: &mut Socket,
     network: &mut NodeNetwork,
 ) -> Result<Resolved, Error> {
-    match config.requested() {
-        Requested::RdmaOnly => {
-            let target = rdma_only::resolve(node, request, config, before, pod, inside, network)?;
+    match config.attach {
+        Attach::RdmaOnly => {
+            let target = rdma_only::resolve(node, request, config, before, inside, network)?;
             Ok(Resolved::RdmaOnly(target))
         }
-        Requested::Move => {
+        Attach::Move => {
             let target = move_target(config)?;
             let mut nic = on_host(node, &target, config.port, network)?;
             is_allocated(node, config, &nic)?;
             nic.dependent = dependents::of(node, &nic, pod, network)?;
             Ok(Resolved::Move(nic))
         }
-        Requested::Child(kind) => {
+        Attach::Child(kind) => {
             let parent = parent_on_host(node, config, network)?;
             child_on(node, config, kind, parent)
         }
@@ -103,7 +101,7 @@ pub fn resolve(
 /// What a network that names a master on the host resolves to, for whichever pod; none where the
 /// allocation or the pod decides.
 pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>, Error> {
-    let (Some(name), Requested::Child(kind)) = (&config.master, config.requested()) else {
+    let (Some(name), Attach::Child(kind)) = (&config.master, config.attach) else {
         return Ok(None);
     };
     let parent = read_named(node, name, &mut NodeNetwork::default())?;
@@ -113,11 +111,10 @@ pub fn named_master(node: &mut Node, config: &Config) -> Result<Option<Resolved>
 fn child_on(
     node: &mut Node,
     config: &Config,
-    kind: Option<ChildKind>,
+    kind: ChildKind,
     parent: HostLink,
 ) -> Result<Resolved, Error> {
     is_allocated(node, config, &parent)?;
-    let kind = kind.unwrap_or_else(|| requested::kind_on(&parent.link));
     carries_children(&mut node.netns.socket, kind, &parent.link)?;
     Ok(Resolved::Child { kind, parent })
 }
@@ -133,7 +130,7 @@ fn parent_on_host(
         None if config.allocation.is_some() => allocated(config)?,
         // As the reference plugins do, where the policy allows uplinks at all.
         None => match node.policy.values.allow.uplinks {
-            true => uplink::way_out(&mut node.netns.socket)?,
+            true => uplink::default_route_link(&mut node.netns.socket)?,
             false => None,
         }
         .map(|link| Target::Name(link.name.to_string()))

@@ -13,13 +13,12 @@ use serde_json::{Value, json};
 
 use crate::{
     command::status,
-    config::{Attach, ChildKind, Config, Devices, vf},
+    config::{Attach, Config, Devices, vf},
     error::Error,
     interface_config::InterfaceConfig,
     parts::Numbering,
     plan,
     rdma::RdmaRequirement,
-    resolve::Requested,
 };
 
 /// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
@@ -107,7 +106,7 @@ fn check_plugin(
     // None of these hides another.
     let before = found.errors.len();
     found.notes.extend(config.notes.iter().cloned());
-    found.note(|found| check_attach(&request, &config, network, found));
+    found.note(|found| check_attach(&config, network, found));
     found.notes.extend(left_behind(&request, &config, policy));
     let passthru = config.mode.as_deref() == Some("passthru");
     if passthru && !policy.allow.passthru {
@@ -129,42 +128,13 @@ fn check_plugin(
 }
 
 /// Which interface the pod gets.
-fn check_attach(
-    request: &Request,
-    config: &Config,
-    network: &Network,
-    found: &mut Findings,
-) -> Result<(), Error> {
-    let requested = config.requested();
+fn check_attach(config: &Config, network: &Network, found: &mut Findings) -> Result<(), Error> {
     let by_unit = network.resource.is_some() || config.allocation.is_some();
-    found.attach = Some(attach(config, requested, by_unit)?);
-    // Without attach, unit and link decide, and keys may not fit what they come to.
-    let children = ChildKind::ALL.into_iter().map(Attach::Child);
-    let possible: Vec<Attach> = match requested.attach() {
-        Some(attach) => vec![attach],
-        None => {
-            let moved = (config.master.is_none() && by_unit).then_some(Attach::Move);
-            children
-                .filter(|kind| *kind != Attach::Child(ChildKind::Ipvlan))
-                .chain(moved)
-                .collect()
-        }
-    };
-    let ipam = request.config.ipam_type()?;
-    let fits = possible.iter().map(|attach| config.fits(*attach, ipam));
-    let refused: Vec<_> = fits.filter_map(Result::err).collect();
-    if refused.len() == possible.len()
-        && let Some(first) = refused.first()
-    {
-        return Err(first.clone().into());
-    }
+    found.attach = Some(attach(config, by_unit)?);
     if config.rdma == RdmaRequirement::Required {
         let note = "rdma required is refused on nodes that are not in exclusive mode";
         found.notes.push(note.to_owned());
     }
-    found
-        .notes
-        .extend(refused.iter().map(|error| format!("refused where {error}")));
     if config.accept_ra && config.rails.wanted.is_none() {
         found.notes.push(
             "acceptRA: the default route of router advertisements is left out where the pod has one, \
@@ -184,7 +154,7 @@ fn check_attach(
 /// What a move without an IPAM leaves on the host.
 fn left_behind(request: &Request, config: &Config, policy: &Policy) -> Option<String> {
     let takes_the_hosts =
-        config.requested() == Requested::Move && matches!(request.config.ipam_type(), Ok(None));
+        config.attach == Attach::Move && matches!(request.config.ipam_type(), Ok(None));
     (takes_the_hosts && policy.fabric_addresses == FabricAddresses::Leased).then(|| {
         "without ipam the pod gets the netdev's own addresses; those with a lifetime (valid_lft) stay on \
          the host, unless the node's policy has \"fabricAddresses\": \"static\""
@@ -223,8 +193,7 @@ fn check_addresses(
         return Err(Error::new(Code::Policy, &unknown).with_details(unknown.remedy()));
     }
     let is_ipv6 = |result: &CniResult| {
-        InterfaceConfig::of_result(Attach::Child(ChildKind::Macvlan), config, result)
-            .map(|given| given.needs_ipv6())
+        InterfaceConfig::of_result(config.attach, config, result).map(|given| given.needs_ipv6())
     };
     let needs_ipv6 = read
         .examples()?
@@ -266,9 +235,9 @@ impl Findings {
 ///
 /// # Errors
 /// Code 7: no netdev is selected.
-fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String, Error> {
+fn attach(config: &Config, by_unit: bool) -> Result<String, Error> {
     let named = config.device.is_some() || config.master.is_some();
-    if !by_unit && !named && requested != Requested::RdmaOnly {
+    if !by_unit && !named && config.attach != Attach::RdmaOnly {
         return Err(Error::new(
             Code::InvalidConfig,
             "no netdev is selected",
@@ -284,14 +253,7 @@ fn attach(config: &Config, requested: Requested, by_unit: bool) -> Result<String
         (None, true) => " of the allocated unit".to_owned(),
         (None, false) => String::new(),
     };
-    Ok(match (requested, config.attach) {
-        (Requested::Child(None), None) if config.master.is_none() && by_unit => {
-            "the allocated unit: moved if it is exclusive, a child of it if it is shared".to_owned()
-        }
-        (Requested::Child(None), _) => format!("a child{of}, of the link's own kind"),
-        (_, Some(attach)) => format!("{}{of}", attach.as_str()),
-        (_, None) => format!("move{of}"),
-    })
+    Ok(format!("{}{of}", config.attach.as_str()))
 }
 
 impl Network {
@@ -441,25 +403,33 @@ mod tests {
     fn what_add_would_refuse_is_refused_with_the_policys_word() {
         for (keys, expected) in [
             (
-                r#""master": "e0", "ipam": {"type": "host-local"}"#,
+                r#""attach": "macvlan", "master": "e0", "ipam": {"type": "host-local"}"#,
                 "allow.ipam",
             ),
             (
-                r#""master": "e0", "ipam": {"type": "rdma-netdev"}"#,
+                r#""attach": "macvlan", "master": "e0", "ipam": {"type": "rdma-netdev"}"#,
                 "not an IPAM plugin",
             ),
-            (r#""master": "e0", "atach": "macvlan""#, "attach"),
+            (
+                r#""attach": "macvlan", "master": "e0", "ipam": {"type": "dhcp"}"#,
+                "ipam.type: dhcp",
+            ),
+            (
+                r#""master": "e0", "atach": "macvlan""#,
+                "did you mean \"attach\"",
+            ),
+            (r#""master": "e0""#, "attach is missing"),
             (
                 r#""attach": "move", "device": "e0", "mode": "bridge""#,
                 "mode",
             ),
             (r#""attach": "macvlan", "device": "e0""#, "device"),
             (
-                r#""master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/33"}"#,
+                r#""attach": "macvlan", "master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/33"}"#,
                 "10.0.0.0/33",
             ),
             (
-                r#""master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/24", "store": "nfs"}"#,
+                r#""attach": "macvlan", "master": "e0", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/24", "store": "nfs"}"#,
                 "nfs",
             ),
         ] {
@@ -477,7 +447,9 @@ mod tests {
     #[test]
     fn a_master_beside_a_resource_is_noted() {
         let network = |keys: &str| {
-            let config = format!(r#"{{"cniVersion": "1.0.0", "type": "rdma-netdev"{keys}}}"#);
+            let config = format!(
+                r#"{{"cniVersion": "1.0.0", "type": "rdma-netdev", "attach": "macvlan"{keys}}}"#
+            );
             one(
                 &json!({"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x",
                 "annotations": {RESOURCE_NAME: "rdma/a"}}, "spec": {"config": config}})
@@ -493,7 +465,7 @@ mod tests {
                 .any(|note| note.contains("unit of rdma/a")),
             "{found:?}"
         );
-        let found = network(r#", "attach": "macvlan""#);
+        let found = network("");
         assert!(
             found.errors.is_empty() && found.notes.is_empty(),
             "{found:?}"
@@ -504,7 +476,7 @@ mod tests {
     fn a_network_with_ranges_of_rails_says_its_rail() {
         let of = |keys: &str| {
             one(&format!(
-                r#"{{"cniVersion": "1.0.0", "name": "x", "type": "rdma-netdev", "master": "e0", {keys}
+                r#"{{"cniVersion": "1.0.0", "name": "x", "type": "rdma-netdev", "attach": "macvlan", "master": "e0", {keys}
                 "ipam": {{"type": "rdma-ipam", "ranges": {{"0": {{"range": "10.0.0.0/24"}}}}}}}}"#
             ))
         };

@@ -24,7 +24,6 @@ mod install;
 mod kubelet;
 mod links;
 mod measurements;
-mod mtu;
 pub mod nccl;
 pub mod node_files;
 mod node_paths;

@@ -1,16 +1,16 @@
-//! Host links that a pool sets up (`linkUp`). This and their MTU ([`crate::mtu`]) are the only changes
-//! that the daemon makes to the host's network without a pod.
+//! Host links that a pool sets up (`linkUp`), with an MTU if the pool names one. These are the only
+//! changes that the daemon makes to the host's network without a pod.
 //!
 //! A netdev is set up once, when it appears: at the start, when a pool first has it, when its driver
-//! was loaded anew. One that somebody sets down after that stays down. One that is in the CNI plugin's
-//! journal belongs to the CNI plugin: a netdev that is up cannot be given its name back by older
-//! kernels. Nothing is kept on disk; a daemon that was killed begins anew.
+//! was loaded anew. One that somebody sets down after that stays down. An uplink is left alone. One that
+//! is in the CNI plugin's journal belongs to the CNI plugin: a netdev that is up cannot be given its name
+//! back by older kernels. Nothing is kept on disk; a daemon that was killed begins anew.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use attachment::reclaim::in_host_namespace;
-use hca::{HcaId, netdev::Netdev};
+use hca::{HcaId, netdev::Netdev, uplink::Uplinks};
 use netlink::{Socket, link};
 
 use crate::{
@@ -35,6 +35,7 @@ pub(crate) struct Down {
     resource: ResourceName,
     name: String,
     ifindex: u32,
+    mtu: Option<u32>,
     /// The HCA it is on, as the journal names it.
     id: HcaId,
 }
@@ -51,16 +52,18 @@ impl Links {
         config: &Config,
         snapshots: &[Arc<Snapshot>],
         netdevs: &[Netdev],
+        uplinks: &Uplinks,
     ) -> Vec<Down> {
         self.done
             .retain(|done| netdevs.iter().any(|netdev| netdev.ifindex == *done));
         let wanting = config.pools.iter().filter(|pool| pool.link_up);
-        let snapshots = wanting.filter_map(|pool| {
+        let wanting = wanting.filter_map(|pool| {
             let mut all = snapshots.iter();
-            all.find(|snapshot| *snapshot.resource() == pool.resource)
+            let snapshot = all.find(|snapshot| *snapshot.resource() == pool.resource);
+            Some((pool.mtu, snapshot?))
         });
         let mut down: Vec<Down> = Vec::new();
-        for snapshot in snapshots {
+        for (mtu, snapshot) in wanting {
             for member in snapshot.members() {
                 let own =
                     |netdev: &&Netdev| member.hca.netdev_names().any(|name| name == netdev.name);
@@ -75,42 +78,57 @@ impl Links {
                             resource: snapshot.resource().clone(),
                             name: netdev.name.clone(),
                             ifindex: netdev.ifindex,
+                            mtu,
                             id: member.hca.id.clone(),
                         });
                     }
                 }
             }
         }
-        if down.is_empty() {
-            self.faults.clear();
-        }
+        self.faults.clear();
+        down.retain(|down| {
+            let why = match uplinks {
+                Uplinks::Known(all) => all.get(&down.name).map(ToString::to_string),
+                Uplinks::Unknown(why) => Some(format!("it may be an uplink: {why}")),
+            };
+            self.faults.extend(why.as_ref().map(|why| down.fault(why)));
+            why.is_none()
+        });
         down
     }
 
     /// Takes note of what [`set_up`] did. A fault is tried again at the next scan.
     pub(crate) fn tried(&mut self, outcomes: Vec<(Down, Result<(), String>)>) {
-        let mut faults = Vec::new();
         for (down, outcome) in outcomes {
             match outcome {
                 Ok(()) => {
                     tracing::info!(netdev = down.name, resource = %down.resource, "set up, by linkUp");
                     self.done.insert(down.ifindex);
                 }
-                Err(why) => faults.push(format!(
-                    "{} cannot be set up (linkUp of {}): {why}",
-                    down.name, down.resource
-                )),
+                Err(why) => self.faults.push(down.fault(&why)),
             }
         }
-        self.faults = faults;
     }
 }
 
-/// Sets netdevs up that no attachment of the journal is about.
-pub(crate) fn set_up(paths: &NodePaths, all: Vec<Down>) -> Vec<(Down, Result<(), String>)> {
-    let ours = unattached(all, &taken(paths).unwrap_or_default());
-    let mut socket = socket(paths);
-    ours.into_iter()
+impl Down {
+    fn fault(&self, why: &str) -> String {
+        let Self { name, resource, .. } = self;
+        format!("{name} cannot be set up (linkUp of {resource}): {why}")
+    }
+}
+
+/// Sets netdevs up that no attachment of the journal is about; none if that is not known.
+pub(crate) fn set_up(paths: &NodePaths, mut all: Vec<Down>) -> Vec<(Down, Result<(), String>)> {
+    let socket = taken(paths)
+        .map_err(|error| error.to_string())
+        .and_then(|taken| {
+            all.retain(|down| !taken.contains(&down.id));
+            in_host_namespace(&paths.host).map_err(|why| format!("{why}; set hostNetwork: true"))
+        })
+        .and_then(|()| Socket::open().map_err(|error| error.to_string()));
+    let mut socket = socket;
+    all.into_iter()
         .map(|down| {
             let outcome = match &mut socket {
                 Ok(socket) => change(socket, &down).map_err(|error| error.to_string()),
@@ -121,26 +139,28 @@ pub(crate) fn set_up(paths: &NodePaths, all: Vec<Down>) -> Vec<(Down, Result<(),
         .collect()
 }
 
-/// A socket in the host's network namespace.
-pub(crate) fn socket(paths: &NodePaths) -> Result<Socket, String> {
-    in_host_namespace(&paths.host)
-        .map_err(|why| format!("{why}; set hostNetwork: true"))
-        .and_then(|()| Socket::open().map_err(|error| error.to_string()))
-}
-
-/// Those on no HCA of which a pod has a netdev.
-fn unattached(mut all: Vec<Down>, taken: &BTreeSet<HcaId>) -> Vec<Down> {
-    all.retain(|down| !taken.contains(&down.id));
-    all
-}
-
 fn change(socket: &mut Socket, down: &Down) -> netlink::Result<()> {
-    let what = format_args!("set {} up", down.name);
-    link::change(socket, what, down.ifindex, &link::Change::up())
+    let Down { name, ifindex, .. } = down;
+    if let Some(mtu) = down.mtu {
+        let what = format_args!(
+            "set the MTU of {name} to {mtu} (linkUp of {})",
+            down.resource
+        );
+        let mtu = link::Change {
+            mtu: Some(mtu),
+            ..link::Change::default()
+        };
+        if let Err(error) = link::change(socket, what, *ifindex, &mtu) {
+            tracing::warn!("{error}");
+        }
+    }
+    let what = format_args!("set {name} up");
+    link::change(socket, what, *ifindex, &link::Change::up())
 }
 
 #[cfg(test)]
 mod tests {
+    use hca::uplink::Why;
     use hca_trees::{PciSpec, PortSpec, Tree};
 
     use super::*;
@@ -183,6 +203,16 @@ mod tests {
         )
     }
 
+    /// What is to be set up on a host without uplinks.
+    fn note(
+        links: &mut Links,
+        config: &Config,
+        snapshots: &[Arc<Snapshot>],
+        netdevs: &[Netdev],
+    ) -> Vec<Down> {
+        links.note(config, snapshots, netdevs, &Uplinks::Known([].into()))
+    }
+
     fn names(down: &[Down]) -> Vec<&str> {
         down.iter().map(|down| down.name.as_str()).collect()
     }
@@ -195,11 +225,11 @@ mod tests {
     fn only_pools_that_ask_for_it_have_their_netdevs_set_up() {
         let text = pool("a", "mlx5_0", ", linkUp: true") + &pool("b", "mlx5_1", "");
         let (config, snapshots, netdevs) = host(&text);
-        let down = Links::default().note(&config, &snapshots, &netdevs);
+        let down = note(&mut Links::default(), &config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"]);
         let text = pool("a", "mlx5_0", ", linkUp: true") + &pool("b", "mlx5_0", ", linkUp: true");
         let (config, snapshots, netdevs) = host(&text);
-        let down = Links::default().note(&config, &snapshots, &netdevs);
+        let down = note(&mut Links::default(), &config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"], "once, though two pools have it");
     }
 
@@ -208,42 +238,73 @@ mod tests {
         let (config, snapshots, mut netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
         let mut links = Links::default();
         netdevs[1].up = true;
-        let down = links.note(&config, &snapshots, &netdevs);
+        let down = note(&mut links, &config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"]);
         links.tried(done(&down));
         // Somebody sets both down.
         netdevs[1].up = false;
-        assert_eq!(names(&links.note(&config, &snapshots, &netdevs)), [""; 0]);
-        // A driver is loaded anew.
         assert_eq!(
-            names(&links.note(&config, &snapshots, &netdevs[..1])),
+            names(&note(&mut links, &config, &snapshots, &netdevs)),
             [""; 0]
         );
-        let down = links.note(&config, &snapshots, &netdevs);
+        // A driver is loaded anew.
+        assert_eq!(
+            names(&note(&mut links, &config, &snapshots, &netdevs[..1])),
+            [""; 0]
+        );
+        let down = note(&mut links, &config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma1"]);
     }
 
     #[test]
-    fn a_netdev_of_the_cni_plugins_journal_is_not_set_up() {
+    fn nothing_is_set_up_if_the_journal_cannot_be_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("state");
+        let policy = format!("{{\"stateDir\": \"{}\"}}", state_dir.display());
+        std::fs::write(dir.path().join("policy.json"), policy).unwrap();
+        std::fs::create_dir(&state_dir).unwrap();
+        std::fs::write(state_dir.join("attachments"), "").unwrap();
         let (config, snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
-        let down = Links::default().note(&config, &snapshots, &netdevs);
-        assert_eq!(names(&down), ["rdma0", "rdma1"]);
-        let taken = BTreeSet::from([down[0].id.clone()]);
-        assert_eq!(names(&unattached(down, &taken)), ["rdma1"]);
+        let mut links = Links::default();
+        let down = note(&mut links, &config, &snapshots, &netdevs);
+        links.tried(set_up(&NodePaths::all_in(dir.path()), down));
+        let [first, _] = links.faults() else {
+            panic!("{:?}", links.faults());
+        };
+        assert!(
+            first.starts_with("rdma0 cannot be set up (linkUp of rdma/a): ")
+                && first.contains("state/attachments is not trusted"),
+            "{first}"
+        );
+    }
+
+    #[test]
+    fn uplinks_are_not_set_up() {
+        let (config, snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: {mtu: 4200}"));
+        let mut links = Links::default();
+        let uplinks = Uplinks::Known([("rdma0".to_owned(), Why::DefaultRoute)].into());
+        let down = links.note(&config, &snapshots, &netdevs, &uplinks);
+        assert_eq!((names(&down), down[0].mtu), (vec!["rdma1"], Some(4200)));
+        let of_rdma0 =
+            "rdma0 cannot be set up (linkUp of rdma/a): it carries the node's default route";
+        assert_eq!(links.faults(), [of_rdma0]);
+        let unknown = Uplinks::Unknown("no routes".into());
+        let down = links.note(&config, &snapshots, &netdevs, &unknown);
+        assert_eq!((down.len(), links.faults().len()), (0, 2));
     }
 
     #[test]
     fn what_could_not_be_set_up_is_reported_and_tried_again() {
         let (config, snapshots, netdevs) = host(&pool("a", "mlx5_0", ", linkUp: true"));
         let mut links = Links::default();
-        let down = links.note(&config, &snapshots, &netdevs);
+        let down = note(&mut links, &config, &snapshots, &netdevs);
         let refused = down.iter().map(|down| (down.clone(), Err("no".to_owned())));
         links.tried(refused.collect());
         assert_eq!(
             links.faults(),
             ["rdma0 cannot be set up (linkUp of rdma/a): no"]
         );
-        let down = links.note(&config, &snapshots, &netdevs);
+        let down = note(&mut links, &config, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"]);
         links.tried(done(&down));
         assert!(links.faults().is_empty());

@@ -128,7 +128,10 @@ fn note(published: &watch::Sender<Counts>, more: &Counts) {
 /// # Errors
 /// The journal cannot be listed.
 pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Error> {
-    let (records, _) = Journal::records_of_node(&paths.node.policy, &paths.state_dir())?;
+    let (records, unreadable) = Journal::at(&paths.state_dir()).records()?;
+    if let Some((_, error)) = unreadable.into_iter().next() {
+        return Err(error);
+    }
     let parts = records.into_iter().flat_map(|(_, record)| record.parts);
     let moved = parts.filter_map(|part| part.moved);
     Ok(moved
@@ -184,8 +187,7 @@ type Dead = (Key, Record, &'static str);
 impl Round {
     /// The attachments that are over and were so in the round before, by the store of their leases.
     fn find_dead(&mut self, paths: &NodePaths, policy: &Policy, before: &BTreeSet<String>) {
-        let records = Journal::records_of_node(&paths.node.policy, &policy.state_dir);
-        let (records, unreadable) = match records {
+        let (records, unreadable) = match Journal::at(&policy.state_dir).records() {
             Ok(records) => records,
             Err(error) => {
                 self.counts.failures += 1;
@@ -276,7 +278,7 @@ fn leases(paths: &NodePaths, node: &Node, name: &str, counts: &mut Counts) {
             return;
         }
     };
-    match free_leases(&plugin, &store, name, &paths.node.policy, &node.roots.proc) {
+    match free_leases(&plugin, &store, name, &node.roots.proc) {
         Ok(report) => {
             counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
             for (lease, why) in &report.freed {
@@ -294,23 +296,20 @@ fn leases(paths: &NodePaths, node: &Node, name: &str, counts: &mut Counts) {
 }
 
 /// Frees what is over of the node's leases in the store of that name: [`ipam::reclaim::run`].
-/// `policy` is the policy's path, `proc` the host's.
+/// `proc` is the host's.
 ///
 /// # Errors
-/// The store cannot be gone through, or the state directories are not known.
+/// The store cannot be gone through.
 pub(crate) fn free_leases(
     plugin: &Plugin,
     store: &ipam::store::Store,
     name: &str,
-    policy: &Path,
     proc: &Path,
 ) -> anyhow::Result<Report> {
-    let state_dir = &plugin.policy().state_dir;
     let options = ipam::reclaim::Options {
         netns_root: Path::new("/"),
         proc,
-        state_dir,
-        journals: &node::state_dirs::all(policy, state_dir)?,
+        state_dir: &plugin.policy().state_dir,
         store: name,
         cluster_node: plugin.is_cluster_node(),
         dry_run: false,

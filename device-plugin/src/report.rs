@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::binding::alignment;
 use crate::binding::store::{Binding, Bindings};
+use crate::config::last_good::REJECTED;
 use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
@@ -160,12 +161,8 @@ impl Report {
 
     /// What is worth knowing although it does not make the daemon unready.
     pub(crate) fn notes(&self) -> Vec<String> {
-        let refused = self.config.error.iter().map(|error| {
-            format!(
-                "the configuration file is refused; the one before, or the rest of the file, is in \
-                 force: {error}"
-            )
-        });
+        let error = self.config.error.iter();
+        let rejected = error.map(|error| format!("{REJECTED}: {error}"));
         let pools = self.pools.iter().filter_map(|pool| {
             let counts = pool.snapshot.as_ref()?.count();
             (counts.healthy == 0).then(|| format!("{} has no healthy unit", pool.resource))
@@ -184,7 +181,7 @@ impl Report {
             .unreadable
             .values()
             .map(|why| format!("{why}; its HCA is given to no pod until the file is removed"));
-        refused
+        rejected
             .chain(unreadable)
             .chain(pools)
             .chain(without_stream)

@@ -13,7 +13,7 @@ use crate::kubelet::directory::Contents;
 use crate::kubelet::service::{AllocationCounts, Requests, State};
 use crate::kubelet::session::{Session, SocketName, Timing};
 use crate::report::Pool;
-use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
+use crate::snapshot::Snapshot;
 
 /// What all sessions of a process have in common.
 #[derive(Debug, Clone)]
@@ -28,37 +28,6 @@ pub(crate) struct Common {
     pub timing: Timing,
     /// What is asked of the daemon.
     pub requests: Requests,
-}
-
-/// What is not shown to the kubelet at first: it would set capacity to zero, or units of pods that it
-/// is about to admit anew to unhealthy, while a stream without a message leaves what it knew before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Withhold {
-    /// Pools without HCAs: drivers may still be loading.
-    Drivers,
-    /// Those, and pools with a port that is down: the host booted a moment ago, and ports may still be
-    /// training.
-    DriversAndPorts,
-    /// Nothing is held back.
-    Over,
-}
-
-impl Withhold {
-    fn holds_back(self, snapshot: &Snapshot) -> bool {
-        let is_training = |member: &Member| {
-            matches!(
-                member.health,
-                Health::Unhealthy(UnhealthyReason::Port(_) | UnhealthyReason::Gate(_))
-            )
-        };
-        match self {
-            Withhold::Over => false,
-            Withhold::Drivers => snapshot.members().is_empty(),
-            Withhold::DriversAndPorts => {
-                snapshot.members().is_empty() || snapshot.members().iter().any(is_training)
-            }
-        }
-    }
 }
 
 /// Sessions by resource.
@@ -147,9 +116,8 @@ impl Sessions {
         self.running.insert(resource.clone(), running);
     }
 
-    /// Gives each session its snapshot, but for what `withhold` holds back until it is complete,
-    /// unless something was shown before.
-    pub(crate) fn show(&mut self, snapshots: &[Arc<Snapshot>], withhold: Withhold) {
+    /// Gives each session its snapshot.
+    pub(crate) fn show(&mut self, snapshots: &[Arc<Snapshot>]) {
         for snapshot in snapshots {
             let mut members = snapshot.members().iter();
             if members.any(|member| !member.waits_for_kubelet())
@@ -164,11 +132,8 @@ impl Sessions {
                 let same = shown
                     .as_ref()
                     .is_some_and(|shown| Arc::ptr_eq(shown, snapshot));
-                if same || (shown.is_none() && withhold.holds_back(snapshot)) {
-                    return false;
-                }
                 *shown = Some(snapshot.clone());
-                true
+                !same
             });
         }
     }
@@ -195,52 +160,5 @@ impl Sessions {
             .values()
             .for_each(|running| running.stop.cancel());
         while self.tasks.join_next().await.is_some() {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use hca_trees::{PciSpec, PortSpec, Tree};
-
-    use super::*;
-    use crate::candidate::gather;
-    use crate::config::parse;
-    use crate::host_snapshot::example::scan;
-    use crate::pool::assemble;
-
-    fn snapshot(port: Option<PortSpec<'_>>) -> Snapshot {
-        let dir = tempfile::tempdir().unwrap();
-        let tree = Tree::new(dir.path());
-        tree.rdma_core(true);
-        if let Some(port) = port {
-            tree.nic(&PciSpec::MLX5, "mlx5_0", "rdma0", &[port]);
-        }
-        let seen = scan(&tree);
-        let config = parse(
-            "version: 1\npools: [{resource: rdma/a, mode: exclusive, select: {vendors: [15b3]}}]\n",
-        )
-        .unwrap();
-        let (candidates, _) = gather::list(&seen.inventory);
-        assemble(&config, &candidates, &seen, &[])
-            .snapshots
-            .remove(0)
-    }
-
-    #[test]
-    fn a_pool_is_withheld_while_drivers_load_or_ports_train() {
-        let (empty, up) = (snapshot(None), snapshot(Some(PortSpec::ROCE)));
-        let training = snapshot(Some(PortSpec {
-            state: "1: DOWN",
-            phys_state: "2: Polling",
-            ..PortSpec::ROCE
-        }));
-        for (withhold, held_back) in [
-            (Withhold::DriversAndPorts, [true, true, false]),
-            (Withhold::Drivers, [true, false, false]),
-            (Withhold::Over, [false, false, false]),
-        ] {
-            let said = [&empty, &training, &up].map(|snapshot| withhold.holds_back(snapshot));
-            assert_eq!(said, held_back, "{withhold:?}");
-        }
     }
 }

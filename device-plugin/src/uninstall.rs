@@ -1,14 +1,13 @@
-//! Takes away what this project put on a node: the CNI programs, the journal, the leases, the policy.
+//! Takes away what this project put on a node: the CNI programs, the journal, the policy, and the
+//! leases if asked.
 //!
 //! Refused while a pod has something of it: a pod that still runs needs the programs, the journal
 //! and the policy to end, and a NIC in a pod comes back by them alone. What cannot be read is no
 //! evidence that there is nothing.
 //!
 //! Nothing is removed by its place alone: of the state directory the entries that this project
-//! makes, of a store's directory all of it only where its `FORMAT` says that it is one of ours, and
-//! no store that other nodes use, by the policy, its file system or its leases. What the node knows
-//! of its stores goes before them, a store's `FORMAT` after its leases, and the policy last, for it
-//! names the other places: killed anywhere, the command is given again and does the rest.
+//! makes, and a store's directory only if its `FORMAT` says that it is one of ours. The policy goes
+//! last, for it names the other places: killed anywhere, the command is given again and does the rest.
 
 use std::fs;
 use std::io;
@@ -18,7 +17,6 @@ use attachment::cdi_file;
 use attachment::journal;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use ipam::plugin::Plugin;
-use ipam::store::{Store, StoreError};
 use nix::errno::Errno;
 use node::cni_program;
 use node::policy::{Policy, StoreKind};
@@ -26,7 +24,6 @@ use node::policy::{Policy, StoreKind};
 use crate::binding::store as bindings;
 use crate::candidate::memory;
 use crate::config::last_good;
-use crate::mtu;
 use crate::node_files;
 use crate::reclaim;
 
@@ -47,8 +44,6 @@ const STATE_ENTRIES: [&str; 9] = [
 /// In the state directory, what the node knows of its stores. One that it knows and does not find
 /// could be on a share that is not mounted, so [`check`] refuses.
 const KNOWN_STORES: &str = "stores";
-/// In a store, the file by which it is known.
-const FORMAT: &str = "FORMAT";
 /// Begins the files that a write was killed over.
 const LEFTOVER: &str = ".new-";
 
@@ -75,7 +70,7 @@ pub(crate) enum Refusal {
     /// Attachments or leases are there.
     #[error(
         "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
-         rdmactl attachments reclaim and rdmactl addresses reclaim --yes on this node"
+         rdmactl reclaim on this node"
     )]
     InUse(String),
     /// It is not known whether any are.
@@ -163,7 +158,7 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
                 continue;
             }
         };
-        match reclaim::free_leases(&plugin, &store, name, &places.policy, &proc) {
+        match reclaim::free_leases(&plugin, &store, name, &proc) {
             Ok(report) => {
                 let freed = report.freed.iter().map(|(lease, why)| {
                     let why = why.as_str();
@@ -188,13 +183,14 @@ fn named(list: &[String]) -> String {
     }
 }
 
-/// Removes everything, in the order of the head comment; `said` is called for each path that was
+/// Removes everything, the lease stores only with `leases`; `said` is called for each path that was
 /// there. [`check`] comes before.
 ///
 /// # Errors
 /// The first path that cannot be removed; the command may be given again.
 pub(crate) fn remove(
     places: &Places,
+    leases: bool,
     mut said: impl FnMut(&Path, &str),
 ) -> Result<(), (PathBuf, io::Error)> {
     let (policy, _) = Policy::load_for_release(&places.policy);
@@ -221,10 +217,14 @@ pub(crate) fn remove(
     }
     let lock = policy.state_dir.join(LOCK);
     let _no_call = journal::hold_all(&lock).map_err(|error| (lock, error))?;
-    let of_others = stores_to_keep(&policy, places);
     one(policy.state_dir.join(KNOWN_STORES), None)?;
-    for (directory, kept) in of_others {
-        one(directory, kept)?;
+    for store in policy.stores.values() {
+        let kept = match store.kind {
+            _ if !leases => Some("it has leases; --leases removes it"),
+            StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),
+            _ => (!is_store(&store.directory)).then_some("it is not a store of this project"),
+        };
+        one(store.directory.clone(), kept)?;
     }
     for name in STATE_ENTRIES {
         one(policy.state_dir.join(name), None)?;
@@ -239,13 +239,11 @@ pub(crate) fn remove(
         places.run.join(bindings::DIRECTORY),
         bindings_to_keep(places),
     )?;
-    one(places.run.join(mtu::FILE), None)?;
     for suffix in [".sock", ".calls", ".lock"] {
         for path in with_suffix(&places.run, suffix) {
             one(path, None)?;
         }
     }
-    one(node::state_dirs::file_of(&places.policy), None)?;
     one(places.policy.clone(), None)?;
     let directory = places.policy.parent().map(Path::to_owned);
     let empty = |path: &PathBuf| fs::read_dir(path).is_ok_and(|mut rest| rest.next().is_none());
@@ -260,11 +258,8 @@ fn remove_path(path: &Path) -> io::Result<&'static str> {
         fs::remove_file(path)?;
         return Ok("removed");
     }
-    let mut contents = fs::read_dir(path)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<io::Result<Vec<PathBuf>>>()?;
-    contents.sort_by_key(|path| path.ends_with(FORMAT));
-    for path in contents {
+    for entry in fs::read_dir(path)? {
+        let path = entry?.path();
         match path.symlink_metadata()?.is_dir() {
             true => fs::remove_dir_all(&path)?,
             false => fs::remove_file(&path)?,
@@ -276,52 +271,6 @@ fn remove_path(path: &Path) -> io::Result<&'static str> {
         // In a container it is a mount point, below a root that may be read-only.
         Err(error) if mount_point.contains(&error.raw_os_error()) => Ok("emptied"),
         Err(error) => Err(error),
-    }
-}
-
-/// The directories of leases, and why one stays.
-fn stores_to_keep(policy: &Policy, places: &Places) -> Vec<(PathBuf, Option<&'static str>)> {
-    let ipam = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
-    let stores = policy.stores.iter();
-    stores
-        .map(|(name, store)| {
-            let kept = match &store.kind {
-                StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),
-                _ if !is_store(&store.directory) => Some("it is not a store of this project"),
-                _ => used_by_others(&ipam, name),
-            };
-            (store.directory.clone(), kept)
-        })
-        .collect()
-}
-
-/// Why other nodes may use a store, whatever the policy says of it: a policy may leave out that it is
-/// shared, and may be gone already.
-fn used_by_others(ipam: &Plugin, name: &str) -> Option<&'static str> {
-    let others = |store: &Store| -> Result<bool, StoreError> {
-        let own = store.node();
-        let mut others = false;
-        for node in store.nodes()? {
-            store.records_of(&node, |owned| {
-                others |= owned.leases().iter().any(|lease| {
-                    let holder = &lease.holder;
-                    // Machines made from one template may have one machine ID.
-                    holder.node != own.name && !holder.is_of_this_boot(own)
-                });
-                Ok(())
-            })?;
-        }
-        Ok(others)
-    };
-    match ipam.open_existing(name) {
-        Ok(None) => None,
-        Ok(Some(store)) if store.is_shared() => Some("other machines see its file system"),
-        Ok(Some(store)) => match others(&store) {
-            Ok(false) => None,
-            Ok(true) => Some("other nodes have leases in it"),
-            Err(_) => Some("it cannot be read, and other nodes may use it"),
-        },
-        Err(_) => Some("it cannot be opened, and other nodes may use it"),
     }
 }
 
@@ -343,7 +292,7 @@ fn bindings_to_keep(places: &Places) -> Option<&'static str> {
 
 /// Its FORMAT says that it is a store of ours.
 fn is_store(directory: &Path) -> bool {
-    let format = fs::read_to_string(directory.join(FORMAT));
+    let format = fs::read_to_string(directory.join("FORMAT"));
     format.is_ok_and(|text| text.contains("rdma-ipam store"))
 }
 
@@ -427,9 +376,9 @@ mod tests {
             }
         }
 
-        fn remove(&self) -> Vec<(PathBuf, String)> {
+        fn remove(&self, leases: bool) -> Vec<(PathBuf, String)> {
             let mut removed = Vec::new();
-            remove(&self.places(), |path, what| {
+            remove(&self.places(), leases, |path, what| {
                 removed.push((path.to_owned(), what.to_owned()))
             })
             .unwrap();
@@ -442,7 +391,7 @@ mod tests {
         let node = NodeFiles::new(&json!({"type": "file"}));
         fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
         fs::write(node.path("state/notes.txt"), "an administrator's").unwrap();
-        node.remove();
+        node.remove(true);
         for gone in [
             "bin/rdma-netdev",
             "leases",
@@ -463,8 +412,17 @@ mod tests {
     #[test]
     fn a_state_directory_with_nothing_else_in_it_goes() {
         let node = NodeFiles::new(&json!({"type": "file"}));
-        node.remove();
+        node.remove(false);
         assert!(!node.path("state").exists());
+    }
+
+    #[test]
+    fn leases_stay_unless_asked() {
+        let node = NodeFiles::new(&json!({"type": "file"}));
+        fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
+        let kept = "stays: it has leases; --leases removes it".to_owned();
+        assert!(node.remove(false).contains(&(node.path("leases"), kept)));
+        assert!(node.path("leases/leases").exists() && !node.path("etc").exists());
     }
 
     #[test]
@@ -472,12 +430,12 @@ mod tests {
         let node = NodeFiles::new(&json!({"type": "file", "shared": true}));
         fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
         let kept = "stays: other nodes use it, too".to_owned();
-        assert!(node.remove().contains(&(node.path("leases"), kept)));
+        assert!(node.remove(true).contains(&(node.path("leases"), kept)));
         assert!(node.path("leases/leases").exists());
 
         let node = NodeFiles::new(&json!({"type": "file"}));
         let kept = "stays: it is not a store of this project".to_owned();
-        assert!(node.remove().contains(&(node.path("leases"), kept)));
+        assert!(node.remove(true).contains(&(node.path("leases"), kept)));
     }
 
     #[test]
@@ -493,7 +451,7 @@ mod tests {
         binding.stage = bindings::Stage::Started;
         let store = bindings::BindingDirectory::at(&node.path("run"));
         store.create(&binding).unwrap();
-        node.remove();
+        node.remove(false);
         assert!(store.read().unwrap().has(&hca));
     }
 
@@ -514,7 +472,7 @@ mod tests {
         let held = journal::hold_all(&path);
         assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(call);
-        node.remove();
+        node.remove(false);
         assert!(!path.exists());
     }
 

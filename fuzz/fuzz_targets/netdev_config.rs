@@ -15,7 +15,7 @@ use node::policy::{Allow, Policy, Selector};
 use rdma_netdev::authorize::{Asked, Rules, authorize};
 use rdma_netdev::config::{Attach, ChildKind, Config, Target};
 use rdma_netdev::plan::{self, Plan};
-use rdma_netdev::resolve::{self, HostLink, Requested, Resolved};
+use rdma_netdev::resolve::{self, HostLink, Resolved};
 use rdma_netdev::validate::{self, Network};
 
 fuzz_target!(|text: &[u8]| {
@@ -85,16 +85,16 @@ fn meant(target: Option<&Target>) -> HostLink {
 }
 
 fn only_what_is_allowed(config: &Config) {
-    let resolved = match config.requested() {
-        Requested::Move => Resolved::Move(meant(resolve::move_target(config).ok().as_ref())),
-        Requested::Child(kind) => {
+    let resolved = match config.attach {
+        Attach::Move => Resolved::Move(meant(resolve::move_target(config).ok().as_ref())),
+        Attach::Child(kind) => {
             let master = config.master.clone().map(Target::Name);
             Resolved::Child {
-                kind: kind.unwrap_or(ChildKind::Macvlan),
+                kind,
                 parent: meant(master.as_ref()),
             }
         }
-        Requested::RdmaOnly => return,
+        Attach::RdmaOnly => return,
     };
     let allow = Allow {
         non_rdma: true,
@@ -139,29 +139,21 @@ fn planned(config: &Config, resolved: Resolved) -> Result<Plan, String> {
 
 /// On a link that carries everything, the plan has what the network says.
 fn planned_in_full(config: &Config) {
-    let kinds = match config.requested() {
-        Requested::Child(Some(kind)) => vec![kind],
-        // Without attach the link decides.
-        Requested::Child(None) => vec![ChildKind::Macvlan, ChildKind::Ipoib],
-        Requested::Move => {
+    let kind = match config.attach {
+        Attach::Child(kind) => kind,
+        Attach::Move => {
             let mut nic = host_link("nic", 2);
             nic.link.max_mtu = 65535;
-            config.fits(Attach::Move, None).expect("keys of a move");
             return plan::check(&Resolved::Move(nic), config, &Allow::default()).expect("a move");
         }
-        Requested::RdmaOnly => return,
+        Attach::RdmaOnly => return,
     };
-    for kind in kinds {
-        let mut host = host_link("nic", 2);
-        host.link.mtu = 65535;
-        host.link.hardware = if kind == ChildKind::Ipoib { 32 } else { 1 };
-        let resolved = Resolved::Child { kind, parent: host };
-        config
-            .fits(Attach::Child(kind), None)
-            .expect("keys of a child");
-        plan::check(&resolved, config, &Allow::default()).expect("a child");
-        let made = planned(config, resolved).expect("a plan");
-        assert_eq!(made.config.mtu, config.mtu);
-        assert!(config.mac.is_none() || made.mac == config.mac);
-    }
+    let mut host = host_link("nic", 2);
+    host.link.mtu = 65535;
+    host.link.hardware = if kind == ChildKind::Ipoib { 32 } else { 1 };
+    let resolved = Resolved::Child { kind, parent: host };
+    plan::check(&resolved, config, &Allow::default()).expect("a child");
+    let made = planned(config, resolved).expect("a plan");
+    assert_eq!(made.config.mtu, config.mtu);
+    assert!(config.mac.is_none() || made.mac == config.mac);
 }

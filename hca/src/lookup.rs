@@ -154,16 +154,6 @@ fn collect_ports(
     Ok(())
 }
 
-/// The software RDMA devices of this host that stand on a netdev which another network namespace
-/// shows, such as that of a pod; `there` is that namespace's sysfs. In exclusive mode a device
-/// can be here while its netdev is there.
-///
-/// # Errors
-/// As [`ports_of_netdev`].
-pub fn software_on_netdev_of(host: &Host, there: &Host, name: &str) -> Result<Vec<PortId>> {
-    parentless(host, &netdev::outline(there, name)?)
-}
-
 /// Names of the netdevs that a netdev stands on. IPoIB has no such links; there it is the
 /// netdev that `iflink` points at.
 fn below(host: &Host, netdev: &Netdev) -> Result<Vec<String>> {

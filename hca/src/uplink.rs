@@ -20,7 +20,7 @@ use std::net::IpAddr;
 
 /// Whether a route with this prefix length is a default route, alone or with a few others: halves of
 /// the address space are a VPN's way to be preferred, and `2000::/3` is all of the Internet. A part of
-/// IPv4's counts unless its table has a route to all and none to a part that starts at 0.0.0.0.
+/// IPv4's counts only if it starts at 0.0.0.0.
 #[must_use]
 pub const fn is_default(prefix: u8) -> bool {
     prefix <= 3

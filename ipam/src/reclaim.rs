@@ -35,8 +35,6 @@ pub struct Options<'a> {
     pub netns_root: &'a Path,
     pub proc: &'a Path,
     pub state_dir: &'a Path,
-    /// The state directories in which attachments of this node are recorded ([`node::state_dirs::all`]).
-    pub journals: &'a [PathBuf],
     /// The store's name in the policy.
     pub store: &'a str,
     /// Whether the cluster gave this node its name, so that no other machine has it.
@@ -109,7 +107,7 @@ pub fn run(store: &Store, options: &Options<'_>) -> Result<Report, StoreError> {
     let mut run = Run {
         store,
         options,
-        attached: attached(options.journals),
+        attached: attached(options.state_dir),
         before,
         after: Sightings::default(),
         report: Report::default(),
@@ -178,11 +176,9 @@ pub fn keep_only(
 
 /// Container and interface of each attachment in the journal of `rdma-netdev`, by the names of the
 /// records: `NETWORK@CONTAINER@INTERFACE`.
-fn attached(journals: &[PathBuf]) -> BTreeSet<String> {
-    let entries = journals
-        .iter()
-        .map(|state_dir| std::fs::read_dir(state_dir.join("attachments")));
-    let names = entries.flatten().flatten().flatten();
+fn attached(state_dir: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(state_dir.join("attachments"));
+    let names = entries.into_iter().flatten().flatten();
     names
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
@@ -575,7 +571,6 @@ mod tests {
                 netns_root: Path::new("/"),
                 proc: Path::new("/proc"),
                 state_dir: &self.place.path().join("state"),
-                journals: &[self.place.path().join("state")],
                 store: "default",
                 cluster_node: false,
                 dry_run,
@@ -595,8 +590,6 @@ mod tests {
         let crashed = Crashed::new();
         let store = crashed.store();
         let state_dir = crashed.place.path().join("state");
-        let earlier = crashed.place.path().join("earlier");
-        let journals = [state_dir.clone(), earlier.clone()];
         let mut of = holder("n1", &store.node().machine, &store.node().boot);
         of.netns = Some(crashed.place.path().join("gone").display().to_string());
         let name = format!("{}@{}@{}", of.network, of.container, of.interface);
@@ -606,7 +599,6 @@ mod tests {
                 netns_root: Path::new("/"),
                 proc: Path::new("/proc"),
                 state_dir: &state_dir,
-                journals: &journals,
                 store: "default",
                 cluster_node: false,
                 dry_run: false,
@@ -615,7 +607,7 @@ mod tests {
             let run = Run {
                 store: &store,
                 options: &options,
-                attached: attached(&journals),
+                attached: attached(&state_dir),
                 before: Sightings::default(),
                 after: Sightings::default(),
                 report: Report::default(),
@@ -623,13 +615,10 @@ mod tests {
             run.judge(&lease).ok()
         };
         assert_eq!(judge(), Some(Over::Netns));
-        for journal in &journals {
-            let record = journal.join("attachments").join(&name);
-            std::fs::create_dir_all(record.parent().unwrap()).unwrap();
-            std::fs::write(&record, "").unwrap();
-            assert_eq!(judge(), None);
-            std::fs::remove_file(&record).unwrap();
-        }
+        let record = state_dir.join("attachments").join(&name);
+        std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+        std::fs::write(&record, "").unwrap();
+        assert_eq!(judge(), None);
     }
 
     #[test]

@@ -10,7 +10,6 @@
 //! - [`log`]: the log of the CNI programs
 //! - [`duration`], [`table`], [`terminal`]: values, columns and questions for people
 //! - [`random`]: numbers that part writers that meet
-//! - [`state_dirs`]: where attachments were journalled, whatever the policy says now
 //! - [`trust`]: which files and directories are believed
 
 #![forbid(unsafe_code)]
@@ -28,7 +27,6 @@ pub mod netns;
 pub mod pattern;
 pub mod policy;
 pub mod random;
-pub mod state_dirs;
 pub mod table;
 pub mod terminal;
 pub mod trust;

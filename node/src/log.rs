@@ -18,15 +18,22 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicUsize, Ordering},
+};
 
 /// The most bytes of a subject.
 const MAX_SUBJECT_BYTES: usize = 512;
-/// The most bytes of a text; with time, program and subject a line stays below 9 KiB.
-const MAX_TEXT_BYTES: usize = 8 << 10;
-
+/// The most bytes of a text of level debug.
+const MAX_DEBUG_BYTES: usize = 8 << 10;
+/// The most bytes of a text of any other level: it repeats what a network or an environment says.
+const MAX_TEXT_BYTES: usize = 2 << 10;
 /// The most bytes of what a failed call ended with.
 const MAX_FAILURE_BYTES: usize = 1 << 10;
+/// The most bytes of all lines but those of level debug: a call may have a warning for each of
+/// thousands of addresses.
+const MAX_LOG_BYTES: usize = 32 << 10;
 
 /// Where the events of one program go, and what they are about.
 #[derive(Debug, Clone)]
@@ -42,6 +49,8 @@ pub struct Log {
 struct Target {
     path: Option<PathBuf>,
     file: OnceLock<Option<File>>,
+    /// Of [`MAX_LOG_BYTES`].
+    bytes_left: AtomicUsize,
 }
 
 /// What a call is about: command, network, interface and container.
@@ -61,6 +70,7 @@ impl Log {
         let target = Target {
             path: policy.file.clone(),
             file: OnceLock::new(),
+            bytes_left: AtomicUsize::new(MAX_LOG_BYTES),
         };
         Self {
             level: policy.level,
@@ -121,13 +131,26 @@ impl Log {
         if !self.writes(level) {
             return;
         }
-        let line = self.line(word, text);
+        let mut line = self.line(level, word, text);
+        if level != LogLevel::Debug {
+            let bytes = &self.target.bytes_left;
+            let left = bytes.load(Ordering::Relaxed);
+            bytes.store(left.saturating_sub(line.len()), Ordering::Relaxed);
+            if left == 0 {
+                return;
+            }
+            if left < line.len() {
+                line = self.line(level, word, &"the rest of this call is not logged");
+            }
+        }
         let file = self.target.file.get_or_init(|| {
             let path = self.target.path.as_deref()?;
             open(path)
                 .inspect_err(|why| {
                     let text = format!("log.file {} is not written: {why}", path.display());
-                    let _ = io::stderr().lock().write_all(&self.line("warn", &text));
+                    let _ = io::stderr()
+                        .lock()
+                        .write_all(&self.line(level, "warn", &text));
                 })
                 .ok()
         });
@@ -139,8 +162,12 @@ impl Log {
     }
 
     /// One buffer for one write: lines of other processes do not come in between.
-    fn line(&self, word: &str, text: &dyn Display) -> Vec<u8> {
-        let text = bounded(&printable(&text.to_string()), MAX_TEXT_BYTES);
+    fn line(&self, level: LogLevel, word: &str, text: &dyn Display) -> Vec<u8> {
+        let limit = match level {
+            LogLevel::Debug => MAX_DEBUG_BYTES,
+            _ => MAX_TEXT_BYTES,
+        };
+        let text = bounded(&printable(&text.to_string()), limit);
         format!(
             "{:.3} {word} {}[{}] {}: {text}\n",
             jiff::Timestamp::now(),
@@ -208,7 +235,26 @@ mod tests {
         );
         assert_eq!(rest, expected);
         assert!(lines[1].contains(" info ") && lines[1].contains("] DEL: xxx"));
-        assert!(lines[1].len() < 9 << 10 && lines[1].ends_with("bytes cut)"));
+        assert!(lines[1].len() < 3 << 10 && lines[1].ends_with("bytes cut)"));
+    }
+
+    #[test]
+    fn one_call_does_not_fill_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = log(&path, LogLevel::Debug);
+        for number in 0..10_000 {
+            log.about("ADD").warn(number);
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.len() < MAX_LOG_BYTES + 200, "{}", text.len());
+        assert!(
+            text.ends_with(": the rest of this call is not logged\n"),
+            "{text}"
+        );
+        log.debug("a step");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.ends_with(": a step\n"), "{text}");
     }
 
     #[test]

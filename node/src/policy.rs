@@ -29,7 +29,7 @@ use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{state_dirs, trust};
+use crate::trust;
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
@@ -435,23 +435,17 @@ impl Policy {
     }
 
     /// For DEL and GC: the policy as far as it can be read, and what is wrong
-    /// with it. A file that is not trusted counts as missing. The state directory
-    /// of a wrong or missing file is the last good one.
+    /// with it. A file that is not trusted counts as missing.
     #[must_use]
     pub fn load_for_release(path: &Path) -> (Self, Option<PolicyError>) {
-        let (mut policy, fault) = match read_trusted(path) {
+        match read_trusted(path) {
             Ok(Some(text)) => match read::policy(path, &text) {
-                Ok(policy) => return (policy, None),
+                Ok(policy) => (policy, None),
                 Err(error) => (read::salvage(&text), Some(error)),
             },
             Ok(None) => (Self::default(), None),
             Err(error) => (Self::default(), Some(error)),
-        };
-        let known = state_dirs::read(path).unwrap_or_default();
-        if let Some(last) = known.into_iter().next_back() {
-            policy.state_dir = last;
         }
-        (policy, fault)
     }
 
     /// The names of the stores of type `kubernetes`.

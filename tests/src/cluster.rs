@@ -248,8 +248,14 @@ impl BrokerNode {
     /// # Errors
     /// As [`BrokerNode::tool`].
     pub fn tool_with(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<Answer> {
-        let mut command = rdmactl_blocks(kubeconfig)?;
+        let mut command = Command::new(product("rdmactl")?);
         command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .args(["blocks", "--namespace", NAMESPACE, "--kubectl"])
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("api-server/kubectl"))
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
             .args(arguments)
             .arg("--policy")
             .arg(self.path("policy.json"));
@@ -375,22 +381,6 @@ impl BrokerNode {
     pub fn del(&self, container: &str, range: &str) -> Result<()> {
         self.call("DEL", container, range)?.success().map(drop)
     }
-}
-
-/// `rdmactl blocks` with a kubectl that this API server understands.
-///
-/// # Errors
-/// It is not built.
-pub fn rdmactl_blocks(kubeconfig: &Path) -> Result<Command> {
-    let mut command = Command::new(product("rdmactl")?);
-    command
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-        .args(["blocks", "--namespace", NAMESPACE, "--kubectl"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("api-server/kubectl"))
-        .arg("--kubeconfig")
-        .arg(kubeconfig);
-    Ok(command)
 }
 
 /// A store with a directory of the node's own, and further keys.

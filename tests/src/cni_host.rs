@@ -22,7 +22,7 @@ use crate::netns::Netns;
 
 /// The IPAM programs that the cases' policy allows: the defaults, those of the reference plugins that
 /// some cases need, and `canned`, the scripts of others.
-const IPAM: [&str; 5] = ["rdma-ipam", "static", "host-local", "dhcp", "canned"];
+const IPAM: [&str; 4] = ["rdma-ipam", "static", "host-local", "canned"];
 
 /// A host with `nic0` (10.9.0.1/24 and `fd09::1/64`), and what belongs to it.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use nix::sys::socket::SockProtocol;
 
 use crate::cni_host::differences;
 use crate::netns::{Netns, run};
-use crate::raw_netlink::{Netlink, attributes, ethtool, four, hex};
+use crate::raw_netlink::{Netlink, attributes, four, hex};
 use crate::scene::bounded;
 
 /// What is compared, by name.
@@ -101,8 +101,8 @@ const SHOWN_BY_IP: &str = "\
     token list\n";
 
 /// The state of a namespace: links, addresses, routes of all tables, rules, nexthop objects,
-/// permanent and proxy neighbours, multicast memberships, queueing disciplines, filters,
-/// features and sysctls. Read once the kernel has settled carriers and addresses, or has not in
+/// permanent and proxy neighbours, multicast memberships, queueing disciplines, filters and
+/// sysctls. Read once the kernel has settled carriers and addresses, or has not in
 /// [`SETTLE_TIMEOUT`].
 ///
 /// # Errors
@@ -284,8 +284,7 @@ fn describe(
     by_index: &BTreeMap<[u8; 4], Vec<u8>>,
     state: &mut State,
 ) -> Result<()> {
-    let raw_name = name_of(message)?;
-    let name = printable(&raw_name);
+    let name = printable(&name_of(message)?);
     let mut set = |key: &str, value: String| state.insert(format!("link {name} {key}"), value);
     let flags = u32::from_ne_bytes(four(message, 8)?);
     set("flags", format!("{flags:#x}"));
@@ -336,8 +335,6 @@ fn describe(
             _ => drop(set(attribute_name(kind).as_str(), hex(value))),
         }
     }
-    set("features", ethtool::features(&raw_name).unwrap_or_default());
-    set("channels", ethtool::channels(&raw_name).unwrap_or_default());
     Ok(())
 }
 

@@ -153,12 +153,11 @@ impl LeaseStore {
         self.call("DEL", caller, config)?.success().map(drop)
     }
 
-    /// `rdmactl addresses`, to be started by `wrapper`: a program with its arguments.
+    /// `rdmactl`, to be started by `wrapper`: a program with its arguments.
     #[must_use]
-    pub fn admin_below(&self, mut wrapper: Command, node: &str, arguments: &[&str]) -> Command {
+    pub fn rdmactl_below(&self, mut wrapper: Command, node: &str, arguments: &[&str]) -> Command {
         wrapper
             .arg(&self.rdmactl)
-            .arg("addresses")
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RDMA_NETDEV_POLICY", self.policy(node))
@@ -178,7 +177,8 @@ impl LeaseStore {
     /// # Errors
     /// It printed none.
     pub fn admin(&self, node: &str, arguments: &[&str]) -> Result<Value> {
-        let mut command = self.admin_below(Command::new("env"), node, arguments);
+        let arguments = [&["addresses"], arguments].concat();
+        let mut command = self.rdmactl_below(Command::new("env"), node, &arguments);
         let output = command.arg("--json").output()?;
         let document = serde_json::from_slice(&output.stdout);
         document.with_context(|| {

@@ -29,6 +29,8 @@ use crate::cni_host::CniHost;
 use crate::host_state::{State, state, unchanged};
 use crate::netns::Netns;
 
+/// CNI's code for a key or value that is not supported.
+pub const UNSUPPORTED: u64 = 2;
 /// CNI's code for an invalid network configuration.
 pub const INVALID_NETWORK: u64 = 7;
 /// CNI's code for an environment variable.
@@ -342,7 +344,7 @@ impl Scene {
         }
         all.extend(left_behind);
         for (what, keys) in [
-            ("attachments", ["container", "interface", "network"]),
+            ("pods", ["sandbox", "interface", "network"]),
             ("addresses", ["container", "interface", "address"]),
         ] {
             for entry in self.listed(what)? {
@@ -354,21 +356,24 @@ impl Scene {
         Ok(all)
     }
 
-    /// What `rdmactl attachments` or the leases that `rdmactl addresses` shows.
+    /// The attachments that `rdmactl pods` shows, or the leases that `rdmactl addresses` shows.
     ///
     /// # Errors
-    /// It failed, or printed no list.
+    /// It printed no list.
     pub fn listed(&self, what: &str) -> Result<Vec<Value>> {
         let mut list = self.administrators(Command::new(product("rdmactl")?), &[what, "--json"]);
         let answer = self.host.netns.enter(|| bounded(&mut list, b""))?;
-        ensure!(answer.status.success(), "{what}: {}", answer.stderr);
-        let document: Value = serde_json::from_str(&answer.stdout)?;
+        // Without a daemon and a kubelet, pods fails and shows what the journal has.
+        let document: Value =
+            serde_json::from_str(&answer.stdout).with_context(|| answer.stderr.clone())?;
         let key = match what {
             "addresses" => "leases",
-            _ => "attachments",
+            _ => "pods",
         };
         let list = document.get(key).and_then(Value::as_array).cloned();
-        list.with_context(|| format!("{what} lists no list"))
+        let mut list = list.with_context(|| format!("{what} lists no list"))?;
+        list.retain(|entry| !entry["interface"].is_null());
+        Ok(list)
     }
 
     /// A call of an administrator on the host.

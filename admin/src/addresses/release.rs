@@ -105,7 +105,7 @@ impl Release {
         };
         bail!(
             "{} is this node, and it holds {} leases of this boot, such as {}; --previous frees \
-             those of earlier boots alone, rdmactl addresses reclaim those whose pods are gone",
+             those of earlier boots alone, rdmactl reclaim those whose pods are gone",
             store.node().name,
             1 + live.count(),
             first.address

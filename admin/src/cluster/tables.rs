@@ -31,7 +31,6 @@ impl View {
             "topology" => ("GPU  NEAREST NICS  POD", topology),
             "discover" => ("DEVICE  NETDEV  HCA  NUMA  RESOURCES", discover),
             "preflight" => ("FAIL  WARN  PASS  CHECKS", preflight),
-            "attachments" => ("POD  INTERFACE  NETWORK  KIND  NETDEV  NETNS", attachments),
             "addresses" => ("ADDRESS  NETWORK NAME  POD  INTERFACE", addresses),
             _ => return None,
         };
@@ -99,20 +98,6 @@ fn shown(value: &Value) -> String {
 
 fn fields(one: &Value, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| shown(&one[*name])).collect()
-}
-
-fn attachments(document: &Value) -> Vec<Vec<String>> {
-    let names = [
-        "pod",
-        "interface",
-        "network",
-        "kind",
-        "netdev",
-        "netnsState",
-    ];
-    list(&document["attachments"])
-        .map(|one| fields(one, &names))
-        .collect()
 }
 
 fn addresses(document: &Value) -> Vec<Vec<String>> {
@@ -246,21 +231,21 @@ mod tests {
     fn checks_that_complain_are_named() {
         let document = json!({
             "summary": {"fail": 1, "warn": 1, "pass": 40},
-            "checks": [{"id": "L02", "verdict": "fail"}, {"id": "M01", "verdict": "pass"},
+            "checks": [{"id": "L01", "verdict": "fail"}, {"id": "M01", "verdict": "pass"},
                        {"id": "G06", "verdict": "warn"}],
         });
         let answer = answer("n1", Ok(document));
         let text = View::of("preflight").unwrap().text(&[answer]);
         assert!(
-            text.ends_with("n1    1     1     40    L02 G06\n"),
+            text.ends_with("n1    1     1     40    L01 G06\n"),
             "{text}"
         );
     }
 
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
-        let document = json!({"attachments": [{"pod": "\u{1b}[2J", "netdev": 7}]});
-        let text = View::of("attachments")
+        let document = json!({"leases": [{"address": "\u{1b}[2J", "interface": 7}]});
+        let text = View::of("addresses")
             .unwrap()
             .text(&[answer("n1", Ok(document))]);
         assert!(!text.contains('\u{1b}'), "{text}");

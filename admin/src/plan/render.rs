@@ -9,9 +9,6 @@ use super::decide::{Group, Mode, Plan, Pool, names};
 use super::network::{Network, needs_network};
 use super::read::Hca;
 
-/// The label of objects that a plan wrote, and its value.
-pub(crate) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kubectl-rdma");
-
 /// Of a line of JSON.
 const WIDTH: usize = 80;
 
@@ -192,8 +189,11 @@ fn network_text(network: &Network, namespace: &str) -> String {
 }
 
 fn metadata(name: &str, namespace: &str) -> String {
-    let ((label, value), name, namespace) = (LABEL, ascii(&json!(name)), ascii(&json!(namespace)));
-    format!("metadata:\n  name: {name}\n  namespace: {namespace}\n  labels: {{{label}: {value}}}\n")
+    let (name, namespace) = (ascii(&json!(name)), ascii(&json!(namespace)));
+    format!(
+        "metadata:\n  name: {name}\n  namespace: {namespace}\n  \
+         labels: {{app.kubernetes.io/managed-by: kubectl-rdma}}\n"
+    )
 }
 
 /// A comment; nothing in it ends the line or steers a terminal.

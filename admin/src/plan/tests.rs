@@ -484,31 +484,6 @@ fn what_a_node_answers_ends_no_comment() {
 }
 
 #[test]
-fn what_applying_removes_is_seen() {
-    let text = planned(&of_machine("a4", machine::a4), &Options::default()).unwrap();
-    let planned = objects("plan", &text).unwrap();
-    let mut object = planned[0].clone();
-    object["data"]["policy.json"] = r#"{"version": 1, "allow": {"uplinks": true}}"#.into();
-    let lines = compare::difference(&object, &planned[0]);
-    assert_eq!(
-        lines,
-        [
-            "- policy.json allow uplinks: true",
-            "+ policy.json stores default type: \"kubernetes\"",
-        ]
-    );
-    let more = text.replace("linkSpeed: [\">=400G\"]", "linkSpeed: [\">=200G\"]");
-    let more = objects("plan", &more).unwrap().remove(0);
-    assert_eq!(
-        compare::difference(&more, &planned[0]),
-        [
-            "- config.yaml pools rdma/nic select linkSpeed: [\">=200G\"]",
-            "+ config.yaml pools rdma/nic select linkSpeed: [\">=400G\"]",
-        ]
-    );
-}
-
-#[test]
 fn a_nic_that_a_pod_has_changes_no_plan() {
     let [mut discover, mut topology] = of_machine("gke", cloud::gke);
     let rails = topology[0].pointer_mut("/document/nics/3").unwrap();

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use hca::port::LinkLayer;
-use hca::topology::{Choice, Class, Gpu, Lanes, Nic, PciLocation, PcieLink};
+use hca::topology::{Class, Gpu, Lanes, Nic, PciLocation, PcieLink};
 use node::table::cell;
 
 use super::view::View;
@@ -20,7 +20,7 @@ const LEGEND: [(Class, &str); 6] = [
     (Class::Sys, "between NUMA nodes"),
 ];
 
-/// GPUs and NICs, the choice and the notes; before them the matrix, if asked for.
+/// GPUs and NICs, and the notes; before them the matrix, if asked for.
 pub(super) fn text(view: &View, with_matrix: bool) -> String {
     let machine = &view.machine;
     let mut text = String::new();
@@ -39,10 +39,6 @@ pub(super) fn text(view: &View, with_matrix: bool) -> String {
         for (class, meaning) in LEGEND {
             let _ = writeln!(text, "{:4} {meaning}", class.label());
         }
-    }
-    if let Some(choice) = &view.choice {
-        text.push('\n');
-        text.push_str(&chosen(view, choice));
     }
     let notes = view.notes();
     if !notes.is_empty() {
@@ -120,25 +116,6 @@ fn nics(view: &View) -> String {
     table("NIC  RDMA  NETDEV  HCA  LINK  RATE  PCIE  RAIL  POD", rows)
 }
 
-fn chosen(view: &View, choice: &Choice) -> String {
-    let mut text = format!("chosen: {}\n", view.names(&choice.nics).join(" "));
-    for pair in &choice.pairs {
-        let machine = &view.machine;
-        let (Some(gpu), Some(nic)) = (machine.gpus.get(pair.gpu), machine.nics.get(pair.nic))
-        else {
-            continue;
-        };
-        let (gpu_number, nic, distance) = (gpu.ordinal, nic.title(), pair.distance);
-        let _ = write!(text, "  GPU{gpu_number} is served by {nic} at {distance}");
-        if !pair.aligned {
-            let nearest = machine.nearest(gpu).map_or("-", Class::label);
-            let _ = write!(text, ", where {nearest} can be had on this machine");
-        }
-        text.push('\n');
-    }
-    text
-}
-
 fn pods(pods: &[String]) -> String {
     match pods {
         [] => "-".to_owned(),
@@ -181,7 +158,7 @@ fn link(link: PcieLink) -> String {
 mod tests {
     use super::*;
     use crate::holders::example::holders;
-    use hca::topology::{Machine, Request, choose};
+    use hca::topology::Machine;
     use hca_trees::{Tree, machine};
 
     fn view(lay: impl Fn(&Tree)) -> View {
@@ -249,26 +226,6 @@ mod tests {
                 assert!(line.chars().count() <= 80, "{line}");
             }
         }
-    }
-
-    #[test]
-    fn a_choice_says_where_it_is_not_the_best() {
-        let mut view = view(machine::a4);
-        let request = Request {
-            gpus: [0].into(),
-            count: 1,
-            taken: [0, 1, 2, 3].into(),
-            ..Request::default()
-        };
-        view.choice = Some(choose(&view.machine, &request).unwrap());
-        let text = text(&view, false);
-        assert!(
-            text.contains(
-                "chosen: mlx5_4\n  GPU0 is served by mlx5_4 at SYS, where PIX can be had on this \
-                 machine\n"
-            ),
-            "{text}"
-        );
     }
 
     #[test]

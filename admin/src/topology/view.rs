@@ -1,7 +1,7 @@
-//! What is shown of a node's topology: the machine, the pods that hold its devices, the chosen NICs,
-//! and remarks.
+//! What is shown of a node's topology: the machine, the pods that hold its devices, and
+//! remarks.
 
-use hca::topology::{Choice, Distance, Gpu, Machine, Nic, PciLocation};
+use hca::topology::{Distance, Gpu, Machine, Nic, PciLocation};
 use serde_json::{Value, json};
 
 use crate::alignment::misaligned;
@@ -15,8 +15,6 @@ pub(super) struct View {
     pub machine: Machine,
     /// Which pod has which GPU and NIC; empty if the kubelet was not asked.
     pub holders: Holders,
-    /// NICs chosen for GPUs, if that was asked.
-    pub choice: Option<Choice>,
     /// Further remarks, such as why the kubelet did not answer.
     pub remarks: Vec<String>,
 }
@@ -28,7 +26,8 @@ impl View {
         let mut notes = Vec::new();
         if machine.hides_switches() {
             let note = "each device has a root complex of its own: the hypervisor hides the \
-                        switches; a file that describes them can be given with --nccl-topology FILE";
+                        switches. topology.ncclTopology of the pools names a file that describes them, \
+                        for late binding";
             notes.push(note.to_owned());
         }
         for nic in &machine.nics {
@@ -37,7 +36,7 @@ impl View {
             {
                 notes.push(format!(
                     "{} is on rail {} by {}, but would be on rail {number} by {}: check that all \
-                     nodes agree, or number rails by topology.rails of the pools' file",
+                     nodes agree, or number rails by rails of the node's policy",
                     nic.title(),
                     rail.number,
                     rail.source.description(),
@@ -89,7 +88,7 @@ impl View {
             put(&mut entry, "pod", json!(self.holders.nic(nic)));
             entry
         };
-        let mut document = json!({
+        json!({
             "gpus": machine.gpus.iter().map(gpu).collect::<Vec<_>>(),
             "nics": machine.nics.iter().map(nic).collect::<Vec<_>>(),
             "numa": machine.numa,
@@ -100,14 +99,7 @@ impl View {
                 "nicNic": self.distances(&nics, &nics),
             },
             "notes": self.notes(),
-        });
-        if let Some(choice) = &self.choice {
-            let mut entry = json!(choice);
-            put(&mut entry, "names", json!(self.names(&choice.nics)));
-            put(&mut entry, "peerToPeerShare", json!(choice.peer_to_peer()));
-            put(&mut document, "choice", entry);
-        }
-        document
+        })
     }
 
     /// Positions of the NICs that are nearest to a place.

@@ -47,13 +47,12 @@ pub(super) fn check(
             _ => None,
         })
     });
-    let refused = config.refused.iter().cloned();
-    let errors: Vec<String> = refused.chain(contested).chain(overlapping).collect();
+    let errors: Vec<String> = contested.chain(overlapping).collect();
     let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
     let document = json!({
         "format": config.format.to_string(),
         "rescanSeconds": config.rescan.map(|every| every.as_secs()),
-        "pools": pools, "warnings": config.warnings, "refused": config.refused,
+        "pools": pools, "warnings": config.warnings,
         "excluded": here.map(excluded), "remarks": here.map(|here| &here.remarks),
     });
     Checked {
@@ -75,7 +74,9 @@ fn text_of(place: &str, config: &Config, here: Option<&Pools>) -> String {
             text += &format!("    HCAs with {selector}\n");
         }
         match here.map(|here| members(pool, here)) {
-            Some(here) if here.is_empty() => text += "    on this host: none\n",
+            Some(here) if here.is_empty() => {
+                text += "    on this host: none (rdmactl explain HCA shows why)\n"
+            }
             Some(here) => text += &format!("    on this host: {}\n", here.join(", ")),
             None => {}
         }

@@ -11,44 +11,9 @@ pub(super) struct Cause {
     pub remedy: &'static str,
 }
 
-/// Of NCCL: these end a collective or ruin it. Its other warnings come beside good results, too.
-const COLLECTIVE: &[Cause] = &[
-    Cause {
-        message: "Got completion from peer",
-        why: "NCCL lost its connection: packets are sent, but not acknowledged (error 12), or the \
-              other rank ended",
-        remedy: "check the first rank that complains; for error 12 see the link counters \
-                 (rdma_device_plugin_port_errors_total), PFC and the rails",
-    },
-    Cause {
-        message: "invalid device ordinal",
-        why: "a GPU that the job counts on is not there: it fell off the bus, or fewer are visible",
-        remedy: "compare nvidia-smi in the container with what was asked for; this is not a fault of \
-                 the network, restarting the node is the usual way out",
-    },
-    Cause {
-        message: "nvls.cc",
-        why: "NVLink multicast could not be set up: the fabric manager or the NVSwitches are not \
-              in order",
-        remedy: "this is not a fault of the network: check nvidia-fabricmanager, restart the node, \
-                 or go on with NCCL_NVLS_ENABLE=0",
-    },
-    Cause {
-        message: "NET/IB : No device found",
-        why: "NCCL found no RDMA device and uses TCP",
-        remedy: "does the container ask for the resource (resources.limits), and does \
-                 NCCL_IB_HCA name devices it has? See /dev/infiniband in it",
-    },
-    Cause {
-        message: "Could not resolve host",
-        why: "a name of the other pods is not known",
-        remedy: "the headless service's name is the pods' subdomain; DNS uses eth0",
-    },
-];
-
 /// Of perftest, rping and the shells they run in. More specific ones first: a tool prints several
 /// when it fails.
-const TOOLS: &[Cause] = &[
+const CAUSES: &[Cause] = &[
     Cause {
         message: "Couldn't allocate MR",
         why: "memory could not be registered: the memlock limit is too low, or, with GPU memory, \
@@ -122,16 +87,7 @@ const OF_ITS_SOCKET: &str = "Unable to open file descriptor for socket connectio
 /// The first known meaning of what a tool printed.
 pub(super) fn of(text: &str) -> Option<&'static Cause> {
     let text = text.replace(OF_ITS_SOCKET, "");
-    of_collective(&text).or_else(|| first(TOOLS, &text))
-}
-
-/// Of NCCL's output, where a warning may come beside a good result: only what ends or ruins it.
-pub(super) fn of_collective(text: &str) -> Option<&'static Cause> {
-    first(COLLECTIVE, text)
-}
-
-fn first(known: &'static [Cause], text: &str) -> Option<&'static Cause> {
-    known.iter().find(|cause| text.contains(cause.message))
+    CAUSES.iter().find(|cause| text.contains(cause.message))
 }
 
 #[cfg(test)]
@@ -150,20 +106,5 @@ mod tests {
         let server = format!("{client}\nIB device mlx5_9 not found\n Unable to find the device\n");
         assert!(of(&server).unwrap().why.contains("the device it was given"));
         assert_eq!(of("all is well"), None);
-    }
-
-    #[test]
-    fn faults_of_gpus_are_not_taken_for_the_networks() {
-        for text in [
-            "worker-3: Test CUDA failure common.cu:1030 'invalid device ordinal'",
-            "worker-1: transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'",
-        ] {
-            let cause = of_collective(text).unwrap();
-            assert!(
-                cause.remedy.contains("not a fault of the network"),
-                "{text}"
-            );
-        }
-        assert_eq!(of_collective("WARNING: Permission denied (cosmetic)"), None);
     }
 }

@@ -1,7 +1,6 @@
-//! The tables of `ib_write_bw` and its brothers, and of `NetPIPE`, which measures an MPI.
+//! The table of `ib_write_bw`.
 //!
-//! Read from text, not from `--out_json`: builds that are in use for years have no JSON, and a
-//! table copied from a terminal is judged the same way.
+//! Read from text, not from `--out_json`: builds that are in use for years have no JSON.
 
 use std::net::Ipv6Addr;
 
@@ -48,11 +47,6 @@ pub(super) fn read(text: &str) -> Run {
             }
             continue;
         }
-        let factor = if line.contains(" Mbps ") {
-            1e-3
-        } else {
-            factor
-        };
         if let Some(row) = row(&words, factor) {
             run.rows.push(row);
             continue;
@@ -70,15 +64,6 @@ pub(super) fn read(text: &str) -> Run {
 }
 
 fn row(words: &[&str], factor: f64) -> Option<Row> {
-    // `14:  65536 bytes  200 times -->  9000.00 Mbps in  58.25 usec`
-    let netpipe;
-    let words = match words {
-        [_, bytes, "bytes", times, "times", "-->", rate, "Mbps", ..] => {
-            netpipe = [*bytes, *times, *rate, *rate];
-            &netpipe
-        }
-        _ => words,
-    };
     let [bytes, iterations, peak, average, ..] = words else {
         return None;
     };
@@ -134,18 +119,6 @@ mod tests {
              65536      1000             11500.00            11444.09             0.183105\n",
         );
         assert!((run.rows[0].average - 96.0).abs() < 0.01, "{run:?}");
-    }
-
-    #[test]
-    fn megabits_of_netpipe_become_gigabits() {
-        let run = read(
-            "Now starting the main loop\n  \
-             0:       1 bytes   1000 times -->      3.34 Mbps in       2.28 usec\n \
-             63:   65536 bytes    200 times -->  90000.00 Mbps in       5.83 usec\n",
-        );
-        assert_eq!(run.rows.len(), 2);
-        assert_eq!(run.rows[1].bytes, 65536);
-        assert!((run.rows[1].average - 90.0).abs() < 0.01, "{run:?}");
     }
 
     #[test]

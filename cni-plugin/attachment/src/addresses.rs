@@ -26,6 +26,9 @@ const OWN: &str = "rdma-ipam";
 const COMPATIBLE: &str = "whereabouts";
 /// The names under which this plugin itself is installed.
 const SELF: [&str; 2] = ["rdma-netdev", "rdma"];
+/// The reference plugin that asks a server over the interface itself.
+const DHCP: &str = "dhcp";
+
 #[derive(Debug)]
 pub enum Ipam {
     /// None: no addresses are given.
@@ -43,17 +46,15 @@ impl Ipam {
     /// ranges. There it is allowed as ours is.
     ///
     /// # Errors
-    /// Code 101: the policy does not list it, or it is this plugin; code 7: `ipam` is wrong, or the
-    /// type is not installed.
+    /// Code 101: the policy does not list it, or it is this plugin; code 2: it is `dhcp`; code 7: `ipam`
+    /// is wrong, or the type is not installed.
     pub fn of(node: &Node, request: &Request) -> Result<Ipam, Error> {
         let Some(kind) = request.config.ipam_type()? else {
             return Ok(Ipam::None);
         };
         let (allowed, path) = (&node.policy.values.allow.ipam, &node.policy.path);
         // What is not listed is not even searched for.
-        if !is_listed(allowed, kind) {
-            return Err(unlisted(allowed, path, kind));
-        }
+        allowed_by(allowed, path, kind)?;
         match find(kind, &request.env.path)? {
             Ipam::Other(_) if !allowed.iter().any(|known| known == kind) => {
                 Err(unlisted(allowed, path, kind))
@@ -76,11 +77,6 @@ impl Ipam {
                 Ipam::None
             }
         }
-    }
-
-    /// Whether the interface must be there and up before addresses can be asked for.
-    pub fn needs_the_link(&self) -> bool {
-        matches!(self, Ipam::Other(delegate) if delegate.program().ends_with("dhcp"))
     }
 
     /// Leases the addresses of interfaces, each by its rail where it has one; none without an IPAM. All
@@ -302,9 +298,7 @@ fn find(kind: &str, path: &[PathBuf]) -> Result<Ipam, Error> {
     if kind == OWN {
         return Ok(Ipam::Own);
     }
-    if SELF.contains(&kind) {
-        return Err(no_ipam(kind, "it is the name of this plugin"));
-    }
+    can_be_ipam(kind)?;
     let delegate = Delegate::find(kind, path)?;
     let program = delegate.program();
     // Under another name it would call itself without end.
@@ -334,6 +328,19 @@ fn same_file(one: &Path, other: &Path) -> bool {
     id(one).is_some_and(|one| id(other) == Some(one))
 }
 
+/// Refuses types that no policy allows.
+fn can_be_ipam(kind: &str) -> Result<(), Error> {
+    match kind {
+        DHCP => Err(Error::new(
+            Code::UnsupportedField,
+            "ipam.type: dhcp needs an interface that is up, and addresses are leased before it is made",
+        )
+        .with_details("use rdma-ipam, whereabouts, host-local or static")),
+        kind if SELF.contains(&kind) => Err(no_ipam(kind, "it is the name of this plugin")),
+        _ => Ok(()),
+    }
+}
+
 fn no_ipam(kind: &str, why: &str) -> Error {
     let msg = format!("ipam.type {kind:?} is not an IPAM plugin: {why}");
     Error::new(Code::Policy, msg)
@@ -344,11 +351,9 @@ fn no_ipam(kind: &str, why: &str) -> Error {
 /// program is not at hand. `whereabouts` counts as ours, which a node decides by its programs.
 ///
 /// # Errors
-/// Code 101: the policy's `allow.ipam` does not list it, or it is this plugin.
+/// Code 101: the policy's `allow.ipam` does not list it, or it is this plugin; code 2: it is `dhcp`.
 pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Error> {
-    if SELF.contains(&kind) {
-        return Err(no_ipam(kind, "it is the name of this plugin"));
-    }
+    can_be_ipam(kind)?;
     match is_listed(allowed, kind) {
         true => Ok(()),
         false => Err(unlisted(allowed, path, kind)),
@@ -431,6 +436,7 @@ mod tests {
             ("whereabouts", Ok("other")),
             ("rdma-netdev", Err(Code::Policy)),
             ("rdma", Err(Code::Policy)),
+            ("dhcp", Err(Code::UnsupportedField)),
             ("ours", Err(Code::Policy)),
             ("this", Err(Code::Policy)),
             ("hard", Err(Code::Policy)),

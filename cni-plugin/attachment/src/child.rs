@@ -15,7 +15,7 @@ use netlink::{
 use crate::{
     detach::living,
     error::{Error, Kind},
-    journal::{Journal, Part, Record, record::Child},
+    journal::{Part, Record, record::Child},
     namespaces::{self, Search},
     netdev::identity::LinkScope,
     node::Node,
@@ -179,7 +179,7 @@ pub(crate) fn remove_moved(node: &Node, child: &Child) -> Result<(), Error> {
         ..child.clone()
     };
     let host = &node.netns.namespace;
-    let (records, _) = Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
+    let (records, _) = node.journal.records()?;
     namespaces::search_outside(host, &node.roots.proc, None, |other| {
         let id = other.id();
         let mut of_pod = Vec::new();

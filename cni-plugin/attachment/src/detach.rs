@@ -20,7 +20,7 @@ use crate::{
     cdi_file::CdiDirectory,
     child,
     error::{Error, Kind},
-    journal::{Journal, Key, Part, RdmaDevice, Record},
+    journal::{Key, Part, RdmaDevice, Record},
     namespaces::{self, Search},
     netdev::{
         restore::{self, Origin, Returned},
@@ -149,7 +149,7 @@ pub fn vf_kept(record: &Record, vf: &Snapshot, why: &str) -> Error {
     let what = format!("{vf} may have VF settings of {owner}: {why}");
     Error::of(Kind::VfKept, what).with_details(
         "no pod gets the VF until they are restored: return the PF's netdev to the host, then run \
-         rdmactl attachments reclaim, or let the next ADD do it",
+         rdmactl reclaim, or let the next ADD do it",
     )
 }
 
@@ -298,7 +298,7 @@ fn without_those_of_others(
     if left.is_empty() {
         return Ok(left);
     }
-    let (records, _) = Journal::records_of_node(&node.policy.path, &node.policy.values.state_dir)?;
+    let (records, _) = node.journal.records()?;
     for (other, record) in &records {
         let has = |device: &RdmaDevice| record.rdma().any(|theirs| theirs.is(device));
         if other != key

@@ -2,33 +2,22 @@
 
 use std::path::Path;
 
-use node::{
-    identity::is_other_boot,
-    table::{age, cell, table},
-};
-use serde::Serialize;
+use node::identity::is_other_boot;
 
 use crate::{
     error::Error,
-    journal::{Journal, Key, Part, Record},
+    journal::{Key, Part, Record},
     node::Node,
     reclaim::{Netns, netns},
 };
 
 /// One interface of an attachment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// `namespace/name`, where the runtime said it.
     pub pod: Option<String>,
     /// Name of the interface in the pod.
     pub interface: String,
-    /// The rail, of an attachment by `devices: all`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rail: Option<u32>,
-    /// `CNI_IFNAME`, where the interface has another name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cni_ifname: Option<String>,
     pub network: String,
     pub container: String,
     /// `move`, `macvlan`, …; `None` where nothing was made yet or all is undone but the lease.
@@ -37,15 +26,12 @@ pub struct Attachment {
     pub netdev: Option<String>,
     /// PCI address of a moved netdev.
     pub pci_address: Option<String>,
-    /// RDMA devices that went along.
-    pub rdma_devices: Vec<String>,
     pub netns: String,
     /// `alive`, `gone` or `unknown`.
     pub netns_state: &'static str,
     /// Unix seconds of the ADD.
     pub created: u64,
     /// Why the interface had no carrier at the ADD; none where it had one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
@@ -66,14 +52,11 @@ impl Attachment {
         Self {
             pod: record.pod.clone(),
             interface: part.ifname.clone(),
-            rail: part.rail,
-            cni_ifname: (part.ifname != record.ifname).then(|| record.ifname.clone()),
             network: record.network.clone(),
             container: record.container_id.clone(),
             kind: named(kind),
             netdev: named(&netdev),
             pci_address: moved.and_then(|moved| moved.identity.bus_device.clone()),
-            rdma_devices: part.rdma.iter().map(|rdma| rdma.name.clone()).collect(),
             netns: record.netns.path.clone(),
             netns_state,
             created: record.created,
@@ -121,42 +104,8 @@ pub type Records = (Vec<(Key, Record)>, Vec<String>);
 /// All attachments of a node whose record can be read, oldest first, and what is to be said of the
 /// others.
 pub fn records(node: &Node) -> Result<Records, Error> {
-    let policy = &node.policy;
-    let (mut records, unreadable) =
-        Journal::records_of_node(&policy.path, &policy.values.state_dir)?;
+    let (mut records, unreadable) = node.journal.records()?;
     records.sort_by(|(_, a), (_, b)| (a.created, &a.network).cmp(&(b.created, &b.network)));
     let unreadable = unreadable.iter().map(|(_, error)| error.to_string());
     Ok((records, unreadable.collect()))
-}
-
-/// Columns for a terminal; `now` in Unix seconds.
-#[must_use]
-pub fn text(attachments: &[Attachment], now: u64) -> String {
-    let header = [
-        "POD",
-        "INTERFACE",
-        "NETWORK",
-        "KIND",
-        "NETDEV",
-        "NETNS",
-        "CONTAINER",
-        "AGE",
-    ];
-    let rows: Vec<Vec<String>> = attachments.iter().map(|one| row(one, now)).collect();
-    table(&header, &rows)
-}
-
-fn row(one: &Attachment, now: u64) -> Vec<String> {
-    let seconds = now.saturating_sub(one.created);
-    let text = |text: &Option<String>| cell(text.as_deref().unwrap_or_default());
-    vec![
-        text(&one.pod),
-        cell(&one.interface),
-        cell(&one.network),
-        text(&one.kind),
-        text(&one.netdev),
-        one.netns_state.to_owned(),
-        cell(one.container.get(..12).unwrap_or(&one.container)),
-        age(i64::try_from(seconds).unwrap_or(i64::MAX)),
-    ]
 }

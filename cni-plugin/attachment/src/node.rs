@@ -11,7 +11,7 @@ use std::{
 use ::node::{
     identity::{boot_id, is_other_boot},
     policy::{Policy, PolicyError},
-    state_dirs, trust,
+    trust,
 };
 use cni_wire::Code;
 use hca::{HcaId, Host};
@@ -132,17 +132,6 @@ impl Node {
             }
         }
         Ok(records)
-    }
-
-    /// The journals of state directories that the policy named before, and of the built-in one.
-    ///
-    /// # Errors
-    /// What is remembered of them cannot be read.
-    pub fn earlier_journals(&self) -> Result<Vec<Journal>, Error> {
-        let (policy, current) = (&self.policy.path, &self.policy.values.state_dir);
-        let earlier = state_dirs::earlier(policy, current).map_err(PolicyError::from)?;
-        let stores = earlier.iter().map(|directory| Journal::at(directory));
-        Ok(stores.filter(Journal::exists).collect())
     }
 
     /// What a restoration stands on.

@@ -1,10 +1,10 @@
 //! When an attachment is orphaned, that is, over without a DEL: the rule of the daemon's loop and
-//! of `rdmactl attachments reclaim`.
+//! of `rdmactl reclaim`.
 //!
 //! Evidence is never the lack of it: the boot is over, or the network namespace is gone. An
 //! attachment whose state is unknown is kept. Both callers ask twice, some time apart.
 
-use std::{collections::BTreeSet, iter, path::Path, time::Duration};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use hca::Host;
 pub use node::netns::Netns;
@@ -43,29 +43,9 @@ pub fn over(record: &Record, proc: &Path, boot: &str, now: u64) -> Option<&'stat
     (netns(&record.netns, proc) == Netns::Gone).then_some("its network namespace is gone")
 }
 
-/// Undoes an attachment that is over, in whichever state directory its record is. False when it is
-/// another one by now, or none: a call of the runtime came first.
+/// Undoes an attachment that is over. False when it is another one by now, or none: a call of the
+/// runtime came first.
 pub fn undo(node: &mut Node, key: &Key, seen: &Record, timeout: Duration) -> Result<bool, Error> {
-    let current = node.journal.clone();
-    let journals = node.earlier_journals()?;
-    let mut undone = Ok(false);
-    for journal in iter::once(current.clone()).chain(journals) {
-        node.journal = journal;
-        undone = undo_in_journal(node, key, seen, timeout);
-        if !matches!(undone, Ok(false)) {
-            break;
-        }
-    }
-    node.journal = current;
-    undone
-}
-
-fn undo_in_journal(
-    node: &mut Node,
-    key: &Key,
-    seen: &Record,
-    timeout: Duration,
-) -> Result<bool, Error> {
     let _attachment = node.journal.lock_attachment(key, LOCK_TIMEOUT)?;
     match node.journal.read(key)? {
         Some(record) if record == *seen => detach(node, key, &record, timeout).map(|()| true),

@@ -14,13 +14,13 @@ mod vf;
 pub use below::PAIRED_KINDS;
 pub use change::{
     Change, InetSettings, add_altname, change, delete, detach_xdp, remove_altname, set, set_inet,
-    set_info, set_number, set_oper_state, set_token,
+    set_info,
 };
 pub use child::{Child, NewChild, create};
 pub use number::{known_number, known_numbers, namespace_number, number_within};
 pub use vf::{vf_properties, vfs, without_driver};
 
-use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
+use std::{collections::BTreeMap, fmt};
 
 use hca::MacAddress;
 use netlink_packet_core::{DecodeError, DefaultNla};
@@ -38,9 +38,7 @@ const RTM_SETLINK: u16 = 19;
 const HEADER_BYTES: usize = 16;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
-const IFLA_OPERSTATE: u16 = 16;
 const IFLA_IFALIAS: u16 = 20;
-const IFLA_AF_SPEC: u16 = 26;
 const IFLA_PHYS_PORT_NAME: u16 = 38;
 const IFLA_XDP: u16 = 43;
 const IFLA_PROP_LIST: u16 = 52;
@@ -48,23 +46,7 @@ const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
-const IFLA_INET6_TOKEN: u16 = 7;
-const AF_INET6: u16 = 10;
 const ARPHRD_LOOPBACK: u16 = 772;
-
-/// Settings of a link that are one number each and that a change of namespaces keeps: the name that
-/// `ip link` has for it, the attribute, and how many bytes that has.
-const NUMBERS: [(&str, u16, usize); 9] = [
-    ("mtu", 4, 4),
-    ("txqueuelen", 13, 4),
-    ("mode", 17, 1),
-    ("group", 27, 4),
-    ("gso_max_segs", 40, 4),
-    ("gso_max_size", 41, 4),
-    ("gso_ipv4_max_size", 63, 4),
-    ("gro_max_size", 58, 4),
-    ("gro_ipv4_max_size", 64, 4),
-];
 
 /// How an XDP program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,12 +89,12 @@ pub struct Link {
     /// Hardware type (`ARPHRD_*`): 1 Ethernet, 32 InfiniBand.
     pub hardware: u16,
     pub mac: Vec<u8>,
-    /// Hardware address of all others on the link.
-    pub broadcast: Vec<u8>,
     /// Burnt-in hardware address, where the driver has one.
     pub permanent_mac: Vec<u8>,
     /// In bytes.
     pub mtu: u32,
+    /// In packets.
+    pub tx_queue_length: u32,
     /// The largest MTU the driver takes; 0 when it names none.
     pub max_mtu: u32,
     /// `IFF_*`.
@@ -137,14 +119,6 @@ pub struct Link {
     pub port: Option<String>,
     /// What the kind says of itself, attribute by attribute.
     pub info: BTreeMap<u16, Vec<u8>>,
-    /// Settings that are one number each, by the names that `ip link` has for them.
-    pub numbers: BTreeMap<&'static str, u32>,
-    /// RFC 2863's state (`IF_OPER_*`).
-    pub oper_state: u8,
-    /// The interface part of its IPv6 addresses, where an administrator set one.
-    pub token: Option<Ipv6Addr>,
-    /// How many users want it to receive everything.
-    pub promiscuity: u32,
     /// XDP programs with their IDs.
     pub xdp: Vec<(XdpMode, u32)>,
 }
@@ -185,10 +159,9 @@ impl Link {
         for attribute in message.attributes {
             match attribute {
                 LinkAttribute::Address(mac) => link.mac = mac,
-                LinkAttribute::Promiscuity(users) => link.promiscuity = users,
-                LinkAttribute::Broadcast(address) => link.broadcast = address,
                 LinkAttribute::PermAddress(mac) => link.permanent_mac = mac,
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::TxQueueLen(length) => link.tx_queue_length = length,
                 LinkAttribute::MaxMtu(mtu) => link.max_mtu = mtu,
                 LinkAttribute::Link(index) => link.parent = Some(index),
                 LinkAttribute::LinkNetNsId(id) => link.parent_netns = Some(id),
@@ -232,7 +205,6 @@ impl Link {
                 }
                 _ => {}
             }),
-            IFLA_OPERSTATE => self.oper_state = value.first().copied().unwrap_or(0),
             IFLA_PHYS_PORT_NAME => {
                 self.port = Some(Name::of_attribute(value).to_string());
             }
@@ -241,23 +213,7 @@ impl Link {
                 let mode = modes.find(|mode| mode.attribute == kind);
                 self.xdp.extend(mode.zip(attribute::number(xdp)));
             }),
-            IFLA_AF_SPEC => attribute::each(value, |kind, family| {
-                if kind == AF_INET6 {
-                    attribute::each(family, |kind, inet6| {
-                        if kind == IFLA_INET6_TOKEN {
-                            let token = <[u8; 16]>::try_from(inet6).ok();
-                            let token = token.map(Ipv6Addr::from);
-                            self.token = token.filter(|token| !token.is_unspecified());
-                        }
-                    });
-                }
-            }),
-            kind => {
-                let known = NUMBERS.iter().find(|(_, attribute, _)| *attribute == kind);
-                if let Some(((name, ..), value)) = known.zip(attribute::number(value)) {
-                    self.numbers.insert(name, value);
-                }
-            }
+            _ => {}
         });
     }
 }

@@ -1,5 +1,4 @@
-//! Permanent neighbours, proxies (addresses answered for on behalf of others), and the addresses of the
-//! link layer that a link receives.
+//! Permanent neighbours, and the addresses of the link layer that a link receives.
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
@@ -19,15 +18,6 @@ pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMes
     let filter = NeighbourMessage::default();
     let mut all = list(socket, "list neighbours", link, filter)?;
     all.retain(|one| one.header.state == NeighbourState::Permanent);
-    Ok(all)
-}
-
-/// The proxies of a link, both families.
-pub fn list_proxies(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
-    let mut filter = NeighbourMessage::default();
-    filter.header.flags = NeighbourFlags::Proxy;
-    let mut all = list(socket, "list proxies", link, filter)?;
-    all.retain(|one| one.header.flags.contains(NeighbourFlags::Proxy));
     Ok(all)
 }
 

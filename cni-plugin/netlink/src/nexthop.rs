@@ -41,16 +41,15 @@ impl Nexthop {
     }
 }
 
-/// The number of an object that leaves through a link; none on a kernel before 5.3.
-pub fn through(socket: &mut Socket, link: u32) -> Result<Option<u32>> {
-    let filter = Raw::new(&[0; HEADER_BYTES]).with(NHA_OIF, &link.to_ne_bytes());
-    Ok(dump(socket, &filter)?.first().map(|object| object.id))
-}
-
 /// The links that the object or group with this number leaves through.
 pub fn links(socket: &mut Socket, id: u32) -> Result<Vec<u32>> {
-    let all = dump(socket, &Raw::new(&[0; HEADER_BYTES]))?;
-    Ok(links_of(&all, id))
+    let all = Raw::new(&[0; HEADER_BYTES]);
+    let parse = |payload: &[u8]| Ok(Nexthop::parse(payload));
+    match socket.dump("list nexthops", RTM_GETNEXTHOP, &all, parse) {
+        // A kernel before 5.3.
+        Err(e) if e.is(libc::EOPNOTSUPP) => Ok(Vec::new()),
+        listed => Ok(links_of(&listed?, id)),
+    }
 }
 
 /// A group has objects as members, never groups (`nh_check_attr_group()`). Pure.
@@ -63,14 +62,6 @@ fn links_of(all: &[Nexthop], id: u32) -> Vec<u32> {
         .filter(|object| of_id(object) || members.contains(&object.id))
         .filter_map(|object| object.link)
         .collect()
-}
-
-fn dump(socket: &mut Socket, filter: &Raw) -> Result<Vec<Nexthop>> {
-    let parse = |payload: &[u8]| Ok(Nexthop::parse(payload));
-    match socket.dump("list nexthops", RTM_GETNEXTHOP, filter, parse) {
-        Err(e) if e.is(libc::EOPNOTSUPP) => Ok(Vec::new()),
-        done => done,
-    }
 }
 
 #[cfg(test)]

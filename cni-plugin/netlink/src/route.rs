@@ -1,18 +1,14 @@
 //! Routes.
 
-use std::{cell::Cell, collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr};
 
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 use netlink_packet_route::{
     AddressFamily,
     route::{RouteAddress, RouteAttribute, RouteMessage},
 };
 
-use super::{
-    Result, Socket,
-    link::{self, By},
-    rule, socket,
-};
+use super::{Result, Socket, rule, socket};
 
 /// `sizeof(struct rtmsg)`
 const HEADER_BYTES: usize = 12;
@@ -42,19 +38,19 @@ pub fn list_table(
 }
 
 /// The IPv4 routes to 0.0.0.0, with any prefix length, in one table of the namespace that the thread is
-/// in, and whether it has others. They come first in the kernel's list, which is in the order of
-/// destinations (`fib_table_dump()`, `net/ipv4/fib_trie.c`), so of the others only the first few are read.
-pub fn list_first(table: u32) -> Result<(Vec<RouteMessage>, bool)> {
+/// in. They come first in the kernel's list, which is in the order of destinations (`fib_table_dump()`,
+/// `net/ipv4/fib_trie.c`), so of the others only the first few are read.
+pub fn list_first(table: u32) -> Result<Vec<RouteMessage>> {
     let query = query(AddressFamily::Inet, Some(RouteAttribute::Table(table)));
-    let others = Cell::new(false);
-    let listed = Socket::open()?.dump_start("list first routes", RTM_GETROUTE, &query, |payload| {
+    let what = "list first routes";
+    let listed = Socket::dump_start(what, RTM_GETROUTE, &query, |payload| {
         let route = socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES)?;
-        others.set(destination(&route).is_some_and(|to| !to.is_unspecified()));
-        Ok((!others.get()).then_some(route))
+        let is_first = destination(&route).is_none_or(|to| to.is_unspecified());
+        Ok(is_first.then_some(route))
     });
     match listed {
-        Err(e) if e.is(libc::ENOENT) => Ok((Vec::new(), false)),
-        listed => Ok((listed?, others.get())),
+        Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
+        listed => listed,
     }
 }
 
@@ -100,32 +96,6 @@ pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
     Ok(tables)
 }
 
-/// The route the kernel would take for a packet to an address; none when there is none.
-pub fn get(socket: &mut Socket, to: IpAddr) -> Result<Option<RouteMessage>> {
-    let mut query = RouteMessage::default();
-    (
-        query.header.address_family,
-        query.header.destination_prefix_length,
-    ) = match to {
-        IpAddr::V4(_) => (AddressFamily::Inet, 32),
-        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
-    };
-    query
-        .attributes
-        .push(RouteAttribute::Destination(to.into()));
-    let asked = socket.get("look up a route", RTM_GETROUTE, &query, |payload| {
-        socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES)
-    });
-    match asked {
-        Ok(route) => Ok(Some(route)),
-        Err(e) if e.is(libc::ENETUNREACH) || e.is(libc::EHOSTUNREACH) => Ok(None),
-        // An IPv6 stack that is not there, and routes that refuse.
-        Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(None),
-        Err(e) if e.is(libc::EACCES) || e.is(libc::EINVAL) => Ok(None),
-        Err(e) => Err(e),
-    }
-}
-
 fn query(family: AddressFamily, filter: Option<RouteAttribute>) -> RouteMessage {
     let mut query = RouteMessage::default();
     query.header.address_family = family;
@@ -156,32 +126,4 @@ fn dump(
 /// The kernel's refusal: EEXIST when the very same route is there.
 pub fn append(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
     socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, route)
-}
-
-/// A route without the next hops over links that are not there; none where no other is left.
-pub fn without_absent_hops(
-    socket: &mut Socket,
-    mut route: RouteMessage,
-) -> Result<Option<RouteMessage>> {
-    for attribute in &mut route.attributes {
-        let RouteAttribute::MultiPath(hops) = attribute else {
-            continue;
-        };
-        let mut present = Vec::new();
-        for hop in hops.drain(..) {
-            if link::get(socket, By::Index(hop.interface_index))?.is_some() {
-                present.push(hop);
-            }
-        }
-        if present.is_empty() {
-            return Ok(None);
-        }
-        *hops = present;
-    }
-    Ok(Some(route))
-}
-
-/// Adds a route in the place of one to the same destination with the same metric.
-pub fn replace(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
-    socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, route)
 }

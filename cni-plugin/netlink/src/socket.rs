@@ -13,7 +13,7 @@ use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
     NetlinkBuffer, NlasIterator, Parseable,
 };
-use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_RDMA, NETLINK_ROUTE};
+use netlink_sys::protocols::{NETLINK_RDMA, NETLINK_ROUTE};
 
 /// `NLMSG_ERROR`: an acknowledgement, or a refusal.
 const ERROR: u16 = 2;
@@ -203,23 +203,9 @@ impl Socket {
         Self::of_protocol(NETLINK_ROUTE, "route")
     }
 
-    /// Opens a socket for generic netlink in the namespace the thread is in.
-    pub fn open_generic() -> Result<Self> {
-        Self::of_protocol(NETLINK_GENERIC, "generic")
-    }
-
-    /// Opens a socket for netfilter in the namespace the thread is in; none on a kernel without it.
-    pub fn open_netfilter() -> Result<Option<Self>> {
-        Self::of_module(NETLINK_NETFILTER, "netfilter")
-    }
-
     /// Opens a socket for RDMA netlink in the namespace the thread is in; none without an RDMA stack.
     pub fn open_rdma() -> Result<Option<Self>> {
-        Self::of_module(NETLINK_RDMA, "RDMA")
-    }
-
-    fn of_module(protocol: isize, name: &str) -> Result<Option<Self>> {
-        match Self::of_protocol(protocol, name) {
+        match Self::of_protocol(NETLINK_RDMA, "RDMA") {
             Err(e) if e.is(libc::EPROTONOSUPPORT) => Ok(None),
             opened => opened.map(Some),
         }
@@ -340,27 +326,32 @@ impl Socket {
     }
 
     /// Asks for the first objects that match `body`, up to the one that `parse` has no use for. The
-    /// kernel keeps the rest ready for this socket, which is closed therefore.
+    /// kernel keeps the rest ready for the socket, so each attempt has one of its own.
     pub fn dump_start<T>(
-        mut self,
         what: impl fmt::Display,
         kind: u16,
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
         let attempt = || {
-            let mut list = Vec::new();
-            let mut each = |payload: &[u8]| {
-                Ok(match parse(payload)? {
-                    Some(object) => {
-                        list.push(object);
-                        ControlFlow::Continue(())
-                    }
-                    None => ControlFlow::Break(()),
-                })
-            };
-            let done = self.exchange(kind, NLM_F_DUMP, body, &mut each);
-            done.map(|()| list).map_err(|failure| failure.of(&what))
+            for _ in 0..DUMP_ATTEMPTS {
+                let mut list = Vec::new();
+                let mut each = |payload: &[u8]| {
+                    Ok(match parse(payload)? {
+                        Some(object) => {
+                            list.push(object);
+                            ControlFlow::Continue(())
+                        }
+                        None => ControlFlow::Break(()),
+                    })
+                };
+                match Socket::open()?.exchange(kind, NLM_F_DUMP, body, &mut each) {
+                    Ok(()) => return Ok(list),
+                    Err(Failure::Interrupted) => {}
+                    Err(failure) => return Err(failure.of(&what)),
+                }
+            }
+            Err(Failure::Interrupted.of(&what))
         };
         observed(&what, |list: &Vec<T>| Some(list.len()), attempt)
     }
@@ -391,9 +382,9 @@ impl Socket {
                 }
                 interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
                 match message.message_type() {
-                    ERROR => return verdict(message.payload(), message.flags()),
+                    ERROR => return verdict(message.payload(), message.flags(), HEADER),
                     DONE if interrupted => return Err(Failure::Interrupted),
-                    DONE => return verdict(message.payload(), message.flags()),
+                    DONE => return verdict(message.payload(), message.flags(), 0),
                     _ if each(message.payload())?.is_continue() => {}
                     _ if interrupted => return Err(Failure::Interrupted),
                     _ => return Ok(()),
@@ -437,8 +428,10 @@ pub fn parse_leniently<T: Parseable<[u8]>>(payload: &[u8], header: usize) -> Par
     })
 }
 
-/// Reads `struct nlmsgerr`, or the status at the end of a dump.
-fn verdict(payload: &[u8], flags: u16) -> std::result::Result<(), Failure> {
+/// Reads the status of a request, or at the end of a dump. Behind it stand `between` bytes and then
+/// attributes: in `struct nlmsgerr` the request's header (its body was waived), at the end of a dump
+/// nothing (`netlink_dump_done()`).
+fn verdict(payload: &[u8], flags: u16, between: usize) -> std::result::Result<(), Failure> {
     let status = payload
         .first_chunk()
         .map(|bytes| i32::from_ne_bytes(*bytes))
@@ -446,9 +439,8 @@ fn verdict(payload: &[u8], flags: u16) -> std::result::Result<(), Failure> {
     if status == 0 {
         return Ok(());
     }
-    // Behind the status stands the request's header (its body was waived), then attributes.
     let attributes = payload
-        .get(4 + HEADER..)
+        .get(4 + between..)
         .filter(|_| flags & NLM_F_ACK_TLVS != 0);
     let message = attributes.and_then(|attributes| {
         NlasIterator::new(attributes)
@@ -477,7 +469,7 @@ mod tests {
         payload.extend([0; HEADER]);
         payload.extend([12, 0, 1, 0]);
         payload.extend(b"in use\0\0");
-        let refused = verdict(&payload, NLM_F_ACK_TLVS).unwrap_err();
+        let refused = verdict(&payload, NLM_F_ACK_TLVS, HEADER).unwrap_err();
         let error = refused.of(&"create net1 on eth1");
         assert!(error.is(libc::EBUSY));
         let text = error.to_string();
@@ -486,6 +478,22 @@ mod tests {
             text.ends_with("(kernel: in use)") && !text.contains("os error"),
             "{text}"
         );
-        assert!(verdict(&0i32.to_ne_bytes(), 0).is_ok());
+        assert!(verdict(&0i32.to_ne_bytes(), 0, HEADER).is_ok());
+    }
+
+    #[test]
+    fn a_refused_dump_carries_the_kernels_text() {
+        // A dump of routes of a table that is not there.
+        let mut payload = (-2i32).to_ne_bytes().to_vec();
+        payload.extend([34, 0, 1, 0]);
+        payload.extend(b"ipv4: FIB table does not exist\0\0");
+        let refused = verdict(&payload, NLM_F_ACK_TLVS, 0).unwrap_err();
+        let error = refused.of(&"list routes");
+        assert!(error.is(libc::ENOENT));
+        let text = error.to_string();
+        assert!(
+            text.ends_with("(kernel: ipv4: FIB table does not exist)"),
+            "{text}"
+        );
     }
 }

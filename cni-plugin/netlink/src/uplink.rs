@@ -7,7 +7,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use hca::uplink::{self, DefaultRoute, Network, Why};
 use netlink_packet_route::{
     AddressFamily,
-    address::AddressAttribute,
     link::InfoKind,
     route::{RouteAttribute, RouteMessage, RouteProtocol, RouteType},
     rule::{RuleAttribute, RuleFlags, RuleMessage},
@@ -19,17 +18,12 @@ use super::{
     nexthop, route, rule,
 };
 
-/// All addresses of the namespace, each with the index of its link.
+/// All addresses of the namespace, each with the index of its link. A peer's is not among them.
 pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
-    let mut found = Vec::new();
-    for message in address::list_all(socket)? {
-        for attribute in &message.attributes {
-            if let AddressAttribute::Local(ip) | AddressAttribute::Address(ip) = attribute {
-                found.push((message.header.index, *ip));
-            }
-        }
-    }
-    Ok(found)
+    let all = address::list_all(socket)?.into_iter();
+    Ok(all
+        .filter_map(|message| Some((message.header.index, address::own(&message)?)))
+        .collect())
 }
 
 /// The netdevs by name that would cut the node off if they were taken, and why. `socket` is of the
@@ -56,11 +50,7 @@ pub fn uplinks(
         if !node_addresses.is_empty() && node_addresses.iter().all(|ip| ip.is_ipv4() != v4) {
             continue;
         }
-        // A rule for a part of the address space: its table has a route to that part alone.
-        let in_parts = rules
-            .iter()
-            .any(|rule| rule.header.dst_len > 0 && is_for_the_node(rule));
-        for (table, message) in default_routes(socket, family, &tables(&rules, family), in_parts)? {
+        for (table, message) in default_routes(socket, family, &tables(&rules, family))? {
             let route = default_route(socket, &mut links, &message, table)?;
             facts.defaults.push(route);
         }
@@ -81,13 +71,11 @@ pub fn uplinks(
 }
 
 /// The link of the main table's default route with the lowest metric; none for one of several links.
-pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
+pub fn default_route_link(socket: &mut Socket) -> Result<Option<Link>> {
     for family in route::FAMILIES {
         let mut links = Links::default();
         let mut routes = Vec::new();
-        for (table, message) in
-            default_routes(socket, family, &BTreeSet::from([route::MAIN]), false)?
-        {
+        for (table, message) in default_routes(socket, family, &BTreeSet::from([route::MAIN]))? {
             routes.push(default_route(socket, &mut links, &message, table)?);
         }
         routes.retain(|route| route.destination.1 == 0);
@@ -105,45 +93,26 @@ pub fn way_out(socket: &mut Socket) -> Result<Option<Link>> {
 /// the kernel shows neither routes for a source alone, nor those of a second link with the same metric,
 /// nor one whose cable is out.
 ///
-/// IPv4's tables, which may have very many routes, are read to their ends only where the address space
-/// may be reached `in_parts`: the parts can be anywhere in any of them.
+/// Of IPv4's tables, which may have very many routes, only the first routes are read.
 fn default_routes(
     socket: &mut Socket,
     family: AddressFamily,
     tables: &BTreeSet<u32>,
-    in_parts: bool,
 ) -> Result<Vec<(u32, RouteMessage)>> {
-    let first = |table: &u32| Some((*table, first_defaults(*table)?));
-    let first = match family == AddressFamily::Inet && !in_parts {
-        true => tables.iter().map(first).collect::<Option<Vec<_>>>(),
-        false => None,
-    };
-    let mut all = |table: &u32| {
-        let routes = route::list_table(socket, family, *table, uplink::is_default)?;
-        Ok((*table, routes))
-    };
-    let listed = match first {
-        Some(listed) => listed,
-        None => tables.iter().map(&mut all).collect::<Result<_>>()?,
-    };
     let mut found = Vec::new();
-    for (table, mut routes) in listed {
-        routes.retain(|route| route.header.kind == RouteType::Unicast);
-        found.extend(routes.into_iter().map(|route| (table, route)));
+    for table in tables {
+        let mut routes = match family {
+            AddressFamily::Inet => route::list_first(*table)?,
+            _ => route::list_table(socket, family, *table, uplink::is_default)?,
+        };
+        routes.retain(|route| {
+            let header = &route.header;
+            header.kind == RouteType::Unicast
+                && uplink::is_default(header.destination_prefix_length)
+        });
+        found.extend(routes.into_iter().map(|route| (*table, route)));
     }
     Ok(found)
-}
-
-/// The default routes of an IPv4 table by its first routes; none where these do not tell, because one
-/// leads to a part of the address space, or none leads everywhere though there are others.
-fn first_defaults(table: u32) -> Option<Vec<RouteMessage>> {
-    let (routes, others) = route::list_first(table).ok()?;
-    let leads_everywhere = |route: &RouteMessage| route.header.destination_prefix_length == 0;
-    let tells = match routes.is_empty() {
-        true => !others,
-        false => routes.iter().all(leads_everywhere),
-    };
-    tells.then_some(routes)
 }
 
 /// Facts of a route of [`default_routes`].
@@ -211,7 +180,7 @@ impl Links {
 }
 
 /// `RT_TABLE_UNSPEC`, of rules that look up none or that of a VRF, and `RT_TABLE_LOCAL`.
-const NO_WAY_OUT: [u32; 2] = [0, 255];
+const TABLES_WITHOUT_DEFAULT: [u32; 2] = [0, 255];
 
 /// The tables in which the node's own packets are looked up whatever their source: the main one, and
 /// those of rules that select by nothing, or by mark, user or protocol. Rules with a source, a
@@ -220,7 +189,7 @@ fn tables(rules: &[RuleMessage], family: AddressFamily) -> BTreeSet<u32> {
     let of_family = rules.iter().filter(|rule| rule.header.family == family);
     let all = of_family.filter(|rule| is_for_the_node(rule));
     let mut tables: BTreeSet<u32> = all.map(rule::table_of).collect();
-    tables.retain(|table| !NO_WAY_OUT.contains(table));
+    tables.retain(|table| !TABLES_WITHOUT_DEFAULT.contains(table));
     tables.insert(route::MAIN);
     tables
 }
@@ -239,8 +208,7 @@ fn is_for_the_node(rule: &RuleMessage) -> bool {
     !selects || rule.header.flags.contains(RuleFlags::Invert)
 }
 
-/// The links directly below one: its parent in this namespace, its ports, and for a tunnel the link
-/// that its packets leave through.
+/// The links directly below one: its parent in this namespace, and its ports.
 fn lowers(socket: &mut Socket, links: &mut Links, upper: &Link) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if let (Some(parent), None) = (upper.parent, upper.parent_netns)
@@ -248,54 +216,12 @@ fn lowers(socket: &mut Socket, links: &mut Links, upper: &Link) -> Result<Vec<St
     {
         found.extend(links.name(socket, parent)?);
     }
-    for below in below_tunnel(socket, upper)? {
-        found.extend(links.name(socket, below)?);
-    }
     if has_ports(upper) {
         for port in link::ports(socket, upper.index)? {
             found.push(links.add(port));
         }
     }
     Ok(found)
-}
-
-/// The attributes of a tunnel that have the address of its other end: `IFLA_VXLAN_GROUP` and
-/// `_GROUP6`, `IFLA_GENEVE_REMOTE` and `_REMOTE6`, `IFLA_GRE_REMOTE`, `IFLA_IPTUN_REMOTE`. The link
-/// of the last two is their parent.
-fn remote_attributes(kind: &str) -> &'static [u16] {
-    match kind {
-        "vxlan" => &[2, 16],
-        "geneve" => &[2, 7],
-        "gre" | "gretap" | "erspan" | "ip6gre" | "ip6gretap" => &[7],
-        "ipip" | "sit" | "ip6tnl" => &[3],
-        _ => &[],
-    }
-}
-
-/// The links that a tunnel sends through: the one it is bound to, and the one that its other end is
-/// reached by.
-fn below_tunnel(socket: &mut Socket, tunnel: &Link) -> Result<Vec<u32>> {
-    let kind = tunnel.kind.as_ref().map(ToString::to_string);
-    let kind = kind.as_deref().unwrap_or_default();
-    let mut found = Vec::new();
-    if kind == "vxlan" {
-        found.extend(tunnel.bound_to().filter(|index| *index != 0));
-    }
-    for remote in remotes(kind, &tunnel.info) {
-        found.extend(way_to(socket, remote)?);
-    }
-    found.retain(|index| *index != tunnel.index);
-    Ok(found)
-}
-
-fn remotes(kind: &str, info: &BTreeMap<u16, Vec<u8>>) -> Vec<IpAddr> {
-    let values = remote_attributes(kind).iter().filter_map(|a| info.get(a));
-    let address = |value: &Vec<u8>| {
-        let four = <[u8; 4]>::try_from(value.as_slice()).map(IpAddr::from);
-        let sixteen = <[u8; 16]>::try_from(value.as_slice()).map(IpAddr::from);
-        four.or(sixteen).ok().filter(|ip| !ip.is_unspecified())
-    };
-    values.filter_map(address).collect()
 }
 
 /// Whether links of this kind have others as ports. Hardware, VLANs and their like have none.
@@ -330,22 +256,12 @@ fn interfaces_of(socket: &mut Socket, message: &RouteMessage) -> Result<Vec<u32>
     Ok(indexes)
 }
 
-/// The link that the kernel would send through to an address.
-fn way_to(socket: &mut Socket, remote: IpAddr) -> Result<Option<u32>> {
-    let route = route::get(socket, remote)?;
-    let mut attributes = route.iter().flat_map(|route| &route.attributes);
-    Ok(attributes.find_map(|attribute| match attribute {
-        RouteAttribute::Oif(index) => Some(*index),
-        _ => None,
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn rules_of_rails_and_pods_are_not_the_nodes_way_out() {
+    fn rules_of_rails_and_pods_lead_to_no_uplink() {
         let rule = |change: &dyn Fn(&mut RuleMessage)| {
             let mut rule = RuleMessage::default();
             change(&mut rule);
@@ -368,22 +284,5 @@ mod tests {
         assert!(!rule(&|r| r
             .attributes
             .push(RuleAttribute::Oifname("a".into()))));
-    }
-
-    #[test]
-    fn the_far_end_of_a_tunnel_is_read_by_kind() {
-        let six: Ipv6Addr = "fd00::1".parse().unwrap();
-        let info = BTreeMap::from([
-            (2, vec![10, 0, 0, 1]),
-            (3, vec![0; 4]),
-            (7, six.octets().to_vec()),
-            (16, vec![0; 16]),
-        ]);
-        let four = IpAddr::from([10, 0, 0, 1]);
-        assert_eq!(remotes("vxlan", &info), [four]);
-        assert_eq!(remotes("geneve", &info), [four, IpAddr::V6(six)]);
-        assert_eq!(remotes("ip6gre", &info), [IpAddr::V6(six)]);
-        assert!(remotes("ipip", &info).is_empty(), "any other end");
-        assert!(remotes("vlan", &info).is_empty());
     }
 }

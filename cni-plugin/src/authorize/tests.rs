@@ -402,7 +402,7 @@ fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Resolved {
         ..RdmaSpec::default()
     });
     Resolved::RdmaOnly(RdmaOnly {
-        interfaces: Vec::new(),
+        interface: None,
         devices: vec![RdmaTarget {
             device: hca::rdma::read(&tree.host(), "mlx5_2").unwrap(),
             hca: hca.map(|hca| hca.parse().unwrap()),

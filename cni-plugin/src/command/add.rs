@@ -31,7 +31,7 @@ use attachment::{
 use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
 use netlink::{
     Namespace, Socket,
-    link::{self, By, Change, Link},
+    link::{self, By, Link},
     sysctl,
 };
 use serde_json::Value;
@@ -40,13 +40,13 @@ use super::pod_namespace;
 use crate::{
     apply,
     bind::{self, Bound},
-    config::{ChildKind, Config, Devices},
+    config::{Attach, ChildKind, Config, Devices},
     error::Error,
     parts,
     plan::Plan,
     rdma,
     recover::Recovered,
-    resolve::{self, Requested, Resolved},
+    resolve::{self, Resolved},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
@@ -78,8 +78,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         node.log.warn(format_args!("network {name}: {notes}"));
     }
     let before = request.config.prev_result()?;
-    let requested = config.requested();
-    if requested == Requested::RdmaOnly && before.is_none() {
+    if config.attach == Attach::RdmaOnly && before.is_none() {
         return Err(resolve::needs_a_chain());
     }
     let mut before = before.unwrap_or_default();
@@ -87,8 +86,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .check_indexes()
         .map_err(|e| e.context("prevResult"))?;
     let ipam = Ipam::of(&node, request)?;
-    let chain = match requested {
-        Requested::Child(Some(ChildKind::Ipvlan)) => {
+    let chain = match config.attach {
+        Attach::Child(ChildKind::Ipvlan) => {
             answer::inherit(&mut config, &mut before, &ipam, &node.policy.values.allow)?
         }
         _ => None,
@@ -102,8 +101,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
         .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;
     attachment.share_with_programs()?;
     let mut inside = pod.socket(&node.netns.namespace)?;
-    undo::earlier(&mut node, &key, &pod, &mut inside, requested)?;
-    if requested != Requested::RdmaOnly {
+    undo::earlier(&mut node, &key, &pod, &mut inside, config.attach)?;
+    if config.attach != Attach::RdmaOnly {
         name_is_free(&mut inside, &id.ifname, &pod)?;
     }
     let bound = bind::bind(&node, request, &config)?;
@@ -178,12 +177,10 @@ impl Add<'_> {
         Ok(result.to_json(self.request.config.version))
     }
 
-    /// Leases the addresses of all interfaces, by their order; none where the chain gave them, or the
-    /// IPAM wants to see the interface first.
+    /// Leases the addresses of all interfaces, by their order; none where the chain gave them.
     fn lease(&mut self, nics: &mut [Nic], chain: Option<CniResult>) -> Result<(), Error> {
         let leased = match chain {
             Some(of_chain) => vec![Some(of_chain)],
-            None if self.ipam.needs_the_link() => return Ok(()),
             None => {
                 let rails: Vec<_> = nics.iter().map(|nic| nic.plan.rail).collect();
                 self.ipam.add(self.node, self.request, &rails)?
@@ -199,7 +196,7 @@ impl Add<'_> {
     /// children on them are made: a move that was quicker has taken the netdev, and the kernel refuses
     /// the child.
     fn plan(&mut self, nics: &mut [Nic]) -> Result<Vec<Lock>, Error> {
-        if !self.ipam.needs_the_link() && self.config.requested() != Requested::RdmaOnly {
+        if self.config.attach != Attach::RdmaOnly {
             self.give(nics)?;
         }
         let mut kept = Vec::new();
@@ -247,8 +244,7 @@ impl Add<'_> {
         })
     }
 
-    /// Gives the interfaces what they are to have, and announces them. An IPAM that wants to see the
-    /// interface first is asked now; what fails then is undone with the record, which releases the lease.
+    /// Gives the interfaces what they are to have, and announces them.
     fn configure(&mut self, nics: &mut [Nic]) -> Result<(), Error> {
         let name = netlink::Name::from(self.id.ifname.as_str());
         let mut links = nics.iter().filter_map(|nic| nic.link.as_ref());
@@ -259,20 +255,6 @@ impl Add<'_> {
             .filter(|_| links.all(|link| link.name != name))
         {
             link::add_altname(self.inside, first, &name)?;
-        }
-        if let Some(first) = nics.first_mut().filter(|_| self.ipam.needs_the_link())
-            && let Some(link) = &first.link
-        {
-            let what = format!("set {} up", link.name);
-            link::change(self.inside, what, link.index, &Change::up())?;
-            let leased = self.ipam.add(self.node, self.request, &[None])?;
-            first.leased = leased.into_iter().next().flatten();
-            self.give(nics)?;
-            self.note(|parts| {
-                for (part, nic) in parts.iter_mut().zip(&*nics) {
-                    part.rules = nic.plan.rules();
-                }
-            })?;
         }
         let (inside, proc) = (&mut *self.inside, &self.node.roots.proc);
         self.pod.enter(&self.node.netns.namespace, || {

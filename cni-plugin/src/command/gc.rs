@@ -1,6 +1,6 @@
 //! GC: of this network, everything goes that the runtime does not know any more.
 
-use std::{iter, time::Duration};
+use std::time::Duration;
 
 use attachment::{
     addresses::Ipam, detach::detach, error::Kind, journal::Key, netdev::restore, node::Node,
@@ -24,17 +24,13 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     };
     let mut failures = Vec::new();
     let mut all_ended = true;
-    let earlier = node.earlier_journals()?;
-    for journal in iter::once(node.journal.clone()).chain(earlier) {
-        node.journal = journal;
-        for (key, network, id) in node.journal.list()? {
-            if network != request.config.name || valid.contains(&id) {
-                continue;
-            }
-            match collect(&mut node, &key) {
-                Ok(ended) => all_ended &= ended,
-                Err(e) => failures.push(e.context(format_args!("collect {id}"))),
-            }
+    for (key, network, id) in node.journal.list()? {
+        if network != request.config.name || valid.contains(&id) {
+            continue;
+        }
+        match collect(&mut node, &key) {
+            Ok(ended) => all_ended &= ended,
+            Err(e) => failures.push(e.context(format_args!("collect {id}"))),
         }
     }
     let network = &request.config.name;

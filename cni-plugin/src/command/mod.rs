@@ -15,7 +15,7 @@ use attachment::{
 };
 use cni_wire::{Code, Command, Request};
 use netlink::Namespace;
-use node::{calls, policy::Policy, state_dirs};
+use node::{calls, policy::Policy};
 use serde_json::Value;
 
 use crate::error::Error;
@@ -40,12 +40,6 @@ fn serve(places: &Places, request: &Request, subject: String) -> Result<Option<V
         Command::Add => {
             let node = Node::open(places, subject)?;
             node.journal.check_owner()?;
-            let (policy, state_dir) = (&node.policy.path, &node.policy.values.state_dir);
-            if let Err(error) = state_dirs::remember(policy, state_dir) {
-                node.log.warn(format_args!(
-                    "DEL does not find this attachment if the policy cannot be read then: {error}"
-                ));
-            }
             add::run(node, request).map(Some)
         }
         Command::Del => del::run(for_release(places, subject)?, request).map(|()| None),

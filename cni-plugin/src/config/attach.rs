@@ -1,10 +1,11 @@
 //! `attach`: what becomes the pod's interface.
 
-use cni_wire::{Error, Request, Section};
+use cni_wire::{Code, Error, Section};
 
 /// What becomes the pod's interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attach {
+    #[default]
     Move,
     Child(ChildKind),
     /// No interface: the RDMA device of one that another plugin of the chain made.
@@ -34,26 +35,24 @@ impl Attach {
         }
     }
 
-    /// The kind that a request names; that of the RDMA CNI plugin where this one stands in its
-    /// place. Nothing else of the request is read.
+    /// Reads `attach`. Only in the RDMA CNI plugin's place it may be missing.
     ///
     /// # Errors
-    /// Code 7: it is no kind of attachment.
-    pub fn of(request: &Request) -> Result<Option<Attach>, Error> {
-        let root = request.config.root();
-        match root.text("attach")? {
-            None => Ok(stands_in(&root)?.then_some(Attach::RdmaOnly)),
-            Some(text) => Attach::parse(text).map(Some).ok_or_else(|| {
-                root.wrong(
+    /// Code 7: it is missing, or not a kind of attachment.
+    pub(super) fn read(root: &Section<'_>) -> Result<Attach, Error> {
+        let error = match root.text("attach")? {
+            None if replaces_rdma_cni(root)? => return Ok(Attach::RdmaOnly),
+            None => Error::new(Code::InvalidConfig, "attach is missing"),
+            Some(text) => match Attach::parse(text) {
+                Some(attach) => return Ok(attach),
+                None => root.wrong(
                     "attach",
                     format_args!("{text:?} is not a kind of attachment"),
-                )
-                .with_details(format!(
-                    "expected {}",
-                    one_of(Attach::all().map(Attach::as_str))
-                ))
-            }),
-        }
+                ),
+            },
+        };
+        let kinds = one_of(Attach::all().map(Attach::as_str));
+        Err(error.with_details(format!("set it to {kinds}")))
     }
 
     fn all() -> impl Iterator<Item = Attach> {
@@ -80,11 +79,11 @@ pub(super) fn one_of(words: impl Iterator<Item = &'static str>) -> String {
 }
 
 /// The `type` under which the RDMA CNI plugin is installed.
-const DROP_IN: &str = "rdma";
+const RDMA_CNI: &str = "rdma";
 
 /// Whether this plugin is installed in the RDMA CNI plugin's place, and does what that does.
-pub(super) fn stands_in(root: &Section<'_>) -> Result<bool, Error> {
-    Ok(root.text("type")? == Some(DROP_IN))
+pub(super) fn replaces_rdma_cni(root: &Section<'_>) -> Result<bool, Error> {
+    Ok(root.text("type")? == Some(RDMA_CNI))
 }
 
 #[cfg(test)]

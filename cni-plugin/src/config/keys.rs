@@ -146,18 +146,20 @@ const MAX_SHOWN_BYTES: usize = 64;
 /// must not be lost.
 pub(super) fn check(root: &Section<'_>, added: &[Section<'_>]) -> Result<Vec<String>, Error> {
     for section in added {
-        let asked = section.keys().filter(|key| is_among(key, OF_RUNTIMES));
-        asked.into_iter().try_for_each(|key| refuse(section, key))?;
+        let asked = section.entries();
+        for (key, value) in asked.filter(|(key, _)| is_among(key, OF_RUNTIMES)) {
+            refuse(section, key, value)?;
+        }
     }
     let of_others = REFUSED.iter().flat_map(|(keys, _)| keys.iter());
     let all: Vec<&str> = KEYS.iter().chain(of_others).copied().collect();
     let (mut notes, mut compared) = (Vec::new(), 0);
-    for key in root.keys() {
+    for (key, value) in root.entries() {
         // A key with a slash is of a namespace of its own, as the specification's extensions are.
-        if is_among(key, KEYS) || key.contains('/') || root.value(key).is_none() {
+        if is_among(key, KEYS) || key.contains('/') {
             continue;
         }
-        refuse(root, key)?;
+        refuse(root, key, value)?;
         let shown = bounded(key, MAX_SHOWN_BYTES);
         let nearest =
             match is_among(key, &all) || is_among(key, FOREIGN) || compared == MAX_COMPARED {
@@ -188,11 +190,9 @@ fn is_among(key: &str, keys: &[&str]) -> bool {
     keys.iter().any(|known| known.eq_ignore_ascii_case(key))
 }
 
-fn refuse(section: &Section<'_>, key: &str) -> Result<(), Error> {
-    let remedy = REFUSED.iter().find(|(keys, _)| is_among(key, keys));
-    let asked = section.value(key).filter(|value| !asks_for_nothing(value));
-    match (remedy, asked) {
-        (Some((_, remedy)), Some(value)) => {
+fn refuse(section: &Section<'_>, key: &str, value: &Value) -> Result<(), Error> {
+    match REFUSED.iter().find(|(keys, _)| is_among(key, keys)) {
+        Some((_, remedy)) if !asks_for_nothing(value) => {
             let value = bounded(&value.to_string(), MAX_SHOWN_BYTES);
             let msg = format!(
                 "{}: {value} is not done by rdma-netdev",

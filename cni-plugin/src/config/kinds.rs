@@ -4,7 +4,7 @@ use cni_wire::{Code, Error};
 use hca::UnitId;
 use netlink_packet_route::link::MacVlanMode;
 
-use super::{Attach, ChildKind, Config, Devices, attach::one_of};
+use super::{Attach, ChildKind, Config, Devices, Target, attach::one_of};
 use crate::rdma::RdmaRequirement;
 
 const MOVE: Attach = Attach::Move;
@@ -35,13 +35,18 @@ type Key = (&'static str, &'static [Attach], &'static [Decider]);
 
 impl Config {
     fn keys(&self) -> impl Iterator<Item = Key> {
-        const DEVICE: &str = "device, hwaddr, kernelpath, pciBusID or rdmaDevice";
+        const DEVICE: &str = "device, hwaddr, kernelpath or pciBusID";
+        let by_rdma_device = matches!(self.device, Some(Target::RdmaDevice(_)));
         let vf = &self.vf;
         let required = self.rdma == RdmaRequirement::Required;
         let off = self.rdma == RdmaRequirement::Off;
-        let rdma_only = self.attach == Some(Attach::RdmaOnly);
-        let keys: [(bool, Key); 23] = [
-            (self.device.is_some(), (DEVICE, TAKING, &[Units, Slot])),
+        let rdma_only = self.attach == Attach::RdmaOnly;
+        let keys: [(bool, Key); 24] = [
+            (
+                self.device.is_some() && !by_rdma_device,
+                (DEVICE, &[MOVE], &[Units, Slot]),
+            ),
+            (by_rdma_device, ("rdmaDevice", TAKING, &[Units, Slot])),
             (
                 self.master.is_some(),
                 ("master", CHILDREN, &[Device, Units, Slot]),
@@ -112,11 +117,9 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses keys that have no meaning for a kind of attachment, or beside each other.
-    ///
-    /// # Errors
-    /// Code 7 naming the key and what to do instead.
-    pub fn fits(&self, attach: Attach, ipam: Option<&str>) -> Result<(), Error> {
+    /// Refuses keys that have no meaning for the kind of attachment, or beside each other.
+    pub(super) fn fits(&self, ipam: Option<&str>) -> Result<(), Error> {
+        let attach = self.attach;
         let ipam_key = ipam.map(|_| -> Key { ("ipam", INTERFACES, &[]) });
         let mut given = self.keys().chain(ipam_key);
         if let Some((key, kinds, _)) = given.find(|(_, kinds, _)| !kinds.contains(&attach)) {
@@ -126,14 +129,6 @@ impl Config {
                     "leave it out, or set attach to {}",
                     one_of(kinds.iter().map(|kind| kind.as_str()))
                 ),
-            ));
-        }
-        let has_its_masters_address = [IPVLAN, IPOIB].contains(&attach);
-        if has_its_masters_address && ipam == Some("dhcp") {
-            let kind = attach.as_str();
-            return Err(invalid(
-                format!("ipam.type: dhcp cannot distinguish the {kind} children of a netdev"),
-                "they share one hardware address; use another IPAM",
             ));
         }
         if self.accept_ra && self.rails.wanted == Some(true) {
@@ -166,12 +161,19 @@ mod tests {
 
     /// It is refused with what to do instead, and the message contains the word.
     fn refuses(attach: Attach, config: &Config, ipam: Option<&str>, word: &str) {
-        let error = config.fits(attach, ipam).unwrap_err();
+        let error = as_kind(attach, config).fits(ipam).unwrap_err();
         assert_eq!(error.code, Code::InvalidConfig);
         assert!(
             error.msg.contains(word) && !error.details.is_empty(),
             "{word}: {error}"
         );
+    }
+
+    fn as_kind(attach: Attach, config: &Config) -> Config {
+        Config {
+            attach,
+            ..config.clone()
+        }
     }
 
     fn with(change: impl Fn(&mut Config)) -> Config {
@@ -187,7 +189,8 @@ mod tests {
         let queue = with(|c| c.broadcast_queue = Some(9));
         let mode = with(|c| c.mode = Some("bridge".into()));
         let mac = with(|c| c.mac = "02:00:00:00:00:01".parse().ok());
-        let device = with(|c| c.device = Some(crate::config::Target::Name("eth2".into())));
+        let device = with(|c| c.device = Some(Target::Name("eth2".into())));
+        let rdma_device = with(|c| c.device = Some(Target::RdmaDevice("mlx5_0".into())));
         for (config, key, refused, fits) in [
             (
                 &pkey,
@@ -205,11 +208,13 @@ mod tests {
                 Attach::Move,
             ),
             (&device, "device", CHILDREN, Attach::Move),
+            (&device, "device", &[Attach::RdmaOnly], Attach::Move),
+            (&rdma_device, "rdmaDevice", CHILDREN, Attach::RdmaOnly),
         ] {
             for attach in refused {
                 refuses(*attach, config, None, key);
             }
-            config.fits(fits, None).unwrap();
+            as_kind(fits, config).fits(None).unwrap();
         }
         for (config, key) in [
             (with(|c| c.mtu = Some(1500)), "mtu"),
@@ -238,14 +243,11 @@ mod tests {
             change(&mut config);
             config
         };
-        let device = crate::config::Target::Name("eth1".into());
+        let device = Target::Name("eth1".into());
         for (config, named) in [
             (with_link(&|c| c.master = Some("eth1".into())), "master"),
             (with_link(&|c| c.device = Some(device.clone())), "device"),
-            (
-                with_link(&|c| c.attach = Some(Attach::RdmaOnly)),
-                "rdma-only",
-            ),
+            (with_link(&|c| c.attach = Attach::RdmaOnly), "rdma-only"),
         ] {
             let error = config.agrees().unwrap_err();
             assert_eq!(error.code, Code::InvalidConfig);
@@ -255,12 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn children_with_their_masters_address_take_no_other_and_no_dhcp() {
-        refuses(IPVLAN, &Config::default(), Some("dhcp"), "dhcp");
-        refuses(IPOIB, &Config::default(), Some("dhcp"), "dhcp");
-        Config::default().fits(MACVLAN, Some("dhcp")).unwrap();
+    fn a_macvlan_in_mode_passthru_has_no_mac_of_its_own() {
         let passthru = with(|c| c.mode = Some("passthru".into()));
-        passthru.fits(MACVLAN, None).unwrap();
+        as_kind(MACVLAN, &passthru).fits(None).unwrap();
         let with_mac = Config {
             mac: "02:00:00:00:00:01".parse().ok(),
             ..passthru
@@ -271,7 +270,7 @@ mod tests {
     #[test]
     fn router_advertisements_and_rails_exclude_each_other() {
         let mut config = with(|c| c.accept_ra = true);
-        config.fits(MACVLAN, None).unwrap();
+        config.fits(None).unwrap();
         config.rails.wanted = Some(true);
         refuses(MACVLAN, &config, None, "acceptRA");
     }

@@ -1,4 +1,4 @@
-//! `attach: rdma-only`: which interfaces of the chain and which RDMA devices a request means.
+//! `attach: rdma-only`: which interface of the chain and which RDMA devices a request means.
 
 use std::collections::BTreeSet;
 
@@ -6,22 +6,21 @@ use attachment::node::Node;
 use cni_wire::{CniResult, Code, Request, text::list};
 use hca::{HcaId, Host, NetnsMode, PortId, RdmaDevice, lookup};
 use netlink::{
-    Namespace, Socket,
+    Socket,
     link::{self, By, Link},
-    sysfs::Sysfs,
 };
 
-use super::{HostLink, NodeNetwork, name_of, read_named, target::names_none, unreadable};
+use super::{HostLink, NodeNetwork, read_named, target::names_none, unreadable};
 use crate::{
     config::{Config, Devices, Target},
     error::Error,
 };
 
-/// RDMA devices for interfaces that another plugin of the chain made.
+/// RDMA devices for an interface that another plugin of the chain made.
 #[derive(Clone, Debug)]
 pub struct RdmaOnly {
-    /// The interface of the call's name, else all of the pod's.
-    pub interfaces: Vec<PodInterface>,
+    /// The interface of the call's name, else the only one of the pod.
+    pub interface: Option<PodInterface>,
     /// The devices, in order of name; never empty.
     pub devices: Vec<RdmaTarget>,
     /// How the RDMA subsystem treats namespaces.
@@ -34,9 +33,6 @@ pub struct PodInterface {
     pub link: Link,
     /// Its place among the interfaces of the previous result.
     pub position: usize,
-    /// Names of the RDMA devices behind it; only read where a unit names the devices, or the chain made
-    /// several interfaces.
-    pub devices: BTreeSet<String>,
 }
 
 /// An RDMA device of the host.
@@ -52,7 +48,7 @@ pub struct RdmaTarget {
 impl RdmaOnly {
     /// What messages call the interface.
     pub fn interface_name(&self) -> String {
-        name(&self.interfaces)
+        name(self.interface.as_ref())
     }
 
     pub fn names(&self) -> BTreeSet<String> {
@@ -76,11 +72,8 @@ impl RdmaOnly {
     }
 }
 
-fn name(interfaces: &[PodInterface]) -> String {
-    match interfaces.is_empty() {
-        true => "the chain".to_owned(),
-        false => list(interfaces.iter().map(|interface| &interface.link.name)),
-    }
+fn name(interface: Option<&PodInterface>) -> String {
+    interface.map_or("the chain".to_owned(), |one| one.link.name.to_string())
 }
 
 /// That it cannot be the first of a chain.
@@ -101,45 +94,39 @@ pub(super) fn resolve(
     request: &Request,
     config: &Config,
     before: &CniResult,
-    pod: &Namespace,
     inside: &mut Socket,
     network: &mut NodeNetwork,
 ) -> Result<RdmaOnly, Error> {
-    let mut interfaces = interfaces(before, request, inside)?;
-    let unit = config.allocation.as_ref();
-    let unit = unit.filter(|_| config.devices == Devices::One);
-    if interfaces.len() > 1 || unit.is_some() {
-        for interface in &mut interfaces {
-            interface.devices = of_interface(node, pod, &interface.link)?;
-        }
+    let interface = interface(before, request, inside)?;
+    let name = name(interface.as_ref());
+    let behind = match &interface {
+        Some(interface) => of_nic(&node.roots, &interface.link)?,
+        None => BTreeSet::new(),
+    };
+    let names = selected(&node.roots, config)?.unwrap_or_else(|| behind.clone());
+    if names.is_empty() {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!("no RDMA device is selected, and {name} is not the netdev of one"),
+        )
+        .with_details(
+            "let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName), or set rdmaDevice",
+        ));
     }
-    let names = devices(node, config, pod, &interfaces)?;
-    let behind: BTreeSet<&String> = interfaces.iter().flat_map(|i| &i.devices).collect();
-    if let Some(unit) = unit
+    if let (Some(unit), Devices::One) = (&config.allocation, config.devices)
         && !behind.is_empty()
-        && !names.iter().any(|name| behind.contains(name))
+        && names.is_disjoint(&behind)
     {
         return Err(Error::new(
             Code::InvalidConfig,
             format!(
-                "{} of the chain is on {}, but deviceID {} is a unit of {}",
-                name(&interfaces),
+                "{name} of the chain is on {}, but deviceID {} is a unit of {}",
                 list(behind),
                 unit.text,
                 list(names)
             ),
         )
         .with_details("let the plugin that makes the interface have the same deviceID"));
-    }
-    if names.is_empty() {
-        let name = name(&interfaces);
-        return Err(Error::new(
-            Code::InvalidConfig,
-            format!("no RDMA device belongs to {name}, and nothing else names one"),
-        )
-        .with_details(
-            "let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName), or set rdmaDevice",
-        ));
     }
     let mut devices = Vec::new();
     for name in &names {
@@ -156,124 +143,72 @@ pub(super) fn resolve(
         });
     }
     Ok(RdmaOnly {
-        interfaces,
+        interface,
         devices,
         mode: hca::netns_mode(&node.roots)?,
     })
 }
 
-/// The interface of the call's name, else all of the pod's.
-fn interfaces(
+/// The interface of the call's name, else the only one of the pod.
+fn interface(
     before: &CniResult,
     request: &Request,
     inside: &mut Socket,
-) -> Result<Vec<PodInterface>, Error> {
+) -> Result<Option<PodInterface>, Error> {
     let id = request.attachment()?;
-    let in_pod = |i: &cni_wire::Interface| i.sandbox.as_deref() == request.env.netns.as_deref();
-    let of_pod = before
+    let in_pod = |(_, i): &(usize, &cni_wire::Interface)| i.sandbox == request.env.netns;
+    let of_pod: Vec<_> = before
         .interfaces
         .iter()
         .enumerate()
-        .filter(|(_, i)| in_pod(i));
-    let mut meant: Vec<(usize, &cni_wire::Interface)> = of_pod.collect();
-    if let Some(named) = meant.iter().find(|(_, i)| i.name == id.ifname.as_str()) {
-        meant = vec![*named];
-    }
-    let mut found = Vec::new();
-    for (position, interface) in meant {
-        let link = link::get(inside, By::Name(interface.name.as_bytes()))?;
-        found.extend(link.map(|link| PodInterface {
-            link,
-            position,
-            devices: BTreeSet::new(),
-        }));
-    }
-    Ok(found)
-}
-
-/// The RDMA devices that are meant: of the allocation, of the configuration, of the interfaces.
-fn devices(
-    node: &mut Node,
-    config: &Config,
-    pod: &Namespace,
-    interfaces: &[PodInterface],
-) -> Result<BTreeSet<String>, Error> {
-    if let Some(allocation) = &config.allocation {
-        let mut devices = BTreeSet::new();
-        for hca in &allocation.hcas {
-            let of_hca = of_hca(&node.roots, hca)?;
-            if of_hca.is_empty() {
-                return Err(Error::new(
-                    Code::TryAgain,
-                    format!("HCA {hca}, which the pod was allocated, has no RDMA device on the host"),
-                )
-                .with_details(
-                    "the pod that had it may still end; if it stays so, load the RDMA driver (rdma link show)",
-                ));
-            }
-            devices.extend(of_hca);
-        }
-        return match allocation.hcas.is_empty() {
-            false => Ok(devices),
-            true => Err(names_none(config, "name the RDMA device with rdmaDevice")),
-        };
-    }
-    match &config.device {
-        Some(Target::RdmaDevice(name)) => return Ok(BTreeSet::from([name.clone()])),
-        Some(Target::Hca(hca)) => return of_hca(&node.roots, hca),
-        Some(target) => {
-            let name = name_of(&node.roots, target, config.port)?;
-            return of_netdev(&node.roots, &name);
-        }
-        None => {}
-    }
-    match interfaces {
-        [only] => of_interface(node, pod, &only.link),
-        several => Ok(several
-            .iter()
-            .flat_map(|interface| interface.devices.clone())
-            .collect()),
-    }
-}
-
-/// The RDMA devices behind an interface of the pod.
-fn of_interface(node: &mut Node, pod: &Namespace, link: &Link) -> Result<BTreeSet<String>, Error> {
-    if let Some(hca) = link.bus_device.as_deref().and_then(|d| d.parse().ok()) {
-        let devices = of_hca(&node.roots, &hca)?;
-        if !devices.is_empty() {
-            return Ok(devices);
-        }
-    }
-    // A child: the netdev below it is the host's, when the pod's namespace has the host's number
-    // for it. Any other index is one of another namespace.
-    let parent = match (link.parent, link.parent_netns) {
-        (Some(parent), Some(number)) if is_host(node, pod, number)? => {
-            link::get(&mut node.netns.socket, By::Index(parent))?
-        }
-        _ => None,
+        .filter(in_pod)
+        .collect();
+    let named = of_pod.iter().find(|(_, i)| i.name == id.ifname.as_str());
+    let (position, meant) = match (named, of_pod.as_slice()) {
+        (Some(one), _) | (None, [one]) => *one,
+        _ => return Ok(None),
     };
-    match parent {
-        Some(parent) => of_netdev(&node.roots, &parent.name.to_string()),
-        None => software_on(node, pod, &link.name.to_string()),
+    let link = link::get(inside, By::Name(meant.name.as_bytes()))?;
+    Ok(link.map(|link| PodInterface { link, position }))
+}
+
+/// The RDMA devices of the allocation, else the one that the configuration names.
+fn selected(roots: &Host, config: &Config) -> Result<Option<BTreeSet<String>>, Error> {
+    let Some(allocation) = &config.allocation else {
+        return Ok(match &config.device {
+            Some(Target::RdmaDevice(name)) => Some(BTreeSet::from([name.clone()])),
+            _ => None,
+        });
+    };
+    let mut devices = BTreeSet::new();
+    for hca in &allocation.hcas {
+        let of_hca = of_hca(roots, hca)?;
+        if of_hca.is_empty() {
+            return Err(Error::new(
+                Code::TryAgain,
+                format!("HCA {hca}, which the pod was allocated, has no RDMA device on the host"),
+            )
+            .with_details(
+                "the pod that had it may still end; if it stays so, load the RDMA driver (rdma link show)",
+            ));
+        }
+        devices.extend(of_hca);
+    }
+    match devices.is_empty() {
+        false => Ok(Some(devices)),
+        true => Err(names_none(config, "name the RDMA device with rdmaDevice")),
     }
 }
 
-/// Whether a pod's namespace knows the host's by this number.
-fn is_host(node: &Node, pod: &Namespace, number: i32) -> Result<bool, Error> {
-    let mut socket = pod.socket(&node.netns.namespace)?;
-    Ok(link::known_number(&mut socket, &node.netns.namespace)? == Some(number))
-}
-
-/// Soft RoCE is not below its NIC; it stayed when that was moved.
-fn software_on(node: &Node, pod: &Namespace, name: &str) -> Result<BTreeSet<String>, Error> {
-    let sysfs = Sysfs::of(pod, &node.netns.namespace)?;
-    let there = Host {
-        sys: sysfs.path(),
-        ..node.roots.clone()
-    };
-    match lookup::software_on_netdev_of(&node.roots, &there, name) {
-        Ok(ports) => Ok(ports.into_iter().map(|port| port.device).collect()),
-        Err(e) => Err(Error::new(Code::Io, e.to_string())),
+/// The RDMA devices of an interface that is a NIC itself.
+fn of_nic(roots: &Host, link: &Link) -> Result<BTreeSet<String>, Error> {
+    match link
+        .bus_device
+        .as_deref()
+        .and_then(|device| device.parse().ok())
+    {
+        Some(hca) => of_hca(roots, &hca),
+        None => Ok(BTreeSet::new()),
     }
 }
 
@@ -284,10 +219,29 @@ fn of_hca(roots: &Host, hca: &HcaId) -> Result<BTreeSet<String>, Error> {
     }
 }
 
-fn of_netdev(roots: &Host, netdev: &str) -> Result<BTreeSet<String>, Error> {
-    match lookup::ports_of_netdev(roots, netdev) {
-        Ok(ports) => Ok(ports.into_iter().map(|port| port.device).collect()),
-        Err(e) if e.is_missing() => Ok(BTreeSet::new()),
-        Err(e) => Err(unreadable(&e)),
+#[cfg(test)]
+mod tests {
+    use hca_trees::{On, PciSpec, RdmaSpec, Tree};
+
+    use super::*;
+
+    #[test]
+    fn a_nic_names_its_rdma_devices_and_a_child_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.pci(&PciSpec::MLX5);
+        tree.rdma(&RdmaSpec {
+            name: "mlx5_0",
+            on: On::Pci(PciSpec::MLX5.address),
+            ..RdmaSpec::default()
+        });
+        let roots = Host::at(dir.path());
+        let on = |bus_device: Option<&str>| Link {
+            bus_device: bus_device.map(str::to_owned),
+            ..Link::default()
+        };
+        let nic = of_nic(&roots, &on(Some(PciSpec::MLX5.address))).unwrap();
+        assert_eq!(nic, BTreeSet::from(["mlx5_0".to_owned()]));
+        assert!(of_nic(&roots, &on(None)).unwrap().is_empty());
     }
 }

@@ -355,8 +355,9 @@ impl Binder {
         let late = snapshots.clone().find(|one| one.late().is_some());
         let read = late.map(|snapshot| snapshot.machine().clone());
         let machine = gpus.in_machine(&read.unwrap_or_default());
-        let topology = report.topology.clone();
-        let placed = self.blocking(move || placed(machine, &topology)).await?;
+        let (paths, topology) = (self.paths.clone(), report.topology.clone());
+        let placed = self.blocking(move || placed(machine, &topology, &paths));
+        let placed = placed.await?;
         let machine = placed.map_err(|why| Failure::new(FailureKind::CannotBind, why))?;
         Ok((of_pod, machine))
     }

@@ -15,13 +15,13 @@ impl NodePaths {
         BindingDirectory::at(&self.run_dir)
     }
 
-    /// What the CNI plugin's journal has, in every state directory that the policy names or named.
+    /// What the CNI plugin's journal has.
     ///
     /// # Errors
     /// The journal cannot be listed.
     pub(crate) fn attached(&self) -> Result<Attached, String> {
-        let (policy, state_dir) = (&self.node.policy, self.state_dir());
-        let (records, unreadable) = journal::Journal::records_of_node(policy, &state_dir)
+        let (records, unreadable) = journal::Journal::at(&self.state_dir())
+            .records()
             .map_err(|error| error.to_string())?;
         let unreadable = unreadable
             .into_iter()

@@ -12,13 +12,13 @@ use node_server::flags::NodePolicy;
 use super::flags::RUN_DIR;
 use crate::uninstall::{self, Places, Refusal};
 
-/// Removes what was put on this node: CNI programs, journal, leases of this node, policy. Refuses
-/// while a pod has an interface or an address of it.
+/// Removes what was put on this node: CNI programs, journal, policy. Refuses while a pod has an
+/// interface or an address of it.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Run it on each node after the DaemonSet is deleted, by hand or by \
-    manifests/uninstall. A store that nodes share stays.\n\
-    Exit status: 0 nothing of it is left, 1 refused or failed, 2 wrong usage."
+    manifests/uninstall.\n\
+    Exit status: 0 removed, 1 refused or failed, 2 wrong usage."
 )]
 pub(super) struct Uninstall {
     /// Directory below which the host's files are found
@@ -40,9 +40,12 @@ pub(super) struct Uninstall {
     run_dir: PathBuf,
     #[command(flatten)]
     node: NodePolicy,
-    /// Remove it; leases and journal cannot be recovered
+    /// Remove it; the journal cannot be recovered
     #[arg(long, required_unless_present = "dry_run", conflicts_with = "dry_run")]
     yes: bool,
+    /// Also remove the stores of leases that the policy names, except those with "shared": true
+    #[arg(long)]
+    leases: bool,
     /// Only say whether it would be refused
     #[arg(long)]
     dry_run: bool,
@@ -92,14 +95,14 @@ impl Uninstall {
             return Ok(writeln!(out, "nothing on this node is in use")?);
         }
         let mut lines = String::new();
-        let removed = uninstall::remove(&places, |path, what| {
+        let removed = uninstall::remove(&places, self.leases, |path, what| {
             lines += &format!("{}: {what}\n", path.display());
         });
         out.write_all(lines.as_bytes())?;
         removed.map_err(|(path, error)| {
             anyhow::Error::new(error).context(format!("remove {}", path.display()))
         })?;
-        writeln!(out, "nothing of it is left on this node")?;
+        writeln!(out, "uninstalled from this node")?;
         out.flush().context("print")?;
         if !self.stay {
             return Ok(());

@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 
 use super::{Config, Defaults};
 
+/// What a wrong file means while the daemon runs.
+pub(crate) const REJECTED: &str =
+    "config rejected, still running on the last good one; fix the file, no restart needed";
+
 /// Name of the file in the state directory.
 pub(crate) const FILE: &str = "device-plugin-config.last-good";
 
@@ -18,7 +22,7 @@ pub(crate) struct Start {
     pub config: Config,
     /// The text to keep; none where what is kept already is better.
     pub keep: Option<String>,
-    /// Why it is not that of the file, or not of all of it, if so.
+    /// Why it is not that of the file, if so.
     pub error: Option<String>,
 }
 
@@ -37,40 +41,35 @@ impl Kept {
         self.0.as_deref()
     }
 
-    /// The configuration to start with: that of the file, or where that is wrong, wholly or in part,
-    /// the last good one. A file that is wrong in part is served for the rest where there is no
-    /// better one.
+    /// The configuration to start with: that of the file, or if that is wrong, the last good one.
     ///
     /// # Errors
-    /// The file is wrong as a whole, and no good one is kept.
+    /// The file is wrong, and no good one is kept.
     pub(crate) fn start(&self, file: &Path, defaults: &Defaults) -> anyhow::Result<Start> {
         let read = super::text(file)
             .and_then(|text| super::check(file, &text, defaults).map(|config| (text, config)));
-        let (error, partial) = match read {
-            Ok((text, config)) if config.refused.is_empty() => {
+        let error = match read {
+            Ok((text, config)) => {
                 return Ok(Start {
                     config,
                     keep: Some(text),
                     error: None,
                 });
             }
-            Ok((_, config)) => (config.refused.join("; "), Ok(config)),
-            Err(error) => (error.to_string(), Err(error)),
+            Err(error) => error,
         };
-        let config = match self.read(defaults) {
-            Some(config) => config,
-            None => partial?,
-        };
-        Ok(Start {
-            config,
-            keep: None,
-            error: Some(error),
-        })
+        match self.read(defaults) {
+            Some(config) => Ok(Start {
+                config,
+                keep: None,
+                error: Some(error.to_string()),
+            }),
+            None => Err(error),
+        }
     }
 
     fn read(&self, defaults: &Defaults) -> Option<Config> {
-        let config = super::load(self.0.as_deref()?, defaults).ok()?;
-        config.refused.is_empty().then_some(config)
+        super::load(self.0.as_deref()?, defaults).ok()
     }
 }
 
@@ -92,11 +91,9 @@ mod tests {
             kept.start(&file, &Defaults::default())
         };
         let resource = |start: &Start| start.config.pools[0].resource.to_string();
-        // Without a good one, a wrong file is an error, and one that is wrong in part is served.
+        // Without a good one, a wrong file is an error.
         start("{").unwrap_err();
-        let partly = start(PARTLY).unwrap();
-        assert_eq!((resource(&partly), &partly.keep), ("rdma/b".into(), &None));
-        let error = partly.error.unwrap();
+        let error = start(PARTLY).unwrap_err().to_string();
         assert!(error.contains("configList[1]"), "{error}");
         let good = start(GOOD).unwrap();
         assert_eq!(good.error, None);

@@ -12,7 +12,6 @@ pub(crate) mod range;
 pub(crate) mod resource;
 pub(crate) mod rsdp;
 pub mod selector;
-mod spelling;
 pub(crate) mod sriov;
 mod value;
 

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use hca::PciAddress;
 use serde::{Deserialize, Serialize};
 
 use super::resource::ResourceName;
@@ -45,9 +44,6 @@ pub struct Config {
     pub topology: TopologyConfig,
     /// What was tolerated but should be checked.
     pub warnings: Vec<String>,
-    /// Why resources of the file are not served although the others are; only in the peers'
-    /// formats, ours is refused whole.
-    pub refused: Vec<String>,
 }
 
 /// What an administrator knows of GPUs and NICs and the host does not show. Late binding goes by it.
@@ -57,9 +53,6 @@ pub struct TopologyConfig {
     /// A NCCL topology file that has their places.
     #[serde(deserialize_with = "value::absolute")]
     pub nccl_topology: Option<PathBuf>,
-    /// Rails by physical function.
-    #[serde(deserialize_with = "value::rails")]
-    pub rails: BTreeMap<PciAddress, u32>,
     /// Resources of GPUs, beside those that are known.
     pub gpu_resources: Vec<ResourceName>,
 }
@@ -144,7 +137,7 @@ pub struct PoolConfig {
     pub optional: bool,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
-    /// MTU in bytes that they get.
+    /// MTU in bytes that they get before that.
     pub mtu: Option<u32>,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
     pub extra_nodes: Vec<String>,

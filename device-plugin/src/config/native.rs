@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use node::duration;
+use node::policy::DEFAULT_PATH;
 use node::spelling::nearest;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny};
@@ -323,6 +324,9 @@ fn from_text<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Problems> {
 fn message(error: serde_saphyr::Error) -> String {
     let location = error.location();
     let message = match error.without_snippet() {
+        serde_saphyr::Error::SerdeUnknownField { field, .. } if field == "rails" => {
+            format!("unknown key \"rails\"; write `rails` in {DEFAULT_PATH}")
+        }
         serde_saphyr::Error::SerdeUnknownField {
             field, expected, ..
         } => match nearest(field, expected) {

@@ -45,8 +45,6 @@ impl fmt::Display for Problems {
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) problems: Vec<String>,
-    /// Problems of one resource that do not concern the others.
-    pub(super) refused: Vec<String>,
     pub(super) warnings: Vec<String>,
 }
 
@@ -64,7 +62,7 @@ impl Findings {
         result.map_err(|error| self.problem(error)).ok()
     }
 
-    /// Reads the resources of a list: what is wrong with one refuses this one alone.
+    /// Reads the resources of a list.
     pub(super) fn pools(
         &mut self,
         key: &str,
@@ -74,18 +72,11 @@ impl Findings {
         if list.is_empty() && self.problems.is_empty() {
             self.problem(format!("{key} is empty; it needs at least one resource"));
         }
-        let pool = |(i, value)| {
-            let before = self.problems.len();
-            let pool = read(value, &format!("{key}[{i}]"), self);
-            let wrong = self.problems.split_off(before);
-            let good = wrong.is_empty();
-            self.refused.extend(wrong);
-            pool.filter(|_| good)
-        };
+        let pool = |(i, value)| read(value, &format!("{key}[{i}]"), self);
         list.iter().enumerate().filter_map(pool).collect()
     }
 
-    /// The configuration if nothing was wrong with the file as a whole and something is left of it.
+    /// The configuration, if nothing is wrong with it.
     pub(super) fn conclude(
         mut self,
         format: Format,
@@ -93,9 +84,6 @@ impl Findings {
         pools: Vec<PoolConfig>,
     ) -> Result<Config, Problems> {
         self.problems.extend(name_clashes(&pools));
-        if pools.is_empty() || !self.problems.is_empty() {
-            self.problems.append(&mut self.refused);
-        }
         if !self.problems.is_empty() {
             return Err(Problems {
                 problems: self.problems,
@@ -109,7 +97,6 @@ impl Findings {
             pools,
             topology: TopologyConfig::default(),
             warnings: self.warnings,
-            refused: self.refused,
         })
     }
 }

@@ -12,7 +12,6 @@
 //!   bus (soft RoCE, soft iWARP), which it does not see either, joins only by `drivers`, as
 //!   `rdma_rxe`.
 //! - More units than one message to the kubelet holds are lowered to what it holds, with a warning.
-//! - A resource that is wrong is refused, and the others are served, where that plugin ends.
 
 use std::time::Duration;
 
@@ -26,7 +25,6 @@ use super::model::{
 use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
 use super::selector::Selector;
-use super::spelling;
 use super::value::MAX_TIME;
 use crate::candidate::FunctionKind;
 
@@ -184,10 +182,6 @@ fn selector(
     }
     if !entry.drivers.is_empty() {
         functions.push(FunctionKind::Software);
-    }
-    let ids = entry.vendors.iter().chain(&entry.device_ids);
-    for warning in spelling::warnings(ids, &entry.link_types, &[], &entry.drivers) {
-        findings.warn(format!("{path}: {warning}"));
     }
     let exact = |words: Vec<String>| words.into_iter().map(Pattern::Exact).collect();
     Some(Selector {

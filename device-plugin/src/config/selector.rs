@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
 
 use super::range::RangeSet;
-use super::value::{drivers, guids, link_types, numbers, partition_keys, pci_ids, ranges};
+use super::value::{guids, link_types, numbers, partition_keys, pci_ids, ranges};
 use crate::candidate::{Candidate, FunctionKind, link_type};
 use crate::words::word;
 
@@ -28,7 +28,6 @@ pub struct Selector {
     #[serde(rename = "deviceIDs", deserialize_with = "pci_ids")]
     pub device_ids: Vec<Pattern>,
     /// PCI driver.
-    #[serde(deserialize_with = "drivers")]
     pub drivers: Vec<Pattern>,
     /// Netdev name on the host.
     pub if_names: Vec<Pattern>,

@@ -6,9 +6,7 @@
 //! that chooses them; a physical function with virtual ones and a netdev with the default route are
 //! left out.
 //!
-//! A resource that is wrong is refused, and the others are served, as there.
-//!
-//! Departures, each on purpose: a pool is served while it is still empty; device names may also be matched on
+//! Departures, each on purpose: a file with one wrong resource is refused; a pool is served while it is still empty; device names may also be matched on
 //! functions that are in another network namespace.
 
 use std::collections::BTreeMap;
@@ -25,7 +23,6 @@ use super::problems::{Findings, Problems};
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{Owner, OwnerRule, Selector};
-use super::spelling;
 use crate::candidate::FunctionKind;
 
 /// Prefix of a resource that names none.
@@ -43,7 +40,7 @@ pub(crate) fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
         read_pool(value, path, prefix, findings)
     };
     let pools = findings.pools("resourceList", &file.resource_list, read);
-    if pools.is_empty() && findings.problems.is_empty() && findings.refused.is_empty() {
+    if pools.is_empty() && findings.problems.is_empty() {
         findings.problem(
             "no resource of this file has RDMA, so all of it is left to the SR-IOV network device \
              plugin; resources with \"isRdma\": true are served here",
@@ -240,11 +237,6 @@ impl Criteria {
                 }
             }
             DeviceType::Net => {}
-        }
-        let ids = self.vendors.iter().chain(&self.devices);
-        for warning in spelling::warnings(ids, &self.link_types, &self.pci_addresses, &self.drivers)
-        {
-            findings.warn(format!("{path}: {warning}"));
         }
         if self.link_types.len() > 1 {
             findings.warn(format!(

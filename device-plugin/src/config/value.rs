@@ -1,17 +1,15 @@
 //! How values of our own format are written. An error is of one value, so that it has that value's line.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hca::{LinkLayer, PciAddress};
+use hca::LinkLayer;
 use node::duration;
 use node::pattern::Pattern;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use super::range::RangeSet;
-use super::spelling;
 use crate::candidate::link_type;
 
 /// Longest time that can be configured; what is longer is a slip of the pen.
@@ -36,14 +34,6 @@ pub(super) fn pci_ids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>
             true => Ok(Pattern::Exact(digits.to_owned())),
             false => Err(format!("{word:?} is not four hex digits, as 15b3")),
         }
-    })
-}
-
-/// The names of PCI drivers, or patterns of them.
-pub(super) fn drivers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
-    list(from, |word| match spelling::driver(word) {
-        Some(wrong) => Err(wrong),
-        None => Pattern::parse(word),
     })
 }
 
@@ -133,20 +123,6 @@ pub(super) fn absolute<'de, D: Deserializer<'de>, T: From<PathBuf>>(
 
 pub(super) fn module<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     module_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
-}
-
-/// Rails of physical functions.
-pub(super) fn rails<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<BTreeMap<PciAddress, u32>, D::Error> {
-    let all = list(deserializer, |text| {
-        let parts = text.split_once('=');
-        let parsed = parts.and_then(|(nic, rail)| Some((nic.parse().ok()?, rail.parse().ok()?)));
-        parsed.ok_or_else(|| {
-            format!("rails {text:?}: write a physical function and a number, as 0000:3b:00.0=0")
-        })
-    })?;
-    Ok(all.into_iter().collect())
 }
 
 pub(super) fn absolute_path(path: &str) -> Result<PathBuf, String> {

@@ -34,7 +34,7 @@ use tracing::Level;
 use super::settings::Settings;
 use crate::candidate::memory::Memory;
 use crate::config::Config;
-use crate::config::last_good::{Kept, Start};
+use crate::config::last_good::{Kept, REJECTED, Start};
 use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers};
 use crate::kubelet::allocated::AllocatedUnits;
@@ -48,18 +48,14 @@ use crate::reclaim::Counts;
 use crate::remarks::Said;
 use crate::report::{Report, ScanCounts};
 use crate::scan::Scan;
-use crate::sessions::{Sessions, Withhold};
+use crate::sessions::Sessions;
 use crate::state_files::StateFiles;
 use crate::watch::Watch;
 
-/// How long after the start an incomplete pool is withheld from the kubelet; see [`Withhold`].
-const START_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// How often the loop turns at least, and looks for reads that hang.
 const PULSE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a turn of the loop waits for a file. What takes longer is as it was before.
 const FILE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long after the host booted its ports may still be training.
-const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(180);
 
 /// What other tasks find out beside the scans of the host.
 pub(super) struct Known {
@@ -160,8 +156,6 @@ impl Scans {
 pub(super) struct Daemon {
     settings: Settings,
     started: Instant,
-    /// Whether the host booted a moment before.
-    booted_now: bool,
     config: Config,
     config_file: ConfigFile,
     scans: Scans,
@@ -171,8 +165,6 @@ pub(super) struct Daemon {
     watched: watch::Sender<BTreeSet<u32>>,
     node_watch: Watch,
     links: Links,
-    /// MTUs that could not be set or restored at the last scan.
-    mtu_faults: Vec<String>,
     /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
     known: Known,
@@ -196,20 +188,13 @@ impl Daemon {
     ) -> Self {
         let readers = known.readers.clone();
         let started = Instant::now();
-        let booted_now =
-            uptime(&settings.paths.host).is_some_and(|uptime| uptime < BOOT_GRACE_PERIOD);
         let Start {
             config,
             keep,
             error,
         } = start;
-        // One that is wrong in part is logged below, resource by resource.
-        if let Some(error) = error.as_ref().filter(|_| config.refused.is_empty()) {
-            tracing::error!(
-                error,
-                "configuration rejected, still running on the last good one; fix the file, no \
-                 restart is needed"
-            );
+        if let Some(error) = &error {
+            tracing::error!(error, "{REJECTED}");
         }
         let state = ConfigurationStatus {
             file: settings.config_file.clone(),
@@ -232,7 +217,6 @@ impl Daemon {
             readers: LoopReaders::new(readers, &settings),
             settings,
             started,
-            booted_now,
             config,
             config_file,
             scans: Scans::new(started),
@@ -241,7 +225,6 @@ impl Daemon {
             watched,
             node_watch: Watch::default(),
             links: Links::default(),
-            mtu_faults: Vec::new(),
             files,
             allocated,
             known,
@@ -276,9 +259,6 @@ impl Daemon {
         let mut rescan = interval(self.config.rescan);
         let mut tidy = None;
         let mut pulse = interval(Some(PULSE_INTERVAL));
-        let mut withhold_ends = Some(tokio::time::Instant::from_std(
-            self.started + START_GRACE_PERIOD,
-        ));
         let ended = loop {
             self.turned.send_replace(Instant::now());
             let late = self.scans.current.as_ref().and_then(Scan::deadline);
@@ -313,13 +293,6 @@ impl Daemon {
                     tidy = None;
                     self.tidy();
                     continue;
-                }
-                () = until(withhold_ends) => {
-                    withhold_ends = None;
-                    // Whatever becomes of the next scan.
-                    let ready = self.write_specifications().await;
-                    self.sessions.show(&ready, Withhold::Over);
-                    Trigger::Timer
                 }
                 // Set anew by the scan that it asks for.
                 () = until(self.scans.due.map(Into::into)) => {
@@ -370,7 +343,6 @@ impl Daemon {
         let remarks = [
             self.pool_states.remarks.as_slice(),
             self.links.faults(),
-            &self.mtu_faults,
             &self.scans.faults,
             &self.files.faults(),
         ]
@@ -429,13 +401,6 @@ impl Signals {
             _ = self.hang_up.recv() => None,
         }
     }
-}
-
-/// How long ago the host booted (`/proc/uptime`, proc(5)).
-fn uptime(host: &hca::Host) -> Option<Duration> {
-    let text = std::fs::read_to_string(host.proc.join("uptime")).ok()?;
-    let seconds: f64 = text.split(' ').next()?.trim().parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
 }
 
 fn interval(every: Option<Duration>) -> Option<Interval> {

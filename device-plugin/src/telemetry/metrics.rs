@@ -180,7 +180,7 @@ fn of_daemon(report: &Report) -> Vec<Family> {
     vec![
         gauge(
             "config_accepted",
-            "1 while the whole configuration file is in force, 0 while an older one or a part is",
+            "1 while the configuration file is in force, 0 while an older one is",
             plain(number(report.config.error.is_none().into())),
         ),
         counter("scans", "Scans of the host, by trigger", scans.collect()),

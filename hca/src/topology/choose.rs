@@ -8,10 +8,9 @@
 //! Damage is 10 for each wholly free NUMA node, and 1 for each wholly free switch or card, that becomes
 //! partly used. With fewer NICs than GPUs, each NIC serves its share, rounded up.
 //!
-//! Up to 20,000 sets are all tried; VFs of one physical function count once. Beyond that, NICs of a
-//! greedy set are exchanged while it improves. The answer depends on the input alone.
+//! A set is grown from a NIC of each switch, and its NICs are exchanged one by one while it improves. Of
+//! the sets that this finds, the cheapest is taken. The answer depends on the input alone.
 
-mod sets;
 mod task;
 
 use std::collections::BTreeSet;

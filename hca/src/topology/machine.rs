@@ -1,6 +1,6 @@
 //! A node's GPUs and NICs with the distances between them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -47,16 +47,6 @@ impl Machine {
         })
     }
 
-    /// The GPU that a person means by a PCI address, UUID or ordinal.
-    #[must_use]
-    pub fn gpu_named(&self, name: &str) -> Option<usize> {
-        self.gpus.iter().position(|gpu| {
-            gpu.place.address.to_string() == name
-                || gpu.uuid.as_deref() == Some(name)
-                || gpu.ordinal.to_string() == name
-        })
-    }
-
     /// The distance between two places of this machine.
     #[must_use]
     pub fn distance(&self, a: &PciLocation, b: &PciLocation) -> Distance {
@@ -74,13 +64,10 @@ impl Machine {
     }
 
     /// Puts functions elsewhere in the tree; their NUMA nodes stay where the new place does not
-    /// say. A VF goes with its physical function. Returns the addresses that this machine has
-    /// neither as GPU nor as NIC.
-    pub fn place(&mut self, places: &BTreeMap<PciAddress, PciLocation>) -> Vec<PciAddress> {
-        let mut unknown: BTreeSet<PciAddress> = places.keys().copied().collect();
+    /// say. A VF goes with its physical function.
+    pub fn place(&mut self, places: &BTreeMap<PciAddress, PciLocation>) {
         for gpu in &mut self.gpus {
             if let Some(place) = places.get(&gpu.place.address) {
-                unknown.remove(&gpu.place.address);
                 move_to(&mut gpu.place, place);
             }
         }
@@ -89,11 +76,9 @@ impl Machine {
             let names = [Some(nic.place.address), Some(nic.physical), nic.card];
             let known = names.iter().flatten().find_map(|name| places.get(name));
             if let Some(place) = known {
-                unknown.remove(&place.address);
                 move_to(&mut nic.place, place);
             }
         }
-        unknown.into_iter().collect()
     }
 
     /// True if each function has a root complex of its own, as hypervisors present passed-through
@@ -122,31 +107,4 @@ fn move_to(place: &mut PciLocation, new: &PciLocation) {
         *last = place.address;
     }
     place.numa = new.numa.or(place.numa);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use hca_trees::{Tree, machine};
-
-    #[test]
-    fn places_of_absent_functions_are_reported() {
-        let directory = tempfile::tempdir().unwrap();
-        let tree = Tree::new(directory.path());
-        machine::nd_h100(&tree);
-        let host = crate::Host::at(directory.path());
-        let inventory = crate::inventory(&host).unwrap();
-        let mut nd = Machine::read(
-            &host,
-            &inventory,
-            crate::topology::gpu::read(&host).unwrap(),
-        )
-        .unwrap();
-        let absent: PciAddress = "0000:01:00.0".parse().unwrap();
-        let place = PciLocation {
-            address: absent,
-            ..nd.gpus[0].place.clone()
-        };
-        assert_eq!(nd.place(&BTreeMap::from([(absent, place)])), [absent]);
-    }
 }

@@ -30,8 +30,8 @@ pub struct Rail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Source {
-    /// The map of the configuration.
-    Explicit,
+    /// `rails` of the node's policy.
+    Policy,
     /// Digits of the netdev's name.
     Name,
     /// Position among the NICs by PCI address.
@@ -43,7 +43,7 @@ impl Source {
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
-            Self::Explicit => "the explicit map",
+            Self::Policy => "the node's policy",
             Self::Name => "the netdev's name",
             Self::Order => "the order of PCI addresses",
         }

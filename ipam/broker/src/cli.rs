@@ -19,7 +19,7 @@ use crate::space::Timing;
 
 /// Claims blocks of addresses for this node in the Kubernetes API, for its CNI programs.
 ///
-/// Runs until a signal ends it. Administrators use rdmactl blocks.
+/// Runs until a signal ends it. Administrators use kubectl and rdmactl blocks release.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-ipam-broker", version)]
 #[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]

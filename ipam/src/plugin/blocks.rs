@@ -87,7 +87,7 @@ fn refused(error: &ClientError, need: &Need) -> Error {
     let (code, remedy) = match (&error.fault, error.failure().map(|failure| failure.kind)) {
         (_, Some(FailureKind::Exhausted)) => (
             Code::Exhausted,
-            "see kubectl get addressblocks -A, and rdmactl addresses reclaim on nodes that have many; enlarge the range",
+            "see kubectl get addressblocks -A, and rdmactl reclaim on nodes that have many; enlarge the range",
         ),
         (_, Some(FailureKind::HeldByAnotherNode)) => (
             Code::Exhausted,

@@ -221,34 +221,6 @@ impl Proposed {
 }
 
 impl Store {
-    /// Leases one address of a range, and no other.
-    ///
-    /// # Errors
-    /// [`StoreError::Held`] naming the holder, or what failed. An error of a system call may leave a
-    /// record that leads the owner's DEL to what was begun.
-    pub fn allocate_this(
-        &self,
-        want: &Want<'_>,
-        index: usize,
-        address: IpAddr,
-    ) -> Result<Lease, StoreError> {
-        self.allocate_one(
-            Search::new(self, want.clone(), Goal::This(address), 0),
-            index,
-        )
-    }
-
-    fn allocate_one(&self, search: Search<'_>, index: usize) -> Result<Lease, StoreError> {
-        let mut made = Made::of(search.want.holder, index);
-        match self.allocate_all(&mut [search], &mut made) {
-            Ok(mut leases) => leases.pop().ok_or_else(|| self.nothing_leased()),
-            Err(failed) => {
-                self.release_made(&made, &failed.error);
-                Err(failed.error)
-            }
-        }
-    }
-
     /// Leases an address for each search, of one holder, by one record for all, and one more for
     /// those that were lost. Answers them in their order; notes the records that were made, also
     /// when it fails.

@@ -155,7 +155,7 @@ impl StoreError {
             Self::Oversize { .. } => "shorten the network's name",
             Self::Squashed { .. } => "export the directory with no_root_squash to this node",
             Self::Exhausted { .. } => {
-                "see rdmactl addresses and rdmactl addresses reclaim; enlarge the range"
+                "see rdmactl addresses and rdmactl reclaim; enlarge the range"
             }
             Self::Grants(_) => {
                 "remove the file and restart the pod rdma-device-plugin of this node: its broker writes it again"

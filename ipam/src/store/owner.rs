@@ -9,7 +9,7 @@ use super::StoreError;
 use super::dir::{Dir, DirError, Found, Meta, system};
 use super::name::{self, LeaseName};
 use super::shard::Standing;
-use crate::lease::{self, Holder, Lease, Record};
+use crate::lease::{self, Lease, Record};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -96,22 +96,9 @@ impl Store {
         Ok(found)
     }
 
-    /// The records of an attachment under the name of the node that it names, which may be
-    /// another one than this.
-    pub fn owned_by(&self, holder: &Holder) -> Result<Vec<Owned>, StoreError> {
-        self.owned_at(&holder.node, &holder.container, &holder.interface)
-    }
-
     /// The leases that an attachment holds.
     pub fn held(&self, container: &str, interface: &str) -> Result<Vec<Lease>, StoreError> {
         self.held_of(&self.owned(container, interface)?)
-    }
-
-    /// The leases that an attachment holds by records on this node or on the one it names.
-    pub fn held_by(&self, holder: &Holder) -> Result<Vec<Lease>, StoreError> {
-        let mut held = self.held(&holder.container, &holder.interface)?;
-        held.extend(self.held_of(&self.owned_by(holder)?)?);
-        Ok(held)
     }
 
     fn held_of(&self, records: &[Owned]) -> Result<Vec<Lease>, StoreError> {

@@ -4,7 +4,7 @@
 //! request's own variables and the whole configuration. What it answers is read to the end and
 //! must be one document. What it writes to stderr goes to ours when it has ended, printable and
 //! bounded. A delegate that writes more than an answer has is killed. No deadline is set here: the
-//! runtime has one for the whole call, and a DHCP client may rightly need most of it.
+//! runtime has one for the whole call, and an IPAM that asks a server may need most of it.
 
 use std::{
     fmt,

@@ -71,6 +71,13 @@ impl<'a> Section<'a> {
         self.map.into_iter().flat_map(Map::keys).map(String::as_str)
     }
 
+    /// The keys as written and their values, without those that are null.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        let entries = self.map.into_iter().flatten();
+        let entries = entries.map(|(key, value)| (key.as_str(), value));
+        entries.filter(|(_, value)| !value.is_null())
+    }
+
     /// The value of a key; null counts as absent.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
         debug_assert!(

@@ -12,8 +12,8 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    Code, Command, Environment, Error, NetworkConfig, Request, Version, config::MAX_BYTES, text,
-    version::spoken,
+    Code, Command, Environment, Error, NetworkConfig, Request, Version, config::MAX_BYTES,
+    error::MAX_TEXT_BYTES, text, version::spoken,
 };
 
 /// Exit status of a failed call.
@@ -116,7 +116,7 @@ pub fn answer_panics() {
             &mut std::io::stdout().lock(),
             &error.to_json(Version::NEWEST),
         );
-        let text = text::printable(&info.to_string());
+        let text = text::bounded(&text::printable(&info.to_string()), MAX_TEXT_BYTES);
         let _ = writeln!(std::io::stderr().lock(), "{text}");
     }));
 }

@@ -53,8 +53,4 @@ contains "with the route" '10.99.0.0/16 via 10.61.0.1 dev net1' "$(ip -n a route
 check "and goes again" cni rdma-netdev DEL a a net1 "$chained"
 refuses "which of two interfaces is meant must be said" 'several interfaces: eth0, eth1' \
 	cni rdma-netdev ADD a a net1 "$(jq -c '.prevResult.interfaces = [{name: "eth0"}, {name: "eth1"}]' <<<"$chained")"
-mkdir -p /etc/rdma-netdev
-echo '{"allow": {"ipam": ["rdma-ipam", "dhcp"]}}' >/etc/rdma-netdev/policy.json
-refuses "dhcp cannot distinguish ipvlans" 'dhcp' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipvlan", "ipam": {"type": "dhcp"}}')"
-rm /etc/rdma-netdev/policy.json
 refuses "an Ethernet NIC has no IPoIB children" 'not an IP over InfiniBand' cni rdma-netdev ADD a a net1 "$(child '{"attach": "ipoib"}')"

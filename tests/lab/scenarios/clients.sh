@@ -24,7 +24,7 @@ equal "nothing is left of it: attachments" "" "$(find /var/lib/rdma-netdev/attac
 
 network '{"cniVersion": "1.0.0", "name": "rails", "plugins": [
 	{"type": "macvlan", "master": "eth1", "ipam": {"type": "host-local", "subnet": "10.61.0.0/24", "rangeStart": "10.61.0.40"}},
-	{"type": "rdma-netdev", "attach": "rdma-only"}]}'
+	{"type": "rdma-netdev", "attach": "rdma-only", "rdmaDevice": "mlx5_1"}]}'
 check "ctr run --cni: behind the reference plugin" run chained ip -o addr show dev eth0
 contains "the container has that plugin's address" 'inet 10.61.0.4[0-9]/24' "$checked"
 

@@ -61,8 +61,8 @@ for pod in 1 2; do
 		"^default/rdma-test-pod-$pod +perftest +$shared .* net1 +macvlan +$(address_of rdma-test-pod-$pod)" "$checked"
 done
 show cat <<<"$checked"
-check "attachments in the container" in_daemon attachments
-equal "of both pods the namespace is alive" 2 "$(grep -c 'default/rdma-test-pod-[12] .* alive' <<<"$checked")"
+check "pods in the container, with namespaces" in_daemon pods -o wide
+equal "of both pods the namespace is alive" 2 "$(grep -c 'default/rdma-test-pod-[12] .* (alive)' <<<"$checked")"
 check "verify between the pods finds nothing wrong" \
 	rdmactl verify --timeout 120 pod:rdma-test-pod-1 pod:rdma-test-pod-2
 show cat <<<"$checked"
@@ -90,7 +90,7 @@ good=$(own get configmap "$map" -o json | jq -r '.data["config.yaml"]')
 check "fewer slots" edit "${good/63/50}"
 check "the node offers fewer, without a restart" wait_for 200 offers $shared 50
 check "a wrong one" edit '{"configList": [{"resourceName": "x"'
-reported() { in_daemon status | grep -Ei 'config.*(refused|wrong|not|expected|EOF)'; }
+reported() { in_daemon status | grep -Ei 'config.*(rejected|expected|EOF)'; }
 check "is reported" wait_for 200 reported
 show reported
 equal "and changes nothing" 50 "$(allocatable $shared)"

@@ -63,8 +63,6 @@ contains "with their addresses" \
 # Here /var/run, where the runtime makes them, is not a link to the /run/netns that the container has.
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
 	"$(in_daemon rdmactl pods --json | jq -r '[.pods[].netnsState | select(.)] | join(" ")')"
-equal "so does the list of attachments" "alive alive" \
-	"$(in_daemon rdmactl attachments --json | jq -r '[.attachments[].netnsState] | join(" ")')"
 check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
 check "its next pod runs" kubelet-standin run-pod $daemonset
 check "and registers again" kubelet-standin node --wait $resource=63

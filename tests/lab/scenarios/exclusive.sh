@@ -26,13 +26,13 @@ moved=$checked
 chained() {
 	jq -c --argjson before "$moved" '. + {cniVersion: "1.0.0", name: "rails", prevResult: $before}' <<<"$1"
 }
-only=$(chained '{"type": "rdma-netdev", "attach": "rdma-only"}')
+only=$(chained '{"type": "rdma-netdev", "attach": "rdma-only", "rdmaDevice": "mlx5_1"}')
 check "the RDMA device of that NIC follows" cni rdma-netdev ADD a a net1 "$only"
 equal "the result is the one before" "$(jq 'del(.dns)' <<<"$moved")" "$(jq . <<<"$checked")"
 equal "it has left the host" "mlx5_2" "$(hcas)"
 equal "the pod has it and no other" "mlx5_1" "$(hcas_of a)"
 contains "the address' GID was waited for and reported" '10.61.0.7 of net1 is GID [0-9]+ of mlx5_1 port 1' "$(</var/log/rdma-netdev.log)"
-contains "it is in the list" '"rdma-only"' "$(rdmactl attachments --json)"
+contains "it is in the list" '"rdma-only"' "$(rdmactl pods --json)"
 check "CHECK agrees" cni rdma-netdev CHECK a a net1 "$only"
 refuses "a second ADD is refused" 'attached to network rails already' cni rdma-netdev ADD a a net1 "$only"
 pod b
@@ -55,7 +55,7 @@ as_before "with address and link set up again all is as before" "$before"
 pod a
 check "a NIC for the drop-in" cni /usr/lib/cni/host-device ADD a a net1 "$host_device"
 moved=$checked
-drop_in=$(chained '{"type": "rdma"}')
+drop_in=$(chained '{"type": "rdma", "rdmaDevice": "mlx5_1"}')
 check "under the RDMA plugin's name it does what that does" cni /opt/cni/bin/rdma ADD a a net1 "$drop_in"
 equal "the device went along" "mlx5_1" "$(hcas_of a)"
 ip netns delete a

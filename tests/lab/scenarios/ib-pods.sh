@@ -93,7 +93,7 @@ SH
 chmod +x /tmp/kubectl
 check "verify finds nothing wrong" rdmactl verify --kubectl /tmp/kubectl --timeout 60 pod:b pod:a
 contains "verify: packets, connections and writes" \
-	'ping +pass .*rping +pass .*write-bw +pass ' "$(tr '\n' ' ' <<<"$checked")"
+	'ping +pass .*rping +pass .*write-bw +unknown .*data was transferred' "$(tr '\n' ' ' <<<"$checked")"
 check "preflight of links" rdmactl preflight --all --only L01,L13,L14
 contains "preflight: a subnet manager, partitions, node GUIDs" \
 	'active, with a subnet manager .*L13 +pass .*L14 ' "$(tr '\n' ' ' <<<"$checked")"

@@ -38,11 +38,14 @@ check "a NIC that appears is set up, as after its driver was loaded" wait_for 20
 equal "once for each time it appeared" 3 "$(grep -c 'set up, by linkUp' "$LAB_OUT/rdma-device-plugin.log")"
 
 mtu_is() { [ "$(cat "/sys/class/net/$1/mtu")" = "$2" ]; }
-sed -i '/eth1/s/linkUp: true/linkUp: {mtu: 1400}/' /tmp/pools.yaml
-check "a pool sets the MTU" wait_for 20 mtu_is eth1 1400
-ip link set eth1 mtu 1300
+ip link set eth2 mtu 1300
+sed -i '/eth0/s/linkUp: true/linkUp: {mtu: 1400}/' /tmp/pools.yaml
+cat >>/tmp/pools.yaml <<'POOLS'
+- {resource: rdma/mtu, mode: exclusive, linkUp: {mtu: 1400}, select: {ifNames: [eth2]}}
+POOLS
+check "a NIC of a pool with an MTU is set up" wait_for 20 is_up eth2
+check "with that MTU" mtu_is eth2 1400
+check "one that is up keeps its own" mtu_is eth0 1500
+ip link set eth2 mtu 1300
 sleep 3
-check "an administrator's MTU stays" mtu_is eth1 1300
-ip link set eth1 mtu 1400
-sed -i '/eth1/s/linkUp: {mtu: 1400}/linkUp: true/' /tmp/pools.yaml
-check "without the pool's MTU the former one is back" wait_for 20 mtu_is eth1 1500
+check "an administrator's MTU stays" mtu_is eth2 1300

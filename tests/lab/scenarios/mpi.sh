@@ -1,4 +1,4 @@
-# An MPI job of two workers with two NICs each: mpirun over ssh, UCX over both, its table read by verify
+# An MPI job of two workers with two NICs each: mpirun over ssh, UCX over both; then verify between the workers
 # lab: guests=2 nics=3 memory=1536 timeout=900 images=mpi
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
@@ -105,11 +105,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	echo "$checked" >"$table"
 	# One trial of each size; NetPIPE makes several.
 	awk '/ Mbps in / { bytes += $2 * $4 } END { print bytes + 0 }' "$table" >/lab/sync/bytes
-	best=$(awk '/ Mbps in / && $2 >= 65536 && $7 > best { best = $7 } END { print best / 1000 }' "$table")
 	contains "its table has the largest size" ' 262144 bytes +3 times --> +[0-9.]+ Mbps in ' "$(<"$table")"
-	check "verify reads the table" rdmactl verify --read "$table" --line-rate "$best"
-	contains "its best rate is the table's, $best Gb/s" '100 % of the line rate' "$checked"
-	refuses "that is a failure at a line rate of 100 Gb/s" '(^| )[0-9]{1,2} % of the line rate' rdmactl verify --read "$table" --line-rate 100
 fi
 meet measured
 
@@ -128,12 +124,16 @@ done
 check "eth0 received less than a tenth" test "$(gained 2)" -lt $((bytes / 10))
 
 if [ "$LAB_GUEST" = 1 ]; then
-	# The launcher has ssh and the keys, as an administrator's machine has.
-	mkdir -p /usr/local/bin
-	printf '%s\n' '#!/bin/bash' 'exec kubelet-standin exec launcher -- ssh "$@"' >/usr/local/bin/ssh
-	chmod +x /usr/local/bin/ssh
-	check "verify by ssh: RDMA works between the workers" \
-		rdmactl verify --timeout 120 --only ping,rping ssh:worker-1 ssh:worker-2
+	# "kubectl exec POD -- COMMAND": one worker runs on another guest, and the launcher reaches both by ssh.
+	cat >/tmp/kubectl <<-'SH'
+		#!/bin/bash
+		pod=$2 quote="'" escaped="'\\''"
+		shift 3
+		exec kubelet-standin exec launcher -- ssh -o BatchMode=yes "$pod" -- "$(printf "'%s' " "${@//$quote/$escaped}")"
+	SH
+	chmod +x /tmp/kubectl
+	check "verify: RDMA works between the workers" \
+		rdmactl verify --kubectl /tmp/kubectl --timeout 120 --only ping,rping pod:worker-1 pod:worker-2
 	contains "by both pairs of NICs" 'rping +pass' "$checked"
 fi
 meet verified

@@ -78,11 +78,11 @@ verify() { rdmactl verify --kubectl /tmp/kubectl --timeout 60 "$@"; }
 check "verify finds nothing wrong" verify pod:rdma-test-pod-1 pod:rdma-test-pod-2
 show cat <<<"$checked"
 contains "verify: packets, connections and writes" \
-	'ping +pass .*rping +pass .*write-bw +pass ' "$(tr '\n' ' ' <<<"$checked")"
+	'ping +pass .*rping +pass .*write-bw +unknown .*data was transferred' "$(tr '\n' ' ' <<<"$checked")"
 check "verify: as JSON" verify --json --only write-bw pod:rdma-test-pod-1 pod:rdma-test-pod-2
 equal "verify: the table's line" 65536 "$(jq '.measurements[0].rows[0].bytes' <<<"$checked")"
 refuses "verify: a pod without the resource" 'no port of an RDMA device mlx5_9' \
-	verify pod:rdma-test-pod-1 local --device mlx5_9
+	verify pod:rdma-test-pod-1 pod:rdma-test-pod-2 --device mlx5_9
 
 step "both pods deleted"
 check "the pods end" kubelet-standin delete-pod rdma-test-pod-1 rdma-test-pod-2

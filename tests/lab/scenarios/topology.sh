@@ -1,4 +1,4 @@
-# Eight NICs, four GPUs, four switches, two NUMA nodes: distances and choices are what the wiring says
+# Eight NICs, four GPUs, four switches, two NUMA nodes: distances are what the wiring says
 # lab: topology=2x2x2 memory=1024 binaries=rdma-device-plugin,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
@@ -35,15 +35,3 @@ equal "each GPU is as far from each NIC as the wiring has it" "$wanted" "$have"
 equal "NUMA nodes are the firmware's" "$(for nic in $nics; do echo "$nic ${numa[$nic]}"; done)" \
 	"$(jq -r '.nics[].place | "\(.address) \(.numa)"' <<<"$topology")"
 
-# hca_on ADDRESS-OF-GPU NUMBER: the HCA in one of the slots beside it, by sysfs.
-hca_on() {
-	local nic
-	nic=$(for nic in $nics; do
-		distance "$1" "$nic"
-		[ $distance != PIX ] || echo "$nic"
-	done | sed -n "$2p")
-	ls "/sys/bus/pci/devices/$nic/infiniband"
-}
-read -r first _ third _ < <(echo "$gpus" | paste -sd' ')
-check "NICs are chosen for two GPUs" rdmactl topology --gpus 0,2
-contains "each is served by one beside it" "^chosen: $(hca_on "$first" 1) $(hca_on "$third" 1)\$" "$checked"

@@ -386,7 +386,7 @@ fn versions(fixture: &Fixture, rounds: usize) -> Result<Row> {
         "VERSION, beside a program that does nothing",
         &ours,
         &nothing,
-        [Some(1.5), None],
+        [Some(1.3), None],
     ))
 }
 
@@ -425,7 +425,7 @@ fn floor(
         "ADD macvlan + IPAM, beside its netlink requests alone",
         &ours.add,
         &requests,
-        [Some(1.5), None],
+        [Some(1.25), None],
     ))
 }
 
@@ -463,7 +463,7 @@ fn all_nics(
             "ADD of eight NICs in one attachment, beside one NIC",
             &all.add,
             &one.add,
-            [Some(2.5), None],
+            [None, Some(2.5)],
         ),
         row("DEL of the same", &all.del, &one.del, [None, None]),
         row(
@@ -475,7 +475,8 @@ fn all_nics(
     ])
 }
 
-/// Attachments on a node with many pods beside the same on an empty one, and the reference plugin's.
+/// Attachments on a full node beside the same on an empty one, and beside the reference plugins on the
+/// full one; then while a pod changes its links all the time.
 fn full_node(
     fixture: &Fixture,
     own: &dyn Fn(Value) -> Value,
@@ -484,7 +485,7 @@ fn full_node(
 ) -> Result<Vec<Row>> {
     let child = own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"}));
     let moved = json!({"attach": "move", "device": "nic7"});
-    let host_device = json!({"device": "nic7"});
+    let host_device = json!({"attach": "move", "device": "nic7"});
     let theirs = macvlan(fixture.host_local(&["10.9.0.0/16"], &json!([])));
     let contests = || -> Result<_> {
         Ok([
@@ -493,31 +494,113 @@ fn full_node(
         ])
     };
     let empty = contests()?;
-    let _pods = Pods::start(&fixture.side(&fixture.netdev, "pods", &child)?)?;
+    let pods = Pods::start(&fixture.side(&fixture.netdev, "pods", &child)?)?;
+    add_routes(fixture)?;
+    start_threads()?;
     let full = contests()?;
+    let changing = ChangingPod::start(fixture)?;
+    let changed = contests()?;
+    drop((pods, changing));
+
+    let what = format!("{PODS} pods, {ROUTES} routes, {THREADS} threads");
+    let changes = format!("{what}, a pod that changes its {LINKS} links");
     let mut rows = Vec::new();
-    let pairs = ["move", "macvlan"].into_iter().zip(empty).zip(full);
-    for ((what, (empty, _)), (full, theirs)) in pairs {
-        for (command, empty, full, theirs) in [
-            ("ADD", &empty.add, &full.add, &theirs.add),
-            ("DEL", &empty.del, &full.del, &theirs.del),
-        ] {
-            let pods = format!("{command} {what} on a node with {PODS} pods");
-            rows.push(row(
-                &format!("{pods}, beside an empty node"),
-                full,
-                empty,
-                [None, Some(1.2)],
-            ));
-            rows.push(row(
-                &format!("{pods}, beside the reference plugin there"),
-                full,
-                theirs,
-                [None, None],
-            ));
+    for (node, contests) in [(what, &full), (changes, &changed)] {
+        let pairs = ["move", "macvlan"].into_iter().zip(&empty).zip(contests);
+        for ((kind, (empty, _)), (full, theirs)) in pairs {
+            for (command, empty, full, theirs) in [
+                ("ADD", &empty.add, &full.add, &theirs.add),
+                ("DEL", &empty.del, &full.del, &theirs.del),
+            ] {
+                let what = format!("{command} {kind} with {node}");
+                rows.push(row(
+                    &format!("{what}, beside an empty node"),
+                    full,
+                    empty,
+                    [None, Some(1.2)],
+                ));
+                rows.push(row(
+                    &format!("{what}, beside the reference plugin there"),
+                    full,
+                    theirs,
+                    [None, None],
+                ));
+            }
         }
     }
     Ok(rows)
+}
+
+/// Routes of a node of a large cluster beside its default route.
+const ROUTES: usize = 20_000;
+
+fn add_routes(fixture: &Fixture) -> Result<()> {
+    let batch = fixture.directory.path().join("routes");
+    let lines =
+        (0..ROUTES).map(|n| format!("route add 20.{}.{}.0/24 via 10.8.0.1\n", n >> 8, n & 255));
+    fs::write(&batch, lines.collect::<String>())?;
+    run(Command::new("ip").arg("-batch").arg(&batch))?;
+    Ok(())
+}
+
+/// Threads of the node's processes.
+const THREADS: usize = 10_000;
+
+/// Starts threads that wait until this process ends.
+fn start_threads() -> Result<()> {
+    for _ in 0..THREADS {
+        std::thread::Builder::new()
+            .stack_size(16 << 10)
+            .spawn(|| {
+                loop {
+                    std::thread::park();
+                }
+            })
+            .context("start a thread")?;
+    }
+    Ok(())
+}
+
+/// Links of a pod that changes them.
+const LINKS: usize = 10_000;
+
+/// A pod with many links and a veth to the host, which creates and deletes three links until the end.
+struct ChangingPod {
+    process: std::process::Child,
+    _pod: Netns,
+}
+
+impl ChangingPod {
+    fn start(fixture: &Fixture) -> Result<Self> {
+        let pod = Netns::new("bench")?;
+        pod.ip("link add eth0 type veth peer name changing")?;
+        pod.ip(&format!("link set changing netns {}", std::process::id()))?;
+        let batch = |name: &str, lines: String| -> Result<PathBuf> {
+            let path = fixture.directory.path().join(name);
+            fs::write(&path, lines)?;
+            Ok(path)
+        };
+        let links = (0..LINKS).map(|n| format!("link add d{n} type dummy\n"));
+        let links = batch("links", links.collect())?;
+        run(pod.command("ip").arg("-batch").arg(links))?;
+        let changes = (0..3).map(|n| format!("link add c{n} type dummy\nlink del c{n}\n"));
+        let changes = batch("changes", changes.collect())?;
+        let process = pod
+            .command("sh")
+            .args(["-c", "while ip -batch \"$0\"; do :; done"])
+            .arg(changes)
+            .spawn()
+            .context("start the program that changes links")?;
+        Ok(ChangingPod { process, _pod: pod })
+    }
+}
+
+impl Drop for ChangingPod {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 trait CostOf {
@@ -535,7 +618,7 @@ impl CostOf for Command {
 }
 
 fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
-    let macvlan = |ipam: Value| json!({"master": "nic0", "mode": "bridge", "ipam": ipam});
+    let macvlan = |ipam: Value| json!({"attach": "macvlan", "master": "nic0", "mode": "bridge", "ipam": ipam});
     let own = |more: Value| {
         let mut ipam = json!({"type": "rdma-ipam"});
         if let (Some(ipam), Some(more)) = (ipam.as_object_mut(), more.as_object()) {
@@ -561,13 +644,13 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         "ADD macvlan + IPAM, beside macvlan + host-local",
         &ours.add,
         &theirs.add,
-        [Some(0.25), Some(0.2)],
+        [Some(0.29), Some(0.25)],
     ));
     rows.push(row(
         "DEL of the same",
         &ours.del,
         &theirs.del,
-        [None, Some(0.5)],
+        [None, Some(0.25)],
     ));
 
     rows.push(floor(fixture, bare, &own, rounds)?);
@@ -594,13 +677,13 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         "ADD of a pod's eight interfaces, beside the same peers",
         &ours.add,
         &theirs.add,
-        [Some(0.25), Some(0.2)],
+        [Some(0.29), Some(0.25)],
     ));
     rows.push(row(
         "DEL of the same",
         &ours.del,
         &theirs.del,
-        [None, Some(0.5)],
+        [None, Some(0.25)],
     ));
 
     rows.extend(all_nics(fixture, &theirs, &own, rounds)?);
@@ -652,7 +735,7 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
 
     let (ours, theirs) = fixture.contest(
         &json!({"attach": "move", "device": "nic0"}),
-        ("host-device", &json!({"device": "nic0"})),
+        ("host-device", &json!({"attach": "move", "device": "nic0"})),
         rounds.min(20),
     )?;
     rows.push(row(
@@ -679,48 +762,10 @@ fn rows(fixture: &Fixture, bare: &Path, rounds: usize) -> Result<Vec<Row>> {
         "there and back",
         &sum(&ours),
         &sum(&theirs),
-        [Some(1.1), Some(0.6)],
+        [Some(1.05), Some(0.9)],
     ));
     rows.extend(full_node(fixture, &own, &macvlan, rounds.min(20))?);
-    rows.extend(with_routes(fixture, &own, &macvlan, rounds)?);
     Ok(rows)
-}
-
-/// How many routes a node of a large cluster has beside its default route.
-const ROUTES: usize = 20_000;
-
-/// On a host with many routes, beside the same without and beside the reference pair with them.
-fn with_routes(
-    fixture: &Fixture,
-    own: &dyn Fn(Value) -> Value,
-    macvlan: &dyn Fn(Value) -> Value,
-    rounds: usize,
-) -> Result<Vec<Row>> {
-    let ours = own(json!({"range": "10.9.0.0/16", "range_start": "10.9.1.0"}));
-    let theirs = macvlan(fixture.host_local(&["10.9.0.0/16"], &json!([])));
-    let (empty, _) = fixture.contest(&ours, ("macvlan", &theirs), rounds)?;
-    let batch = fixture.directory.path().join("routes");
-    let lines =
-        (0..ROUTES).map(|n| format!("route add 20.{}.{}.0/24 via 10.8.0.1\n", n >> 8, n & 255));
-    fs::write(&batch, lines.collect::<String>())?;
-    run(Command::new("ip").arg("-batch").arg(&batch))?;
-    let (full, reference) = fixture.contest(&ours, ("macvlan", &theirs), rounds)?;
-    let (add, del) = ([None, Some(1.2)], [None, Some(1.2)]);
-    Ok(vec![
-        row(
-            "ADD macvlan + IPAM with 20,000 routes, beside the same without",
-            &full.add,
-            &empty.add,
-            add,
-        ),
-        row("DEL of the same", &full.del, &empty.del, del),
-        row(
-            "ADD macvlan + IPAM, beside macvlan + host-local, with 20,000 routes",
-            &full.add,
-            &reference.add,
-            [Some(0.30), Some(0.25)],
-        ),
-    ])
 }
 
 #[expect(clippy::print_stdout, reason = "the table is what this program is for")]

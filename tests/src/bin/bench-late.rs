@@ -128,7 +128,9 @@ impl Fixture {
         );
         // Called in the host's namespace, without a program between.
         call.host = None;
-        let network = self.scene.network(&json!({"deviceID": unit}));
+        let network = self
+            .scene
+            .network(&json!({"attach": "move", "deviceID": unit}));
         Ok(Side {
             call,
             _pod: pod,

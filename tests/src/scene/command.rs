@@ -1,8 +1,6 @@
 //! What is done to a namespace is written as a command line: `ip` with the namespace given, or
 //! - `tc …`;
 //! - `sysctl PATH VALUE`, the path below `/proc/sys/net`;
-//! - `feature LINK NAME on|off`, the kernel's name of an offload feature;
-//! - `channels LINK RECEIVING SENDING`, how many;
 //! - `altname LINK NAME`, also such a name as `ip` would not send.
 //!
 //! `\xNN` stands for a byte, `{xdp}` and `{classifier}` for object files with a program.
@@ -17,11 +15,11 @@ use anyhow::{Context, Result, ensure};
 
 use super::bounded;
 use crate::netns::{Netns, run};
-use crate::raw_netlink::{add_altname, ethtool, index_here};
+use crate::raw_netlink::{add_altname, index_here};
 
 /// Does this to a namespace; object files are in `directory`.
 pub(super) fn perform(directory: &Path, netns: &Netns, commands: &[&str]) -> Result<()> {
-    const OTHERS: [&str; 6] = ["tc ", "sysctl ", "feature ", "channels ", "altname ", "-"];
+    const OTHERS: [&str; 4] = ["tc ", "sysctl ", "altname ", "-"];
     let plain = |command: &&str| {
         !OTHERS.iter().any(|other| command.starts_with(other)) && !command.contains(['\\', '{'])
     };
@@ -50,13 +48,6 @@ fn one(directory: &Path, netns: &Netns, command: &str) -> Result<()> {
         ["sysctl", path, value] => {
             let path = Path::new("/proc/sys/net").join(path);
             netns.enter(|| fs::write(&path, value).with_context(|| path.display().to_string()))
-        }
-        ["feature", link, name, on] => {
-            netns.enter(|| ethtool::set_feature(link.as_bytes(), name, *on == "on"))
-        }
-        ["channels", link, receive, send] => {
-            let (receive, send) = (receive.parse()?, send.parse()?);
-            netns.enter(|| ethtool::set_channels(link.as_bytes(), receive, send))
         }
         ["altname", link, _] => netns.enter(|| {
             let index = index_here(link.as_bytes())?;

@@ -28,7 +28,6 @@ pub(crate) const CASES: &[Case] = &[
         Netns,
         Macvlan
     ),
-    case!(dhcp_is_asked_when_the_interface_is_up, Root, Netns, Macvlan),
 ];
 
 /// Puts a shell script into the case's directory, as an IPAM plugin.
@@ -163,23 +162,4 @@ fn an_address_the_kernel_refuses_is_released() -> Result<()> {
     assert_eq!(calls(&host), "ADD DEL");
     assert!(pod.ip("link show net1").is_err());
     same(&before, &host.picture()?, "after the refusal")
-}
-
-fn dhcp_is_asked_when_the_interface_is_up() -> Result<()> {
-    let (host, pod, call, config) = setup("true")?;
-    install(
-        &host,
-        "dhcp",
-        &recording(
-            "ip -netns $(basename $CNI_NETNS) link show net1 up | grep -q net1 || exit 9
-             echo '{\"cniVersion\":\"1.0.0\",\"ips\":[{\"address\":\"10.9.0.7/24\"}]}'",
-        ),
-    )?;
-    let config = config.replace("canned", "dhcp");
-    let result = call.run("ADD", config.as_bytes())?.success()?;
-    assert_eq!(result["ips"][0]["address"], "10.9.0.7/24");
-    assert!(pod.ip("addr show net1")?.contains("10.9.0.7/24"));
-    call.run("DEL", config.as_bytes())?.success()?;
-    assert_eq!(calls(&host), "ADD DEL");
-    Ok(())
 }

@@ -174,7 +174,9 @@ fn there_and_back() -> Result<()> {
     ensure!(slot.starts_with("slot_"), "{slot}");
     // Without its network the container does not start.
     assert!(node.kubelet.run_options("default/a", "main").is_err());
-    let network = node.scene.network(&json!({"deviceID": slot}));
+    let network = node
+        .scene
+        .network(&json!({"attach": "move", "deviceID": slot}));
     let before = node.scene.host_state()?;
     let added = answer_of(&call, "ADD", &network)?.success();
     added.with_context(|| node.daemon.log())?;
@@ -201,7 +203,9 @@ fn there_and_back() -> Result<()> {
 fn del_without_daemon() -> Result<()> {
     let mut node = Node::new()?;
     let (slot, call) = node.admit("a")?;
-    let network = node.scene.network(&json!({"deviceID": slot}));
+    let network = node
+        .scene
+        .network(&json!({"attach": "move", "deviceID": slot}));
     let before = node.scene.host_state()?;
     answer_of(&call, "ADD", &network)?.success()?;
     node.kill_daemon()?;
@@ -214,7 +218,9 @@ fn del_without_daemon() -> Result<()> {
     node.kubelet.remove("default/a")?;
     node.ready()?;
     let (slot, call) = node.admit("b")?;
-    let network = node.scene.network(&json!({"deviceID": slot}));
+    let network = node
+        .scene
+        .network(&json!({"attach": "move", "deviceID": slot}));
     answer_of(&call, "ADD", &network)?
         .success()
         .with_context(|| node.daemon.log())?;
@@ -226,7 +232,9 @@ fn no_daemon() -> Result<()> {
     let mut node = Node::new()?;
     let (slot, call) = node.admit("a")?;
     node.kill_daemon()?;
-    let network = node.scene.network(&json!({"deviceID": slot}));
+    let network = node
+        .scene
+        .network(&json!({"attach": "move", "deviceID": slot}));
     node.scene
         .refuses_call(&call, &network, &[TRY_AGAIN], &["node.sock", &slot])
 }
@@ -238,7 +246,9 @@ fn foreign_slot() -> Result<()> {
     let uid = other.metadata.uid.clone();
     node.kubelet.admit(other)?;
     for unit in [slot.as_str(), "slot_00000000_0"] {
-        let network = node.scene.network(&json!({"deviceID": unit}));
+        let network = node
+            .scene
+            .network(&json!({"attach": "move", "deviceID": unit}));
         let call = node.call("b", &uid);
         node.scene
             .refuses_call(&call, &network, &[DENIED], &[unit, "default/b"])?;
@@ -272,7 +282,9 @@ fn no_cdi() -> Result<()> {
         fs::remove_dir_all(node.cdi())?;
     }
     symlink(&victim, node.cdi())?;
-    let network = node.scene.network(&json!({"deviceID": slot}));
+    let network = node
+        .scene
+        .network(&json!({"attach": "move", "deviceID": slot}));
     node.scene
         .refuses_call(&call, &network, &[TRY_AGAIN], &["it is a link"])?;
     assert_eq!(fs::read_dir(&victim)?.count(), 0);
@@ -312,7 +324,9 @@ fn child() -> Result<()> {
 fn check() -> Result<()> {
     let node = Node::new()?;
     let (slot, call) = node.admit("a")?;
-    let mut network = node.scene.network(&json!({"deviceID": slot}));
+    let mut network = node
+        .scene
+        .network(&json!({"attach": "move", "deviceID": slot}));
     let added = answer_of(&call, "ADD", &network)?.success()?;
     network["prevResult"] = added;
     answer_of(&call, "CHECK", &network)?.success()?;
@@ -336,7 +350,9 @@ fn cdi_text(node: &Node) -> Result<String> {
 fn gid_index() -> Result<()> {
     let node = Node::new()?;
     let (slot, call) = node.admit("a")?;
-    let network = node.scene.network(&json!({"deviceID": slot}));
+    let network = node
+        .scene
+        .network(&json!({"attach": "move", "deviceID": slot}));
     answer_of(&call, "ADD", &network)?.success()?;
     let text = cdi_text(&node)?;
     ensure!(

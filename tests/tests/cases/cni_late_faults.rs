@@ -63,7 +63,9 @@ impl Fixture {
     fn new() -> Result<Self> {
         let node = Node::new()?;
         let (slot, call) = node.admit("a")?;
-        let network = node.scene.network(&json!({"deviceID": slot}));
+        let network = node
+            .scene
+            .network(&json!({"attach": "move", "deviceID": slot}));
         let before = node.scene.host_state()?;
         let fixture = Self {
             node,
@@ -346,7 +348,10 @@ fn a_forged_slot_is_denied_by_name() -> Result<()> {
         "slot__0",
     ];
     for unit in forged {
-        let network = fixture.node.scene.network(&json!({"deviceID": unit}));
+        let network = fixture
+            .node
+            .scene
+            .network(&json!({"attach": "move", "deviceID": unit}));
         let answer = answer_of(&fixture.call, "ADD", &network)?;
         let (code, text) = answer.refusal().with_context(|| format!("{unit:?}"))?;
         // What is not a unit at all is an error of the configuration.

@@ -227,7 +227,7 @@ impl Node {
         let slot = pod.slots.first();
         let mut network = self
             .scene
-            .network(&json!({"devices": "all", "deviceID": slot}));
+            .network(&json!({"attach": "move", "devices": "all", "deviceID": slot}));
         if let (Some(network), Some(keys)) = (network.as_object_mut(), keys.as_object()) {
             network.extend(keys.clone());
         }

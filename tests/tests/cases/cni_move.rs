@@ -34,7 +34,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(alternative_names_do_not_stand_in_the_way, Root, Netns),
     case!(found_by_every_name_it_has, Root, Netns),
     case!(nothing_to_move_is_refused, Root, Netns),
-    case!(the_allocation_decides, Root, Netns, Macvlan),
+    case!(the_unit_names_the_netdev, Root, Netns, Macvlan),
     case!(mtu_and_mac_are_set_and_given_back, Root, Netns),
 ];
 
@@ -309,11 +309,11 @@ fn found_by_every_name_it_has() -> Result<()> {
     let _tree = with_hardware(&host)?;
     let mac = host.netns.ip_json("link show nic0")?[0]["address"].clone();
     for keys in [
-        json!({"pciBusID": "0000:3B:00.0"}),
-        json!({"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0"}),
-        json!({"runtimeConfig": {"deviceID": "0000:3b:00.0"}}),
-        json!({"rdmaDevice": "mlx5_0"}),
-        json!({"deviceID": "guid-b8599f0300000001"}),
+        json!({"attach": "move", "pciBusID": "0000:3B:00.0"}),
+        json!({"attach": "move", "deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0"}),
+        json!({"attach": "move", "runtimeConfig": {"deviceID": "0000:3b:00.0"}}),
+        json!({"attach": "move", "rdmaDevice": "mlx5_0"}),
+        json!({"attach": "move", "deviceID": "guid-b8599f0300000001"}),
     ] {
         let pod = host.pod()?;
         let call = host
@@ -328,7 +328,7 @@ fn found_by_every_name_it_has() -> Result<()> {
     // By MAC address, in the real sysfs.
     let pod = host.pod()?;
     let call = host.call(&pod, "c1", "net1");
-    let config = host.config(&json!({"hwaddr": mac}));
+    let config = host.config(&json!({"attach": "move", "hwaddr": mac}));
     run(&call, "ADD", &config)?;
     run(&call, "DEL", &config)?;
     same(&before, &picture(&host)?, "hwaddr")
@@ -371,24 +371,26 @@ fn nothing_to_move_is_refused() -> Result<()> {
     same(&before, &picture(&host)?, "after refusals")
 }
 
-fn the_allocation_decides() -> Result<()> {
+fn the_unit_names_the_netdev() -> Result<()> {
     let host = furnished()?;
     let _tree = with_hardware(&host)?;
     // With an RDMA device behind it the default policy allows the move.
     host.policy(&json!({"allow": {"virtual": true, "unallocated": true}}))?;
     for (keys, kind) in [
-        (json!({"deviceID": "0000:3b:00.0"}), "veth"),
-        (json!({"deviceID": "0000:3b:00.0_3e71787e_17"}), "macvlan"),
         (
-            json!({"deviceID": "pool_3e71787e_17", "master": "nic0"}),
+            json!({"attach": "move", "deviceID": "0000:3b:00.0"}),
+            "veth",
+        ),
+        (
+            json!({"attach": "macvlan", "deviceID": "0000:3b:00.0_3e71787e_17"}),
             "macvlan",
         ),
         (
-            json!({"deviceID": "0000:3b:00.0", "master": "nic0"}),
+            json!({"attach": "macvlan", "deviceID": "pool_3e71787e_17", "master": "nic0"}),
             "macvlan",
         ),
         (
-            json!({"deviceID": "0000:3b:00.0", "attach": "macvlan"}),
+            json!({"attach": "macvlan", "deviceID": "0000:3b:00.0"}),
             "macvlan",
         ),
     ] {
@@ -409,7 +411,7 @@ fn the_allocation_decides() -> Result<()> {
     let (code, message) = refused(
         &call,
         "ADD",
-        &host.config(&json!({"deviceID": "pool_3e71787e_17"})),
+        &host.config(&json!({"attach": "macvlan", "deviceID": "pool_3e71787e_17"})),
     )?;
     assert_eq!(code, 7);
     assert!(message.contains("pool_3e71787e_17"), "{message}");

@@ -190,7 +190,11 @@ fn status_says_whether_add_could_be_served() -> Result<()> {
     let fine = status(json!({"attach": "macvlan", "master": "nic0"}))?;
     assert_eq!(fine.success()?, Value::Null);
     for (keys, word) in [
-        (json!({"ipam": {"type": "nowhere"}}), "nowhere"),
+        (
+            json!({"attach": "move", "ipam": {"type": "nowhere"}}),
+            "nowhere",
+        ),
+        (json!({}), "attach is missing"),
         (json!({"attach": "bridge"}), "attach"),
         (json!({"attach": "macvlan", "master": "nic9"}), "nic9"),
     ] {
@@ -200,9 +204,9 @@ fn status_says_whether_add_could_be_served() -> Result<()> {
     }
     // A directory below a file cannot be made.
     host.policy(&json!({"stateDir": host.directory().join("policy.json/state")}))?;
-    assert_eq!(code(&status(json!({}))?)?, 50);
+    assert_eq!(code(&status(json!({"attach": "move"}))?)?, 50);
     host.policy(&json!({"unknown": 1}))?;
-    let (code, message) = status(json!({}))?.refusal()?;
+    let (code, message) = status(json!({"attach": "move"}))?.refusal()?;
     ensure!(code == 50 && message.contains("unknown"), "{message}");
     Ok(())
 }
@@ -218,7 +222,8 @@ fn status_refuses_kernels_that_are_too_old() -> Result<()> {
     let call = host
         .call(&pod, "c1", "net1")
         .env("RDMA_HOST_ROOT", host.directory().join("old"));
-    let config = host.config(&json!({"cniVersion": "1.1.0"})).to_string();
+    let keys = json!({"cniVersion": "1.1.0", "attach": "move"});
+    let config = host.config(&keys).to_string();
     std::fs::write(proc.join("sys/kernel/osrelease"), "5.13.19-2-pve\n")?;
     let (code, message) = call.run("STATUS", config.as_bytes())?.refusal()?;
     ensure!(

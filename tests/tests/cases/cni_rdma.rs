@@ -90,7 +90,7 @@ fn file(host: &CniHost, name: &str) -> PathBuf {
 
 fn moving(host: &CniHost, info: &str) -> Value {
     host.config(
-        &json!({"deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0",
+        &json!({"attach": "move", "deviceID": "0000:3b:00.0", "pciBusID": "0000:3b:00.0",
         "runtimeConfig": {"CNIDeviceInfoFile": info}}),
     )
 }
@@ -132,9 +132,18 @@ fn behind_another_plugin_its_result_is_passed_on() -> Result<()> {
     let config = host
         .config(&json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "prevResult": result}));
     assert_eq!(run(&call, "ADD", &config)?, result);
-    // Also without a device ID: by what the interface stands on.
-    let by_parent = host.config(&json!({"attach": "rdma-only", "prevResult": result}));
-    assert_eq!(run(&call, "ADD", &by_parent)?, result);
+    // A macvlan is not the netdev of an RDMA device.
+    let unnamed = host.config(&json!({"attach": "rdma-only", "prevResult": result}));
+    run(&call, "DEL", &config)?;
+    let (code, message) = refused(&call, "ADD", &unnamed)?;
+    assert_eq!(code, 7, "{message}");
+    for word in ["no RDMA device is selected", "net1"] {
+        assert!(message.contains(word), "{word}: {message}");
+    }
+    run(&call, "DEL", &unnamed)?;
+    let by_name =
+        host.config(&json!({"attach": "rdma-only", "rdmaDevice": "mlx5_0", "prevResult": result}));
+    assert_eq!(run(&call, "ADD", &by_name)?, result);
     run(&call, "DEL", &config)?;
     assert!(
         pod.ip("link show net1").is_ok(),
@@ -179,7 +188,7 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
             "shared mode",
         ),
         (
-            json!({"device": "nic0", "rdma": "required"}),
+            json!({"attach": "move", "device": "nic0", "rdma": "required"}),
             50,
             "shared mode",
         ),
@@ -193,7 +202,9 @@ fn what_cannot_be_had_is_refused() -> Result<()> {
         assert_eq!(found, code, "{keys}: {message}");
         assert!(message.contains(word), "{keys}: {message}");
     }
-    let status = host.config(&json!({"cniVersion": "1.1.0", "device": "nic0", "rdma": "required"}));
+    let status = host.config(
+        &json!({"attach": "move", "cniVersion": "1.1.0", "device": "nic0", "rdma": "required"}),
+    );
     assert_eq!(refused(&call, "STATUS", &status)?.0, 50);
     same(&before, &host.picture()?, "after refusals")
 }

@@ -9,9 +9,10 @@ use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::cni::Answer;
 use e2e::host_state::unchanged;
-use e2e::scene::{PCI, Running, Scene, TRY_AGAIN, answer_of, index_of, refusal};
+use e2e::scene::{PCI, Running, Scene, TRY_AGAIN, answer_of, bounded, index_of, refusal};
 use serde_json::json;
 
+use super::cni_faults::traced;
 use super::hostile_leases::{Holder, ip_in};
 use super::hostile_stacked::Nameless;
 
@@ -23,6 +24,7 @@ cases! {
     an_altname_that_another_netdev_has_is_a_warning => altname_taken();
     a_restored_nic_is_not_set_down_by_another_del => restored_twice();
     a_route_that_the_kernel_refuses_is_a_warning => refused_route();
+    a_setting_that_cannot_be_read_is_a_warning: Strace => unreadable_setting();
     a_nic_without_its_name_is_named_by_its_index => named_by_index();
     a_macvlan_in_a_namespace_of_the_pods_process_ends: Macvlan => hidden_child();
     a_macvlan_in_a_namespace_without_a_process_is_a_warning: Macvlan => unseen_child();
@@ -201,6 +203,25 @@ fn refused_route() -> Result<()> {
     ] {
         ensure!(answer.stderr.contains(words), "{words}: {}", answer.stderr);
     }
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// The rest of the NIC's state is restored.
+fn unreadable_setting() -> Result<()> {
+    const DIRECTORY: &str = "/proc/sys/net/ipv4/neigh/nic0";
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let options = ["-f", "-qq", "-o", "/dev/null", "-P", DIRECTORY];
+    let inject = ["-e", "inject=?open,openat:error=EIO"];
+    let options = [&options[..], &inject].concat();
+    let answer = bounded(
+        &mut traced(&scene.call(), "DEL", &options),
+        scene.moving().to_string().as_bytes(),
+    )?;
+    answer.success()?;
+    let warning = format!("list {DIRECTORY}: i/o error");
+    ensure!(answer.stderr.contains(&warning), "{}", answer.stderr);
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 

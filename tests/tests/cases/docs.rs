@@ -354,7 +354,7 @@ fn command_is_there(program: &str, called: &str, rest: &[&str]) -> Result<()> {
             word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
         })
         .collect();
-    // Of "import host-local DIRECTORY" two words, of "verify pod:a pod:b" one.
+    // Of "addresses export FILE" two words, of "verify pod:a pod:b" one.
     let output = Command::new(product(program)?)
         .arg0(called)
         .args(&commands)

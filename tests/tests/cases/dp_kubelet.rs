@@ -465,6 +465,10 @@ fn a_wrong_configuration_is_said() -> Result<()> {
             "-1",
         ),
         (
+            r#"{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}, {}]}"#,
+            "configList[1]",
+        ),
+        (
             "version: 1\npools:\n- resource: rdma/a\n  mode: shard\n",
             "shard",
         ),
@@ -482,11 +486,11 @@ fn an_optional_pool_is_offered_from_its_first_hca_on() -> Result<()> {
         - {resource: rdma/nic, mode: exclusive, select: {rdmaDevices: [mlx5_0]}}\n\
         - {resource: rdma/vf, mode: exclusive, optional: true, select: {rdmaDevices: [mlx5_9]}}\n";
     let (machine, kubelet, daemon) = registered(POOLS, "rdma/nic", 1)?;
-    // Later than the time for which an empty pool is withheld while drivers load.
     let named = |resource: &str| {
         let registrations = kubelet.registrations();
         registrations.iter().any(|one| one.resource == resource)
     };
+    // Some scans later.
     std::thread::sleep(Duration::from_secs(3));
     assert!(named("rdma/nic") && !named("rdma/vf"), "{}", daemon.log());
     assert!(

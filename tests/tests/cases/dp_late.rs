@@ -62,7 +62,6 @@ pub(crate) const CASES: &[Case] = &[
     case!(device_nodes_are_those_of_the_moment_of_the_commit, Root),
     case!(a_pool_that_overlaps_or_has_no_cdi_is_withheld, Root),
     case!(a_bound_slot_is_listed_and_starts_after_a_restart, Root),
-    case!(a_new_state_directory_leaves_bound_hcas_bound, Root),
     case!(a_bound_slot_starts_after_its_pool_dropped_the_hca, Root),
     case!(topology_names_the_pod_of_a_bound_slot, Root),
     case!(a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu, Root),
@@ -794,45 +793,6 @@ fn a_pool_that_overlaps_or_has_no_cdi_is_withheld() -> Result<()> {
         "{}",
         daemon.log()
     );
-    Ok(())
-}
-
-fn a_new_state_directory_leaves_bound_hcas_bound() -> Result<()> {
-    let config = LATE.replace("binding: late", "binding: late\n  bindAtStart: true");
-    let node = Node::new(&config)?;
-    let (attached, bare) = (node.admit("a", &[2], 1)?, node.admit("bare", &[4], 1)?);
-    let of_attached = node.bind(&attached, "s1")?;
-    let policy = node.machine.policy()?;
-    node::state_dirs::remember(&policy, &node.machine.state())?;
-    fs::write(node.record("s1")?, "of an attachment")?;
-    node.commit(&attached, "s1")?;
-    node.start_container(&attached)?;
-    node.start_container(&bare)?;
-    let bound = node.bindings()?;
-    assert_eq!(bound.len(), 2);
-
-    let elsewhere = node.machine.directory().join("elsewhere");
-    fs::create_dir(&elsewhere)?;
-    let mut changed: Value = serde_json::from_str(&fs::read_to_string(&policy)?)?;
-    changed["stateDir"] = Value::from(elsewhere.to_str());
-    fs::write(&policy, changed.to_string())?;
-    // The others are six, so that this pod gets each that is free.
-    let other = node.admit("b", &[], 6)?;
-    let of_other = node.bind(&other, "s2")?;
-    assert_eq!(of_other.slots.len(), 6);
-    let taken: Vec<&str> = bound.keys().map(String::as_str).collect();
-    assert!(
-        hcas(&of_other).iter().all(|hca| !taken.contains(hca)),
-        "{bound:?} {of_other:?}"
-    );
-    assert_eq!(
-        node.unbind("s1")?.len(),
-        0,
-        "its record is in the directory before"
-    );
-    assert_eq!(node.bind(&attached, "s1")?, of_attached);
-    node.start_container(&attached)
-        .and_then(|_| node.start_container(&bare))?;
     Ok(())
 }
 

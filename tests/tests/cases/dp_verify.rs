@@ -1,12 +1,11 @@
-//! What an administrator sees of `rdmactl verify`: two pods, step by step, and tables
-//! that were copied.
+//! What an administrator sees of `rdmactl verify`: two pods, step by step.
 //!
 //! A script stands in for `kubectl exec` and what the pods would print: two rails, whose tools
 //! fail where a case says so. The run with real tools, in pods on soft RoCE, is the lab's.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result};
@@ -17,9 +16,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub(crate) const CASES: &[Case] = &[
-    case!(verify_judges_a_table_that_was_copied),
     case!(verify_finds_an_end_without_a_device),
-    case!(verify_says_how_a_place_would_be_reached),
+    case!(verify_says_how_a_pod_would_be_reached),
+    case!(pods_are_in_the_namespace_of_the_flag_unless_they_name_one),
+    case!(a_software_device_does_not_pass_as_to_its_rate),
     case!(each_rail_is_tried_by_its_own_gids_once_the_server_listens),
     case!(a_rail_that_fails_a_step_is_left_out_of_the_next),
     case!(the_connection_manager_is_reported_and_carries_nothing),
@@ -36,12 +36,13 @@ here=${0%/*}
 die() { echo "error: $*" >&2; exit 1; }
 faulty() { case " $FAULTS " in *" $1 "*) true;; *) false;; esac; }
 [ "$1" = exec ] || die "unknown command \"$1\" for \"kubectl\""
-[ "$2" = -n ] && shift 2
+namespace=
+[ "$2" = -n ] && namespace=$3/ && shift 2
 pod=$2
 case $pod in server|client) ;; *) die "pods \"$pod\" not found";; esac
 [ "$3" = -- ] && [ "$4" = timeout ] || die "unknown flag: $3"
 shift 5
-[ "$1" = sh ] || echo "$pod $*" >>"$here/log"
+[ "$1" = sh ] || echo "$namespace$pod $*" >>"$here/log"
 case $1 in
 sh) cat "$here/$pod.facts"; exit;;
 ping)
@@ -95,8 +96,11 @@ impl Pods {
             }
             fs::write(dir.path().join(format!("{pod}.facts")), facts)?;
         }
+        let captures = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .with_file_name("admin")
+            .join("src/verify/captures");
         fs::copy(
-            captures().join("write-bw-100g-host.txt"),
+            captures.join("write-bw-100g-host.txt"),
             dir.path().join("table"),
         )?;
         Ok(Self(dir))
@@ -120,12 +124,6 @@ impl Pods {
         let log = fs::read_to_string(self.0.path().join("log"))?;
         Ok(log.lines().map(str::to_owned).collect())
     }
-}
-
-fn captures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .with_file_name("admin")
-        .join("src/verify/captures")
 }
 
 fn plugin(arguments: &[&str]) -> Result<Command> {
@@ -175,48 +173,10 @@ fn finding<'a>(report: &'a Value, step: &str, rail: &str) -> Result<&'a Value> {
         .with_context(|| format!("{step} {rail}: {report}"))
 }
 
-fn verify_judges_a_table_that_was_copied() -> Result<()> {
-    let judge = |file: &str, arguments: &[&str]| -> Result<(Option<i32>, String)> {
-        let mut command = plugin(&["verify", "--read"])?;
-        let output = command
-            .arg(captures().join(file))
-            .args(arguments)
-            .output()?;
-        Ok((output.status.code(), said(&output)))
-    };
-    let line = ["--line-rate", "100"];
-    let (code, text) = judge("write-bw-100g-host.txt", &line)?;
-    assert!(
-        code == Some(0) && text.contains("98 % of the line rate"),
-        "{text}"
-    );
-    let (code, text) = judge(
-        "write-bw-100g-gpu.txt",
-        &[&line[..], &["--gpu", "--strict"]].concat(),
-    )?;
-    assert!(
-        code == Some(1) && text.contains("not on one PCIe switch"),
-        "{text}"
-    );
-    let (code, text) = judge("nccl-2x1-all-reduce.txt", &["--line-rate", "400"])?;
-    assert!(
-        code == Some(0) && text.contains("WARN") && text.contains("64 % of 50 GB/s"),
-        "{text}"
-    );
-    let output = plugin(&["verify", "--read", "/dev/null"])?.output()?;
-    assert!(
-        !output.status.success() && said(&output).contains("BW average"),
-        "{}",
-        said(&output)
-    );
-    Ok(())
-}
-
 fn verify_finds_an_end_without_a_device() -> Result<()> {
-    let output =
-        plugin(&["verify", "local", "local", "--device", "nowhere", "--json"])?.output()?;
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let pods = Pods::new()?;
+    let (code, report) = pods.verify("", &["--device", "nowhere"])?;
+    assert_eq!(code, Some(1), "{report}");
     assert_eq!(report["checks"][0]["verdict"], "fail", "{report}");
     assert_eq!(
         report["checks"][1]["verdict"], "notApplicable",
@@ -225,22 +185,80 @@ fn verify_finds_an_end_without_a_device() -> Result<()> {
     Ok(())
 }
 
-fn verify_says_how_a_place_would_be_reached() -> Result<()> {
+fn verify_says_how_a_pod_would_be_reached() -> Result<()> {
     let pods = Pods::new()?;
     let kubectl = pods.0.path().join("kubectl");
-    let mut command = plugin(&["verify", "pod:hpc/gone", "netns:nowhere", "--kubectl"])?;
+    let mut command = plugin(&["verify", "pod:hpc/gone", "pod:server", "--kubectl"])?;
     let output = command.arg(kubectl).output()?;
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     for part in [
         "pods \"gone\" not found",
         "kubectl exec -n hpc gone -- true",
-        "/run/netns/nowhere",
-        "ip netns list",
         "not tried: there is no pair of ports",
+        "failed: ends",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    Ok(())
+}
+
+fn pods_are_in_the_namespace_of_the_flag_unless_they_name_one() -> Result<()> {
+    for (program, before) in [
+        ("kubectl-rdma", true),
+        ("kubectl-rdma", false),
+        ("rdmactl", false),
+    ] {
+        let pods = Pods::new()?;
+        let path = |name: &str| pods.0.path().join(name);
+        symlink(product("rdmactl")?, path(program))?;
+        let mut words = vec![
+            "-n",
+            "ml",
+            "verify",
+            "pod:server",
+            "pod:hpc/client",
+            "--only=ping",
+        ];
+        if !before {
+            words.rotate_left(2);
+        }
+        let output = Command::new(path(program))
+            .args(words)
+            .arg("--kubectl")
+            .arg(path("kubectl"))
+            .stdin(Stdio::null())
+            .output()?;
+        assert!(output.status.success(), "{}", said(&output));
+        let text = said(&output);
+        assert!(text.contains("pod ml/server"), "{text}");
+        let log = pods.log()?;
+        assert!(
+            !log.is_empty() && log.iter().all(|line| line.starts_with("hpc/client ping")),
+            "{log:?}"
+        );
+    }
+    Ok(())
+}
+
+fn a_software_device_does_not_pass_as_to_its_rate() -> Result<()> {
+    let pods = Pods::new()?;
+    let facts = pods.0.path().join("client.facts");
+    let text = fs::read_to_string(&facts)? + "soft mlx5_0\n";
+    fs::write(&facts, text)?;
+    let (code, report) = pods.verify("", &["--only", "write-bw"])?;
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!(
+        verdicts(&report),
+        ["write-bw net1 unknown", "write-bw net2 pass"]
+    );
+    let unknown = finding(&report, "write-bw", "net1")?;
+    assert_eq!(
+        word(&unknown["why"]),
+        "data was transferred; the line rate is unknown"
+    );
+    let (_, report) = pods.verify("", &["--only", "write-bw", "--line-rate", "100"])?;
+    assert_eq!(finding(&report, "write-bw", "net1")?["verdict"], "pass");
     Ok(())
 }
 
@@ -373,6 +391,9 @@ fn a_step_that_is_not_there_is_wrong_usage() -> Result<()> {
         &["pod:a", "pod:b", "--only", "pign"][..],
         &["pod:a", "pod:b", "--skip", "ping,write"],
         &["pod:a", "somewhere"],
+        &["pod:a", "ssh:b"],
+        &["pid:1", "pod:b"],
+        &["--read", "/dev/null"],
         &["pod:a"],
     ] {
         let output = plugin(&["verify"])?.args(wrong).output()?;

@@ -19,25 +19,25 @@ use node_wire::{Failure, FailureKind, Pod};
 use serde_json::{Value, json};
 
 cases! {
-    without_the_daemon_a_move_is_for_later => no_daemon(&json!({"deviceID": PCI}));
+    without_the_daemon_a_move_is_for_later => no_daemon(&json!({"attach": "move", "deviceID": PCI}));
     without_the_daemon_a_named_device_is_for_later => no_daemon(&json!({"attach": "move", "device": "nic0"}));
     without_the_daemon_passthru_is_for_later: Macvlan =>
         no_daemon(&json!({"attach": "macvlan", "master": "nic0", "mode": "passthru"}));
     without_the_daemon_a_bridged_child_works: Macvlan => child_without_daemon();
     with_allow_unallocated_no_daemon_is_asked => no_daemon_asked();
-    the_holder_of_the_unit_has_the_nic => holds(&[PCI], &json!({"deviceID": PCI}), None);
+    the_holder_of_the_unit_has_the_nic => holds(&[PCI], &json!({"attach": "move", "deviceID": PCI}), None);
     the_holder_of_the_unit_has_the_nic_by_its_name =>
         holds(&[PCI], &json!({"attach": "move", "device": "nic0"}), None);
     the_holder_of_a_unit_of_another_plugin_has_the_nic_by_pci_address => other_plugin();
-    a_forged_unit_is_denied => holds(&[], &json!({"deviceID": PCI}), Some(PCI));
+    a_forged_unit_is_denied => holds(&[], &json!({"attach": "move", "deviceID": PCI}), Some(PCI));
     a_unit_of_another_nic_does_not_serve =>
-        holds(&["0000:99:00.0"], &json!({"deviceID": PCI}), Some(PCI));
+        holds(&["0000:99:00.0"], &json!({"attach": "move", "deviceID": PCI}), Some(PCI));
     a_share_of_the_nic_does_not_serve_for_a_move =>
         holds(&["0000:3b:00.0_3e71787e_1"], &json!({"attach": "move", "deviceID": PCI}), Some(PCI));
     a_share_of_a_pool_does_not_serve_for_a_move =>
         holds(&["pool_3e71787e_1"], &json!({"attach": "move", "device": "nic0"}), Some(PCI));
     a_unit_of_a_similar_name_does_not_serve =>
-        holds(&["0000:3b:00.00", "0000:3b:00.0 ", "0000:3B:00.1", ""], &json!({"deviceID": PCI}), Some(PCI));
+        holds(&["0000:3b:00.00", "0000:3b:00.0 ", "0000:3B:00.1", ""], &json!({"attach": "move", "deviceID": PCI}), Some(PCI));
     a_share_does_not_serve_for_passthru: Macvlan => holds(
         &["0000:3b:00.0_3e71787e_1"],
         &json!({"attach": "macvlan", "master": "nic0", "mode": "passthru"}),
@@ -65,7 +65,7 @@ cases! {
     a_socket_in_a_directory_for_everybody_is_not_asked => broken(Broken::WritableDirectory);
     del_asks_no_daemon => del_without_daemon();
     a_master_of_another_hca_than_the_unit_is_refused: Macvlan => another_hca(
-        &json!({"deviceID": "0000:3b:00.0_3e71787e_1", "master": "nic1"}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3b:00.0_3e71787e_1", "master": "nic1"}),
         &["nic1", "0000:3b:00.0_3e71787e_1", "0000:3c:00.0"],
     );
     a_device_of_another_hca_than_the_unit_is_refused => another_hca(
@@ -73,16 +73,15 @@ cases! {
         &["nic1", PCI, "0000:3c:00.0"],
     );
     a_netdev_without_hca_is_not_the_units: Macvlan => another_hca(
-        &json!({"deviceID": "0000:3b:00.0_3e71787e_1", "master": "plain"}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3b:00.0_3e71787e_1", "master": "plain"}),
         &["plain", "no HCA", PCI],
     );
     a_unit_that_is_not_on_this_host_is_refused: Macvlan => another_hca(
-        &json!({"deviceID": "0000:99:00.0_3e71787e_1", "master": "nic0"}),
+        &json!({"attach": "macvlan", "deviceID": "0000:99:00.0_3e71787e_1", "master": "nic0"}),
         &["0000:99:00.0"],
     );
-    rdma_only_with_a_unit_of_another_hca_than_the_chains_is_refused: Macvlan => chain();
     a_unit_of_a_whole_pool_leaves_the_master_free: Macvlan =>
-        child_of(&json!({"deviceID": "pool_3e71787e_1", "master": "nic1"}), "nic1");
+        child_of(&json!({"attach": "macvlan", "deviceID": "pool_3e71787e_1", "master": "nic1"}), "nic1");
     a_vlan_on_the_units_nic_is_its_master: Vlan =>
         stacked(&["link add link nic0 name top0 type vlan id 7", "link set top0 up"], "vlan");
     a_bridge_on_the_units_nic_is_its_master: Macvlan => stacked(
@@ -93,39 +92,39 @@ cases! {
     a_unit_whose_nic_is_another_function_is_attached: Macvlan => apart();
     a_nic_of_another_rail_than_the_networks_is_refused: Macvlan => of_rails(
         &json!({"nic0": 0, "nic1": 1}),
-        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 0}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3c:00.0_3e71787e_1", "rail": 0}),
         Err((DENIED, &["nic1", "rail 1", "rail 0"])),
     );
     a_nic_that_the_policy_puts_on_no_rail_is_refused: Macvlan => of_rails(
         &json!({"nic0": 0}),
-        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 1}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3c:00.0_3e71787e_1", "rail": 1}),
         Err((DENIED, &["nic1", "rails"])),
     );
     a_single_nic_has_its_address_of_the_range_of_its_rail: Macvlan => of_rails(
         &json!({"0000:3c:00.0": 1}),
-        &json!({"deviceID": "0000:3c:00.0_3e71787e_1"}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3c:00.0_3e71787e_1"}),
         Ok("10.64.1."),
     );
     a_network_says_its_rail_where_the_policy_does_not: Macvlan => of_rails(
         &json!({}),
-        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 0}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3c:00.0_3e71787e_1", "rail": 0}),
         Ok("10.64.0."),
     );
     ranges_of_rails_on_a_nic_of_no_rail_are_refused: Macvlan => of_rails(
         &json!({}),
-        &json!({"deviceID": "0000:3c:00.0_3e71787e_1"}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3c:00.0_3e71787e_1"}),
         Err((INVALID_NETWORK, &["the rail of the NIC is unknown", "rails"])),
     );
     a_rail_without_a_range_is_refused: Macvlan => of_rails(
         &json!({"nic1": 7}),
-        &json!({"deviceID": "0000:3c:00.0_3e71787e_1", "rail": 7}),
+        &json!({"attach": "macvlan", "deviceID": "0000:3c:00.0_3e71787e_1", "rail": 7}),
         Err((INVALID_NETWORK, &["rail 7", "nic1"])),
     );
     an_exclusive_nic_is_no_master_for_another_pod: Macvlan => exclusive_master();
     exclusive_nics_that_cannot_be_read_are_no_masters: Macvlan => exclusive_unknown();
     passthru_is_refused_without_its_key: Macvlan => passthru_refused(&json!({"mode": "passthru"}), DENIED, "allow.passthru");
     passthru_by_an_altname_is_refused_without_its_key: Macvlan =>
-        passthru_refused(&json!({"mode": "passthru", "master": "enp59s0np0"}), DENIED, "allow.passthru");
+        passthru_refused(&json!({"attach": "macvlan", "mode": "passthru", "master": "enp59s0np0"}), DENIED, "allow.passthru");
     passthru_in_capitals_is_no_mode: Macvlan => passthru_refused(&json!({"mode": "PASSTHRU"}), INVALID_NETWORK, "mode");
     passthru_with_a_space_is_no_mode: Macvlan => passthru_refused(&json!({"mode": "passthru "}), INVALID_NETWORK, "mode");
     passthru_is_no_mode_of_ipvlan => passthru_refused(&json!({"attach": "ipvlan", "mode": "passthru"}), INVALID_NETWORK, "mode");
@@ -197,27 +196,6 @@ fn made_on(scene: &Scene, keys: &Value, below: &str) -> Result<()> {
     scene.del_returns(&network, &before)
 }
 
-/// Another plugin made a macvlan on `nic0`.
-fn chain() -> Result<()> {
-    let scene = Scene::with_nics(2)?;
-    let made = answer_of(
-        &scene.call(),
-        "ADD",
-        &scene.network(&json!({"attach": "macvlan", "master": "nic0"})),
-    )?;
-    let result = made.success()?;
-    let of = |nic: u8| {
-        let keys = json!({"name": "chain", "attach": "rdma-only", "deviceID": pci_of(nic)});
-        let mut network = scene.network(&keys);
-        network["prevResult"] = result.clone();
-        network
-    };
-    let words = [&*pci_of(1), "net1", "mlx5_0", "mlx5_1"];
-    scene.refuses(&of(1), &[INVALID_NETWORK], &words)?;
-    answer_of(&scene.call(), "ADD", &of(0))?.success()?;
-    Ok(())
-}
-
 /// `top0` stands on `nic0`.
 fn stacked(commands: &[&str], kind: &str) -> Result<()> {
     let scene = Scene::with_nics(2)?;
@@ -228,7 +206,7 @@ fn stacked(commands: &[&str], kind: &str) -> Result<()> {
         lowers: &["nic0"],
         ..NetdevSpec::default()
     });
-    let of = |nic: u8| json!({"deviceID": format!("{}_3e71787e_1", pci_of(nic)), "master": "top0"});
+    let of = |nic: u8| json!({"attach": "macvlan", "deviceID": format!("{}_3e71787e_1", pci_of(nic)), "master": "top0"});
     let answer = answer_of(&scene.call(), "ADD", &scene.network(&of(1)))?;
     refusal(&answer, &[INVALID_NETWORK], &[&*pci_of(1), "top0", PCI])?;
     // A bridge counts time in its ports, so the host is not compared.
@@ -265,9 +243,9 @@ fn bonded() -> Result<()> {
         ..NetdevSpec::default()
     });
     for keys in [
-        json!({"deviceID": "0000:3b:00.0_3e71787e_1"}),
+        json!({"attach": "macvlan", "deviceID": "0000:3b:00.0_3e71787e_1"}),
         json!({"deviceID": PCI, "attach": "macvlan"}),
-        json!({"deviceID": PCI, "master": "bond0"}),
+        json!({"attach": "macvlan", "deviceID": PCI, "master": "bond0"}),
     ] {
         made_on(&scene, &keys, "bond0")?;
     }
@@ -303,10 +281,13 @@ fn apart() -> Result<()> {
     let scene = Scene::laid(lay, &["ens192"])?;
     made_on(
         &scene,
-        &json!({"deviceID": "0000:0b:00.1_3e71787e_1"}),
+        &json!({"attach": "macvlan", "deviceID": "0000:0b:00.1_3e71787e_1"}),
         "ens192",
     )?;
-    scene.returns(&scene.network(&json!({"deviceID": "0000:0b:00.1"})), &[])
+    scene.returns(
+        &scene.network(&json!({"attach": "move", "deviceID": "0000:0b:00.1"})),
+        &[],
+    )
 }
 
 /// A network with ranges for rails 0 and 1 and these keys, on a node whose policy has these rails: an
@@ -365,7 +346,10 @@ fn child_without_daemon() -> Result<()> {
 fn no_daemon_asked() -> Result<()> {
     let (scene, socket) = asked()?;
     scene.allow(&json!({}))?;
-    scene.returns(&scene.network(&json!({"deviceID": PCI})), &[])?;
+    scene.returns(
+        &scene.network(&json!({"attach": "move", "deviceID": PCI})),
+        &[],
+    )?;
     ensure!(
         socket.questions().is_empty(),
         "asked: {:?}",
@@ -406,7 +390,7 @@ fn other_plugin() -> Result<()> {
         &pod_named("a", Some("u1")),
         vec![allocation("main", "cpu", &["0"]), theirs],
     );
-    let network = scene.network(&json!({"deviceID": PCI, "pciBusID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI, "pciBusID": PCI}));
     let before = scene.host_state()?;
     answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
     scene.del_returns(&network, &before)
@@ -430,7 +414,7 @@ fn another_pod() -> Result<()> {
         vec![allocation("main", "rdma/rail", &[PCI])],
     );
     socket.hold(&pod_named("a", Some("u1")), vec![]);
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     scene.refuses_call(
         &call_of(&scene, "a", "u1"),
         &network,
@@ -448,7 +432,7 @@ fn namesake() -> Result<()> {
         &pod_named("a", Some("u1")),
         vec![allocation("main", "rdma/rail", &[PCI])],
     );
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     scene.refuses_call(
         &call_of(&scene, "a", "other"),
         &network,
@@ -463,7 +447,7 @@ fn unchecked_uid() -> Result<()> {
         &pod_named("a", Some("u1")),
         vec![allocation("main", "rdma/rail", &[PCI])],
     );
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     let before = scene.host_state()?;
     let warned = |arguments: &str| -> Result<bool> {
         let mut call = scene.call();
@@ -491,7 +475,7 @@ fn unchecked_uid() -> Result<()> {
 
 fn unknown_pod() -> Result<()> {
     let (scene, _socket) = asked()?;
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     scene.refuses_call(
         &call_of(&scene, "unknown", "u9"),
         &network,
@@ -502,7 +486,7 @@ fn unknown_pod() -> Result<()> {
 
 fn no_pod() -> Result<()> {
     let (scene, socket) = asked()?;
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     for arguments in [
         "",
         "IgnoreUnknown=1;K8S_POD_NAME=a",
@@ -533,7 +517,7 @@ fn slow() -> Result<()> {
     );
     socket.behave(Behaviour::AnswerAfter(Duration::from_secs(4)));
     let started = Instant::now();
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     let answer = answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?;
     let took = started.elapsed();
     refusal(&answer, &[TRY_AGAIN], &["node.sock"])?;
@@ -551,7 +535,7 @@ fn a_little_slow() -> Result<()> {
     );
     socket.behave(Behaviour::AnswerAfter(Duration::from_millis(500)));
     let before = scene.host_state()?;
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
     scene.del_returns(&network, &before)
 }
@@ -596,7 +580,7 @@ fn broken(how: Broken) -> Result<()> {
             fs::set_permissions(directory, fs::Permissions::from_mode(0o777))?;
         }
     }
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     scene.refuses_call(
         &call_of(&scene, "a", "u1"),
         &network,
@@ -614,7 +598,7 @@ fn del_without_daemon() -> Result<()> {
         vec![allocation("main", "rdma/rail", &[PCI])],
     );
     let before = scene.host_state()?;
-    let network = scene.network(&json!({"deviceID": PCI}));
+    let network = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     answer_of(&call_of(&scene, "a", "u1"), "ADD", &network)?.success()?;
     socket.be_absent()?;
     scene.del_returns(&network, &before)

@@ -85,10 +85,10 @@ fn beside(host: &[&str], pod: &[&str]) -> Result<()> {
         all["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "net1"}]);
         answer_of(&call, "GC", &all)?.success().context("GC")?;
         ensure!(
-            scene.listed("attachments")?.len() == 1,
+            scene.listed("pods")?.len() == 1,
             "the attachment is not listed"
         );
-        let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+        let reclaimed = scene.tool("rdmactl", &["reclaim"])?;
         ensure!(reclaimed.status.success(), "reclaim: {}", reclaimed.stderr);
         ensure!(
             scene.pod.ip("link show net1").is_ok(),
@@ -164,7 +164,7 @@ fn dead(way: Way) -> Result<()> {
         Way::Del => drop(answer_of(&scene.call(), "DEL", &network)?.success()?),
         Way::Reclaim => {
             age(&scene)?;
-            let answer = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+            let answer = scene.tool("rdmactl", &["reclaim"])?;
             ensure!(answer.status.success(), "{}", answer.stderr);
         }
         Way::Add => {
@@ -356,10 +356,11 @@ fn listed() -> Result<()> {
         refusal(&answer, &[4], &[])?;
     }
     for (arguments, lines) in [
-        (&["attachments"][..], 2),
+        // A note of the daemon, of the kubelet and of the GPUs.
+        (&["pods"][..], 6),
         // The store, its pools and its leases.
         (&["addresses"], 7),
-        (&["attachments", "reclaim"], 2),
+        (&["reclaim"], 2),
     ] {
         let shown = scene.tool("rdmactl", arguments)?;
         plain(arguments[0], &shown.stdout)?;

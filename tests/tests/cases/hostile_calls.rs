@@ -251,7 +251,7 @@ fn previous(result: Value) -> Result<()> {
     for base in [
         json!({"attach": "macvlan", "master": "nic0"}),
         json!({"attach": "move", "device": "nic0"}),
-        json!({"attach": "rdma-only", "device": "nic0"}),
+        json!({"attach": "rdma-only", "rdmaDevice": "mlx5_0"}),
     ] {
         let mut keys = base.clone();
         keys["prevResult"] = whole.clone();

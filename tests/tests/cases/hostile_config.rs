@@ -363,26 +363,24 @@ fn policy_file(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
         other.ip("link show net1").is_err(),
         "a refused ADD left its interface"
     );
-    // The state directory stands in the policy. The last good one is remembered; that there is no
-    // record in another one is not known.
-    answer_of(&scene.call(), "DEL", &scene.moving())?
-        .success()
-        .context("DEL")?;
+    // The state directory stands in the policy.
     let policy_name = policy.to_string_lossy();
-    refusal(
-        &answer_of(&call, "DEL", &network)?,
-        &[TRY_AGAIN],
-        &[&policy_name],
-    )?;
+    let dels = [(scene.call(), scene.moving()), (call, network)];
+    for (call, network) in &dels {
+        let answer = answer_of(call, "DEL", network)?;
+        refusal(&answer, &[TRY_AGAIN], &[&policy_name])?;
+    }
     if policy.is_dir() {
         fs::remove_dir(&policy)?;
     } else {
         fs::remove_file(&policy)?;
     }
     scene.allow(&json!({}))?;
-    answer_of(&call, "DEL", &network)?
-        .success()
-        .context("DEL, repaired")?;
+    for (call, network) in &dels {
+        answer_of(call, "DEL", network)?
+            .success()
+            .context("DEL, repaired")?;
+    }
     unchanged(
         &before,
         || e2e::host_state::state(&scene.host.netns),

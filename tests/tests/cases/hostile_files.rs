@@ -114,8 +114,9 @@ fn file(scene: &Scene, name: &str) -> PathBuf {
 /// ADD and DEL with this path; the interface is made in any case.
 fn round(scene: &Scene, path: &Value) -> Result<()> {
     let before = scene.host_state()?;
-    let network =
-        scene.network(&json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": path}}));
+    let network = scene.network(
+        &json!({"attach": "move", "deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": path}}),
+    );
     answer_of(&scene.call(), "ADD", &network)?
         .success()
         .context("ADD")?;
@@ -125,7 +126,7 @@ fn round(scene: &Scene, path: &Value) -> Result<()> {
 fn own() -> Result<()> {
     let scene = hardware()?;
     let network = scene.network(
-        &json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": format!("/{FILES}/{NAME}")}}),
+        &json!({"attach": "move", "deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": format!("/{FILES}/{NAME}")}}),
     );
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     let written: Value =
@@ -189,7 +190,7 @@ fn not_text() -> Result<()> {
     for value in [json!(7), json!([]), json!({}), json!(true)] {
         let before = scene.host_state()?;
         let network =
-            scene.network(&json!({"deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": value}}));
+            scene.network(&json!({"attach": "move", "deviceID": PCI, "runtimeConfig": {"CNIDeviceInfoFile": value}}));
         let answer = answer_of(&scene.call(), "ADD", &network)?;
         if !answer.status.success() {
             e2e::scene::refusal(&answer, &[6, 7], &["CNIDeviceInfoFile"])?;

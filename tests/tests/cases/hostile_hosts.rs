@@ -65,7 +65,7 @@ fn called(name: &str) -> Result<()> {
     let settings = general_settings(&scene.host.netns)?;
     ensure!(settings.len() > 50, "{settings:?}");
     age(&scene)?;
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     let now = general_settings(&scene.host.netns)?;
     let changed: Vec<_> = settings
         .iter()
@@ -77,7 +77,7 @@ fn called(name: &str) -> Result<()> {
         "changed: {changed:?}"
     );
     scene.on_host(&["link del nic0"])?;
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")?;
     ensure!(
         settings == general_settings(&scene.host.netns)?,
@@ -114,13 +114,13 @@ fn chosen_name() -> Result<()> {
     scene.pod_dies("uplink")?;
     scene.on_host(&["link add nic0 type veth peer name other"])?;
     age(&scene)?;
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     ensure!(
         scene.host.netns.ip("link show uplink").is_err(),
         "the pod's name is still there"
     );
     scene.on_host(&["link del nic0"])?;
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")
 }
 
@@ -146,7 +146,7 @@ fn clock_set_back() -> Result<()> {
         record["created"] = json!(4_000_000_000_u64)
     })?;
     scene.pod_dies("net1")?;
-    let answer = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    let answer = scene.tool("rdmactl", &["reclaim"])?;
     ensure!(answer.status.success(), "{}", answer.stderr);
     unchanged(&before, || scene.host_state(), "after reclaim")
 }

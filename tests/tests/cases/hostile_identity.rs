@@ -291,7 +291,7 @@ fn nested(left_behind: &[&str]) -> Result<()> {
         return Ok(());
     }
     ensure!(
-        !scene.listed("attachments")?.is_empty(),
+        !scene.listed("pods")?.is_empty(),
         "no record says that the NIC is away"
     );
     // It is wherever the pod's process put it; the next DEL finds it once it is back in the pod.
@@ -375,7 +375,7 @@ fn replaced() -> Result<()> {
     );
     unchanged(&before, network_state, "the new netdev, after DEL")?;
     // Reclaim must not take it for the lost one later, either.
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     unchanged(&before, network_state, "the new netdev, after reclaim")
 }
 

@@ -10,7 +10,7 @@ use e2e::bin_under_test::product;
 use e2e::cases;
 use e2e::cni::Call;
 use e2e::host_state::unchanged;
-use e2e::scene::{DENIED, INVALID_NETWORK, Scene, answer_of, refusal};
+use e2e::scene::{DENIED, INVALID_NETWORK, Scene, UNSUPPORTED, answer_of, refusal};
 use serde_json::{Value, json};
 
 cases! {
@@ -18,8 +18,7 @@ cases! {
     rdma_netdev_is_not_executed_as_ipam => not_executed("rdma-netdev", &json!({}));
     host_local_with_a_directory_elsewhere_is_not_executed =>
         not_executed("host-local", &json!({"dataDir": "/etc/cni", "subnet": "10.9.0.0/24"}));
-    dhcp_is_not_executed_unless_listed =>
-        not_executed("dhcp", &json!({"daemonSocketPath": "/run/evil.sock"}));
+    dhcp_is_not_executed_though_the_policy_lists_it => dhcp();
     whereabouts_with_a_log_file_is_not_executed_unless_listed =>
         not_executed("whereabouts", &json!({"log_file": "/etc/evil", "range": "10.9.0.0/24"}));
     a_shell_script_in_the_path_is_not_executed => not_executed("helper.sh", &json!({}));
@@ -110,11 +109,32 @@ fn not_executed(name: &str, keys: &Value) -> Result<()> {
     let mut ipam = keys.clone();
     ipam["type"] = name.into();
     let policy = scene.policy_file();
-    let words = ["allow.ipam", &policy.to_string_lossy()];
+    let policy = policy.to_string_lossy();
+    let words = match name {
+        "rdma-netdev" => ["not an IPAM plugin", name],
+        _ => ["allow.ipam", &*policy],
+    };
     scene.refuses_call(&call, &upon_nic0(&scene, &ipam), &[DENIED], &words)?;
     let mut moving = scene.moving();
     moving["ipam"] = ipam;
     scene.refuses_call(&call, &moving, &[DENIED], &words)?;
+    ensure!(
+        executed(&scene).is_empty(),
+        "executed for {}",
+        executed(&scene)
+    );
+    Ok(())
+}
+
+fn dhcp() -> Result<()> {
+    let (scene, call) = with_program("dhcp", ANSWER)?;
+    scene.allow(&json!({"ipam": ["rdma-ipam", "dhcp"]}))?;
+    let ipam = json!({"type": "dhcp", "daemonSocketPath": "/run/evil.sock"});
+    let words = [
+        "ipam.type: dhcp",
+        "rdma-ipam, whereabouts, host-local or static",
+    ];
+    scene.refuses_call(&call, &upon_nic0(&scene, &ipam), &[UNSUPPORTED], &words)?;
     ensure!(
         executed(&scene).is_empty(),
         "executed for {}",

@@ -158,16 +158,16 @@ fn damaged(damage: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
         .success()
         .context("ADD by move of another")?;
     answer_of(&call(3), "STATUS", &upon_nic1)?;
-    let listed = scene.listed("attachments")?;
-    let lists = |container: &str| listed.iter().any(|entry| entry["container"] == container);
+    let listed = scene.listed("pods")?;
+    let lists = |container: &str| listed.iter().any(|entry| entry["sandbox"] == container);
     ensure!(
         lists("c1") && lists("c3"),
         "the others are not listed: {listed:?}"
     );
 
-    let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
-    let listed = scene.listed("attachments")?;
-    let died = listed.iter().any(|entry| entry["container"] == "c2");
+    let reclaimed = scene.tool("rdmactl", &["reclaim"])?;
+    let listed = scene.listed("pods")?;
+    let died = listed.iter().any(|entry| entry["sandbox"] == "c2");
     ensure!(
         !died,
         "reclaim did not undo the dead pod's attachment: {} {}",

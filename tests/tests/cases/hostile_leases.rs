@@ -248,10 +248,10 @@ fn not_entered() -> Result<()> {
     command
         .args(["--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--"])
         .arg(product("rdmactl")?);
-    let mut reclaim = scene.administrators(command, &["attachments", "reclaim"]);
+    let mut reclaim = scene.administrators(command, &["reclaim"]);
     let answer = bounded(&mut reclaim, b"")?;
     ensure!(answer.status.success(), "{}", answer.stderr);
-    ensure!(scene.listed("attachments")?.is_empty(), "{}", answer.stdout);
+    ensure!(scene.listed("pods")?.is_empty(), "{}", answer.stdout);
     Ok(())
 }
 
@@ -499,24 +499,14 @@ fn hidden_nic() -> Result<()> {
         scene.host.left_behind()
     );
     super::hostile_bytes::age(&scene)?;
-    ensure!(
-        !scene
-            .tool("rdmactl", &["attachments", "reclaim"])?
-            .status
-            .success()
-    );
+    ensure!(!scene.tool("rdmactl", &["reclaim"])?.status.success());
     ensure!(
         scene.host.left_behind() == before,
         "reclaim had no evidence"
     );
     // The veth that stands for the NIC ends with its last namespace.
     drop(namespace);
-    eventually(|| {
-        Ok(scene
-            .tool("rdmactl", &["attachments", "reclaim"])?
-            .status
-            .success())
-    })?;
+    eventually(|| Ok(scene.tool("rdmactl", &["reclaim"])?.status.success()))?;
     ensure!(
         scene.host.left_behind().is_empty(),
         "{:?}",

@@ -57,9 +57,9 @@ fn link_in_container() -> Result<()> {
         json!({"attach": "move", "device": "nic0"}),
         json!({"attach": "macvlan", "master": "eth0"}),
         json!({"attach": "ipvlan", "master": "nic0"}),
-        json!({"deviceID": "0000:3b:00.0"}),
-        json!({"deviceID": "0000:3b:00.0_3e71787e_1"}),
-        json!({"runtimeConfig": {"deviceID": "0000:3b:00.0"}}),
+        json!({"attach": "move", "deviceID": "0000:3b:00.0"}),
+        json!({"attach": "macvlan", "deviceID": "0000:3b:00.0_3e71787e_1"}),
+        json!({"attach": "move", "runtimeConfig": {"deviceID": "0000:3b:00.0"}}),
     ] {
         let mut all = keys.clone();
         all["linkInContainer"] = true.into();
@@ -86,7 +86,6 @@ fn pods_link() -> Result<()> {
 fn both() -> Result<()> {
     let scene = Scene::furnished()?;
     for (keys, word) in [
-        (json!({"device": "nic0", "master": "nic0"}), "master"),
         (
             json!({"attach": "move", "device": "nic0", "master": "peer0"}),
             "master",

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::host_state::unchanged;
-use e2e::scene::{Running, Scene, answer_of};
+use e2e::scene::{Running, Scene, answer_of, refusal};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::hostile_bytes::well_formed;
 
@@ -35,6 +35,8 @@ cases! {
     failures_that_pass_are_warnings: Macvlan => passing_failures();
     a_wrong_policy_is_an_error_in_the_log: Macvlan => wrong_policy();
     a_failure_of_our_ipam_is_an_error => failure_of_ipam();
+    a_refused_add_writes_few_kilobytes => refused_adds();
+    an_add_with_thousands_of_forged_addresses_writes_few_kilobytes => forged_addresses();
 }
 
 fn with_log(level: &str) -> Result<(Scene, PathBuf)> {
@@ -311,5 +313,65 @@ fn failure_of_ipam() -> Result<()> {
         "{lines:?} {}",
         answer.stderr
     );
+    Ok(())
+}
+
+/// Runtimes repeat an ADD that fails, and keep its answer.
+fn refused_adds() -> Result<()> {
+    const MOST_BYTES: usize = 8 << 10;
+    let (scene, log) = with_log("info")?;
+    let long = "x".repeat(1 << 19);
+    let unknown = (0..10_000).map(|n| (format!("AAAAAAAA{n:05}"), json!(1)));
+    let mut many: Map<String, Value> = unknown.collect();
+    many.insert("attach".into(), "move".into());
+    many.insert("device".into(), "lo".into());
+    for keys in [
+        Value::Object(many.clone()),
+        json!({ "attach": long }),
+        json!({"attach": "move", "device": long}),
+        json!({"attach": "move", "hwaddr": long}),
+        json!({"attach": "move", "deviceID": long}),
+        json!({"attach": "move", "device": "nic0", "mac": long}),
+        json!({"attach": "move", "device": "nic0", "rdma": long}),
+        json!({"attach": "macvlan", "master": long}),
+        json!({"attach": "macvlan", "master": "nic0", "mode": long}),
+        json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": long}}),
+        json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": "rdma-ipam", "range": long}}),
+        json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": "rdma-ipam", "x": many}}),
+        json!({"attach": "rdma-only", "rdmaDevice": long, "prevResult": {"cniVersion": "1.1.0"}}),
+        json!({"attach": "ipvlan", "prevResult": {"cniVersion": "1.1.0",
+            "interfaces": vec![json!({"name": "x".repeat(50)}); 5000]}}),
+    ] {
+        let _ = fs::remove_file(&log);
+        let answer = answer_of(&scene.call(), "ADD", &scene.network(&keys))?;
+        let what: String = keys.to_string().chars().take(100).collect();
+        refusal(&answer, &[], &[]).context(what.clone())?;
+        let logged = fs::read_to_string(&log).unwrap_or_default().len() + answer.stderr.len();
+        ensure!(
+            logged < MOST_BYTES && answer.stdout.len() < MOST_BYTES,
+            "{what}: {logged} bytes of log, an answer of {}",
+            answer.stdout.len()
+        );
+    }
+    Ok(())
+}
+
+fn forged_addresses() -> Result<()> {
+    let scene = Scene::with_hardware()?;
+    let log = scene.host.directory().join("cni.log");
+    scene.policy(&json!({}), &json!({"log": {"file": log, "level": "info"}}))?;
+    let ips = (0..5_000).map(|n| json!({"address": format!("10.{}.{}.7/24", n >> 8, n & 255)}));
+    let network = scene.network(&json!({"attach": "rdma-only", "rdmaDevice": "mlx5_0",
+        "prevResult": {"cniVersion": "1.1.0", "ips": ips.collect::<Vec<_>>(),
+            "interfaces": [{"name": "lo", "sandbox": scene.pod.path()}]}}));
+    answer_of(&scene.call(), "ADD", &network)?.success()?;
+    let text = fs::read_to_string(&log)?;
+    well_formed(&text)?;
+    ensure!(
+        text.contains("has no RoCE v2 GID") && text.len() < 40 << 10,
+        "{} bytes of log",
+        text.len()
+    );
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
     Ok(())
 }

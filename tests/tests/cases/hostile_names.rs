@@ -88,8 +88,8 @@ fn long_master(length: usize) -> Result<()> {
 
 fn longer() -> Result<()> {
     let scene = Scene::furnished()?;
-    for key in ["device", "master"] {
-        let network = scene.network(&json!({key: "x".repeat(5000)}));
+    for (attach, key) in [("move", "device"), ("macvlan", "master")] {
+        let network = scene.network(&json!({"attach": attach, key: "x".repeat(5000)}));
         scene.refuses(&network, &[INVALID_NETWORK], &[])?;
         let answer = answer_of(&scene.call(), "ADD", &network)?;
         let said = answer.stdout.len() + answer.stderr.len();
@@ -101,8 +101,8 @@ fn longer() -> Result<()> {
 fn unknown_long() -> Result<()> {
     let scene = Scene::furnished()?;
     for length in [16, 127, 128, 129, 255] {
-        for key in ["device", "master"] {
-            let network = scene.network(&json!({key: long(length)}));
+        for (attach, key) in [("move", "device"), ("macvlan", "master")] {
+            let network = scene.network(&json!({"attach": attach, key: long(length)}));
             scene.refuses(&network, &[INVALID_NETWORK], &[])?;
         }
     }
@@ -263,7 +263,7 @@ fn taken(take: &str, free: &str, repair: Repair) -> Result<()> {
         }
         Repair::Del => drop(answer_of(&scene.call(), "DEL", &scene.moving())?.success()?),
         Repair::Reclaim => {
-            let answer = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+            let answer = scene.tool("rdmactl", &["reclaim"])?;
             ensure!(answer.status.success(), "{}", answer.stderr);
         }
     }
@@ -332,7 +332,7 @@ fn temporary_names_taken() -> Result<()> {
     for name in &names {
         scene.on_host(&[&format!("link property del dev peer0 altname {name}")])?;
     }
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")
 }
 
@@ -343,14 +343,14 @@ fn taken_and_dead() -> Result<()> {
     scene.pod_dies("net1")?;
     scene.on_host(&["link add nic0 type veth peer name other"])?;
     age(&scene)?;
-    let answer = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    let answer = scene.tool("rdmactl", &["reclaim"])?;
     ensure!(answer.status.success(), "{}", answer.stderr);
     ensure!(
         scene.host.netns.ip("addr")?.contains("10.9.0.1/24"),
         "its address did not come back"
     );
     scene.on_host(&["link del nic0"])?;
-    scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    scene.tool("rdmactl", &["reclaim"])?;
     unchanged(&before, || scene.host_state(), "after the repair")
 }
 

@@ -7,25 +7,9 @@ use e2e::host_state::{state, unchanged};
 use e2e::scene::{Scene, answer_of};
 
 cases! {
-    link_mode_dormant_is_undone => does(&["link set net1 mode dormant"]);
-    a_link_left_dormant_is_up_again => does(&[
-        "link set net1 mode dormant",
-        "link set net1 down",
-        "link set net1 up",
-    ]);
-    a_group_is_undone => does(&["link set net1 group 77"]);
-    a_group_of_the_host_comes_back => had(&["link set nic0 group 42"], &["link set net1 group 77"]);
-    gso_and_gro_limits_are_undone => does(&[
-        "link set net1 gso_max_size 4000",
-        "link set net1 gso_max_segs 7",
-        "link set net1 gro_max_size 3000",
-    ]);
-    gso_limits_of_the_host_come_back =>
-        had(&["link set nic0 gso_max_size 20000"], &["link set net1 gso_max_size 65536"]);
     the_transmit_queue_length_is_undone => does(&["link set net1 txqueuelen 3"]);
     an_mtu_is_undone => does(&["link set net1 mtu 300"]);
     a_mac_is_undone => does(&["link set net1 address 02:66:66:66:66:66"]);
-    a_broadcast_address_is_undone => does(&["link set net1 broadcast 02:66:66:66:66:66"]);
     an_alias_is_undone => does(&["link set net1 alias eth0"]);
     an_emptied_alias_is_undone => does(&["link set net1 alias \\x0a"]);
     altnames_are_undone => does(&[
@@ -37,12 +21,9 @@ cases! {
     a_name_is_undone_while_the_link_is_down =>
         does(&["link set net1 down", "link set net1 name mine"]);
     the_name_of_another_host_link_is_undone => does(&["link set net1 name peer0"]);
-    promiscuity_is_undone => does(&["link set net1 promisc on"]);
     all_multicast_is_undone => does(&["link set net1 allmulticast on"]);
     multicast_off_and_arp_off_are_undone =>
         does(&["link set net1 multicast off", "link set net1 arp off"]);
-    trailers_and_dynamic_are_undone =>
-        does(&["link set net1 dynamic on", "link set net1 trailers off"]);
     a_link_set_down_is_up_again => does(&["link set net1 down"]);
     address_generation_is_undone => does(&["link set net1 addrgenmode random"]);
     a_token_is_undone => does(&[
@@ -98,18 +79,6 @@ cases! {
     ]);
     an_xdp_program_is_undone => does(&["link set net1 xdpdrv obj {xdp} sec xdp"]);
     a_generic_xdp_program_is_undone => does(&["link set net1 xdpgeneric obj {xdp} sec xdp"]);
-    features_are_undone => does(&[
-        "feature net1 tx-checksum-ip-generic off",
-        "feature net1 tx-generic-segmentation off",
-        "feature net1 rx-gro off",
-    ]);
-    features_of_the_host_come_back => had(
-        &["feature nic0 rx-gro off", "feature nic0 tx-tcp-segmentation off"],
-        &["feature net1 rx-gro on", "feature net1 tx-tcp-segmentation on"],
-    );
-    the_number_of_channels_is_undone => several_channels(&[], &["channels net1 1 1"]);
-    the_number_of_channels_of_the_host_comes_back =>
-        several_channels(&["channels fat0 2 3"], &["channels net1 4 4"]);
     no_link_that_is_moved_can_be_held_down_by_its_pod => protodown();
     a_bridge_of_the_pod_lets_it_go => does(&[
         "link add br0 type bridge",
@@ -139,14 +108,12 @@ cases! {
 const EVERYTHING: &[&str] = &[
     "link set net1 down",
     "link set net1 name mine\\xff",
-    "link set mine\\xff mode dormant group 77 mtu 400 txqueuelen 3",
+    "link set mine\\xff mtu 400 txqueuelen 3",
     "link set mine\\xff address 02:66:66:66:66:66",
     "link set mine\\xff alias \\xfe\\x1b[31m",
     "link property add dev mine\\xff altname nic0",
     "link property add dev mine\\xff altname \\xfd",
-    "link set mine\\xff promisc on allmulticast on",
-    "link set mine\\xff gso_max_size 4000",
-    "link set mine\\xff gro_max_size 3000",
+    "link set mine\\xff allmulticast on",
     "addr flush dev mine\\xff",
     "link set mine\\xff up",
     "neigh add 10.9.0.66 lladdr 02:66:66:66:66:66 dev mine\\xff nud permanent",
@@ -161,28 +128,6 @@ const EVERYTHING: &[&str] = &[
 fn does(pod: &[&str]) -> Result<()> {
     let scene = Scene::furnished()?;
     scene.returns(&scene.moving(), pod)
-}
-
-fn had(host: &[&str], pod: &[&str]) -> Result<()> {
-    let scene = Scene::furnished()?;
-    scene.on_host(host)?;
-    scene.returns(&scene.moving(), pod)
-}
-
-/// A veth with four queues each way, of which an administrator may use fewer.
-fn several_channels(host: &[&str], pod: &[&str]) -> Result<()> {
-    let scene = Scene::new()?;
-    scene.on_host(&[
-        "link add fat0 numtxqueues 4 numrxqueues 4 type veth peer name fatpeer numtxqueues 4 numrxqueues 4",
-        "sysctl ipv6/conf/fat0/accept_dad 0",
-        "sysctl ipv6/conf/fatpeer/accept_dad 0",
-        "link set fat0 up",
-        "link set fatpeer up",
-        "channels fat0 4 4",
-    ])?;
-    scene.on_host(host)?;
-    let network = scene.network(&serde_json::json!({"attach": "move", "device": "fat0"}));
-    scene.returns(&network, pod)
 }
 
 /// Of the kinds that can be held down (macvlan, VXLAN) none is moved, so that nothing restores it.

@@ -153,7 +153,7 @@ fn reclaim_during_ipam() -> Result<()> {
     let (scene, call, network) = with_slow_ipam("move")?;
     let before = scene.host_state()?;
     let add = asking(&scene, &call, &network)?;
-    let reclaim = scene.tool("rdmactl", &["attachments", "reclaim"])?;
+    let reclaim = scene.tool("rdmactl", &["reclaim"])?;
     go(&scene)?;
     add.answer()?
         .success()
@@ -474,7 +474,7 @@ fn beside_reclaim() -> Result<()> {
             .netns
             .command(e2e::bin_under_test::product("rdmactl")?);
         command
-            .args(["attachments", "reclaim"])
+            .arg("reclaim")
             .env("RDMA_NETDEV_POLICY", scene.policy_file())
             .env("RDMA_NODE_NAME", "node-1");
         let reclaim = Running::start(&mut command, b"")?;

@@ -28,13 +28,16 @@ fn network(random: &mut Random, denied_mac: &str) -> Value {
         "none",
         "alt-of-denied-longer",
     ];
-    let keys: [(&str, Vec<Value>); 22] = [
-        (
-            "attach",
-            ["move", "macvlan", "ipvlan", "ipoib", "rdma-only"]
-                .map(Value::from)
-                .to_vec(),
-        ),
+    let kinds = [
+        "move",
+        "move",
+        "macvlan",
+        "macvlan",
+        "ipvlan",
+        "ipoib",
+        "rdma-only",
+    ];
+    let keys: [(&str, Vec<Value>); 21] = [
         ("device", links.map(Value::from).to_vec()),
         ("master", links.map(Value::from).to_vec()),
         (
@@ -99,6 +102,10 @@ fn network(random: &mut Random, denied_mac: &str) -> Value {
     map.insert("cniVersion".into(), json!("1.0.0"));
     map.insert("name".into(), json!("random"));
     map.insert("type".into(), json!("rdma-netdev"));
+    let kind = *random.one(&kinds);
+    map.insert("attach".into(), kind.into());
+    let key = if kind == "move" { "device" } else { "master" };
+    map.insert(key.into(), json!(random.one(&links)));
     for (key, values) in &keys {
         // Few keys at a time: a key that does not fit the others would refuse nearly all of them.
         if random.in_(10) {

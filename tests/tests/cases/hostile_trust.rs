@@ -41,17 +41,14 @@ cases! {
     a_fifo_for_a_policy_stops_add_at_once => policy_file(fifo);
     a_policy_of_three_gigabytes_stops_add_at_once => policy_file(huge);
     a_link_to_a_policy_is_refused => policy_file(link);
-    del_returns_the_nic_when_the_policy_is_garbage => without_policy(|path| Ok(fs::write(path, "garbage")?));
-    del_returns_the_nic_when_the_policy_is_cut_off => without_policy(|path| {
+    del_is_repeated_while_the_policy_is_garbage => without_policy(|path| Ok(fs::write(path, "garbage")?));
+    del_is_repeated_while_the_policy_is_cut_off => without_policy(|path| {
         let text = fs::read(path)?;
         Ok(fs::write(path, text.get(..text.len() / 2).unwrap_or_default())?)
     });
-    del_returns_the_nic_when_others_can_write_the_policy => without_policy(|path| chmod(path, 0o666));
-    del_returns_the_nic_when_the_policy_is_gone => without_policy(|path| Ok(fs::remove_file(path)?));
-    del_returns_the_nic_when_the_policy_is_a_fifo => without_policy(fifo);
-    del_returns_the_nic_when_the_policy_names_another_state_directory => other_state_directory();
-    a_nic_of_a_dead_pod_is_restored_when_the_policy_names_another_state_directory =>
-        nic_of_another_state_directory();
+    del_is_repeated_while_others_can_write_the_policy => without_policy(|path| chmod(path, 0o666));
+    del_is_repeated_while_the_policy_is_a_fifo => without_policy(fifo);
+    del_returns_the_nic_when_the_policy_has_an_unknown_key => unknown_key();
     del_without_policy_and_record_is_repeated => nothing_known();
     gc_without_policy_releases_nothing: Macvlan => gc_without_policy();
     a_node_name_that_no_program_accepts_is_refused => node_name();
@@ -208,7 +205,7 @@ fn policy_file(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     scene.returns(&scene.moving(), &[])
 }
 
-/// A NIC and a lease of a policy with its own state directory, which nothing but the policy named.
+/// The policy has a state directory of its own, which nothing but the policy names.
 fn without_policy(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let scene = Scene::furnished()?;
     let mut network = scene.moving();
@@ -216,40 +213,28 @@ fn without_policy(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &network)?.success()?;
     let policy = scene.policy_file();
-    let text = fs::read(&policy)?;
+    let (text, leased) = (fs::read(&policy)?, scene.host.left_behind());
     spoil(&policy)?;
-    answer_of(&scene.call(), "DEL", &network)?.success()?;
-    let _ = fs::remove_file(&policy);
+    let answer = answer_of(&scene.call(), "DEL", &network)?;
+    refusal(
+        &answer,
+        &[TRY_AGAIN],
+        &["no record is found", "policy.json"],
+    )?;
+    ensure!(scene.host.left_behind() == leased, "something is released");
+    fs::remove_file(&policy)?;
     fs::write(&policy, text)?;
-    unchanged(&before, || scene.host_state(), "after DEL")?;
-    ensure!(scene.pod.ip("link show net1").is_err(), "net1 is left");
-    Ok(())
+    scene.del_returns(&network, &before)
 }
 
-fn other_state_directory() -> Result<()> {
+fn unknown_key() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let other = scene.host.directory().join("other");
-    scene.policy(&json!({}), &json!({"stateDir": other}))?;
+    scene.policy(&json!({}), &json!({"typo": 1}))?;
     answer_of(&scene.call(), "DEL", &scene.moving())?.success()?;
     scene.policy(&json!({}), &json!({}))?;
     unchanged(&before, || scene.host_state(), "after DEL")
-}
-
-fn nic_of_another_state_directory() -> Result<()> {
-    let mut scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let other = scene.host.directory().join("other");
-    scene.policy(&json!({}), &json!({"stateDir": other}))?;
-    scene.pod_dies("net1")?;
-    scene.pod = scene.another_pod()?;
-    let call = scene.call_of(&scene.pod, "c2", "net1");
-    answer_of(&call, "ADD", &scene.moving())?.success()?;
-    answer_of(&call, "DEL", &scene.moving())?.success()?;
-    scene.policy(&json!({}), &json!({}))?;
-    unchanged(&before, || scene.host_state(), "after the next pod")
 }
 
 fn nothing_known() -> Result<()> {
@@ -277,24 +262,16 @@ fn gc_without_policy() -> Result<()> {
     answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
     let leased = scene.host.left_behind();
     let text = fs::read(scene.policy_file())?;
-    // Where records are is not known: neither by the policy nor by what is remembered of it.
-    let remembered = scene.host.directory().join("state-dirs.json");
-    let known = fs::read(&remembered)?;
-    let nowhere = json!([scene.host.directory().join("nowhere")]);
-    fs::write(&remembered, nowhere.to_string())?;
-    let mut policy: Value = serde_json::from_slice(&text)?;
-    policy["typo"] = json!(1);
-    fs::write(scene.policy_file(), policy.to_string())?;
+    fs::write(scene.policy_file(), "garbage")?;
     let mut none_valid = scene.child();
     none_valid["cni.dev/valid-attachments"] = json!([]);
     let answer = answer_of(&scene.call(), "GC", &none_valid)?;
-    refusal(&answer, &[TRY_AGAIN], &["typo"])?;
+    refusal(&answer, &[TRY_AGAIN], &["policy.json"])?;
     ensure!(
         scene.host.left_behind() == leased,
         "a living pod's lease is gone"
     );
     fs::write(scene.policy_file(), text)?;
-    fs::write(&remembered, known)?;
     scene.del_returns(&scene.child(), &before)
 }
 

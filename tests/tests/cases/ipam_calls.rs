@@ -82,8 +82,8 @@ fn releasing_an_address_reads_its_place_alone() -> Result<()> {
     let mut wrapper = record(log.path()).into_iter();
     let mut command = Command::new(wrapper.next().context("no tracer")?);
     command.args(wrapper);
-    let arguments = ["release", "10.7.0.1", "--yes"];
-    let output = store.admin_below(command, "n1", &arguments).output()?;
+    let arguments = ["addresses", "release", "10.7.0.1", "--yes"];
+    let output = store.rdmactl_below(command, "n1", &arguments).output()?;
     ensure!(output.status.success(), "{output:?}");
     let count = calls(log.path())?;
     println!("{arguments:?} with 65,534 leases: {count} system calls");
@@ -100,7 +100,7 @@ fn the_system_calls_of_fsck_grow_with_the_leases_alone() -> Result<()> {
         let mut command = Command::new(wrapper.next().context("no tracer")?);
         command.args(wrapper);
         let output = store
-            .admin_below(command, "n1", &["fsck", "--min-age", "0"])
+            .rdmactl_below(command, "n1", &["addresses", "fsck", "--min-age", "0"])
             .output()?;
         ensure!(output.status.success(), "{output:?}");
         let text = fs::read_to_string(log.path())?;

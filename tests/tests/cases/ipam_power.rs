@@ -371,9 +371,7 @@ fn a_record_that_cannot_be_read_stops_no_reclaim() -> Result<()> {
             "-P",
         ]);
         command.arg(broken);
-        let output = store
-            .admin_below(command, "n1", &["reclaim", "--yes"])
-            .output()?;
+        let output = store.rdmactl_below(command, "n1", &["reclaim"]).output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok((text(&output.stdout), text(&output.stderr)))
     };

@@ -207,18 +207,18 @@ fn reclaim_frees_what_is_over_after_a_second_reading() {
     for name in ["gone", "live", "blind", "far"] {
         age(&place, name, 120);
     }
-    let first = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let first = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&first).len(), 0);
     assert_eq!(
-        place.admin(&["reclaim", "--yes", "--json"]).document["freed"],
+        place.reclaim(&["--json"]).document["freed"],
         json!([]),
         "too soon"
     );
     see_earlier(&place);
-    let dry = place.admin(&["reclaim", "--dry-run", "--json"]).document;
+    let dry = place.reclaim(&["--dry-run", "--json"]).document;
     assert_eq!(freed(&dry), ["10.0.0.1"]);
     assert_eq!(place.held().len(), 5, "a dry run freed something");
-    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let second = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(second["waiting"][0]["lease"]["container"], "young");
     let kept = second["kept"].to_string();
@@ -273,7 +273,7 @@ fn reclaim_frees_what_an_earlier_boot_left() {
         );
     }
     // The sweep for lease entries without a legible record is made once in a boot.
-    let first = place.admin(&["reclaim", "--yes", "--json"]);
+    let first = place.reclaim(&["--json"]);
     assert!(first.ok(), "{first:?}");
     assert_eq!(
         place.held(),
@@ -281,29 +281,9 @@ fn reclaim_frees_what_an_earlier_boot_left() {
         "emptied before this boot"
     );
     see_earlier(&place);
-    let second = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let second = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&second), ["10.0.0.1"]);
     assert_eq!(place.held(), ["10.0.0.3", "10.0.0.4"]);
-}
-
-#[test]
-fn reclaim_frees_only_with_yes() {
-    let place = Place::new();
-    let config = range("10.0.0.0/24");
-    let gone = netns(&place, "gone");
-    place.add(&c("gone").netns(&gone), &config).address();
-    std::fs::remove_file(&gone).unwrap();
-    age(&place, "gone", 120);
-    assert!(place.admin(&["reclaim"]).ok());
-    see_earlier(&place);
-    let asked = place.admin(&["reclaim"]);
-    assert!(
-        asked.ok() && text(&asked.document).contains("give --yes"),
-        "{asked:?}"
-    );
-    assert_eq!(place.held().len(), 1);
-    assert!(place.admin(&["reclaim", "--yes"]).ok());
-    assert_eq!(place.held().len(), 0);
 }
 
 /// The test's node name is the cluster's, by `RDMA_NODE_NAME`.
@@ -322,9 +302,9 @@ fn what_a_reinstalled_node_held_before_is_reclaimed_and_can_be_released() {
         "long-ago",
         json!({"created": "2001-01-01T00:00:00Z"}),
     );
-    assert!(place.admin(&["reclaim", "--yes"]).ok());
+    assert!(place.reclaim(&[]).ok());
     see_earlier(&place);
-    let report = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let report = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&report), ["10.0.0.1"]);
     let elsewhere = place.admin(&["release", "--node", "n2", "--previous", "--yes"]);
     assert_eq!(elsewhere.status, Some(1), "{elsewhere:?}");
@@ -507,103 +487,6 @@ fn fsck_puts_right_what_can_be() {
 }
 
 #[test]
-fn import_of_host_local_shows_its_plan_first() {
-    let place = Place::new();
-    let directory = place.path().join("rail0");
-    std::fs::create_dir(&directory).unwrap();
-    let put = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
-    put("10.0.0.5", "c5\r\neth0");
-    put("10.0.0.6", "c6\r\neth0");
-    put("10.0.0.7", "");
-    put("lock", "");
-    put("last_reserved_ip.0", "10.0.0.6");
-    let from = directory.to_str().unwrap().to_owned();
-    let import = |more: &[&str]| {
-        let mut arguments = vec![
-            "import",
-            "host-local",
-            &from,
-            "--range",
-            "10.0.0.0/24",
-            "--json",
-        ];
-        arguments.extend(more);
-        place.admin(&arguments)
-    };
-    let plan = import(&[]);
-    assert_eq!(place.files("").len(), 0, "a dry run made a store");
-    assert_eq!(
-        (
-            plan.document["leases"].as_array().unwrap().len(),
-            &plan.document["imported"]
-        ),
-        (2, &json!(0)),
-        "{plan:?}"
-    );
-    assert!(plan.stderr.contains("10.0.0.7"));
-    assert_eq!(place.held().len(), 0);
-    assert_eq!(import(&["--yes"]).document["imported"], 2);
-    assert_eq!(import(&["--yes"]).document["imported"], 0, "twice");
-    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
-    let mut config = range("10.0.0.0/24");
-    config["name"] = json!("rail0");
-    assert_eq!(
-        place.add(&c("c6").interface("eth0"), &config).address(),
-        "10.0.0.6/24"
-    );
-    assert!(place.del(&c("c5").interface("eth0"), &config).ok());
-    assert_eq!(place.held(), ["10.0.0.6"]);
-}
-
-#[test]
-fn import_is_whole_or_not_at_all_and_can_be_repeated() {
-    let place = Place::new();
-    let directory = place.path().join("rail0");
-    std::fs::create_dir(&directory).unwrap();
-    for (address, container) in [("10.0.0.5", "c5"), ("10.0.0.6", "c6")] {
-        std::fs::write(directory.join(address), format!("{container}\r\neth0")).unwrap();
-    }
-    let config = range("10.0.0.0/24");
-    let from = directory.to_str().unwrap();
-    let import = [
-        "import",
-        "host-local",
-        from,
-        "--range",
-        "10.0.0.0/24",
-        "--yes",
-    ];
-    place
-        .add(&c("taken").args("IP=10.0.0.6"), &config)
-        .address();
-    let clash = place.admin(&import);
-    assert!(
-        clash.status == Some(1)
-            && clash.stderr.contains("default/taken")
-            && clash.stderr.contains("nothing was imported"),
-        "{clash:?}"
-    );
-    assert_eq!(place.held(), ["10.0.0.6"], "half of it was imported");
-    assert!(place.del(&c("taken"), &config).ok());
-    for (imported, there) in [(2, 0), (0, 2)] {
-        let answer = place.admin(&import);
-        let said = format!("{imported} imported, {there} were there");
-        assert!(
-            answer.ok() && text(&answer.document).contains(&said),
-            "{answer:?}"
-        );
-        assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
-    }
-    assert!(place.admin(&["release", "10.0.0.5", "--yes"]).ok());
-    let answer = place.admin(&import);
-    assert!(
-        text(&answer.document).contains("1 imported, 1 were there"),
-        "{answer:?}"
-    );
-    assert_eq!(place.held(), ["10.0.0.5", "10.0.0.6"]);
-}
-
-#[test]
 fn a_failing_command_says_so() {
     let place = Place::new();
     assert_eq!(place.admin(&["nonsense"]).status, Some(2));
@@ -617,18 +500,6 @@ fn a_failing_command_says_so() {
             answer.stderr
         );
     }
-    assert_eq!(
-        place
-            .admin(&[
-                "import",
-                "host-local",
-                "/nonexistent",
-                "--range",
-                "10.0.0.0/24"
-            ])
-            .status,
-        Some(1)
-    );
 }
 
 #[test]
@@ -701,8 +572,6 @@ fn a_store_that_was_never_used_answers_like_an_empty_one() {
             (&["--pool", "10.9.0.0/24"], 1),
             (&["--address", "10.0.0.9"], 1),
             (&["release", "10.0.0.9", "--yes"], 1),
-            (&["reclaim"], 0),
-            (&["reclaim", "--yes"], 0),
             (&["fsck"], 0),
         ] {
             let answer = place.admin(arguments);

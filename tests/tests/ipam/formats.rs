@@ -59,9 +59,9 @@ fn an_order_is_listed_checked_collected_and_reclaimed_whole() {
     // Of another boot: reclaimed after a second reading.
     edit_lease(&place, "b", json!({"boot": "an-earlier-one"}));
     age_all(&place, 120);
-    place.admin(&["reclaim", "--yes"]);
+    place.reclaim(&[]);
     see_earlier(&place);
-    let report = place.admin(&["reclaim", "--yes", "--json"]).document;
+    let report = place.reclaim(&["--json"]).document;
     assert_eq!(freed(&report).len(), 3, "{report}");
     assert_eq!((place.held().len(), place.records().len()), (0, 0));
 }

@@ -222,13 +222,22 @@ impl Place {
         Answer::of(self.admin_command(arguments).output().unwrap())
     }
 
+    /// `rdmactl reclaim`.
+    pub(crate) fn reclaim(&self, arguments: &[&str]) -> Answer {
+        Answer::of(self.rdmactl("reclaim", arguments).output().unwrap())
+    }
+
     pub(crate) fn admin_command(&self, arguments: &[&str]) -> Command {
+        self.rdmactl("addresses", arguments)
+    }
+
+    fn rdmactl(&self, word: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(product("rdmactl").unwrap());
         command
             .env_clear()
             .env("RDMA_NETDEV_POLICY", self.policy())
             .env("RDMA_NODE_NAME", "n1")
-            .arg("addresses")
+            .arg(word)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -83,17 +83,6 @@ fn fsck_says_what_to_do_about_an_address_with_an_empty_record() {
 }
 
 #[test]
-fn import_says_a_fault_once_with_its_place() {
-    let place = Place::new();
-    let missing = place.path().join("nope");
-    let missing = missing.to_str().unwrap();
-    let answer = place.admin(&["import", "host-local", missing, "--range", "10.0.0.0/24"]);
-    let times = answer.stderr.matches("No such file or directory").count();
-    assert_eq!(times, 1, "{answer:?}");
-    assert!(answer.stderr.contains(missing), "{answer:?}");
-}
-
-#[test]
 fn a_wrong_type_is_said_with_key_and_expected_type() {
     let place = Place::new();
     for (ipam, part) in [
@@ -157,7 +146,7 @@ fn reclaim_says_of_each_lease_why_it_is_over() {
     edit_lease(&place, "boot", before.clone());
     edit_lease(&place, "machine", before);
     edit_lease(&place, "machine", json!({"machine": "another"}));
-    let report = place.admin(&["reclaim", "--json"]).document;
+    let report = place.reclaim(&["--json"]).document;
     let waiting = report["waiting"].as_array().unwrap().iter();
     let mut because: Vec<(&str, &str)> = waiting
         .map(|one| {

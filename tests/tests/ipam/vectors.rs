@@ -591,9 +591,9 @@ fn reconcile(vector: &Value, run: Run) -> Result<(), String> {
         std::fs::remove_file(netns).unwrap();
     }
     crate::admin::age_all(&place, 120);
-    place.admin(&["reclaim"]);
+    place.reclaim(&[]);
     crate::admin::see_earlier(&place);
-    let report = place.admin(&["reclaim", "--json"]).document;
+    let report = place.reclaim(&["--json"]).document;
     let (expect, ours) = expectation(vector, run.profile);
     let wanted = match ours {
         Some(Ours::Kept) => json!([]),
@@ -691,25 +691,6 @@ fn names_of_whereabouts_are_understood_as_the_vectors_say() {
 #[test]
 fn leases_are_reclaimed_as_the_vectors_say() {
     assert_eq!(run(&["reconcile"], reconcile), 5);
-}
-
-#[test]
-fn nothing_is_imported_into_blocks() {
-    let place = Place::with_all_blocks();
-    place.set_policy(json!({}));
-    let answer = place.admin(&[
-        "import",
-        "host-local",
-        "/nowhere",
-        "--range",
-        "10.0.0.0/24",
-        "--yes",
-    ]);
-    assert!(!answer.ok(), "{answer:?}");
-    assert!(
-        answer.stderr.contains("is of type kubernetes"),
-        "{answer:?}"
-    );
 }
 
 #[test]

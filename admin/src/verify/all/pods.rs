@@ -72,7 +72,7 @@ impl Pods {
 
     /// The command that deletes pods.
     pub(super) fn deletion(&self, selector: &str) -> String {
-        let (words, namespace) = (self.kubectl.words().join(" "), &self.kubectl.namespace);
+        let (words, namespace) = (self.kubectl.words().join(" "), self.kubectl.namespace());
         format!("{words} -n {namespace} delete pods -l {selector}")
     }
 

@@ -16,7 +16,7 @@ use crate::documents::name_of;
 use crate::kubectl::{NETWORKS, NODES};
 use crate::verdict::{Finding, Verdict};
 use crate::verify::Verify;
-use crate::verify::place::Place;
+use crate::verify::pod::PodRef;
 use crate::verify::steps::{self, Tested};
 
 /// How long one tool may take.
@@ -199,9 +199,9 @@ async fn test_pair(
     round: usize,
     limit: Duration,
 ) -> Tested {
-    let [server, client] = nodes.each_ref().map(|node| Place::Pod {
+    let [server, client] = nodes.each_ref().map(|node| PodRef {
         namespace: Some(verify.all.pod_namespace.clone()),
-        pod: node.pod.clone(),
+        name: node.pod.clone(),
         container: Some(plan::CONTAINER.to_owned()),
     });
     let flags = Verify {

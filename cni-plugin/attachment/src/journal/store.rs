@@ -24,7 +24,7 @@ use std::{
 
 use cni_wire::{AttachmentId, Code, ContainerId, IfName};
 use nix::fcntl::{FallocateFlags, fallocate};
-use node::{state_dirs, trust};
+use node::trust;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
@@ -226,6 +226,7 @@ impl Journal {
 
     /// All records, by name. One that cannot be used does not hide the others.
     pub fn records(&self) -> Result<Records, Error> {
+        hca::host::show(&self.directory);
         let (mut records, mut unreadable) = (Vec::new(), Vec::new());
         for (key, network, id) in self.list()? {
             match self.read_complete(&key) {
@@ -239,21 +240,6 @@ impl Journal {
             }
         }
         Ok((records, unreadable))
-    }
-
-    /// The records of a node: of all its state directories ([`state_dirs::all`]).
-    ///
-    /// # Errors
-    /// One of them cannot be listed, or they are not known.
-    pub fn records_of_node(policy: &Path, state_dir: &Path) -> Result<Records, Error> {
-        let mut all = Records::default();
-        for directory in state_dirs::all(policy, state_dir)? {
-            hca::host::show(&directory);
-            let (records, unreadable) = Journal::at(&directory).records()?;
-            all.0.extend(records);
-            all.1.extend(unreadable);
-        }
-        Ok(all)
     }
 
     /// Writes the record of a new attachment.

@@ -1,15 +1,15 @@
 //! What keeps a netdev from being moved: state of the host's that a change of namespaces destroys
 //! and this program does not restore, or that would act in the pod.
 
-use std::path::Path;
-
 use cni_wire::Code;
 use hca::MacAddress;
-use netlink::{Socket, link::Link, multicast, neighbour, nexthop, nftables, qdisc};
+use netlink::{Socket, bpf, link::Link, neighbour, qdisc};
+use netlink_packet_route::route::RouteMessage;
 
 use super::{
-    snapshot::Snapshot,
-    state::{self, ADDRESS},
+    replay,
+    snapshot::{Snapshot, parse_hex},
+    state::{ADDRESS, ROUTE},
 };
 use crate::error::Error;
 
@@ -25,7 +25,6 @@ pub enum Addresses {
 /// namespace.
 pub fn obstacles(
     socket: &mut Socket,
-    proc: &Path,
     link: &Link,
     snapshot: &Snapshot,
     addresses: Addresses,
@@ -46,16 +45,16 @@ pub fn obstacles(
             format!("remove it: tc qdisc del dev {name} {kind}"),
         );
     }
-    for (program, _) in snapshot.state.entries(state::XDP_PROGRAM) {
+    for (mode, id) in &link.xdp {
         add(
             format!(
-                "{name} has the XDP program {}, which would act in the pod",
-                program
+                "{name} has the XDP program {id} ({} mode), which would act in the pod",
+                mode.name
             ),
             format!("end what attached it, or detach it: ip link set dev {name} xdp off"),
         );
     }
-    for (program, _) in snapshot.state.entries(state::TCX_PROGRAM) {
+    for program in bpf::tcx(link.index)? {
         add(
             format!("{name} has the {program}, which would act in the pod"),
             format!(
@@ -64,29 +63,13 @@ pub fn obstacles(
             ),
         );
     }
-    for hooked in nftables::on(name)? {
-        add(
-            format!("{name} has the {hooked}, which a move would remove it from"),
-            format!("take {name} out of the firewall's configuration of this host"),
-        );
-    }
-    if let Some(id) = nexthop::through(socket, link.index)? {
-        add(
-            format!("{name} has the nexthop object {id}, which a move would remove"),
-            format!("remove it: ip nexthop del id {id}"),
-        );
-    }
-    if let Some(address) = multicast::first_static(proc, link)? {
-        add(
-            format!("{name} has the static multicast address {address}, which a move would remove"),
-            format!("remove it: ip maddr del {address} dev {name}"),
-        );
-    }
-    if let Some((location, _)) = snapshot.state.entries(state::STEERING_RULE).first() {
-        add(
-            format!("{name} has the steering rule {location}, which the pod could change"),
-            format!("remove it: ethtool -N {name} delete {location}"),
-        );
+    for (route, message) in snapshot.state.entries(ROUTE) {
+        if parse_hex::<RouteMessage>(message).is_ok_and(|route| replay::is_multipath(&route)) {
+            add(
+                format!("{name} is in the multipath route {route}, which a move would change"),
+                "remove the route, or give it one next hop: ip route replace".to_owned(),
+            );
+        }
     }
     // IPoIB has its own.
     if !link.is_infiniband()

@@ -14,8 +14,7 @@ use netlink_packet_route::{
     },
     neighbour::{NeighbourAttribute, NeighbourMessage},
     route::{
-        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteProtocol,
-        RouteType, RouteVia,
+        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType, RouteVia,
     },
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
@@ -213,12 +212,8 @@ pub fn is_kernel_made(route: &RouteMessage) -> bool {
 
 /// Whether a route needs another one to reach its gateway.
 pub fn has_gateway(route: &RouteMessage) -> bool {
-    route.attributes.iter().any(|a| {
-        matches!(
-            a,
-            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) | RouteAttribute::MultiPath(_)
-        )
-    })
+    let mut attributes = route.attributes.iter();
+    attributes.any(|a| matches!(a, RouteAttribute::Gateway(_) | RouteAttribute::Via(_)))
 }
 
 /// A route's next hop, of its own family or of another.
@@ -236,12 +231,16 @@ pub fn is_default(route: &RouteMessage) -> bool {
     route.header.destination_prefix_length == 0
 }
 
-/// Whether the next hops of a route are of several interfaces.
-pub fn leaves_elsewhere(route: &RouteMessage, index: u32) -> bool {
-    route.attributes.iter().any(|a| match a {
-        RouteAttribute::MultiPath(hops) => hops.iter().any(|hop| hop.interface_index != index),
-        _ => false,
-    })
+/// Whether a route has several next hops.
+pub fn is_multipath(route: &RouteMessage) -> bool {
+    let mut attributes = route.attributes.iter();
+    attributes.any(|a| matches!(a, RouteAttribute::MultiPath(_)))
+}
+
+/// Whether a route leaves through a nexthop object.
+pub fn has_nexthop_object(route: &RouteMessage) -> bool {
+    let mut attributes = route.attributes.iter();
+    attributes.any(|a| matches!(a, RouteAttribute::NhId(_)))
 }
 
 /// A route out of the interface with index `to`, where it was out of `from`.
@@ -251,38 +250,13 @@ pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
     copy.attributes
         .retain(|a| !matches!(a, RouteAttribute::CacheInfo(_) | RouteAttribute::Iif(_)));
     for attribute in &mut copy.attributes {
-        match attribute {
-            RouteAttribute::Oif(index) if *index == from => *index = to,
-            RouteAttribute::MultiPath(hops) => {
-                for hop in hops {
-                    hop.flags &= RouteNextHopFlags::Onlink;
-                    if hop.interface_index == from {
-                        hop.interface_index = to;
-                    }
-                }
-            }
-            _ => {}
+        if let RouteAttribute::Oif(index) = attribute
+            && *index == from
+        {
+            *index = to;
         }
     }
     copy
-}
-
-/// What the host keeps of a route when a netdev leaves: its next hops over others. The kernel removes
-/// an IPv4 route whole with any one of its netdevs (`fib_sync_down_dev()`); of an IPv6 route it leaves
-/// the rest itself. None where nothing has to be put back.
-pub fn left_by(message: &RouteMessage, index: u32) -> Option<RouteMessage> {
-    if message.header.address_family != netlink_packet_route::AddressFamily::Inet
-        || !leaves_elsewhere(message, index)
-    {
-        return None;
-    }
-    let mut copy = route(message, index, index);
-    for attribute in &mut copy.attributes {
-        if let RouteAttribute::MultiPath(hops) = attribute {
-            hops.retain(|hop| hop.interface_index != index);
-        }
-    }
-    Some(copy)
 }
 
 /// Whether a rule is about an interface: by its name, or because it looks up a table that has
@@ -326,11 +300,7 @@ pub fn neighbour(message: &NeighbourMessage, index: u32) -> NeighbourMessage {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::{
-        AddressFamily,
-        address::CacheInfo,
-        route::{RouteCacheInfo, RouteNextHop},
-    };
+    use netlink_packet_route::{AddressFamily, address::CacheInfo, route::RouteCacheInfo};
 
     use super::*;
 
@@ -426,50 +396,18 @@ mod tests {
     }
 
     #[test]
-    fn the_next_hops_over_other_netdevs_stay() {
-        let hop = |index| {
-            let mut hop = RouteNextHop::default();
-            hop.interface_index = index;
-            hop
-        };
-        let over = |hops| plain_route(vec![RouteAttribute::MultiPath(hops)]);
-        let both = over(vec![hop(3), hop(4)]);
-        assert_eq!(left_by(&both, 3), Some(over(vec![hop(4)])));
-        assert_eq!(left_by(&over(vec![hop(3), hop(3)]), 3), None);
-        assert_eq!(left_by(&plain_route(vec![RouteAttribute::Oif(3)]), 3), None);
-        let mut of_ipv6 = both;
-        of_ipv6.header.address_family = AddressFamily::Inet6;
-        assert_eq!(left_by(&of_ipv6, 3), None);
-    }
-
-    #[test]
     fn a_route_moves_to_another_interface_with_all_it_says() {
-        let mut hop = RouteNextHop::default();
-        hop.interface_index = 3;
-        hop.flags = RouteNextHopFlags::Linkdown | RouteNextHopFlags::Onlink;
-        let mut other = hop.clone();
-        other.interface_index = 4;
         let mut message = plain_route(vec![
             RouteAttribute::Oif(3),
             RouteAttribute::Priority(50),
             RouteAttribute::Table(1000),
-            RouteAttribute::MultiPath(vec![hop, other]),
         ]);
         message.header.flags = RouteFlags::Onlink | RouteFlags::Linkdown;
-        assert!(leaves_elsewhere(&message, 3));
         let copy = route(&message, 3, 8);
         assert_eq!(copy.header.flags, RouteFlags::Onlink);
         assert_eq!(route::table_of(&copy), 1000);
         assert!(copy.attributes.contains(&RouteAttribute::Oif(8)));
         assert!(copy.attributes.contains(&RouteAttribute::Priority(50)));
-        let Some(RouteAttribute::MultiPath(hops)) = copy.attributes.last() else {
-            panic!()
-        };
-        assert_eq!(
-            hops.iter().map(|h| h.interface_index).collect::<Vec<_>>(),
-            [8, 4]
-        );
-        assert_eq!(hops[0].flags, RouteNextHopFlags::Onlink);
     }
 
     #[test]

@@ -14,8 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use transfer::ANY_TEMPORARY;
-
 use crate::error::Error;
 use netlink::{
     Name, Namespace, Socket,
@@ -135,7 +133,11 @@ pub fn return_netdev(
             && guids != Guids::Renewed
             && (arrived.is_some() || vf.lacks_driver(host_context.sys, device))
         {
-            guids = vf.restore_guid(host_context.sys, host_context.socket, device)?;
+            match vf.restore_guid(host_context.sys, host_context.socket, device) {
+                Ok(restored) => guids = restored,
+                Err(e) if arrived.is_some() => report.vf_kept = Some(e.to_string()),
+                Err(e) => return Err(e.into()),
+            }
             match guids {
                 Guids::Unchanged => {}
                 Guids::PfAway => {
@@ -155,7 +157,7 @@ pub fn return_netdev(
             if link.name != taken.name {
                 rename(host_context, &mut link, taken, &mut report)?;
             }
-            Restoration::new(host_context, taken, link, &mut report).run()?;
+            Restoration::new(host_context, taken, link, &mut report).run();
             return Ok(report);
         }
         if is_gone(host_context, taken)? {

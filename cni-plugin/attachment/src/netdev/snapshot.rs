@@ -1,15 +1,15 @@
 //! A netdev of the host as the journal keeps it.
 //!
-//! A change of namespaces keeps MTU, queue length, MAC address, alias, alternative names, link
-//! settings, ethtool settings and BPF programs, all of which the pod may change. It loses being up,
-//! addresses, routes, neighbours and the interface's sysctls. All of it is recorded
-//! ([`super::state`]). Addresses, routes, rules and neighbours are kept as the kernel's own messages
+//! A change of namespaces keeps MTU, queue length, MAC address, alias and alternative names, all of
+//! which the pod may change. It loses being up, addresses, routes, neighbours and the interface's
+//! sysctls. All of it is recorded ([`super::state`]). Addresses, routes, rules and neighbours are
+//! kept as the kernel's own messages
 //! in hexadecimal, so that nothing is lost in translation, each beside the same as text for the
 //! person who reads the journal.
 //!
-//! What a change of namespaces destroys and this program does not restore (queueing disciplines with
-//! their filters, nexthop objects, static multicast addresses) and what would act in the pod (BPF
-//! programs of the host) keeps a netdev from being moved: [`super::obstacle`].
+//! Queueing disciplines with their filters, which a change of namespaces destroys, multipath routes,
+//! which it changes, and BPF programs of the host, which would act in the pod, keep a netdev from
+//! being moved: [`super::obstacle`].
 
 use std::path::Path;
 
@@ -145,7 +145,7 @@ impl Snapshot {
     /// What a pod without an IPAM is given. Addresses with a lifetime stay with the host, unless
     /// they are static: what renews them, a DHCP client or the kernel, does not see the pod, and
     /// the lease may be somebody else's once it has ended. Routes and rules that are of no use
-    /// without them stay as well.
+    /// without them stay as well, as do routes through nexthop objects, which a pod does not have.
     pub fn given_to_pod(&self) -> Result<Given, DecodeError> {
         let mut all: Vec<AddressMessage> = self.parsed(state::ADDRESS)?;
         if self.static_addresses {
@@ -154,8 +154,10 @@ impl Snapshot {
         let (addresses, stay): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|address| replay::lifetime(address).is_none());
-        let mut routes = self.parsed_routes()?;
-        routes.retain(|route| !replay::needs_one_of(route, &stay, &addresses));
+        let mut routes: Vec<RouteMessage> = self.parsed(state::ROUTE)?;
+        routes.retain(|route| {
+            !replay::needs_one_of(route, &stay, &addresses) && !replay::has_nexthop_object(route)
+        });
         let mut rules: Vec<RuleMessage> = self.parsed(state::RULE)?;
         rules.retain(|rule| !replay::is_from_one_of(rule, &stay));
         Ok(Given {
@@ -164,10 +166,6 @@ impl Snapshot {
             rules,
             neighbours: self.parsed(state::NEIGHBOUR)?,
         })
-    }
-
-    pub fn parsed_routes(&self) -> Result<Vec<RouteMessage>, DecodeError> {
-        self.parsed(state::ROUTE)
     }
 
     /// The addresses that have a lifetime, as text.
@@ -210,7 +208,7 @@ mod tests {
         let text = serde_json::to_string(&snapshot).unwrap();
         let read: Snapshot = serde_json::from_str(&text).unwrap();
         assert_eq!(read, snapshot);
-        assert_eq!(read.parsed_routes().unwrap(), [route]);
+        assert_eq!(read.given_to_pod().unwrap().routes, [route]);
         let damaged = Message {
             text: String::new(),
             message: "zz".into(),

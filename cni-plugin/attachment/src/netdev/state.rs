@@ -1,30 +1,29 @@
-//! The state of a netdev as one table: each attribute has its key in the journal, how it is read,
-//! how it is written, and what counts as the same.
+//! The state of a netdev as two tables: each attribute has its key in the journal, how it is read and
+//! how it is written.
 //!
-//! The snapshot, the restoration and the message about what could not be restored all walk
-//! [`ATTRIBUTES`]. Its order is the order of the writes.
+//! The snapshot, the restoration and the message about what could not be restored all walk [`VALUES`]
+//! and [`ITEMS`]. Their order is the order of the writes.
 
 mod addresses;
 mod attributes;
-mod ethtool;
 
 use std::{collections::BTreeMap, path::Path};
 
 use netlink::{
-    Socket,
-    ethtool::Ethtool,
+    Socket, bpf,
     link::{self, By, Link},
 };
 use netlink_packet_route::AddressFamily;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    identity::port_part,
     restore::{HostContext, Returned},
     snapshot::Snapshot,
 };
 pub use addresses::{ADDRESS, NEIGHBOUR, ROUTE, RULE};
-use attributes::ATTRIBUTES;
-pub use attributes::{ALTNAME, MAC, STEERING_RULE, TCX_PROGRAM, XDP_PROGRAM};
+pub use attributes::{ALTNAME, MAC};
+use attributes::{ITEMS, VALUES};
 
 /// Names and values. A value that is alone has no name; a kernel's message is named by its text, and
 /// its value is the bytes in hexadecimal.
@@ -39,14 +38,8 @@ impl TryFrom<BTreeMap<String, Entries>> for State {
     type Error = String;
 
     fn try_from(attributes: BTreeMap<String, Entries>) -> Result<Self, String> {
-        let is_recorded = |attribute: &&Attribute| {
-            matches!(attribute.kind, Kind::Value | Kind::Driver | Kind::Item)
-        };
-        let known = ATTRIBUTES.iter().filter(is_recorded).map(|known| known.key);
-        match attributes
-            .keys()
-            .find(|key| !known.clone().any(|known| known == *key))
-        {
+        let is_known = |key: &String| all().any(|known| known.key == key);
+        match attributes.keys().find(|key| !is_known(key)) {
             Some(key) => Err(format!("a netdev has no attribute {key}")),
             None => Ok(State(attributes)),
         }
@@ -71,7 +64,7 @@ impl State {
     pub(super) fn read(socket: &mut Socket, proc: &Path, link: &Link) -> netlink::Result<Self> {
         let mut netdev = Netdev::new(socket, proc, link.clone());
         let mut state = State::default();
-        for attribute in ATTRIBUTES {
+        for attribute in all() {
             let entries = (attribute.read)(&mut netdev)?;
             if !entries.is_empty() {
                 state.set(attribute.key, entries);
@@ -86,9 +79,6 @@ struct Netdev<'a> {
     socket: &'a mut Socket,
     proc: &'a Path,
     link: Link,
-    /// Opened when it is first needed; the inner one is none on a kernel without ethtool over
-    /// netlink.
-    ethtool: Option<Option<Ethtool>>,
     /// The tables that have routes out of it, once those are read.
     tables: Vec<(AddressFamily, u32)>,
 }
@@ -99,7 +89,6 @@ impl<'a> Netdev<'a> {
             socket,
             proc,
             link,
-            ethtool: None,
             tables: Vec::new(),
         }
     }
@@ -116,31 +105,15 @@ struct Entry<'a> {
     value: &'a str,
 }
 
-/// A read that fails ends the whole.
 struct Attribute {
     /// In the journal and in messages; as `ip link` calls it, where that has a name for it.
     key: &'static str,
-    kind: Kind,
     read: fn(&mut Netdev<'_>) -> netlink::Result<Entries>,
-    /// A failure is a warning.
     write: fn(&mut Restoration<'_>, Entry<'_>) -> Written,
-    /// Whether the first value, which was recorded, is restored by the second.
-    same: fn(&str, &str) -> bool,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Value,
-    /// As a value, but a driver may have it at one time only; it is read again only when it was
-    /// written.
-    Driver,
-    /// Always written, because an entry that exists may differ in parts. Entries that are new on the
-    /// host are not reported.
-    Item,
-    /// What a netdev does not have when it is moved, so that the pod added it. A write removes it.
-    Foreign,
-    /// What others of the table depend on. A failure ends the restoration.
-    Step,
+fn all() -> impl Iterator<Item = &'static Attribute> {
+    VALUES.iter().chain(ITEMS)
 }
 
 /// Restores the state of a netdev of the host.
@@ -169,66 +142,121 @@ impl<'a> Restoration<'a> {
         }
     }
 
-    /// Writes what is not as it was, and warns of what is not so afterwards.
-    pub(super) fn run(mut self) -> netlink::Result<()> {
-        let mut unwritten = State::default();
-        for attribute in ATTRIBUTES {
-            let before = self.before.state.entries(attribute.key);
-            let entries = match attribute.kind {
-                Kind::Step => {
-                    (attribute.write)(&mut self, Entry::default())?;
-                    continue;
-                }
-                Kind::Item => before.to_vec(),
-                Kind::Foreign => match (attribute.read)(&mut self.netdev) {
-                    Ok(found) => found,
-                    Err(e) => {
-                        self.attempt(Err(e));
-                        continue;
-                    }
-                },
-                Kind::Value | Kind::Driver => {
-                    let now = (attribute.read)(&mut self.netdev)?;
-                    attribute.differing(before, &now)
-                }
-            };
-            for (name, value) in &entries {
-                let what = attribute.what(name, value, self.before);
-                let what = what.as_str();
-                let written = (attribute.write)(&mut self, Entry { what, name, value });
-                self.attempt(written);
-            }
-            if entries.is_empty() {
-                unwritten.set(attribute.key, before.to_vec());
-            } else if attribute.kind != Kind::Item {
-                self.refresh()?;
-            }
+    /// Writes what is not as it was, and warns of what is not so afterwards, or cannot be read.
+    ///
+    /// Programs go before the MTU is written, which XDP limits; what the PF allows is restored before
+    /// the MAC address; addresses are written after `up`.
+    pub(super) fn run(mut self) {
+        self.detach_programs();
+        if let Some(vf) = &self.before.vf {
+            // What is refused is tried again, and reported, by `restore_vf()`.
+            drop(vf.restore_rights(self.sys, self.netdev.socket));
         }
-        self.verify(&unwritten)
+        for attribute in VALUES {
+            self.restore_values(attribute);
+        }
+        self.restore_vf();
+        self.remove_altnames();
+        self.remove_mislabelled();
+        for attribute in ITEMS {
+            // Those that exist, too: an entry may differ in parts.
+            self.write(attribute, self.before.state.entries(attribute.key));
+        }
+        self.verify();
     }
 
-    fn verify(mut self, unwritten: &State) -> netlink::Result<()> {
+    /// XDP and tcx programs: a netdev that has one is not moved, so that they are the pod's.
+    fn detach_programs(&mut self) {
+        let (index, name) = (self.netdev.link.index, &self.before.name);
+        for (mode, id) in std::mem::take(&mut self.netdev.link.xdp) {
+            let what = format!("remove XDP program {id} of {name}");
+            let detached = match link::detach_xdp(self.netdev.socket, what, index, mode) {
+                Err(e) if e.is(libc::EBUSY) => bpf::detach_xdp_link(index, id),
+                done => done,
+            };
+            self.attempt(detached);
+        }
+        match bpf::tcx(index) {
+            Ok(programs) => {
+                for program in &programs {
+                    self.attempt(bpf::detach_tcx(index, program));
+                }
+            }
+            Err(e) => self.attempt(Err(e)),
+        }
+    }
+
+    fn restore_values(&mut self, attribute: &Attribute) {
+        let before = self.before.state.entries(attribute.key);
+        // What cannot be read is written, and named by `verify()`.
+        let differing = match (attribute.read)(&mut self.netdev) {
+            Ok(now) => attribute.differing(before, &now),
+            Err(_) => before.to_vec(),
+        };
+        if !differing.is_empty() {
+            self.write(attribute, &differing);
+            self.refresh();
+        }
+    }
+
+    fn write(&mut self, attribute: &Attribute, entries: &[(String, String)]) {
+        for (name, value) in entries {
+            let what = attribute.what(name, value, self.before);
+            let what = what.as_str();
+            let written = (attribute.write)(self, Entry { what, name, value });
+            self.attempt(written);
+        }
+    }
+
+    fn restore_vf(&mut self) {
+        let Some(vf) = &self.before.vf else {
+            return;
+        };
+        let restored = vf.restore(self.sys, self.netdev.socket);
+        let refused = restored.unwrap_or_else(|e| vec![e.to_string()]);
+        let kept = match vf.still_set(self.sys, self.netdev.socket) {
+            Ok(still) => still.map(|still| {
+                let refused = refused.join("; ");
+                format!("{still} was not restored: {refused}")
+            }),
+            Err(e) => Some(e.to_string()),
+        };
+        if kept.is_some() {
+            self.report.vf_kept = kept;
+        }
+        self.report.warnings.extend(refused);
+    }
+
+    fn remove_altnames(&mut self) {
+        let link = self.netdev.link.clone();
+        for name in link
+            .altnames
+            .iter()
+            .filter(|name| !self.before.has_altname(name))
+        {
+            let removed = link::remove_altname(self.netdev.socket, &link, name);
+            self.attempt(removed);
+        }
+    }
+
+    fn verify(mut self) {
         let name = &self.before.name;
-        if !self.refresh()? {
+        if !self.refresh() {
             let gone = format!("{name} went away while it was restored");
             self.report.warnings.push(gone);
-            return Ok(());
+            return;
         }
-        let mut now = State::default();
-        for attribute in ATTRIBUTES {
-            let key = attribute.key;
-            let entries = match attribute.kind {
-                Kind::Driver if unwritten.0.contains_key(key) => unwritten.entries(key).to_vec(),
-                // The removal has said why it cannot be read.
-                Kind::Foreign => (attribute.read)(&mut self.netdev).unwrap_or_default(),
-                _ => (attribute.read)(&mut self.netdev)?,
+        for attribute in all() {
+            let wrong = match (attribute.read)(&mut self.netdev) {
+                Ok(now) => {
+                    let before = self.before.state.entries(attribute.key);
+                    attribute.differences(before, &now, &self.expired)
+                }
+                Err(e) => vec![e.to_string()],
             };
-            now.set(key, entries);
+            let wrong = wrong.into_iter().map(|what| format!("{name}: {what}"));
+            self.report.warnings.extend(wrong);
         }
-        let wrong = differences(&self.before.state, &now, &self.expired);
-        let wrong = wrong.into_iter().map(|what| format!("{name}: {what}"));
-        self.report.warnings.extend(wrong);
-        Ok(())
     }
 
     fn attempt(&mut self, done: Written) {
@@ -238,80 +266,72 @@ impl<'a> Restoration<'a> {
     }
 
     /// Reads the link again, of which some values follow from others. False when it is gone.
-    fn refresh(&mut self) -> netlink::Result<bool> {
-        let now = link::get(self.netdev.socket, By::Index(self.netdev.link.index))?;
-        let is_there = now.is_some();
-        self.netdev.link = now.unwrap_or_else(|| self.netdev.link.clone());
-        Ok(is_there)
+    fn refresh(&mut self) -> bool {
+        match link::get(self.netdev.socket, By::Index(self.netdev.link.index)) {
+            Ok(Some(now)) => self.netdev.link = now,
+            Ok(None) => return false,
+            Err(e) => self.attempt(Err(e)),
+        }
+        true
     }
 }
 
 impl Attribute {
+    fn is_item(&self) -> bool {
+        ITEMS.iter().any(|item| item.key == self.key)
+    }
+
     /// The values that are another now, with what they were.
     fn differing(&self, before: &[(String, String)], now: &[(String, String)]) -> Entries {
+        let is_same = |was: &str, now: &str| match self.key {
+            MAC => port_part(was) == port_part(now),
+            _ => was == now,
+        };
         let differs = |(name, was): &&(String, String)| {
-            value_of(now, name).is_some_and(|now| !(self.same)(was, now))
+            value_of(now, name).is_some_and(|now| !is_same(was, now))
         };
         before.iter().filter(differs).cloned().collect()
     }
 
     fn what(&self, name: &str, value: &str, of: &Snapshot) -> String {
-        let verb = match self.kind {
-            Kind::Foreign => "remove",
-            _ => "restore",
-        };
-        let value = match self.kind {
-            Kind::Value => value,
-            _ => "",
-        };
-        let words = [verb, self.key, name, value];
+        let value = if self.is_item() { "" } else { value };
+        let words = ["restore", self.key, name, value];
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         format!("{} of {}", words.join(" "), of.name)
+    }
+
+    /// What is not as it was, as text. Entries that are new on the host are no difference. Pure.
+    fn differences(
+        &self,
+        before: &[(String, String)],
+        now: &[(String, String)],
+        expired: &[String],
+    ) -> Vec<String> {
+        let named = |name: &str| match name {
+            "" => self.key.to_owned(),
+            name => format!("{} {name}", self.key),
+        };
+        let missing = |(name, _): &&(String, String)| value_of(now, name).is_none();
+        let lost = before.iter().filter(missing);
+        if self.is_item() {
+            let lost = lost.filter(|(name, _)| !expired.contains(name));
+            return lost
+                .map(|(name, _)| format!("{} did not come back", named(name)))
+                .collect();
+        }
+        let differing = self.differing(before, now).into_iter();
+        let differing = differing.map(|(name, was)| {
+            let now = value_of(now, &name).unwrap_or_default();
+            format!("{} is {now}, was {was}", named(&name))
+        });
+        let lost = lost.map(|(name, was)| format!("{} is unreadable, was {was}", named(name)));
+        differing.chain(lost).collect()
     }
 }
 
 fn value_of<'a>(entries: &'a [(String, String)], name: &str) -> Option<&'a str> {
     let found = entries.iter().find(|(known, _)| known == name);
     found.map(|(_, value)| value.as_str())
-}
-
-/// What is not as it was. Pure.
-fn differences(before: &State, now: &State, expired: &[String]) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for attribute in ATTRIBUTES {
-        let key = attribute.key;
-        let (before, now) = (before.entries(key), now.entries(key));
-        let named = |name: &str| match name {
-            "" => key.to_owned(),
-            name => format!("{key} {name}"),
-        };
-        let missing = |(name, _): &&(String, String)| value_of(now, name).is_none();
-        match attribute.kind {
-            Kind::Value | Kind::Driver => {
-                for (name, was) in attribute.differing(before, now) {
-                    let now = value_of(now, &name).unwrap_or_default();
-                    wrong.push(format!("{} is {now}, was {was}", named(&name)));
-                }
-                let lost = before.iter().filter(missing);
-                for (name, was) in lost.filter(|_| attribute.kind == Kind::Value) {
-                    wrong.push(format!("{} is unreadable, was {was}", named(name)));
-                }
-            }
-            Kind::Item | Kind::Foreign => {
-                let lost = before.iter().filter(missing);
-                for (name, _) in lost.filter(|(name, _)| !expired.contains(name)) {
-                    wrong.push(format!("{} did not come back", named(name)));
-                }
-                let is_exact = attribute.kind == Kind::Foreign || key == ALTNAME;
-                let is_new = |(name, _): &&(String, String)| value_of(before, name).is_none();
-                for (name, _) in now.iter().filter(|entry| is_exact && is_new(entry)) {
-                    wrong.push(format!("{} of the pod is still there", named(name)));
-                }
-            }
-            Kind::Step => {}
-        }
-    }
-    wrong
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! Changing, moving and deleting a link.
 
-use std::{collections::BTreeMap, fmt, net::Ipv6Addr};
+use std::{collections::BTreeMap, fmt};
 
 use netlink_packet_core::{DefaultNla, NLA_F_NESTED, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
 
 use super::{
-    AF_INET6, IFLA_AF_SPEC, IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INET6_TOKEN,
-    IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_OPERSTATE, IFLA_XDP, Link, NUMBERS,
-    RTM_NEWLINK, RTM_SETLINK, XdpMode, named,
+    IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO,
+    IFLA_XDP, Link, RTM_NEWLINK, RTM_SETLINK, XdpMode, named,
 };
 use crate::{Name, Namespace, Result, Socket, attribute::Raw};
 
@@ -16,6 +15,8 @@ const RTM_DELLINK: u16 = 17;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
 const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+const IFLA_AF_SPEC: u16 = 26;
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 /// `IPV4_DEVCONF_*` of settings that have no effect when they are set but to be read later
@@ -33,8 +34,6 @@ pub struct Change<'a> {
     /// In bytes.
     pub mtu: Option<u32>,
     pub mac: Option<&'a [u8]>,
-    /// Hardware address of all others on the link.
-    pub broadcast: Option<&'a [u8]>,
     /// `ifalias`; an empty one removes it.
     pub alias: Option<&'a [u8]>,
     /// The flags named in the second, set as in the first.
@@ -86,8 +85,6 @@ pub fn change(
     attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
-    let broadcast = change.broadcast.map(<[u8]>::to_vec);
-    attributes.extend(broadcast.map(LinkAttribute::Broadcast));
     attributes.extend(
         change
             .alias
@@ -107,25 +104,6 @@ pub fn set(
     message.header.index = index;
     message.attributes = attributes;
     socket.request(what, RTM_SETLINK, 0, &message)
-}
-
-/// Sets one of [`Link::numbers`]. A name that is none of them is passed over.
-pub fn set_number(
-    socket: &mut Socket,
-    what: impl fmt::Display,
-    index: u32,
-    name: &str,
-    value: u32,
-) -> Result<()> {
-    let Some((_, attribute, bytes)) = NUMBERS.iter().find(|(known, ..)| *known == name) else {
-        return Ok(());
-    };
-    let bytes = match bytes {
-        1 => vec![u8::try_from(value).unwrap_or(u8::MAX)],
-        _ => value.to_ne_bytes().to_vec(),
-    };
-    let attribute = LinkAttribute::Other(DefaultNla::new(*attribute, bytes));
-    set(socket, what, index, vec![attribute])
 }
 
 /// Sets numbers that the kind of a link says of itself.
@@ -148,32 +126,6 @@ pub fn set_info(
     message.attributes = vec![nested(IFLA_LINKINFO, &info)];
     // Without a flag that allows creation it changes the link that is there.
     socket.request(what, RTM_NEWLINK, 0, &message)
-}
-
-/// Sets RFC 2863's state of a link that waits for it (`set_operstate()`).
-pub fn set_oper_state(
-    socket: &mut Socket,
-    what: impl fmt::Display,
-    index: u32,
-    state: u8,
-) -> Result<()> {
-    let attribute = LinkAttribute::Other(DefaultNla::new(IFLA_OPERSTATE, vec![state]));
-    set(socket, what, index, vec![attribute])
-}
-
-/// Sets the interface part of IPv6 addresses; none is `::`.
-///
-/// # Errors
-/// The kernel's refusal: EINVAL on links that take no router advertisements.
-pub fn set_token(
-    socket: &mut Socket,
-    what: impl fmt::Display,
-    index: u32,
-    token: Ipv6Addr,
-) -> Result<()> {
-    let inet6 = Raw::default().with(IFLA_INET6_TOKEN, &token.octets());
-    let attribute = nested(IFLA_AF_SPEC, &Raw::default().nest(AF_INET6, &inet6));
-    set(socket, what, index, vec![attribute])
 }
 
 /// Settings of an interface that one request can carry; each is also a file below `/proc/sys/net`,

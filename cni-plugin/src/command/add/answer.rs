@@ -34,7 +34,7 @@ impl Add<'_> {
         {
             let moved = || plan.rdma.iter().map(|device| device.name.clone());
             if let Resolved::RdmaOnly(target) = &plan.resolved {
-                reported.extend(self.behind(target, before, &moved().collect::<Vec<_>>()));
+                reported.push(self.behind(target, before, moved().collect()));
             }
             let Some(link) = link else { continue };
             let mut part = self.part(plan, link, leased.clone().unwrap_or_default());
@@ -95,38 +95,21 @@ impl Add<'_> {
         result
     }
 
-    /// What is behind the interfaces that other plugins of the chain made: of several each has the ports
-    /// behind it, of one it has all.
-    fn behind(&self, target: &RdmaOnly, before: &CniResult, moved: &[String]) -> Vec<Reported> {
-        let several = target.interfaces.len() > 1;
-        let none = target.interfaces.is_empty().then_some(None);
-        let interfaces = target.interfaces.iter().map(Some).chain(none);
-        let reported = interfaces.map(|interface| {
-            let position = interface.map(|interface| interface.position);
-            let link = interface.map(|interface| &interface.link);
-            let ips = before.ips.iter();
-            let ips = ips.filter(|ip| ip.interface.is_none() || ip.interface == position);
-            let is_behind = |device: &String| {
-                interface.is_none_or(|interface| !several || interface.devices.contains(device))
-            };
-            Reported {
-                ifname: link.map_or(self.id.ifname.to_string(), |link| link.name.to_string()),
-                slot: None,
-                ports: {
-                    let mut ports = target.ports();
-                    ports.retain(|port| is_behind(&port.device));
-                    ports
-                },
-                addresses: ips.map(|ip| ip.address.ip()).collect(),
-                moved: moved
-                    .iter()
-                    .filter(|device| is_behind(device))
-                    .cloned()
-                    .collect(),
-                pci: link.and_then(|link| report::function(link, self.config)),
-            }
-        });
-        reported.collect()
+    /// What is behind the interface that another plugin of the chain made.
+    fn behind(&self, target: &RdmaOnly, before: &CniResult, moved: Vec<String>) -> Reported {
+        let interface = target.interface.as_ref();
+        let position = interface.map(|interface| interface.position);
+        let link = interface.map(|interface| &interface.link);
+        let ips = before.ips.iter();
+        let ips = ips.filter(|ip| ip.interface.is_none() || ip.interface == position);
+        Reported {
+            ifname: link.map_or(self.id.ifname.to_string(), |link| link.name.to_string()),
+            slot: None,
+            ports: target.ports(),
+            addresses: ips.map(|ip| ip.address.ip()).collect(),
+            moved,
+            pci: link.and_then(|link| report::function(link, self.config)),
+        }
     }
 }
 

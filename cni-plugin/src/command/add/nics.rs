@@ -10,13 +10,13 @@ use crate::{
     allocation::{self, Allocated},
     authorize::{Asked, Rules, authorize},
     bind::Bound,
-    config::{Allocation, Config, Devices},
+    config::{Allocation, Attach, Config, Devices},
     error::Error,
     parts::{self, Numbering},
     plan::{self, Plan},
     rdma::{self, Numbers, RdmaRequirement},
     recover::{self, Recovered},
-    resolve::{self, NodeNetwork, Requested, Resolved, resolve},
+    resolve::{self, NodeNetwork, Resolved, resolve},
 };
 use attachment::node::Node;
 
@@ -61,8 +61,8 @@ impl Add<'_> {
             }),
             ..self.config.clone()
         };
-        match self.config.requested() {
-            Requested::RdmaOnly => vec![of(hcas.into_iter().collect())],
+        match self.config.attach {
+            Attach::RdmaOnly => vec![of(hcas.into_iter().collect())],
             _ => hcas.into_iter().map(|hca| of(vec![hca])).collect(),
         }
     }
@@ -78,18 +78,17 @@ impl Add<'_> {
         // All are back on the host before the first is judged.
         let mut recovered = Vec::new();
         for config in &configs {
-            recovered.push(match config.requested() {
-                Requested::Move => {
+            recovered.push(match config.attach {
+                Attach::Move => {
                     recover::recover(self.node, &resolve::move_target(config)?, config.port)?
                 }
-                Requested::Child(_) | Requested::RdmaOnly => Recovered::default(),
+                Attach::Child(_) | Attach::RdmaOnly => Recovered::default(),
             });
         }
         let mut network = NodeNetwork::default();
         let mut nics = Vec::new();
         for (config, recovered) in configs.into_iter().zip(recovered) {
             let mut resolved = self.resolve(&config, before, &mut network)?;
-            config.fits(resolved.attach(), self.request.config.ipam_type()?)?;
             let moves_rdma = moves_rdma(self.node, &config, &resolved)?;
             self.allow(&config, &resolved, moves_rdma, allocated)?;
             plan::check(&resolved, &config, &self.node.policy.values.allow)?;
@@ -176,7 +175,7 @@ impl Add<'_> {
         nics: &mut [Nic],
         devices: Option<&allocation::Devices>,
     ) -> Result<(), Error> {
-        if self.config.requested() == Requested::RdmaOnly {
+        if self.config.attach == Attach::RdmaOnly {
             return Ok(());
         }
         let ranges = self.ipam.rails(self.node, self.request)?;

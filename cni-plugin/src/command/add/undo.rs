@@ -13,7 +13,7 @@ use netlink::{
 };
 
 use super::Add;
-use crate::{error::Error, rdma, resolve::Requested};
+use crate::{config::Attach, error::Error, rdma};
 
 impl Add<'_> {
     /// Undoes what was recorded, and frees the slots. The first error stays the first.
@@ -38,7 +38,7 @@ pub(super) fn earlier(
     key: &Key,
     pod: &Namespace,
     inside: &mut Socket,
-    requested: Requested,
+    attach: Attach,
 ) -> Result<(), Error> {
     let Some(record) = node.journal.read(key)? else {
         return node.journal.forget(key);
@@ -54,8 +54,8 @@ pub(super) fn earlier(
         }
     };
     if is_attached {
-        let remedy = match (has_interface, requested) {
-            (true, Requested::RdmaOnly) => {
+        let remedy = match (has_interface, attach) {
+            (true, Attach::RdmaOnly) => {
                 "this plugin made the interface; leave rdma out there and attach rdma-only out of \
                  the list"
             }

@@ -253,8 +253,6 @@ fn mistakes_are_reported_with_line_and_remedy() {
         (shared("select: { vendors: [mellanox] }"), "\"mellanox\" is not four hex digits"),
         (shared("select: { vendors: [15b3a] }"), "not four hex digits"),
         (shared("select: { linkTypes: [Ethernet] }"), "unknown variant `Ethernet`"),
-        (shared("select: { drivers: [bnxt_re] }"), "on top of the PCI driver; write \"bnxt_en\""),
-        (shared("select: { drivers: [irdma] }"), "write \"ice\" or \"i40e\" or \"idpf\""),
         (shared("select: { rdmaDevices: [\"mlx5_[\"] }"), "pattern \"mlx5_[\""),
         (shared("select: { pfNames: [\"ens1#3-1\"] }"), "range \"3-1\": runs backwards"),
         (shared("select: { numaNodes: [x] }"), "range \"x\": not a number"),
@@ -468,9 +466,8 @@ fn what_the_host_does_not_show_is_read_and_refused_by_name() {
     let pools =
         "pools: [{resource: rdma/a, mode: exclusive, binding: late, select: {vendors: [15b3]}}]";
     let read = |topology: &str| parse(&format!("version: 1\ntopology: {topology}\n{pools}\n"));
-    let all = read("{rails: [\"0101:00:00.0=1\"], gpuResources: [example.com/accelerator]}");
+    let all = read("{gpuResources: [example.com/accelerator]}");
     let all = all.unwrap().topology;
-    assert_eq!(all.rails.values().collect::<Vec<_>>(), [&1]);
     assert_eq!(all.gpu_resources[0].as_str(), "example.com/accelerator");
     let mounted = format!(
         "version: 1\ntopology: {{ncclTopology: /etc/topo.xml}}\n{}\n",
@@ -480,7 +477,10 @@ fn what_the_host_does_not_show_is_read_and_refused_by_name() {
     assert!(matches!(sharing, Sharing::Late(late) if late.nccl_topology));
     for (topology, words) in [
         ("{ncclTopology: topo.xml}", "absolute"),
-        ("{rails: [mlx5_0=1]}", "0000:3b:00.0=0"),
+        (
+            "{rails: [\"0000:3b:00.0=1\"]}",
+            "unknown key \"rails\"; write `rails` in /etc/rdma-netdev/policy.json",
+        ),
         ("{gpuResources: [gpu]}", "gpu"),
         ("{preset: a4}", "preset"),
     ] {

@@ -7,6 +7,7 @@ use node::file::FileId;
 use tokio::time::timeout;
 
 use super::Daemon;
+use crate::config::last_good::REJECTED;
 use crate::config::{self, Config};
 use crate::events::{Trigger, Triggers};
 
@@ -14,8 +15,7 @@ use crate::events::{Trigger, Triggers};
 const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Daemon {
-    /// Reads the configuration again. A wrong one changes nothing, and so does one that is wrong in
-    /// part: what is in force is better. True if another one is in force.
+    /// Reads the configuration again. A wrong one changes nothing. True if another one is in force.
     pub(super) async fn reload(&mut self) -> bool {
         let file = self.settings.config_file.clone();
         let defaults = self.settings.defaults.clone();
@@ -32,27 +32,20 @@ impl Daemon {
             return false;
         };
         self.config_file.read = id;
-        let error = match read {
-            Ok((_, config)) if config == self.config => {
-                // What the daemon started with may be wrong in part.
-                let refused = (!config.refused.is_empty()).then(|| config.refused.join("; "));
-                self.config_file.state.error = refused;
-                return false;
-            }
-            Ok((text, config)) if config.refused.is_empty() => {
+        match read {
+            Ok((_, config)) if config == self.config => self.config_file.state.error = None,
+            Ok((text, config)) => {
                 self.config_file.keep = Some(text);
                 self.follow(config).await;
                 return true;
             }
-            Ok((_, config)) => config.refused.join("; "),
-            Err(error) => error.to_string(),
-        };
-        if self.config_file.state.error.as_ref() != Some(&error) {
-            tracing::error!(
-                error,
-                "configuration refused; the one before stays in force"
-            );
-            self.config_file.state.error = Some(error);
+            Err(error) => {
+                let error = error.to_string();
+                if self.config_file.state.error.as_ref() != Some(&error) {
+                    tracing::error!(error, "{REJECTED}");
+                    self.config_file.state.error = Some(error);
+                }
+            }
         }
         false
     }
@@ -138,11 +131,6 @@ impl Daemon {
         }
         for warning in &config.warnings {
             tracing::warn!("configuration: {warning}");
-        }
-        for refused in &config.refused {
-            tracing::error!(
-                "configuration: {refused}; this resource is not served, the others are"
-            );
         }
     }
 }

@@ -4,21 +4,18 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use hca::HcaId;
-use hca::inventory::Inventory;
 use tokio::sync::mpsc;
 
-use super::{Daemon, START_GRACE_PERIOD};
+use super::Daemon;
 use crate::config::Gate;
 use crate::events::{Trigger, Triggers};
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::service::Waiting;
 use crate::links;
-use crate::mtu;
 use crate::pool_state::GATE_INTERVAL;
 use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
-use crate::sessions::Withhold;
 use crate::words::word;
 
 /// How long events are gathered before a scan: a device that appears causes several.
@@ -198,16 +195,10 @@ impl Daemon {
         self.read_bindings().await;
         self.scans.due = self.pool_states.update(&self.config, seen, now);
         self.scans.faults.clone_from(&seen.faults);
-        self.set_links_up(&seen.inventory).await;
-        self.set_mtus(seen).await;
+        self.set_links_up(seen).await;
         self.write_state_files().await;
         let ready = self.write_specifications().await;
-        let withhold = match self.started.elapsed() < START_GRACE_PERIOD {
-            true if self.booted_now => Withhold::DriversAndPorts,
-            true => Withhold::Drivers,
-            false => Withhold::Over,
-        };
-        self.sessions.show(&ready, withhold);
+        self.sessions.show(&ready);
         self.pool_states.sent(Instant::now());
         if self.pool_states.handed_over().next().is_some() {
             self.known.ask.notify_one();
@@ -215,9 +206,11 @@ impl Daemon {
     }
 
     /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
-    async fn set_links_up(&mut self, inventory: &Inventory) {
+    async fn set_links_up(&mut self, seen: &HostSnapshot) {
         let snapshots = &self.pool_states.snapshots;
-        let down = self.links.note(&self.config, snapshots, &inventory.netdevs);
+        let netdevs = &seen.inventory.netdevs;
+        let links = &mut self.links;
+        let down = links.note(&self.config, snapshots, netdevs, &seen.uplinks);
         if down.is_empty() {
             return;
         }
@@ -225,18 +218,6 @@ impl Daemon {
         let outcomes = self.readers.links.run(move || links::set_up(&paths, down));
         if let Ok(outcomes) = outcomes.await {
             self.links.tried(outcomes);
-        }
-    }
-
-    /// Sets the MTUs that pools want, and restores the others.
-    async fn set_mtus(&mut self, seen: &HostSnapshot) {
-        let snapshots = &self.pool_states.snapshots;
-        let netdevs = &seen.inventory.netdevs;
-        let targets = mtu::targets(&self.config, snapshots, netdevs, &seen.uplinks);
-        let paths = self.settings.paths.clone();
-        let applied = self.readers.links.run(move || mtu::apply(&paths, &targets));
-        if let Ok(faults) = applied.await {
-            self.mtu_faults = faults;
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::sets::{self, Group};
 use super::{Pair, Request};
 use crate::pci::PciAddress;
 use crate::topology::assign::{self, Edge};
@@ -37,7 +36,16 @@ struct Whole {
 }
 
 impl<'a> Task<'a> {
-    pub(super) fn new(machine: &'a Machine, request: &'a Request, usable: Vec<usize>) -> Self {
+    pub(super) fn new(machine: &'a Machine, request: &'a Request, mut usable: Vec<usize>) -> Self {
+        // VFs of one physical function are alike: no more of them are tried than asked for.
+        let mut alike: BTreeMap<_, usize> = BTreeMap::new();
+        usable.retain(|nic| {
+            let kind = machine.nics.get(*nic);
+            let kind = kind.map(|nic| (nic.physical, nic.is_slice(), nic.rail_order()));
+            let number = alike.entry(kind).or_default();
+            *number += 1;
+            *number <= request.count || request.include.contains(nic)
+        });
         let gpus = request.gpus.iter().filter_map(|gpu| machine.gpus.get(*gpu));
         let distances = gpus
             .map(|gpu| {
@@ -54,60 +62,28 @@ impl<'a> Task<'a> {
         }
     }
 
+    /// The cheapest of the sets that are grown from a NIC of each switch.
     pub(super) fn best(&self) -> Vec<usize> {
-        let groups = self.groups();
-        let count = self.request.count;
-        if sets::number_of_sets(&groups, count) <= sets::MOST_SETS {
-            let mut best: Option<(Cost, Vec<usize>)> = None;
-            sets::each_set(&groups, count, &mut Vec::new(), &mut |set| {
-                let cost = self.cost(set);
-                if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                    best = Some((cost, set.to_vec()));
-                }
-            });
-            best.map(|(_, set)| set).unwrap_or_default()
-        } else {
-            self.search()
+        let Request { count, include, .. } = self.request;
+        let included: Vec<usize> = include.iter().copied().collect();
+        if included.len() >= *count {
+            return included;
         }
-    }
-
-    /// NICs in groups of interchangeable ones, those to be included first.
-    fn groups(&self) -> Vec<Group> {
-        let mut groups: BTreeMap<_, Group> = BTreeMap::new();
-        for nic in &self.usable {
-            let Some(known) = self.machine.nics.get(*nic) else {
-                continue;
-            };
-            let column: Vec<_> = self
-                .distances
-                .iter()
-                .map(|row| row.get(*nic).copied())
-                .collect();
-            let key = (
-                known.rail_order(),
-                known.place.switch(),
-                known.place.numa,
-                known.card.map(|_| *nic),
-                column,
-            );
-            let group = groups.entry(key).or_default();
-            let included = self.request.include.contains(nic);
-            group.forced += usize::from(included);
-            group.nics.push((!included, *nic));
+        let mut starts = BTreeMap::new();
+        for nic in self.usable.iter().filter(|nic| !include.contains(nic)) {
+            if let Some(known) = self.machine.nics.get(*nic) {
+                let switch = (known.place.numa, known.place.switch());
+                starts.entry(switch).or_insert(*nic);
+            }
         }
-        groups
+        let grown = starts
             .into_values()
-            .map(|mut group| {
-                // Stable: by rail within the included and within the rest.
-                group.nics.sort_by_key(|(rest, _)| *rest);
-                group
-            })
-            .collect()
+            .map(|start| self.grown([included.as_slice(), &[start]].concat()));
+        grown.min_by_key(|set| self.cost(set)).unwrap_or_default()
     }
 
-    /// A good set where there are too many to try: grow the cheapest, then exchange.
-    fn search(&self) -> Vec<usize> {
-        let mut set: Vec<usize> = self.request.include.iter().copied().collect();
+    /// A good set that begins with these NICs: grow the cheapest, then exchange.
+    fn grown(&self, mut set: Vec<usize>) -> Vec<usize> {
         while set.len() < self.request.count {
             let next = self
                 .usable
@@ -296,7 +272,7 @@ fn wholes(machine: &Machine, request: &Request) -> Vec<Whole> {
 mod tests {
     use super::*;
     use crate::topology::choose::{choose, usable};
-    use hca_trees::{PciSpec, Tree, machine};
+    use hca_trees::{PciSpec, Tree, cloud, machine};
 
     fn scan(lay: impl Fn(&Tree)) -> Machine {
         let directory = tempfile::tempdir().unwrap();
@@ -316,9 +292,38 @@ mod tests {
         Task::new(machine, request, usable(machine, request).unwrap())
     }
 
-    /// Large machines get the guided search: it has to find what trying everything finds.
+    /// Calls `visit` with each set of `count` of these NICs.
+    fn each_set(
+        nics: &[usize],
+        count: usize,
+        set: &mut Vec<usize>,
+        visit: &mut dyn FnMut(&[usize]),
+    ) {
+        if set.len() == count {
+            return visit(set);
+        }
+        for (position, nic) in nics.iter().enumerate() {
+            set.push(*nic);
+            each_set(&nics[position + 1..], count, set, visit);
+            set.pop();
+        }
+    }
+
+    /// The least cost of all sets, by trying each.
+    fn least(task: &Task<'_>) -> Cost {
+        let Request { count, include, .. } = task.request;
+        let mut least: Option<Cost> = None;
+        each_set(&task.usable, *count, &mut Vec::new(), &mut |set| {
+            if include.iter().all(|nic| set.contains(nic)) {
+                let cost = task.cost(set);
+                least = least.take().into_iter().chain([cost]).min();
+            }
+        });
+        least.unwrap()
+    }
+
     #[test]
-    fn the_guided_search_is_as_good_as_trying_everything() {
+    fn on_a_free_node_the_choice_is_as_good_as_trying_everything() {
         for lay in [
             machine::a4,
             machine::p4d,
@@ -326,26 +331,68 @@ mod tests {
         ] {
             let machine = scan(lay);
             for mask in (0_u32..1 << machine.gpus.len()).step_by(5) {
-                let mut gpus = (0..machine.gpus.len())
-                    .filter(|gpu| mask & 1 << gpu != 0)
-                    .collect();
+                let gpus = 0..machine.gpus.len();
+                let gpus: BTreeSet<usize> = gpus.filter(|gpu| mask & 1 << gpu != 0).collect();
                 for count in 1..=machine.nics.len() {
                     let request = Request {
                         count,
-                        gpus,
+                        gpus: gpus.clone(),
                         ..Request::default()
                     };
                     let task = task(&machine, &request);
-                    let (tried, guided) = (task.best(), task.search());
-                    assert_eq!(task.cost(&tried), task.cost(&guided), "{request:?}");
-                    gpus = request.gpus;
+                    assert!(task.cost(&task.best()) <= least(&task), "{request:?}");
+                }
+            }
+        }
+    }
+
+    /// Without GPUs the choice has as few NUMA nodes as the best, and at most one switch more.
+    #[test]
+    fn beside_other_pods_the_choice_is_as_near_as_the_best() {
+        let mut seed = 0x9e37_79b9_u64;
+        let mut random = move |below: usize| {
+            // xorshift64
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            usize::try_from(seed % 1_000_003).unwrap() % below
+        };
+        for lay in [machine::a4, machine::oci_h100, cloud::hgx_b200] {
+            let machine = scan(lay);
+            let all = machine.nics.len();
+            for round in 0..60 {
+                let gpus = (0..machine.gpus.len()).filter(|_| round % 3 > 0 && random(2) == 0);
+                let gpus: BTreeSet<usize> = gpus.collect();
+                let mut taken: BTreeSet<usize> = (0..all).filter(|_| random(3) == 0).collect();
+                while all - taken.len() > 9 {
+                    taken.insert(random(all));
+                }
+                let free: Vec<usize> = (0..all).filter(|nic| !taken.contains(nic)).collect();
+                if free.is_empty() {
+                    continue;
+                }
+                let include = (random(4) == 0).then(|| free[random(free.len())]);
+                let request = Request {
+                    count: 1 + random(free.len()),
+                    gpus,
+                    include: include.into_iter().collect(),
+                    taken,
+                    ..Request::default()
+                };
+                let task = task(&machine, &request);
+                let (least, found) = (least(&task), task.cost(&task.best()));
+                let (least, found) = (least.numbers, found.numbers);
+                assert_eq!(found[0], least[0], "{request:?}");
+                match request.gpus.is_empty() {
+                    true => assert!(found[1] <= least[1] + 1, "{request:?}"),
+                    false => assert_eq!(found[1..3], least[1..3], "{request:?}"),
                 }
             }
         }
     }
 
     #[test]
-    fn virtual_functions_of_one_card_are_tried_once() {
+    fn of_virtual_functions_of_one_card_the_first_is_chosen() {
         let machine = scan(|tree| {
             machine::a4(tree);
             for (number, bus) in ["91", "98", "c6", "cd"].into_iter().enumerate() {
@@ -384,9 +431,7 @@ mod tests {
             ..Request::default()
         };
         let task = task(&machine, &request);
-        let groups = task.groups();
-        assert_eq!(groups.len(), 4);
-        assert_eq!(sets::number_of_sets(&groups, 4), 35);
+        assert_eq!(task.usable.len(), 4 * request.count);
         let choice = choose(&machine, &request).unwrap();
         assert_eq!(choice.worst, Some(Class::Pix));
         let buses: Vec<u8> = choice

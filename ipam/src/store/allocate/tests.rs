@@ -48,6 +48,28 @@ impl Store {
     pub(crate) fn allocate(&self, want: &Want<'_>, index: usize) -> Result<Lease, StoreError> {
         self.allocate_one(Search::new(self, want.clone(), Goal::Lowest, 0), index)
     }
+
+    /// Leases one address of a range, and no other.
+    fn allocate_this(
+        &self,
+        want: &Want<'_>,
+        index: usize,
+        address: IpAddr,
+    ) -> Result<Lease, StoreError> {
+        let search = Search::new(self, want.clone(), Goal::This(address), 0);
+        self.allocate_one(search, index)
+    }
+
+    fn allocate_one(&self, search: Search<'_>, index: usize) -> Result<Lease, StoreError> {
+        let mut made = Made::of(search.want.holder, index);
+        match self.allocate_all(&mut [search], &mut made) {
+            Ok(mut leases) => Ok(leases.pop().unwrap()),
+            Err(failed) => {
+                self.release_made(&made, &failed.error);
+                Err(failed.error)
+            }
+        }
+    }
 }
 
 fn policy(place: &Path) -> Policy {

@@ -313,7 +313,7 @@ fn an_attachment_in_another_netns_keeps_no_address_beyond_its_range() {
     }
 }
 
-/// What was imported from host-local names no namespace, and of another boot's the boot says enough.
+/// Some records name no namespace, and of another boot's the boot says enough.
 #[test]
 fn a_record_without_a_netns_is_of_any() {
     let holder = |boot: &str, netns: Option<&str>| Holder {
@@ -510,7 +510,8 @@ fn a_record_of_two_numbers_gives_each_part_an_address_of_its_own() {
     let one = part(None, "10.0.0.0/24", None);
     let first = order(vec![one.clone()]);
     store.take(&first).unwrap();
-    let owned = store.owned_by(&first.holder).unwrap().remove(0);
+    let (container, interface) = (&first.holder.container, &first.holder.interface);
+    let owned = store.owned(container, interface).unwrap().remove(0);
     let next = super::super::name::next_owned(&owned.name).unwrap();
     assert!(owned.dir.link(&owned.name, &owned.dir, &next).unwrap());
     let taken = addresses(&store.take(&order(vec![one.clone(), one])).unwrap());

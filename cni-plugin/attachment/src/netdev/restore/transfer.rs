@@ -23,7 +23,7 @@ pub(super) const ATTEMPTS: u32 = 8;
 /// What the names of netdevs begin with whose own is taken. With seven digits it has 15 bytes.
 pub(super) const TEMPORARY: &str = "rdma-dev";
 /// For the kernel to find a number that is free (`dev_alloc_name()`).
-pub const ANY_TEMPORARY: &[u8] = b"rdma-dev%d";
+const ANY_TEMPORARY: &[u8] = b"rdma-dev%d";
 
 pub(super) fn find<'a>(
     taken: &Snapshot,

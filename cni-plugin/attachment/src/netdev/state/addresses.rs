@@ -44,11 +44,6 @@ pub(super) fn read_neighbours(netdev: &mut Netdev<'_>) -> Read {
     Ok(messages(&neighbours, display::neighbour))
 }
 
-pub(super) fn read_proxies(netdev: &mut Netdev<'_>) -> Read {
-    let proxies = neighbour::list_proxies(netdev.socket, netdev.link.index)?;
-    Ok(messages(&proxies, display::neighbour))
-}
-
 /// Those without a gateway first.
 pub(super) fn read_routes(netdev: &mut Netdev<'_>) -> Read {
     let mut routes = Vec::new();
@@ -95,17 +90,9 @@ pub(super) fn restore_neighbour(to: &mut Restoration<'_>, entry: Entry<'_>) -> W
 }
 
 pub(super) fn restore_route(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
-    let route = message(entry)?;
-    let known = to.before.identity.index;
-    let copy = replay::route(&route, known, to.netdev.link.index);
-    // A route over several netdevs lost this next hop; what can be of the whole is put in its place.
-    if replay::leaves_elsewhere(&route, known) {
-        return match route::without_absent_hops(to.netdev.socket, copy)? {
-            Some(whole) => route::replace(to.netdev.socket, entry.what, &whole),
-            None => Ok(()),
-        };
-    }
-    match route::append(to.netdev.socket, entry.what, &copy) {
+    let (known, now) = (to.before.identity.index, to.netdev.link.index);
+    let route = replay::route(&message(entry)?, known, now);
+    match route::append(to.netdev.socket, entry.what, &route) {
         Err(e) if e.is(libc::EEXIST) => Ok(()),
         done => done,
     }
@@ -117,20 +104,23 @@ pub(super) fn restore_rule(to: &mut Restoration<'_>, entry: Entry<'_>) -> Writte
     rule::add(to.netdev.socket, entry.what, &rule)
 }
 
-/// Takes away addresses that a renaming gave another label (`inetdev_changename()`), which replacing
-/// them does not change.
-pub(super) fn remove_mislabelled(to: &mut Restoration<'_>, _: Entry<'_>) -> Written {
-    let before = to.before.state.entries(ADDRESS).iter();
-    let before: Vec<AddressMessage> = before.filter_map(|(_, m)| parse_hex(m).ok()).collect();
-    for now in address::list(to.netdev.socket, to.netdev.link.index)? {
-        let was = before.iter().find(|was| replay::is_same(was, &now));
-        if was.is_some_and(|was| replay::label(was) != replay::label(&now)) {
-            let what = format!("restore the label of {}", display::address(&now));
-            let deleted = address::delete(to.netdev.socket, &what, &now);
-            to.attempt(deleted);
+impl Restoration<'_> {
+    /// Takes away addresses that a renaming gave another label (`inetdev_changename()`), which
+    /// replacing them does not change.
+    pub(super) fn remove_mislabelled(&mut self) {
+        let before = self.before.state.entries(ADDRESS).iter();
+        let before: Vec<AddressMessage> = before.filter_map(|(_, m)| parse_hex(m).ok()).collect();
+        // What cannot be read is named by `verify()`.
+        let now = address::list(self.netdev.socket, self.netdev.link.index);
+        for now in now.unwrap_or_default() {
+            let was = before.iter().find(|was| replay::is_same(was, &now));
+            if was.is_some_and(|was| replay::label(was) != replay::label(&now)) {
+                let what = format!("restore the label of {}", display::address(&now));
+                let deleted = address::delete(self.netdev.socket, &what, &now);
+                self.attempt(deleted);
+            }
         }
     }
-    Ok(())
 }
 
 fn message<T: Parseable<[u8]>>(entry: Entry<'_>) -> netlink::Result<T> {

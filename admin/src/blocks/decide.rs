@@ -17,7 +17,7 @@ pub(super) enum Release {
         danger: Option<Danger>,
     },
     /// An administrator took it before.
-    Taken(Over),
+    Taken,
     /// It is nothing that can be taken, for this reason.
     Refused(String),
 }
@@ -41,8 +41,8 @@ pub(super) fn release(block: &BlockObject, node: Option<&NodeObject>, now: Times
             block.spec.block
         ));
     }
-    if let Some(over) = block.taken() {
-        return Release::Taken(over.clone());
+    if block.taken().is_some() {
+        return Release::Taken;
     }
     let state = NodeState::of(node);
     let (why, danger) = match state.end_of(&block.node()) {
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(since(block(Some((3, false))), Some(&there)), at(9));
         assert_eq!(since(block(Some((99, false))), None), at(9));
         let taken = release(&block(Some((3, true))), None, at(9));
-        assert!(matches!(taken, Release::Taken(over) if over.since == at(3)));
+        assert_eq!(taken, Release::Taken);
     }
 
     #[test]
