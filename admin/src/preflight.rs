@@ -1,29 +1,30 @@
 //! `rdmactl preflight`: what RDMA needs of a node, or of a container, and does not have.
 //!
-//! Each subject is one module: its facts as plain data, how they are read, and a table of checks, each
-//! with one small pure function. A check says what was read, the verdict, why, and what to do.
+//! Checks are rows of a catalogue: subject, reader, predicate, verdict, remedy. What cannot be read is
+//! "unknown", with the missing right, mount or file.
 //!
-//! - `subjects`: the list of them, and how checks are chosen and made; `check`: one check;
-//!   `context`: what all subjects read from
+//! - `engine`: rows, facts, the choice of checks; `context`: what all of them read from
 //! - `modules` (M), `hcas` (H), `link` (L), `gid` (G), `pcie` (P), `gpudirect` (D), `runtime` (R),
-//!   `rails` (A), `qos` (Q), `kubernetes` (K): the subjects
-//! - `counters`: error counters of L, G and P, which must not grow while they are watched
+//!   `qos` (Q), `kubernetes` (K): the rows
+//! - `read`, `config_space`, `dcb`, `platform`, `host_process`: readers; `function`: NICs and GPUs
 
-mod check;
-mod container_runtime;
+mod config_space;
 mod context;
-mod counters;
+mod dcb;
+mod engine;
+mod function;
 mod gid;
 mod gpudirect;
 mod hcas;
+mod host_process;
 mod kubernetes;
 mod link;
 mod modules;
 mod pcie;
+mod platform;
 mod qos;
-mod rails;
+mod read;
 mod runtime;
-mod subjects;
 #[cfg(test)]
 mod tests;
 
@@ -36,17 +37,18 @@ use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
 use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::{Defaults, NodeAddresses};
-use rdma_device_plugin::config::{self, Config, Sharing};
+use rdma_device_plugin::config::{self, Config, Delivery, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
 use rdma_device_plugin::snapshot::Health;
+use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Outcome, say, style};
+use crate::output::{Ended, Outcome, style};
 use crate::report;
 use crate::verdict;
 use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
-use subjects::{Selection, catalogue, run};
+use engine::{Selection, catalogue, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
@@ -57,7 +59,7 @@ pub(crate) struct Preflight {
     /// Show what each check read, not only those that found something
     #[arg(long)]
     all: bool,
-    /// List the checks and exit
+    /// List the checks and exit; with --json also what each reads, its severity and remedy
     #[arg(long)]
     list: bool,
     /// Only these checks: ids (M01) or letters of subjects (M)
@@ -87,20 +89,10 @@ pub(crate) struct Preflight {
     expected: Vec<Expected>,
     #[command(flatten)]
     addresses: NodeAddresses,
-    /// The kubelet's --root-dir [default: var/lib/kubelet below --host-root, or where the
-    /// DaemonSet mounts it]
-    #[arg(long, value_name = "DIR", env = "RDMA_KUBELET_ROOT_DIR")]
-    kubelet_root_dir: Option<PathBuf>,
     /// Where the kubelet expects device plugins [default: var/lib/kubelet/device-plugins below
     /// --host-root, or where the DaemonSet mounts it]
     #[arg(long, value_name = "DIR", env = "RDMA_DEVICE_PLUGIN_DIR")]
     device_plugin_dir: Option<PathBuf>,
-    /// Where CNI programs are [default: opt/cni/bin below --host-root]
-    #[arg(long, value_name = "DIR")]
-    cni_bin_dir: Option<PathBuf>,
-    /// Where CNI configurations are [default: etc/cni/net.d below --host-root]
-    #[arg(long, value_name = "DIR")]
-    cni_conf_dir: Option<PathBuf>,
 }
 
 /// A word of `--only` or `--skip` that chooses something.
@@ -114,9 +106,10 @@ const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 impl Preflight {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         if self.list {
-            for (id, title) in catalogue() {
-                say(&format!("{id} {title}\n"));
-            }
+            let catalogue = catalogue();
+            let line = |check: &engine::Check| format!("{} {}\n", check.id, check.title);
+            let text = || catalogue.iter().map(line).collect();
+            global.say(json!({ "checks": catalogue }), text);
             return Ok(Outcome::Good);
         }
         let selection = Selection::new(&self.only, &self.skip).map_err(anyhow::Error::msg)?;
@@ -135,12 +128,13 @@ impl Preflight {
         };
         ensure!(
             !outcomes.is_empty(),
-            "no check is left to make: --skip has all that --only chooses"
+            "no check is chosen: --skip has all that --only chooses"
         );
         let text = || report::text(&outcomes, self.all, style());
         global.say(report::document(&outcomes), text);
         let faults = report::faults(&outcomes, self.strict);
-        ensure!(faults.is_empty(), "not fit for RDMA: {}", faults.join(" "));
+        let number = report::counted(faults.len(), "check");
+        ensure!(faults.is_empty(), "{number} failed: {}", faults.join(" "));
         Ok(Outcome::Good)
     }
 
@@ -151,6 +145,13 @@ impl Preflight {
         config: Option<&Config>,
         selection: &Selection,
     ) -> anyhow::Result<Vec<verdict::Outcome>> {
+        // Without sysfs a scan finds an empty host.
+        let sys = global.host().sys.join("class");
+        ensure!(
+            sys.is_dir(),
+            "{} does not exist: mount the host's /sys",
+            sys.display()
+        );
         let host = global.scan(&self.addresses.node_addresses)?;
         let pools = config.map(|config| pools(config, &host, &settings.policy, &global.host()));
         let in_host_namespace = in_host_namespace(&global.host()).is_ok();
@@ -171,19 +172,13 @@ impl Preflight {
 
     fn settings(&self, global: &Global) -> Settings {
         let root = global.host_root.clone();
-        let or = |given: &Option<PathBuf>, place: &str| {
-            given.clone().unwrap_or_else(|| root.join(place))
-        };
-        let or_mounted = |given: &Option<PathBuf>, place: &str| {
-            let mounted = || mounted(&root, Path::new(place));
+        let or_mounted = |given: &Option<PathBuf>, path: &str| {
+            let mounted = || mounted(&root, Path::new(path));
             given.clone().unwrap_or_else(mounted)
         };
         let plugins = "var/lib/kubelet/device-plugins";
         Settings {
-            kubelet_root_dir: or_mounted(&self.kubelet_root_dir, "var/lib/kubelet"),
             device_plugin_dir: or_mounted(&self.device_plugin_dir, plugins),
-            cni_bin_dir: or(&self.cni_bin_dir, "opt/cni/bin"),
-            cni_conf_dir: or(&self.cni_conf_dir, "etc/cni/net.d"),
             policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
             in_pod: self.pod,
             expected: self.expected.clone(),
@@ -196,7 +191,10 @@ impl Preflight {
 fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
     let (candidates, _) = memory::list(host, policy, roots);
     let assembled = pool::assemble(config, &candidates, host, &[]);
-    let mut pools = Pools::default();
+    let mut pools = Pools {
+        cdi: (config.pools.iter()).any(|pool| pool.delivery == Delivery::Cdi),
+        ..Pools::default()
+    };
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
         let resource = pool.resource.as_str();
         if pool.optional {

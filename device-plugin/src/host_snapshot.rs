@@ -112,7 +112,7 @@ fn uplinks(host: &Host, node_addresses: &[IpAddr]) -> Uplinks {
 }
 
 /// The uplinks of the network namespace that this process is in.
-pub fn uplinks_here(node_addresses: &[IpAddr]) -> Uplinks {
+fn uplinks_here(node_addresses: &[IpAddr]) -> Uplinks {
     let asked = Socket::open().and_then(|mut socket| {
         let addresses = uplink::addresses(&mut socket)?;
         uplink::uplinks(&mut socket, None, node_addresses, &addresses)

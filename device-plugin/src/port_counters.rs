@@ -1,9 +1,10 @@
 //! Counters of ports that say something about the fabric (`Documentation/ABI/stable/sysfs-class-infiniband`
 //! and the drivers' `hw_counters`). Which of them a port has depends on its driver.
 
-use hca::{Host, Inventory};
+use std::fs;
+use std::path::Path;
 
-use crate::files;
+use hca::{Host, Inventory};
 
 /// Errors on the wire, and retries that follow from them.
 const ERRORS: [&str; 11] = [
@@ -28,7 +29,7 @@ const CONGESTION: [&str; 3] = [
 
 /// A counter of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PortCounter {
+pub(crate) struct PortCounter {
     /// RDMA device.
     pub rdma_device: String,
     /// Number of the port.
@@ -41,10 +42,14 @@ pub struct PortCounter {
     pub value: u64,
 }
 
+fn value(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
 /// The counters of all ports of an inventory. The driver may ask the firmware for each: reading
 /// takes milliseconds.
 #[must_use]
-pub fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
+pub(crate) fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
     let mut found = Vec::new();
     for device in &inventory.rdma_devices {
         for port in &device.ports {
@@ -57,7 +62,7 @@ pub fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
                         port: port.number,
                         counter: path.rsplit('/').next()?,
                         is_congestion,
-                        value: files::parsed(&directory.join(path))?,
+                        value: value(&directory.join(path))?,
                     })
                 }));
             }

@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "deviceplugin.proto",
             "pluginregistration.proto",
             "podresources.proto",
+            "runtime.proto",
         ],
         [&api],
     )?;

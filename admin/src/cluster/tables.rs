@@ -231,13 +231,13 @@ mod tests {
     fn checks_that_complain_are_named() {
         let document = json!({
             "summary": {"fail": 1, "warn": 1, "pass": 40},
-            "checks": [{"id": "L02", "verdict": "fail"}, {"id": "M01", "verdict": "pass"},
+            "checks": [{"id": "L01", "verdict": "fail"}, {"id": "M01", "verdict": "pass"},
                        {"id": "G06", "verdict": "warn"}],
         });
         let answer = answer("n1", Ok(document));
         let text = View::of("preflight").unwrap().text(&[answer]);
         assert!(
-            text.ends_with("n1    1     1     40    L02 G06\n"),
+            text.ends_with("n1    1     1     40    L01 G06\n"),
             "{text}"
         );
     }

@@ -1,4 +1,4 @@
-//! What all subjects read from: roots, the node's devices, and what the administrator expects.
+//! What all checks read from: roots, the node's devices, and what the administrator expects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,13 +6,12 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use hca::uplink::Uplinks;
-use hca::{Host, Inventory, Port, RdmaDevice};
-use ipnetwork::IpNetwork;
+use hca::{Host, PciAddress};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
-use nix::sys::socket::SockaddrStorage;
+use rdma_device_plugin::host_snapshot::HostSnapshot;
 
-use rdma_device_plugin::host_snapshot::{HostSnapshot, uplinks_here};
+use super::engine::{Fact, Unread};
+use super::link::{PortFacts, ports};
 
 /// How many HCAs this node should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,14 +45,8 @@ impl FromStr for Expected {
 pub(super) struct Settings {
     /// Prefix of the host's files.
     pub root: PathBuf,
-    /// The kubelet's root directory.
-    pub kubelet_root_dir: PathBuf,
     /// The kubelet's directory of device plugins.
     pub device_plugin_dir: PathBuf,
-    /// Directory of CNI programs.
-    pub cni_bin_dir: PathBuf,
-    /// Directory of CNI configurations.
-    pub cni_conf_dir: PathBuf,
     /// The node policy.
     pub policy: PathBuf,
     /// Checks are of the container this process runs in, not of the node: drivers, hardware, kubelet.
@@ -62,10 +55,9 @@ pub(super) struct Settings {
     pub expected: Vec<Expected>,
 }
 
-/// Everything that subjects read from.
+/// Everything that checks read from.
 #[derive(Debug)]
 pub(super) struct Context {
-    /// Roots, and what is expected.
     pub(super) settings: Settings,
     /// The host's kernel file systems.
     pub(super) host: Host,
@@ -73,8 +65,10 @@ pub(super) struct Context {
     pub(super) snapshot: HostSnapshot,
     /// The pools of the daemon's configuration; `None` without one.
     pub(super) pools: Option<Pools>,
-    /// Addresses of the namespace that is checked; `None` in another one.
-    pub(super) addresses: Option<Vec<Address>>,
+    /// Ports of RDMA devices.
+    pub(super) ports: Vec<PortFacts>,
+    /// Addresses of the namespace that is checked.
+    pub(super) addresses: Fact<Vec<(String, IpAddr)>>,
     /// The running kernel may be asked as well: it is the one whose files are read, and this process
     /// is in the network namespace that they show.
     pub(super) live: bool,
@@ -89,6 +83,8 @@ pub(super) struct Pools {
     pub hcas: BTreeMap<String, Vec<PoolHca>>,
     /// Resources of which a node may have none.
     pub optional: BTreeSet<String>,
+    /// Some pool delivers by CDI.
+    pub cdi: bool,
 }
 
 /// An HCA of this node.
@@ -132,55 +128,41 @@ impl Context {
         let host = Host::at(&settings.root);
         let live = is_running_kernel(&settings.root) && in_host_namespace;
         Self {
+            ports: ports(&snapshot, pools.as_ref()),
+            addresses: match live {
+                true => own_addresses(),
+                false => Err(Unread(
+                    "addresses: this process is not in the host's network namespace".into(),
+                )),
+            },
             settings,
             host,
             snapshot,
             pools,
-            addresses: live.then(own_addresses).flatten(),
             live,
         }
     }
 
-    /// The uplinks of the namespace that is checked.
-    pub(super) fn uplinks(&self) -> Uplinks {
-        match self.settings.in_pod {
-            true => uplinks_here(&[]),
-            false => self.snapshot.uplinks.clone(),
-        }
-    }
-
     /// A path of the host.
-    pub(super) fn path(&self, path: &str) -> PathBuf {
-        self.settings.root.join(path.trim_start_matches('/'))
+    pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.settings
+            .root
+            .join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The pools an RDMA device is in; none if it is in none, or without a configuration.
-    pub(super) fn pools_of(&self, device: &str) -> &[Membership] {
-        let pools = self.pools.as_ref();
-        let of_device = pools.and_then(|pools| pools.of_device.get(device));
-        of_device.map_or(&[], Vec::as_slice)
+    /// This process is in a container on the host whose files are below the root.
+    pub(super) fn in_container(&self) -> bool {
+        self.settings.root != Path::new("/") && is_running_kernel(&self.settings.root)
     }
 
-    /// True unless a configuration leaves this device out of all pools.
-    pub(super) fn offered(&self, device: &str) -> bool {
-        let pools = self.pools.as_ref();
-        pools.is_none_or(|pools| pools.of_device.contains_key(device))
+    /// The directory of a PCI function.
+    pub(super) fn pci(&self, address: PciAddress) -> PathBuf {
+        self.host
+            .sys
+            .join("bus/pci/devices")
+            .join(address.to_string())
     }
-
-    /// Ports of the devices that are offered.
-    pub(super) fn ports<'a>(
-        &'a self,
-        inventory: &'a Inventory,
-    ) -> impl Iterator<Item = (&'a RdmaDevice, &'a Port)> {
-        let devices = inventory.rdma_devices.iter();
-        let offered = devices.filter(|device| self.offered(&device.name));
-        offered.flat_map(|device| device.ports.iter().map(move |port| (device, port)))
-    }
-}
-
-/// What a port is called in findings.
-pub(super) fn port_name(device: &RdmaDevice, port: &Port) -> String {
-    format!("{}/{}", device.name, port.number)
 }
 
 /// Whether the files below `root` are the running kernel's: on the host itself, or in a container
@@ -204,30 +186,14 @@ pub(super) fn mounted(root: &Path, path: &Path) -> PathBuf {
     }
 }
 
-/// Why addresses and routes are not known.
-pub(super) const ELSEWHERE: &str = "this process is not in the host's network namespace";
-
-/// An address of a netdev.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Address {
-    /// The netdev.
-    pub netdev: String,
-    /// The address with its prefix length.
-    pub ip: IpNetwork,
-}
-
-/// Addresses of the namespace this process is in.
-fn own_addresses() -> Option<Vec<Address>> {
+/// Addresses of the namespace this process is in, with their netdevs.
+fn own_addresses() -> Fact<Vec<(String, IpAddr)>> {
     let address = |interface: InterfaceAddress| {
-        let ip = |address: Option<SockaddrStorage>| -> Option<IpAddr> {
-            let address = address?;
-            let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
-        };
-        Some(Address {
-            ip: IpNetwork::with_netmask(ip(interface.address)?, ip(interface.netmask)?).ok()?,
-            netdev: interface.interface_name,
-        })
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+        let ip = v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()));
+        Some((interface.interface_name, ip?))
     };
-    Some(getifaddrs().ok()?.filter_map(address).collect())
+    let all = getifaddrs().map_err(|error| Unread(format!("addresses: {error}")))?;
+    Ok(all.filter_map(address).collect())
 }

@@ -5,205 +5,125 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hca::gid::{GidEntry, GidTable};
-use hca::{Port, ROCE_V2, RdmaDevice};
+use hca::{GidEntry, ROCE_V2};
 
-use super::check::{Findings, checks, need};
-use super::context::{Context, ELSEWHERE, port_name};
-use crate::verdict::{Finding, NO_NIC, words};
-
-/// What is read.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
-    /// RoCE ports.
-    pub ports: Vec<PortFacts>,
-    /// The container's checks are made.
-    pub in_pod: bool,
-    /// Addresses are not known: this process is in another network namespace.
-    pub elsewhere: bool,
-}
-
-/// A RoCE port.
-#[derive(Debug, Clone)]
-pub(super) struct PortFacts {
-    /// `mlx5_0/1`.
-    pub id: String,
-    /// It is active: an idle port has no GIDs.
-    pub active: bool,
-    /// Its GID table.
-    pub gids: GidTable,
-    /// Addresses of its netdev and of children of it.
-    pub addresses: Vec<IpAddr>,
-    /// Units that pools make of it, each a child with addresses of its own; 0 if none is shared.
-    pub children: u32,
-}
+use super::context::Context;
+use super::engine::{Check, Judged, Object, judge};
+use super::link::{PortFacts, roce};
+use crate::verdict::Verdict::{Fail, Warn};
+use crate::verdict::{Finding, words};
 
 /// How long the kernel may take to fill the table after a netdev came up.
 const FILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-checks! {
-    "G01" "every address has its RoCE v2 GID" g01_entries;
-    "G03" "the GID index is the same on all ports" g03_index;
-    "G06" "the GID table has room for all units" g06_room;
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check {
+            id: "G01",
+            title: "every address has its RoCE v2 GID",
+            subject: "port",
+            reads: "gids and gid_attrs of the port, addresses of its netdev",
+            severity: Fail,
+            remedy: "the table may be full (G06); set the address again, or reload the driver",
+            judge: judge(active_roce, g01_entries),
+        },
+        Check {
+            id: "G06",
+            title: "the GID table has room for all units",
+            subject: "port",
+            reads: "gids of the port, the configuration",
+            severity: Warn,
+            remedy: "offer fewer units (rdmaHcaMax, slots), unless most pods have no netdev of their own",
+            judge: judge(active_roce, g06_room),
+        },
+    ]
 }
 
-/// Reads the host. In a container it waits a little for the kernel to fill the tables.
-pub(super) fn read(context: &Context) -> Facts {
-    let mut facts = read_once(context, &context.snapshot.inventory);
-    let deadline = Instant::now() + FILL_TIMEOUT;
-    while facts.in_pod && facts.ports.iter().any(|port| !port.lacking().is_empty()) {
-        if Instant::now() >= deadline {
-            break;
-        }
-        thread::sleep(Duration::from_millis(100));
-        match hca::inventory(&context.host) {
-            Ok(inventory) => facts = read_once(context, &inventory),
-            Err(_) => break,
-        }
-    }
-    facts
-}
-
-fn read_once(context: &Context, inventory: &hca::Inventory) -> Facts {
-    let addresses = context.addresses.iter().flatten();
-    let facts = |(device, port): (&RdmaDevice, &Port)| {
-        let netdevs = port
-            .gids
-            .entries
-            .iter()
-            .filter_map(|entry| entry.netdev.as_deref());
-        let netdevs: BTreeSet<&str> = netdevs.chain(port.netdev.as_deref()).collect();
-        let pools = context.pools_of(&device.name).iter();
-        PortFacts {
-            id: port_name(device, port),
-            active: port.is_active(),
-            gids: port.gids.clone(),
-            addresses: addresses
-                .clone()
-                .filter(|address| netdevs.contains(address.netdev.as_str()))
-                .map(|address| address.ip.ip())
-                .collect(),
-            children: pools
-                .filter(|pool| pool.shared)
-                .map(|pool| pool.units)
-                .sum(),
-        }
-    };
-    // iWARP runs over Ethernet as well, but has no GIDs to speak of.
-    let roce = context
-        .ports(inventory)
-        .filter(|(device, port)| device.is_roce(port));
-    Facts {
-        ports: roce.map(facts).collect(),
-        in_pod: context.settings.in_pod,
-        elsewhere: context.addresses.is_none(),
-    }
-}
-
-impl PortFacts {
-    fn of(&self, ip: IpAddr) -> Option<&GidEntry> {
-        self.v2().find(|entry| entry.gid.ip() == ip)
-    }
-
-    fn v2(&self) -> impl Iterator<Item = &GidEntry> {
-        self.gids
-            .entries
-            .iter()
-            .filter(|entry| entry.kind.as_deref() == Some(ROCE_V2))
-    }
-
-    /// Addresses without a GID.
-    fn lacking(&self) -> Vec<IpAddr> {
-        let addresses = self.addresses.iter().copied();
-        addresses.filter(|ip| self.of(*ip).is_none()).collect()
-    }
-}
-
-fn each(facts: &Facts, judge: impl Fn(&PortFacts) -> Finding) -> Findings {
-    need(!facts.ports.is_empty(), NO_NIC)?;
-    let active: Vec<&PortFacts> = facts.ports.iter().filter(|port| port.active).collect();
-    need(!active.is_empty(), "no RoCE port is active")?;
-    Ok(active
+/// An idle port has no GIDs.
+fn active_roce(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+    let active = roce(context)?
         .into_iter()
-        .map(|port| judge(port).on(&port.id))
-        .collect())
-}
-
-fn list(port: &PortFacts) -> String {
-    let entry = |entry: &GidEntry| format!("{} {}", entry.index, entry.gid.ip());
-    words(&port.v2().map(entry).collect::<Vec<_>>(), ", ")
-}
-
-fn g01_entries(facts: &Facts) -> Findings {
-    each(facts, |port| {
-        let lacking: Vec<String> = port.lacking().iter().map(ToString::to_string).collect();
-        let finding = if port.v2().next().is_none() {
-            Finding::fail(
-                "no RoCE v2 GID at all: no connection can be made",
-                "bring the netdev up with an address; cma_roce_mode or the driver may hold it to RoCE v1",
-            )
-        } else if facts.elsewhere {
-            Finding::unknown(ELSEWHERE)
-        } else if lacking.is_empty() {
-            Finding::pass("all addresses have one")
-        } else {
-            Finding::fail(
-                format!("{} has none: connections from it fail", lacking.join(", ")),
-                "the table may be full (G06); set the address again, or reload the driver",
-            )
-        };
-        finding.read("RoCE v2 GIDs", list(port))
-    })
-}
-
-fn g03_index(facts: &Facts) -> Findings {
-    let first_ipv4 = |port: &PortFacts| {
-        let mut addresses = port.addresses.iter().filter(|ip| ip.is_ipv4());
-        addresses.find_map(|ip| Some(port.of(*ip)?.index))
-    };
-    let active = facts.ports.iter().filter(|port| port.active);
-    let indices = active.filter_map(|port| Some((port.id.as_str(), first_ipv4(port)?)));
-    let indices: Vec<(&str, u32)> = indices.collect();
-    need(!facts.ports.is_empty(), NO_NIC)?;
-    if facts.elsewhere {
-        return Err(Finding::unknown(ELSEWHERE));
+        .filter(|port| port.port.is_active());
+    let active: Vec<&PortFacts> = active.collect();
+    match active.is_empty() {
+        true => Err("no RoCE port is active"),
+        false => Ok(active),
     }
-    let Some((_, first)) = indices.first() else {
-        return Err(Finding::not_applicable("no port has an IPv4 GID"));
-    };
-    let list = indices.iter().map(|(id, index)| format!("{id} {index}"));
-    let list: Vec<String> = list.collect();
-    let finding = if indices.iter().all(|(_, index)| index == first) {
-        Finding::pass(format!("{first} everywhere here; other nodes may differ"))
-    } else {
-        Finding::warn(
-            "it differs: one NCCL_IB_GID_INDEX or perftest -x for all is wrong for some",
-            "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 and later find it), or use rdma_cm (-R)",
-        )
-    };
-    let read = "index of the IPv4 RoCE v2 GID";
-    Ok(vec![finding.read(read, list.join(", "))])
 }
 
-fn g06_room(facts: &Facts) -> Findings {
-    each(facts, |port| {
-        let Some(room) = port.gids.pods() else {
-            return Finding::unknown("the table's size cannot be read");
-        };
-        let wanted = port.children;
-        let finding = if wanted > room {
-            Finding::warn(
-                format!(
-                    "{wanted} units, each with an address of its own, are more than fit: about {room}"
-                ),
-                "offer fewer units (rdmaHcaMax, slots), unless most pods have no netdev of their own",
-            )
-        } else {
-            Finding::pass(format!("about {room} child netdevs fit"))
-        };
-        finding.read("GID slots", port.gids.slots)
-    })
+fn v2(entries: &[GidEntry]) -> impl Iterator<Item = &GidEntry> {
+    let is_v2 = |entry: &&GidEntry| entry.kind.as_deref() == Some(ROCE_V2);
+    entries.iter().filter(is_v2)
 }
 
-#[cfg(test)]
-mod tests;
+/// Addresses of a port's netdev and of its children that have no GID.
+fn lacking(port: &PortFacts, entries: &[GidEntry], addresses: &[(String, IpAddr)]) -> Vec<IpAddr> {
+    let netdevs = entries.iter().filter_map(|entry| entry.netdev.as_deref());
+    let netdevs: BTreeSet<&str> = netdevs.chain(port.port.netdev.as_deref()).collect();
+    let of_port = addresses
+        .iter()
+        .filter(|(netdev, _)| netdevs.contains(netdev.as_str()));
+    let ips = of_port.map(|(_, ip)| *ip);
+    ips.filter(|ip| !v2(entries).any(|entry| entry.gid.ip() == *ip))
+        .collect()
+}
+
+/// In a container it waits a little for the kernel to fill the table.
+fn g01_entries(context: &Context, check: &Check, port: &PortFacts) -> Judged {
+    let mut entries = port.port.gids.entries.clone();
+    let deadline = Instant::now() + FILL_TIMEOUT;
+    while let Ok(addresses) = &context.addresses
+        && context.settings.in_pod
+        && Instant::now() < deadline
+        && !lacking(port, &entries, addresses).is_empty()
+    {
+        thread::sleep(Duration::from_millis(100));
+        let device = hca::rdma::read(&context.host, &port.device.name);
+        if let Some(port) = device
+            .ok()
+            .and_then(|device| device.port(port.port.number).cloned())
+        {
+            entries = port.gids.entries;
+        }
+    }
+    let shown = v2(&entries).map(|entry| format!("{} {}", entry.index, entry.gid.ip()));
+    let shown = words(&shown.collect::<Vec<_>>(), ", ");
+    if v2(&entries).next().is_none() {
+        return Ok(Finding::fail(
+            "no RoCE v2 GID: no connection can be made",
+            port.fill(
+                "give {netdev} an address and set it up; cma_roce_mode or the driver may hold it to \
+                 RoCE v1",
+            ),
+        ));
+    }
+    let addresses = context.addresses.as_ref().map_err(Clone::clone)?;
+    let lacking = lacking(port, &entries, addresses);
+    let lacking: Vec<String> = lacking.iter().map(ToString::to_string).collect();
+    let finding = match lacking.is_empty() {
+        true => Finding::pass("all addresses have one"),
+        false => {
+            let why = format!("{} has none: connections from it fail", lacking.join(", "));
+            check.fault(port, &why)
+        }
+    };
+    Ok(finding.read("RoCE v2 GIDs", shown))
+}
+
+fn g06_room(_: &Context, check: &Check, port: &PortFacts) -> Judged {
+    let Some(room) = port.port.gids.pods() else {
+        return Err(Finding::unknown(
+            "the driver does not report the GID table's size",
+        ));
+    };
+    let shared = port.pools.iter().filter(|pool| pool.shared);
+    let wanted: u32 = shared.map(|pool| pool.units).sum();
+    let finding = match wanted > room {
+        true => {
+            let why = format!("{wanted} units with an address each, and room for about {room}");
+            check.fault(port, &why)
+        }
+        false => Finding::pass(format!("room for about {room} child netdevs")),
+    };
+    Ok(finding.read("GID entries", port.port.gids.slots))
+}

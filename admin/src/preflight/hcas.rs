@@ -1,37 +1,52 @@
 //! How many HCAs there are (H): other checks judge what they find, and find nothing to blame on a node
 //! that has lost all of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hca::PciAddress;
 
-use super::check::{Findings, checks, need};
 use super::context::{Context, Expected, PoolHca};
+use super::engine::{Check, Findings, Judged, judge, node};
 use crate::verdict::Finding;
+use crate::verdict::Verdict::Fail;
 
-/// What is read.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
-    /// The container's checks are made.
-    pub in_pod: bool,
-    /// All HCAs of the host.
-    pub hcas: Vec<PoolHca>,
-    /// Those of each pool; none without a configuration.
-    pub pools: Option<BTreeMap<String, Vec<PoolHca>>>,
-    /// Pools of which a node may have no HCA.
-    pub optional: BTreeSet<String>,
-    /// What should be so.
-    pub expected: Vec<Expected>,
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check {
+            id: "H01",
+            title: "there is an HCA",
+            subject: "node",
+            reads: "/sys/class/infiniband",
+            severity: Fail,
+            remedy: "see M01 and M02 for a missing driver, and lspci for the NIC; check a node that is \
+                meant to have none with --skip H",
+            judge: judge(node, h01_any),
+        },
+        Check {
+            id: "H02",
+            title: "each pool has an HCA that can be used",
+            subject: "pool",
+            reads: "the configuration, /sys/class/infiniband",
+            severity: Fail,
+            remedy: CHOSEN,
+            judge: Box::new(|context, _| h02_pools(context)),
+        },
+        Check {
+            id: "H03",
+            title: "as many HCAs as expected can be used",
+            subject: "node or pool",
+            reads: "--expect, /sys/class/infiniband",
+            severity: Fail,
+            remedy: "see the reasons; for ports run --only L; for missing HCAs check lspci, then M02",
+            judge: Box::new(h03_expected),
+        },
+    ]
 }
 
-checks! {
-    "H01" "there is an HCA" h01_any;
-    "H02" "each pool has an HCA that can be used" h02_pools;
-    "H03" "as many HCAs as expected can be used" h03_expected;
-}
+const CHOSEN: &str = "rdmactl validate --on-host shows what each selector leaves";
 
-/// Reads the host.
-pub(super) fn read(context: &Context) -> Facts {
+/// All HCAs of the host.
+fn hcas(context: &Context) -> Vec<PoolHca> {
     let inventory = &context.snapshot.inventory;
     // RDMA devices of one function are one HCA.
     let mut hcas: BTreeMap<String, PoolHca> = BTreeMap::new();
@@ -52,99 +67,86 @@ pub(super) fn read(context: &Context) -> Facts {
         let hca = PoolHca::new(&hidden.rdma_device, hidden.fault.as_deref());
         hcas.insert(key(function, &hidden.rdma_device), hca);
     }
-    Facts {
-        in_pod: context.settings.in_pod,
-        hcas: hcas.into_values().collect(),
-        pools: context.pools.as_ref().map(|pools| pools.hcas.clone()),
-        optional: (context.pools.as_ref()).map_or_else(BTreeSet::new, |p| p.optional.clone()),
-        expected: context.settings.expected.clone(),
+    hcas.into_values().collect()
+}
+
+fn h01_any(context: &Context, check: &Check, node: &()) -> Judged {
+    if context.settings.in_pod {
+        return Err(Finding::not_applicable("not checked with --pod"));
     }
+    let hcas = hcas(context);
+    let ids: Vec<&str> = hcas.iter().map(|hca| hca.id.as_str()).collect();
+    Ok(match ids.len() {
+        0 => check.fault(node, "no RDMA device, neither here nor in a pod"),
+        count => Finding::pass(format!("{count} HCAs")).read("RDMA devices", ids.join(", ")),
+    })
 }
 
-fn h01_any(facts: &Facts) -> Findings {
-    need(!facts.in_pod, "not checked with --pod")?;
-    let ids: Vec<&str> = facts.hcas.iter().map(|hca| hca.id.as_str()).collect();
-    Ok(vec![match ids.len() {
-        0 => Finding::fail(
-            "no RDMA device, neither here nor in a pod",
-            "see M01 to M03 for a driver that is missing, and lspci for the NIC; a node that is meant \
-             to have none is checked with --skip H",
-        ),
-        count => Finding::pass(format!("{count} of them")).read("RDMA devices", ids.join(", ")),
-    }])
-}
-
-fn h02_pools(facts: &Facts) -> Findings {
-    let Some(pools) = &facts.pools else {
-        let why = "no configuration says which pools there are";
-        return Err(Finding::not_applicable(why));
+fn h02_pools(context: &Context) -> Findings {
+    let Some(pools) = &context.pools else {
+        return Err(Finding::not_applicable("no configuration (--config-file)"));
     };
-    let all_empty = pools.values().all(Vec::is_empty);
+    let all_empty = pools.hcas.values().all(Vec::is_empty);
     let judge = |(resource, hcas): (&String, &Vec<PoolHca>)| {
-        let chosen = "rdmactl validate --on-host says what each selector leaves";
-        let finding = if hcas.is_empty() && facts.optional.contains(resource) {
+        let finding = if hcas.is_empty() && pools.optional.contains(resource) {
             Finding::not_applicable("none here, and the pool is optional")
         } else if hcas.is_empty() {
-            let what = "its selectors choose no HCA of this node";
             match all_empty {
-                true => Finding::fail(format!("{what}, nor do those of any other pool"), chosen),
-                false => Finding::warn(what, chosen),
+                true => Finding::fail(
+                    "no selector of any pool matches an HCA of this node",
+                    CHOSEN,
+                ),
+                false => Finding::warn("its selectors match no HCA of this node", CHOSEN),
             }
         } else if usable(hcas) == 0 {
             Finding::fail(
                 format!("none of its HCAs can be used: {}", faults(hcas)),
-                "what each of them lacks is named; L01 to L04 say more of ports",
+                "see the reasons above; for ports run --only L",
             )
         } else {
             Finding::pass(format!("{} of {} can be used", usable(hcas), hcas.len()))
         };
         finding.on(resource)
     };
-    Ok(pools.iter().map(judge).collect())
+    Ok(pools.hcas.iter().map(judge).collect())
 }
 
-fn h03_expected(facts: &Facts) -> Findings {
+fn h03_expected(context: &Context, check: &Check) -> Findings {
+    let all = hcas(context);
     let judge = |expected: &Expected| {
-        let none = Vec::new();
-        let (of, hcas) = match (&expected.resource, &facts.pools) {
-            (None, _) => ("this node".to_owned(), &facts.hcas),
-            (Some(resource), Some(pools)) => match pools.get(resource) {
-                None if expected.hcas > 0 => {
-                    let names: Vec<&str> = pools.keys().map(String::as_str).collect();
-                    return Finding::fail(
-                        "no pool has this resource",
-                        format!("the configuration has {}", names.join(", ")),
-                    )
-                    .on(resource);
+        let of = expected.resource.clone();
+        let of = of.unwrap_or_else(|| "this node".to_owned());
+        let pool = |resource| context.pools.as_ref()?.hcas.get(resource);
+        let hcas = match &expected.resource {
+            None => all.as_slice(),
+            Some(resource) => match pool(resource) {
+                Some(hcas) => hcas.as_slice(),
+                None if expected.hcas == 0 => &[],
+                // What waits for the HCAs of a pool must not go on without any.
+                None => {
+                    let remedy =
+                        "correct the resource, or name the configuration with --config-file";
+                    return Finding::fail("no pool has this resource", remedy).on(of);
                 }
-                pool => (resource.clone(), pool.unwrap_or(&none)),
             },
-            // What waits for the HCAs of a pool must not go on without any.
-            (Some(resource), None) => {
-                return Finding::fail(
-                    "no configuration says which HCAs are of this pool",
-                    "name the device plugin's configuration by --config-file",
-                )
-                .on(resource);
-            }
         };
         let (usable, wanted) = (usable(hcas), expected.hcas);
         let finding = if usable >= wanted {
-            Finding::pass(format!("{usable} can be used, {wanted} are expected"))
+            Finding::pass(format!("{usable} can be used, {wanted} expected"))
         } else {
-            let mut why = format!("{usable} of {wanted} can be used, {} are here", hcas.len());
-            if usable < hcas.len() {
-                why = format!("{why}: {}", faults(hcas));
-            }
-            Finding::fail(
-                why,
-                "what is here and cannot be used is named; of what is not here, M02, M03 and lspci \
-                 tell driver and hardware apart",
+            let reasons = match usable < hcas.len() {
+                true => format!(": {}", faults(hcas)),
+                false => String::new(),
+            };
+            let here = hcas.len();
+            check.fault(
+                &(),
+                &format!("{usable} of {wanted} can be used, {here} are here{reasons}"),
             )
         };
         finding.on(of)
     };
-    Ok(facts.expected.iter().map(judge).collect())
+    Ok(context.settings.expected.iter().map(judge).collect())
 }
 
 fn usable(hcas: &[PoolHca]) -> usize {
@@ -157,6 +159,3 @@ fn faults(hcas: &[PoolHca]) -> String {
         .filter_map(|hca| Some(format!("{}: {}", hca.id, hca.fault.as_deref()?)));
     faulty.collect::<Vec<_>>().join("; ")
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,110 +1,104 @@
-//! Kernel, modules and drivers (M).
+//! Modules and drivers (M).
 
 use std::collections::BTreeSet;
 
-use hca::{PciAddress, RdmaDevice};
-use netlink::release::{MINIMUM, version};
-
-use super::check::{Findings, checks, need};
-use super::context::Context;
-use crate::verdict::{Finding, NO_NIC};
+use hca::PciAddress;
 use rdma_device_plugin::candidate::RDMA_HALVES;
-use rdma_device_plugin::files;
 
-/// What is read.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
-    /// Release of the kernel, such as `6.1.0-23-amd64`.
-    pub release: Option<String>,
-    /// Modules in the kernel, loaded or built in.
-    pub modules: BTreeSet<String>,
-    /// Network functions whose driver can do RDMA, or whose vendor makes nothing else.
-    pub functions: Vec<Function>,
-    /// RDMA devices.
-    pub devices: Vec<RdmaDevice>,
-    /// A container installs the drivers: whether it says that it is done.
-    pub driver_container: Option<bool>,
+use super::context::Context;
+use super::engine::{Check, Fact, Findings, Judged, Object, Unread, each, judge, node};
+use super::read;
+use crate::verdict::Verdict::Fail;
+use crate::verdict::{Finding, NO_NIC};
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check {
+            id: "M01",
+            title: "the RDMA core is in the kernel",
+            subject: "node",
+            reads: "/sys/module: ib_core, ib_uverbs, rdma_ucm",
+            severity: Fail,
+            remedy: "modprobe ib_uverbs, and list it in /etc/modules-load.d",
+            judge: judge(node, m01_core),
+        },
+        Check {
+            id: "M02",
+            title: "each NIC has its driver and an RDMA device",
+            subject: "PCI function",
+            reads: "/sys/bus/pci/devices, /sys/module, /sys/class/infiniband",
+            severity: Fail,
+            remedy: "load the NIC's driver and its RDMA half, such as mlx5_core and mlx5_ib",
+            judge: Box::new(|context, _| m02_drivers(context)),
+        },
+    ]
 }
 
 /// A PCI function that could do RDMA.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Function {
-    /// Its address.
-    pub address: PciAddress,
-    /// The bound driver.
-    pub driver: Option<String>,
+struct Candidate {
+    address: PciAddress,
+    driver: Option<String>,
     /// An RDMA device stands on it, here or in a pod.
-    pub rdma: bool,
+    rdma: bool,
     /// Its netdev is a member of a bond whose other member has the RDMA device for both.
-    pub in_lag: bool,
+    in_lag: bool,
+}
+
+impl Object for Candidate {
+    fn name(&self) -> Option<String> {
+        Some(self.address.to_string())
+    }
 }
 
 /// Mellanox, whose network functions all do RDMA.
 const MELLANOX: u16 = 0x15b3;
 
 /// Drivers that hold a function for a virtual machine or user space.
-const GIVEN_AWAY: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];
+const PASSED_THROUGH: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];
 
-checks! {
-    "M01" "the RDMA core is in the kernel" m01_core;
-    "M02" "NICs have their driver and its RDMA half" m02_drivers;
-    "M03" "NICs with an RDMA driver have an RDMA device" m03_devices;
-    "M04" "the driver container is done" m04_marker;
-    "M08" "kernel version and features" m08_kernel;
+/// Modules in the kernel, loaded or built in.
+pub(super) fn modules(context: &Context) -> Fact<BTreeSet<String>> {
+    let names = read::names(context, &context.host.sys.join("module"))?;
+    let names = names.ok_or_else(|| Unread("/sys/module does not exist".into()))?;
+    Ok(names.into_iter().collect())
 }
 
-/// Reads the host.
-pub(super) fn read(context: &Context) -> Facts {
-    let inventory = &context.snapshot.inventory;
-    let proc = &context.host.proc;
-    let names = files::names(&context.host.sys.join("module"));
-    let mut modules: BTreeSet<String> = names.into_iter().collect();
-    let loaded = files::text(&proc.join("modules")).unwrap_or_default();
-    let loaded = loaded.lines().filter_map(|line| line.split(' ').next());
-    modules.extend(loaded.map(str::to_owned));
-    let drivers = context.path("/run/mellanox/drivers");
-    Facts {
-        release: files::text(&proc.join("sys/kernel/osrelease")),
-        modules,
-        functions: functions(context),
-        devices: inventory.rdma_devices.clone(),
-        driver_container: drivers
-            .is_dir()
-            .then(|| drivers.join(".driver-ready").exists()),
-    }
-}
-
-fn functions(context: &Context) -> Vec<Function> {
+fn candidates(context: &Context) -> Fact<Vec<Candidate>> {
     let inventory = &context.snapshot.inventory;
     let has_rdma = |address| inventory.rdma_on_pci(address).next().is_some();
+    let is_hidden = |address| {
+        let mut hidden = inventory
+            .hidden
+            .iter()
+            .filter_map(|hidden| hidden.pci.as_ref());
+        hidden.any(|pci| pci.address == address)
+    };
     let is_in_lag = |netdev: &hca::Netdev| {
-        let bond = netdev
-            .master
-            .as_deref()
-            .and_then(|master| inventory.netdev(master));
+        let bond = netdev.master.as_deref();
+        let bond = bond.and_then(|master| inventory.netdev(master));
         let members = bond.into_iter().flat_map(|bond| &bond.lowers);
         let mut members = members.filter_map(|lower| inventory.netdev(lower)?.pci);
         members.any(has_rdma)
     };
-    let function = |name: &String| {
+    let candidate = |name: String| {
         let address = name.parse().ok()?;
         let function = hca::pci::read(&context.host, address).ok()?;
-        let known = function
-            .driver
-            .as_deref()
-            .is_some_and(|driver| half_of(driver).is_some());
-        let could = function.class >> 16 == 0x02 && (known || function.vendor == MELLANOX);
-        let mut hidden = inventory.hidden.iter();
-        could.then(|| Function {
+        let is_known = function.driver.as_deref().and_then(half_of).is_some();
+        let could = function.class >> 16 == 0x02 && (is_known || function.vendor == MELLANOX);
+        could.then(|| Candidate {
             address,
             driver: function.driver,
-            rdma: has_rdma(address)
-                || hidden.any(|one| one.pci.as_ref().is_some_and(|pci| pci.address == address)),
+            rdma: has_rdma(address) || is_hidden(address),
             in_lag: inventory.netdevs_on_pci(address).any(is_in_lag),
         })
     };
-    let names = files::names(&context.host.sys.join("bus/pci/devices"));
-    names.iter().filter_map(function).collect()
+    let names = read::names(context, &context.host.sys.join("bus/pci/devices"))?;
+    Ok(names
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(candidate)
+        .collect())
 }
 
 fn half_of(driver: &str) -> Option<(&'static str, bool)> {
@@ -112,138 +106,157 @@ fn half_of(driver: &str) -> Option<(&'static str, bool)> {
     known.map(|(_, half, bought_for_it)| (*half, *bought_for_it))
 }
 
-fn need_hardware(facts: &Facts) -> Result<(), Finding> {
-    need(
-        !facts.devices.is_empty() || !facts.functions.is_empty(),
-        NO_NIC,
-    )
-}
-
-fn m01_core(facts: &Facts) -> Findings {
-    need_hardware(facts)?;
-    let missing: Vec<&str> = ["ib_core", "ib_uverbs"]
-        .into_iter()
-        .filter(|module| !facts.modules.contains(*module))
-        .collect();
-    let finding = if !missing.is_empty() {
-        let missing = missing.join(" and ");
-        Finding::fail(
-            format!("{missing} not in the kernel: there are no verbs"),
-            "modprobe ib_uverbs, and list it in /etc/modules-load.d",
+fn m01_core(context: &Context, check: &Check, node: &()) -> Judged {
+    let modules = modules(context)?;
+    if context.snapshot.inventory.rdma_devices.is_empty() && candidates(context)?.is_empty() {
+        return Err(Finding::not_applicable(NO_NIC));
+    }
+    let missing = |wanted: &[&str]| {
+        let missing = wanted.iter().filter(|module| !modules.contains(**module));
+        missing.copied().collect::<Vec<_>>().join(" and ")
+    };
+    let core = missing(&["ib_core", "ib_uverbs"]);
+    Ok(if !core.is_empty() {
+        check.fault(
+            node,
+            &format!("{core} not in the kernel: there are no verbs"),
         )
-        .read("/sys/module", format!("no {missing}"))
-    } else if !facts.modules.contains("rdma_ucm") {
+    } else if !missing(&["rdma_ucm"]).is_empty() {
         Finding::warn(
-            "rdma_ucm is not in the kernel: no rdma_cm node, so connections by address \
-             (perftest -R, UCX, NVMe) fail",
+            "rdma_ucm is not in the kernel: connections by address (perftest -R, UCX, NVMe) fail",
             "modprobe rdma_ucm, and list it in /etc/modules-load.d",
         )
-        .read("/sys/module", "ib_core, ib_uverbs, no rdma_ucm")
     } else {
-        Finding::pass("verbs and the connection manager are there")
-            .read("/sys/module", "ib_core, ib_uverbs, rdma_ucm")
-    };
-    Ok(vec![finding])
+        Finding::pass("ib_core, ib_uverbs and rdma_ucm are in the kernel")
+    })
 }
 
-fn m02_drivers(facts: &Facts) -> Findings {
-    need(!facts.functions.is_empty(), NO_NIC)?;
-    let judge = |function: &Function| {
-        let finding = match function.driver.as_deref() {
-            None => Finding::fail(
-                "no driver is bound",
-                "load the NIC's driver (modprobe mlx5_core), and check dmesg for why it was unbound",
-            ),
-            Some(driver) if GIVEN_AWAY.contains(&driver) => Finding::not_applicable(format!(
-                "{driver} holds it for a virtual machine or user space"
-            )),
-            Some(driver) => match half_of(driver) {
-                _ if function.rdma => Finding::pass("both halves of the driver are at work"),
-                Some((half, _)) if facts.modules.contains(half) => {
-                    Finding::pass(format!("{driver} and {half} are in the kernel"))
-                }
-                Some((half, true)) => Finding::fail(
-                    format!("{half} is not in the kernel: the NIC has no RDMA"),
-                    format!("modprobe {half}, and list it in /etc/modules-load.d"),
-                ),
-                Some((half, false)) => {
-                    Finding::not_applicable(format!("an Ethernet NIC unless {half} is loaded"))
-                }
-                None => Finding::unknown(format!("{driver} is not known to do RDMA")),
-            },
+fn m02_drivers(context: &Context) -> Findings {
+    let (modules, candidates) = (modules(context)?, candidates(context)?);
+    let none = context.snapshot.inventory.rdma_devices.is_empty();
+    if candidates.is_empty() {
+        let count = context.snapshot.inventory.rdma_devices.len();
+        return match none {
+            true => Err(Finding::not_applicable(NO_NIC)),
+            false => Ok(vec![Finding::pass(format!("{count} RDMA devices"))]),
         };
-        let driver = function.driver.as_deref().unwrap_or("none");
-        finding
-            .on(function.address.to_string())
-            .read("driver", driver)
-    };
-    Ok(facts.functions.iter().map(judge).collect())
-}
-
-fn m03_devices(facts: &Facts) -> Findings {
-    need_hardware(facts)?;
-    let judge = |function: &Function| {
-        let (half, bought_for_it) = half_of(function.driver.as_deref()?)?;
-        let finding = if !facts.modules.contains(half) {
-            return None;
-        } else if function.rdma {
-            Finding::pass("an RDMA device uses it")
-        } else if function.in_lag {
-            Finding::pass("the other member of its bond has the RDMA device for both")
-        } else {
-            Finding::fail(
-                format!("{half} made no RDMA device on it: its RDMA half is disabled"),
-                "devlink dev param set pci/ADDRESS name enable_roce value true cmode \
-                 driverinit; devlink dev reload pci/ADDRESS",
-            )
-            .softened(!bought_for_it)
-        };
-        Some(finding.on(function.address.to_string()))
-    };
-    let mut findings: Vec<Finding> = facts.functions.iter().filter_map(judge).collect();
-    if findings.is_empty() && facts.devices.is_empty() {
+    }
+    let mut findings = each(&candidates, |candidate| {
+        let driver = candidate.driver.as_deref().unwrap_or("none");
+        Ok(driver_of(candidate, &modules).read("driver", driver))
+    })?;
+    if none && !findings.iter().any(|finding| finding.verdict == Fail) {
         findings.push(
             Finding::fail(
                 "no RDMA device on this node, though it has NICs that could do RDMA",
-                "load the RDMA half of their driver, see M02",
+                "load the RDMA half of their driver, such as irdma for ice",
             )
             .read("/sys/class/infiniband", "empty"),
         );
-    } else if findings.is_empty() {
-        let count = facts.devices.len();
-        findings.push(Finding::pass(format!("{count} RDMA devices")));
     }
     Ok(findings)
 }
 
-fn m04_marker(facts: &Facts) -> Findings {
-    let path = "/run/mellanox/drivers/.driver-ready";
-    Ok(vec![match facts.driver_container {
-        None => Finding::not_applicable("no driver container manages this node's drivers"),
-        Some(true) => Finding::pass("the driver container is done").read(path, "exists"),
-        Some(false) => Finding::fail(
-            "the driver container is not done: drivers may be reloaded at any moment",
-            "wait for it (--wait); check the logs of the OFED or DOCA driver pod of this node",
-        )
-        .read(path, "missing"),
-    }])
-}
-
-fn m08_kernel(facts: &Facts) -> Findings {
-    let Some(release) = &facts.release else {
-        return Err(Finding::unknown("the kernel's release cannot be read"));
+fn driver_of(candidate: &Candidate, modules: &BTreeSet<String>) -> Finding {
+    let Some(driver) = candidate.driver.as_deref() else {
+        return Finding::fail(
+            "no driver is bound",
+            "load the NIC's driver (modprobe mlx5_core), and check dmesg for why it was unbound",
+        );
     };
-    let finding = match version(release) {
-        None => Finding::unknown("a release of an unknown form"),
-        Some(version) if version < MINIMUM => Finding::fail(
-            "before 5.14 links do not name the hardware below them, by which rdma-netdev knows a \
-             NIC again after its pod; its STATUS says so, too",
-            "install Linux 5.14 or newer",
+    if candidate.rdma {
+        return Finding::pass("it has an RDMA device");
+    }
+    if PASSED_THROUGH.contains(&driver) {
+        return Finding::not_applicable(format!(
+            "{driver} holds it for a virtual machine or user space"
+        ));
+    }
+    match half_of(driver) {
+        None => Finding::unknown(format!("{driver} is not known to do RDMA")),
+        Some((half, true)) if !modules.contains(half) => Finding::fail(
+            format!("{half} is not in the kernel: the NIC has no RDMA"),
+            format!("modprobe {half}, and list it in /etc/modules-load.d"),
         ),
-        Some(_) => Finding::pass("RDMA namespaces and dma-buf registration are there"),
-    };
-    Ok(vec![finding.read("/proc/sys/kernel/osrelease", release)])
+        Some((half, false)) if !modules.contains(half) => {
+            Finding::not_applicable(format!("an Ethernet NIC unless {half} is loaded"))
+        }
+        Some(_) if candidate.in_lag => {
+            Finding::pass("the other member of its bond has the RDMA device for both")
+        }
+        Some((half, bought_for_it)) => Finding::fail(
+            format!("{half} made no RDMA device on it: its RDMA half is disabled"),
+            "devlink dev param set pci/ADDRESS name enable_roce value true cmode driverinit; \
+             devlink dev reload pci/ADDRESS",
+        )
+        .softened(!bought_for_it),
+    }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::verdict::Verdict::{NotApplicable, Pass, Unknown, Warn};
+
+    #[test]
+    fn a_function_is_judged_by_its_driver_and_its_rdma_half() {
+        let loaded = ["ib_core", "mlx5_ib", "irdma"];
+        for (driver, rdma, in_lag, modules, verdict, words) in [
+            (
+                Some("mlx5_core"),
+                true,
+                false,
+                &loaded[..],
+                Pass,
+                "has an RDMA device",
+            ),
+            (None, false, false, &loaded, Fail, "no driver"),
+            (
+                Some("mlx5_core"),
+                false,
+                false,
+                &[],
+                Fail,
+                "mlx5_ib is not in the kernel",
+            ),
+            (Some("mlx5_core"), false, false, &loaded, Fail, "disabled"),
+            (Some("mlx5_core"), false, true, &loaded, Pass, "bond"),
+            (
+                Some("vfio-pci"),
+                false,
+                false,
+                &loaded,
+                NotApplicable,
+                "virtual machine",
+            ),
+            (
+                Some("i40e"),
+                false,
+                false,
+                &[],
+                NotApplicable,
+                "unless irdma",
+            ),
+            (
+                Some("ice"),
+                false,
+                false,
+                &loaded,
+                Warn,
+                "irdma made no RDMA device",
+            ),
+            (Some("mlxfw"), false, false, &loaded, Unknown, "mlxfw"),
+        ] {
+            let candidate = Candidate {
+                address: "0000:3b:00.0".parse().unwrap(),
+                driver: driver.map(str::to_owned),
+                rdma,
+                in_lag,
+            };
+            let modules = modules.iter().map(|module| (*module).to_owned()).collect();
+            let finding = driver_of(&candidate, &modules);
+            assert_eq!(finding.verdict, verdict, "{candidate:?}: {finding:?}");
+            assert!(finding.why.contains(words), "{finding:?}");
+        }
+    }
+}

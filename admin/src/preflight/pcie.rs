@@ -1,84 +1,96 @@
-//! PCIe links, access control, IOMMU, power (P).
-
-pub(super) mod config_space;
-mod platform;
+//! PCIe links, access control, IOMMU, errors (P).
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fmt;
+use std::thread;
+use std::time::Duration;
 
-use hca::topology::{Class, Distance, Gpu, Lanes, Machine, PciLocation, PcieLink};
-use hca::{PciAddress, RdmaDevice};
+use hca::PciAddress;
+use hca::topology::{Class, Gpu, Machine, Nic, PciLocation, PcieLink};
 
-use self::config_space::{ConfigSpace, Register};
-use self::platform::Platform;
-use super::check::{Findings, checks, need};
+use super::config_space::ConfigSpace;
 use super::context::Context;
-use crate::verdict::{Finding, NO_NIC};
-use rdma_device_plugin::files;
+use super::engine::{Check, Fact, Findings, Judged, Object, compare, each, judge};
+use super::function::{gpus_and_nics, hardware};
+use super::platform::is_virtual_machine;
+use super::read;
+use crate::verdict::Verdict::{Fail, Warn};
+use crate::verdict::{Finding, words};
 
-/// What is read.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
-    /// NICs.
-    pub nics: Vec<Function>,
-    /// GPUs.
-    pub gpus: Vec<Function>,
-    /// The switch ports between each GPU and the NICs on its switches.
-    pub bridges: Vec<Bridge>,
-    /// CPU, kernel and hypervisor.
-    pub platform: Platform,
-    /// Each function has a root complex of its own: the hypervisor hides the switches.
-    pub hides_switches: bool,
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check {
+            id: "P01",
+            title: "PCIe links run as fast and wide as they can",
+            subject: "NIC",
+            reads: "current_link_* and max_link_* of the NIC and the port above it, rate of its ports",
+            severity: Fail,
+            remedy: "reseat the card, use a slot with all its lanes, update the firmware",
+            judge: judge(hardware, p01_link),
+        },
+        Check {
+            id: "P03",
+            title: "switches let GPU and NIC talk directly",
+            subject: "switch port",
+            reads: "ACS control in the PCI configuration space",
+            severity: Warn,
+            remedy: "switch ACS off in the firmware, on the kernel's command line (pci=config_acs=..., \
+                disable_acs_redir=...), or by setpci",
+            judge: Box::new(p03_acs),
+        },
+        Check {
+            id: "P05",
+            title: "the IOMMU passes DMA through",
+            subject: "NIC or GPU",
+            reads: "iommu_group/type",
+            severity: Warn,
+            remedy: "iommu=pt (x86) or iommu.passthrough=1 (Arm) on the kernel's command line",
+            judge: Box::new(p05_iommu),
+        },
+        Check {
+            id: "P06",
+            title: "NICs read in large requests, in relaxed order",
+            subject: "NIC",
+            reads: "device control in the PCI configuration space",
+            severity: Warn,
+            remedy: "mlxconfig PCI_WR_ORDERING=1 or the firmware set-up; for the size until the next boot \
+                setpci CAP_EXP+8.w, highest digit 5",
+            judge: compare(
+                hardware,
+                |context, nic| {
+                    let control =
+                        ConfigSpace::read(&context.pci(nic.place.address))?.device_control()?;
+                    Ok(Requests(control))
+                },
+                |requests| {
+                    requests.0.is_none() || (requests.bytes() >= 4096 && requests.are_relaxed())
+                },
+                "{fact}: costs bandwidth on fast NICs, strict order most of all on AMD CPUs",
+            ),
+        },
+        Check {
+            id: "P07",
+            title: "PCIe links report no new errors",
+            subject: "PCI function",
+            reads: "aer_dev_* of NICs and the bridges above them, twice",
+            severity: Warn,
+            remedy: "reseat the card or riser; many correctable errors cost bandwidth as well",
+            judge: Box::new(p07_errors),
+        },
+        Check {
+            id: "P12",
+            title: "a NIC's Data Direct function shares the GPU's IOMMU group",
+            subject: "NIC",
+            reads: "iommu_group of the function and the GPUs on its switch",
+            severity: Warn,
+            remedy: DATA_DIRECT_REMEDY,
+            judge: judge(with_data_direct, p12_data_direct),
+        },
+    ]
 }
 
-/// A NIC or GPU.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Function {
-    /// Its name: RDMA device or GPU number, with the address.
-    pub name: String,
-    /// Rate of its active ports together in Mb/s, of a NIC.
-    pub rate_mbps: Option<u64>,
-    /// A soft device stands on it: speed, ordering and power do not matter to RDMA.
-    pub soft: bool,
-    /// Its link.
-    pub link: PcieLink,
-    /// What the port above it can do.
-    pub port_above: Option<Lanes>,
-    /// Type of its IOMMU group (`identity`, `DMA`, `DMA-FQ`); `None` without an IOMMU.
-    pub iommu: Option<String>,
-    /// Device control register.
-    pub device_control: Register,
-    /// The nearest NIC, of a GPU.
-    pub nearest: Option<Distance>,
-    /// The nearest NIC reads and writes the GPU's memory without a copy through host memory.
-    pub direct: bool,
-    /// A GPU with a coherent link to its CPU.
-    pub c2c: bool,
-    /// The function that does a NIC's DMA to GPUs, where that is not the NIC itself.
-    pub data_direct: Option<DataDirect>,
-}
-
-/// The Data Direct function of a NIC.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DataDirect {
-    /// Its address.
-    pub address: PciAddress,
-    /// Number of its IOMMU group.
-    pub iommu_group: Option<u32>,
-    /// GPUs on its switch, with their IOMMU groups.
-    pub gpus: Vec<(String, Option<u32>)>,
-}
-
-/// A switch port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Bridge {
-    /// Its address.
-    pub address: PciAddress,
-    /// Control of access control services.
-    pub acs_control: Register,
-    /// What hangs below it.
-    pub below: Below,
-}
+const DATA_DIRECT_REMEDY: &str =
+    "the ACS settings that `rdma_topo check` of rdma-core prints for this machine";
 
 /// What a switch port leads to, which decides the access control it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,114 +103,24 @@ pub(super) enum Below {
     ItsGpu,
 }
 
+/// A switch port.
+struct Bridge {
+    address: PciAddress,
+    below: Below,
+}
+
+impl Object for Bridge {
+    fn name(&self) -> Option<String> {
+        Some(self.address.to_string())
+    }
+}
+
 /// Peer-to-peer request and completion redirect, upstream forwarding (`PCI_ACS_RR`, `_CR`, `_UF`).
 const ACS_REDIRECT: u16 = ACS_REQUEST | ACS_COMPLETION | 0x10;
 const ACS_REQUEST: u16 = 0x04;
 const ACS_COMPLETION: u16 = 0x08;
 /// `PCI_EXP_DEVCTL_RELAX_EN`.
 const RELAXED_ORDERING: u16 = 0x10;
-
-checks! {
-    "P01" "PCIe links run as fast and wide as they can" p01_link;
-    "P03" "switches let GPU and NIC talk directly" p03_acs;
-    "P05" "the IOMMU does not stand between GPU and NIC" p05_iommu;
-    "P06" "NICs read in large requests, in relaxed order" p06_requests;
-    "P08" "each GPU shares a switch with a NIC" p08_near;
-    "P12" "a NIC's Data Direct function shares the GPU's IOMMU group" p12_data_direct;
-}
-
-/// Reads the host.
-pub(super) fn read(context: &Context) -> Facts {
-    let machine = &context.snapshot.machine;
-    let inventory = &context.snapshot.inventory;
-    let devices = context.host.sys.join("bus/pci/devices");
-    let is_soft = |name: &String| inventory.rdma_device(name).is_some_and(RdmaDevice::is_soft);
-    let nics = machine
-        .nics
-        .iter()
-        .filter(|nic| !nic.rdma_devices.is_empty());
-    let nics = nics.map(|nic| Function {
-        rate_mbps: nic.rate_mbps,
-        soft: nic.rdma_devices.iter().any(is_soft),
-        data_direct: data_direct(machine, &devices, &nic.place),
-        ..function(&devices, &nic.title(), &nic.place, nic.link)
-    });
-    let gpus = machine.gpus.iter().map(|gpu| {
-        let near = machine.nics.iter();
-        let nearest = near
-            .map(|nic| machine.distance(&gpu.place, &nic.place))
-            .min();
-        Function {
-            nearest,
-            direct: nearest.is_some_and(|nearest| gpu.is_direct_at(nearest.class)),
-            c2c: gpu.c2c,
-            ..function(
-                &devices,
-                &format!("GPU{}", gpu.ordinal),
-                &gpu.place,
-                gpu.link,
-            )
-        }
-    });
-    let bridge = |(address, below): (PciAddress, Below)| Bridge {
-        address,
-        acs_control: config(&devices, address).acs_control(),
-        below,
-    };
-    Facts {
-        nics: nics.collect(),
-        gpus: gpus.collect(),
-        bridges: between(machine).into_iter().map(bridge).collect(),
-        platform: platform::read(&context.host),
-        hides_switches: machine.hides_switches(),
-    }
-}
-
-fn function(devices: &Path, name: &str, place: &PciLocation, link: PcieLink) -> Function {
-    let config = config(devices, place.address);
-    let above = place.chain.iter().rev().nth(1);
-    let above = above.and_then(|port| PcieLink::read(&devices.join(port.to_string())).ok());
-    let iommu = format!("{}/iommu_group/type", place.address);
-    Function {
-        name: format!("{name} {}", place.address),
-        link,
-        port_above: above.and_then(|link| link.most),
-        iommu: files::text(&devices.join(iommu)),
-        device_control: config.device_control(),
-        ..Function::default()
-    }
-}
-
-/// Number of a function's IOMMU group: the name of what the link `iommu_group` leads to.
-fn iommu_group(devices: &Path, address: PciAddress) -> Option<u32> {
-    let link = devices.join(address.to_string()).join("iommu_group");
-    let group = std::fs::read_link(link).ok()?;
-    group.file_name()?.to_str()?.parse().ok()
-}
-
-fn data_direct(machine: &Machine, devices: &Path, nic: &PciLocation) -> Option<DataDirect> {
-    let function = nic.data_direct.as_deref()?;
-    let beside = |gpu: &&Gpu| {
-        machine
-            .distance(&gpu.place, function)
-            .class
-            .is_peer_to_peer()
-    };
-    let group = |gpu: &Gpu| {
-        let group = iommu_group(devices, gpu.place.address);
-        (format!("GPU{}", gpu.ordinal), group)
-    };
-    Some(DataDirect {
-        address: function.address,
-        iommu_group: iommu_group(devices, function.address),
-        gpus: machine.gpus.iter().filter(beside).map(group).collect(),
-    })
-}
-
-fn config(devices: &Path, address: PciAddress) -> ConfigSpace {
-    let file = devices.join(address.to_string()).join("config");
-    ConfigSpace::new(std::fs::read(file).unwrap_or_default())
-}
 
 /// Bridges below which the way from a GPU to a NIC on its switches runs: all but their common
 /// stem, and its last member.
@@ -233,212 +155,336 @@ fn between(machine: &Machine) -> BTreeMap<PciAddress, Below> {
     bridges
 }
 
-/// One finding for each function.
-fn each<'f>(
-    functions: impl IntoIterator<Item = &'f Function>,
-    judge: impl Fn(&Function) -> Finding,
-) -> Findings {
-    let functions = functions.into_iter();
-    Ok(functions
-        .map(|function| judge(function).on(&function.name))
-        .collect())
-}
-
-fn unreadable() -> Finding {
-    Finding::unknown("only root reads configuration space beyond 64 bytes")
-}
-
-fn need_gpu(facts: &Facts) -> Result<(), Finding> {
-    need(!facts.gpus.is_empty(), "no GPU on this node")
-}
-
-fn hardware(facts: &Facts) -> impl Iterator<Item = &Function> {
-    facts.nics.iter().filter(|nic| !nic.soft)
-}
-
-fn p01_link(facts: &Facts) -> Findings {
-    need(!facts.nics.is_empty(), NO_NIC)?;
-    each(hardware(facts), |nic| {
-        let Some(current) = nic.link.current else {
-            return Finding::unknown("sysfs does not show the link (a VF or a virtual machine)");
-        };
-        let possible = nic.link.most.into_iter().chain(nic.port_above);
-        let possible = possible.min_by_key(|lanes| lanes.mbps());
-        let rate = nic.rate_mbps.unwrap_or_default();
-        let carries = || {
-            let (link, ports) = (current.mbps() / 1000, rate / 1000);
-            format!("the link carries {link} Gb/s, the ports {ports}")
-        };
-        let remedy = "reseat the card, use a slot with all its lanes, update the firmware";
-        let finding = if current.mbps() * 2 < rate {
-            Finding::fail(carries(), remedy)
-        } else if let Some(possible) = possible.filter(|most| current.mbps() < most.mbps()) {
-            Finding::warn(format!("{possible} would be possible"), remedy)
-        } else if current.mbps() < rate {
-            let remedy = "400 Gb/s need Gen5 x16, 200 need Gen4 x16, 100 need Gen3 x16";
-            Finding::warn(carries(), remedy)
-        } else {
-            Finding::pass("as fast and wide as it can")
-        };
-        finding.read("current link", current)
-    })
-}
-
-fn p03_acs(facts: &Facts) -> Findings {
-    let why =
-        "a question for the hypervisor: a virtual machine needs ATS (ATS_ENABLED=1 in mlxconfig)";
-    need(!facts.platform.virtual_machine, why)?;
-    let why = match facts.gpus.iter().any(|gpu| gpu.c2c) {
-        true => "NICs reach the GPUs over C2C, not through a switch",
-        false => "no GPU shares a switch with a NIC",
+fn p01_link(context: &Context, check: &Check, nic: &Nic) -> Judged {
+    let Some(current) = nic.link.current else {
+        return Err(Finding::unknown(
+            "sysfs does not show the link (a VF or a virtual machine)",
+        ));
     };
-    need(!facts.bridges.is_empty(), why)?;
-    let judge = |bridge: &Bridge| {
-        let (redirect, remedy) = match bridge.below {
-            Below::Either => (
-                ACS_REDIRECT,
-                "switch ACS off in the firmware, or on the kernel's command line \
-                 (pci=config_acs=..., disable_acs_redir=...), or by setpci",
-            ),
+    let rate = nic.rate_mbps.unwrap_or_default();
+    let carries = || {
+        let (link, ports) = (current.mbps() / 1000, rate / 1000);
+        format!("the link carries {link} Gb/s, the ports {ports}")
+    };
+    let above = nic.place.chain.iter().rev().nth(1);
+    let above = above.and_then(|port| PcieLink::read(&context.pci(*port)).ok()?.most);
+    let limits = nic.link.most.into_iter().chain(above);
+    let possible = limits.min_by_key(|lanes| lanes.mbps());
+    let finding = if current.mbps() * 2 < rate {
+        check.fault(nic, &carries())
+    } else if let Some(possible) = possible.filter(|most| current.mbps() < most.mbps()) {
+        Finding::warn(format!("{possible} would be possible"), check.remedy)
+    } else if current.mbps() < rate {
+        let remedy = "400 Gb/s need Gen5 x16, 200 need Gen4 x16, 100 need Gen3 x16";
+        Finding::warn(carries(), remedy)
+    } else {
+        Finding::pass(current.to_string())
+    };
+    Ok(finding.read("current link", current))
+}
+
+fn p03_acs(context: &Context, check: &Check) -> Findings {
+    let bridges = between(&context.snapshot.machine).into_iter();
+    let bridges = bridges.map(|(address, below)| Bridge { address, below });
+    let bridges: Vec<Bridge> = bridges.collect();
+    if bridges.is_empty() {
+        let (gpus, _) = gpus_and_nics(context).map_err(Finding::not_applicable)?;
+        return Err(Finding::not_applicable(
+            match gpus.iter().any(|gpu| gpu.c2c) {
+                true => "NICs reach the GPUs over C2C, not through a switch",
+                false => "no GPU shares a switch with a NIC",
+            },
+        ));
+    }
+    if is_virtual_machine(context)? {
+        let why =
+            "decided by the hypervisor: a virtual machine needs ATS (mlxconfig ATS_ENABLED=1)";
+        return Err(Finding::not_applicable(why));
+    }
+    each(&bridges, |Bridge { address, below }| {
+        let (redirect, remedy) = match below {
+            Below::Either => (ACS_REDIRECT, check.remedy),
             // Grace translates the rest, so that this port must keep its other controls.
             Below::DataDirect => (ACS_REQUEST, DATA_DIRECT_REMEDY),
             Below::ItsGpu => (ACS_COMPLETION, DATA_DIRECT_REMEDY),
         };
-        let finding = match bridge.acs_control {
-            Register::None => Finding::pass("it has no access control"),
-            Register::Unreadable => unreadable(),
-            Register::Value(control) => match control & redirect {
-                0 => Finding::pass("no redirection"),
-                _ => Finding::warn(
-                    "access control redirects peer-to-peer traffic through the CPU: less than half \
-                     of the bandwidth is left",
-                    remedy,
-                ),
-            }
-            .read("ACS control", format!("{control:#06x}")),
+        let Some(control) = ConfigSpace::read(&context.pci(*address))?.acs_control()? else {
+            return Ok(Finding::pass("no access control"));
         };
-        finding.on(bridge.address.to_string())
-    };
-    Ok(facts.bridges.iter().map(judge).collect())
+        let finding = match control & redirect {
+            0 => Finding::pass("no redirection"),
+            _ => Finding::warn(
+                "access control redirects peer-to-peer traffic through the CPU: less than half of the \
+                 bandwidth is left",
+                remedy,
+            ),
+        };
+        Ok(finding.read("ACS control", format!("{control:#06x}")))
+    })
 }
 
-fn p05_iommu(facts: &Facts) -> Findings {
-    need_gpu(facts)?;
-    let coherent = facts.gpus.iter().all(|gpu| gpu.c2c);
-    let remedy = match facts.platform.arm {
-        true => "iommu.passthrough=1 on the kernel's command line",
-        false => "iommu=pt on the kernel's command line",
-    };
-    each(hardware(facts).chain(&facts.gpus), |function| {
-        let Some(kind) = &function.iommu else {
-            return Finding::pass("no IOMMU, or it is off");
+fn p05_iommu(context: &Context, check: &Check) -> Findings {
+    let (gpus, nics) = gpus_and_nics(context).map_err(Finding::not_applicable)?;
+    let is_coherent = gpus.iter().all(|gpu| gpu.c2c);
+    let nics = nics.iter().map(|nic| (nic.name(), nic.place.address));
+    let functions = nics.chain(gpus.iter().map(|gpu| (gpu.name(), gpu.place.address)));
+    let functions = functions.map(|(name, address)| (name.unwrap_or_default(), address));
+    each(&functions.collect::<Vec<_>>(), |function| {
+        let path = context.pci(function.1).join("iommu_group/type");
+        let Some(kind) = read::text(context, &path)? else {
+            return Ok(Finding::pass("no IOMMU"));
         };
         let finding = match kind.as_str() {
             "identity" => Finding::pass("passed through"),
             // The way is through the CPU anyway, and so through its SMMU.
-            _ if coherent => Finding::pass(
-                "the SMMU translates on the way to the CPU's memory and, over C2C, the GPU's",
-            ),
-            _ => Finding::warn(
-                "addresses are translated: peer-to-peer traffic takes the way through the CPU",
-                remedy,
+            _ if is_coherent => {
+                Finding::pass("translated on the way to the CPU's memory and, over C2C, the GPU's")
+            }
+            _ => check.fault(
+                function,
+                "addresses are translated: peer-to-peer traffic goes through the CPU",
             ),
         };
-        finding.read("type", kind)
+        Ok(finding.read(check.reads, kind))
     })
 }
 
-fn p06_requests(facts: &Facts) -> Findings {
-    need(!facts.nics.is_empty(), NO_NIC)?;
-    each(hardware(facts), |nic| {
-        let Register::Value(control) = nic.device_control else {
-            return unreadable();
-        };
-        // Bits 14 to 12: 128 bytes doubled as many times.
-        let request = 128_u32 << (control >> 12 & 7);
-        let relaxed = control & RELAXED_ORDERING != 0;
-        let finding = match (request >= 4096, relaxed) {
-            (true, true) => Finding::pass("requests of 4096 bytes, relaxed order"),
-            (false, _) => Finding::warn(
-                format!("requests of {request} bytes cost bandwidth on fast NICs"),
-                "mlxconfig or the firmware set-up; for now setpci CAP_EXP+8.w, highest digit 5",
-            ),
-            (true, false) => Finding::warn(
-                "strict ordering costs bandwidth, most of all on AMD CPUs",
-                "mlxconfig PCI_WR_ORDERING=1, or the firmware set-up",
-            ),
-        };
-        finding.read("device control", format!("{control:#06x}"))
-    })
+/// The device control register; `None` of a function without it.
+struct Requests(Option<u16>);
+
+impl Requests {
+    /// Bits 14 to 12: 128 bytes doubled as many times.
+    fn bytes(&self) -> u32 {
+        128 << (self.0.unwrap_or_default() >> 12 & 7)
+    }
+
+    fn are_relaxed(&self) -> bool {
+        self.0.unwrap_or_default() & RELAXED_ORDERING != 0
+    }
 }
 
-fn p08_near(facts: &Facts) -> Findings {
-    need_gpu(facts)?;
-    need(!facts.nics.is_empty(), NO_NIC)?;
-    let hidden = match facts.hides_switches {
-        true => " (the hypervisor hides the switches)",
-        false => "",
+impl fmt::Display for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let order = if self.are_relaxed() {
+            "relaxed"
+        } else {
+            "strict"
+        };
+        match self.0 {
+            None => f.write_str("not a PCI Express function"),
+            Some(control) => write!(
+                f,
+                "requests of {} bytes, {order} order ({control:#06x})",
+                self.bytes()
+            ),
+        }
+    }
+}
+
+/// How long error counters are watched.
+const WINDOW: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 2 });
+
+/// Counters of errors by function and name.
+type Counters = BTreeMap<(PciAddress, &'static str), u64>;
+
+fn errors(context: &Context) -> Fact<Counters> {
+    let mut counters = Counters::new();
+    for address in hardware(context)
+        .unwrap_or_default()
+        .iter()
+        .flat_map(|nic| &nic.place.chain)
+    {
+        for file in ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"] {
+            let text = read::text(context, &context.pci(*address).join(file))?;
+            counters.extend(
+                aer_total(&text.unwrap_or_default()).map(|total| ((*address, file), total)),
+            );
+        }
+    }
+    Ok(counters)
+}
+
+/// The last line of a file of advanced error reporting.
+fn aer_total(text: &str) -> Option<u64> {
+    let total = text.lines().find(|line| line.starts_with("TOTAL"))?;
+    total.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn p07_errors(context: &Context, check: &Check) -> Findings {
+    let before = errors(context)?;
+    if before.is_empty() {
+        hardware(context).map_err(Finding::not_applicable)?;
+        return Err(Finding::unknown(
+            "the kernel does not report PCIe errors (no AER)",
+        ));
+    }
+    thread::sleep(WINDOW);
+    Ok(grown(check, &before, &errors(context)?))
+}
+
+fn grown(check: &Check, before: &Counters, after: &Counters) -> Vec<Finding> {
+    let mut growth: BTreeMap<PciAddress, (Vec<String>, Vec<String>)> = BTreeMap::new();
+    for ((address, file), now) in after {
+        let (grown, since_boot) = growth.entry(*address).or_default();
+        let was = before.get(&(*address, *file)).unwrap_or(now);
+        grown.extend((now > was).then(|| format!("{file} +{}", now - was)));
+        since_boot.extend((*now > 0).then(|| format!("{file} {now}")));
+    }
+    let seconds = WINDOW.as_secs();
+    let finding = |(address, (grown, since_boot)): (PciAddress, (Vec<String>, Vec<String>))| {
+        let finding = match grown.is_empty() {
+            true => Finding::pass(format!("no new error in {seconds} s")),
+            false => check.fault(&(), &format!("{} in {seconds} s", grown.join(", "))),
+        };
+        finding
+            .on(address.to_string())
+            .read("since boot", words(&since_boot, ", "))
     };
-    each(&facts.gpus, |gpu| {
-        let Some(nearest) = gpu.nearest else {
-            return Finding::unknown("no NIC is on a PCI device");
-        };
-        let finding = if nearest.class.is_peer_to_peer() {
-            Finding::pass("it does")
-        } else if gpu.direct {
-            Finding::pass("no, but they share a CPU, which is joined to the GPU by C2C")
-        } else if gpu.c2c {
-            Finding::warn(
-                format!(
-                    "the nearest NIC is at {nearest}, on another CPU: C2C does not reach that far"
-                ),
-                "see topology; this tray has no NIC with an RDMA driver on the GPU's own CPU",
-            )
-        } else {
-            Finding::warn(
-                format!("the nearest NIC is at {nearest}{hidden}: NCCL copies through host memory"),
-                "see topology; NCCL_NET_GDR_LEVEL, or a topology file where switches are hidden",
-            )
-        };
-        finding.read("nearest NIC", nearest)
-    })
+    growth.into_iter().map(finding).collect()
 }
 
-const DATA_DIRECT_REMEDY: &str =
-    "the ACS settings that `rdma_topo check` of rdma-core prints for this machine";
+fn with_data_direct(context: &Context) -> Result<Vec<&Nic>, &'static str> {
+    let nics: Vec<&Nic> = (hardware(context)?.into_iter())
+        .filter(|nic| nic.place.data_direct.is_some())
+        .collect();
+    match nics.is_empty() {
+        true => Err("no NIC shows a Data Direct function (only root sees it)"),
+        false => Ok(nics),
+    }
+}
 
-fn p12_data_direct(facts: &Facts) -> Findings {
-    let with_one = facts.nics.iter();
-    let with_one: Vec<_> = with_one.filter(|nic| nic.data_direct.is_some()).collect();
-    let why = "no NIC with a Data Direct function, or only root could see it";
-    need(!with_one.is_empty(), why)?;
-    each(with_one, |nic| {
-        let Some(function) = &nic.data_direct else {
-            return Finding::not_applicable(why);
-        };
-        let other = |(_, group): &&(String, Option<u32>)| *group != function.iommu_group;
-        let finding = if function.gpus.is_empty() {
-            Finding::warn(
-                "no GPU shares its switch: GPUDirect goes over C2C",
-                "see topology; rdma_topo of rdma-core shows what belongs together",
-            )
-        } else if let Some((gpu, _)) = function.gpus.iter().find(other) {
-            Finding::warn(
-                format!(
-                    "{gpu} is in another IOMMU group: NVIDIA's driver refuses the way between them"
-                ),
-                DATA_DIRECT_REMEDY,
-            )
-        } else if function.iommu_group.is_none() {
-            Finding::unknown(
-                "there are no IOMMU groups: the SMMU is off, or sysfs does not show them",
-            )
-        } else {
-            Finding::pass("they share one")
-        };
-        finding.read("Data Direct function", function.address)
-    })
+/// Number of a function's IOMMU group: the name of what the link `iommu_group` leads to.
+fn iommu_group(context: &Context, address: PciAddress) -> Fact<Option<String>> {
+    let path = context.pci(address).join("iommu_group");
+    let link = read::present(context, &path, std::fs::read_link(&path))?;
+    Ok(link.and_then(|link| Some(link.file_name()?.to_str()?.to_owned())))
+}
+
+/// GPUs on the switch of a function.
+fn gpus_beside<'a>(
+    machine: &'a Machine,
+    function: &'a PciLocation,
+) -> impl Iterator<Item = &'a Gpu> {
+    let distance = |gpu: &&Gpu| machine.distance(&gpu.place, function);
+    let gpus = machine.gpus.iter();
+    gpus.filter(move |gpu| distance(gpu).class.is_peer_to_peer())
+}
+
+fn p12_data_direct(context: &Context, check: &Check, nic: &Nic) -> Judged {
+    let Some(function) = nic.place.data_direct.as_deref() else {
+        return Err(Finding::not_applicable("no Data Direct function"));
+    };
+    let group = iommu_group(context, function.address)?;
+    let (mut any, mut other) = (false, None);
+    for gpu in gpus_beside(&context.snapshot.machine, function) {
+        any = true;
+        if iommu_group(context, gpu.place.address)? != group {
+            other = Some(gpu.ordinal);
+        }
+    }
+    let finding = match (other, &group) {
+        _ if !any => Finding::warn(
+            "no GPU shares its switch: GPUDirect goes over C2C",
+            "see topology; rdma_topo of rdma-core shows what belongs together",
+        ),
+        (Some(gpu), _) => {
+            let why = "is in another IOMMU group: NVIDIA's driver refuses the way between them";
+            check.fault(nic, &format!("GPU{gpu} {why}"))
+        }
+        (None, None) => {
+            let why = "no IOMMU groups: the SMMU is off, or sysfs does not show them";
+            return Err(Finding::unknown(why));
+        }
+        (None, Some(group)) => Finding::pass(format!("both are in IOMMU group {group}")),
+    };
+    Ok(finding.read("Data Direct function", function.address))
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::verdict::Verdict::Pass;
+
+    #[test]
+    fn the_total_of_an_aer_file_is_its_last_line() {
+        assert_eq!(aer_total("RxErr 0\nBadTLP 3\nTOTAL_ERR_COR 3"), Some(3));
+        assert_eq!(aer_total("Undefined 0\nTOTAL_ERR_FATAL 0"), Some(0));
+        assert_eq!(aer_total(""), None);
+    }
+
+    #[test]
+    fn only_errors_that_grow_are_reported() {
+        let check = checks()
+            .into_iter()
+            .find(|check| check.id == "P07")
+            .unwrap();
+        let counters = |total: u64| -> Counters {
+            [(("0000:3b:00.0".parse().unwrap(), "aer_dev_fatal"), total)].into()
+        };
+        let verdict = |before, after| {
+            let findings = grown(&check, &counters(before), &counters(after));
+            (findings[0].verdict, findings[0].why.clone())
+        };
+        assert_eq!(verdict(7, 7), (Pass, "no new error in 0 s".to_owned()));
+        assert_eq!(verdict(7, 9), (Warn, "aer_dev_fatal +2 in 0 s".to_owned()));
+        // A counter that was reset meanwhile did not grow.
+        assert_eq!(verdict(7, 0).0, Pass);
+    }
+
+    #[test]
+    fn ports_between_gpu_and_nic_are_those_below_the_switch() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = hca_trees::Tree::new(directory.path());
+        hca_trees::machine::cascaded_switches(&tree);
+        let inventory = hca::inventory(&tree.host()).unwrap();
+        let machine = Machine::read(
+            &tree.host(),
+            &inventory,
+            hca::topology::gpu::read(&tree.host()).unwrap(),
+        )
+        .unwrap();
+        let ports: Vec<String> = between(&machine).keys().map(ToString::to_string).collect();
+        let first_socket: Vec<&String> = ports
+            .iter()
+            .filter(|port| port.starts_with("0000:2"))
+            .collect();
+        // Both downstream ports of both switches, the port that leads to the second and its own
+        // upstream port; neither root port nor the first switch's upstream port.
+        assert_eq!(
+            first_socket,
+            [
+                "0000:22:00.0",
+                "0000:22:01.0",
+                "0000:22:02.0",
+                "0000:25:00.0",
+                "0000:26:00.0",
+                "0000:26:01.0"
+            ]
+        );
+    }
+
+    #[test]
+    fn ports_of_a_data_direct_function_and_its_gpu_are_distinguished() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = hca_trees::Tree::new(directory.path());
+        hca_trees::machine::gb300(&tree);
+        let inventory = hca::inventory(&tree.host()).unwrap();
+        let machine = Machine::read(
+            &tree.host(),
+            &inventory,
+            hca::topology::gpu::read(&tree.host()).unwrap(),
+        )
+        .unwrap();
+        let ports = between(&machine);
+        assert_eq!(ports.len(), 8);
+        assert_eq!(ports[&"0009:02:00.0".parse().unwrap()], Below::DataDirect);
+        assert_eq!(ports[&"0009:02:03.0".parse().unwrap()], Below::ItsGpu);
+        let nic = &machine.nics[0];
+        let function = nic.place.data_direct.as_deref().unwrap();
+        assert_eq!(function.address.to_string(), "0009:03:00.0");
+        let gpus: Vec<u32> = gpus_beside(&machine, function)
+            .map(|gpu| gpu.ordinal)
+            .collect();
+        assert_eq!(gpus, [1]);
+    }
+}

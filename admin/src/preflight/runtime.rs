@@ -1,151 +1,146 @@
-//! What containers get from their runtime (R): locked memory, capabilities, device nodes.
+//! What containers get from their runtime (R): locked memory, capabilities, device nodes, CDI.
 
+use std::fmt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use hca::RdmaDevice;
-use hca::chardev::{CharDevice, Node};
+use hca::chardev::Node;
+use hca::{CharDevice, RdmaDevice};
+use kubelet_api::runtime::{Runtime, ask};
 
-use super::check::{Findings, checks, need};
-use super::container_runtime::{self, Cdi};
 use super::context::Context;
-use crate::verdict::{FOR_THE_CONTAINER, Finding, NO_NIC};
-use rdma_device_plugin::files;
-
-/// What is read.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
-    /// The container's checks are made.
-    pub in_pod: bool,
-    /// RDMA devices on this node.
-    pub devices: usize,
-    /// Processes that containers inherit their limits from, or this one, with the soft limit of
-    /// locked memory.
-    pub locked: Vec<(String, Option<Limit>)>,
-    /// Effective capabilities of this process.
-    pub capabilities: Option<u64>,
-    /// Device nodes: those of the node's RDMA devices, or those in this container.
-    pub nodes: Vec<NodeFacts>,
-    /// RDMA devices that the plugin said this container got (`RDMA_DEVICES_…`); `None` if it
-    /// said nothing.
-    pub allocated: Option<Vec<String>>,
-    /// What the runtime's configuration says about CDI.
-    pub cdi: Cdi,
-}
-
-/// A limit of locked memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Limit {
-    /// None.
-    Unlimited,
-    /// Bytes.
-    Bytes(u64),
-}
-
-/// A device node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct NodeFacts {
-    /// `infiniband/uverbs0`.
-    pub name: String,
-    /// The RDMA device it belongs to; `None` for the connection manager.
-    pub device: Option<String>,
-    /// Its netdev is in this namespace.
-    pub netdev_here: bool,
-    /// Whether the node is there and is what the kernel says.
-    pub state: Node,
-    /// Permission bits; `None` if it is not there.
-    pub mode: Option<u32>,
-    /// How opening it for reading and writing went, if it was tried.
-    pub opened: Option<Result<(), String>>,
-}
+use super::engine::{Check, Fact, Findings, Judged, Unread, container, each, judge, node};
+use super::host_process::{self, HostProcess};
+use super::read;
+use crate::verdict::Verdict::{Fail, Warn};
+use crate::verdict::{Finding, NO_NIC};
 
 const CAP_IPC_LOCK: u64 = 1 << 14;
 /// Runtimes by the first fifteen bytes of their names.
 const RUNTIMES: [&str; 4] = ["containerd", "crio", "dockerd", "k3s-server"];
 
-checks! {
-    "R01" "containers may lock memory" r01_locked;
-    "R02" "the container may lock memory beyond its limit" r02_capability;
-    "R04" "device nodes are there, and no others" r04_nodes;
-    "R05" "device nodes can be opened" r05_open;
-    "R06" "the runtime reads CDI files" r06_cdi;
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check {
+            id: "R01",
+            title: "containers can lock memory",
+            subject: "container runtime",
+            reads: "its limits; in the daemon's container those that this one inherited",
+            severity: Warn,
+            remedy: "LimitMEMLOCK=infinity in the runtime's systemd unit, or CAP_IPC_LOCK in the pod",
+            judge: Box::new(r01_locked),
+        },
+        Check {
+            id: "R02",
+            title: "the container can lock memory beyond its limit",
+            subject: "container",
+            reads: "CapEff and locked memory of this process",
+            severity: Warn,
+            remedy: "capabilities: add: [IPC_LOCK] and run as root, or raise the runtime's limit (R01)",
+            judge: judge(container, r02_capability),
+        },
+        Check {
+            id: "R04",
+            title: "device nodes are there, and no others",
+            subject: "device node",
+            reads: "/dev/infiniband, /sys/class/infiniband_verbs, RDMA_DEVICES_* of this container",
+            severity: Fail,
+            remedy: "udevadm trigger --subsystem-match=infiniband_verbs; check /dev's mount",
+            judge: Box::new(r04_nodes),
+        },
+        Check {
+            id: "R06",
+            title: "the container runtime reads CDI files",
+            subject: "node",
+            reads: "Version and Status of the runtime's CRI socket",
+            severity: Warn,
+            remedy: "enable_cdi = true in containerd's CRI plugin, or let the device plugin hand over nodes \
+                instead of CDI names",
+            judge: judge(node, r06_cdi),
+        },
+    ]
 }
 
-/// Reads the host, or at the container.
-pub(super) fn read(context: &Context) -> Facts {
-    let proc = &context.host.proc;
-    let own = |name: &str| files::text(&proc.join("self").join(name)).unwrap_or_default();
-    Facts {
-        in_pod: context.settings.in_pod,
-        devices: context.snapshot.inventory.rdma_devices.len(),
-        locked: if context.settings.in_pod {
-            vec![("this process".to_owned(), locked(&own("limits")))]
-        } else {
-            runtimes(proc)
-        },
-        capabilities: capabilities(&own("status")),
-        nodes: nodes(context),
-        allocated: allocated(std::env::vars()),
-        cdi: cdi(context),
+/// A limit of locked memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Limit {
+    Unlimited,
+    Bytes(u64),
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unlimited => f.write_str("unlimited"),
+            Self::Bytes(bytes) => write!(f, "{} KiB", bytes >> 10),
+        }
     }
 }
 
-fn runtimes(proc: &Path) -> Vec<(String, Option<Limit>)> {
-    let mut runtimes = files::processes(proc);
-    runtimes.retain(|process| RUNTIMES.contains(&process.name.as_str()));
-    let limits = |process: files::Process| {
-        let limits = files::text(&proc.join(process.pid.to_string()).join("limits"));
-        let name = format!("{} ({})", process.name, process.pid);
-        (name, locked(&limits.unwrap_or_default()))
-    };
-    runtimes.into_iter().map(limits).collect()
-}
-
-/// The soft limit in `/proc/PID/limits`.
-fn locked(limits: &str) -> Option<Limit> {
+/// The soft limit of locked memory of the process in this directory.
+fn locked(context: &Context, process: &Path) -> Fact<Limit> {
+    let limits = read::required(context, &process.join("limits"))?;
     let mut lines = limits.lines();
-    let line = lines.find(|line| line.starts_with("Max locked memory"))?;
-    match line.split_whitespace().nth(3)? {
+    let line = lines.find(|line| line.starts_with("Max locked memory"));
+    let limit = line.and_then(|line| match line.split_whitespace().nth(3)? {
         "unlimited" => Some(Limit::Unlimited),
         bytes => bytes.parse().ok().map(Limit::Bytes),
-    }
-}
-
-/// `CapEff` of `/proc/PID/status`.
-fn capabilities(status: &str) -> Option<u64> {
-    let mut lines = status.lines();
-    let value = lines.find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(value.trim(), 16).ok()
-}
-
-fn nodes(context: &Context) -> Vec<NodeFacts> {
-    let inventory = &context.snapshot.inventory;
-    let here = |name: &str| inventory.netdev(name).is_some();
-    let verbs = inventory.rdma_devices.iter().filter_map(|device| {
-        let uverbs = device.char_devices.uverbs.as_ref()?;
-        Some((Some(device), uverbs))
     });
-    let all = verbs.chain(inventory.rdma_cm.as_ref().map(|cm| (None, cm)));
-    // Opening a verbs node makes an empty context that ends with the file.
-    let open = |node: &CharDevice| {
-        let opened = std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&node.path);
-        opened.map(drop).map_err(|error| error.to_string())
-    };
-    let facts = |(device, node): (Option<&RdmaDevice>, &CharDevice)| NodeFacts {
-        name: node.dev_name(),
-        device: device.map(|device| device.name.clone()),
-        netdev_here: device.is_some_and(|device| device.netdevs().any(here)),
-        state: node.node(),
-        mode: (std::fs::metadata(&node.path).ok()).map(|meta| meta.permissions().mode() & 0o777),
-        opened: (context.settings.in_pod && node.path.exists()).then(|| open(node)),
-    };
-    all.map(facts).collect()
+    limit.ok_or_else(|| {
+        Unread(format!(
+            "{} has no limit of locked memory",
+            process.display()
+        ))
+    })
 }
 
-/// RDMA devices in the variables that the plugin sets.
+/// The limit of this process, and whether it has `CAP_IPC_LOCK`.
+fn r02_capability(context: &Context, check: &Check, container: &()) -> Judged {
+    let own = context.host.proc.join("self");
+    let status = read::required(context, &own.join("status"))?;
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let limit = locked(context, &own)?;
+    let finding = match set {
+        None => return Err(Finding::unknown("/proc/self/status has no CapEff")),
+        Some(set) if set & CAP_IPC_LOCK != 0 => Finding::pass("with CAP_IPC_LOCK"),
+        Some(_) if limit == Limit::Unlimited => Finding::pass("without CAP_IPC_LOCK, and no limit"),
+        Some(_) => check.fault(
+            container,
+            "without CAP_IPC_LOCK: a user other than root does not get it, whatever the pod requests",
+        ),
+    };
+    Ok(finding.read("limit", limit))
+}
+
+fn r01_locked(context: &Context, check: &Check) -> Findings {
+    if context.snapshot.inventory.rdma_devices.is_empty() {
+        return Err(Finding::not_applicable(NO_NIC));
+    }
+    if context.settings.in_pod {
+        return Err(Finding::not_applicable("see R02"));
+    }
+    let processes = match context.in_container() {
+        true => vec![HostProcess {
+            title: "this container".to_owned(),
+            directory: context.host.proc.join("self"),
+        }],
+        false => host_process::find(context, &RUNTIMES)?,
+    };
+    each(&processes, |process| {
+        let limit = locked(context, &process.directory)?;
+        Ok(match limit {
+            Limit::Unlimited => Finding::pass("no limit"),
+            Limit::Bytes(_) => {
+                let why =
+                    "registering more memory in a container fails with \"Couldn't allocate MR\"";
+                check.fault(process, &format!("{limit}: {why}"))
+            }
+        })
+    })
+}
+
+/// RDMA devices in the variables that the plugin sets; `None` if it set none.
 fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<String>> {
     let own = variables.filter(|(name, _)| name.starts_with("RDMA_DEVICES_"));
     let lists: Vec<String> = own.map(|(_, value)| value).collect();
@@ -157,163 +152,194 @@ fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<St
     (!devices.is_empty()).then_some(devices)
 }
 
-fn cdi(context: &Context) -> Cdi {
-    let root = &context.settings.root;
-    let known = match container_runtime::of_running_runtime(root, &context.host.proc) {
-        Cdi::NoRuntime => container_runtime::of_configured_runtime(root),
-        known => known,
-    };
-    // In the daemon's container the node's /etc is not mounted: no file there says nothing.
-    let elsewhere = *root != Path::new("/") && !root.join("etc/containerd").is_dir();
-    match known {
-        Cdi::NoRuntime if elsewhere => Cdi::OutOfSight("of the node".to_owned()),
-        known => known,
-    }
+/// The verbs nodes of RDMA devices, and the connection manager's.
+fn device_nodes(context: &Context) -> Vec<(Option<&RdmaDevice>, &CharDevice)> {
+    let inventory = &context.snapshot.inventory;
+    let verbs = inventory.rdma_devices.iter().filter_map(|device| {
+        let uverbs = device.char_devices.uverbs.as_ref()?;
+        Some((Some(device), uverbs))
+    });
+    verbs
+        .chain(inventory.rdma_cm.as_ref().map(|cm| (None, cm)))
+        .collect()
 }
 
-fn r01_locked(facts: &Facts) -> Findings {
-    need(facts.devices > 0, NO_NIC)?;
-    if facts.locked.is_empty() {
-        let why = "no container runtime is in sight (hostPID shows it)";
-        return Err(Finding::unknown(why));
+fn r04_nodes(context: &Context, check: &Check) -> Findings {
+    if context.snapshot.inventory.rdma_devices.is_empty() {
+        return Err(Finding::not_applicable(NO_NIC));
     }
-    let may_exceed = facts.in_pod && facts.capabilities.is_some_and(|c| c & CAP_IPC_LOCK != 0);
-    let judge = |(process, limit): &(String, Option<Limit>)| {
-        let finding = match limit {
-            None => Finding::unknown("its limits cannot be read"),
-            Some(Limit::Unlimited) => Finding::pass("without limit").read("limit", "unlimited"),
-            Some(Limit::Bytes(bytes)) if may_exceed => {
-                Finding::pass("CAP_IPC_LOCK goes beyond the limit").read("limit", bytes)
-            }
-            Some(Limit::Bytes(bytes)) => Finding::warn(
-                format!(
-                    "{} KiB: containers inherit it, and registering more memory fails with \
-                         \"Couldn't allocate MR\"",
-                    bytes >> 10
-                ),
-                "LimitMEMLOCK=infinity in the runtime's systemd unit, or CAP_IPC_LOCK in the pod",
-            )
-            .read("limit", bytes),
-        };
-        finding.on(process)
-    };
-    Ok(facts.locked.iter().map(judge).collect())
-}
-
-fn r02_capability(facts: &Facts) -> Findings {
-    need(facts.in_pod, FOR_THE_CONTAINER)?;
-    let mut limits = facts.locked.iter().map(|(_, limit)| *limit);
-    let unlimited = limits.any(|limit| limit == Some(Limit::Unlimited));
-    Ok(vec![match facts.capabilities {
-        None => Finding::unknown("capabilities cannot be read"),
-        Some(set) if set & CAP_IPC_LOCK != 0 => Finding::pass("CAP_IPC_LOCK is in effect"),
-        Some(_) if unlimited => Finding::pass("not needed: there is no limit (R01)"),
-        Some(_) => Finding::warn(
-            "CAP_IPC_LOCK is not in effect: a user other than root has it only with a limit raised, \
-             whatever the pod asks for",
-            "capabilities: add: [IPC_LOCK] and run as root, or raise the runtime's limit (R01)",
-        ),
+    let in_pod = context.settings.in_pod;
+    let dev = context.path("/dev");
+    if !in_pod && !dev.is_dir() {
+        return Err(Finding::unknown(format!(
+            "{} is not mounted here: run rdmactl on the node",
+            dev.display()
+        )));
     }
-    .read("CapEff", facts.capabilities.map_or("unreadable".to_owned(), |set| format!("{set:016x}")))])
-}
-
-fn r04_nodes(facts: &Facts) -> Findings {
-    let judge = |node: &NodeFacts| -> Option<Finding> {
-        let mode = node
-            .mode
-            .map_or("not there".to_owned(), |mode| format!("{mode:04o}"));
-        let finding = match node.state {
+    let nodes = device_nodes(context);
+    let any_ready = nodes.iter().any(|(_, node)| node.node() == Node::Ready);
+    let allocated = allocated(std::env::vars());
+    let judge = |(device, node): &(Option<&RdmaDevice>, &CharDevice)| {
+        let mode = std::fs::metadata(&node.path).ok();
+        let mode = mode.map(|meta| meta.permissions().mode() & 0o777);
+        let is_allocated = device
+            .zip(allocated.as_ref())
+            .map(|(device, all)| all.contains(&device.name));
+        let finding = match node.node() {
             Node::Stale { found } => Finding::fail(
-                format!("it is device {found} by now: the RDMA device was registered anew"),
-                if facts.in_pod {
+                format!("it is device {found}: the RDMA device was registered again"),
+                if in_pod {
                     "restart the pod"
                 } else {
-                    "udevadm trigger --subsystem-match=infiniband_verbs"
+                    check.remedy
                 },
             ),
-            Node::Missing if facts.in_pod => missing_in_pod(facts, node)?,
-            Node::Missing => Finding::fail(
-                "neither devtmpfs nor udev made it",
-                "udevadm trigger --subsystem-match=infiniband_verbs; check /dev's mount",
-            ),
-            Node::Ready if facts.in_pod && surplus(facts, node) => Finding::warn(
-                "it belongs to a NIC that this container did not get",
+            Node::Missing if in_pod => {
+                let has_netdev = |device: &RdmaDevice| {
+                    let mut netdevs = device.netdevs();
+                    netdevs.any(|netdev| context.snapshot.inventory.netdev(netdev).is_some())
+                };
+                let is_missed = match (device, is_allocated) {
+                    (Some(_), Some(is_allocated)) => is_allocated,
+                    (Some(device), None) => has_netdev(device),
+                    (None, _) => allocated.is_some() || any_ready,
+                };
+                if !is_missed {
+                    return None;
+                }
+                Finding::fail(
+                    "this container has the NIC but not its node",
+                    "request the device plugin's resource in this container's limits",
+                )
+            }
+            Node::Missing => check.fault(&(), "neither devtmpfs nor udev made it"),
+            Node::Ready if in_pod && is_allocated == Some(false) => Finding::warn(
+                "it belongs to a NIC that this container was not allocated",
                 "see D07; privileged containers get all of them",
             ),
-            Node::Ready if node.mode.is_some_and(|mode| mode & 0o006 != 0o006) => Finding::warn(
-                "only root may open it",
+            Node::Ready if mode.is_some_and(|mode| mode & 0o006 != 0o006) => Finding::warn(
+                "only root can open it",
                 "mode 0666 by udev (rdma-core's 90-rdma-umad.rules), or run as root",
             ),
-            Node::Ready => Finding::pass("as it should be"),
+            Node::Ready => Finding::pass("there"),
         };
-        Some(finding.on(&node.name).read("mode", mode))
+        let mode = mode.map_or("not there".to_owned(), |mode| format!("{mode:04o}"));
+        Some(finding.on(node.dev_name()).read("mode", mode))
     };
-    need(facts.devices > 0, NO_NIC)?;
-    Ok(facts.nodes.iter().filter_map(judge).collect())
+    Ok(nodes.iter().filter_map(judge).collect())
 }
 
-/// Of a container's absent nodes only those of its own NICs are missed.
-fn missing_in_pod(facts: &Facts, node: &NodeFacts) -> Option<Finding> {
-    let own = match (&node.device, &facts.allocated) {
-        (Some(device), Some(allocated)) => allocated.contains(device),
-        (Some(_), None) => node.netdev_here,
-        (None, allocated) => {
-            allocated.is_some() || facts.nodes.iter().any(|n| n.state == Node::Ready)
+/// Where runtimes listen.
+const CRI_SOCKETS: [&str; 3] = [
+    "run/containerd/containerd.sock",
+    "run/k3s/containerd/containerd.sock",
+    "run/crio/crio.sock",
+];
+
+fn runtime(context: &Context) -> Fact<Runtime> {
+    for socket in CRI_SOCKETS {
+        let path = context.path(socket);
+        if path.exists() {
+            return ask(&path).map_err(|error| Unread(error.to_string()));
         }
+    }
+    let mount = match context.settings.root == Path::new("/") {
+        true => "",
+        false => " or it is not mounted here: run rdmactl on the node",
     };
-    own.then(|| {
-        Finding::fail(
-            "this container has the NIC but not its node",
-            "ask for the device plugin's resource in this container's limits",
-        )
+    Err(Unread(format!(
+        "no container runtime listens on /{}{mount}",
+        CRI_SOCKETS.join(", /")
+    )))
+}
+
+fn r06_cdi(context: &Context, check: &Check, node: &()) -> Judged {
+    if context.pools.as_ref().is_some_and(|pools| !pools.cdi) {
+        return Err(Finding::not_applicable("no pool delivers by CDI"));
+    }
+    let runtime = runtime(context)?;
+    let mut finding = cdi(check, node, &runtime)?;
+    if context.pools.is_none() && finding.verdict == Warn {
+        let why = "whether a pool delivers by CDI is not known (--config-file)";
+        finding = Finding::unknown(format!("{}; {why}", finding.why));
+    }
+    Ok(finding.read("runtime", format!("{} {}", runtime.name, runtime.version)))
+}
+
+/// containerd: since 1.7, and off by default there; on by default since 2.0 (`docs/cri/config.md`).
+/// CRI-O: since 1.23.
+fn cdi(check: &Check, node: &(), runtime: &Runtime) -> Judged {
+    let version = runtime.version.trim_start_matches('v');
+    let major: Option<u32> = version
+        .split('.')
+        .next()
+        .and_then(|major| major.parse().ok());
+    let config = runtime.config.as_deref().unwrap_or_default();
+    let config: Option<serde_json::Value> = serde_json::from_str(config).ok();
+    let enabled = config.and_then(|config| config.get("enableCDI")?.as_bool());
+    Ok(match (runtime.name.as_str(), enabled, major) {
+        ("cri-o", ..) => Finding::pass("CRI-O reads CDI files"),
+        ("containerd", Some(true), _) => Finding::pass("enable_cdi is true"),
+        ("containerd", Some(false), _) => {
+            let why = "enable_cdi is false: containers with a CDI name start without its devices";
+            check.fault(node, why)
+        }
+        ("containerd", None, Some(2..)) => Finding::pass("containerd 2 reads CDI files"),
+        ("containerd", None, Some(_)) => {
+            check.fault(node, "containerd before 1.7 ignores CDI names")
+        }
+        (name, ..) => {
+            return Err(Finding::unknown(format!(
+                "whether {name} reads CDI files is not known"
+            )));
+        }
     })
 }
 
-fn surplus(facts: &Facts, node: &NodeFacts) -> bool {
-    match (&node.device, &facts.allocated) {
-        (Some(device), Some(allocated)) => !allocated.contains(device),
-        _ => false,
+#[cfg(test)]
+mod tests {
+    use super::super::engine::catalogue;
+    use super::*;
+    use crate::verdict::Verdict::{Pass, Unknown};
+
+    #[test]
+    fn what_the_plugin_allocated_is_in_its_variables() {
+        let variables = |pairs: &[(&str, &str)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+            allocated(pairs.collect::<Vec<_>>().into_iter())
+        };
+        assert_eq!(
+            variables(&[("RDMA_DEVICES_RDMA_A", "mlx5_0,mlx5_1"), ("PATH", "/bin")]),
+            Some(vec!["mlx5_0".to_owned(), "mlx5_1".to_owned()])
+        );
+        assert_eq!(variables(&[("PATH", "/bin"), ("RDMA_DEVICES_X", "")]), None);
+    }
+
+    #[test]
+    fn cdi_is_known_by_the_runtimes_own_word() {
+        let check = catalogue()
+            .into_iter()
+            .find(|check| check.id == "R06")
+            .unwrap();
+        for (name, version, enable_cdi, verdict) in [
+            ("containerd", "v2.1.4", Some(true), Pass),
+            ("containerd", "v2.1.4", None, Pass),
+            ("containerd", "v2.1.4", Some(false), Warn),
+            ("containerd", "1.7.22", Some(false), Warn),
+            ("containerd", "1.7.22", Some(true), Pass),
+            ("containerd", "1.6.33", None, Warn),
+            ("cri-o", "1.33.0", None, Pass),
+            ("docker", "27", None, Unknown),
+        ] {
+            let runtime = Runtime {
+                name: name.to_owned(),
+                version: version.to_owned(),
+                config: Some(serde_json::json!({"enableCDI": enable_cdi}).to_string()),
+            };
+            let finding = cdi(&check, &(), &runtime).unwrap_or_else(|early| early);
+            assert_eq!(finding.verdict, verdict, "{runtime:?}: {finding:?}");
+        }
     }
 }
-
-fn r05_open(facts: &Facts) -> Findings {
-    need(facts.in_pod, FOR_THE_CONTAINER)?;
-    let judge = |node: &NodeFacts| {
-        let finding = match node.opened.as_ref()? {
-            Ok(()) => Finding::pass("it can"),
-            Err(error) => Finding::fail(
-                format!("open: {error}"),
-                "\"Operation not permitted\" is the device cgroup: ask for the resource; \
-                 \"Permission denied\" is the file's mode (R04)",
-            ),
-        };
-        Some(finding.on(&node.name))
-    };
-    Ok(facts.nodes.iter().filter_map(judge).collect())
-}
-
-fn r06_cdi(facts: &Facts) -> Findings {
-    Ok(vec![match &facts.cdi {
-        Cdi::NoRuntime => Finding::not_applicable("no containerd or CRI-O is configured here"),
-        Cdi::On(place) => Finding::pass("it does").read(place, "enabled"),
-        Cdi::CriO => Finding::pass("CRI-O always does"),
-        Cdi::OutOfSight(place) => {
-            Finding::unknown(format!(
-                "the container runtime's configuration ({place}) is not mounted here: check on the \
-                 node"
-            ))
-        }
-        Cdi::Silent(place) => Finding::pass(
-            "containerd does so from 2.0 on; older ones get device nodes directly, which works as well",
-        )
-        .read(place, "enable_cdi is not set"),
-        Cdi::Off(place) => Finding::warn(
-            "switched off: containers with a CDI name are refused",
-            "enable_cdi = true, or let the device plugin hand over nodes instead of CDI names",
-        )
-        .read(place, "enable_cdi = false"),
-    }])
-}
-
-#[cfg(test)]
-mod tests;

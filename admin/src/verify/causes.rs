@@ -19,7 +19,7 @@ const CAUSES: &[Cause] = &[
         why: "memory could not be registered: the memlock limit is too low, or, with GPU memory, \
               neither nvidia_peermem nor dma-buf is usable",
         remedy: "give the container the capability IPC_LOCK or raise the runtime's LimitMEMLOCK \
-                 (preflight R01, R02); for GPU memory see preflight D01 to D03",
+                 (preflight R01, R02); for GPU memory see preflight D01",
     },
     Cause {
         message: "Unable to find GID",

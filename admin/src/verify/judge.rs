@@ -83,7 +83,7 @@ fn judge(run: &Run, large: &[&Row], best: f64, line: Option<f64>, memory: Memory
     } else if sawtooth(large) {
         (
             "it goes up and down from size to size: packets are dropped or held back",
-            "check PFC and ECN on the NICs and the switch (preflight Q01 to Q06, L12)",
+            "check PFC and ECN on the NICs and the switch (preflight Q01 to Q04)",
         )
     } else if flat(run) && memory == Memory::Gpu {
         (

@@ -303,7 +303,7 @@ impl PairTest<'_> {
         if echoes.received < echoes.sent {
             return Finding::warn(
                 "packets are lost",
-                "check the link's error counters (preflight L12)",
+                "check the link's error counters (rdma_device_plugin_port_errors_total)",
             )
             .read("ping", read);
         }

@@ -103,14 +103,13 @@ fn read_entries(opened: (File, Metadata)) -> io::Result<Vec<Entry>> {
     Ok(data.pod_device_entries.unwrap_or_default())
 }
 
-/// Device IDs that plugins registered, by resource; none where the checkpoint cannot be read.
-#[must_use]
-pub fn registered(directory: &Path) -> BTreeMap<String, Vec<String>> {
-    let read = open(directory).and_then(read_data);
-    read.map_or_else(
-        |_| BTreeMap::new(),
-        |read: Registered| read.registered_devices,
-    )
+/// Device IDs that plugins registered, by resource.
+///
+/// # Errors
+/// The checkpoint cannot be read.
+pub fn registered(directory: &Path) -> io::Result<BTreeMap<String, Vec<String>>> {
+    let read: Registered = read_data(open(directory)?)?;
+    Ok(read.registered_devices)
 }
 
 /// Why the checkpoint says nothing.
@@ -395,13 +394,16 @@ mod tests {
     #[test]
     fn registered_devices_are_listed_by_resource() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(registered(directory.path()).is_empty());
+        registered(directory.path()).unwrap_err();
         let text = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":
             {"rdma/a":["0000:3b:00.0"],"nvidia.com/gpu":["GPU-1"]}},"Checksum":1}"#;
         std::fs::write(directory.path().join(FILE), text).unwrap();
-        assert_eq!(registered(directory.path())["rdma/a"], ["0000:3b:00.0"]);
+        assert_eq!(
+            registered(directory.path()).unwrap()["rdma/a"],
+            ["0000:3b:00.0"]
+        );
         std::fs::write(directory.path().join(FILE), "{").unwrap();
-        assert!(registered(directory.path()).is_empty());
+        registered(directory.path()).unwrap_err();
     }
 
     #[test]

@@ -69,14 +69,14 @@ pub struct Devices {
     pub allocatable: Vec<(String, Vec<String>)>,
 }
 
-/// Why the kubelet did not answer.
+/// Why nobody answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// There is no socket.
     #[error("{0} does not exist: no kubelet runs here, or its root directory is another one")]
     NoSocket(PathBuf),
     /// The call failed.
-    #[error("ask the kubelet at {socket}: {cause}")]
+    #[error("ask {socket}: {cause}")]
     Call {
         /// The socket.
         socket: PathBuf,
@@ -100,16 +100,23 @@ pub fn ask(kubelet_root: &Path) -> Result<Devices, Error> {
     if !socket.exists() {
         return Err(Error::NoSocket(socket));
     }
+    blocking(&socket, call(&socket))
+}
+
+/// Runs one call, with a runtime of its own and a limit.
+pub(crate) fn blocking<T>(
+    socket: &Path,
+    call: impl Future<Output = Result<T, String>>,
+) -> Result<T, Error> {
     let failed = |cause: String| Error::Call {
-        socket: socket.clone(),
+        socket: socket.to_owned(),
         cause,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| failed(error.to_string()))?;
-    let answer =
-        runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, call(&socket)).await });
+    let answer = runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, call).await });
     match answer {
         Ok(answer) => answer.map_err(failed),
         Err(_) => Err(failed(format!(

@@ -1,4 +1,5 @@
-//! The kubelet's gRPC contracts, generated from `api/*.proto`, and a client of one of them.
+//! The kubelet's gRPC contracts, generated from `api/*.proto`, with clients of PodResources and of the
+//! container runtime.
 //!
 //! Package names are on the wire (`/v1beta1.Registration/Register`), so the
 //! proto packages keep the kubelet's names; the modules here name the contract.
@@ -6,6 +7,7 @@
 #![warn(missing_docs)]
 
 pub mod client;
+pub mod runtime;
 
 /// Device plugin API, the only version the kubelet accepts.
 #[allow(

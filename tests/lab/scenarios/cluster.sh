@@ -39,7 +39,7 @@ equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
 check "the DaemonSet is rolled out: its probes succeed" rolled
 check "the node offers the HCA's slots" wait_for 200 offers $shared 63
 check "preflight in the container: nothing fails" in_daemon preflight --all
-contains "it asks this kubelet" '^K02 +pass' "$checked"
+contains "it knows the ports" '^L01 +pass' "$checked"
 show own get pods -o wide
 
 step "kubectl apply -k manifests/examples/perftest"

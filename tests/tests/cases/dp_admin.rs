@@ -1,6 +1,8 @@
 //! What a person asks `rdmactl` on a node: `discover`, `preflight`, `status`, `pods`.
 
 use std::fs;
+use std::io::Read as _;
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +20,14 @@ pub(crate) const CASES: &[Case] = &[
     case!(preflight_says_each_fault_and_ends_with_1, Root),
     case!(preflight_waits_until_nothing_fails, Root),
     case!(preflight_refuses_a_check_that_is_not_there),
+    case!(preflight_lists_its_catalogue_as_a_document),
+    case!(
+        preflight_believes_no_process_by_its_name,
+        Root,
+        MountNamespace
+    ),
+    case!(preflight_without_rights_is_unknown_with_the_right, Root),
+    case!(preflight_with_sysfs_alone_judges_nothing_unread, Root),
     case!(status_fails_where_nothing_answers),
     case!(status_joins_what_daemon_and_kubelet_say, Root),
     case!(status_is_from_any_source_that_answers, Root),
@@ -111,27 +121,27 @@ fn port_state(machine: &Machine, state: &str) -> Result<()> {
 
 fn preflight_says_each_fault_and_ends_with_1() -> Result<()> {
     let machine = Machine::new()?;
-    let fine = preflight(&machine, &["--only", "L02,L03", "--json"])?.output()?;
+    let fine = preflight(&machine, &["--only", "L01,L06", "--json"])?.output()?;
     assert!(fine.status.success(), "{}", said(&fine));
     let checks = document(&fine)?;
     assert_eq!(checks["summary"]["pass"], 2, "{checks}");
 
     port_state(&machine, "1: DOWN\n")?;
-    let down = preflight(&machine, &["--only", "L02,L03"])?.output()?;
+    let down = preflight(&machine, &["--only", "L01,L06"])?.output()?;
     assert_eq!(down.status.code(), Some(1));
     let text = said(&down);
     for part in [
-        "L02 FAIL",
+        "L01 FAIL",
         "mlx5_0/1",
         "DOWN",
         "do    ",
-        "not fit for RDMA: L02",
+        "1 check failed: L01",
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     assert!(!text.contains("mlx5_1"), "the other port is fine: {text}");
-    let skipped = preflight(&machine, &["--only", "L02,L03", "--skip", "L02"])?.output()?;
-    assert!(!said(&skipped).contains("L02"), "{}", said(&skipped));
+    let skipped = preflight(&machine, &["--only", "L01,L06", "--skip", "L01"])?.output()?;
+    assert!(!said(&skipped).contains("L01"), "{}", said(&skipped));
     Ok(())
 }
 
@@ -139,10 +149,10 @@ fn preflight_says_each_fault_and_ends_with_1() -> Result<()> {
 fn preflight_waits_until_nothing_fails() -> Result<()> {
     let machine = Machine::new()?;
     port_state(&machine, "1: DOWN\n")?;
-    let given_up = preflight(&machine, &["--only", "L02", "--wait", "1"])?.output()?;
+    let given_up = preflight(&machine, &["--only", "L01", "--wait", "1"])?.output()?;
     assert_eq!(given_up.status.code(), Some(1), "{}", said(&given_up));
 
-    let mut waiting = preflight(&machine, &["--only", "L02", "--wait", "60", "--json"])?;
+    let mut waiting = preflight(&machine, &["--only", "L01", "--wait", "60", "--json"])?;
     let waiting = waiting
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -152,7 +162,7 @@ fn preflight_waits_until_nothing_fails() -> Result<()> {
     let output = waiting.wait_with_output()?;
     assert!(output.status.success(), "{}", said(&output));
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("waiting: L02"), "{stderr}");
+    assert!(stderr.contains("waiting: L01"), "{stderr}");
     // What it said while it waited is not in the document.
     assert_eq!(document(&output)?["checks"][0]["verdict"], "pass");
     Ok(())
@@ -163,10 +173,142 @@ fn preflight_refuses_a_check_that_is_not_there() -> Result<()> {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("there is no check L99"), "{text}");
-    let output = plugin(&["preflight", "--only", "L02", "--skip", "L"])?.output()?;
+    let output = plugin(&["preflight", "--only", "L01", "--skip", "L"])?.output()?;
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("no check is left to make"), "{text}");
+    assert!(text.contains("no check is chosen"), "{text}");
+    Ok(())
+}
+
+fn preflight_lists_its_catalogue_as_a_document() -> Result<()> {
+    let output = plugin(&["preflight", "--list", "--json"])?.output()?;
+    let catalogue = document(&output)?;
+    let checks = catalogue["checks"].as_array().context("checks")?;
+    let keys = ["id", "title", "subject", "reads", "severity", "remedy"];
+    for check in checks {
+        assert!(keys.iter().all(|key| check[key].is_string()), "{check}");
+    }
+    let text = said(&plugin(&["preflight", "--list"])?.output()?);
+    assert_eq!(text.lines().count(), checks.len(), "{text}");
+    Ok(())
+}
+
+/// The verdict and reason of a check that finds one thing.
+fn found(output: &Output, id: &str) -> Result<(String, String)> {
+    let document = document(output)?;
+    let checks = document["checks"].as_array().context("checks")?;
+    let check = checks.iter().find(|check| check["id"] == id);
+    let check = check.with_context(|| format!("no {id} in {document}"))?;
+    let why = check["findings"][0]["why"].as_str().unwrap_or_default();
+    Ok((
+        check["verdict"].as_str().unwrap_or_default().to_owned(),
+        why.to_owned(),
+    ))
+}
+
+/// Shows this machine's processes below the machine of files.
+fn with_processes_of_the_host(machine: &Machine) -> Result<()> {
+    let proc = machine.tree.path("/proc");
+    fs::remove_dir_all(&proc)?;
+    Ok(std::os::unix::fs::symlink("/proc", proc)?)
+}
+
+/// A pod's process that is called kubelet names a FIFO as its configuration: whoever opens it waits.
+fn preflight_believes_no_process_by_its_name() -> Result<()> {
+    let machine = Machine::new()?;
+    with_processes_of_the_host(&machine)?;
+    let program = machine.directory().join("kubelet");
+    fs::copy(fs::canonicalize("/bin/sh")?, &program)?;
+    let fifo = machine.tree.path("/config.yaml");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU)?;
+    let mut pod = Command::new("unshare")
+        .args(["--pid", "--mount", "--fork", "--kill-child"])
+        .arg(&program)
+        .args(["-c", "echo ready; read line", "kubelet"])
+        .arg("--config=/config.yaml")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut ready = [0];
+    pod.stdout
+        .as_mut()
+        .context("stdout")?
+        .read_exact(&mut ready)?;
+    let mut asked = preflight(&machine, &["--only", "K03", "--json"])?
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let started = Instant::now();
+    let in_time = loop {
+        if asked.try_wait()?.is_some() {
+            break true;
+        }
+        if started.elapsed() > Duration::from_secs(20) {
+            asked.kill()?;
+            break false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let output = asked.wait_with_output()?;
+    drop(pod.stdin.take());
+    pod.wait()?;
+    assert!(in_time, "preflight opened the FIFO");
+    let (verdict, why) = found(&output, "K03")?;
+    assert_eq!(verdict, "unknown", "{why}");
+    Ok(())
+}
+
+/// With the rights of the daemon's container.
+fn preflight_without_rights_is_unknown_with_the_right() -> Result<()> {
+    let machine = Machine::laid(hca_trees::machine::a4)?;
+    with_processes_of_the_host(&machine)?;
+    // What sysfs shows of a function with capabilities to a process without CAP_SYS_ADMIN.
+    let mut space = [0_u8; 64];
+    (space[0x06], space[0x34]) = (0x10, 0x40);
+    for function in fs::read_dir(machine.tree.path("/sys/bus/pci/devices"))? {
+        fs::write(function?.path().join("config"), space)?;
+    }
+    let plugins = machine.tree.path("/var/lib/kubelet/device-plugins");
+    fs::create_dir_all(&plugins)?;
+    let _plugin = UnixListener::bind(plugins.join("nvidia-gpu.sock"))?;
+    let checks = ["K03", "P06", "D07"];
+    let command = preflight(&machine, &["--only", &checks.join(","), "--json"])?;
+    let mut limited = Command::new("setpriv");
+    limited
+        .args(["--bounding-set=-all,+net_admin", "--inh-caps=-all"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    let output = limited.stdin(Stdio::null()).output()?;
+    for id in checks {
+        let (verdict, why) = found(&output, id)?;
+        let right = if id.starts_with('P') {
+            "CAP_SYS_ADMIN"
+        } else {
+            "CAP_SYS_PTRACE"
+        };
+        assert_eq!(verdict, "unknown", "{id}: {why}");
+        assert!(why.contains(&format!("needs {right}")), "{id}: {why}");
+    }
+    Ok(())
+}
+
+/// As an init container that mounts `/sys` alone.
+fn preflight_with_sysfs_alone_judges_nothing_unread() -> Result<()> {
+    let machine = Machine::laid(hca_trees::machine::a4)?;
+    for directory in ["/proc", "/dev"] {
+        fs::remove_dir_all(machine.tree.path(directory))?;
+    }
+    let checks = ["D01", "R01", "R04", "K03"];
+    let output = preflight(
+        &machine,
+        &["--strict", "--only", &checks.join(","), "--json"],
+    )?
+    .output()?;
+    for id in checks {
+        let (verdict, why) = found(&output, id)?;
+        assert_eq!(verdict, "unknown", "{id}: {why}");
+        assert!(why.contains("is not mounted here"), "{id}: {why}");
+    }
+    assert!(output.status.success(), "{}", said(&output));
     Ok(())
 }
 

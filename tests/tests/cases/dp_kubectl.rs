@@ -36,8 +36,8 @@ case "$*" in
 "exec plugin-cut --container rdma-device-plugin -- rdmactl status --json") echo '{"version": 1, "uni' ;;
 "exec plugin-evil --container rdma-device-plugin -- "*) printf 'rdmactl: \033[2J\n' >&2; exit 1 ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --only=L --json")
-	echo '{"version": 1, "summary": {"fail": 1, "warn": 0, "pass": 3}, "checks": [{"id": "L02", "verdict": "fail"}]}'
-	echo "rdmactl: not fit for RDMA: L02" >&2; exit 1 ;;
+	echo '{"version": 1, "summary": {"fail": 1, "warn": 0, "pass": 3}, "checks": [{"id": "L01", "verdict": "fail"}]}'
+	echo "rdmactl: 1 check failed: L01" >&2; exit 1 ;;
 *) echo "error: unknown command: $*" >&2; exit 1 ;;
 esac
 "#;
@@ -120,7 +120,7 @@ fn a_node_that_is_not_fit_fails_the_whole() -> Result<()> {
     assert_eq!(output.status.code(), Some(1), "{text}{said}");
     ensure!(
         text.lines()
-            .any(|line| line.starts_with("n1") && line.ends_with("L02")),
+            .any(|line| line.starts_with("n1") && line.ends_with("L01")),
         "{text}"
     );
     ensure!(said.contains("1 of 1 nodes are not in order"), "{said}");

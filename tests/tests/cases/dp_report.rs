@@ -40,7 +40,7 @@ case "$*" in
 "get address"*) echo 'error: the server doesn'"'"'t have a resource type "addressblocks"' >&2; exit 1 ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=false --container=rdma-device-plugin -- plugin-n1") cat "$here/log.txt" ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=true --container=rdma-device-plugin -- plugin-n1") echo "ended before" ;;
-"exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --json") echo '{"version": 1, "checks": []}'; echo "not fit: L02" >&2; exit 1 ;;
+"exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --json") echo '{"version": 1, "checks": []}'; echo "1 check failed: L01" >&2; exit 1 ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl topology --json") echo '{"vers' ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl "*" --json") echo '{"version": 1, "notes": []}' ;;
 "exec plugin-n2 "*) [ ! -e "$here/hangs" ] || exec sleep 60; echo "error: no route to n2" >&2; exit 1 ;;
@@ -262,7 +262,10 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
     let preflight = parts
         .iter()
         .find(|part| part["file"] == "nodes/n1/preflight.json");
-    assert_eq!(preflight.context("no preflight")?["note"], "not fit: L02");
+    assert_eq!(
+        preflight.context("no preflight")?["note"],
+        "1 check failed: L01"
+    );
     Ok(())
 }
 

@@ -9,7 +9,15 @@ use std::path::PathBuf;
 use hca_trees::{Tree, machine};
 
 use super::super::*;
-use crate::verdict::Verdict;
+use crate::verdict::{Finding, Verdict};
+
+/// The kubelet's command line.
+pub(super) const KUBELET: &str = "/proc/900/cmdline";
+
+/// Where the environment of NVIDIA's plugin is, whose socket this process serves.
+pub(super) fn plugin_environment() -> String {
+    format!("/proc/{}/environ", std::process::id())
+}
 
 /// A node, as files.
 pub(super) struct Node {
@@ -19,8 +27,6 @@ pub(super) struct Node {
     /// What was changed: the path, and where what was there waits, if anything was.
     changed: RefCell<Vec<(PathBuf, Option<PathBuf>)>>,
     aside: tempfile::TempDir,
-    /// Prefix length of the rails' addresses.
-    pub(super) prefix: u8,
 }
 
 impl Node {
@@ -38,7 +44,6 @@ impl Node {
             sockets: Vec::new(),
             changed: RefCell::default(),
             aside: tempfile::tempdir().unwrap(),
-            prefix: 24,
         }
     }
 
@@ -77,7 +82,6 @@ impl Node {
         node.lay_modules();
         node.lay_functions();
         node.lay_ports();
-        node.lay_network();
         node.lay_runtime();
         node.lay_kubelet();
         node.changed.borrow_mut().clear();
@@ -97,7 +101,6 @@ impl Node {
         for module in modules {
             tree.file(format!("/sys/module/{module}/refcnt"), 1);
         }
-        tree.file("/proc/sys/kernel/osrelease", "6.8.0-45-generic");
         tree.file("/proc/cpuinfo", "flags\t\t: fpu vme");
         tree.file(
             "/proc/driver/nvidia/version",
@@ -124,10 +127,24 @@ impl Node {
     }
 
     pub(super) fn config(&self, address: &str, device: u16, acs: Option<u16>) {
-        let bytes = pcie::config_space::tests::space(device, acs);
+        let bytes = config_space::tests::space(device, acs);
         let path = format!("/sys/bus/pci/devices/{address}/config");
         self.take(&path);
         fs::write(self.tree.path(path), bytes).unwrap();
+    }
+
+    /// What a process without `CAP_SYS_ADMIN` reads of a configuration space.
+    pub(super) fn short_config(&self, address: &str) {
+        self.config(address, 0x5936, Some(0x0001));
+        let path = self
+            .tree
+            .path(format!("/sys/bus/pci/devices/{address}/config"));
+        fs::OpenOptions::new()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_len(64)
+            .unwrap();
     }
 
     fn lay_ports(&self) {
@@ -143,15 +160,11 @@ impl Node {
                     format!("gpu{number}rdma0"),
                 );
             }
-            self.tree.file(format!("{port}/counters/symbol_error"), 0);
-            self.tree
-                .file(format!("{port}/hw_counters/out_of_buffer"), 0);
             self.tree.file(
                 format!("/sys/kernel/config/rdma_cm/mlx5_{number}/ports/1/default_roce_tos"),
                 106,
             );
             let netdev = format!("/sys/class/net/gpu{number}rdma0");
-            self.tree.file(format!("{netdev}/carrier"), 1);
             self.tree.file(format!("{netdev}/qos/trust"), "dscp");
             for (file, value) in [("roce_rp/enable/3", 1), ("roce_np/enable/3", 1)] {
                 self.tree.file(format!("{netdev}/ecn/{file}"), value);
@@ -172,39 +185,45 @@ impl Node {
         std::os::unix::fs::symlink("/dev/null", node).unwrap();
     }
 
-    fn lay_network(&self) {
-        for netdev in (0..8)
-            .map(|n| format!("gpu{n}rdma0"))
-            .chain(["all".to_owned()])
-        {
-            let conf = format!("/proc/sys/net/ipv4/conf/{netdev}");
-            for (setting, value) in [("arp_ignore", 0), ("arp_announce", 0), ("rp_filter", 0)] {
-                self.tree.file(format!("{conf}/{setting}"), value);
-            }
+    /// A process; `program` is below the host's root, and the namespaces are the host's.
+    pub(super) fn process(&self, pid: u32, program: &str) {
+        let (tree, name) = (&self.tree, program.rsplit('/').next().unwrap());
+        tree.file(format!("/proc/{pid}/comm"), &name[..name.len().min(15)]);
+        tree.file(format!("/proc/{pid}/status"), "Name:\tx\nUid:\t0\t0\t0\t0");
+        tree.file(program, "");
+        self.link(&format!("/proc/{pid}/exe"), program);
+        for (name, number) in [("pid", 4026531836_u32), ("mnt", 4026531841)] {
+            self.link(
+                &format!("/proc/{pid}/ns/{name}"),
+                &format!("{name}:[{number}]"),
+            );
         }
     }
 
+    /// A symbolic link until [`Node::restore`].
+    pub(super) fn link(&self, path: &str, target: &str) {
+        self.take(path);
+        let path = self.tree.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, path).unwrap();
+    }
+
     fn lay_runtime(&self) {
-        for (pid, name) in [
-            (1, "systemd"),
-            (700, "containerd"),
-            (800, "nvidia-device-p"),
-            (900, "kubelet"),
+        for (pid, program) in [
+            (1, "/usr/lib/systemd/systemd"),
+            (700, "/usr/bin/containerd"),
+            (900, "/usr/bin/kubelet"),
         ] {
-            self.tree.file(format!("/proc/{pid}/comm"), name);
+            self.process(pid, program);
         }
         self.tree.file(
             "/proc/700/limits",
             "Max locked memory         unlimited            unlimited            bytes",
         );
-        self.tree.file("/proc/800/environ", "MOFED_ENABLED=false\0");
-        self.tree
-            .file("/etc/containerd/config.toml", "enable_cdi = true");
-        fs::write(
-            self.tree.path("/proc/900/cmdline"),
+        self.put(
+            KUBELET,
             "kubelet\0--config=/etc/kubelet.yaml\0--topology-manager-scope=pod\0",
-        )
-        .unwrap();
+        );
         self.tree.file(
             "/etc/kubelet.yaml",
             "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node",
@@ -214,39 +233,28 @@ impl Node {
     fn lay_kubelet(&mut self) {
         let plugins = self.tree.path("/var/lib/kubelet/device-plugins");
         fs::create_dir_all(&plugins).unwrap();
-        self.sockets
-            .push(UnixListener::bind(plugins.join("kubelet.sock")).unwrap());
+        let socket = plugins.join("nvidia-gpu.sock");
+        self.sockets.push(UnixListener::bind(socket).unwrap());
+        self.tree
+            .file(plugin_environment(), "MOFED_ENABLED=false\0");
         self.tree.file(
             "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
             r#"{"Data":{"RegisteredDevices":{"rdma/rails":["0000:91:00.0"]}}}"#,
         );
-        self.tree.file("/etc/cni/net.d/00-multus.conf", "{}");
-        for program in node::cni_program::NAMES {
-            let path = format!("/opt/cni/bin/{program}");
-            self.tree.file(
-                &path,
-                format!("#!/bin/sh\necho {program} {}", env!("CARGO_PKG_VERSION")),
-            );
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-            fs::set_permissions(self.tree.path(&path), mode).unwrap();
-        }
     }
 
     pub(super) fn settings(&self) -> Settings {
         let root = self.directory.path();
         Settings {
             root: root.to_owned(),
-            kubelet_root_dir: root.join("var/lib/kubelet"),
             device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
-            cni_bin_dir: root.join("opt/cni/bin"),
-            cni_conf_dir: root.join("etc/cni/net.d"),
             policy: root.join("etc/rdma-netdev/policy.json"),
             in_pod: false,
             expected: Vec::new(),
         }
     }
 
-    /// The verdict of each check. PodResources is a real kubelet's, and left out.
+    /// The verdict of each check.
     pub(super) fn verdicts(&self) -> BTreeMap<&'static str, Verdict> {
         self.verdicts_with(self.settings(), None)
     }
@@ -256,13 +264,11 @@ impl Node {
         let mut snapshot = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         snapshot.uplinks = self.tree.uplinks();
         let mut context = Context::new(settings, snapshot, false, pools);
-        let addresses = (0..8).map(|number| context::Address {
-            netdev: format!("gpu{number}rdma0"),
-            ip: format!("192.168.{}.4/{}", number + 1, self.prefix)
-                .parse()
-                .unwrap(),
+        let addresses = (0..8).map(|number| {
+            let ip = format!("192.168.{}.4", number + 1).parse().unwrap();
+            (format!("gpu{number}rdma0"), ip)
         });
-        context.addresses = Some(addresses.collect());
+        context.addresses = Ok(addresses.collect());
         context
     }
 
@@ -271,12 +277,23 @@ impl Node {
         settings: Settings,
         pools: Option<Pools>,
     ) -> BTreeMap<&'static str, Verdict> {
-        let selection = Selection::new(&[], &["K02".to_owned()]).unwrap();
-        let outcomes = run(&self.context(settings, pools), &selection);
+        let outcomes = run(&self.context(settings, pools), &Selection::default());
         outcomes
             .into_iter()
             .map(|outcome| (outcome.id, outcome.verdict))
             .collect()
+    }
+
+    /// The findings of one check.
+    pub(super) fn findings(
+        &self,
+        id: &str,
+        settings: Settings,
+        pools: Option<Pools>,
+    ) -> Vec<Finding> {
+        let selection = Selection::new(&[id.to_owned()], &[]).unwrap();
+        let mut outcomes = run(&self.context(settings, pools), &selection);
+        outcomes.remove(0).findings
     }
 
     /// Checks that complain.

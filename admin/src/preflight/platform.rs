@@ -1,33 +1,30 @@
-//! CPU, kernel and hypervisor, as far as PCIe checks depend on them.
+//! Whether the kernel runs in a virtual machine.
 
-use hca::Host;
+use super::context::Context;
+use super::engine::Fact;
+use super::read;
 
-use rdma_device_plugin::files;
-
-/// What the machine is.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::preflight) struct Platform {
-    /// Its CPU is an ARM one, so its IOMMU is an SMMU.
-    pub arm: bool,
-    /// The kernel runs in a virtual machine.
-    pub virtual_machine: bool,
-}
-
-/// Reads the host.
-pub(in crate::preflight) fn read(host: &Host) -> Platform {
-    let sys = |path: &str| files::text(&host.sys.join(path));
-    let cpuinfo = files::text(&host.proc.join("cpuinfo")).unwrap_or_default();
-    let arm = cpuinfo
+/// By the CPU's flags, Xen's directory, or on ARM the firmware's names.
+pub(super) fn is_virtual_machine(context: &Context) -> Fact<bool> {
+    let (sys, proc) = (&context.host.sys, &context.host.proc);
+    let cpuinfo = read::required(context, &proc.join("cpuinfo"))?;
+    let name = |name: &str| {
+        let name = read::text(context, &sys.join("class/dmi/id").join(name))?;
+        Ok(name.unwrap_or_default())
+    };
+    let is_arm = cpuinfo
         .lines()
         .any(|line| line.starts_with("CPU implementer"));
-    let firmware = ["sys_vendor", "product_name", "bios_vendor"]
-        .map(|name| sys(&format!("class/dmi/id/{name}")).unwrap_or_default());
-    Platform {
-        arm,
-        virtual_machine: has_hypervisor_flag(&cpuinfo)
-            || host.sys.join("hypervisor/type").exists()
-            || (arm && is_virtual(&firmware)),
-    }
+    let firmware = || {
+        Ok([
+            name("sys_vendor")?,
+            name("product_name")?,
+            name("bios_vendor")?,
+        ])
+    };
+    Ok(has_hypervisor_flag(&cpuinfo)
+        || sys.join("hypervisor/type").exists()
+        || (is_arm && is_virtual(&firmware()?)))
 }
 
 /// `hypervisor` among the CPU's flags, where x86 tells it.
@@ -84,23 +81,5 @@ mod tests {
         assert!(!names(["Amazon EC2", "c7g.metal", "Amazon EC2"]));
         assert!(!names(["NVIDIA", "GB200 NVL", "NVIDIA"]));
         assert!(!names(["", "", ""]));
-    }
-
-    #[test]
-    fn a_grace_tray_is_an_arm_machine() {
-        let directory = tempfile::tempdir().unwrap();
-        let tree = hca_trees::Tree::new(directory.path());
-        hca_trees::machine::gb200(&tree);
-        let grace = Platform {
-            arm: true,
-            virtual_machine: false,
-        };
-        assert_eq!(read(&tree.host()), grace);
-        tree.file("/sys/class/dmi/id/sys_vendor", "QEMU");
-        let guest = Platform {
-            virtual_machine: true,
-            ..grace
-        };
-        assert_eq!(read(&tree.host()), guest);
     }
 }

@@ -2,8 +2,11 @@
 //! registers (PCI Express Base Specification, chapter 7; register names as in the kernel's
 //! `include/uapi/linux/pci_regs.h`).
 //!
-//! The first 64 bytes are for everybody, the rest only for root. What was not read is `None`,
-//! never zero.
+//! The kernel shows the first 64 bytes to everybody, the rest to `CAP_SYS_ADMIN`.
+
+use std::path::Path;
+
+use super::engine::{Fact, Unread};
 
 /// `PCI_STATUS`, with the bit that says there is a list of capabilities.
 const STATUS: usize = 0x06;
@@ -19,47 +22,42 @@ const EXTENDED: usize = 0x100;
 const EXT_ACS: u16 = 0x0d;
 const ACS_CONTROL: usize = 0x06;
 
+const NEEDS_RIGHT: &str =
+    "cannot read PCI configuration space: needs CAP_SYS_ADMIN; run rdmactl on the node";
+
 /// The bytes that could be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConfigSpace {
     bytes: Vec<u8>,
 }
 
-/// A register that may lie beyond what could be read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Register {
-    /// Its content.
-    Value(u16),
-    /// The function has no such capability.
-    None,
-    /// It lies in the part that only root may read.
-    #[default]
-    Unreadable,
-}
-
 impl ConfigSpace {
-    /// The content of sysfs's `config`.
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes }
+    /// Reads the function in this directory of sysfs.
+    pub(crate) fn read(function: &Path) -> Fact<Self> {
+        let file = function.join("config");
+        match std::fs::read(&file) {
+            Ok(bytes) => Ok(Self { bytes }),
+            Err(error) => Err(Unread(format!("cannot read {}: {error}", file.display()))),
+        }
     }
 
-    /// PCI Express device control: maximum read request size, relaxed ordering.
-    pub(crate) fn device_control(&self) -> Register {
+    /// PCI Express device control: maximum read request size, relaxed ordering. `None` of a function
+    /// without this capability.
+    pub(crate) fn device_control(&self) -> Fact<Option<u16>> {
         self.register(self.capability(CAP_EXPRESS), DEVICE_CONTROL)
     }
 
     /// Control of access control services.
-    pub(crate) fn acs_control(&self) -> Register {
+    pub(crate) fn acs_control(&self) -> Fact<Option<u16>> {
         self.register(self.extended(EXT_ACS), ACS_CONTROL)
     }
 
-    fn register(&self, capability: Option<Option<usize>>, offset: usize) -> Register {
-        match capability {
-            Some(Some(start)) => self
-                .word(start + offset)
-                .map_or(Register::Unreadable, Register::Value),
-            Some(None) => Register::None,
-            None => Register::Unreadable,
+    fn register(&self, capability: Option<Option<usize>>, offset: usize) -> Fact<Option<u16>> {
+        let value = capability.map(|start| start.map(|start| self.word(start + offset)));
+        match value {
+            Some(None) => Ok(None),
+            Some(Some(Some(value))) => Ok(Some(value)),
+            Some(Some(None)) | None => Err(Unread(NEEDS_RIGHT.into())),
         }
     }
 
@@ -152,27 +150,36 @@ pub(crate) mod tests {
 
     #[test]
     fn registers_are_found_through_their_lists() {
-        let config = ConfigSpace::new(space(0x5936, Some(0x001d)));
-        assert_eq!(config.device_control(), Register::Value(0x5936));
-        assert_eq!(config.acs_control(), Register::Value(0x001d));
+        let config = ConfigSpace {
+            bytes: space(0x5936, Some(0x001d)),
+        };
+        assert_eq!(config.device_control(), Ok(Some(0x5936)));
+        assert_eq!(config.acs_control(), Ok(Some(0x001d)));
     }
 
     #[test]
     fn what_a_function_lacks_is_not_what_may_not_be_read() {
-        let plain = ConfigSpace::new(space(0x2810, None));
-        assert_eq!(plain.acs_control(), Register::None);
+        let unread = || Err(Unread(NEEDS_RIGHT.into()));
+        let plain = ConfigSpace {
+            bytes: space(0x2810, None),
+        };
+        assert_eq!(plain.acs_control(), Ok(None));
         let mut bytes = space(0x2810, Some(0));
         bytes.truncate(64);
-        let user = ConfigSpace::new(bytes);
-        assert_eq!(user.device_control(), Register::Unreadable);
-        assert_eq!(user.acs_control(), Register::Unreadable);
+        let short = ConfigSpace { bytes };
         assert_eq!(
-            ConfigSpace::new(Vec::new()).device_control(),
-            Register::Unreadable
+            (short.device_control(), short.acs_control()),
+            (unread(), unread())
         );
-        let conventional = ConfigSpace::new(vec![0; 256]);
-        assert_eq!(conventional.device_control(), Register::None);
-        assert_eq!(conventional.acs_control(), Register::None);
+        assert_eq!(ConfigSpace { bytes: Vec::new() }.device_control(), unread());
+        let conventional = ConfigSpace {
+            bytes: vec![0; 256],
+        };
+        assert_eq!(
+            (conventional.device_control(), conventional.acs_control()),
+            (Ok(None), Ok(None))
+        );
+        assert!(ConfigSpace::read(Path::new("/nonexistent")).is_err());
     }
 
     proptest! {
@@ -180,7 +187,7 @@ pub(crate) mod tests {
         fn no_content_makes_the_walk_panic_or_hang(
             bytes in prop::collection::vec(any::<u8>(), 0..4096)
         ) {
-            let config = ConfigSpace::new(bytes);
+            let config = ConfigSpace { bytes };
             let _ = (config.device_control(), config.acs_control());
         }
     }

@@ -22,8 +22,6 @@ const HEADER: usize = 4;
 pub(crate) struct Dcb {
     /// Priorities with flow control, one bit each.
     pub pfc: Option<u8>,
-    /// Pause frames sent and received, all priorities together.
-    pub pauses: Option<(u64, u64)>,
     /// DSCP values with their priorities, if the netdev uses DSCP.
     pub by_dscp: Vec<(u16, u8)>,
 }
@@ -59,10 +57,7 @@ fn parse(payload: &[u8]) -> std::result::Result<Dcb, DecodeError> {
         .get(HEADER..)
         .ok_or_else(|| DecodeError::from("a short answer"))?;
     let mut ieee = |kind, value: &[u8]| match kind {
-        DCB_ATTR_IEEE_PFC => {
-            dcb.pfc = value.get(1).copied();
-            dcb.pauses = pauses(value);
-        }
+        DCB_ATTR_IEEE_PFC => dcb.pfc = value.get(1).copied(),
         DCB_ATTR_IEEE_APP_TABLE => dcb.by_dscp = by_dscp(value),
         _ => {}
     };
@@ -72,17 +67,6 @@ fn parse(payload: &[u8]) -> std::result::Result<Dcb, DecodeError> {
         }
     });
     Ok(dcb)
-}
-
-/// Sums of `requests` and `indications` in `struct ieee_pfc`, which start at bytes 8 and 72.
-fn pauses(pfc: &[u8]) -> Option<(u64, u64)> {
-    let sum = |bytes: &[u8]| {
-        let numbers = bytes
-            .chunks_exact(8)
-            .map(|b| b.try_into().map(u64::from_ne_bytes));
-        numbers.flatten().fold(0_u64, u64::saturating_add)
-    };
-    Some((sum(pfc.get(8..72)?), sum(pfc.get(72..136)?)))
 }
 
 /// `struct dcb_app` entries that go by DSCP.
@@ -106,8 +90,6 @@ mod tests {
         let mut pfc = vec![0; 136];
         pfc[0] = 8;
         pfc[1] = 1 << 3;
-        pfc[8 + 3 * 8..8 + 4 * 8].copy_from_slice(&17_u64.to_ne_bytes());
-        pfc[72 + 3 * 8..72 + 4 * 8].copy_from_slice(&5_u64.to_ne_bytes());
         let dscp = [[BY_DSCP, 3].as_slice(), &26_u16.to_ne_bytes()].concat();
         let ethertype = [[1, 4].as_slice(), &0x8915_u16.to_ne_bytes()].concat();
         let table = Raw::default()
@@ -127,7 +109,6 @@ mod tests {
     fn an_answer_is_understood() {
         let expected = Dcb {
             pfc: Some(8),
-            pauses: Some((17, 5)),
             by_dscp: vec![(26, 3)],
         };
         assert_eq!(parse(&answer()).unwrap(), expected);

@@ -1,0 +1,53 @@
+//! NICs and GPUs on PCI, as objects of checks.
+
+use hca::topology::{Gpu, Nic};
+use hca::{PciAddress, RdmaDevice};
+
+use super::context::Context;
+use super::engine::Object;
+use crate::verdict::NO_NIC;
+
+impl Object for Nic {
+    fn name(&self) -> Option<String> {
+        Some(format!("{} {}", self.title(), self.place.address))
+    }
+}
+
+impl Object for Gpu {
+    fn name(&self) -> Option<String> {
+        Some(format!("GPU{} {}", self.ordinal, self.place.address))
+    }
+}
+
+/// A PCI function with the name that findings have.
+impl Object for (String, PciAddress) {
+    fn name(&self) -> Option<String> {
+        Some(self.0.clone())
+    }
+}
+
+/// NICs with RDMA devices that are hardware: speed and ordering do not matter to soft ones.
+pub(super) fn hardware(context: &Context) -> Result<Vec<&Nic>, &'static str> {
+    let snapshot = &context.snapshot;
+    let is_soft = |name: &String| {
+        let device = snapshot.inventory.rdma_device(name);
+        device.is_some_and(RdmaDevice::is_soft)
+    };
+    let is_hardware = |nic: &&Nic| {
+        let devices = &nic.rdma_devices;
+        !devices.is_empty() && !devices.iter().any(is_soft)
+    };
+    let nics: Vec<&Nic> = snapshot.machine.nics.iter().filter(is_hardware).collect();
+    match nics.is_empty() {
+        true => Err(NO_NIC),
+        false => Ok(nics),
+    }
+}
+
+/// GPUs of a node that has NICs, too.
+pub(super) fn gpus_and_nics(context: &Context) -> Result<(&[Gpu], Vec<&Nic>), &'static str> {
+    match context.snapshot.machine.gpus.as_slice() {
+        [] => Err("no GPU on this node"),
+        gpus => Ok((gpus, hardware(context)?)),
+    }
+}
