@@ -33,12 +33,14 @@ pub(crate) struct Reported {
 
 /// The PCI function of an interface or of the netdev below it: that of the allocation, whose
 /// netdev may stand on another bus (virtio), else that of the netdev.
-pub(crate) fn function(link: &Link, config: &Config) -> Option<String> {
+pub(crate) fn function(link: Option<&Link>, config: &Config) -> Option<String> {
     let allocated = config.allocation.as_ref().and_then(|a| a.hcas.first());
     match allocated {
         Some(HcaId::Pci(address)) => Some(address.to_string()),
-        _ if link.bus.as_deref() == Some("pci") => link.bus_device.clone(),
-        _ => None,
+        _ => {
+            let on_pci = link.filter(|link| link.bus.as_deref() == Some("pci"))?;
+            on_pci.bus_device.clone()
+        }
     }
 }
 

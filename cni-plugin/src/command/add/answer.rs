@@ -48,7 +48,7 @@ impl Add<'_> {
                 ports: ports.unwrap_or_default(),
                 addresses: part.ips.iter().map(|ip| ip.address.ip()).collect(),
                 moved: moved().collect(),
-                pci: host.and_then(|host| report::function(&host.link, &plan.config)),
+                pci: report::function(host.map(|host| &host.link), &plan.config),
             });
             part.routes.retain(|route| !all.routes.contains(route));
             merge(&mut all, part, cni_wire::Dns::default());
@@ -108,7 +108,7 @@ impl Add<'_> {
             ports: target.ports(),
             addresses: ips.map(|ip| ip.address.ip()).collect(),
             moved,
-            pci: link.and_then(|link| report::function(link, self.config)),
+            pci: report::function(link, self.config),
         }
     }
 }
