@@ -28,7 +28,8 @@ use crate::output::{Ended, Outcome, block_on, complain};
 /// of our containers.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "As kubectl rdma report it has all nodes and our objects of the cluster. It reads no \
+    after_help = "As kubectl rdma report it has all nodes, and of the cluster our DaemonSet and its pods, \
+    our ConfigMap, AddressRanges and AddressBlocks, and our plugins' keys of networks. It reads no \
     Secrets, no pods of users and no values of environment variables.\n\
     Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
 )]
