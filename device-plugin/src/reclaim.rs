@@ -165,7 +165,7 @@ impl Round {
             ..Self::default()
         };
         let (policy, fault) = Policy::load_for_release(&paths.node.policy);
-        if let Some(fault) = fault {
+        if let Some(fault) = fault.filter(|_| round.idle.is_none()) {
             tracing::warn!("{}", fault.with_remedy());
         }
         round.find_dead(paths, &policy, before);

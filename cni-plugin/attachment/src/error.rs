@@ -102,7 +102,7 @@ impl Error {
         let what =
             format!("{what} is neither on the host nor in the pod's namespace after {waited:?}");
         Error::new(Code::TryAgain, what)
-            .with_details("a namespace that is being torn down still has it; try again")
+            .with_details("a namespace that is being torn down still has it, or one that the pod moved it to; try again")
     }
 
     /// An RDMA device does not change its namespace.

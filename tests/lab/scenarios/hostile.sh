@@ -97,7 +97,7 @@ stands_on() {
 	with_module "a $kind holds its NIC" "$module" || return 0
 	for where in $places; do
 		ip link add link eth1 name child0 type "$kind" "$@" || ip link add child0 type "$kind" "$@"
-		if [ $where = pod ]; then
+		if [ "$where" = pod ]; then
 			pod b
 			ip link set child0 netns b
 			ip -n b link set child0 up
@@ -106,7 +106,7 @@ stands_on() {
 		refuses "a $kind on the $where holds its NIC" 'eth1' add a "$move"
 		check "the DEL of the refused" del a "$move"
 		ip netns delete a
-		if [ $where = pod ]; then
+		if [ "$where" = pod ]; then
 			check "a $kind in another pod is still there" ip -n b link show child0
 			ip -n b link delete child0
 			ip netns delete b

@@ -1,6 +1,8 @@
 //! The daemon's reclaim loop, and what `status` shows of attachments.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
@@ -10,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::cni_host::CniHost;
+use e2e::daemon::{HCAS, Machine};
 use e2e::harness::Case;
 use e2e::netns::Netns;
 use e2e::unanswered::Unanswered;
@@ -18,6 +21,7 @@ use serde_json::{Value, json};
 use super::dp_admin::{POOLS, document};
 
 pub(crate) const CASES: &[Case] = &[
+    case!(a_child_on_a_returned_netdev_makes_its_hca_unhealthy, Root),
     case!(
         attachments_are_shown_with_the_state_of_their_namespace,
         Root,
@@ -228,6 +232,43 @@ fn a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting() -> Resu
     assert_eq!(threads.count(), 1, "more than one thread is stuck");
     daemon.end();
     pods.end()
+}
+
+/// The record is that of a DEL which found the child; reclaim removes it once the child is gone.
+fn a_child_on_a_returned_netdev_makes_its_hca_unhealthy() -> Result<()> {
+    const RESOURCE: &str = "rdma/nic";
+    const EXCLUSIVE: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: exclusive\n  select: {linkTypes: [ether]}\n";
+    let machine = Machine::new()?;
+    let kubelet = machine.kubelet()?;
+    let config = machine.directory().join("config");
+    fs::write(&config, EXCLUSIVE)?;
+    let daemon = machine.daemon_on(&config, &["--reclaim-interval", "1"].map(OsStr::new))?;
+    let timeout = Duration::from_secs(40);
+    kubelet.wait_allocatable(RESOURCE, 2, timeout)?;
+    let record = json!({
+        "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1", "pod": "ml/a",
+        "created": 1, "boot": "",
+        "netns": {"path": "/proc/1/ns/net", "device": 4, "inode": 5},
+        "parts": [{
+            "ifname": "net1", "hcas": [HCAS[1]], "returned": true, "carriesChild": true,
+            "moved": {"identity": {"index": 5}, "name": "rdma1", "state": {}, "takenAt": 1},
+        }],
+    });
+    let directory = machine.state().join("attachments");
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(&directory)?;
+    let file = directory.join("rail0@c1@net1");
+    fs::write(&file, record.to_string())?;
+    kubelet.wait_allocatable(RESOURCE, 1, timeout)?;
+    let log = daemon.log();
+    ensure!(
+        log.contains("rdma1 carries a macvlan or ipvlan") && log.contains("pod ml/a"),
+        "{log}"
+    );
+    fs::remove_file(&file)?;
+    kubelet.wait_allocatable(RESOURCE, 2, timeout)?;
+    drop(daemon);
+    Ok(())
 }
 
 /// A process that does not outlive its case.

@@ -49,7 +49,7 @@ pub struct Returned {
     pub goes_by: Option<Name>,
     /// Why a VF may have an attachment's settings still.
     pub vf_kept: Option<String>,
-    /// A child stands on it in a namespace that is not the host's, or not known.
+    /// A macvlan or ipvlan stands on it, in whichever namespace.
     pub carries_child: bool,
     /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
