@@ -580,10 +580,11 @@ impl ChangingPod {
             fs::write(&path, lines)?;
             Ok(path)
         };
-        let links = (0..LINKS).map(|n| format!("link add d{n} type dummy\n"));
-        let links = batch("links", links.collect())?;
+        let pairs = (0..LINKS / 2).map(|n| format!("link add d{n} type veth peer name e{n}\n"));
+        let links = batch("links", pairs.collect())?;
         run(pod.command("ip").arg("-batch").arg(links))?;
-        let changes = (0..3).map(|n| format!("link add c{n} type dummy\nlink del c{n}\n"));
+        let changes =
+            (0..3).map(|n| format!("link add c{n} type veth peer name p{n}\nlink del c{n}\n"));
         let changes = batch("changes", changes.collect())?;
         let process = pod
             .command("sh")

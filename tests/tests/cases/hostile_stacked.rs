@@ -475,10 +475,7 @@ fn hidden_child(kind: &str, up: &str) -> Result<()> {
     }
     ensure!(nameless.links()?.contains("hidden"));
     drop(nameless);
-    eventually(|| {
-        let reclaimed = scene.tool("rdmactl", &["attachments", "reclaim"])?;
-        Ok(reclaimed.status.success())
-    })?;
+    eventually(|| Ok(scene.tool("rdmactl", &["reclaim"])?.status.success()))?;
     unchanged(&all, || scene.host_state(), "after its end")?;
     scene.returns(&scene.moving(), &[])?;
     scene.returns(&scene.child(), &[])
