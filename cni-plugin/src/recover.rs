@@ -36,7 +36,7 @@ use crate::{config::Target, error::Error, resolve};
 pub(crate) struct Recovered {
     /// No other process moves it meanwhile; none where the request means no NIC that is there.
     pub _lock: Option<Lock>,
-    /// The name it is to have on the host, where another netdev has it at present.
+    /// The name it is to have on the host, where it has another one at present.
     pub true_name: Option<Name>,
 }
 
@@ -158,7 +158,7 @@ fn settle(node: &mut Node, identity: &Identity) -> Result<Recovered, Error> {
             if let Some(unusable) = detach::unusable(&record, moved, &returned) {
                 return Err(unusable);
             }
-            true_name = returned.goes_by.is_some().then(|| moved.name.clone());
+            true_name = returned.is_misnamed.then(|| moved.name.clone());
             rdma::return_devices(node, &part.rdma, None, Duration::ZERO)?;
             end(node, &key, &record, position)?;
         }

@@ -90,8 +90,11 @@ pub(crate) async fn keep_reclaiming(
                         tracing::warn!(reason, "nothing is cleaned up behind pods");
                     }
                     all.idle = round.idle;
-                    let is_new = all.children != round.children;
-                    all.children = round.children;
+                    let mut is_new = false;
+                    if let Some(children) = round.children {
+                        is_new = all.children != children;
+                        all.children = children;
+                    }
                     is_idle || is_new
                 });
                 for (store, dead) in round.work {
@@ -149,8 +152,8 @@ pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Er
 struct Round {
     /// Why nothing is cleaned up, if so.
     idle: Option<String>,
-    /// As [`Counts::children`].
-    children: BTreeMap<HcaId, String>,
+    /// As [`Counts::children`]; none where the journal cannot be read.
+    children: Option<BTreeMap<HcaId, String>>,
     sightings: BTreeSet<String>,
     counts: Counts,
     /// By the store of the leases; `None` for attachments without leases.
@@ -207,13 +210,13 @@ impl Round {
         }
         let proc = &paths.host.proc;
         let boot = boot_id(proc);
+        let here = records.iter().map(|(_, record)| record);
+        let here = here.filter(|record| !is_other_boot(&record.boot, &boot));
+        self.children = Some(here.flat_map(children).collect());
+        if self.idle.is_some() {
+            return;
+        }
         for (key, record) in records {
-            if !is_other_boot(&record.boot, &boot) {
-                self.children.extend(children(&record));
-            }
-            if self.idle.is_some() {
-                continue;
-            }
             let Some(why) = over(&record, proc, &boot, now()) else {
                 continue;
             };

@@ -97,7 +97,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
     if unfinished.is_empty() {
         return node.journal.forget(key);
     }
-    // Another netdev has the name, the VF still has this attachment's settings, or a child stands on the
+    // It has not its name, the VF still has this attachment's settings, or a child stands on the
     // netdev. A record is kept for the repair, and holds nothing else.
     let rest = |(part, carries_child): (&Part, bool)| Part {
         returned: true,

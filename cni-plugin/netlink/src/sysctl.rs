@@ -82,13 +82,14 @@ pub fn read_all(proc: &Path, interface: &Name) -> Result<BTreeMap<String, String
             continue;
         };
         let opened = File::open(&directory).and_then(|dir| Ok((dir, fs::read_dir(&directory)?)));
+        let unlisted = |e| Error::call(format_args!("list {}", directory.display()), e);
         let (dir, entries) = match opened {
             Ok(opened) => opened,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(Error::call(format_args!("list {}", directory.display()), e)),
+            Err(e) => return Err(unlisted(e)),
         };
-        for entry in entries.flatten() {
-            let Ok(key) = entry.file_name().into_string() else {
+        for entry in entries {
+            let Ok(key) = entry.map_err(unlisted)?.file_name().into_string() else {
                 continue;
             };
             // stable_secret cannot be read before it is written; it then has no value to keep.

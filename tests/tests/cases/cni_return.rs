@@ -23,7 +23,12 @@ cases! {
     an_altname_that_another_netdev_has_is_a_warning => altname_taken();
     a_restored_nic_is_not_set_down_by_another_del => restored_twice();
     a_route_that_the_kernel_refuses_is_a_warning => refused_route();
-    a_setting_that_cannot_be_read_is_a_warning: Strace => unreadable_setting();
+    settings_that_cannot_be_opened_are_written: Strace =>
+        unreadable("ipv4/neigh/nic0", "?open,openat", "list /proc/sys/net/ipv4/neigh/nic0: i/o error");
+    settings_that_cannot_be_listed_are_written: Strace =>
+        unreadable("ipv4/conf/nic0", "getdents64", "list /proc/sys/net/ipv4/conf/nic0: i/o error");
+    a_setting_that_cannot_be_read_is_written: Strace =>
+        unreadable("ipv4/conf/nic0/rp_filter", "read", "sysctl ipv4/conf/rp_filter is unreadable, was 2");
     a_nic_without_its_name_is_named_by_its_index => named_by_index();
 }
 
@@ -188,6 +193,8 @@ fn refused_route() -> Result<()> {
     scene.on_host(&[
         "addr add 10.44.0.1/24 dev nic0 valid_lft 3 preferred_lft 3",
         "route add 10.45.0.0/16 via 10.44.0.254",
+        "route add default via 10.44.0.254 table 202",
+        "rule add from 10.9.0.1 lookup 202 pref 2000",
     ])?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     sleep(Duration::from_millis(3100));
@@ -199,25 +206,26 @@ fn refused_route() -> Result<()> {
     ] {
         ensure!(answer.stderr.contains(words), "{words}: {}", answer.stderr);
     }
+    // That comes back, also without the routes of its table.
+    ensure!(!answer.stderr.contains("rule 2000"), "{}", answer.stderr);
+    scene.on_host(&["rule del pref 2000"])?;
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 
-/// The rest of the NIC's state is restored.
-fn unreadable_setting() -> Result<()> {
-    const DIRECTORY: &str = "/proc/sys/net/ipv4/neigh/nic0";
+/// All of the NIC's state is restored.
+fn unreadable(path: &str, calls: &str, warning: &str) -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let options = ["-f", "-qq", "-o", "/dev/null", "-P", DIRECTORY];
-    let inject = ["-e", "inject=?open,openat:error=EIO"];
-    let options = [&options[..], &inject].concat();
+    let path = format!("/proc/sys/net/{path}");
+    let inject = format!("inject={calls}:error=EIO");
+    let options = ["-f", "-qq", "-o", "/dev/null", "-P", &path, "-e", &inject];
     let answer = bounded(
         &mut traced(&scene.call(), "DEL", &options),
         scene.moving().to_string().as_bytes(),
     )?;
     answer.success()?;
-    let warning = format!("list {DIRECTORY}: i/o error");
-    ensure!(answer.stderr.contains(&warning), "{}", answer.stderr);
+    ensure!(answer.stderr.contains(warning), "{}", answer.stderr);
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 

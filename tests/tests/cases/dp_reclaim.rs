@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
@@ -265,6 +265,16 @@ fn a_child_on_a_returned_netdev_makes_its_hca_unhealthy() -> Result<()> {
         log.contains("rdma1 carries a macvlan or ipvlan") && log.contains("pod ml/a"),
         "{log}"
     );
+    // A journal that cannot be read says nothing of children.
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o777))?;
+    let unread = "cannot read the journal of attachments";
+    let started = Instant::now();
+    while daemon.log().matches(unread).count() < 2 {
+        ensure!(started.elapsed() < timeout, "{}", daemon.log());
+        thread::sleep(Duration::from_millis(100));
+    }
+    kubelet.wait_allocatable(RESOURCE, 1, timeout)?;
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))?;
     fs::remove_file(&file)?;
     kubelet.wait_allocatable(RESOURCE, 2, timeout)?;
     drop(daemon);

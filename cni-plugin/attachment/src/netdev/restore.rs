@@ -15,7 +15,7 @@ use std::{
 
 use crate::error::Error;
 use netlink::{
-    Name, Namespace, Socket,
+    Namespace, Socket,
     link::{self, Link},
 };
 use transfer::{confirmed, find, find_on_host, is_gone, move_to_host, remove_children, rename};
@@ -45,8 +45,8 @@ pub struct Returned {
     pub warnings: Vec<String>,
     /// What was not restored because it is over, as text.
     pub notes: Vec<String>,
-    /// Another netdev has its name now; it has this one until that is repaired.
-    pub goes_by: Option<Name>,
+    /// It has not got its name, which is tried again.
+    pub is_misnamed: bool,
     /// Why a VF may have an attachment's settings still.
     pub vf_kept: Option<String>,
     /// A macvlan or ipvlan stands on it, in whichever namespace.
@@ -58,7 +58,7 @@ pub struct Returned {
 impl Returned {
     /// Whether nothing of it has to be repaired later.
     pub fn is_whole(&self) -> bool {
-        self.goes_by.is_none() && self.vf_kept.is_none() && !self.carries_child
+        !self.is_misnamed && self.vf_kept.is_none() && !self.carries_child
     }
 }
 
@@ -130,7 +130,7 @@ pub fn return_netdev(
         }
         if let Some(mut link) = arrived {
             if link.name != taken.name {
-                rename(host_context, &mut link, taken, &mut report)?;
+                rename(host_context, &mut link, taken, &mut report);
             }
             // A change of namespaces does not take it away from beneath a child in another one.
             if link.is_ethernet() {

@@ -79,7 +79,7 @@ struct Netdev<'a> {
     socket: &'a mut Socket,
     proc: &'a Path,
     link: Link,
-    /// The tables that have routes out of it, once those are read.
+    /// The tables that have routes out of it, or had when it moved.
     tables: Vec<(AddressFamily, u32)>,
 }
 
@@ -270,7 +270,10 @@ impl<'a> Restoration<'a> {
         match link::get(self.netdev.socket, By::Index(self.netdev.link.index)) {
             Ok(Some(now)) => self.netdev.link = now,
             Ok(None) => return false,
-            Err(e) => self.attempt(Err(e)),
+            Err(e) => {
+                let unread = format!("{}: {e}", self.before.name);
+                self.report.warnings.push(unread);
+            }
         }
         true
     }
@@ -281,14 +284,14 @@ impl Attribute {
         ITEMS.iter().any(|item| item.key == self.key)
     }
 
-    /// The values that are another now, with what they were.
+    /// The values that are another now or are not read, with what they were.
     fn differing(&self, before: &[(String, String)], now: &[(String, String)]) -> Entries {
         let is_same = |was: &str, now: &str| match self.key {
             MAC => port_part(was) == port_part(now),
             _ => was == now,
         };
         let differs = |(name, was): &&(String, String)| {
-            value_of(now, name).is_some_and(|now| !is_same(was, now))
+            value_of(now, name).is_none_or(|now| !is_same(was, now))
         };
         before.iter().filter(differs).cloned().collect()
     }
@@ -311,21 +314,20 @@ impl Attribute {
             "" => self.key.to_owned(),
             name => format!("{} {name}", self.key),
         };
-        let missing = |(name, _): &&(String, String)| value_of(now, name).is_none();
-        let lost = before.iter().filter(missing);
         if self.is_item() {
+            let missing = |(name, _): &&(String, String)| value_of(now, name).is_none();
+            let lost = before.iter().filter(missing);
             let lost = lost.filter(|(name, _)| !expired.contains(name));
             return lost
                 .map(|(name, _)| format!("{} did not come back", named(name)))
                 .collect();
         }
         let differing = self.differing(before, now).into_iter();
-        let differing = differing.map(|(name, was)| {
-            let now = value_of(now, &name).unwrap_or_default();
-            format!("{} is {now}, was {was}", named(&name))
+        let differing = differing.map(|(name, was)| match value_of(now, &name) {
+            Some(now) => format!("{} is {now}, was {was}", named(&name)),
+            None => format!("{} is unreadable, was {was}", named(&name)),
         });
-        let lost = lost.map(|(name, was)| format!("{} is unreadable, was {was}", named(name)));
-        differing.chain(lost).collect()
+        differing.collect()
     }
 }
 

@@ -199,12 +199,30 @@ pub(super) fn rename(
     link: &mut Link,
     taken: &Snapshot,
     report: &mut Returned,
-) -> netlink::Result<()> {
+) {
+    let why = match take_name(host_context, link, taken) {
+        Ok(true) => return,
+        Ok(false) => format!("{} is the name of another netdev now", taken.name),
+        Err(e) => e.to_string(),
+    };
+    report.warnings.push(format!(
+        "{why}; {} is called {} until it can be renamed",
+        taken.name, link.name
+    ));
+    report.is_misnamed = true;
+}
+
+/// False where another netdev has its name.
+fn take_name(
+    host_context: &mut HostContext<'_>,
+    link: &mut Link,
+    taken: &Snapshot,
+) -> netlink::Result<bool> {
     let holder = link::get(host_context.socket, By::Name(taken.name.as_bytes()))?;
     if holder.is_none_or(|holder| holder.index == link.index)
         && set_name(host_context, link, taken.name.clone())?
     {
-        return Ok(());
+        return Ok(true);
     }
     let mut attempt = 0;
     while !link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) && attempt < ATTEMPTS {
@@ -212,12 +230,7 @@ pub(super) fn rename(
         set_name(host_context, link, name)?;
         attempt += 1;
     }
-    report.warnings.push(format!(
-        "{} is the name of another netdev now; it has the name {} until that is gone",
-        taken.name, link.name
-    ));
-    report.goes_by = Some(link.name.clone());
-    Ok(())
+    Ok(false)
 }
 
 /// Renames a netdev. False when another one has the name by now.

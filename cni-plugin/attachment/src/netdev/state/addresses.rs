@@ -51,10 +51,13 @@ pub(super) fn read_routes(netdev: &mut Netdev<'_>) -> Read {
         routes.extend(route::list(netdev.socket, family, netdev.link.index)?);
     }
     routes.retain(|route| !replay::is_kernel_made(route));
-    let table = |route: &RouteMessage| (route.header.address_family, route::table_of(route));
-    netdev.tables = routes.iter().map(table).collect();
+    netdev.tables.extend(routes.iter().map(table));
     routes.sort_by_key(replay::has_gateway);
     Ok(messages(&routes, display::route))
+}
+
+fn table(route: &RouteMessage) -> (AddressFamily, u32) {
+    (route.header.address_family, route::table_of(route))
 }
 
 pub(super) fn read_rules(netdev: &mut Netdev<'_>) -> Read {
@@ -92,6 +95,7 @@ pub(super) fn restore_neighbour(to: &mut Restoration<'_>, entry: Entry<'_>) -> W
 pub(super) fn restore_route(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
     let (known, now) = (to.before.identity.index, to.netdev.link.index);
     let route = replay::route(&message(entry)?, known, now);
+    to.netdev.tables.push(table(&route));
     match route::append(to.netdev.socket, entry.what, &route) {
         Err(e) if e.is(libc::EEXIST) => Ok(()),
         done => done,
