@@ -16,6 +16,7 @@ use cni_wire::text::printable;
 use flate2::{Compression, write::GzEncoder};
 use futures_util::{StreamExt as _, stream};
 use jiff::Timestamp;
+use nix::fcntl::OFlag;
 use node::document::versioned;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -95,7 +96,7 @@ impl Report {
             ("policy.json", Some(&global.policy)),
             ("cni.log", policy.log.file.as_ref()),
         ] {
-            let Some(from) = from.filter(|from| from.exists()).cloned() else {
+            let Some(from) = from.filter(|from| from.symlink_metadata().is_ok()).cloned() else {
                 continue;
             };
             let (file, place) = (path(&["nodes", &name, file]), from.display().to_string());
@@ -131,9 +132,14 @@ impl Report {
     }
 }
 
-fn tail(file: &Path) -> Result<String> {
-    let mut file = File::open(file)?;
-    let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
+/// The end of a regular file. Others may write to a log's directory: a link in it is not followed.
+fn tail(path: &Path) -> Result<String> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mut options = File::options();
+    let mut file = options.read(true).custom_flags(flags.bits()).open(path)?;
+    let meta = file.metadata()?;
+    ensure!(meta.is_file(), "it is not a regular file");
+    let start = meta.len().saturating_sub(LOG_BYTES);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut bytes)?;

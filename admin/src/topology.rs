@@ -7,11 +7,13 @@ mod matrix;
 mod view;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use anyhow::Context;
 use hca::topology::{Machine, Nic};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
+use rdma_device_plugin::rails::by_policy;
 
 use crate::global::Global;
 use crate::holders::{self, Holders};
@@ -33,12 +35,12 @@ pub(crate) struct Topology {
 impl Topology {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let host = global.host();
-        let view = self.view(&host)?;
+        let view = self.view(&host, &global.policy)?;
         global.say(view.document(), || text(&view, self.matrix));
         Ok(Outcome::Good)
     }
 
-    fn view(&self, host: &Host) -> anyhow::Result<View> {
+    fn view(&self, host: &Host, policy: &Path) -> anyhow::Result<View> {
         let read = hardware(host.clone())?;
         let (mut machine, gpus) = read.context("read this host's GPUs and NICs")?;
         leave_out_slices(&mut machine);
@@ -46,6 +48,10 @@ impl Topology {
             machine,
             ..View::default()
         };
+        if let Err(why) = by_policy(&mut view.machine, host, policy) {
+            view.machine.nics.iter_mut().for_each(|nic| nic.rail = None);
+            view.remarks.push(format!("rails are not known: {why}"));
+        }
         let mut held = self.bound(&mut view.remarks);
         match self.sources.kubelet() {
             Ok(devices) => held.extend(devices.held),
@@ -115,9 +121,12 @@ mod tests {
         let kubelet = ["--kubelet-root-dir", root.to_str().unwrap()];
         let socket = root.join("node.sock");
         let socket = ["--node-socket", socket.to_str().unwrap()];
-        let flags = [&common[..], &kubelet, &socket].concat();
+        let policy = root.join("policy.json");
+        let policy = ["--policy", policy.to_str().unwrap()];
+        let flags = [&common[..], &kubelet, &socket, &policy].concat();
         let line = Line::try_parse_from(flags).unwrap();
-        let view = line.topology.view(&line.global.host()).unwrap();
+        let policy = &line.global.policy;
+        let view = line.topology.view(&line.global.host(), policy).unwrap();
         text(&view, line.topology.matrix)
     }
 
@@ -140,5 +149,19 @@ mod tests {
             });
         };
         assert!(!shown(lay).contains("mlx5_8"));
+    }
+
+    #[test]
+    fn rails_are_those_of_the_policy_or_unknown() {
+        let with = |policy: &'static str| {
+            shown(|tree: &Tree| {
+                machine::a4(tree);
+                tree.file("/policy.json", policy);
+            })
+        };
+        let policy = r#"{"rails": {"gpu0rdma0": 77}}"#;
+        assert!(with(policy).contains("77"), "{}", with(policy));
+        let wrong = with(r#"{"rails": {"gpu0rdma0": 777}}"#);
+        assert!(wrong.contains("rails are not known"), "{wrong}");
     }
 }

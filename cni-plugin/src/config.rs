@@ -14,6 +14,7 @@ pub use attach::{Attach, ChildKind};
 #[cfg(test)]
 pub(crate) use devices::read as devices_of;
 pub use devices::{Devices, Names};
+pub use keys::KEYS;
 
 use std::collections::BTreeMap;
 

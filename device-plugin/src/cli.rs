@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::config::Defaults;
-use flags::RUN_DIR;
 pub use flags::{KubeletRoot, NodeAddresses, config_file};
 
 use clap::{Args, Parser, Subcommand};
@@ -92,8 +91,7 @@ struct Run {
         default_value = "/var/run/k8s.cni.cncf.io/devinfo/dp"
     )]
     device_info_dir: PathBuf,
-    /// Socket for questions of the CNI plugin, in a directory of its own that only root can write to;
-    /// empty: none
+    /// Socket for questions of the CNI plugin, in a directory of its own that only root can write to
     #[arg(
         long,
         value_name = "FILE",
@@ -213,10 +211,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
             node: args.node.name(),
             policy: args.node.policy,
         },
-        run_dir: match args.node_socket.as_os_str().is_empty() {
-            true => PathBuf::from(RUN_DIR),
-            false => node::trust::parent(&args.node_socket).to_owned(),
-        },
+        run_dir: node::trust::parent(&args.node_socket).to_owned(),
         cdi_dir: args.cdi_dir,
         device_info_dir: args.device_info_dir,
         device_plugin_dir: args.device_plugin_dir,
@@ -226,7 +221,7 @@ fn serve(args: Run) -> anyhow::Result<()> {
         config_file: config_file(args.config_file)?,
         defaults: args.defaults,
         paths: Arc::new(paths),
-        node_socket: Some(args.node_socket).filter(|path| !path.as_os_str().is_empty()),
+        node_socket: args.node_socket,
         state_dir: args.state_dir,
         metrics_addrs: args.metrics_addr,
         details: if args.open_status {

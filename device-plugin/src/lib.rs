@@ -32,6 +32,7 @@ pub mod pool;
 mod pool_state;
 mod port_counters;
 mod prefer;
+pub mod rails;
 pub mod reader;
 mod reclaim;
 mod remarks;

@@ -27,7 +27,7 @@ pub(crate) struct NodePaths {
 }
 
 impl NodePaths {
-    /// The node's policy, the last good one where it is wrong now.
+    /// The node's policy, as far as it can be read.
     pub(crate) fn policy(&self) -> Policy {
         hca::host::show(&self.node.policy);
         Policy::load_for_release(&self.node.policy).0

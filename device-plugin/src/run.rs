@@ -188,15 +188,13 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         releases,
         stop.clone(),
     ));
-    if let Some(path) = socket_path {
-        services.spawn(node_socket::keep_serving(
-            (path, nonce),
-            (pods, binder),
-            daemon.report(),
-            state,
-            stop.clone(),
-        ));
-    }
+    services.spawn(node_socket::keep_serving(
+        (socket_path, nonce),
+        (pods, binder),
+        daemon.report(),
+        state,
+        stop.clone(),
+    ));
     let measured = Arc::new(Measurements::new(&readers));
     if !addresses.is_empty() {
         services.spawn(measured.clone().keep_reading(paths.clone(), stop.clone()));

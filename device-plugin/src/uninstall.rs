@@ -220,9 +220,9 @@ pub(crate) fn remove(
     one(policy.state_dir.join(KNOWN_STORES), None)?;
     for store in policy.stores.values() {
         let kept = match store.kind {
-            _ if !leases => Some("it has leases; --leases removes it"),
             StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),
-            _ => (!is_store(&store.directory)).then_some("it is not a store of this project"),
+            _ if !is_store(&store.directory) => Some("it is not a store of this project"),
+            _ => (!leases).then_some("--leases is not set"),
         };
         one(store.directory.clone(), kept)?;
     }
@@ -420,22 +420,24 @@ mod tests {
     fn leases_stay_unless_asked() {
         let node = NodeFiles::new(&json!({"type": "file"}));
         fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
-        let kept = "stays: it has leases; --leases removes it".to_owned();
+        let kept = "stays: --leases is not set".to_owned();
         assert!(node.remove(false).contains(&(node.path("leases"), kept)));
         assert!(node.path("leases/leases").exists() && !node.path("etc").exists());
     }
 
     #[test]
     fn a_shared_store_and_a_directory_that_is_none_stay() {
-        let node = NodeFiles::new(&json!({"type": "file", "shared": true}));
-        fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
-        let kept = "stays: other nodes use it, too".to_owned();
-        assert!(node.remove(true).contains(&(node.path("leases"), kept)));
-        assert!(node.path("leases/leases").exists());
+        for leases in [true, false] {
+            let node = NodeFiles::new(&json!({"type": "file", "shared": true}));
+            fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
+            let kept = "stays: other nodes use it, too".to_owned();
+            assert!(node.remove(leases).contains(&(node.path("leases"), kept)));
+            assert!(node.path("leases/leases").exists());
 
-        let node = NodeFiles::new(&json!({"type": "file"}));
-        let kept = "stays: it is not a store of this project".to_owned();
-        assert!(node.remove(true).contains(&(node.path("leases"), kept)));
+            let node = NodeFiles::new(&json!({"type": "file"}));
+            let kept = "stays: it is not a store of this project".to_owned();
+            assert!(node.remove(leases).contains(&(node.path("leases"), kept)));
+        }
     }
 
     #[test]

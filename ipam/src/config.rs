@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Keys that mean something here.
-const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 15] = [
     "type",
     "store",
     "range",

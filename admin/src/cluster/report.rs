@@ -60,12 +60,12 @@ fn network(definition: &Value) -> Option<Value> {
         let [of_plugin, of_ipam] = [plugin, ipam].map(|one| text_at(one, "/type"));
         let is_ours = of_ipam == "rdma-ipam";
         let mut read = match of_plugin {
-            "rdma-netdev" => plugin.clone(),
+            "rdma-netdev" => known(plugin, rdma_netdev::config::KEYS),
             _ if is_ours => json!({"type": of_plugin}),
             _ => return None,
         };
         let ipam = if is_ours {
-            ipam.clone()
+            known(ipam, &ipam::config::KEYS)
         } else {
             json!({"type": of_ipam})
         };
@@ -76,6 +76,17 @@ fn network(definition: &Value) -> Option<Value> {
     let mut kept = keep(definition, "");
     put(&mut kept, "plugins", json!(plugins));
     (!plugins.is_empty()).then_some(kept)
+}
+
+/// The keys that a program reads. `args`, `runtimeConfig` and `prevResult` are other programs' text.
+fn known(section: &Value, keys: &[&str]) -> Value {
+    const FOREIGN: [&str; 3] = ["args", "runtimeConfig", "prevResult"];
+    let is_among = |key: &str, keys: &[&str]| keys.iter().any(|one| one.eq_ignore_ascii_case(key));
+    let mut section = section.clone();
+    if let Some(entries) = section.as_object_mut() {
+        entries.retain(|key, _| is_among(key, keys) && !is_among(key, &FOREIGN));
+    }
+    section
 }
 
 fn items<'a>(value: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {

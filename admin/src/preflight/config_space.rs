@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use super::engine::{Fact, Unread};
+use super::read;
 
 /// `PCI_STATUS`, with the bit that says there is a list of capabilities.
 const STATUS: usize = 0x06;
@@ -35,7 +36,7 @@ impl ConfigSpace {
     /// Reads the function in this directory of sysfs.
     pub(crate) fn read(function: &Path) -> Fact<Self> {
         let file = function.join("config");
-        match std::fs::read(&file) {
+        match read::bytes(&file) {
             Ok(bytes) => Ok(Self { bytes }),
             Err(error) => Err(Unread(format!("cannot read {}: {error}", file.display()))),
         }

@@ -1,7 +1,6 @@
 //! What lets a NIC reach GPU memory (D).
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
@@ -50,17 +49,19 @@ const NVIDIA: u16 = 0x10de;
 const GET_DMABUF: &str = "ib_umem_dmabuf_get";
 const DRIVER_DMABUF: &str = "_reg_user_mr_dmabuf";
 const PEER_INTERFACE: &str = "ib_register_peer_memory_client";
+/// Of `/proc/kallsyms`, which has a line for each of some 200,000 names.
+const MOST_SYMBOL_BYTES: u64 = 64 << 20;
 const PEER_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
 /// Names of interest among the kernel's; addresses may be hidden, names are not.
 fn symbols(context: &Context) -> Fact<BTreeSet<String>> {
     let path = context.host.proc.join("kallsyms");
-    let file = read::present(context, &path, std::fs::File::open(&path))?;
-    let file = file.ok_or_else(|| Unread("the kernel has no /proc/kallsyms".into()))?;
+    let text = read::present(context, &path, read::up_to(&path, MOST_SYMBOL_BYTES))?;
+    let text = text.ok_or_else(|| Unread("the kernel has no /proc/kallsyms".into()))?;
     let is_wanted =
         |name: &str| name == GET_DMABUF || name == PEER_INTERFACE || name.ends_with(DRIVER_DMABUF);
-    let lines = BufReader::new(file).lines().map_while(Result::ok);
-    let names = lines.filter_map(|line| {
+    let text = String::from_utf8_lossy(&text);
+    let names = text.lines().filter_map(|line| {
         let name = line.split_whitespace().nth(2)?;
         is_wanted(name).then(|| name.to_owned())
     });
@@ -85,18 +86,20 @@ fn no_export(context: &Context) -> Fact<Option<&'static str>> {
         // Drivers of others export them.
         return Ok(None);
     }
-    let version = read::text(context, &context.host.proc.join("driver/nvidia/version"))?;
-    let version = version.unwrap_or_default();
+    let path = context.host.proc.join("driver/nvidia/version");
+    let Some(version) = read::text(context, &path)? else {
+        return Ok(Some("NVIDIA GPUs without NVIDIA's driver"));
+    };
     let line = version.lines().next().unwrap_or_default();
     let mut numbers = line
         .split_whitespace()
         .filter_map(|word| word.split_once('.'));
     let major: Option<u32> = numbers.find_map(|(major, _)| major.parse().ok());
-    Ok(match (major, line.contains("Open Kernel Module")) {
-        (None, _) => Some("NVIDIA GPUs without NVIDIA's driver"),
-        (Some(major), true) if major >= 515 => None,
-        (_, true) => Some("the GPU driver is too old to export dma-bufs (before 515)"),
-        (_, false) => Some("the closed GPU driver does not export dma-bufs"),
+    let major = major.ok_or_else(|| Unread(format!("{} has no version", path.display())))?;
+    Ok(match line.contains("Open Kernel Module") {
+        true if major >= 515 => None,
+        true => Some("the GPU driver is too old to export dma-bufs (before 515)"),
+        false => Some("the closed GPU driver does not export dma-bufs"),
     })
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::context::Context;
 use super::engine::{Fact, Unread};
 
-/// Most of a file that is read, but for `/proc/kallsyms`.
+/// Most of a file that is read, unless its check says otherwise.
 const MOST_BYTES: u64 = 4 << 20;
 
 /// Files of other processes that only their owner reads need this; other files need root.
@@ -23,18 +23,21 @@ pub(super) fn required(context: &Context, path: &Path) -> Fact<String> {
     text(context, path)?.ok_or_else(|| Unread(format!("{} does not exist", path.display())))
 }
 
-/// A file's content, at most four MiB: what is not a regular file is not opened, and nothing is waited for.
+/// A file's content: what is not a regular file is not opened, and nothing is waited for.
 pub(super) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+    up_to(path, MOST_BYTES)
+}
+
+/// The same of a file of at most this size.
+pub(super) fn up_to(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
     let (file, _) = node::file::open_regular(path)?;
     let mut bytes = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > MOST_BYTES {
-        true => Err(io::Error::other(format!(
-            "it is larger than {MOST_BYTES} bytes"
-        ))),
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > most {
+        true => Err(io::Error::other(format!("it is larger than {most} bytes"))),
         false => Ok(bytes),
     }
 }
@@ -68,7 +71,7 @@ pub(super) fn present<T>(context: &Context, path: &Path, read: io::Result<T>) ->
     }
 }
 
-fn refused(context: &Context, path: &Path, error: &io::Error) -> Unread {
+pub(super) fn refused(context: &Context, path: &Path, error: &io::Error) -> Unread {
     let path_text = path.display();
     if error.kind() != ErrorKind::PermissionDenied {
         return Unread(format!("cannot read {path_text}: {error}"));

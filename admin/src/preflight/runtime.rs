@@ -239,8 +239,10 @@ const CRI_SOCKETS: [&str; 3] = [
 fn runtime(context: &Context) -> Fact<Runtime> {
     for socket in CRI_SOCKETS {
         let path = context.path(socket);
-        if path.exists() {
-            return ask(&path).map_err(|error| Unread(error.to_string()));
+        match path.try_exists() {
+            Ok(false) => {}
+            Ok(true) => return ask(&path).map_err(|error| Unread(error.to_string())),
+            Err(error) => return Err(read::refused(context, &path, &error)),
         }
     }
     let mount = match context.settings.root == Path::new("/") {

@@ -673,6 +673,12 @@ fn an_unreadable_configuration_of_the_kubelet_is_unknown() {
         ),
         (
             "K03",
+            |n| n.put("/etc/kubelet.yaml", "root:*:19000:0:99999:7:::"),
+            Unknown,
+            "is not a YAML object",
+        ),
+        (
+            "K03",
             |n| n.put("/proc/900/cmdline", "kubelet\0--config=/etc"),
             Unknown,
             "it is not a regular file",

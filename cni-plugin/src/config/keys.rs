@@ -5,7 +5,7 @@ use node::spelling;
 use serde_json::Value;
 
 /// The keys that are read here, and those that every plugin has. docs/reference.md explains each.
-pub(super) const KEYS: &[&str] = &[
+pub const KEYS: &[&str] = &[
     "acceptRA",
     "args",
     "attach",
@@ -95,9 +95,12 @@ const REFUSED: &[(&[&str], &str)] = &[
             "gateway",
             "ips",
             "routes",
-            "dhcp",
         ],
         "put it into ipam",
+    ),
+    (
+        &["dhcp"],
+        "leases of DHCP are not renewed in a pod; set ipam to rdma-ipam, whereabouts, host-local or static",
     ),
     (
         &["table", "gateways", "vrf", "vrfname", "rules"],

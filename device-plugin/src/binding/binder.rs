@@ -685,7 +685,7 @@ mod tests {
     fn binder(paths: &Arc<NodePaths>) -> (Binder, Caller) {
         let readers = Readers::default();
         let (pods, caller) = pods(&readers, paths, "n1".into(), Arc::default());
-        let (socket, _) = NodeSocket::new(None);
+        let (socket, _) = NodeSocket::new("node.sock".into());
         let report = Report::new(Instant::now(), Default::default(), socket, readers.clone());
         let binder = Binder::new(
             &readers,

@@ -2,15 +2,11 @@
 //! together ([`super::decide`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::nccl;
 use hca::HcaId;
 use hca::topology::Machine;
-use hca::topology::rail::{Rail, Source};
-use netlink::{Socket, uplink};
-use node::policy::RailCandidate;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
 
 use super::decide::{self, Assigned, Container};
@@ -18,6 +14,7 @@ use super::gpus::PodGpus;
 use super::store::{Binding, Bindings, ServedGpu};
 use crate::config::{Late, TopologyConfig};
 use crate::node_paths::NodePaths;
+use crate::rails::by_policy;
 use crate::report::Report;
 use crate::snapshot::{Member, Snapshot};
 
@@ -216,8 +213,7 @@ pub(super) fn binding(
     }
 }
 
-/// Puts GPUs and NICs where the administrator says, and NICs on the rails of the node's policy. If the
-/// policy has rails, a NIC that it does not name is on none.
+/// Puts GPUs and NICs where the administrator says, and NICs on the rails of the node's policy.
 pub(super) fn placed(
     mut machine: Machine,
     topology: &TopologyConfig,
@@ -227,84 +223,6 @@ pub(super) fn placed(
         let places = nccl::read(file).map_err(|error| format!("{error:#}"))?;
         machine.place(&places);
     }
-    let rails = paths.policy().rails;
-    if rails.is_empty() {
-        return Ok(machine);
-    }
-    let addresses = Socket::open().and_then(|mut socket| uplink::addresses(&mut socket));
-    let addresses = addresses.map_err(|error| error.to_string())?;
-    for nic in &mut machine.nics {
-        let (hca, netdev) = (nic.hca.to_string(), nic.netdevs.first());
-        let index = netdev.and_then(|name| hca::netdev::read(&paths.host, name).ok());
-        let of_nic = addresses
-            .iter()
-            .filter(|(on, _)| index.as_ref().is_some_and(|netdev| netdev.ifindex == *on));
-        let of_nic: Vec<IpAddr> = of_nic.map(|(_, address)| *address).collect();
-        let rail = rails.of(&RailCandidate {
-            hca: &hca,
-            netdev: netdev.map_or("", String::as_str),
-            addresses: &of_nic,
-        });
-        let rail = rail.map_err(|conflict| {
-            format!(
-                "which rail {hca} is on is not clear: {conflict}; correct rails in {}",
-                paths.node.policy.display()
-            )
-        })?;
-        nic.rail = rail.map(|number| Rail {
-            number,
-            source: Source::Policy,
-            differs: None,
-        });
-    }
+    by_policy(&mut machine, &paths.host, &paths.node.policy)?;
     Ok(machine)
-}
-
-#[cfg(test)]
-mod tests {
-    use hca_trees::{Tree, machine};
-
-    use super::*;
-
-    #[test]
-    fn rails_are_those_of_the_nodes_policy() {
-        let dir = tempfile::tempdir().unwrap();
-        let tree = Tree::new(dir.path());
-        machine::a4(&tree);
-        let host = tree.host();
-        let inventory = hca::inventory(&host).unwrap();
-        let read = Machine::read(&host, &inventory, Vec::new()).unwrap();
-        let paths = NodePaths {
-            host,
-            ..NodePaths::all_in(dir.path())
-        };
-        let of_policy = |policy: &str| {
-            std::fs::write(&paths.node.policy, policy).unwrap();
-            let placed = placed(read.clone(), &TopologyConfig::default(), &paths)?;
-            let rails = placed
-                .nics
-                .iter()
-                .map(|nic| Some(nic.rail.as_ref()?.number));
-            Ok::<Vec<Option<u32>>, String>(rails.collect())
-        };
-        let by_itself: Vec<Option<u32>> = (0..8).map(Some).collect();
-        assert_eq!(of_policy("{}").unwrap(), by_itself);
-        let (first, second) = (&read.nics[0], &read.nics[1]);
-        let rails = format!(
-            r#"{{"rails": {{"{}": 9, "{}": 4}}}}"#,
-            first.hca, second.netdevs[0]
-        );
-        let mut named = vec![None; 8];
-        (named[0], named[1]) = (Some(9), Some(4));
-        assert_eq!(of_policy(&rails).unwrap(), named);
-        let conflict = format!(
-            r#"{{"rails": {{"{}": 9, "{}": 4}}}}"#,
-            first.hca, first.netdevs[0]
-        );
-        let conflict = of_policy(&conflict).unwrap_err();
-        assert!(
-            conflict.contains("on rail 9") && conflict.contains("policy.json"),
-            "{conflict}"
-        );
-    }
 }

@@ -19,8 +19,8 @@ pub(crate) struct Settings {
     pub defaults: config::Defaults,
     /// Where the things of this node are.
     pub paths: Arc<NodePaths>,
-    /// The socket on which programs of the node ask; none if there is to be none.
-    pub node_socket: Option<PathBuf>,
+    /// The socket on which programs of the node ask.
+    pub node_socket: PathBuf,
     /// Where the last good configuration is kept, if it is.
     pub state_dir: Option<PathBuf>,
     /// Where metrics and probes are served, if they are.

@@ -92,7 +92,7 @@ mod tests {
     use crate::reader::Readers;
 
     fn reports() -> Reports {
-        let node_socket = NodeSocket::new(None).0;
+        let node_socket = NodeSocket::new("node.sock".into()).0;
         let report = Report {
             excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
             ..Report::new(

@@ -223,11 +223,7 @@ fn of_daemon(report: &Report) -> Vec<Family> {
 }
 
 fn of_node_socket(report: &Report) -> Vec<Family> {
-    let socket = &report.node_socket;
-    if socket.path.is_none() {
-        return Vec::new();
-    }
-    let listening = *socket.state.borrow() == node_socket::State::Listening;
+    let listening = *report.node_socket.state.borrow() == node_socket::State::Listening;
     vec![gauge(
         "node_socket_listening",
         "1 while the daemon listens for the programs of the node",

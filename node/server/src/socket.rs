@@ -32,8 +32,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How the socket is doing, for the report.
 #[derive(Debug, Clone)]
 pub struct NodeSocket {
-    /// Where it is, if it is configured.
-    pub path: Option<PathBuf>,
+    pub path: PathBuf,
     /// Whether it listens, or why not.
     pub state: watch::Receiver<State>,
 }
@@ -41,7 +40,7 @@ pub struct NodeSocket {
 impl NodeSocket {
     /// Of a socket at `path` that has not been made yet, and where its state is set.
     #[must_use]
-    pub fn new(path: Option<PathBuf>) -> (Self, watch::Sender<State>) {
+    pub fn new(path: PathBuf) -> (Self, watch::Sender<State>) {
         let state = watch::Sender::new(State::default());
         let socket = Self {
             path,

@@ -55,9 +55,9 @@ pub struct ConfigurationStatus {
 /// The daemon's socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketStatus {
-    /// Where it is; `None` if the daemon was started without one.
-    pub path: Option<PathBuf>,
-    /// `off`, `serving` or `failed`.
+    /// Where it is.
+    pub path: PathBuf,
+    /// `starting`, `listening`, `displaced` (another daemon has its place) or `failed`.
     pub state: String,
     /// Why it failed.
     pub error: Option<String>,

@@ -418,7 +418,7 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
     }
     ensure!(programs.join("macvlan").exists(), "it is another's");
     ensure!(
-        printed.contains("leases: stays: it has leases; --leases removes it"),
+        printed.contains("leases: stays: --leases is not set"),
         "{printed}"
     );
     Ok(())

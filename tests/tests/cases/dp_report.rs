@@ -90,9 +90,11 @@ impl Cluster {
             "containers": [container, sidecar], "volumes": [{"name": "config", "configMap": {"name": "rdma-config"}}]}}}});
         let config = r#"{"configList": [{"resourceName": "hca", "rdmaHcaMax": 63, "selectors": {"vendors": ["15b3"]}}]}"#;
         let network = json!({"metadata": metadata("net-a"), "spec": {"config":
-            r#"{"type": "rdma-netdev", "master": "ens1", "ipam": {"type": "x", "etcd_password": "planted-in-network"}}"#}});
+            r#"{"type": "rdma-netdev", "master": "ens1", "x": "planted-in-network", "args": {"x": "planted-in-args"},
+                "ipam": {"type": "x", "etcd_password": "planted-in-network"}}"#}});
         let chain = json!({"metadata": metadata("net-b"), "spec": {"config": r#"{"plugins": [
-            {"type": "macvlan", "x": "planted-in-network", "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/24"}},
+            {"type": "macvlan", "x": "planted-in-network",
+                "ipam": {"type": "rdma-ipam", "range": "10.0.0.0/24", "etcd_password": "planted-in-network"}},
             {"type": "tuning", "x": "planted-in-network"}]}"#}});
         let other = json!({"metadata": metadata("other"), "spec": {"config":
             r#"{"type": "other", "x": "planted-in-another-network"}"#}});
@@ -304,10 +306,15 @@ fn a_report_without_rights_has_the_rest() -> Result<()> {
 fn a_report_of_one_node_needs_no_kubectl() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let policy = directory.path().join("policy.json");
+    let log = directory.path().join("cni.log");
     fs::write(
         &policy,
-        json!({"node": "n1", "stateDir": directory.path()}).to_string(),
+        json!({"node": "n1", "stateDir": directory.path(), "log": {"file": log}}).to_string(),
     )?;
+    // Others may write to a log's directory.
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "planted")?;
+    std::os::unix::fs::symlink(&secret, &log)?;
     let rdmactl = product("rdmactl")?;
     let report = || -> Result<Output> {
         Ok(Command::new(&rdmactl)
@@ -330,5 +337,8 @@ fn a_report_of_one_node_needs_no_kubectl() -> Result<()> {
     let policy = json_of(&top, "nodes/n1/policy.json")?;
     assert_eq!(policy["node"], "n1");
     json_of(&top, "nodes/n1/status.json")?;
+    ensure!(!top.join("nodes/n1/cni.log").exists());
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(said.contains("nodes/n1/cni.log is missing"), "{said}");
     Ok(())
 }
