@@ -193,7 +193,7 @@ impl Cli {
         let wrong = count(ask::NodeAnswer::is_wrong);
         match (silent, wrong) {
             (0, 0) => Ok(Outcome::Good),
-            (0, wrong) => bail!("{wrong} of {} nodes are not in order", answers.len()),
+            (0, wrong) => bail!("{wrong} of {} nodes report a problem", answers.len()),
             (silent, _) => bail!("{silent} of {} nodes did not answer", answers.len()),
         }
     }

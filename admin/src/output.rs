@@ -17,12 +17,12 @@ use crate::report::Style;
 pub(crate) enum Outcome {
     /// All is good.
     Good,
-    /// Nothing was found, or something that is not in order.
+    /// Nothing was found, or something has a problem.
     Found,
 }
 
 impl Outcome {
-    /// Of a command that lists what is not in order.
+    /// Of a command that lists problems.
     pub(crate) fn good_if(good: bool) -> Self {
         if good { Self::Good } else { Self::Found }
     }

@@ -59,7 +59,7 @@ pub fn authorize(
 ) -> Result<(), Error> {
     by_policy(resolved, asked, rules)?;
     if needs_allocation(resolved, asked, rules) {
-        by_allocation(resolved, rules, &kubelet()?)?;
+        by_allocation(resolved, asked, rules, &kubelet()?)?;
     }
     Ok(())
 }
@@ -127,6 +127,7 @@ pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Res
 
 fn by_allocation(
     resolved: &Resolved,
+    asked: Asked<'_>,
     rules: Rules<'_>,
     allocated: &Allocated,
 ) -> Result<(), Error> {
@@ -139,8 +140,14 @@ fn by_allocation(
     }
     match resolved.host_link() {
         Some(host) => {
-            let (what, name) = (attempt(resolved.attach(), host), host.link.name.to_string());
-            belongs(what, &name, &host.hcas, rules, allocated)
+            let what = attempt(asked.config.attach, host);
+            belongs(
+                what,
+                &host.link.name.to_string(),
+                &host.hcas,
+                rules,
+                allocated,
+            )
         }
         None => Ok(()),
     }

@@ -54,15 +54,6 @@ impl Resolved {
             Resolved::RdmaOnly(_) => None,
         }
     }
-
-    /// The kind, by its name in the configuration.
-    pub fn attach(&self) -> Attach {
-        match self {
-            Resolved::Move(_) => Attach::Move,
-            Resolved::Child { kind, .. } => Attach::Child(*kind),
-            Resolved::RdmaOnly(_) => Attach::RdmaOnly,
-        }
-    }
 }
 
 /// Resolves a request.

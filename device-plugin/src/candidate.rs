@@ -172,24 +172,6 @@ impl std::fmt::Display for Function {
     }
 }
 
-/// Netdev drivers with the module that adds RDMA to them, and whether the NICs are bought for it.
-pub const RDMA_HALVES: [(&str, &str, bool); 14] = [
-    ("mlx5_core", "mlx5_ib", true),
-    ("mlx4_core", "mlx4_ib", true),
-    ("efa", "efa", true),
-    ("erdma", "erdma", true),
-    ("bnxt_en", "bnxt_re", false),
-    ("ice", "irdma", false),
-    ("i40e", "irdma", false),
-    ("idpf", "irdma", false),
-    ("cxgb4", "iw_cxgb4", false),
-    ("qede", "qedr", false),
-    ("hns3", "hns_roce_hw_v2", false),
-    ("ionic", "ionic_rdma", false),
-    ("mana", "mana_ib", false),
-    ("be2net", "ocrdma", false),
-];
-
 /// Why `rdma_cm` does not work with an RDMA device of a VF, and the remedy: its node GUID is zero.
 pub fn without_node_guid(device: &RdmaDevice) -> Option<(&'static str, String)> {
     let pci = device.pci.as_ref()?;

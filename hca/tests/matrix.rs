@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use hca::topology::{Class, Machine, PciLocation, Request, choose};
+use hca::topology::{Choice, Class, Machine, PciLocation, Request, choose};
 use hca_trees::{Tree, cloud, machine};
 
 /// Scans the machine that `lay` makes.
@@ -37,6 +37,10 @@ fn rows<'a>(
         cells.join(" ")
     })
     .collect()
+}
+
+fn worst(choice: &Choice) -> Option<Class> {
+    choice.pairs.iter().map(|pair| pair.distance.class).max()
 }
 
 /// One line for each GPU: its distance to each NIC.
@@ -179,7 +183,7 @@ fn gb200_has_node_at_best() {
         choice.pairs[0].aligned,
         "nothing nearer can be had on this machine"
     );
-    assert_eq!(choice.peer_to_peer(), Some(1.0), "over C2C");
+    assert!(choice.pairs[0].direct, "over C2C");
     let memory: Vec<_> = gb200.gpus.iter().map(|gpu| gpu.memory_node).collect();
     assert_eq!(memory, [Some(2), Some(10), Some(18), Some(26)]);
     assert!(gb200.gpus.iter().all(|gpu| gpu.c2c));
@@ -193,7 +197,7 @@ fn gb200_has_node_at_best() {
         ..Request::default()
     };
     let far = choose(&gb200, &request).unwrap();
-    assert_eq!(far.peer_to_peer(), Some(0.0), "another CPU's NIC");
+    assert!(!far.pairs[0].direct, "another CPU's NIC");
 }
 
 #[test]
@@ -390,8 +394,8 @@ fn two_pods_on_an_a4_never_fight_for_a_nic() {
             ..Request::default()
         };
         let first = choose(&a4, &request).unwrap();
-        assert_eq!(first.worst, Some(Class::Pix), "{gpus:?}");
-        assert_eq!(first.peer_to_peer(), Some(1.0));
+        assert_eq!(worst(&first), Some(Class::Pix), "{gpus:?}");
+        assert!(first.pairs.iter().all(|pair| pair.direct));
         let beside = Request {
             gpus: (0..8).filter(|gpu| !gpus.contains(gpu)).collect(),
             count: 4,
@@ -399,7 +403,7 @@ fn two_pods_on_an_a4_never_fight_for_a_nic() {
             ..Request::default()
         };
         assert_eq!(
-            choose(&a4, &beside).unwrap().worst,
+            worst(&choose(&a4, &beside).unwrap()),
             Some(Class::Pix),
             "beside {gpus:?}"
         );
@@ -417,7 +421,7 @@ fn each_gpu_of_any_set_on_an_a4_gets_its_own_nic() {
             ..Request::default()
         };
         let choice = choose(&a4, &request).unwrap();
-        assert_eq!(choice.worst, Some(Class::Pix), "{:?}", request.gpus);
+        assert_eq!(worst(&choice), Some(Class::Pix), "{:?}", request.gpus);
         assert!(
             choice.pairs.iter().all(|pair| pair.gpu == pair.nic),
             "{:?}",

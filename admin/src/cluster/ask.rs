@@ -59,7 +59,7 @@ impl NodeAnswer {
         lines.chain(complaint).map(|line| line + "\n").collect()
     }
 
-    /// The node answered that something is not in order.
+    /// The node reports a problem.
     pub(super) fn is_wrong(&self) -> bool {
         self.output.as_ref().is_ok_and(|printed| !printed.is_good)
     }

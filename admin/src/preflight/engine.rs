@@ -56,8 +56,27 @@ impl Object for String {
     }
 }
 
+/// What has a name of its own.
+impl<T> Object for (String, T) {
+    fn name(&self) -> Option<String> {
+        Some(self.0.clone())
+    }
+}
+
 /// Objects of the node; or why there is none that the check is about.
 pub(super) type Objects<O> = fn(&Context) -> Result<Vec<&O>, &'static str>;
+
+/// Objects, or why there is none.
+pub(super) fn some<T>(
+    objects: impl IntoIterator<Item = T>,
+    none: &'static str,
+) -> Result<Vec<T>, &'static str> {
+    let objects: Vec<T> = objects.into_iter().collect();
+    match objects.is_empty() {
+        true => Err(none),
+        false => Ok(objects),
+    }
+}
 
 /// The one object of checks of the node as a whole.
 pub(super) fn node(_: &Context) -> Result<Vec<&()>, &'static str> {

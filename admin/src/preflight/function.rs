@@ -1,10 +1,10 @@
 //! NICs and GPUs on PCI, as objects of checks.
 
+use hca::RdmaDevice;
 use hca::topology::{Gpu, Nic};
-use hca::{PciAddress, RdmaDevice};
 
 use super::context::Context;
-use super::engine::Object;
+use super::engine::{Object, some};
 use crate::verdict::NO_NIC;
 
 impl Object for Nic {
@@ -19,13 +19,6 @@ impl Object for Gpu {
     }
 }
 
-/// A PCI function with the name that findings have.
-impl Object for (String, PciAddress) {
-    fn name(&self) -> Option<String> {
-        Some(self.0.clone())
-    }
-}
-
 /// NICs with RDMA devices that are hardware: speed and ordering do not matter to soft ones.
 pub(super) fn hardware(context: &Context) -> Result<Vec<&Nic>, &'static str> {
     let snapshot = &context.snapshot;
@@ -37,11 +30,7 @@ pub(super) fn hardware(context: &Context) -> Result<Vec<&Nic>, &'static str> {
         let devices = &nic.rdma_devices;
         !devices.is_empty() && !devices.iter().any(is_soft)
     };
-    let nics: Vec<&Nic> = snapshot.machine.nics.iter().filter(is_hardware).collect();
-    match nics.is_empty() {
-        true => Err(NO_NIC),
-        false => Ok(nics),
-    }
+    some(snapshot.machine.nics.iter().filter(is_hardware), NO_NIC)
 }
 
 /// GPUs of a node that has NICs, too.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hca::{GidEntry, ROCE_V2};
 
 use super::context::Context;
-use super::engine::{Check, Judged, Object, judge};
+use super::engine::{Check, Judged, Object, judge, some};
 use super::link::{PortFacts, roce};
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, words};
@@ -41,14 +41,11 @@ pub(super) fn checks() -> Vec<Check> {
 
 /// An idle port has no GIDs.
 fn active_roce(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
-    let active = roce(context)?
-        .into_iter()
-        .filter(|port| port.port.is_active());
-    let active: Vec<&PortFacts> = active.collect();
-    match active.is_empty() {
-        true => Err("no RoCE port is active"),
-        false => Ok(active),
-    }
+    let ports = roce(context)?.into_iter();
+    some(
+        ports.filter(|port| port.port.is_active()),
+        "no RoCE port is active",
+    )
 }
 
 fn v2(entries: &[GidEntry]) -> impl Iterator<Item = &GidEntry> {

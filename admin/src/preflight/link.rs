@@ -9,7 +9,7 @@ use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::context::{Context, Membership, Pools};
-use super::engine::{Check, Fact, Judged, Object, Unread, compare, judge};
+use super::engine::{Check, Fact, Judged, Object, Unread, compare, judge, some};
 use super::read;
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, NO_NIC};
@@ -147,15 +147,9 @@ fn chosen<'a>(
     none: &'static str,
     is_meant: impl Fn(&&PortFacts) -> bool,
 ) -> Result<Vec<&'a PortFacts>, &'static str> {
-    let offered: Vec<&PortFacts> = context.ports.iter().filter(|port| port.offered).collect();
-    let is_empty = offered.is_empty();
-    let ports: Vec<&PortFacts> = offered.into_iter().filter(is_meant).collect();
-    match (context.ports.is_empty(), is_empty, ports.is_empty()) {
-        (true, _, _) => Err(NO_NIC),
-        (_, true, _) => Err("no port is in a pool"),
-        (_, _, true) => Err(none),
-        _ => Ok(ports),
-    }
+    let ports = some(&context.ports, NO_NIC)?.into_iter();
+    let offered = some(ports.filter(|port| port.offered), "no port is in a pool")?;
+    some(offered.into_iter().filter(is_meant), none)
 }
 
 /// The ports that a pool may have.

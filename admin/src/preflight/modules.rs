@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use hca::PciAddress;
-use rdma_device_plugin::candidate::RDMA_HALVES;
 
 use super::context::Context;
 use super::engine::{Check, Fact, Findings, Judged, Object, Unread, each, judge, node};
@@ -53,6 +52,24 @@ impl Object for Candidate {
 
 /// Mellanox, whose network functions all do RDMA.
 const MELLANOX: u16 = 0x15b3;
+
+/// Netdev drivers with the module that adds RDMA to them, and whether the NICs are bought for it.
+const RDMA_HALVES: [(&str, &str, bool); 14] = [
+    ("mlx5_core", "mlx5_ib", true),
+    ("mlx4_core", "mlx4_ib", true),
+    ("efa", "efa", true),
+    ("erdma", "erdma", true),
+    ("bnxt_en", "bnxt_re", false),
+    ("ice", "irdma", false),
+    ("i40e", "irdma", false),
+    ("idpf", "irdma", false),
+    ("cxgb4", "iw_cxgb4", false),
+    ("qede", "qedr", false),
+    ("hns3", "hns_roce_hw_v2", false),
+    ("ionic", "ionic_rdma", false),
+    ("mana", "mana_ib", false),
+    ("be2net", "ocrdma", false),
+];
 
 /// Drivers that hold a function for a virtual machine or user space.
 const PASSED_THROUGH: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];

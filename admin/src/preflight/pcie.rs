@@ -10,7 +10,7 @@ use hca::topology::{Class, Gpu, Machine, Nic, PciLocation, PcieLink};
 
 use super::config_space::ConfigSpace;
 use super::context::Context;
-use super::engine::{Check, Fact, Findings, Judged, Object, compare, each, judge};
+use super::engine::{Check, Fact, Findings, Judged, Object, compare, each, judge, some};
 use super::function::{gpus_and_nics, hardware};
 use super::platform::is_virtual_machine;
 use super::read;
@@ -103,18 +103,6 @@ pub(super) enum Below {
     ItsGpu,
 }
 
-/// A switch port.
-struct Bridge {
-    address: PciAddress,
-    below: Below,
-}
-
-impl Object for Bridge {
-    fn name(&self) -> Option<String> {
-        Some(self.address.to_string())
-    }
-}
-
 /// Peer-to-peer request and completion redirect, upstream forwarding (`PCI_ACS_RR`, `_CR`, `_UF`).
 const ACS_REDIRECT: u16 = ACS_REQUEST | ACS_COMPLETION | 0x10;
 const ACS_REQUEST: u16 = 0x04;
@@ -185,8 +173,7 @@ fn p01_link(context: &Context, check: &Check, nic: &Nic) -> Judged {
 
 fn p03_acs(context: &Context, check: &Check) -> Findings {
     let bridges = between(&context.snapshot.machine).into_iter();
-    let bridges = bridges.map(|(address, below)| Bridge { address, below });
-    let bridges: Vec<Bridge> = bridges.collect();
+    let bridges: Vec<_> = bridges.map(|port| (port.0.to_string(), port)).collect();
     if bridges.is_empty() {
         let (gpus, _) = gpus_and_nics(context).map_err(Finding::not_applicable)?;
         return Err(Finding::not_applicable(
@@ -201,7 +188,7 @@ fn p03_acs(context: &Context, check: &Check) -> Findings {
             "decided by the hypervisor: a virtual machine needs ATS (mlxconfig ATS_ENABLED=1)";
         return Err(Finding::not_applicable(why));
     }
-    each(&bridges, |Bridge { address, below }| {
+    each(&bridges, |(_, (address, below))| {
         let (redirect, remedy) = match below {
             Below::Either => (ACS_REDIRECT, check.remedy),
             // Grace translates the rest, so that this port must keep its other controls.
@@ -344,13 +331,11 @@ fn grown(check: &Check, before: &Counters, after: &Counters) -> Vec<Finding> {
 }
 
 fn with_data_direct(context: &Context) -> Result<Vec<&Nic>, &'static str> {
-    let nics: Vec<&Nic> = (hardware(context)?.into_iter())
-        .filter(|nic| nic.place.data_direct.is_some())
-        .collect();
-    match nics.is_empty() {
-        true => Err("no NIC shows a Data Direct function (only root sees it)"),
-        false => Ok(nics),
-    }
+    let nics = hardware(context)?.into_iter();
+    some(
+        nics.filter(|nic| nic.place.data_direct.is_some()),
+        "no NIC shows a Data Direct function (only root sees it)",
+    )
 }
 
 /// Number of a function's IOMMU group: the name of what the link `iommu_group` leads to.
@@ -405,6 +390,15 @@ mod tests {
     use super::*;
     use crate::verdict::Verdict::Pass;
 
+    fn machine(lay: fn(&hca_trees::Tree)) -> Machine {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = hca_trees::Tree::new(directory.path());
+        lay(&tree);
+        let inventory = hca::inventory(&tree.host()).unwrap();
+        let gpus = hca::topology::gpu::read(&tree.host()).unwrap();
+        Machine::read(&tree.host(), &inventory, gpus).unwrap()
+    }
+
     #[test]
     fn the_total_of_an_aer_file_is_its_last_line() {
         assert_eq!(aer_total("RxErr 0\nBadTLP 3\nTOTAL_ERR_COR 3"), Some(3));
@@ -433,16 +427,7 @@ mod tests {
 
     #[test]
     fn ports_between_gpu_and_nic_are_those_below_the_switch() {
-        let directory = tempfile::tempdir().unwrap();
-        let tree = hca_trees::Tree::new(directory.path());
-        hca_trees::machine::cascaded_switches(&tree);
-        let inventory = hca::inventory(&tree.host()).unwrap();
-        let machine = Machine::read(
-            &tree.host(),
-            &inventory,
-            hca::topology::gpu::read(&tree.host()).unwrap(),
-        )
-        .unwrap();
+        let machine = machine(hca_trees::machine::cascaded_switches);
         let ports: Vec<String> = between(&machine).keys().map(ToString::to_string).collect();
         let first_socket: Vec<&String> = ports
             .iter()
@@ -465,16 +450,7 @@ mod tests {
 
     #[test]
     fn ports_of_a_data_direct_function_and_its_gpu_are_distinguished() {
-        let directory = tempfile::tempdir().unwrap();
-        let tree = hca_trees::Tree::new(directory.path());
-        hca_trees::machine::gb300(&tree);
-        let inventory = hca::inventory(&tree.host()).unwrap();
-        let machine = Machine::read(
-            &tree.host(),
-            &inventory,
-            hca::topology::gpu::read(&tree.host()).unwrap(),
-        )
-        .unwrap();
+        let machine = machine(hca_trees::machine::gb300);
         let ports = between(&machine);
         assert_eq!(ports.len(), 8);
         assert_eq!(ports[&"0009:02:00.0".parse().unwrap()], Below::DataDirect);

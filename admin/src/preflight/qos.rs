@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::context::Context;
 use super::dcb::{self, Dcb};
-use super::engine::{Check, Fact, Unread, compare};
+use super::engine::{Check, Fact, Unread, compare, some};
 use super::link::{PortFacts, netdev_file, roce};
 use super::read;
 use crate::verdict::Verdict::Warn;
@@ -79,14 +79,11 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 fn hardware_roce(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
-    let ports = roce(context)?
-        .into_iter()
-        .filter(|port| !port.device.is_soft());
-    let ports: Vec<&PortFacts> = ports.collect();
-    match ports.is_empty() {
-        true => Err("no RoCE NIC on this node"),
-        false => Ok(ports),
-    }
+    let ports = roce(context)?.into_iter();
+    some(
+        ports.filter(|port| !port.device.is_soft()),
+        "no RoCE NIC on this node",
+    )
 }
 
 fn ask(context: &Context, port: &PortFacts) -> Fact<Dcb> {

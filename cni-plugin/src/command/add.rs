@@ -253,7 +253,7 @@ impl Add<'_> {
                 }
             }
             let made = nics.iter_mut().filter_map(|Nic { plan, link, .. }| {
-                Some((link.as_mut()?, plan.given.as_ref()?, plan.resolved.attach()))
+                Some((link.as_mut()?, plan.given.as_ref()?, plan.config.attach))
             });
             apply::announce(inside, made)
         })??;

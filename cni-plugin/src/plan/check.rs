@@ -26,7 +26,7 @@ const OWN_ADDRESS: &str =
 /// unless the policy allows that.
 pub fn check(resolved: &Resolved, config: &Config, allow: &Allow) -> Result<(), Error> {
     if let Some(host) = resolved.host_link() {
-        fits(resolved.attach(), config, &host.link)?;
+        fits(config.attach, config, &host.link)?;
     }
     match allow.inactive_partitions {
         true => Ok(()),

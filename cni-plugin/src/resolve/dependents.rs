@@ -123,13 +123,13 @@ fn attachment_on(
 /// they are stands in the journal, all of which is read for that: only after a refusal.
 pub fn explain(node: &mut Node, resolved: &Resolved, refused: Error) -> Error {
     let Resolved::Child {
-        kind: ChildKind::Macvlan | ChildKind::Ipvlan,
+        kind: attach @ (ChildKind::Macvlan | ChildKind::Ipvlan),
         parent: host,
     } = resolved
     else {
         return refused;
     };
-    let (attach, netdev) = (resolved.attach().as_str(), &host.link.name);
+    let (attach, netdev) = (attach.as_str(), &host.link.name);
     match rivals(node, &host.link) {
         Ok(Some((kind, whose))) if kind != attach => Error::new(
             Code::InvalidConfig,

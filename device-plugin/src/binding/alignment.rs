@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 
 use hca::topology::Class;
-use hca::topology::choose::peer_to_peer_share;
 use node_wire::status::PodAlignment;
 
-use super::store::Bindings;
+use super::store::{Bindings, ServedGpu};
 
 /// One entry for each pod and resource, in order of their names.
 pub(crate) fn of_pods(bindings: &Bindings) -> Vec<PodAlignment> {
-    let mut pods: BTreeMap<(&str, &str, &str), Vec<&super::store::ServedGpu>> = BTreeMap::new();
+    let mut pods: BTreeMap<(&str, &str, &str), Vec<&ServedGpu>> = BTreeMap::new();
     for one in bindings.all.values() {
         let pod = (
             one.resource.as_str(),
@@ -30,10 +29,19 @@ pub(crate) fn of_pods(bindings: &Bindings) -> Vec<PodAlignment> {
             namespace: namespace.to_owned(),
             pod: pod.to_owned(),
             worst: worst.map(str::to_owned),
-            score: peer_to_peer_share(gpus.iter().map(|gpu| gpu.peer_to_peer)),
+            score: peer_to_peer_share(&gpus),
         }
     });
     aligned.collect()
+}
+
+/// Share of GPUs whose memory their HCA reaches without a copy through host memory, from 0 to 1;
+/// `None` without GPUs.
+fn peer_to_peer_share(gpus: &[&ServedGpu]) -> Option<f64> {
+    let (near, all) = gpus.iter().fold((0.0, 0.0), |(near, all), gpu| {
+        (near + f64::from(u8::from(gpu.peer_to_peer)), all + 1.0)
+    });
+    (all > 0.0).then(|| near / all)
 }
 
 #[cfg(test)]
@@ -41,7 +49,7 @@ mod tests {
     use node_wire::Pod;
 
     use super::*;
-    use crate::binding::store::{Binding, ServedGpu};
+    use crate::binding::store::Binding;
 
     #[test]
     fn a_pods_alignment_is_that_of_all_its_gpus() {

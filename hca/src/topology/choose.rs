@@ -15,8 +15,6 @@ mod task;
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
-
 use self::task::Task;
 use super::distance::{Class, Distance};
 use super::machine::Machine;
@@ -42,20 +40,16 @@ pub struct Request {
 }
 
 /// The answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The NICs, by rail.
     pub nics: Vec<usize>,
     /// Which NIC serves each GPU, by GPU.
     pub pairs: Vec<Pair>,
-    /// The worst class among the pairs.
-    pub worst: Option<Class>,
 }
 
 /// A GPU and the NIC that serves it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// The GPU.
     pub gpu: usize,
@@ -68,24 +62,6 @@ pub struct Pair {
     /// The nearest NIC of the machine, free or not, is not nearer than this; or this one is
     /// near enough that it does not matter.
     pub aligned: bool,
-}
-
-impl Choice {
-    /// The share of its GPUs; see [`peer_to_peer_share`].
-    #[must_use]
-    pub fn peer_to_peer(&self) -> Option<f64> {
-        peer_to_peer_share(self.pairs.iter().map(|pair| pair.direct))
-    }
-}
-
-/// Share of GPUs whose memory their NIC reaches without a copy through host memory, from 0 to 1;
-/// `None` without GPUs. `direct` says of each GPU whether its NIC does.
-#[must_use]
-pub fn peer_to_peer_share(direct: impl Iterator<Item = bool>) -> Option<f64> {
-    let (near, all) = direct.fold((0.0, 0.0), |(near, all), is_direct| {
-        (near + f64::from(u8::from(is_direct)), all + 1.0)
-    });
-    (all > 0.0).then(|| near / all)
 }
 
 /// Why no NICs can be chosen.
@@ -154,8 +130,7 @@ pub fn choose(machine: &Machine, request: &Request) -> Result<Choice, Refusal> {
     }
     let mut nics = set;
     nics.sort_by_key(|nic| rail_order(machine, *nic));
-    let worst = pairs.iter().map(|pair| pair.distance.class).max();
-    Ok(Choice { nics, pairs, worst })
+    Ok(Choice { nics, pairs })
 }
 
 fn check(machine: &Machine, request: &Request) -> Result<(), Refusal> {

@@ -123,7 +123,7 @@ fn a_node_that_is_not_fit_fails_the_whole() -> Result<()> {
             .any(|line| line.starts_with("n1") && line.ends_with("L01")),
         "{text}"
     );
-    ensure!(said.contains("1 of 1 nodes are not in order"), "{said}");
+    ensure!(said.contains("1 of 1 nodes report a problem"), "{said}");
     Ok(())
 }
 

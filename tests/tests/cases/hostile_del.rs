@@ -16,15 +16,6 @@ cases! {
     a_del_after_a_refused_move_leaves_another_networks_nic => after_refused(Kind::Move, Kind::Move);
     a_del_of_a_network_that_was_never_added_leaves_the_others: Macvlan => never_added();
     a_veth_of_the_clusters_network_stays => foreign(&["link add eth0 type veth peer name cable", "link set eth0 up"], "eth0");
-    a_veth_of_the_clusters_network_with_the_hosts_name_as_alias_stays => foreign(
-        &["link add eth0 type veth peer name cable", "link set eth0 alias nic0", "link set eth0 up"],
-        "eth0",
-    );
-    a_veth_of_the_clusters_network_with_an_alias_that_no_host_link_has_stays => foreign(
-        &["link add eth0 type veth peer name cable", "link set eth0 alias ens1f0", "link set eth0 up"],
-        "eth0",
-    );
-    a_bridge_of_the_pod_stays => foreign(&["link add eth0 type bridge", "link set eth0 up"], "eth0");
     a_macvlan_of_another_plugin_stays: Macvlan => foreign_child();
     loopback_stays => foreign(&[], "lo");
     a_del_of_another_container_leaves_it: Macvlan => other_name("c9", "net1");
@@ -37,7 +28,6 @@ cases! {
     a_gc_of_another_network_leaves_it: Macvlan => gc_elsewhere();
     a_gc_leaves_links_that_it_did_not_make => gc_foreign();
     a_del_without_the_journal_releases_the_leases_alone: Macvlan => journal_lost();
-    a_child_that_its_pod_renamed_ends: Macvlan => changed("macvlan", &["link set net1 name evil"]);
     a_child_that_got_another_mac_and_name_in_its_pod_ends: Macvlan => changed(
         "macvlan",
         &["link set net1 down", "link set net1 name evil address 02:aa:aa:aa:aa:aa"],

@@ -8,12 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use e2e::bin_under_test::product;
 use e2e::cases;
 use e2e::cni::Answer;
 use e2e::host_state::unchanged;
 use e2e::netns::{Netns, run};
-use e2e::scene::{Running, Scene, TRY_AGAIN, answer_of, bounded, refusal};
+use e2e::scene::{Running, Scene, TRY_AGAIN, answer_of, refusal};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
 use serde_json::{Value, json};
@@ -26,7 +25,6 @@ cases! {
     a_child_that_its_pod_deleted_frees_its_address: Macvlan => deleted_by_its_pod();
     a_child_that_its_pod_hid_frees_its_address: Macvlan => hidden_child();
     a_dead_pods_del_leaves_another_pods_child_with_its_mac: Macvlan => same_mac();
-    a_namespace_that_cannot_be_entered_keeps_no_dead_pod: Macvlan => not_entered();
     a_nic_that_is_not_found_keeps_its_address => hidden_nic();
     a_request_that_the_kernel_refuses_frees_no_living_childs_address: Macvlan, Strace => refused_requests();
     an_ipam_that_outlives_a_killed_add_leases_nothing_after_del: Macvlan => outlives();
@@ -61,7 +59,7 @@ impl Holder {
         format!("/proc/self/task/{}/ns/net", self.tid).into()
     }
 
-    /// Ends the thread and keeps the namespace by an open file, which no search finds.
+    /// Ends the thread and keeps the namespace by an open file, to which no path leads.
     pub(super) fn hide(mut self) -> Result<File> {
         let file = File::open(self.path())?;
         self.stop();
@@ -133,25 +131,6 @@ fn same_mac() -> Result<()> {
     pod.ip("link show net1")
         .context("the DEL of a dead pod took the interface of a living one")?;
     answer_of(&call, "DEL", &network)?.success()?;
-    Ok(())
-}
-
-/// A program without `CAP_SYS_ADMIN`, as the daemon, can open the namespace of a pod that has no
-/// capabilities either.
-fn not_entered() -> Result<()> {
-    let scene = Scene::furnished()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    let _holder = Holder::start(&scene.another_pod()?)?;
-    scene.pod.delete()?;
-    age(&scene)?;
-    let mut command = scene.host.netns.command("setpriv");
-    command
-        .args(["--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--"])
-        .arg(product("rdmactl")?);
-    let mut reclaim = scene.administrators(command, &["reclaim"]);
-    let answer = bounded(&mut reclaim, b"")?;
-    ensure!(answer.status.success(), "{}", answer.stderr);
-    ensure!(scene.listed("pods")?.is_empty(), "{}", answer.stdout);
     Ok(())
 }
 

@@ -115,7 +115,7 @@ fn given_to(plan: &Plan, leased: Option<&CniResult>) -> Result<InterfaceConfig, 
             .map_err(|e| Error::new(Code::Internal, format!("read back {}: {e}", taken.name)))?,
         (_, leased) => {
             let none = CniResult::default();
-            InterfaceConfig::of_result(plan.resolved.attach(), config, leased.unwrap_or(&none))?
+            InterfaceConfig::of_result(config.attach, config, leased.unwrap_or(&none))?
         }
     };
     if let Some(host) = plan.resolved.host_link() {

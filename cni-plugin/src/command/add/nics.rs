@@ -222,7 +222,7 @@ fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool,
             (mode, !host.rdma.is_empty(), host.link.name.to_string())
         }
     };
-    rdma::moves(config.rdma, resolved.attach(), mode, has_rdma, &name)
+    rdma::moves(config.rdma, config.attach, mode, has_rdma, &name)
 }
 
 /// A random, locally administered address.

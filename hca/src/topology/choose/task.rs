@@ -433,7 +433,12 @@ mod tests {
         let task = task(&machine, &request);
         assert_eq!(task.usable.len(), 4 * request.count);
         let choice = choose(&machine, &request).unwrap();
-        assert_eq!(choice.worst, Some(Class::Pix));
+        assert!(
+            choice
+                .pairs
+                .iter()
+                .all(|pair| pair.distance.class == Class::Pix)
+        );
         let buses: Vec<u8> = choice
             .nics
             .iter()
