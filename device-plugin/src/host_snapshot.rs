@@ -23,6 +23,8 @@ pub struct HostSnapshot {
     pub nodes: BTreeMap<String, Node>,
     /// Where NICs sit, and GPUs if they were asked for.
     pub machine: Machine,
+    /// Why the machine is empty: one of its objects could not be read.
+    pub machine_fault: Option<String>,
     /// Whether this host has the devices that `needVhostNet` asks for.
     pub vhost_net: bool,
     /// Netdevs that the node itself needs.
@@ -50,13 +52,13 @@ impl HostSnapshot {
         let inventory = hca::inventory(host)?;
         let mut faults = inventory.unreadable_netdevs.clone();
         let machine = gpus(host).and_then(|gpus| Machine::read(host, &inventory, gpus));
-        let machine = match machine {
-            Ok(machine) => machine,
+        let (machine, machine_fault) = match machine {
+            Ok(machine) => (machine, None),
             // Unplugged between the two reads.
-            Err(error) if error.is_missing() => Machine::default(),
+            Err(error) if error.is_missing() => (Machine::default(), Some(error.to_string())),
             Err(error) if error.is_of_one_object() => {
                 faults.push(error.to_string());
-                Machine::default()
+                (Machine::default(), Some(error.to_string()))
             }
             Err(error) => return Err(error),
         };
@@ -67,6 +69,7 @@ impl HostSnapshot {
             inventory,
             nodes,
             machine,
+            machine_fault,
             vhost_net: is_there(host, "vhost-net", "vhost-net") && is_there(host, "net/tun", "tun"),
             uplinks: uplinks(host, node_addresses),
             faults,

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use hca::topology::Machine;
 use hca::{Host, PciAddress};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
@@ -140,6 +141,14 @@ impl Context {
             snapshot,
             pools,
             live,
+        }
+    }
+
+    /// Where NICs and GPUs sit.
+    pub(super) fn machine(&self) -> Fact<&Machine> {
+        match &self.snapshot.machine_fault {
+            Some(why) => Err(Unread(format!("PCI tree: {why}"))),
+            None => Ok(&self.snapshot.machine),
         }
     }
 

@@ -63,31 +63,31 @@ impl<T> Object for (String, T) {
     }
 }
 
-/// Objects of the node; or why there is none that the check is about.
-pub(super) type Objects<O> = fn(&Context) -> Result<Vec<&O>, &'static str>;
+/// Objects of the node; or the finding that there is none, or why they are not known.
+pub(super) type Objects<O> = fn(&Context) -> Result<Vec<&O>, Finding>;
 
-/// Objects, or why there is none.
+/// Objects, or the finding why there is none.
 pub(super) fn some<T>(
     objects: impl IntoIterator<Item = T>,
     none: &'static str,
-) -> Result<Vec<T>, &'static str> {
+) -> Result<Vec<T>, Finding> {
     let objects: Vec<T> = objects.into_iter().collect();
     match objects.is_empty() {
-        true => Err(none),
+        true => Err(Finding::not_applicable(none)),
         false => Ok(objects),
     }
 }
 
 /// The one object of checks of the node as a whole.
-pub(super) fn node(_: &Context) -> Result<Vec<&()>, &'static str> {
+pub(super) fn node(_: &Context) -> Result<Vec<&()>, Finding> {
     Ok(vec![&()])
 }
 
 /// The container that this runs in.
-pub(super) fn container(context: &Context) -> Result<Vec<&()>, &'static str> {
+pub(super) fn container(context: &Context) -> Result<Vec<&()>, Finding> {
     match context.settings.in_pod {
         true => Ok(vec![&()]),
-        false => Err(crate::verdict::FOR_THE_CONTAINER),
+        false => Err(Finding::not_applicable(crate::verdict::FOR_THE_CONTAINER)),
     }
 }
 
@@ -154,7 +154,7 @@ pub(super) fn compare<O: Object + 'static, T: Display + 'static>(
     why: &'static str,
 ) -> Judge {
     Box::new(move |context, check| {
-        let objects = objects(context).map_err(Finding::not_applicable)?;
+        let objects = objects(context)?;
         each(objects, |object| {
             let fact = read(context, object)?;
             let text = fact.to_string();
@@ -173,7 +173,7 @@ pub(super) fn judge<O: Object + 'static>(
     judge: impl Fn(&Context, &Check, &O) -> Judged + 'static,
 ) -> Judge {
     Box::new(move |context, check| {
-        let objects = objects(context).map_err(Finding::not_applicable)?;
+        let objects = objects(context)?;
         each(objects, |object| judge(context, check, object))
     })
 }

@@ -5,7 +5,7 @@ use hca::topology::{Gpu, Nic};
 
 use super::context::Context;
 use super::engine::{Object, some};
-use crate::verdict::NO_NIC;
+use crate::verdict::{Finding, NO_NIC};
 
 impl Object for Nic {
     fn name(&self) -> Option<String> {
@@ -20,7 +20,7 @@ impl Object for Gpu {
 }
 
 /// NICs with RDMA devices that are hardware: speed and ordering do not matter to soft ones.
-pub(super) fn hardware(context: &Context) -> Result<Vec<&Nic>, &'static str> {
+pub(super) fn hardware(context: &Context) -> Result<Vec<&Nic>, Finding> {
     let snapshot = &context.snapshot;
     let is_soft = |name: &String| {
         let device = snapshot.inventory.rdma_device(name);
@@ -30,13 +30,13 @@ pub(super) fn hardware(context: &Context) -> Result<Vec<&Nic>, &'static str> {
         let devices = &nic.rdma_devices;
         !devices.is_empty() && !devices.iter().any(is_soft)
     };
-    some(snapshot.machine.nics.iter().filter(is_hardware), NO_NIC)
+    some(context.machine()?.nics.iter().filter(is_hardware), NO_NIC)
 }
 
 /// GPUs of a node that has NICs, too.
-pub(super) fn gpus_and_nics(context: &Context) -> Result<(&[Gpu], Vec<&Nic>), &'static str> {
-    match context.snapshot.machine.gpus.as_slice() {
-        [] => Err("no GPU on this node"),
+pub(super) fn gpus_and_nics(context: &Context) -> Result<(&[Gpu], Vec<&Nic>), Finding> {
+    match context.machine()?.gpus.as_slice() {
+        [] => Err(Finding::not_applicable("no GPU on this node")),
         gpus => Ok((gpus, hardware(context)?)),
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// An idle port has no GIDs.
-fn active_roce(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+fn active_roce(context: &Context) -> Result<Vec<&PortFacts>, Finding> {
     let ports = roce(context)?.into_iter();
     some(
         ports.filter(|port| port.port.is_active()),

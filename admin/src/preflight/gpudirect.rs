@@ -41,7 +41,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// The node, if it has GPUs and NICs.
-fn gpu_node(context: &Context) -> Result<Vec<&()>, &'static str> {
+fn gpu_node(context: &Context) -> Result<Vec<&()>, Finding> {
     gpus_and_nics(context).map(|_| vec![&()])
 }
 
@@ -81,7 +81,7 @@ fn peer_module(context: &Context) -> Fact<Option<String>> {
 
 /// Why the NVIDIA driver does not export dma-bufs; `None` if it does.
 fn no_export(context: &Context) -> Fact<Option<&'static str>> {
-    let mut gpus = context.snapshot.machine.gpus.iter();
+    let mut gpus = context.machine()?.gpus.iter();
     if !gpus.any(|gpu| gpu.vendor == NVIDIA) {
         // Drivers of others export them.
         return Ok(None);

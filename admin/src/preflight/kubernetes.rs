@@ -105,7 +105,7 @@ fn k03_alignment(context: &Context, check: &Check, node: &()) -> Judged {
     if context.settings.in_pod {
         return Err(Finding::not_applicable("not checked with --pod"));
     }
-    if context.snapshot.machine.numa.nodes_with_cpus() <= 1 {
+    if context.machine()?.numa.nodes_with_cpus() <= 1 {
         return Ok(Finding::pass("one NUMA node"));
     }
     let (flags, files) = configuration(context)?;
@@ -129,7 +129,7 @@ fn k03_alignment(context: &Context, check: &Check, node: &()) -> Judged {
 
 /// Resources that have a device of the same hardware.
 fn k07_twice(context: &Context, check: &Check) -> Findings {
-    let nics: Vec<String> = (context.snapshot.machine.nics.iter())
+    let nics: Vec<String> = (context.machine()?.nics.iter())
         .map(|nic| nic.hca.to_string())
         .collect();
     if nics.is_empty() {

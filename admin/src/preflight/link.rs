@@ -146,37 +146,37 @@ fn chosen<'a>(
     context: &'a Context,
     none: &'static str,
     is_meant: impl Fn(&&PortFacts) -> bool,
-) -> Result<Vec<&'a PortFacts>, &'static str> {
+) -> Result<Vec<&'a PortFacts>, Finding> {
     let ports = some(&context.ports, NO_NIC)?.into_iter();
     let offered = some(ports.filter(|port| port.offered), "no port is in a pool")?;
     some(offered.into_iter().filter(is_meant), none)
 }
 
 /// The ports that a pool may have.
-fn ports_of_pools(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+fn ports_of_pools(context: &Context) -> Result<Vec<&PortFacts>, Finding> {
     chosen(context, NO_NIC, |_| true)
 }
 
-fn with_netdev(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+fn with_netdev(context: &Context) -> Result<Vec<&PortFacts>, Finding> {
     chosen(context, "no port has a netdev here", |port| {
         port.netdev.is_some()
     })
 }
 
 /// Those whose messages go by RoCE. iWARP runs over Ethernet as well.
-pub(super) fn roce(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+pub(super) fn roce(context: &Context) -> Result<Vec<&PortFacts>, Finding> {
     chosen(context, "no RoCE port on this node", |port| {
         port.device.is_roce(&port.port)
     })
 }
 
-fn infiniband(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+fn infiniband(context: &Context) -> Result<Vec<&PortFacts>, Finding> {
     chosen(context, "no InfiniBand port on this node", |port| {
         port.is_infiniband()
     })
 }
 
-fn active_hardware(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+fn active_hardware(context: &Context) -> Result<Vec<&PortFacts>, Finding> {
     chosen(context, "no port of a NIC is active", |port| {
         !port.device.is_soft() && port.port.is_active()
     })

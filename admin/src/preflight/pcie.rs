@@ -172,10 +172,10 @@ fn p01_link(context: &Context, check: &Check, nic: &Nic) -> Judged {
 }
 
 fn p03_acs(context: &Context, check: &Check) -> Findings {
-    let bridges = between(&context.snapshot.machine).into_iter();
+    let bridges = between(context.machine()?).into_iter();
     let bridges: Vec<_> = bridges.map(|port| (port.0.to_string(), port)).collect();
     if bridges.is_empty() {
-        let (gpus, _) = gpus_and_nics(context).map_err(Finding::not_applicable)?;
+        let (gpus, _) = gpus_and_nics(context)?;
         return Err(Finding::not_applicable(
             match gpus.iter().any(|gpu| gpu.c2c) {
                 true => "NICs reach the GPUs over C2C, not through a switch",
@@ -211,7 +211,7 @@ fn p03_acs(context: &Context, check: &Check) -> Findings {
 }
 
 fn p05_iommu(context: &Context, check: &Check) -> Findings {
-    let (gpus, nics) = gpus_and_nics(context).map_err(Finding::not_applicable)?;
+    let (gpus, nics) = gpus_and_nics(context)?;
     let is_coherent = gpus.iter().all(|gpu| gpu.c2c);
     let nics = nics.iter().map(|nic| (nic.name(), nic.place.address));
     let functions = nics.chain(gpus.iter().map(|gpu| (gpu.name(), gpu.place.address)));
@@ -274,13 +274,10 @@ const WINDOW: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 2 });
 /// Counters of errors by function and name.
 type Counters = BTreeMap<(PciAddress, &'static str), u64>;
 
-fn errors(context: &Context) -> Fact<Counters> {
+fn errors(context: &Context) -> Result<Counters, Finding> {
     let mut counters = Counters::new();
-    for address in hardware(context)
-        .unwrap_or_default()
-        .iter()
-        .flat_map(|nic| &nic.place.chain)
-    {
+    let nics = hardware(context)?;
+    for address in nics.iter().flat_map(|nic| &nic.place.chain) {
         for file in ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"] {
             let text = read::text(context, &context.pci(*address).join(file))?;
             counters.extend(
@@ -300,7 +297,6 @@ fn aer_total(text: &str) -> Option<u64> {
 fn p07_errors(context: &Context, check: &Check) -> Findings {
     let before = errors(context)?;
     if before.is_empty() {
-        hardware(context).map_err(Finding::not_applicable)?;
         return Err(Finding::unknown(
             "the kernel does not report PCIe errors (no AER)",
         ));
@@ -330,7 +326,7 @@ fn grown(check: &Check, before: &Counters, after: &Counters) -> Vec<Finding> {
     growth.into_iter().map(finding).collect()
 }
 
-fn with_data_direct(context: &Context) -> Result<Vec<&Nic>, &'static str> {
+fn with_data_direct(context: &Context) -> Result<Vec<&Nic>, Finding> {
     let nics = hardware(context)?.into_iter();
     some(
         nics.filter(|nic| nic.place.data_direct.is_some()),
@@ -361,7 +357,7 @@ fn p12_data_direct(context: &Context, check: &Check, nic: &Nic) -> Judged {
     };
     let group = iommu_group(context, function.address)?;
     let (mut any, mut other) = (false, None);
-    for gpu in gpus_beside(&context.snapshot.machine, function) {
+    for gpu in gpus_beside(context.machine()?, function) {
         any = true;
         if iommu_group(context, gpu.place.address)? != group {
             other = Some(gpu.ordinal);

@@ -10,6 +10,7 @@ use super::dcb::{self, Dcb};
 use super::engine::{Check, Fact, Unread, compare, some};
 use super::link::{PortFacts, netdev_file, roce};
 use super::read;
+use crate::verdict::Finding;
 use crate::verdict::Verdict::Warn;
 
 const PRIORITY: u8 = 3;
@@ -78,7 +79,7 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
-fn hardware_roce(context: &Context) -> Result<Vec<&PortFacts>, &'static str> {
+fn hardware_roce(context: &Context) -> Result<Vec<&PortFacts>, Finding> {
     let ports = roce(context)?.into_iter();
     some(
         ports.filter(|port| !port.device.is_soft()),

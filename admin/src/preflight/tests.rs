@@ -687,6 +687,22 @@ fn an_unreadable_configuration_of_the_kubelet_is_unknown() {
     ]);
 }
 
+/// Without the PCI tree no check says that there is no GPU, no NIC or one NUMA node.
+#[test]
+fn a_gpu_that_cannot_be_read_makes_checks_of_the_pci_tree_unknown() {
+    let ids = [
+        "P01", "P03", "P05", "P06", "P07", "D01", "D07", "K03", "K07",
+    ];
+    let node = Node::fit();
+    node.take("/sys/bus/pci/devices/0000:8f:00.0/class");
+    // A directory in its place.
+    node.put("/sys/bus/pci/devices/0000:8f:00.0/class/x", "");
+    for id in ids {
+        let findings = node.findings(id, node.settings(), None);
+        expect(id, &findings, (Unknown, "PCI tree: "));
+    }
+}
+
 /// Any pod can have a process with the name of a host program.
 #[test]
 fn a_process_of_a_pod_is_not_the_kubelet() {
