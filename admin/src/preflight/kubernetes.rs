@@ -67,8 +67,9 @@ fn configuration(context: &Context) -> Fact<(Vec<String>, Vec<Value>)> {
     let file = |path: PathBuf| {
         let path = context.path(path);
         let parsed = serde_saphyr::from_str(&read::required(context, &path)?);
-        let parsed: Option<Value> = parsed.ok().filter(Value::is_object);
-        parsed.ok_or_else(|| Unread(format!("{} is not a YAML object", path.display())))
+        let is_it = |value: &Value| value["kind"] == "KubeletConfiguration";
+        let parsed: Option<Value> = parsed.ok().filter(is_it);
+        parsed.ok_or_else(|| Unread(format!("{} is not a KubeletConfiguration", path.display())))
     };
     let files: Fact<Vec<Value>> = paths.into_iter().map(file).collect();
     Ok((flags, files?))

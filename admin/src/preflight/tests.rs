@@ -601,13 +601,23 @@ fn what_is_wrong_with_kubernetes_is_found() {
     each_is_found(&[
         (
             "K03",
-            |n| n.put("/etc/kubelet.yaml", "topologyManagerPolicy: none"),
+            |n| {
+                n.put(
+                    "/etc/kubelet.yaml",
+                    "kind: KubeletConfiguration\ntopologyManagerPolicy: none",
+                )
+            },
             Warn,
             "different NUMA",
         ),
         (
             "K03",
-            |n| n.put("/etc/kubelet.yaml", "topologyManagerPolicy: restricted"),
+            |n| {
+                n.put(
+                    "/etc/kubelet.yaml",
+                    "kind: KubeletConfiguration\ntopologyManagerPolicy: restricted",
+                )
+            },
             Warn,
             "cpuManagerPolicy is not static",
         ),
@@ -618,7 +628,10 @@ fn what_is_wrong_with_kubernetes_is_found() {
                     KUBELET,
                     "kubelet\0--config=/etc/kubelet.yaml\0--config-dir=/etc/kubelet.d",
                 );
-                n.put("/etc/kubelet.d/10-x.conf", "topologyManagerPolicy: none");
+                n.put(
+                    "/etc/kubelet.d/10-x.conf",
+                    "kind: KubeletConfiguration\ntopologyManagerPolicy: none",
+                );
             },
             Warn,
             "different NUMA",
@@ -675,7 +688,7 @@ fn an_unreadable_configuration_of_the_kubelet_is_unknown() {
             "K03",
             |n| n.put("/etc/kubelet.yaml", "root:*:19000:0:99999:7:::"),
             Unknown,
-            "is not a YAML object",
+            "is not a KubeletConfiguration",
         ),
         (
             "K03",

@@ -226,7 +226,7 @@ impl Node {
         );
         self.tree.file(
             "/etc/kubelet.yaml",
-            "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node",
+            "kind: KubeletConfiguration\ncpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node",
         );
     }
 
