@@ -247,11 +247,13 @@ impl<'a> Restoration<'a> {
             return;
         }
         for attribute in all() {
+            let before = self.before.state.entries(attribute.key);
+            // Nothing can be missing. To read the routes the kernel walks all those of the node.
+            if before.is_empty() {
+                continue;
+            }
             let wrong = match (attribute.read)(&mut self.netdev) {
-                Ok(now) => {
-                    let before = self.before.state.entries(attribute.key);
-                    attribute.differences(before, &now, &self.expired)
-                }
+                Ok(now) => attribute.differences(before, &now, &self.expired),
                 Err(e) => vec![e.to_string()],
             };
             let wrong = wrong.into_iter().map(|what| format!("{name}: {what}"));
