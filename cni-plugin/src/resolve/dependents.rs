@@ -1,15 +1,10 @@
 //! Upper links of a netdev of the host. A netdev with upper links is not moved: the host's (a VXLAN, a
 //! VLAN) would leave the node with it, and a child of another pod would receive the frames of the pod
-//! that it goes to. Children in pods are known from the journal where this plugin made them; for others
-//! the kernel is asked ([`attachment::netdev::obstacle`]).
+//! that it goes to. The kernel says whether there is a child in a pod, the journal whose it is.
 
 use std::{fs, path::Path};
 
-use attachment::{
-    detach::living,
-    journal::{Key, Record, record::Child},
-    node::Node,
-};
+use attachment::{detach::living, journal::record::Child, node::Node};
 use cni_wire::Code;
 use hca::{HcaId, Host, PciAddress};
 use netlink::link::{self, Link};
@@ -35,22 +30,6 @@ impl Dependent {
     }
 }
 
-/// The links of the host and the journal. Read once for all NICs of a call.
-#[derive(Debug)]
-pub(super) struct Stacks {
-    host: Vec<Link>,
-    records: Vec<(Key, Record)>,
-}
-
-impl Stacks {
-    fn read(node: &mut Node) -> Result<Self, Error> {
-        Ok(Stacks {
-            host: link::list_unpaired(&mut node.netns.socket)?,
-            records: node.records()?,
-        })
-    }
-}
-
 /// What stands on a netdev of the host; one thing is enough.
 ///
 /// # Errors
@@ -60,13 +39,12 @@ pub(super) fn of(
     nic: &HostLink,
     network: &mut NodeNetwork,
 ) -> Result<Option<Dependent>, Error> {
-    let stacks = match network.stacks.take() {
-        Some(stacks) => stacks,
-        None => Stacks::read(node)?,
+    let links = match network.links.take() {
+        Some(links) => links,
+        None => link::list_unpaired(&mut node.netns.socket)?,
     };
-    let stacks = network.stacks.insert(stacks);
-    let mut host = stacks.host.iter();
-    if let Some(link) = host.find(|link| link.stands_on(nic.link.index)) {
+    let mut links = network.links.insert(links).iter();
+    if let Some(link) = links.find(|link| link.stands_on(nic.link.index)) {
         let kind = link.kind.as_ref().map(ToString::to_string);
         let kind = kind.as_deref().unwrap_or("link");
         let what = format!("{kind} {} stands on it (on the host)", link.name);
@@ -80,11 +58,25 @@ pub(super) fn of(
             return Ok(Some(Dependent::of(what)));
         }
     }
-    if let Some((kind, owner)) = attachment_on(node, &stacks.records, nic.link.index)? {
+    let carries_child = match nic.link.is_ethernet() {
+        // A kernel without macvlan does not say.
+        true => link::carries_child(&mut node.netns.socket, &nic.link).ok(),
+        false => None,
+    };
+    // The journal has records of all pods: it is read to name a child's owner, and where the kernel
+    // does not know of children.
+    if carries_child != Some(false)
+        && let Some((kind, owner)) = attachment_on(node, nic.link.index)?
+    {
         let what = format!("a {kind} of {owner} stands on it");
         return Ok(Some(Dependent::of(what)));
     }
-    Ok(None)
+    Ok((carries_child == Some(true)).then(|| {
+        let name = &nic.link.name;
+        Dependent::of(format!(
+            "{name} carries a macvlan or ipvlan in another network namespace"
+        ))
+    }))
 }
 
 /// `sriov_numvfs` (drivers/pci/iov.c); a function without it has none.
@@ -100,18 +92,14 @@ fn virtual_functions(roots: &Host, pci: PciAddress) -> Option<u32> {
 
 /// A child that this plugin made on the netdev, in a namespace that is still there: its kind and its
 /// owner, as messages name them.
-fn attachment_on(
-    node: &Node,
-    records: &[(Key, Record)],
-    index: u32,
-) -> Result<Option<(String, String)>, Error> {
-    for (_, record) in records {
+fn attachment_on(node: &Node, index: u32) -> Result<Option<(String, String)>, Error> {
+    for (_, record) in node.records()? {
         let on_it = |child: &&Child| child.index == index;
         let mut children = record.parts.iter().filter_map(|part| part.child.as_ref());
         let Some(child) = children.find(on_it) else {
             continue;
         };
-        if node.is_of_this_boot(&record.boot) && living(record)?.is_some() {
+        if node.is_of_this_boot(&record.boot) && living(&record)?.is_some() {
             return Ok(Some((child.kind.clone(), record.owner())));
         }
     }
@@ -154,7 +142,7 @@ fn rivals(node: &mut Node, link: &Link) -> Result<Option<(String, String)>, Erro
             return Ok(Some((kind.to_string(), format!("{name} of the host"))));
         }
     }
-    attachment_on(node, &node.records()?, link.index)
+    attachment_on(node, link.index)
 }
 
 /// Netdevs of the host's namespace that stand on one of it (`upper_*` in sysfs).

@@ -14,7 +14,7 @@ use netlink::{
     uplink,
 };
 
-use super::{Dependent, dependents::Stacks, target::unreadable};
+use super::{Dependent, target::unreadable};
 use crate::error::Error;
 
 /// A netdev of the host's namespace and its part in the host's own networking.
@@ -47,7 +47,8 @@ pub struct HostLink {
 #[derive(Debug, Default)]
 pub struct NodeNetwork {
     known: Option<Known>,
-    pub(super) stacks: Option<Stacks>,
+    /// All but loopback and pairs.
+    pub(super) links: Option<Vec<Link>>,
 }
 
 #[derive(Debug)]

@@ -3,11 +3,7 @@
 
 use cni_wire::Code;
 use hca::MacAddress;
-use netlink::{
-    Socket, bpf,
-    link::{self, Link},
-    neighbour, qdisc,
-};
+use netlink::{Socket, bpf, link::Link, neighbour, qdisc};
 use netlink_packet_route::route::RouteMessage;
 
 use super::{
@@ -74,16 +70,6 @@ pub fn obstacles(
                 "remove the route, or give it one next hop: ip route replace".to_owned(),
             );
         }
-    }
-    // A kernel without macvlan does not say.
-    if link.is_ethernet() && link::carries_child(socket, link).unwrap_or_default() {
-        add(
-            format!(
-                "{name} carries a macvlan or ipvlan in another network namespace, which would \
-                 receive what the pod receives"
-            ),
-            "end the pod that has it".to_owned(),
-        );
     }
     // IPoIB has its own.
     if !link.is_infiniband()
