@@ -126,10 +126,11 @@ struct Read {
 
 fn read(netns: &Netns) -> Result<Read> {
     let (mut state, links, text) = netns.enter(|| {
+        // First: routes and addresses follow the links, which may settle between two readings.
+        let (mut state, links) = links()?;
         let mut ip = Command::new("ip");
         let answer = bounded(ip.args(["-o", "-batch", "-"]), SHOWN_BY_IP.as_bytes())?;
         ensure!(answer.status.success(), "ip: {}", answer.stderr);
-        let (mut state, links) = links()?;
         for rule in Netlink::open(SockProtocol::NetlinkRoute)?.dump(RTM_GETRULE, &RULES_OF_IPV6)? {
             state.insert(format!("rule of IPv6 {}", hex(&rule)), String::new());
         }
