@@ -19,7 +19,7 @@ pub(super) struct Unread(pub String);
 /// What was read of the host.
 pub(super) type Fact<T> = Result<T, Unread>;
 
-/// What a check says about one object; also on the left where it says so early.
+/// What a check says about one object. Both sides are a finding, so that `?` ends a check early.
 pub(super) type Judged = Result<Finding, Finding>;
 
 /// The findings of a check; or the only one, of a check that cannot be made here.
@@ -241,7 +241,7 @@ fn expand(words: &[String]) -> Result<BTreeSet<String>, String> {
             let mut letters: Vec<&str> = ids.iter().filter_map(|id| id.get(..1)).collect();
             letters.dedup();
             return Err(format!(
-                "there is no check {word}; preflight --list names all, and a letter ({}) means all of its subject",
+                "unknown check {word}; preflight --list names all, and a letter ({}) means all of its subject",
                 letters.join(", ")
             ));
         }
@@ -273,7 +273,7 @@ mod tests {
             let error = Selection::new(&words(&[word]), &[]).unwrap_err();
             let end = "and a letter (M, H, L, G, P, D, R, Q, K) means all of its subject";
             assert!(
-                error.contains(&format!("no check {word};")) && error.ends_with(end),
+                error.contains(&format!("unknown check {word};")) && error.ends_with(end),
                 "{error}"
             );
         }

@@ -49,8 +49,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     node.journal.forget(&key)
 }
 
-/// Undoes an attachment by its record. A child that stands on a NIC that returned is no reason to keep
-/// the pod, nor are a VF's settings after a first DEL: the daemon goes on.
+/// Undoes an attachment by its record. DEL succeeds although a returned NIC carries a child, and, after a
+/// first DEL, although a VF has this attachment's settings: the daemon goes on.
 fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
         Err(kept)

@@ -21,7 +21,7 @@ use self::v1::runtime_service_client::RuntimeServiceClient;
 use self::v1::{StatusRequest, VersionRequest};
 use crate::client::{Error, blocking};
 
-/// A container runtime, by its own word.
+/// What a container runtime says about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runtime {
     /// `containerd` or `cri-o`.

@@ -267,7 +267,11 @@ fn attaches_and_returns(scene: &Scene) -> Result<()> {
         }
         pod.delete()?;
         answer_of(&call, "DEL", network)?.success()?;
-        unchanged(&before, || scene.host_state(), "after the dead pod's DEL")?;
+        unchanged(
+            &before,
+            || scene.host_state(),
+            "after the DEL of a pod that ended",
+        )?;
     }
     Ok(())
 }

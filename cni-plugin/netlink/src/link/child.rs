@@ -137,8 +137,8 @@ pub fn create(socket: &mut Socket, new: &NewChild<'_>) -> Result<Option<Link>> {
     Ok(link)
 }
 
-/// Whether a macvlan, an ipvlan or a `macsec` link stands on an Ethernet link of the socket's namespace,
-/// in whichever namespace and whether it is up or not. A VLAN does not count.
+/// Whether an Ethernet link of the socket's namespace carries a macvlan, an ipvlan or a `macsec` link, in
+/// whichever namespace that is, up or down. A VLAN does not count.
 ///
 /// Asks for a macvlan of mode passthru, which stands on a link alone: EINVAL beside another macvlan
 /// (`macvlan_common_newlink()`), EBUSY where another kind has the link's handler of received frames
@@ -165,7 +165,7 @@ pub fn carries_child(socket: &mut Socket, link: &Link) -> Result<bool> {
     match socket.request(what, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &message) {
         Err(e) if e.is(libc::EEXIST) => Ok(false),
         Err(e) if e.is(libc::EINVAL) => Ok(true),
-        // That of a bridge or bond is no child's.
+        // A port of a bridge or bond has that handler without a child.
         Err(e) if e.is(libc::EBUSY) => Ok(link.controller.is_none()),
         Err(e) => Err(e),
         // No link is called lo.
