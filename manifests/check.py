@@ -265,7 +265,7 @@ def main():
         wrong += wrong_in(kustomization.parent, *render(command, kustomization.parent))
     wrong += wrong_in(CHART, *chart(None, "kube-system"))
     for values in sorted((CHART / "ci").glob("*.yaml")):
-        wrong += wrong_in(f"{CHART} with {values.name}", *chart(values, "rdma-system"))
+        wrong += wrong_in(f"{CHART} with {values.name}", *chart(values, "rdma-netdev"))
     problems = [p for directory, values in SAME.items() for p in like_the_kustomization(command, directory, values)]
     for problem in problems:
         print(f"WRONG  {problem}")

@@ -64,7 +64,7 @@ pub(crate) struct Flags {
         global = true,
         hide_short_help = true,
         value_name = "SELECTOR",
-        default_value = "app.kubernetes.io/name=rdma-device-plugin"
+        default_value = "app.kubernetes.io/name=rdma-netdev"
     )]
     selector: String,
     /// Only these nodes

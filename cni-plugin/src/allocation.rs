@@ -245,7 +245,7 @@ fn refused(error: &ClientError, pod: &Pod) -> Error {
         // A daemon that is being replaced, or a kubelet that starts, answers a moment later.
         _ => Error::new(Code::TryAgain, what).with_details(
             "the runtime tries again; if it goes on: kubectl -n kube-system logs \
-             ds/rdma-device-plugin on this node",
+             ds/rdma-netdev on this node",
         ),
     }
 }

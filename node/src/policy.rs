@@ -35,7 +35,7 @@ use crate::trust;
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
 /// Directory of the store `default` where the policy names none. It is the only one that is
 /// created when it is missing: one that the policy names may be a share that is not mounted.
-pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-ipam";
+pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-netdev/leases";
 /// Where container runtimes read CDI files, unless `cdiDir` says otherwise.
 pub const DEFAULT_CDI_DIRECTORY: &str = "/var/run/cdi";
 /// IEEE 802.1Q reserves 4095.

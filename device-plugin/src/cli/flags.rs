@@ -58,9 +58,8 @@ pub struct KubeletRoot {
 /// The directory of the node's sockets.
 pub(super) const RUN_DIR: &str = "/run/rdma-netdev";
 /// The configuration files that are tried when none is named: ours, then the peers'.
-const CONFIG_FILES: [&str; 4] = [
-    "/etc/rdma-device-plugin/config.yaml",
-    "/etc/rdma-device-plugin/config.json",
+const CONFIG_FILES: [&str; 3] = [
+    "/etc/rdma-netdev/pools.json",
     "/k8s-rdma-shared-dev-plugin/config.json",
     "/etc/pcidp/config.json",
 ];

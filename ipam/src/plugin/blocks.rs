@@ -102,7 +102,7 @@ fn refused(error: &ClientError, need: &Need) -> Error {
         }
         _ => (
             Code::TryAgain,
-            "the runtime tries again; if it goes on: kubectl -n kube-system logs ds/rdma-device-plugin -c rdma-ipam-broker on this node",
+            "the runtime tries again; if it goes on: kubectl -n kube-system logs ds/rdma-netdev -c rdma-ipam-broker on this node",
         ),
     };
     Error::new(code, what).with_details(remedy)

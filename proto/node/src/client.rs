@@ -63,7 +63,7 @@ pub struct ClientError {
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// There is no socket.
-    #[error("there is no such socket; is the DaemonSet rdma-device-plugin running on this node?")]
+    #[error("there is no such socket; is the DaemonSet rdma-netdev running on this node?")]
     NoSocket,
     /// There is a socket, and no process listens on it.
     #[error(
@@ -74,13 +74,13 @@ pub enum Fault {
     /// The socket may be somebody else's. Nothing was asked. With what is wrong, of which object.
     #[error(
         "it is not asked: {0}; only root may be able to put a socket there: remove it and restart the \
-         DaemonSet rdma-device-plugin on this node"
+         DaemonSet rdma-netdev on this node"
     )]
     NotTrusted(String),
     /// The time limit passed.
     #[error(
         "{step} took longer than the limit of {limit:?} for the whole question; see the log of the \
-         DaemonSet rdma-device-plugin on this node"
+         DaemonSet rdma-netdev on this node"
     )]
     TimedOut {
         /// What it was spent on.
@@ -98,7 +98,7 @@ pub enum Fault {
     },
     /// The server closed the connection first.
     #[error(
-        "it closed the connection without an answer; see the log of the DaemonSet rdma-device-plugin \
+        "it closed the connection without an answer; see the log of the DaemonSet rdma-netdev \
          on this node"
     )]
     Closed,

@@ -24,7 +24,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	step "kubectl apply -k manifests/base"
 	check "the API server takes the manifests" kubectl apply -k $manifests/base
 	equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
-	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 	show own get pods -o wide
 	# The scheduler places both pods on one node as long as the other node offers nothing.
 	offers_of() { kubectl get nodes -o json | jq -r '[.items[].status.allocatable["rdma/hca_shared_devices_a"]] | join(" ")'; }
@@ -120,7 +120,7 @@ unset RDMA_NETDEV_POLICY
 [ "$LAB_GUEST" = 2 ] || api_server start
 # A new version of the image on each node, and on node2 an interface that no pod of the cluster has.
 by_hand() { RDMA_NETDEV_POLICY=/tmp/away/policy cni rdma-netdev "$1" kept kept net1 "$network"; }
-ctr --namespace k8s.io image tag localhost/rdma-device-plugin:0.1.0 localhost/rdma-device-plugin:0.1.1
+ctr --namespace k8s.io image tag localhost/rdma-netdev:0.1.0 localhost/rdma-netdev:0.1.1
 if [ "$LAB_GUEST" = 2 ]; then
 	ip netns add kept
 	check "an interface by hand" by_hand ADD
@@ -132,10 +132,10 @@ if [ "$LAB_GUEST" = 1 ]; then
 	cp -r $manifests /tmp/new
 	sed -i 's/newTag: .*/newTag: 0.1.1/' /tmp/new/base/kustomization.yaml
 	check "the API server takes it" kubectl apply -k /tmp/new/base
-	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 	show own get pods -o wide
-	equal "each container runs the new image" localhost/rdma-device-plugin:0.1.1 \
-		"$(own get pods -l app.kubernetes.io/name=rdma-device-plugin -o json |
+	equal "each container runs the new image" localhost/rdma-netdev:0.1.1 \
+		"$(own get pods -l app.kubernetes.io/name=rdma-netdev -o json |
 			jq -r '.items[].spec | (.initContainers + .containers)[].image' | sort -u)"
 	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
 	check "and talk as before" in_pod rdma-test-pod-1 ping -c 3 -W 5 "$(tail -n 1 <<<"$addresses")"
@@ -146,9 +146,9 @@ if [ "$LAB_GUEST" = 1 ]; then
 
 	step "back: the version before is applied"
 	check "the API server takes it" kubectl apply -k $manifests/base
-	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
-	equal "each container runs the image before" localhost/rdma-device-plugin:0.1.0 \
-		"$(own get pods -l app.kubernetes.io/name=rdma-device-plugin -o json |
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
+	equal "each container runs the image before" localhost/rdma-netdev:0.1.0 \
+		"$(own get pods -l app.kubernetes.io/name=rdma-netdev -o json |
 			jq -r '.items[].spec | (.initContainers + .containers)[].image' | sort -u)"
 	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
 	check "and talk as before" in_pod rdma-test-pod-1 ping -c 3 -W 5 "$(tail -n 1 <<<"$addresses")"
@@ -183,6 +183,6 @@ ours() {
 	find /etc/rdma-netdev /var/lib/rdma-netdev /run/rdma-netdev /var/run/cdi -mindepth 1 || true
 }
 equal "nothing of it is left on the node" "" "$(ours)"
-check "but leases" test -e /var/lib/rdma-ipam/FORMAT
+check "but leases" test -e /var/lib/rdma-netdev/leases/FORMAT
 as_before "the host is as before" "$before"
 meet_late over

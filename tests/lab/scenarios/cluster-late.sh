@@ -28,7 +28,7 @@ join_cluster $address
 component gpu-plugin-standin
 check "the node offers eight GPUs" wait_for 200 offers amd.com/gpu 8
 
-in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl "$@"; }
+in_daemon() { own exec ds/rdma-netdev -c rdma-device-plugin -- rdmactl "$@"; }
 # A NIC gets another index when the pod's namespace has one of that number.
 state_without_indexes() { host_state | sed -E 's/^[0-9]+: //' | sort; }
 for nic in 1 2 3 4 5 6 7 8; do wait_for 20 settled eth$nic; done
@@ -36,7 +36,7 @@ before=$(state_without_indexes)
 
 step "kubectl apply -k manifests/overlays/late"
 check "the API server takes the overlay" kubectl apply -k $manifests/overlays/late
-check "the DaemonSet is rolled out" own rollout status ds/rdma-device-plugin --timeout=300s
+check "the DaemonSet is rolled out" own rollout status ds/rdma-netdev --timeout=300s
 check "the node offers eight slots" wait_for 200 offers rdma/nic 8
 
 rows() { in_daemon pods --json | jq --arg pod "default/$1" '[.pods[] | select(.pod == $pod)]'; }

@@ -95,7 +95,7 @@ offers_units() { [ "$(units_of "$1")" = "$2" ]; }
 plugin_on() { own get pods -l "$1" --field-selector "spec.nodeName=$2" -o name; }
 none_on() { [ -z "$(plugin_on "$@")" ]; }
 old_plugin=name=rdma-shared-dp-ds
-new_plugin=app.kubernetes.io/name=rdma-device-plugin
+new_plugin=app.kubernetes.io/name=rdma-netdev
 # What whereabouts' objects say is leased: pods, in the order of their addresses.
 recorded() { own get ippools -o json | jq -r '[.items[].spec.allocations[].podref] | sort | join(" ")'; }
 export_leases() { kubectl rdma addresses --json | /lab/bin/rdmactl addresses export --whereabouts --leases - --yes; }
@@ -177,13 +177,13 @@ if [ "$LAB_GUEST" = 1 ]; then
 		{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms":
 		[{"matchExpressions": [{"key": "rdma-plugin", "operator": "DoesNotExist"}]}]}}}}}}}'
 	check "ours is applied" kubectl apply -k /tmp/manifests/overlays/ours
-	equal "on no node yet" 0 "$(own get daemonset rdma-device-plugin -o json | jq .status.desiredNumberScheduled)"
+	equal "on no node yet" 0 "$(own get daemonset rdma-netdev -o json | jq .status.desiredNumberScheduled)"
 	check "that plugin is on both nodes" own rollout status ds/rdma-shared-dp-ds --timeout=300s
 	for node in node1 node2; do
 		check "$node: cordoned" kubectl cordon $node
 		check "$node: labelled" kubectl label node $node rdma-plugin=new
 		check "$node: the old plugin is gone" wait_for 200 none_on $old_plugin $node
-		check "$node: the new one is ready" own rollout status ds/rdma-device-plugin --timeout=600s
+		check "$node: the new one is ready" own rollout status ds/rdma-netdev --timeout=600s
 		check "$node: it offers what the old one offered" wait_for 100 offers_units $node 1000
 		show own logs -l $new_plugin -c rdma-device-plugin --prefix --tail=12
 		check "$node: uncordoned" kubectl uncordon $node
@@ -196,7 +196,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "node2: a pod by the old plugin again" start again2 node2
 	check "node2, forward again" kubectl label node node2 rdma-plugin=new
 	check "node2: the old plugin is gone again" wait_for 200 none_on $old_plugin node2
-	check "node2: the new one is ready again" own rollout status ds/rdma-device-plugin --timeout=600s
+	check "node2: the new one is ready again" own rollout status ds/rdma-netdev --timeout=600s
 	check "node2: it offers them again" wait_for 100 offers_units node2 1000
 	check "node2: that pod ends" kubectl delete pod again2 --timeout=300s
 	# The kubelet forgets a plugin that has been away for five minutes.
@@ -217,7 +217,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	in_order "both chains" old1 old2 mid-node1 mid-node2 new1 new2
 	equal "whereabouts has the leases of its pods" \
 		"default/mid-node1 default/mid-node2 default/old1 default/old2" "$(recorded)"
-	show own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl addresses
+	show own exec ds/rdma-netdev -c rdma-device-plugin -- rdmactl addresses
 	check "pods of the old chain end" kubectl delete pod old1 mid-node2 --timeout=300s
 	equal "each lease went with its pod" "default/mid-node1 default/old2" "$(recorded)"
 
@@ -253,7 +253,7 @@ meet_late removed
 if [ "$LAB_GUEST" = 1 ]; then
 	step "blocks alone"
 	check "without whereabouts" kubectl apply -k $manifests/base
-	check "each node's pod is replaced" own rollout status ds/rdma-device-plugin --timeout=600s
+	check "each node's pod is replaced" own rollout status ds/rdma-netdev --timeout=600s
 	check "a pod on node1" start block1 node1
 	check "a pod on node2" start block2 node2
 	in_order "blocks" forward1 block1 block2

@@ -53,7 +53,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
 	step "kubectl apply -k manifests/base"
 	check "the API server takes the manifests" kubectl apply -k $manifests/base
-	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 
 	step "kubectl rdma plan"
 	ends 0 "a plan of both nodes" kubectl rdma plan --range 10.80.0.0/16
@@ -70,8 +70,8 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "both nodes offer their NICs" wait_for 300 both_offer rdma/nic "2 2"
 	# As the plan says of a changed policy; the daemons get a value that no report may have.
 	planted=planted-$RANDOM$RANDOM
-	check "the daemons start anew" own set env ds/rdma-device-plugin RDMA_LAB_PLANTED=$planted
-	check "on both nodes" own rollout status ds/rdma-device-plugin --timeout=600s
+	check "the daemons start anew" own set env ds/rdma-netdev RDMA_LAB_PLANTED=$planted
+	check "on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 	check "both nodes offer their NICs" wait_for 300 both_offer rdma/nic "2 2"
 
 	step "kubectl rdma verify --all"

@@ -29,8 +29,8 @@ ctr --namespace k8s.io image import /lab/node.tar
 join_cluster $address
 tell "$(kubectl get nodes -o wide --no-headers)"
 
-in_daemon() { own exec ds/rdma-device-plugin -c rdma-device-plugin -- rdmactl "$@"; }
-rolled() { own rollout status ds/rdma-device-plugin --timeout=300s; }
+in_daemon() { own exec ds/rdma-netdev -c rdma-device-plugin -- rdmactl "$@"; }
+rolled() { own rollout status ds/rdma-netdev --timeout=300s; }
 
 step "kubectl apply -k manifests/base"
 before=$(host_state)
@@ -84,7 +84,7 @@ show said
 kubectl delete pod refused --now --wait=false
 
 step "a ConfigMap that is changed"
-map=$(own get ds rdma-device-plugin -o json | jq -r '.spec.template.spec.volumes[].configMap.name // empty')
+map=$(own get ds rdma-netdev -o json | jq -r '.spec.template.spec.volumes[].configMap.name // empty')
 edit() { own get configmap "$map" -o json | jq --arg config "$1" '.data["config.yaml"] = $config' | kubectl apply -f -; }
 good=$(own get configmap "$map" -o json | jq -r '.data["config.yaml"]')
 check "fewer slots" edit "${good/63/50}"
@@ -99,10 +99,10 @@ check "is in force" wait_for 200 offers $shared 63
 
 step "the kubelet restarts, the DaemonSet is rolled"
 restart_kubelet $address
-registered() { own logs ds/rdma-device-plugin -c rdma-device-plugin | grep -c 'registered' | grep -qv '^[01]$'; }
+registered() { own logs ds/rdma-netdev -c rdma-device-plugin | grep -c 'registered' | grep -qv '^[01]$'; }
 check "the daemon registers again" wait_for 200 registered
 check "the node offers the slots" wait_for 200 offers $shared 63
-own rollout restart ds/rdma-device-plugin
+own rollout restart ds/rdma-netdev
 check "the DaemonSet is rolled" rolled
 check "the node offers the slots again" wait_for 200 offers $shared 63
 check "the pods talk as before" in_pod rdma-test-pod-1 ping -c 2 -W 5 "$(address_of rdma-test-pod-2)"

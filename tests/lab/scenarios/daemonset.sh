@@ -17,7 +17,7 @@ offer_networks $perftest
 start_kubelet
 
 check "the image comes in under a full name" ctr --namespace k8s.io image import /lab/node.tar
-image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-device-plugin:')
+image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-netdev:')
 contains "its name has the version" ':[0-9]+\.[0-9]+\.[0-9]+$' "$image"
 
 # What kustomize does with overlays/local-store, as far as it matters to one pod: no API is here for the

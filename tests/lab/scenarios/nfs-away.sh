@@ -2,7 +2,7 @@
 # lab: guests=2 memory=768 busy=1 timeout=1500 binaries=rdma-device-plugin,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2154
 
-store=/var/lib/rdma-ipam
+store=/var/lib/rdma-netdev/leases
 network='{"cniVersion": "1.0.0", "name": "rails", "type": "rdma-netdev",
 	"ipam": {"type": "rdma-ipam", "range": "192.168.50.0/24", "gateway": "192.168.50.1"}}'
 ip netns add pod

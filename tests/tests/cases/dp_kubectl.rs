@@ -28,7 +28,7 @@ const KUBECTL: &str = r#"#!/bin/sh
 shift 2
 here=$(dirname "$0")
 case "$*" in
-"get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") cat "$here/pods.json" ;;
+"get pods --output=json --selector=app.kubernetes.io/name=rdma-netdev") cat "$here/pods.json" ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl status --json")
 	echo '{"version": 1, "notes": [], "addresses": [], "units": [{"resource": "rdma/a", "healthy": 7, "unhealthy": 1, "held": 2, "kubelet": "listening"}]}' ;;
 "exec plugin-n2 --container rdma-device-plugin -- "*) echo "error: unable to upgrade connection: container not found" >&2; exit 1 ;;

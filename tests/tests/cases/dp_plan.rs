@@ -23,7 +23,7 @@ shift
 [ "$1" = "--request-timeout=30s" ] && shift
 here=$(dirname "$0")
 case "$*" in
-"get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") cat "$here/pods.json" ;;
+"get pods --output=json --selector=app.kubernetes.io/name=rdma-netdev") cat "$here/pods.json" ;;
 "exec plugin-gpu-3 "*) echo "error: container not found" >&2; exit 1 ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl discover --json") cat "$here/discover.json" ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl topology --json") cat "$here/topology.json" ;;

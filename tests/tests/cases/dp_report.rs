@@ -30,7 +30,7 @@ echo "$*" >>"$here/log"
 [ ! -e "$here/forbidden" ] || case "$*" in
 *--all-namespaces*) echo "Error from server (Forbidden): not allowed" >&2; exit 1 ;;
 esac
-selector=--selector=app.kubernetes.io/name=rdma-device-plugin
+selector=--selector=app.kubernetes.io/name=rdma-netdev
 case "$*" in
 "version --output=json") echo '{"serverVersion": {"gitVersion": "v1.33.1"}}' ;;
 "get daemonsets $selector --output=json") cat "$here/daemonsets.json" ;;

@@ -37,7 +37,7 @@ faulty() { case " $FAULTS " in *" $1 "*) true;; *) false;; esac; }
 [ "$1" = --context=lab ] || die "unknown flag: $1"
 shift
 case "$*" in
-"--namespace=rdma get pods --output=json --selector=app.kubernetes.io/name=rdma-device-plugin") exec cat "$here/daemons";;
+"--namespace=rdma get pods --output=json --selector=app.kubernetes.io/name=rdma-netdev") exec cat "$here/daemons";;
 "--namespace=rdma $limit config view --minify --output=jsonpath={.current-context}") printf lab; exit;;
 "--namespace=rdma $limit get nodes --output=json") exec cat "$here/nodes";;
 "--namespace=rdma $limit get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") exec cat "$here/networks";;

@@ -197,7 +197,7 @@ fn missing_daemon_is_reported_with_what_to_do() {
     assert!(matches!(error.fault, Fault::NoSocket), "{error}");
     let text = error.to_string();
     assert!(
-        text.contains("DaemonSet rdma-device-plugin running on this node?"),
+        text.contains("DaemonSet rdma-netdev running on this node?"),
         "{text}"
     );
     assert!(text.contains(place.socket().to_str().unwrap()), "{text}");
@@ -209,7 +209,7 @@ fn missing_daemon_is_reported_with_what_to_do() {
     let error = place.ask(CALL_TIMEOUT).unwrap_err();
     assert!(matches!(error.fault, Fault::Refused), "{error}");
     assert!(
-        error.to_string().contains("DaemonSet rdma-device-plugin"),
+        error.to_string().contains("DaemonSet rdma-netdev"),
         "{error}"
     );
 }
