@@ -1,8 +1,7 @@
-"""Checks every kustomization below manifests/; see manifests/check, which starts this.
+"""Checks the chart, what is rendered from it, and the examples; see manifests/check, which starts this.
 
-Four questions, each with its own function: does it render, do the Kubernetes schemas accept it,
-do the objects agree among themselves, and do our programs accept the configuration in it. The same
-of the Helm chart, which must make what the base makes.
+For each set of objects: does it render, do the Kubernetes schemas accept it, do the objects agree
+among themselves, and do our programs accept the configuration in it.
 """
 
 import json
@@ -18,11 +17,17 @@ from pathlib import Path
 import kubernetes_validate
 import yaml
 
-MANIFESTS = Path("manifests")
-CHART = MANIFESTS / "helm"
+sys.dont_write_bytecode = True
+from render import CHART, MANIFESTS, NAMESPACE, PROFILES, differing, helm, identity, objects, profile  # noqa: E402
+
 PROGRAMS = Path(os.environ["RDMA_BIN_DIR"])
-# The oldest and the newest that the schemas know; what both accept is accepted between.
-VERSIONS = [kubernetes_validate.utils.all_versions()[0], kubernetes_validate.latest_version()]
+# The oldest that the chart admits, and the newest that the schemas know.
+OLDEST = re.search(r'kubeVersion: ">=1\.(\d+)', (CHART / "Chart.yaml").read_text())[1]
+VERSIONS = [f"1.{OLDEST}", kubernetes_validate.latest_version()]
+# Since which minor version a pod can refer to these fields of itself; the schemas do not say it.
+FIELD_PATHS = {"metadata.name": 0, "metadata.namespace": 0, "metadata.uid": 0, "spec.nodeName": 0,
+               "spec.serviceAccountName": 0, "status.hostIP": 0, "status.podIP": 0, "status.podIPs": 20,
+               "status.hostIPs": 29}
 # Kinds of others, which the schemas do not know; checked below by what reads them.
 FOREIGN = {
     "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
@@ -33,6 +38,38 @@ FOREIGN = {
 }
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+# Profiles that a site combines: late binding on OpenShift with a driver container, for example.
+COMBINED = [["late", "openshift"], ["late", "driver-container"], ["late", "openshift", "driver-container"],
+            ["infiniband", "nfs-store", "monitoring"], ["exclusive", "local-store", "openshift"],
+            ["gke", "driver-container", "uninstall"], ["late", "openshift", "driver-container", "uninstall"]]
+# Values that the chart must refuse, and the word by which it names what is wrong.
+REFUSED = {"cniplugins.install=false": "cniplugins", "updateStrategy.rollingUpdate.maxSurge=1": "maxSurge",
+           "pools.configlist=x": "pools", "image.digest=latest": "digest"}
+# Each value that no profile sets.
+EVERYTHING = """
+image: {repository: registry.example/rdma-netdev, digest: "sha256:%s", pullPolicy: Always}
+imagePullSecrets: [{name: registry}]
+pools: {configList: [{resourceName: hca, rdmaHcaMax: 10, devices: [ens2f0]}]}
+policy: {stores: {default: {type: file, directory: /mnt/rdma/leases, shared: true, id: leases}, cluster: {type: kubernetes, directory: /mnt/rdma/cluster}}}
+networks: {nic: {namespace: default, resourceName: rdma/nic, plugins: [{type: rdma-netdev, attach: move}]}}
+cni: {binDir: /opt/bin, rdmactl: true}
+kubeletRootDir: /data/kubelet
+cdiDir: /etc/cdi
+sharedStore: /mnt/rdma
+seLinuxType: container_runtime_t
+metricsPort: 9999
+broker: {metricsPort: 9998}
+monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/"}
+extraArgs: [--log-level=debug]
+extraEnv: [{name: RDMA_EXAMPLE, value: "1"}]
+extraVolumes: [{name: topology, hostPath: {path: /opt/topology}}]
+extraVolumeMounts: [{name: topology, mountPath: /opt/topology, readOnly: true}]
+podAnnotations: {example: "1"}
+podLabels: {team: hpc}
+affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: feature.node.kubernetes.io/pci-15b3.present, operator: In, values: ["true"]}]}]}}}
+updateStrategy: {type: OnDelete}
+minReadySeconds: 0
+""" % ("0" * 64)
 
 
 def renderer():
@@ -47,68 +84,62 @@ def renderer():
              "rendered; Debian has it as the package kustomize, from release 13 on")
 
 
-def render(command, directory):
+def kustomize(command, directory):
     done = subprocess.run([*command, str(directory)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return [], [f"does not render: {done.stderr.strip()}"]
     warnings = [f"renders with a warning: {line}" for line in done.stderr.splitlines() if line.strip()]
-    return [document for document in yaml.safe_load_all(done.stdout) if document], warnings
+    documents = objects(done.stdout)
+    for document in documents:
+        # kustomize takes kinds that it does not know for namespaced ones; kubectl does not.
+        if document["kind"] == "SecurityContextConstraints":
+            document["metadata"].pop("namespace", None)
+    return documents, warnings
 
 
-def chart(values, namespace):
-    """The Helm chart as it would be installed; `values` is a file or None."""
-    command = ["helm", "template", "rdma-device-plugin", str(CHART), "--namespace", namespace]
-    command += ["--values", str(values)] if values else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return [], [f"does not render: {done.stderr.strip()}"]
-    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
-    linted = subprocess.run(["helm", "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
-    return documents, [f"helm lint: {linted.stdout.strip()}"] if linted.returncode else []
+def combined(command, names, namespace, scratch):
+    """The base with components, in a namespace, as a kustomization of a user."""
+    directory = scratch / "kustomization"
+    directory.mkdir(exist_ok=True)
+    here = os.path.relpath(MANIFESTS, directory)
+    (directory / "kustomization.yaml").write_text(json.dumps({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": namespace,
+        "resources": [f"{here}/base"], "components": [f"{here}/components/{name}" for name in names]}))
+    return kustomize(command, directory)
 
 
-# What the chart makes with these values is what the kustomization makes: one truth, two ways to install it.
-SAME = {MANIFESTS / "base": None, MANIFESTS / "overlays/local-store": CHART / "ci/local-store.yaml"}
+def chart(*values, **how):
+    try:
+        return objects(helm(*values, **how)), []
+    except ValueError as error:
+        return [], [f"does not render: {error}"]
 
 
-def like_the_kustomization(command, directory, values):
-    (ours, wrong), (helm, faults) = render(command, directory), chart(values, "kube-system")
-    yield from wrong + faults
+def alike(one, other):
+    """Where two sets of objects differ; the order of a list by name means nothing."""
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return sorted((plain(inner) for inner in value), key=lambda v: json.dumps(v, sort_keys=True)) \
+                if all(isinstance(inner, dict) for inner in value) else value
+        # kustomize takes the last line's end from a patch.
+        return value.rstrip("\n") if isinstance(value, str) else value
 
-    def plain(documents):
-        found = {}
-        for document in documents:
-            metadata = document["metadata"]
-            metadata["name"] = re.sub(r"-[a-z0-9]{10}$", "", metadata["name"])
-            labels = metadata.pop("labels", {})
-            found[f"{document['kind']} {metadata['name']}"] = document
-            if document["kind"] == "ConfigMap":
-                document["data"] = {key: yaml.safe_load(text) for key, text in document["data"].items()}
-            elif document["kind"] == "DaemonSet":
-                metadata["labels"] = {"app.kubernetes.io/name": labels.get("app.kubernetes.io/name")}
-                # In no order that means anything.
-                spec = document["spec"]["template"]["spec"]
-                for key in ("containers", "volumes"):
-                    spec[key] = {each["name"]: each for each in spec[key]}
-                for volume in spec["volumes"].values():
-                    if "configMap" in volume:
-                        volume["configMap"]["name"] = "rdma-device-plugin"
-        return found
-
-    ours, helm = plain(ours), plain(helm)
-    for name in sorted(ours.keys() | helm.keys()):
-        yield from differences(name, ours.get(name), helm.get(name), directory)
+    one, other = ({identity(d): plain(d) for d in documents} for documents in (one, other))
+    for key in sorted(one.keys() | other.keys(), key=str):
+        yield from differences(" ".join(str(part) for part in key[1::2]), one.get(key), other.get(key))
 
 
-def differences(where, one, other, ours):
+def differences(where, one, other):
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted(one.keys() | other.keys()):
-            yield from differences(f"{where}.{key}", one.get(key), other.get(key), ours)
+            yield from differences(f"{where}.{key}", one.get(key), other.get(key))
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            yield from differences(f"{where}[{index}]", left, right, ours)
+            yield from differences(f"{where}[{index}]", left, right)
     elif one != other:
-        yield f"{where} is {one!r} in {ours}, and {other!r} in the chart"
+        yield f"{where} is {one!r} with kustomize, {other!r} with helm"
 
 
 def name_of(document):
@@ -142,30 +173,67 @@ def pod_specs(value):
             yield from pod_specs(item)
 
 
+def field_paths(value):
+    if isinstance(value, list):
+        for item in value:
+            yield from field_paths(item)
+    elif isinstance(value, dict):
+        if isinstance(value.get("fieldRef"), dict):
+            yield value["fieldRef"]["fieldPath"]
+        for item in value.values():
+            yield from field_paths(item)
+
+
+def referred(document):
+    """What an object names: (kind, namespace, name)."""
+    namespace = document["metadata"].get("namespace")
+    for subject in document.get("subjects", []):
+        yield subject["kind"], subject.get("namespace"), subject["name"]
+    if "roleRef" in document:
+        role = document["roleRef"]
+        yield role["kind"], namespace if role["kind"] == "Role" else None, role["name"]
+    for rule in document.get("rules", []) or []:
+        for resource in rule.get("resources", []):
+            if resource == "securitycontextconstraints":
+                yield from (("SecurityContextConstraints", None, name) for name in rule["resourceNames"])
+    for _, spec in pod_specs(document):
+        if "serviceAccountName" in spec:
+            yield "ServiceAccount", namespace, spec["serviceAccountName"]
+        for volume in spec.get("volumes", []):
+            for source in [volume, *volume.get("projected", {}).get("sources", [])]:
+                named = [("ConfigMap", source.get("configMap"), "name"), ("Secret", source.get("secret"), "secretName")]
+                for kind, found, key in named:
+                    if found and not found.get("optional") and found[key] != "kube-root-ca.crt":
+                        yield kind, namespace, found[key]
+
+
 def agreement(documents):
     networks = {d["metadata"]["name"]: d["metadata"].get("annotations", {}).get(RESOURCE)
                 for d in documents if d["kind"] == "NetworkAttachmentDefinition"}
-    config_maps = {d["metadata"]["name"] for d in documents if d["kind"] == "ConfigMap"}
+    there = {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents}
     with open("Cargo.toml", "rb") as file:
         version = tomllib.load(file)["workspace"]["package"]["version"]
     for document in documents:
+        for kind, namespace, name in referred(document):
+            if (kind, namespace, name) not in there:
+                yield f"{name_of(document)}: {kind} {namespace}/{name} is not among the objects"
+        for path in field_paths(document):
+            if FIELD_PATHS.get(re.sub(r"\[.*", "", path), 99) > int(OLDEST):
+                yield f"{name_of(document)}: fieldPath {path} is not known to Kubernetes 1.{OLDEST}"
         for metadata, spec in pod_specs(document):
             containers = spec["containers"] + spec.get("initContainers", [])
-            volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+            volumes = {volume["name"] for volume in spec.get("volumes", [])}
             mounted = {mount["name"] for c in containers for mount in c.get("volumeMounts", [])}
-            for name in mounted ^ set(volumes):
-                what = "is not mounted" if name in volumes else "is mounted and is no volume"
-                yield f"{name_of(document)}: {name} {what}"
-            for volume in volumes.values():
-                config_map = volume.get("configMap", {}).get("name")
-                if config_map and config_map not in config_maps:
-                    yield f"{name_of(document)}: ConfigMap {config_map} is not among the objects"
+            # The volumes of the cleaning pods are the daemon's.
+            unused = set() if containers[0]["name"] == "clean" else volumes - mounted
+            yield from (f"{name_of(document)}: {name} is not mounted" for name in unused)
+            yield from (f"{name_of(document)}: {name} is mounted and is not a volume" for name in mounted - volumes)
             for container in containers:
-                if "/rdma-device-plugin:" in container["image"]:
-                    if not container["image"].endswith(f":{version}"):
-                        yield f"{name_of(document)}: image {container['image']}, but this is version {version}"
-                    if container.get("args", [""])[0] == "run" and not spec.get("hostNetwork"):
-                        yield f"{name_of(document)}: the daemon outside the node's network sees no netdev"
+                image = container.get("image", "")
+                if "/rdma-netdev:" in image and not image.endswith(f":{version}"):
+                    yield f"{name_of(document)}: image {image}, but this is version {version}"
+                if container.get("args", [""])[0] == "run" and not spec.get("hostNetwork"):
+                    yield f"{name_of(document)}: the daemon outside the node's network sees no netdev"
             yield from (f"{name_of(document)}: {text}" for text in asks(metadata, containers, networks))
 
 
@@ -197,10 +265,10 @@ def accepted(documents, scratch):
     for document in documents:
         data = document.get("data", {}) if document["kind"] == "ConfigMap" else {}
         what = name_of(document)
-        if "config.yaml" in data:
-            file = scratch / "config.yaml"
-            file.write_text(data["config.yaml"])
-            yield from refused(f"{what}, config.yaml", "rdmactl", "validate", file)
+        if "pools.json" in data:
+            file = scratch / "pools.json"
+            file.write_text(data["pools.json"])
+            yield from refused(f"{what}, pools.json", "rdmactl", "validate", file)
         if "policy.json" in data:
             given = scratch / "policy.json"
             given.write_text(data["policy.json"])
@@ -244,33 +312,81 @@ def accepted_network(document, scratch):
 
 
 def wrong_in(what, documents, problems):
-    """Asks the three questions of rendered objects, and prints; true if something is wrong."""
+    """Asks the questions of a set of objects, and prints; true if something is wrong."""
     with tempfile.TemporaryDirectory() as scratch:
         for question in (against_schemas, agreement, lambda d, s=Path(scratch): accepted(d, s)):
             problems.extend(question(documents))
     names = "; ".join(name_of(document) for document in documents)
-    print(f"{'ok' if not problems else 'WRONG'}  {what}: {names}")
+    return said(what, problems, names)
+
+
+def said(what, problems, names=""):
+    print(f"{'ok' if not problems else 'WRONG'}  {what}{names and ': '}{names}")
     for problem in problems:
         print(f"    {problem}")
     return bool(problems)
 
 
+def same_by_both(command, names, scratch):
+    """The chart with values, and the base with components, in two namespaces."""
+    for namespace in (NAMESPACE, "my-rdma"):
+        # kustomize's namespace also changes that of whereabouts' Role: helm can, components cannot.
+        if namespace != NAMESPACE and "after-whereabouts" in names:
+            continue
+        what = f"{' + '.join(names) or 'base'} in {namespace}"
+        helms, wrong = chart(*map(profile, names), namespace=namespace)
+        components, faults = combined(command, names, namespace, scratch)
+        yield wrong_in(f"chart, {what}", helms, wrong)
+        yield wrong_in(f"kustomize, {what}", components, faults + list(alike(components, helms)))
+
+
+def refuses():
+    for value, word in REFUSED.items():
+        _, problems = chart(more=["--set", value])
+        if not problems or word not in problems[0]:
+            yield f"--set {value}: {problems[0] if problems else 'is accepted'}"
+
+
+def two_releases():
+    """Two releases for two kinds of nodes have no object in common."""
+    first, wrong = chart(release="rdma-compute")
+    second, faults = chart(release="rdma-storage", more=["--set", "crds.install=false"])
+    yield from wrong + faults
+    yield from (f"{key} is in both" for key in {*map(identity, first)} & {*map(identity, second)})
+    selectors = [d["spec"]["selector"] for d in first + second if d["kind"] == "DaemonSet"]
+    if len(selectors) != 2 or selectors[0] == selectors[1]:
+        yield f"the selectors are {selectors}"
+
+
 def main():
+    if "--write" in sys.argv[1:]:
+        differing(True)
+        return
     command = renderer()
-    missing = [p for p in ("rdma-device-plugin", "rdmactl", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker") if not (PROGRAMS / p).exists()]
+    programs = ("rdma-device-plugin", "rdmactl", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker")
+    missing = [p for p in programs if not (PROGRAMS / p).exists()]
     if missing:
         sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
-    wrong = 0
-    for kustomization in sorted(MANIFESTS.rglob("kustomization.yaml")):
-        wrong += wrong_in(kustomization.parent, *render(command, kustomization.parent))
-    wrong += wrong_in(CHART, *chart(None, "kube-system"))
-    for values in sorted((CHART / "ci").glob("*.yaml")):
-        wrong += wrong_in(f"{CHART} with {values.name}", *chart(values, "rdma-netdev"))
-    problems = [p for directory, values in SAME.items() for p in like_the_kustomization(command, directory, values)]
-    for problem in problems:
-        print(f"WRONG  {problem}")
+    wrong = said("rendered from the chart", [f"{path} differs: manifests/check --write" for path in differing(False)])
+    linted = subprocess.run(["helm", "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
+    wrong += said("helm lint", [linted.stdout.strip()] if linted.returncode else [])
+    wrong += said("wrong values are refused by name", list(refuses()))
+    wrong += said("two releases", list(two_releases()))
+    for text in ("README.md", "docs/install.md"):
+        stated = set(re.findall(r"Kubernetes \|? ?1\.(\d+)", Path(text).read_text()))
+        wrong += said(f"{text} and the chart name one oldest version",
+                      [] if stated == {OLDEST} else [f"{text} names {stated}, the chart {OLDEST}"])
+    for kustomization in sorted((MANIFESTS / "examples").rglob("kustomization.yaml")):
+        wrong += wrong_in(kustomization.parent, *kustomize(command, kustomization.parent))
+    with tempfile.TemporaryDirectory() as scratch:
+        everything = Path(scratch) / "everything.yaml"
+        everything.write_text(EVERYTHING)
+        wrong += wrong_in("chart with every value", *chart(everything))
+        wrong += wrong_in("chart without CNI programs", *chart(more=["--set", "cni.install=false"]))
+        for names in [[], *([name] for name in PROFILES), *COMBINED]:
+            wrong += sum(same_by_both(command, names, Path(scratch)))
     print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)} and helm")
-    sys.exit(1 if wrong or problems else 0)
+    sys.exit(1 if wrong else 0)
 
 
 main()

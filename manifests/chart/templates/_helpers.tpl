@@ -1,0 +1,98 @@
+{{- define "selector" -}}
+app.kubernetes.io/name: rdma-netdev
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "labels" -}}
+{{ include "selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "image" -}}
+{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{- /* Not empty if a store is of type kubernetes: then there is a broker. */}}
+{{- define "has-broker" -}}
+{{- range .Values.policy.stores }}{{ if eq (toString .type) "kubernetes" }}yes{{ end }}{{ end }}
+{{- end }}
+
+{{- /* JSON of a value, without the escapes that Go gives to < > &. */}}
+{{- define "json" -}}
+{{ toPrettyJson . | replace "\\u003c" "<" | replace "\\u003e" ">" | replace "\\u0026" "&" }}
+{{- end }}
+
+{{- define "pools" -}}
+{{- if .Values.pools }}
+{{- include "json" .Values.pools }}
+{{- else -}}
+{
+  "version": 1,
+  "pools": [
+    {
+      "resource": "rdma/hca_shared_devices_a",
+      "mode": "shared",
+      "slots": 63,
+      "select": {"functions": ["pf"]}
+    }
+  ]
+}
+{{- end }}
+{{- end }}
+
+{{- define "node-name" -}}
+- name: RDMA_NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- end }}
+
+{{- define "uninstall-container" -}}
+image: {{ include "image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+env:
+{{- include "node-name" . | nindent 0 }}
+- name: RDMA_HOST_ROOT
+  value: /host
+- name: RDMA_CDI_DIR
+  value: {{ .Values.cdiDir }}
+securityContext:
+  runAsUser: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+    # The CNI directory can belong to another user (Kubespray).
+    add: [DAC_OVERRIDE]
+  seccompProfile:
+    type: RuntimeDefault
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+volumeMounts:
+- name: proc
+  mountPath: /host/proc
+  readOnly: true
+- name: machine-id
+  mountPath: /host/etc/machine-id
+  readOnly: true
+- name: cni-bin
+  mountPath: /host/opt/cni/bin
+- name: policy
+  mountPath: /etc/rdma-netdev
+- name: state
+  mountPath: /var/lib/rdma-netdev
+{{- with .Values.sharedStore }}
+- name: shared-store
+  mountPath: {{ . }}
+  mountPropagation: HostToContainer
+{{- end }}
+- name: node-socket
+  mountPath: /run/rdma-netdev
+- name: cdi
+  mountPath: {{ .Values.cdiDir }}
+- name: netns
+  mountPath: /run/netns
+  mountPropagation: HostToContainer
+  readOnly: true
+{{- end }}
