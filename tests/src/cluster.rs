@@ -34,8 +34,10 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// As [`ApiServer::start`].
 pub fn api_server() -> Result<ApiServer> {
     let server = ApiServer::start()?;
-    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/base/crds.yaml");
-    for crd in fs::read_to_string(crds)?.split("\n---\n") {
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/base/rdma-netdev.yaml");
+    let base = fs::read_to_string(base)?;
+    let objects = base.split("\n---\n");
+    for crd in objects.filter(|object| object.contains("kind: CustomResourceDefinition\n")) {
         server.apply_crd(crd)?;
     }
     Ok(server)

@@ -130,7 +130,10 @@ meet_late back
 if [ "$LAB_GUEST" = 1 ]; then
 	step "upgrade: the new version is applied"
 	cp -r $manifests /tmp/new
-	sed -i 's/newTag: .*/newTag: 0.1.1/' /tmp/new/base/kustomization.yaml
+	cat >>/tmp/new/base/kustomization.yaml <<-'NEW'
+		images:
+		- {name: localhost/rdma-netdev, newTag: 0.1.1}
+	NEW
 	check "the API server takes it" kubectl apply -k /tmp/new/base
 	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 	show own get pods -o wide
@@ -156,12 +159,17 @@ if [ "$LAB_GUEST" = 1 ]; then
 	step "the pods end, what was installed goes"
 	check "the third pod ends" kubectl delete pod rdma-test-pod-3 --timeout=300s
 	check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=300s
-	check "what was installed goes" kubectl delete -k $manifests/base --timeout=300s
-	equal "no block is left" "" "$(kubectl get addressblocks -A -o name 2>/dev/null || true)"
 
-	step "kubectl apply -k manifests/uninstall"
-	check "the API server takes it" kubectl apply -k $manifests/uninstall
-	waits() { own logs -l app.kubernetes.io/name=rdma-uninstall -c uninstall --prefix | grep 'waiting: .*kept'; }
+	step "the component uninstall"
+	mkdir /tmp/new/ours
+	cat >/tmp/new/ours/kustomization.yaml <<-'OURS'
+		apiVersion: kustomize.config.k8s.io/v1beta1
+		kind: Kustomization
+		resources: [../base]
+		components: [../components/uninstall]
+	OURS
+	check "the API server takes it" kubectl apply -k /tmp/new/ours
+	waits() { own logs -l app.kubernetes.io/name=rdma-netdev -c uninstall --prefix | grep 'waiting: .*kept'; }
 	check "a node waits while there is an interface" wait_for 400 waits
 	show waits
 fi
@@ -173,14 +181,16 @@ if [ "$LAB_GUEST" = 2 ]; then
 fi
 meet_late ended
 if [ "$LAB_GUEST" = 1 ]; then
-	check "both nodes become clean" own rollout status ds/rdma-uninstall --timeout=600s
-	show own logs -l app.kubernetes.io/name=rdma-uninstall -c uninstall --prefix
-	check "it is deleted" kubectl delete -k $manifests/uninstall --timeout=300s
+	check "both nodes become clean" own rollout status ds/rdma-netdev --timeout=600s
+	show own logs -l app.kubernetes.io/name=rdma-netdev -c uninstall --prefix
+	check "what was installed goes" kubectl delete -k /tmp/new/ours --timeout=300s
+	equal "no block is left" "" "$(kubectl get addressblocks -A -o name 2>/dev/null || true)"
 fi
 meet_late clean
 ours() {
 	find /opt/cni/bin -name 'rdma-*'
-	find /etc/rdma-netdev /var/lib/rdma-netdev /run/rdma-netdev /var/run/cdi -mindepth 1 || true
+	find /etc/rdma-netdev /run/rdma-netdev /var/run/cdi -mindepth 1 || true
+	find /var/lib/rdma-netdev -mindepth 1 -maxdepth 1 -not -name leases
 }
 equal "nothing of it is left on the node" "" "$(ours)"
 check "but leases" test -e /var/lib/rdma-netdev/leases/FORMAT

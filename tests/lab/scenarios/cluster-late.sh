@@ -9,7 +9,14 @@
 # Soft RoCE says 100 Gb/s of any faster NIC.
 manifests=/tmp/manifests
 cp -r /lab/manifests $manifests
-sed -i 's/>=200G/>=100G/' $manifests/overlays/late/config.yaml
+sed -i 's/>=200G/>=100G/' $manifests/components/late/kustomization.yaml
+mkdir $manifests/ours
+cat >$manifests/ours/kustomization.yaml <<-'OURS'
+	apiVersion: kustomize.config.k8s.io/v1beta1
+	kind: Kustomization
+	resources: [../base]
+	components: [../components/late]
+OURS
 address=172.20.0.1
 
 # eth0 is the node's own, with no GPU beside it. The others have a GPU beside each.
@@ -34,8 +41,8 @@ state_without_indexes() { host_state | sed -E 's/^[0-9]+: //' | sort; }
 for nic in 1 2 3 4 5 6 7 8; do wait_for 20 settled eth$nic; done
 before=$(state_without_indexes)
 
-step "kubectl apply -k manifests/overlays/late"
-check "the API server takes the overlay" kubectl apply -k $manifests/overlays/late
+step "kubectl apply -k, with the component late"
+check "the API server takes it" kubectl apply -k $manifests/ours
 check "the DaemonSet is rolled out" own rollout status ds/rdma-netdev --timeout=300s
 check "the node offers eight slots" wait_for 200 offers rdma/nic 8
 
@@ -141,6 +148,6 @@ check "the job's pods end" kubectl delete pod netpipe-launcher netpipe-worker-0 
 step "kubectl delete -k"
 kubectl delete secret/netpipe-ssh configmap/netpipe-config
 kubectl delete -f $manifests/examples/late/nad.yaml -f $manifests/examples/mpijob/nad.yaml
-check "what was installed goes" kubectl delete -k $manifests/overlays/late --timeout=200s
+check "what was installed goes" kubectl delete -k $manifests/ours --timeout=200s
 as_before "the host is as before" "$before" state_without_indexes
 equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

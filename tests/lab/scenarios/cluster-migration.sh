@@ -155,15 +155,15 @@ if [ "$LAB_GUEST" = 1 ]; then
 
 	step "node by node: the device plugin"
 	cp -r $manifests /tmp/manifests
-	mkdir /tmp/manifests/overlays/ours
-	cat >/tmp/manifests/overlays/ours/kustomization.yaml <<-'OVERLAY'
-		resources:
-		- ../after-whereabouts
+	mkdir /tmp/manifests/ours
+	cat >/tmp/manifests/ours/kustomization.yaml <<-'OVERLAY'
+		resources: [../base]
+		components: [../components/after-whereabouts]
 		configMapGenerator:
-		- name: rdma-device-plugin
+		- name: rdma-netdev
 		  namespace: kube-system
 		  behavior: merge
-		  files: [config.yaml=config.json]
+		  files: [pools.json]
 		  options: {disableNameSuffixHash: true}
 		patches:
 		- target: {kind: DaemonSet}
@@ -172,11 +172,11 @@ if [ "$LAB_GUEST" = 1 ]; then
 		      path: /spec/template/spec/nodeSelector
 		      value: {rdma-plugin: new}
 	OVERLAY
-	own get configmap rdma-devices -o jsonpath='{.data.config\.json}' >/tmp/manifests/overlays/ours/config.json
+	own get configmap rdma-devices -o jsonpath='{.data.config\.json}' >/tmp/manifests/ours/pools.json
 	check "that plugin leaves labelled nodes" own patch daemonset rdma-shared-dp-ds --patch '{"spec": {"template": {"spec": {"affinity":
 		{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms":
 		[{"matchExpressions": [{"key": "rdma-plugin", "operator": "DoesNotExist"}]}]}}}}}}}'
-	check "ours is applied" kubectl apply -k /tmp/manifests/overlays/ours
+	check "ours is applied" kubectl apply -k /tmp/manifests/ours
 	equal "on no node yet" 0 "$(own get daemonset rdma-netdev -o json | jq .status.desiredNumberScheduled)"
 	check "that plugin is on both nodes" own rollout status ds/rdma-shared-dp-ds --timeout=300s
 	for node in node1 node2; do

@@ -1,4 +1,4 @@
-# A whole real cluster of two nodes, from nothing to checked RDMA: plan, apply, verify --all; then report
+# A whole real cluster of two nodes, from nothing to checked RDMA: helm install, plan, helm upgrade, verify --all; then report
 # lab: guests=2 nics=3 memory=3072 cpus=2 timeout=5400 images=pods,node kubernetes=yes
 # lab: cdi-containerd=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
@@ -51,32 +51,32 @@ cells() { jq -r '.cells[] | "\(.node) \(.rail) \(.verdict) \(.gbps)"' <<<"$check
 
 if [ "$LAB_GUEST" = 1 ]; then
 	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
-	step "kubectl apply -k manifests/base"
-	check "the API server takes the manifests" kubectl apply -k $manifests/base
+	begun=$SECONDS
+	step "helm install"
+	check "the API server takes the chart" helm install rdma-netdev $manifests/chart --namespace kube-system
 	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 
 	step "kubectl rdma plan"
 	ends 0 "a plan of both nodes" kubectl rdma plan --range 10.80.0.0/16
-	printf '%s\n' "$checked" | tee "$LAB_OUT/rdma.yaml" >/tmp/rdma.yaml
+	printf '%s\n' "$checked" | tee "$LAB_OUT/values.yaml" >/tmp/values.yaml
 	contains "both nodes are one group" '^# Group 1: node1, node2$' "$checked"
 	contains "each rail has a half of the range" '10\.80\.128\.0/17' "$checked"
 	equal "it does not warn" "" "$(grep -i warning <<<"$complained$checked" || true)"
-	show cat /tmp/rdma.yaml
-	check "rdmactl validate accepts it" rdmactl validate /tmp/rdma.yaml
-	check "so does the API server" kubectl apply --dry-run=server -f /tmp/rdma.yaml
+	show cat /tmp/values.yaml
+	check "rdmactl validate accepts it" rdmactl validate /tmp/values.yaml
 
-	step "kubectl apply -f"
-	check "the API server takes it" kubectl apply -f /tmp/rdma.yaml
-	check "both nodes offer their NICs" wait_for 300 both_offer rdma/nic "2 2"
-	# As the plan says of a changed policy; the daemons get a value that no report may have.
+	step "helm upgrade -f values.yaml"
+	# The daemons get a value that no report may have.
 	planted=planted-$RANDOM$RANDOM
-	check "the daemons start anew" own set env ds/rdma-netdev RDMA_LAB_PLANTED=$planted
-	check "on both nodes" own rollout status ds/rdma-netdev --timeout=600s
+	check "the API server takes it" helm upgrade rdma-netdev $manifests/chart --namespace kube-system -f /tmp/values.yaml \
+		--set "extraEnv[0].name=RDMA_LAB_PLANTED" --set-string "extraEnv[0].value=$planted"
+	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 	check "both nodes offer their NICs" wait_for 300 both_offer rdma/nic "2 2"
 
 	step "kubectl rdma verify --all"
 	ends 0 "every node and rail is as it should be" kubectl rdma verify --all --html "$LAB_OUT/result.html"
 	show cat <<<"$checked"
+	tell "from helm install to the first result of verify: $((SECONDS - begun)) s"
 	printf '%s\n' "$checked" >"$LAB_OUT/matrix"
 	for node in node1 node2; do contains "$node has a row of two rates" "^$node +unknown [0-9.]+ Gb/s +unknown [0-9.]+ Gb/s" "$checked"; done
 	# Soft RoCE has no line rate.
@@ -89,10 +89,15 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "the pods are gone" wait_for 200 none_of_verify
 	check "both nodes offer their NICs as before" wait_for 100 both_offer rdma/nic "2 2"
 
-	step "kubectl diff, of a configured cluster"
-	kubectl rdma plan --range 10.80.0.0/16 >/tmp/again.yaml
+	step "the same as objects: kubectl diff, of a configured cluster"
+	ends 0 "objects instead of values" kubectl rdma plan --manifests --range 10.80.0.0/16
+	printf '%s\n' "$checked" >/tmp/rdma.yaml
+	check "rdmactl validate accepts them" rdmactl validate /tmp/rdma.yaml
+	check "the API server takes them" kubectl apply -f /tmp/rdma.yaml
+	check "the daemons go on with the NICs" wait_for 100 both_offer rdma/nic "2 2"
+	kubectl rdma plan --manifests --range 10.80.0.0/16 >/tmp/again.yaml
 	ends 0 "there is no difference" kubectl diff -f /tmp/again.yaml
-	kubectl rdma plan --range 10.90.0.0/16 >/tmp/other.yaml
+	kubectl rdma plan --manifests --range 10.90.0.0/16 >/tmp/other.yaml
 	ends 1 "another range differs" kubectl diff -f /tmp/other.yaml
 	contains "by the ranges" '^\+.*10\.90\.128\.0/17' "$checked"
 	show cat <<<"$checked"
@@ -181,7 +186,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 
 	step "kubectl delete"
 	check "what was planned goes" kubectl delete -f /tmp/rdma.yaml --timeout=200s
-	check "what was installed goes" kubectl delete -k $manifests/base --ignore-not-found --timeout=300s
+	check "what was installed goes" helm uninstall rdma-netdev --namespace kube-system --wait
 fi
 meet_late over
 as_before "the host is as before" "$before" state_without_indexes

@@ -1,4 +1,4 @@
-# A whole real cluster of one node: installed and used by the README's own commands
+# A whole real cluster of one node: installed with Helm, used, upgraded and cleaned
 # lab: nics=4 memory=3072 cpus=2 timeout=2400 images=pods,node kubernetes=yes
 # lab: cdi-containerd=yes
 # lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl
@@ -32,12 +32,26 @@ tell "$(kubectl get nodes -o wide --no-headers)"
 in_daemon() { own exec ds/rdma-netdev -c rdma-device-plugin -- rdmactl "$@"; }
 rolled() { own rollout status ds/rdma-netdev --timeout=300s; }
 
-step "kubectl apply -k manifests/base"
+chart=$manifests/chart
+# upgrade ARGUMENT…: the release, with other values.
+upgrade() { helm upgrade rdma-netdev $chart --namespace kube-system "$@"; }
+revision() { own get ds rdma-netdev -o json | jq .metadata.generation; }
+own_pod() { own get pods -l app.kubernetes.io/name=rdma-netdev -o json | jq -r '.items[].metadata.uid'; }
+
+step "helm install"
 before=$(host_state)
-check "the API server takes the manifests" kubectl apply -k $manifests/base
+check "the API server takes the manifests" kubectl apply --dry-run=server -k $manifests/base
 equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
+check "and the chart" helm install rdma-netdev $chart --namespace kube-system
+show cat <<<"$checked"
 check "the DaemonSet is rolled out: its probes succeed" rolled
-check "the node offers the HCA's slots" wait_for 200 offers $shared 63
+check "the node offers shares of its three PFs" wait_for 200 offers $shared 189
+
+step "helm upgrade: the configuration of the RDMA shared device plugin"
+own_pod >/tmp/pod
+check "the API server takes it" upgrade --set-json "pools=$(<$manifests/examples/perftest/pools.json)"
+check "the node offers the HCA's shares" wait_for 200 offers $shared 63
+equal "without a new pod" "$(</tmp/pod)" "$(own_pod)"
 check "preflight in the container: nothing fails" in_daemon preflight --all
 contains "it knows the ports" '^L01 +pass' "$checked"
 show own get pods -o wide
@@ -83,19 +97,32 @@ contains "with the reason and the object" 'eth0' "$(said)"
 show said
 kubectl delete pod refused --now --wait=false
 
-step "a ConfigMap that is changed"
-map=$(own get ds rdma-netdev -o json | jq -r '.spec.template.spec.volumes[].configMap.name // empty')
-edit() { own get configmap "$map" -o json | jq --arg config "$1" '.data["config.yaml"] = $config' | kubectl apply -f -; }
-good=$(own get configmap "$map" -o json | jq -r '.data["config.yaml"]')
-check "fewer slots" edit "${good/63/50}"
+step "values that change"
+check "fewer shares" upgrade --reuse-values --set 'pools.configList[0].rdmaHcaMax=50'
 check "the node offers fewer, without a restart" wait_for 200 offers $shared 50
-check "a wrong one" edit '{"configList": [{"resourceName": "x"'
+refuses "a key that the chart does not have" cniplugins upgrade --reuse-values --set cniplugins.install=false
+own get configmap rdma-netdev -o json >/tmp/configmap
+check "a configuration that is not JSON" kubectl apply -f <(jq '.data["pools.json"] = "{\"configList\": [{"' /tmp/configmap)
 reported() { in_daemon status | grep -Ei 'config.*(rejected|expected|EOF)'; }
 check "is reported" wait_for 200 reported
 show reported
 equal "and changes nothing" 50 "$(allocatable $shared)"
-check "the first one again" edit "$good"
+check "the first one again" upgrade --reuse-values --set 'pools.configList[0].rdmaHcaMax=63'
 check "is in force" wait_for 200 offers $shared 63
+equal "all that without a new pod" "$(</tmp/pod)" "$(own_pod)"
+generation=$(revision)
+check "another policy" upgrade --reuse-values --set policy.ipam.cooldown=2s
+check "rolls the DaemonSet" test "$(revision)" != "$generation"
+check "to its end" rolled
+contains "and is on the node" '"cooldown": "2s"' "$(</etc/rdma-netdev/policy.json)"
+check "the node offers the shares" wait_for 200 offers $shared 63
+
+step "a second release, for other nodes"
+check "it is installed" helm install rdma-storage $chart --namespace kube-system --set crds.install=false --set nodeSelector.pool=storage
+equal "on no node" 0 "$(own get ds rdma-storage -o json | jq .status.desiredNumberScheduled)"
+check "and goes" helm uninstall rdma-storage --namespace kube-system
+check "the definitions stay" kubectl get crd addressblocks.rdma-netdev.io addressranges.rdma-netdev.io
+check "and the pod of the first" rolled
 
 step "the kubelet restarts, the DaemonSet is rolled"
 restart_kubelet $address
@@ -108,8 +135,8 @@ check "the node offers the slots again" wait_for 200 offers $shared 63
 check "the pods talk as before" in_pod rdma-test-pod-1 ping -c 2 -W 5 "$(address_of rdma-test-pod-2)"
 check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=200s
 
-step "kubectl apply -k manifests/overlays/exclusive, and rails"
-check "the API server takes the overlay" kubectl apply -k $manifests/overlays/exclusive
+step "helm upgrade -f values/exclusive.yaml, and rails"
+check "the API server takes the values" upgrade -f $chart/values/exclusive.yaml
 check "the DaemonSet is rolled out" rolled
 check "the node offers the NICs" wait_for 200 offers rdma/nic 2
 check "and no slots" wait_for 200 offers $shared 0
@@ -127,8 +154,13 @@ check "it ends" kubectl delete -f /tmp/workers.yaml --timeout=200s
 gone() { ! kubectl get pod rails-0; }
 check "its pod is gone" wait_for 200 gone
 
-step "kubectl apply -k manifests/overlays/cdi"
-check "the API server takes the overlay" kubectl apply -k $manifests/overlays/cdi
+step "delivery by CDI"
+cat >/tmp/cdi.yaml <<-'VALUES'
+	pools:
+	  version: 1
+	  pools: [{resource: rdma/hca, mode: shared, slots: 64, delivery: cdi, select: {functions: [pf]}}]
+VALUES
+check "the API server takes the values" upgrade -f /tmp/cdi.yaml -f $chart/values/local-store.yaml
 check "the DaemonSet is rolled out" rolled
 check "the node offers shares of its three HCAs" wait_for 200 offers rdma/hca 192
 kubectl apply -f - <<-'POD'
@@ -149,7 +181,11 @@ contains "containerd gave it the device nodes of one HCA" '^rdma_cm uverbs[0-9]$
 	"$(in_pod by-cdi sh -c 'cd /dev/infiniband && echo *')"
 check "it ends" kubectl delete pod by-cdi --timeout=200s
 
-step "kubectl delete -k"
-check "what was installed goes" kubectl delete -k $manifests/overlays/cdi --timeout=200s
+step "helm upgrade --set uninstall.enabled=true, helm uninstall"
+check "the API server takes it" upgrade --reuse-values --set uninstall.enabled=true --set uninstall.leases=true
+check "the node becomes clean" rolled
+show own logs ds/rdma-netdev -c uninstall
+equal "nothing is left on the node" "" "$(find /opt/cni/bin -name 'rdma*'
+	find /etc/rdma-netdev /var/lib/rdma-netdev /run/rdma-netdev /var/run/cdi -mindepth 1 || true)"
+check "the release goes" helm uninstall rdma-netdev --namespace kube-system --wait
 as_before "the host is as before" "$before"
-equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"

@@ -4,7 +4,6 @@
 # shellcheck shell=bash disable=SC2154
 
 resource=rdma/hca_shared_devices_a
-base=/lab/manifests/base
 perftest=/lab/manifests/examples/perftest
 daemonset=/tmp/daemonset.yaml
 
@@ -20,20 +19,26 @@ check "the image comes in under a full name" ctr --namespace k8s.io image import
 image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-netdev:')
 contains "its name has the version" ':[0-9]+\.[0-9]+\.[0-9]+$' "$image"
 
-# What kustomize does with overlays/local-store, as far as it matters to one pod: no API is here for the
+# What kustomize does with the component local-store, as far as it matters to one pod: no API is here for the
 # broker.
-{
-	sed "s|image: rdma-device-plugin\$|image: $image|" $base/daemonset.yaml
-	printf -- '---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: rdma-device-plugin}\ndata:\n'
-	for pair in config.yaml=base/config.json policy.json=overlays/local-store/policy.json; do
-		printf '  %s: |\n' "${pair%=*}"
-		sed 's/^/    /' "/lab/manifests/${pair#*=}"
-	done
-} >$daemonset
+python3 - /lab/manifests/base/rdma-netdev.yaml $perftest/pools.json /lab/policy.json >$daemonset <<-'OURS'
+	import json, sys
+
+	DOCUMENTS, POOLS, POLICY = (open(file).read() for file in sys.argv[1:])
+	[config_map, daemonset] = (
+	    next(text for text in DOCUMENTS.split("\n---\n") if f"\nkind: {kind}\n" in f"\n{text}")
+	    for kind in ("ConfigMap", "DaemonSet"))
+	data = config_map.index("\ndata:")
+	head, rest = daemonset.split("      - name: rdma-ipam-broker\n")
+	rest = rest[rest.index("      volumes:\n"):]
+	rest = rest[:rest.index("      - name: broker-token\n")]
+	print(head + rest)
+	print("---\n" + config_map[:data] + "\ndata: " + json.dumps({"pools.json": POOLS, "policy.json": POLICY}))
+OURS
 
 before=$(host_state)
 check "its pod runs" kubelet-standin run-pod $daemonset
-in_daemon() { kubelet-standin exec rdma-device-plugin -- "$@"; }
+in_daemon() { kubelet-standin exec rdma-netdev -- "$@"; }
 for program in rdma-netdev rdma-ipam; do
 	check "the init container installed $program" cmp "/opt/cni/bin/$program" "/lab/bin/$program"
 done
@@ -47,7 +52,7 @@ refuses "and no shell" "not found|no such file" in_daemon sh -c true
 check "discover in the container sees the HCA" in_daemon rdmactl discover
 contains "with its netdev and its resource" "mlx5_0 .*ens2f0.*$resource" "$checked"
 
-check "preflight on the node: nothing fails" rdmactl preflight --config-file $base/config.json --all
+check "preflight on the node: nothing fails" rdmactl preflight --config-file $perftest/pools.json --all
 check "preflight in the container: nothing fails" in_daemon rdmactl preflight --all
 contains "it knows the ports" '^L01 +pass' "$checked"
 check "both test pods run" kubelet-standin run-pod $perftest/pod-1.yaml $perftest/pod-2.yaml
@@ -63,7 +68,7 @@ contains "with their addresses" \
 # Here /var/run, where the runtime makes them, is not a link to the /run/netns that the container has.
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
 	"$(in_daemon rdmactl pods --json | jq -r '[.pods[].netnsState | select(.)] | join(" ")')"
-check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-device-plugin
+check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-netdev
 check "its next pod runs" kubelet-standin run-pod $daemonset
 check "and registers again" kubelet-standin node --wait $resource=63
 check "the pods talk as before" kubelet-standin exec rdma-test-pod-1 -- ping -c 2 -W 5 192.168.111.2

@@ -10,7 +10,7 @@ from .guest import Guest, die_with_runner
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "control-plane"
 # Those of a cluster's programs that run in the guests.
-OF_NODES = ("kubelet", "kubectl", "multus-daemon", "multus-shim")
+OF_NODES = ("kubelet", "kubectl", "multus-daemon", "multus-shim", "helm")
 # The NIC that the first guest's QEMU opens for it.
 NIC = "control-plane"
 

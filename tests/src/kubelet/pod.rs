@@ -103,6 +103,9 @@ pub struct Spec {
     /// No pod here asks a name server for anything.
     #[serde(default)]
     pub dns_policy: Option<String>,
+    /// Whose token a pod would get.
+    #[serde(default)]
+    pub service_account_name: Option<String>,
     /// Honoured only as `false`: there is no API server to give a token.
     #[serde(default)]
     pub automount_service_account_token: Option<bool>,

@@ -10,13 +10,15 @@ use crate::kubelet::{Pod, Volume};
 /// Makes a pod's volume, if it is not there, and says where on the host it is. `pods` is the
 /// kubelet's directory of what belongs to pods.
 pub(super) fn make(pod: &Pod, volume: &Volume, pods: &Path) -> Result<PathBuf> {
-    if let Some(source) = &volume.config_map {
+    if volume.config_map.is_some() || volume.projected.is_some() {
         let of_pod = pods.join(&pod.metadata.uid);
         let directory = of_pod
             .join("volumes/kubernetes.io~configmap")
             .join(&volume.name);
         fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        for (name, text) in pod.config_maps.get(&source.name).into_iter().flatten() {
+        let maps = volume.config_maps();
+        let found = maps.filter_map(|source| pod.config_maps.get(&source.name));
+        for (name, text) in found.flatten() {
             let file = directory.join(name);
             fs::write(&file, text).with_context(|| file.display().to_string())?;
         }

@@ -554,7 +554,7 @@ fn the_dashboard_has_the_brokers_metrics_and_few_lines() -> Result<()> {
 }
 
 fn every_alert_has_a_run_book() -> Result<()> {
-    let rules = fs::read_to_string(top().join("manifests/monitoring/rules.yaml"))?;
+    let rules = fs::read_to_string(top().join("manifests/chart/files/rules.yaml"))?;
     let rules: Value = serde_saphyr::from_str(&rules)?;
     let page = fs::read_to_string(top().join("docs/alerts.md"))?;
     let headings: BTreeSet<&str> = page.lines().filter_map(|l| l.strip_prefix("## ")).collect();

@@ -456,7 +456,7 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
     }
     // And whoever is called by an alert is called by what there is.
     let rules =
-        Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests/monitoring/rules.yaml");
+        Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests/chart/files/rules.yaml");
     asked.extend(metrics(&fs::read_to_string(rules)?));
     assert!(asked.len() > 10, "{asked:?}");
     // Served once a pod was bound late; no pool here binds late.

@@ -6,8 +6,8 @@ use super::*;
 use crate::binding::decide::{Container, decide};
 
 const PAGE: &str = include_str!("../../../../docs/clouds.md");
-const GKE: &str = include_str!("../../../../manifests/overlays/gke/config.yaml");
-const LATE: &str = include_str!("../../../../manifests/overlays/late/config.yaml");
+const GKE: &str = include_str!("../../../../manifests/chart/values/gke.yaml");
+const LATE: &str = include_str!("../../../../manifests/chart/values/late.yaml");
 
 /// The configuration in a section of the page.
 fn shipped(section: &str) -> Config {
@@ -92,7 +92,11 @@ fn everything() -> Config {
 #[test]
 fn gke_a3_ultra_and_a4_offer_eight_rails_and_no_gvnic() {
     for text in [GKE, LATE] {
-        let gke = offer(cloud::gke, &config::parse(text).unwrap());
+        let values: serde_json::Value = serde_saphyr::from_str(text).unwrap();
+        let gke = offer(
+            cloud::gke,
+            &config::parse(&values["pools"].to_string()).unwrap(),
+        );
         assert_eq!(gke.hcas, named("mlx5_", 0..8));
         assert_eq!(gke.excluded(), [""; 0]);
         let units = ids(&gke.pools.snapshots[0]);

@@ -63,16 +63,22 @@ impl Pod {
             bail!("pod {pod}: there is no API server here that could give it a token");
         }
         for volume in &self.spec.volumes {
-            match (&volume.host_path, &volume.config_map, &volume.empty_dir) {
-                (Some(_), None, None) | (None, None, Some(_)) => {}
-                (None, Some(source), None) if self.config_maps.contains_key(&source.name) => {}
-                (None, Some(source), None) => {
+            let kinds = [
+                volume.host_path.is_some(),
+                volume.config_map.is_some(),
+                volume.projected.is_some(),
+                volume.empty_dir.is_some(),
+            ];
+            if kinds.into_iter().filter(|is| *is).count() != 1 {
+                bail!("pod {pod}: volume {} is not of one kind", volume.name);
+            }
+            for source in volume.config_maps() {
+                if !source.optional && !self.config_maps.contains_key(&source.name) {
                     bail!(
                         "pod {pod}: ConfigMap {} is not in its manifest",
                         source.name
-                    )
+                    );
                 }
-                _ => bail!("pod {pod}: volume {} is not of one kind", volume.name),
             }
         }
         for container in self
@@ -212,7 +218,9 @@ spec:
       - name: main
         env: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
         volumeMounts: [{name: settings, mountPath: /etc/agent}]
-      volumes: [{name: settings, configMap: {name: settings}}]
+      volumes:
+      - name: settings
+        projected: {sources: [{configMap: {name: settings}}, {configMap: {name: more, optional: true}}]}
 ";
         let pod = Pod::from_manifest(manifest).unwrap().remove(0);
         assert_eq!(pod.full_name(), "kube-system/agent");

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A directory or file of the host, or the files of a ConfigMap.
+/// A directory or file of the host, or the files of ConfigMaps.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Volume {
@@ -15,9 +15,38 @@ pub struct Volume {
     /// Files of a ConfigMap of the same manifest.
     #[serde(default)]
     pub config_map: Option<ConfigMapSource>,
+    /// Files of several ConfigMaps; those of a later one replace those of an earlier one.
+    #[serde(default)]
+    pub projected: Option<Projected>,
     /// A directory of the pod's own.
     #[serde(default)]
     pub empty_dir: Option<EmptyDir>,
+}
+
+impl Volume {
+    /// The ConfigMaps whose files it shows, in order.
+    pub fn config_maps(&self) -> impl Iterator<Item = &ConfigMapSource> {
+        let projected = self.projected.iter().flat_map(|volume| &volume.sources);
+        self.config_map
+            .iter()
+            .chain(projected.map(|source| &source.config_map))
+    }
+}
+
+/// Sources of a volume.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Projected {
+    /// In order.
+    pub sources: Vec<ProjectedSource>,
+}
+
+/// ConfigMaps alone: there is no API server that could give a token.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ProjectedSource {
+    /// Which.
+    pub config_map: ConfigMapSource,
 }
 
 /// A directory of the pod's own, wherever the kubelet keeps such: neither is honoured.
@@ -38,6 +67,9 @@ pub struct EmptyDir {
 pub struct ConfigMapSource {
     /// Its name.
     pub name: String,
+    /// The pod starts without it.
+    #[serde(default)]
+    pub optional: bool,
 }
 
 /// A path of the host.
