@@ -266,8 +266,9 @@ fn no_page_is_longer_than_its_limit() -> Result<()> {
     for (path, page) in pages()? {
         let limit = match path.to_str() {
             Some("README.md") => 900,
+            Some("docs/install.md") => 1500,
             Some("docs/reference.md") => 1700,
-            _ => 1500,
+            _ => 1250,
         };
         let has_text = |word: &&str| word.chars().any(char::is_alphanumeric);
         let words = page.split_whitespace().filter(has_text).count();
@@ -278,7 +279,7 @@ fn no_page_is_longer_than_its_limit() -> Result<()> {
         );
         all += words;
     }
-    ensure!(all <= 20_000, "{all} words");
+    ensure!(all <= 16_500, "{all} words");
     Ok(())
 }
 
