@@ -16,6 +16,8 @@ BIN_DIR ?= $(if $(filter release,$(PROFILE)),dist,target/bin-$(PROFILE))
 HERE := $(patsubst aarch64,arm64,$(patsubst x86_64,amd64,$(shell uname -m)))
 ARCH ?= $(HERE)
 FOREIGN := $(filter-out $(HERE),$(ARCH))
+# The folders of their programs.
+FOLDERS := $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN))
 TARGET_amd64 := x86_64-unknown-linux-musl
 TARGET_arm64 := aarch64-unknown-linux-musl
 # A test machine adds the stand-ins.
@@ -120,10 +122,9 @@ bench-device-plugin: build ## start, memory, list and Allocate of the daemon, ag
 
 .PHONY: image image-check
 image: $(if $(filter $(HERE),$(ARCH)),build) $(addprefix build-,$(FOREIGN)) ## OCI image, without a Docker daemon, as dist/image.tar (ARCH="amd64 arm64": for both)
-	OUT=$(abspath $(BIN_DIR))/image.tar \
-	  manifests/image/build $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN))
-image-check: ## unpack dist/image.tar and run what is in it
-	manifests/image/check $(BIN_DIR)/image.tar
+	OUT=$(abspath $(BIN_DIR))/image.tar manifests/image/build $(FOLDERS)
+image-check: ## run the programs of dist/image.tar in it; build it again and compare
+	manifests/image/check $(BIN_DIR)/image.tar $(FOLDERS)
 
 .PHONY: examples-image
 examples-image: ## images of manifests/examples without GPUs, from Debian packages, as dist/rdma-tools.tar and dist/mpi.tar

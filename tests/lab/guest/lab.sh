@@ -320,7 +320,7 @@ install_cni() {
 		mkdir -p $directory /host$directory
 		mountpoint -q /host$directory || mount --bind $directory /host$directory
 	done
-	rdma-device-plugin install --policy /lab/manifests/overlays/local-store/policy.json --node "$(uname -n)"
+	rdma-device-plugin install --policy /lab/policy.json --node "$(uname -n)"
 	offer_networks "$@"
 }
 
@@ -390,6 +390,13 @@ units_of() {
 # start_daemon CONFIGURATION: the device plugin.
 start_daemon() {
 	rdma-device-plugin run --config-file "$1" >"$LAB_OUT/rdma-device-plugin.log" 2>&1 &
+}
+
+# start_profile NAME: the device plugin with the pools of manifests/chart/values/NAME.yaml.
+start_profile() {
+	awk '/^[^ #]/ { pools = /^pools:/; next } pools { sub(/^  /, ""); print }' \
+		"/lab/manifests/chart/values/$1.yaml" >/tmp/pools.yaml
+	start_daemon /tmp/pools.yaml
 }
 
 # --- CNI -----------------------------------------------------------------------------------

@@ -4,14 +4,14 @@
 # shellcheck shell=bash disable=SC2016,SC2154
 
 networks=/lab/manifests/examples/networks
-cdi=/var/run/cdi
+cdi=/var/run/cdi shared=rdma/hca_shared_devices_a
 make_hca eth0 mlx5_0
 make_hca eth1 mlx5_1
 cat >/tmp/config.yaml <<-'CONFIG'
 	version: 1
 	rescanInterval: 20s
 	pools:
-	- resource: rdma/hca
+	- resource: rdma/hca_shared_devices_a
 	  mode: shared
 	  slots: 8
 	  delivery: cdi
@@ -34,8 +34,8 @@ start_daemon /tmp/config.yaml
 daemon=$!
 
 step "what a containerd without CDI does with a CDI name: nothing, in silence"
-check "both pools are offered" wait_for 90 is_amount rdma/hca "8 of 8"
-check "a pod runs with a unit" worker trap rdma-macvlan "rdma/hca: 1"
+check "both pools are offered" wait_for 90 is_amount $shared "8 of 8"
+check "a pod runs with a unit" worker trap rdma-macvlan "$shared: 1"
 equal "and has no device node at all" "no such directory" \
 	"$(in_pod trap sh -c 'test -d /dev/infiniband && echo some || echo no such directory')"
 check "it ends" kubelet-standin delete-pod trap
@@ -52,9 +52,9 @@ restart_standin() {
 	start_kubelet
 }
 restart_standin
-check "both pools are offered to the new kubelet" wait_for 90 is_amount rdma/hca "8 of 8"
+check "both pools are offered to the new kubelet" wait_for 90 is_amount $shared "8 of 8"
 check "the exclusive one, too" wait_for 60 is_amount rdma/nic "1 of 1"
-check "a pod runs with a unit of the shared pool" worker shared rdma-macvlan "rdma/hca: 1"
+check "a pod runs with a unit of the shared pool" worker shared rdma-macvlan "$shared: 1"
 check "and one with the exclusive one" worker own rdma-move "rdma/nic: 1"
 equal "the first has the nodes of its HCA and no other" "rdma_cm uverbs0" "$(nodes_of shared)"
 equal "the second has those of its own" "rdma_cm uverbs1" "$(nodes_of own)"
@@ -73,5 +73,5 @@ mv "$file.away" "$file"
 check "with it the container starts" kubelet-standin restart-container shared main
 equal "with the same nodes" "rdma_cm uverbs0" "$(nodes_of shared)"
 start_daemon /tmp/config.yaml
-check "the daemon offers what is left" wait_for 90 is_amount rdma/hca "8 of 8"
+check "the daemon offers what is left" wait_for 90 is_amount $shared "8 of 8"
 check "both pods end" kubelet-standin delete-pod shared own

@@ -5,7 +5,7 @@
 
 networks=/lab/manifests/examples/networks
 rails=/lab/manifests/examples/rails
-# As the overlays choose them: eth0 is in no pool, the others are NICs for pods.
+# eth0 is not an HCA. The profile exclusive offers netdevs named rdma*.
 for nic in 0 1; do
 	ip link set "eth$((nic + 1))" name "rdma$nic"
 	make_hca "rdma$nic" "mlx5_$nic"
@@ -16,12 +16,17 @@ start_containerd
 install_cni $networks $rails
 start_kubelet
 
-step "overlay shared: children of the HCA that a pod was given a slot of"
+step "the chart's default pool: children of the HCA that was allocated to the pod"
 before=$(host_state)
-start_daemon /lab/manifests/overlays/shared/config.yaml
-check "the kubelet learns of both HCAs' slots" kubelet-standin node --patience 60 --wait rdma/hca=126
-check "rdma-macvlan: a pod runs" worker macvlan rdma-macvlan "rdma/hca: 1"
-check "rdma-ipvlan: a pod runs" worker ipvlan rdma-ipvlan "rdma/hca: 1"
+shared=rdma/hca_shared_devices_a
+cat >/tmp/default.json <<-POOLS
+	{"version": 1, "pools": [
+	  {"resource": "$shared", "mode": "shared", "slots": 63, "select": {"functions": ["pf"]}}]}
+POOLS
+start_daemon /tmp/default.json
+check "the kubelet learns of both HCAs' shares" kubelet-standin node --patience 60 --wait $shared=126
+check "rdma-macvlan: a pod runs" worker macvlan rdma-macvlan "$shared: 1"
+check "rdma-ipvlan: a pod runs" worker ipvlan rdma-ipvlan "$shared: 1"
 for kind in macvlan ipvlan; do
 	contains "$kind: its kind of interface" "$kind" "$(in_pod $kind ip -d link show net1)"
 	contains "$kind: an address of the range" '^192\.168\.112\.' "$(address_of $kind net1)"
@@ -31,8 +36,8 @@ check "both end" kubelet-standin delete-pod macvlan ipvlan
 as_before "the host is as before" "$before"
 kill %?rdma-device-plugin && wait %?rdma-device-plugin || true
 
-step "overlay exclusive: the NIC itself"
-start_daemon /lab/manifests/overlays/exclusive/config.yaml
+step "profile exclusive: the NIC itself"
+start_profile exclusive
 check "the kubelet learns of both NICs" kubelet-standin node --patience 60 --wait rdma/nic=2
 check "rdma-move: a pod runs" worker move rdma-move "rdma/nic: 1"
 contains "it has a NIC with the address of the host's" '^10\.77\.[01]\.1/24$' "$(address_of move net1)"

@@ -10,7 +10,7 @@ partitions mlx5_1 0xffff 0x8001
 cat >/tmp/config.yaml <<-'CONFIG'
 	version: 1
 	pools:
-	- resource: rdma/hca
+	- resource: rdma/ib
 	  mode: shared
 	  slots: 4
 	  linkUp: true
@@ -43,7 +43,7 @@ start_containerd
 install_cni $networks /tmp/compute
 start_kubelet
 start_daemon /tmp/config.yaml
-check "the kubelet learns of the HCA of partition 3" kubelet-standin node --patience 90 --wait rdma/hca=4
+check "the kubelet learns of the HCA of partition 3" kubelet-standin node --patience 90 --wait rdma/ib=4
 check "and of the one with that GUID" kubelet-standin node --patience 30 --wait rdma/compute=4
 check "none of them is Ethernet" kubelet-standin node --patience 30 --wait rdma/ethernet=0
 check "discover" rdmactl discover --config-file /tmp/config.yaml
@@ -53,7 +53,7 @@ contains "discover shows the port's link layer and its IPoIB netdev" 'mlx5_0.*ib
 before=$(host_state)
 
 step "a pod on each HCA, both in partition 1"
-check "a pod of rdma/hca runs" worker a rdma-ipoib "rdma/hca: 1"
+check "a pod of rdma/ib runs" worker a rdma-ipoib "rdma/ib: 1"
 check "a pod of rdma/compute runs" worker b compute "rdma/compute: 1"
 declare -A address
 hca=([0]=mlx5_0 [1]=mlx5_1)
@@ -100,10 +100,10 @@ contains "preflight: a subnet manager, partitions, node GUIDs" \
 
 step "a cable is pulled"
 machine set_link nic0 off
-check "the kubelet is told" kubelet-standin node --patience 30 --wait rdma/hca=0
+check "the kubelet is told" kubelet-standin node --patience 30 --wait rdma/ib=0
 check "the other HCA is as before" kubelet-standin node --patience 5 --wait rdma/compute=4
 machine set_link nic0 on
-check "and when it is back" kubelet-standin node --patience 60 --wait rdma/hca=4
+check "and when it is back" kubelet-standin node --patience 60 --wait rdma/ib=4
 carries ib0
 
 check "both pods end" kubelet-standin delete-pod a b

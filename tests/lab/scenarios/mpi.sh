@@ -24,7 +24,7 @@ start_containerd
 install_cni /tmp/networks
 sed -i 's|"subnet": "10.244.0|"routes": [{"dst": "10.244.0.0/16"}], "subnet": "10.244.'"$LAB_GUEST|" /etc/cni/cluster.conflist
 start_kubelet
-start_daemon /lab/manifests/overlays/exclusive/config.yaml
+start_profile exclusive
 check "the kubelet learns of both NICs" kubelet-standin node --patience 90 --wait rdma/nic=2
 before=$(host_state)
 
@@ -65,9 +65,9 @@ cp /etc/hosts $job/hosts
 pods=("$worker")
 check "a worker runs" mpi_pod $worker \
 	"ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key && exec /usr/sbin/sshd -De" \
-	"$(of_example value | grep rdma-worker)" "$(of_example limits)"
+	rdma-worker "$(of_example limits)"
 equal "it has two HCAs" 2 "$(in_pod $worker ibv_devinfo | grep -c hca_id)"
-for net in net1 net2; do
+for net in net1-0 net1-1; do
 	contains "its $net has an address of the range" '^192\.168\.114\.' "$(address_of $worker $net)"
 done
 address=$(address_of $worker eth0)
@@ -88,7 +88,7 @@ printf '%s slots=1\n' worker-1 worker-2 >$job/mpi/hostfile
 # received: packets that each HCA received, then bytes that the pod received by eth0 and by each NIC.
 received() {
 	cat /sys/class/infiniband/mlx5_{0,1}/ports/1/hw_counters/rcvd_pkts
-	in_pod $worker cat /sys/class/net/{eth0,net1,net2}/statistics/rx_bytes
+	in_pod $worker cat /sys/class/net/{eth0,net1-0,net1-1}/statistics/rx_bytes
 }
 mapfile -t at_first < <(received)
 meet counted
@@ -119,7 +119,7 @@ check "the worker received the table's messages by its HCAs" test $((packets * 1
 check "and by its NICs" test $octets -gt "$bytes"
 for nic in 0 1; do
 	check "mlx5_$nic received a third or more" test $((3 * $(gained $nic))) -gt $packets
-	check "net$((nic + 1)) received a third or more" test $((3 * $(gained $((nic + 3))))) -gt $octets
+	check "net1-$nic received a third or more" test $((3 * $(gained $((nic + 3))))) -gt $octets
 done
 check "eth0 received less than a tenth" test "$(gained 2)" -lt $((bytes / 10))
 

@@ -76,7 +76,7 @@ finish() {
 	meet "counted-$1"
 }
 
-rdma-device-plugin run --config-file /lab/manifests/base/config.json --metrics-addr 127.0.0.1:9834 \
+rdma-device-plugin run --config-file /lab/manifests/examples/perftest/pools.json --metrics-addr 127.0.0.1:9834 \
 	--reclaim-interval 15 >"$LAB_OUT/rdma-device-plugin.log" 2>&1 &
 check "the daemon runs" wait_for 60 alive
 

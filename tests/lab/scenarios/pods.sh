@@ -15,12 +15,12 @@ make_hca eth1 mlx5_1
 start_containerd
 install_cni $manifests
 start_kubelet
-start_daemon /lab/manifests/base/config.json
+start_daemon $manifests/pools.json
 check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait $resource=63
 before=$(host_state)
 
 step "the node's HCAs, as rdma-device-plugin sees them"
-show rdmactl discover --config-file /lab/manifests/base/config.json
+show rdmactl discover --config-file $manifests/pools.json
 step "what the node offers to pods"
 show kubelet-standin node
 

@@ -11,7 +11,7 @@ make_hca $netdev $hca
 start_containerd
 install_cni $manifests
 start_kubelet
-start_daemon /lab/manifests/base/config.json
+start_daemon $manifests/pools.json
 daemon=$!
 kubelet-standin node --wait $resource=63
 before=$(host_state)
@@ -42,7 +42,7 @@ check "without its daemon the node has nothing to give" kubelet-standin node --w
 equal "the pod has what it had, without the daemon" "$state" "$(pod_state)"
 refuses "a second pod waits for the daemon" "insufficient $resource" \
 	kubelet-standin run-pod $manifests/pod-2.yaml
-start_daemon /lab/manifests/base/config.json
+start_daemon $manifests/pools.json
 check "the next daemon offers the same" kubelet-standin node --wait $resource=63
 equal "the pod has what it had before the daemon's death" "$state" "$(pod_state)"
 check "a second pod runs" kubelet-standin run-pod $manifests/pod-2.yaml

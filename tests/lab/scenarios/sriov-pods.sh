@@ -15,7 +15,7 @@ done
 start_containerd
 install_cni $networks
 start_kubelet
-start_daemon /lab/manifests/overlays/exclusive/config.yaml
+start_profile exclusive
 check "the kubelet learns of both virtual functions" kubelet-standin node --patience 60 --wait rdma/vf=2
 whole_state() { host_state | sed 's/ permaddr [0-9a-f:]*//'; }
 before=$(whole_state)

@@ -17,7 +17,7 @@ mount -t nfs4 -o vers=4.2,proto=tcp,soft,timeo=50 192.168.10.1:/ /var/lib/rdma-n
 start_containerd
 install_cni $manifests
 start_kubelet
-start_daemon /lab/manifests/base/config.json
+start_daemon $manifests/pools.json
 check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait $resource=63
 before=$(host_state)
 meet ready

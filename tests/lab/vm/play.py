@@ -98,7 +98,8 @@ class Play:
         shutil.copytree(LAB / "guest", share / "guest")
         shutil.copytree(ROOT / "manifests", share / "manifests")
         shutil.copy(self.scenario.path, share / "scenario.sh")
-        shutil.copy(LAB / "demo-host", share)
+        for file in ("demo-host", "policy.json"):
+            shutil.copy(LAB / file, share)
         (share / "guests").write_text(f"{self.scenario.guests}\n")
         for binary in found:
             shutil.copy(binary, share / "bin")

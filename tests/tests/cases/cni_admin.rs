@@ -265,13 +265,15 @@ fn a_policy_that_is_not_there_is_no_empty_node() -> Result<()> {
     Ok(())
 }
 
-/// All networks of the examples with the policy of the base, and one that this policy does not
-/// allow.
+/// All networks of the examples with the lab's policy, and one that this policy does not allow.
 fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests");
     let directory = tempfile::tempdir()?;
     let policy = directory.path().join("policy.json");
-    fs::copy(manifests.join("base/policy.json"), &policy)?;
+    fs::copy(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("lab/policy.json"),
+        &policy,
+    )?;
     let validate = |file: &Path, flags: &[&str]| -> Result<Output> {
         Ok(Command::new(product("rdmactl")?)
             .arg("validate")
@@ -283,7 +285,11 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
     };
     let mut networks = 0;
     for example in fs::read_dir(manifests.join("examples"))? {
-        for file in fs::read_dir(example?.path())? {
+        let example = example?.path();
+        if !example.is_dir() {
+            continue;
+        }
+        for file in fs::read_dir(example)? {
             let file = file?.path();
             if !fs::read_to_string(&file)?.contains("kind: NetworkAttachmentDefinition") {
                 continue;
