@@ -82,6 +82,18 @@ mod tests {
     }
 
     #[test]
+    fn quoted_text_may_continue_at_the_left_margin() {
+        let text = "kind: NetworkAttachmentDefinition\nspec:\n  config: '{\n\t\"type\": \"x\"\n}'\n\
+                    items:\n- a: \"b\nc\"\n- {d: 'e\nf'}\n";
+        let expected = json!({
+            "kind": "NetworkAttachmentDefinition",
+            "spec": {"config": "{ \"type\": \"x\" }"},
+            "items": [{"a": "b c"}, {"d": "e f"}],
+        });
+        assert_eq!(read(text).unwrap(), [expected]);
+    }
+
+    #[test]
     fn the_objects_of_a_large_cluster_are_read() {
         let text = "- 1\n".repeat(300_000);
         let read = read(&text).unwrap();

@@ -21,7 +21,10 @@ use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 valid, 1 something is refused, 2 wrong usage.")]
+#[command(
+    after_help = "Exit status: 0 valid, 1 something is refused or, with --on-host, a pool that is not \
+    optional has no healthy HCA here, 2 wrong usage."
+)]
 #[expect(clippy::doc_markdown, reason = "it is the help that people read")]
 pub(crate) struct Validate {
     /// Files (JSON or YAML), or - for standard input
@@ -54,7 +57,7 @@ enum Part {
     Policy(String),
     /// A network configuration, a conflist or a NetworkAttachmentDefinition.
     Network(Value),
-    /// An object of Kubernetes of this kind, which is not checked.
+    /// What is not checked, in words.
     Other(String),
 }
 
@@ -136,9 +139,9 @@ impl Validate {
                 };
                 ("network", checked)
             }
-            Part::Other(kind) => {
+            Part::Other(what) => {
                 let checked = Checked {
-                    text: format!("{place}: an object of kind {kind} is not checked\n"),
+                    text: format!("{place}: not checked: {what}\n"),
                     ..Checked::default()
                 };
                 ("other", checked)
@@ -174,7 +177,10 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
             Some(_) if is_definition(&object) => {
                 parts.push((place.to_owned(), Part::Network(object)))
             }
-            Some(kind) => parts.push((place.to_owned(), Part::Other(kind.to_owned()))),
+            Some(kind) => {
+                let what = format!("an object of kind {kind}");
+                parts.push((place.to_owned(), Part::Other(what)));
+            }
             None if !is_alone => bail!(
                 "{place} has several documents, and one is not an object of Kubernetes: the programs read \
                  one document of a file"
@@ -194,6 +200,19 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
     Ok(parts)
 }
 
+/// Keys that whereabouts.conf has and no other file that is checked here.
+const FLAT_FILE_KEYS: &[&str] = &[
+    "configuration_path",
+    "datastore",
+    "enable_overlapping_ranges",
+    "etcd_host",
+    "ipRanges",
+    "kubernetes",
+    "log_file",
+    "range",
+    "reconciler_cron_expression",
+];
+
 /// What a file is that is not an object of Kubernetes.
 fn plain(object: &Value, text: String) -> Option<Part> {
     let fields = object.as_object()?;
@@ -209,6 +228,11 @@ fn plain(object: &Value, text: String) -> Option<Part> {
     }
     let of_policy = fields.keys().filter(|key| Policy::has_key(key));
     match of_policy.collect::<Vec<_>>().as_slice() {
+        [] if has(FLAT_FILE_KEYS) => {
+            let what =
+                "the flat file of whereabouts; rdma-ipam reads it for networks of type whereabouts";
+            Some(Part::Other(what.to_owned()))
+        }
         [] => None,
         // Pools have a version, too, and of the two only pools may be YAML.
         [key] if *key == "version" && serde_json::from_str::<Value>(&text).is_err() => {
@@ -254,6 +278,10 @@ mod tests {
             ("version: 1\npols: []\n", vec!["pools"]),
             ("{\"allow\": {\"uplinks\": true}}", vec!["policy"]),
             ("{\"version\": 1}", vec!["policy"]),
+            (
+                "{\"datastore\": \"kubernetes\", \"log_level\": \"debug\", \"gateway\": \"10.0.0.1\"}",
+                vec!["other"],
+            ),
             (
                 "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",
                 vec!["network"],

@@ -4,8 +4,8 @@ use rdma_device_plugin::candidate::Candidate;
 use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, PoolConfig, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
-use rdma_device_plugin::pool::{self, Pools, Reason};
-use rdma_device_plugin::snapshot::{Health, UnhealthyReason};
+use rdma_device_plugin::pool::{self, Excluded, Pools, Reason};
+use rdma_device_plugin::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 use rdma_device_plugin::words::word;
 use serde_json::{Value, json};
 
@@ -47,7 +47,11 @@ pub(super) fn check(
             _ => None,
         })
     });
-    let errors: Vec<String> = contested.chain(overlapping).collect();
+    let required = config.pools.iter().filter(|pool| !pool.optional);
+    let unusable = here.map(|here| required.filter_map(|pool| unusable(pool, here)));
+    let errors: Vec<String> = (contested.chain(overlapping))
+        .chain(unusable.into_iter().flatten())
+        .collect();
     let pools: Vec<_> = config.pools.iter().map(|pool| entry(pool, here)).collect();
     let document = json!({
         "format": config.format.to_string(),
@@ -97,14 +101,50 @@ fn excluded(here: &Pools) -> Vec<String> {
 }
 
 fn members(pool: &PoolConfig, here: &Pools) -> Vec<String> {
-    let snapshot = here.snapshots.iter();
-    let mut snapshot = snapshot.filter(|snapshot| *snapshot.resource() == pool.resource);
-    let members = snapshot.next().map(|snapshot| snapshot.members());
-    let named = members.unwrap_or_default().iter().map(|member| {
-        let names = member.hca.rdma_names().join(" ");
-        format!("{names} ({})", member.hca.id)
-    });
-    named.collect()
+    members_of(pool, here).iter().map(title).collect()
+}
+
+fn members_of<'a>(pool: &PoolConfig, here: &'a Pools) -> &'a [Member] {
+    let mut snapshots = here.snapshots.iter();
+    let snapshot = snapshots.find(|snapshot| *snapshot.resource() == pool.resource);
+    snapshot.map(Snapshot::members).unwrap_or_default()
+}
+
+fn title(member: &Member) -> String {
+    let names = member.hca.rdma_names().join(" ");
+    let title = format!("{names} ({})", member.hca.id);
+    match &member.health {
+        Health::Healthy => title,
+        Health::Unhealthy(reason) => format!("{title} unhealthy: {reason}"),
+    }
+}
+
+/// Why no pod can get an HCA of this pool here, unless another error says it.
+fn unusable(pool: &PoolConfig, here: &Pools) -> Option<String> {
+    let members = members_of(pool, here);
+    let is_said = |member: &Member| {
+        matches!(
+            member.health,
+            Health::Healthy | Health::Unhealthy(UnhealthyReason::Overlap(_))
+        )
+    };
+    let excluded = here.excluded.iter();
+    let excluded = excluded.filter(|one| one.resource == pool.resource);
+    let excluded: Vec<&Excluded> = excluded.collect();
+    let is_claimed = |one: &&Excluded| matches!(one.reason, Reason::Claimed(_));
+    if members.iter().any(is_said) || excluded.iter().any(is_claimed) {
+        return None;
+    }
+    let why: Vec<String> = match (members, excluded.as_slice()) {
+        ([], []) => vec!["its selectors match none (rdmactl explain HCA shows why)".to_owned()],
+        ([], excluded) => excluded.iter().map(ToString::to_string).collect(),
+        (members, _) => members.iter().map(title).collect(),
+    };
+    Some(format!(
+        "{} has no healthy HCA on this host: {}; if that is intended, set optional: true",
+        pool.resource,
+        why.join("; ")
+    ))
 }
 
 fn entry(pool: &PoolConfig, here: Option<&Pools>) -> Value {

@@ -16,6 +16,8 @@ pub(crate) const CASES: &[Case] = &[
     case!(each_mistake_is_reported_with_its_place),
     case!(all_mistakes_are_in_one_json_document),
     case!(an_hca_of_two_pools_is_a_mistake_where_it_is, Root),
+    case!(a_pool_without_a_healthy_hca_is_a_mistake_on_that_host, Root),
+    case!(a_published_network_is_read_as_kubectl_reads_it),
 ];
 
 fn validate(file: &Path, flags: &[&str]) -> Result<Output> {
@@ -150,8 +152,10 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     let config = machine.directory().join("pools.yaml");
     let pools = |modes: [&str; 2]| {
         let pool = |(name, mode, devices): (&str, &str, &str)| {
+            let optional = name == "c";
             format!(
-                "- {{resource: rdma/{name}, mode: {mode}, select: {{rdmaDevices: [{devices}]}}}}\n"
+                "- {{resource: rdma/{name}, mode: {mode}, optional: {optional}, select: {{rdmaDevices: \
+                 [{devices}]}}}}\n"
             )
         };
         let [first, second] = modes;
@@ -202,5 +206,54 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
     // The file itself is in order: another host may have no HCA that both choose.
     fs::write(&config, pools(["shared", "exclusive"]))?;
     assert!(validate(&config, &[])?.status.success());
+    Ok(())
+}
+
+fn a_pool_without_a_healthy_hca_is_a_mistake_on_that_host() -> Result<()> {
+    let machine = Machine::new()?;
+    let state = machine
+        .tree
+        .path("/sys/class/infiniband/mlx5_1/ports/1/state");
+    fs::write(state, "1: DOWN\n")?;
+    let config = machine.directory().join("pools.yaml");
+    let host = machine.directory().join("host");
+    let root = host.to_str().context("path")?;
+    let on_host = |devices: &str, optional: bool| -> Result<(Option<i32>, String)> {
+        fs::write(
+            &config,
+            format!(
+                "version: 1\npools:\n- resource: rdma/a\n  mode: exclusive\n  optional: {optional}\n  \
+                 select: {{rdmaDevices: [{devices}]}}\n"
+            ),
+        )?;
+        let output = validate(&config, &["--on-host", "--host-root", root])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        Ok((output.status.code(), said))
+    };
+    assert_eq!(on_host("mlx5_0, mlx5_1", false)?, (Some(0), String::new()));
+    for (devices, reason) in [("mlx5_9", "selectors match none"), ("mlx5_1", "mlx5_1/1 is DOWN")] {
+        let (code, said) = on_host(devices, false)?;
+        ensure!(code == Some(1), "{devices}: {code:?} {said}");
+        for part in ["rdma/a has no healthy HCA on this host", reason, "optional: true"] {
+            ensure!(said.contains(part), "{devices}: no {part} in {said}");
+        }
+        assert_eq!(on_host(devices, true)?, (Some(0), String::new()));
+    }
+    Ok(())
+}
+
+/// Multus' own examples are written so.
+fn a_published_network_is_read_as_kubectl_reads_it() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("network.yaml");
+    fs::write(
+        &file,
+        "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: a\nspec:\n  \
+         config: '{\n\"cniVersion\": \"1.0.0\",\n\"type\": \"rdma-netdev\",\n\"attach\": \"macvlan\",\n\
+         \"master\": \"ens1\"\n}'\n",
+    )?;
+    let output = validate(&file, &[])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{said}");
     Ok(())
 }
