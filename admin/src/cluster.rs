@@ -66,7 +66,7 @@ pub(crate) struct Flags {
         value_name = "SELECTOR",
         default_value = "app.kubernetes.io/name=rdma-netdev"
     )]
-    selector: String,
+    pub(crate) selector: String,
     /// Only these nodes
     #[arg(long, global = true, value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) nodes: Vec<String>,

@@ -1,7 +1,7 @@
 //! JSON or YAML files of an administrator: network configurations and objects of Kubernetes.
 
 use anyhow::{Result, anyhow};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The JSON document, or the YAML documents, of a text; `place` is its file, for messages.
 ///
@@ -42,6 +42,21 @@ pub(crate) fn is_definition(object: &Value) -> bool {
     (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
 }
 
+/// The `NetworkAttachmentDefinition` that the chart makes of an entry of its value `networks`.
+pub(crate) fn definition(name: &str, network: &Value) -> Value {
+    let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": network["plugins"]});
+    let namespace = network["namespace"].as_str().unwrap_or("default");
+    let mut object = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"config": format!("{config:#}\n")},
+    });
+    if let Some(resource) = network["resourceName"].as_str() {
+        object["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/resourceName": resource});
+    }
+    object
+}
+
 /// The name of an object; empty where it has none.
 pub(crate) fn name_of(object: &Value) -> &str {
     text_at(object, "/metadata/name")
@@ -66,7 +81,6 @@ pub(crate) fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn read(text: &str) -> Result<Vec<Value>> {
         documents("objects.yaml", text)

@@ -14,21 +14,21 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use crate::cluster::Flags;
-use crate::cluster::ask::CONTAINER;
-use crate::documents::{name_of, objects, text_at};
-use crate::global::{Global, Kubectl};
+use crate::documents::{documents, name_of, text_at};
+use crate::global::Global;
 use crate::output::{Ended, Outcome, block_on, complain};
 use decide::Options;
 use render::Target;
 
 /// Writes pools, policy and networks for what the nodes of a cluster have.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "kubectl rdma plan > rdma.yaml && kubectl diff -f rdma.yaml\n\
-    kubectl apply -f rdma.yaml\n\
-    Exit status: 0 planned, 1 a node did not answer, 2 wrong usage."
-)]
+#[command(after_help = "kubectl rdma plan > values.yaml\n\
+    helm upgrade --install rdma-netdev CHART --namespace kube-system -f values.yaml\n\
+    Exit status: 0 planned, 1 a node did not answer, 2 wrong usage.")]
 pub(crate) struct Plan {
+    /// Write objects for kubectl apply, not Helm values
+    #[arg(long)]
+    manifests: bool,
     #[command(flatten)]
     options: Options,
     /// Namespace of the networks
@@ -39,7 +39,6 @@ pub(crate) struct Plan {
 impl Plan {
     /// Plans from what nodes answered to `discover` and `topology`.
     pub(crate) fn run(&self, answers: &[Vec<Value>; 2], global: &Global, flags: &Flags) -> Ended {
-        let cluster = &flags.kubectl;
         let (nodes, silent) = read::nodes(answers);
         if nodes.is_empty() {
             bail!("no node to plan for: {}", silent.join("; "));
@@ -48,58 +47,45 @@ impl Plan {
         let is_whole = silent.is_empty();
         plan.warnings.splice(0..0, silent);
         if !flags.nodes.is_empty() {
-            let line =
-                "this plan is for the nodes of --nodes, and the daemon's on all nodes use it";
+            let line = "this plan is for the nodes of --nodes, but the daemons of all nodes use it";
             plan.warnings.push(line.to_owned());
         }
-        let target = self.target(cluster, plan.is_late(), &mut plan.warnings);
-        let file = render::objects(&plan, &target);
+        let target = self.target(flags, &mut plan.warnings);
+        let values = render::values(&plan, &target);
+        let parsed = documents("the plan", &values)?;
+        let objects = render::objects(parsed.first().unwrap_or(&Value::Null), &target);
         for line in &plan.assumed {
             complain(&format!("assumed: {line}"));
         }
         for line in &plan.warnings {
             complain(&format!("warning: {line}"));
         }
-        let objects = objects("the plan", &file)?;
         let document =
             json!({"objects": objects, "assumed": plan.assumed, "warnings": plan.warnings});
-        global.say(document, || render::head(&plan) + &file);
+        global.say(document, || match self.manifests {
+            true => render::manifests(&plan, &objects, &target),
+            false => values,
+        });
         Ok(Outcome::good_if(is_whole))
     }
 
-    /// Where the objects go, by the volumes of the daemon's `DaemonSet`.
-    fn target(&self, cluster: &Kubectl, is_late: bool, warnings: &mut Vec<String>) -> Target {
-        let sets = block_on(cluster.objects(&["daemonsets"])).flatten();
+    /// Where the plan goes, by the daemon's `DaemonSet`.
+    fn target(&self, flags: &Flags, warnings: &mut Vec<String>) -> Target {
+        let cluster = &flags.kubectl;
+        let selector = format!("--selector={}", flags.selector);
+        let sets = block_on(cluster.objects(&["daemonsets", &selector])).flatten();
         let sets = sets.unwrap_or_else(|error| {
-            let guess = "the name of its ConfigMap is a guess";
+            let guess = "the names of its release and ConfigMap are a guess";
             warnings.push(format!(
                 "cannot read the daemon's DaemonSet, so {guess}: {error:#}"
             ));
             Vec::new()
         });
-        let is_ours =
-            |set: &&Value| text_at(set, "/spec/template/spec/containers/0/name") == CONTAINER;
-        let ours = sets.iter().find(is_ours);
-        let volumes = ours.and_then(|set| set.pointer("/spec/template/spec/volumes")?.as_array());
-        let volume = |name| {
-            volumes
-                .into_iter()
-                .flatten()
-                .find(|volume| volume["name"] == name)
-        };
-        if is_late && volumes.is_some() && volume("cdi").is_none() {
-            let remedy = "kubectl apply -k manifests/overlays/late";
-            warnings.push(format!(
-                "late binding needs the CDI directory in the DaemonSet: {remedy}"
-            ));
-        }
-        let config = volume("config").map(|volume| text_at(volume, "/configMap/name"));
+        let ours = sets.first();
+        let release = ours.map(|set| text_at(set, "/metadata/labels/app.kubernetes.io~1instance"));
         Target {
-            daemon: ours.map_or(CONTAINER, name_of).to_owned(),
-            config_map: config
-                .filter(|name| !name.is_empty())
-                .unwrap_or(CONTAINER)
-                .to_owned(),
+            release: release.filter(|name| !name.is_empty()).map(str::to_owned),
+            daemon: ours.map_or("rdma-netdev", name_of).to_owned(),
             namespace: cluster.namespace().to_owned(),
             networks: self.network_namespace.clone(),
         }

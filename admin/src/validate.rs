@@ -1,6 +1,6 @@
 //! `rdmactl validate`: files are checked before they are applied. What a file is, its content says:
 //! pools of the device plugin (ours or the peers'), a node's policy, networks, or objects of Kubernetes
-//! that contain one of them.
+//! or values of the chart that contain them.
 
 mod pools;
 
@@ -15,11 +15,11 @@ use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
 use serde_json::{Value, json};
 
-use crate::documents::{is_definition, name_of, objects, put};
+use crate::documents::{definition, documents, is_definition, name_of, objects, put};
 use crate::global::Global;
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
-/// Checks pools, policies, networks and NetworkAttachmentDefinitions, also inside of ConfigMaps.
+/// Checks pools, policies, networks and NetworkAttachmentDefinitions, also in ConfigMaps and Helm values.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit status: 0 valid, 1 something is refused or, with --on-host, a pool that is not \
@@ -185,12 +185,14 @@ fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
                 "{place} has several documents, and one is not an object of Kubernetes: the programs read \
                  one document of a file"
             ),
+            None if is_values(&object) => parts.extend(values(place, text, &object)),
             None => {
                 let part = plain(&object, text.to_owned());
                 let part = part.with_context(|| {
                     format!(
                         "{place} is not a file of this project: pools (configList, resourceList or \
-                         pools), a policy, a network (type or plugins), or an object of Kubernetes"
+                         pools), a policy, a network (type or plugins), an object of Kubernetes, or Helm \
+                         values with pools, policy or networks"
                     )
                 })?;
                 parts.push((place.to_owned(), part));
@@ -212,6 +214,51 @@ const FLAT_FILE_KEYS: &[&str] = &[
     "range",
     "reconciler_cron_expression",
 ];
+
+/// Whether these are Helm values: their `pools` are a mapping, too.
+fn is_values(object: &Value) -> bool {
+    let is_map = |key| object.get(key).is_some_and(Value::is_object);
+    ["pools", "policy", "networks"].into_iter().any(is_map)
+}
+
+/// The documents that the chart makes of its values.
+fn values(file: &str, text: &str, values: &Value) -> Vec<(String, Part)> {
+    let is_set = |value: &&Value| value.as_object().is_some_and(|map| !map.is_empty());
+    let pools = values.get("pools").filter(is_set).map(|pools| {
+        // As the file has them, mistakes have their lines.
+        let written = Some(block(text, "pools")).filter(|_| pools.get("version").is_some());
+        let written =
+            written.filter(|text| documents(file, text).is_ok_and(|all| all == [pools.clone()]));
+        let pools = written.unwrap_or_else(|| format!("{pools:#}"));
+        (format!("{file}: pools"), Part::Pools(pools))
+    });
+    let policy = values.get("policy").filter(is_set).map(|policy| {
+        let policy = Part::Policy(format!("{policy:#}"));
+        (format!("{file}: policy"), policy)
+    });
+    let networks = values.get("networks").and_then(Value::as_object);
+    let networks = networks.into_iter().flatten().map(|(name, network)| {
+        let network = Part::Network(definition(name, network));
+        (format!("{file}: network {name}"), network)
+    });
+    pools.into_iter().chain(policy).chain(networks).collect()
+}
+
+/// The lines below a top-level key; each other line is empty.
+fn block(text: &str, key: &str) -> String {
+    let mut is_below = false;
+    let line = |line: &str| {
+        let is_key = line.starts_with(|c: char| !c.is_whitespace() && c != '#');
+        if is_key {
+            is_below = line.trim_end().strip_suffix(':') == Some(key);
+        }
+        match is_below && !is_key {
+            true => format!("{line}\n"),
+            false => "\n".to_owned(),
+        }
+    };
+    text.lines().map(line).collect()
+}
 
 /// What a file is that is not an object of Kubernetes.
 fn plain(object: &Value, text: String) -> Option<Part> {
@@ -296,9 +343,29 @@ mod tests {
                 vec!["pools", "policy"],
             ),
             ("pools: [", vec!["pools"]),
+            (
+                "image: {tag: x}\npolicy: {}\npools: {configList: []}\nnetworks: {a: {}, b: {}}\n",
+                vec!["pools", "network", "network"],
+            ),
         ] {
             assert_eq!(kinds(text), expected, "{text}");
         }
+        let values = "policy:\n  version: 1\n# Rails\npools:\n  version: 1\n  pools: []\n";
+        let parts = [
+            (
+                "f: pools".to_owned(),
+                Part::Pools("\n\n\n\n  version: 1\n  pools: []\n".to_owned()),
+            ),
+            (
+                "f: policy".to_owned(),
+                Part::Policy("{\n  \"version\": 1\n}".to_owned()),
+            ),
+        ];
+        assert_eq!(
+            parts_of("f", values).unwrap(),
+            parts,
+            "lines of pools are those of the file"
+        );
         let error = parts_of("f", "{\"stores\": {}}\n---\n{\"stores\": {}}\n").unwrap_err();
         assert!(error.to_string().contains("several documents"), "{error}");
         let error = parts_of("f", "a: 1\n").unwrap_err();

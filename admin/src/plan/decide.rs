@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::network::{self, Network};
 use super::read::{Hca, Node};
-use super::select::{Keys, selector};
+use super::select::{Keys, is_plain, selector};
 
 /// Why an HCA of the fabric is not for pods.
 const ASIDE: &str = "no GPU is next to it: for storage or other traffic";
@@ -50,7 +50,7 @@ pub(crate) struct Plan<'n> {
     pub groups: Vec<Group<'n>>,
     pub pools: Vec<Pool<'n>>,
     pub networks: Vec<Network>,
-    pub policy: BTreeMap<&'static str, Value>,
+    pub policy: Value,
     /// What was guessed.
     pub assumed: Vec<String>,
     pub warnings: Vec<String>,
@@ -82,12 +82,6 @@ pub(crate) struct Pool<'n> {
     pub is_in_order: bool,
     /// Some nodes have no such HCA.
     pub is_optional: bool,
-}
-
-impl Plan<'_> {
-    pub(crate) fn is_late(&self) -> bool {
-        self.pools.iter().any(|pool| pool.mode == Mode::Late)
-    }
 }
 
 impl<'n> Group<'n> {
@@ -139,8 +133,8 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
     }
     for group in &odd {
         warnings.push(format!(
-            "no selector chooses the HCAs of {} and no others: give these nodes a daemon with a \
-             configuration of their own, by a nodeSelector",
+            "no selector chooses the HCAs of {} and no others: give these nodes a release of their \
+             own, by nodeSelector",
             names(&group.nodes)
         ));
     }
@@ -170,30 +164,29 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         warnings.push(format!("NICs of {} are in pods, {effect}", names(&away)));
     }
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
-    let store = json!({"default": {"type": "kubernetes"}});
-    let mut policy = BTreeMap::from([("version", json!(1)), ("stores", store)]);
+    let mut policy = json!({"version": 1, "stores": {"default": {"type": "kubernetes"}}});
     if networks.iter().any(|network| network.needs_rails) {
         match rails(&groups) {
-            Some(rails) => _ = policy.insert("rails", json!(rails)),
+            Some(rails) => policy["rails"] = json!(rails),
             None => warnings.push(
-                "policy.json cannot number the rails: one PCI address and one netdev name are on \
+                "policy.rails cannot number the rails: one PCI address and one netdev name are on \
                  different rails of different nodes; rename the netdevs after their rails"
                     .to_owned(),
             ),
         }
     }
     if networks.iter().any(|network| network.is_leased) {
-        policy.insert("fabricAddresses", json!("static"));
+        policy["fabricAddresses"] = json!("static");
     }
     if let Some(vlan) = options.vlan {
-        policy.insert("allow", json!({"vf": {"vlan": [vlan]}}));
+        policy["allow"] = json!({"vf": {"vlan": [vlan]}});
     }
     let is_guessed =
         |pool: &Pool<'_>| pool.rails.len() > 1 && pool.hcas.iter().any(|hca| !hca.is_named);
     if !networks.is_empty() && pools.iter().any(is_guessed) {
         assumed.push(
             "rails are numbered by PCI address: check that NICs of one rail are in one subnet on all \
-             nodes, else correct rails in policy.json"
+             nodes, else correct policy.rails"
                 .to_owned(),
         );
     }
@@ -497,8 +490,15 @@ fn rails(groups: &[Group<'_>]) -> Option<BTreeMap<String, u64>> {
         }
         Some(rails)
     };
-    by(|hca| Some(hca.facts.id.to_string()))
-        .or_else(|| by(|hca| Some(hca.facts.netdev_names().next()?.to_owned())))
+    by(|hca| Some(hca.facts.id.to_string())).or_else(|| {
+        by(|hca| {
+            hca.facts
+                .netdev_names()
+                .next()
+                .filter(|name| is_plain(name))
+                .map(str::to_owned)
+        })
+    })
 }
 
 /// Names of nodes, at most three of them.

@@ -22,8 +22,7 @@ const MIN_BLOCKS: usize = 16;
 pub(crate) struct Network {
     pub name: String,
     pub resource: String,
-    /// The plugin's keys.
-    pub plugin: BTreeMap<&'static str, Value>,
+    pub plugin: Value,
     /// Why they are so.
     pub comments: Vec<String>,
     /// Positions of NICs are not their rails.
@@ -140,24 +139,22 @@ fn network(
         (_, Mode::Shared, _) => "macvlan",
         _ => "move",
     };
-    let mut plugin = BTreeMap::from([
-        ("type", json!("rdma-netdev")),
-        ("attach", json!(attach)),
-        ("capabilities", json!({"deviceID": true})),
-    ]);
+    let mut plugin = json!({
+        "type": "rdma-netdev", "attach": attach, "capabilities": {"deviceID": true},
+    });
     if is_interface && !is_several {
-        plugin.insert("devices", json!("all"));
-        plugin.insert("names", json!(if keeps { "{host}" } else { "rdma{rail}" }));
+        plugin["devices"] = json!("all");
+        plugin["names"] = json!(if keeps { "{host}" } else { "rdma{rail}" });
     }
     let mtu = pool.hcas.iter().filter_map(|hca| hca.mtu).min();
     if let Some(mtu) = mtu.filter(|mtu| *mtu > 1500 && is_interface && link == "ether") {
-        plugin.insert("mtu", json!(mtu));
+        plugin["mtu"] = json!(mtu);
         comments.push(format!(
             "mtu {mtu}: the lowest that these NICs have on the nodes."
         ));
     }
     if let Some(vlan) = options.vlan {
-        plugin.insert("vlan", json!(vlan));
+        plugin["vlan"] = json!(vlan);
     }
     if keeps {
         comments
@@ -167,29 +164,29 @@ fn network(
         for rail in &pool.rails {
             let slice = slices.next().context("a rail has no range")?;
             check_size(slice, whole, pool, options)?;
-            let mut range = BTreeMap::from([("range", json!(slice))]);
+            let mut range = json!({"range": slice});
             if let Some(prefix) = options.per_node_prefix {
-                range.insert("perNode", json!({"prefix": prefix, "gateway": "first"}));
+                range["perNode"] = json!({"prefix": prefix, "gateway": "first"});
             }
-            ranges.insert(rail.to_string(), range);
+            ranges.insert(rail, range);
         }
         let mut ipam = match ranges.pop_first() {
             Some((_, only)) if ranges.is_empty() => only,
             first => {
                 ranges.extend(first);
-                BTreeMap::from([("ranges", json!(ranges))])
+                json!({"ranges": ranges})
             }
         };
-        ipam.insert("type", json!("rdma-ipam"));
+        ipam["type"] = json!("rdma-ipam");
         let divided = "A node has a network of each range; the first address is its gateway.";
         let flat = "Each range is one subnet without a gateway. Routed fabrics: --per-node-prefix.";
         if options.per_node_prefix.is_some() {
-            ipam.insert("routes", json!([{"dst": whole}]));
+            ipam["routes"] = json!([{"dst": whole}]);
             comments.push(divided.to_owned());
         } else {
             comments.push(flat.to_owned());
         }
-        plugin.insert("ipam", json!(ipam));
+        plugin["ipam"] = ipam;
         if options.range.is_none() {
             comments.push("ASSUMED: the ranges; --range CIDR sets yours.".to_owned());
         }

@@ -1,4 +1,5 @@
-//! A plan as a file for `kubectl apply -f`, with comments that say why. Pure.
+//! A plan as Helm values, with comments that give the reasons, and as the objects that the chart would
+//! make of them. Pure.
 
 use cni_wire::text::printable;
 use rdma_device_plugin::candidate::without_node_guid;
@@ -8,97 +9,127 @@ use serde_json::{Value, json};
 use super::decide::{Group, Mode, Plan, Pool, names};
 use super::network::{Network, needs_network};
 use super::read::Hca;
+use crate::documents::definition;
 
-/// Of a line of JSON.
-const WIDTH: usize = 80;
+/// Of a mapping or list on one line.
+const WIDTH: usize = 60;
 
-const SHARED: &str = "  mode: shared
-  # A unit is a share of an HCA. Without slots the GID table limits their number.
+const SHARED: &str = "    mode: shared
+    # A unit is a share of an HCA. The HCA's GID table limits their number.
 ";
-const EXCLUSIVE: &str = "  mode: exclusive
-  # A unit is one HCA for one pod.
-  policy: numa
+const EXCLUSIVE: &str = "    mode: exclusive
+    # A unit is one HCA for one pod.
+    policy: numa
 ";
-const LATE: &str = "  mode: exclusive
-  # The daemon chooses a pod's HCAs next to its GPUs. It needs /var/run/cdi, as by overlay late.
-  binding: late
-  # Slots that no network attaches are bound when the container starts.
-  bindAtStart: true
-  # false: a pod starts also if a closer HCA exists but is not free.
-  strict: true
+const LATE: &str = "    mode: exclusive
+    # The daemon chooses a pod's HCAs next to its GPUs.
+    binding: late
+    # Slots that no network attaches are bound when the container starts.
+    bindAtStart: true
+    # false: a pod starts also if a closer HCA exists but is not free.
+    strict: true
 ";
 
-/// Where the objects go.
+/// Where the plan goes.
 pub(crate) struct Target {
-    /// The daemon's `DaemonSet` and `ConfigMap`, and their namespace.
+    /// The Helm release, if Helm installed the daemon.
+    pub release: Option<String>,
+    /// The daemon's `DaemonSet` and its namespace.
     pub daemon: String,
-    pub config_map: String,
     pub namespace: String,
     /// Namespace of the networks.
     pub networks: String,
 }
 
-/// What a person reads first.
-pub(crate) fn head(plan: &Plan<'_>) -> String {
-    let mut text =
-        comment("Written by kubectl rdma plan. Read it, then run: kubectl apply -f FILE");
-    text.extend(
-        plan.warnings
-            .iter()
-            .map(|line| comment(&format!("WARNING: {line}"))),
-    );
-    text.extend(
-        plan.assumed
-            .iter()
-            .map(|line| comment(&format!("ASSUMED: {line}"))),
-    );
-    for (number, group) in (1..).zip(&plan.groups) {
-        text += &format!(
-            "#\n{}",
-            comment(&format!("Group {number}: {}", names(&group.nodes)))
-        );
-        text += &group_text(group);
+/// Helm values.
+pub(crate) fn values(plan: &Plan<'_>, target: &Target) -> String {
+    let Target {
+        release, namespace, ..
+    } = target;
+    let release = release.as_deref().unwrap_or("rdma-netdev");
+    let usage = [
+        "Helm values, written by kubectl rdma plan. Read them, then run, with the other values files of \
+         the release:",
+        &format!("  helm upgrade --install {release} CHART --namespace {namespace} -f FILE"),
+        "Without Helm: kubectl rdma plan --manifests",
+    ];
+    let mut text = head(plan, &usage) + "pools:\n  version: 1\n  pools:\n";
+    text.extend(plan.pools.iter().map(pool_text));
+    text += &format!("policy:{}", yaml(&plan.policy, "  "));
+    if !plan.networks.is_empty() {
+        text += "networks:\n";
+    }
+    for network in &plan.networks {
+        text += &network_text(network, &target.networks);
     }
     text
 }
 
-/// The objects.
-pub(crate) fn objects(plan: &Plan<'_>, target: &Target) -> String {
+/// The objects of such values.
+pub(crate) fn objects(values: &Value, target: &Target) -> Vec<Value> {
+    let labels = json!({"app.kubernetes.io/managed-by": "kubectl-rdma"});
+    let name = format!("{}-plan", target.daemon);
+    let file = |key: &str| format!("{:#}\n", values[key]);
+    let mut objects = vec![json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": target.namespace},
+        "data": {"pools.json": file("pools"), "policy.json": file("policy")},
+    })];
+    let networks = values["networks"].as_object().into_iter().flatten();
+    objects.extend(networks.map(|(name, network)| definition(name, network)));
+    for object in &mut objects {
+        object["metadata"]["labels"] = labels.clone();
+    }
+    objects
+}
+
+/// The objects as a file.
+pub(crate) fn manifests(plan: &Plan<'_>, objects: &[Value], target: &Target) -> String {
     let Target {
-        daemon,
-        namespace,
-        config_map,
-        networks,
+        daemon, namespace, ..
     } = target;
-    let metadata = metadata(config_map, namespace);
-    let pools: String = plan.pools.iter().map(pool_text).collect();
-    let config = indented(&format!("version: 1\npools:\n{pools}"));
-    let restart = format!("kubectl --namespace {namespace} rollout restart daemonset/{daemon}");
-    let restart = comment(&format!("After a change: {restart}"));
-    let policy = indented(&pretty(&json!(plan.policy), ""));
-    let networks: String = plan
-        .networks
-        .iter()
-        .map(|network| network_text(network, networks))
-        .collect();
-    format!(
-        "---\napiVersion: v1\nkind: ConfigMap\n{metadata}data:\n  config.yaml: |\n{config}  \
-         {restart}  policy.json: |\n{policy}{networks}"
-    )
+    let usage = [
+        "Objects, written by kubectl rdma plan --manifests. Read them, then run:",
+        "  kubectl apply -f FILE",
+        "If the policy has changed, run also:",
+        &format!("  kubectl --namespace {namespace} rollout restart daemonset/{daemon}"),
+    ];
+    let mut text = head(plan, &usage);
+    for object in objects {
+        let name = &object["metadata"]["name"];
+        let network = plan.networks.iter().find(|network| *name == network.name);
+        text += "---\n";
+        let comments = network.into_iter().flat_map(|network| &network.comments);
+        text.extend(comments.map(|line| comment("", line)));
+        text += yaml(object, "").trim_start();
+    }
+    text
+}
+
+/// What a person reads first.
+fn head(plan: &Plan<'_>, usage: &[&str]) -> String {
+    let mut lines: Vec<String> = usage.iter().map(|line| (*line).to_owned()).collect();
+    let warnings = plan.warnings.iter().map(|line| format!("WARNING: {line}"));
+    let assumed = plan.assumed.iter().map(|line| format!("ASSUMED: {line}"));
+    lines.extend(warnings.chain(assumed));
+    for (number, group) in (1..).zip(&plan.groups) {
+        lines.push(String::new());
+        lines.push(format!("Group {number}: {}", names(&group.nodes)));
+        lines.extend(group_lines(group));
+    }
+    lines.iter().map(|line| comment("", line)).collect()
 }
 
 /// GPUs and HCAs of a group, by its first node.
-fn group_text(group: &Group<'_>) -> String {
+fn group_lines(group: &Group<'_>) -> Vec<String> {
     let Some(node) = group.nodes.first() else {
-        return String::new();
+        return Vec::new();
     };
-    let gpus = node
-        .gpus
-        .first()
-        .map(|gpu| comment(&format!("  {} GPUs: {gpu}", node.gpus.len())));
-    let mut text = gpus.unwrap_or_else(|| comment("  no GPU"));
+    let gpus = node.gpus.first();
+    let gpus = gpus.map(|gpu| format!("  {} GPUs: {gpu}", node.gpus.len()));
+    let mut lines = vec![gpus.unwrap_or_else(|| "  no GPU".to_owned())];
     if node.hcas.is_empty() {
-        text += &comment("  no RDMA device");
+        lines.push("  no RDMA device".to_owned());
     }
     for (hca, usage) in node.hcas.iter().zip(&group.usage) {
         let mut line = match usage {
@@ -115,9 +146,9 @@ fn group_text(group: &Group<'_>) -> String {
                 .filter(|_| usage.is_ok())
                 .map(|(problem, _)| format!("; {problem}")),
         );
-        text += &comment(&line);
+        lines.push(line);
     }
-    text
+    lines
 }
 
 fn title(hca: &Hca) -> String {
@@ -144,93 +175,102 @@ fn pool_text(pool: &Pool<'_>) -> String {
         .iter()
         .map(|one| (one + 1).to_string())
         .collect();
-    let mut text = format!("# Groups: {}\n", groups.join(", "));
+    let mut text = comment("  ", &format!("Groups: {}", groups.join(", ")));
     if !needs_network(pool) {
-        text += "# Pods need no network: without netdevs, verbs work in shared RDMA mode.\n";
+        let why = "Pods need no network: without netdevs, verbs work in shared RDMA mode.";
+        text += &comment("  ", why);
     }
-    text += &format!("- resource: {}\n", pool.resource);
+    text += &format!("  - resource: {}\n", scalar(&pool.resource));
     text += match pool.mode {
         Mode::Shared => SHARED,
         Mode::Exclusive => EXCLUSIVE,
         Mode::Late => LATE,
     };
     if pool.hcas.iter().all(|hca| hca.link == "other") {
-        text += "  # These do not use rdma_cm.\n  nodes: { required: [uverbs] }\n";
+        text += "    # These do not use rdma_cm.\n    nodes: {required: [uverbs]}\n";
     } else if pool.mode == Mode::Late {
-        text += "  # NCCL_IB_HCA, NCCL_IB_GID_INDEX and UCX_NET_DEVICES in the containers.\n";
-        text += "  environment: true\n";
+        text += "    # NCCL_IB_HCA, NCCL_IB_GID_INDEX and UCX_NET_DEVICES in the containers.\n";
+        text += "    environment: true\n";
     }
     if pool.is_optional {
-        text += "  # Nodes of other groups do not offer it.\n  optional: true\n";
+        text += "    # Nodes of other groups do not offer it.\n    optional: true\n";
     }
-    let key = |(key, values): &(&str, Vec<String>)| format!("{key}: {}", ascii(&json!(values)));
+    let key = |(key, values): &(&str, Vec<String>)| format!("{key}: {}", flow(&json!(values)));
     let keys: Vec<String> = pool.select.iter().map(key).collect();
-    text + &format!("  select: {{ {} }}\n", keys.join(", "))
+    text + &format!("    select: {{{}}}\n", keys.join(", "))
 }
 
 fn network_text(network: &Network, namespace: &str) -> String {
-    let Network {
-        name,
-        resource,
-        plugin,
-        comments,
-        ..
-    } = network;
-    let comments: String = comments.iter().map(|line| comment(line)).collect();
-    let (metadata, plugin) = (metadata(name, namespace), pretty(&json!(plugin), "  "));
-    let config = format!(
-        "{{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"{name}\",\n  \"plugins\": [{plugin}]\n}}"
-    );
-    format!(
-        "---\n{comments}apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n{metadata}  \
-         annotations: {{k8s.v1.cni.cncf.io/resourceName: {resource}}}\nspec:\n  config: |\n{}",
-        indented(&config)
-    )
-}
-
-fn metadata(name: &str, namespace: &str) -> String {
-    let (name, namespace) = (ascii(&json!(name)), ascii(&json!(namespace)));
-    format!(
-        "metadata:\n  name: {name}\n  namespace: {namespace}\n  \
-         labels: {{app.kubernetes.io/managed-by: kubectl-rdma}}\n"
-    )
+    let comments = network.comments.iter().map(|line| comment("  ", line));
+    let value = json!({
+        "namespace": namespace, "resourceName": network.resource, "plugins": [network.plugin],
+    });
+    let (comments, name) = (comments.collect::<String>(), scalar(&network.name));
+    format!("{comments}  {name}:{}", yaml(&value, "    "))
 }
 
 /// A comment; nothing in it ends the line or steers a terminal.
-fn comment(text: &str) -> String {
-    format!("# {}\n", printable(text))
+fn comment(margin: &str, text: &str) -> String {
+    let line = format!("{margin}# {}", printable(text));
+    format!("{}\n", line.trim_end())
 }
 
-fn indented(text: &str) -> String {
-    text.lines().map(|line| format!("    {line}\n")).collect()
+/// A value after its key: on the same line if it is short, else below it.
+fn yaml(value: &Value, margin: &str) -> String {
+    match value {
+        Value::String(text) if text.contains('\n') => {
+            let lines: String = (text.lines().map(|line| format!("{margin}{line}\n"))).collect();
+            format!(" |\n{lines}")
+        }
+        Value::Object(fields) if !is_short(value) => {
+            let field = |(key, value): (&String, _)| {
+                let value = yaml(value, &format!("{margin}  "));
+                format!("{margin}{}:{value}", scalar(key))
+            };
+            let fields: String = fields.iter().map(field).collect();
+            format!("\n{fields}")
+        }
+        Value::Array(items) if !is_short(value) => {
+            let item = |item| {
+                let item = yaml(item, &format!("{margin}  "));
+                format!("{margin}- {}", item.trim_start())
+            };
+            format!("\n{}", items.iter().map(item).collect::<String>())
+        }
+        _ => format!(" {}\n", flow(value)),
+    }
 }
 
-/// JSON in which nothing ends a line of YAML or steers a terminal.
-fn ascii(value: &Value) -> String {
-    let escaped = |c: char| match c {
-        ' '..='~' => c.to_string(),
-        _ => (c.encode_utf16(&mut [0; 2]).iter())
-            .map(|unit| format!("\\u{unit:04x}"))
-            .collect(),
-    };
-    value.to_string().chars().map(escaped).collect()
+/// It fits on one line.
+fn is_short(value: &Value) -> bool {
+    let text = flow(value);
+    text.len() <= WIDTH && !text.contains("\\n")
 }
 
-/// JSON whose short objects are on one line, and keys in order, numbers as such.
-fn pretty(value: &Value, margin: &str) -> String {
-    let Value::Object(fields) = value else {
-        return ascii(value);
-    };
-    let inner = format!("{margin}  ");
-    let mut fields: Vec<_> = fields.iter().collect();
-    fields.sort_by_key(|(key, _)| (key.parse::<u32>().ok(), *key));
-    let part = |(key, value)| format!("{}: {}", ascii(&json!(key)), pretty(value, &inner));
-    let parts: Vec<String> = fields.into_iter().map(part).collect();
-    match parts.concat().len() > WIDTH {
-        true => format!(
-            "{{\n{inner}{}\n{margin}}}",
-            parts.join(&format!(",\n{inner}"))
-        ),
-        false => format!("{{{}}}", parts.join(", ")),
+/// A value on one line.
+fn flow(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, _)| format!("{}: {}", scalar(key), flow(value));
+            let fields: Vec<String> = fields.iter().map(field).collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(flow).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Value::String(text) => scalar(text),
+        other => other.to_string(),
+    }
+}
+
+/// A string, quoted unless YAML of each version reads the word as a string.
+pub(super) fn scalar(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let words = ["true", "false", "yes", "no", "on", "off", "y", "n", "null"];
+    let is_word = text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.chars().all(is_plain);
+    match is_word && !words.iter().any(|word| text.eq_ignore_ascii_case(word)) {
+        true => text.to_owned(),
+        false => json!(text).to_string(),
     }
 }

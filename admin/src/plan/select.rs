@@ -92,7 +92,8 @@ fn values(key: &str, wanted: &[&Hca]) -> Vec<String> {
             "linkSpeed of these" => Some(hca.rate).filter(|rate| *rate > 0).map(speed),
             "drivers" => pci
                 .and_then(|pci| pci.driver.clone())
-                .or_else(|| facts.drivers().pop()),
+                .or_else(|| facts.drivers().pop())
+                .filter(|driver| is_plain(driver)),
             "vendors" => pci.map(|pci| format!("{:04x}", pci.vendor)),
             "deviceIDs" => pci.map(|pci| format!("{:04x}", pci.device)),
             "ifNames" => facts.netdev_names().next().and_then(pattern),
@@ -114,12 +115,17 @@ fn speed(mbps: u32) -> String {
     }
 }
 
-/// A name with `*` for each number; none for one that is not an ordinary name.
+/// A name with `*` for each number.
 fn pattern(name: &str) -> Option<String> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     let mut pattern = name.replace(|c: char| c.is_ascii_digit(), "*");
     while pattern.contains("**") {
         pattern = pattern.replace("**", "*");
     }
-    name.chars().all(is_plain).then_some(pattern)
+    is_plain(name).then_some(pattern)
+}
+
+/// An ordinary name, which is written into a file as it is.
+pub(crate) fn is_plain(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    name.chars().all(is_plain)
 }

@@ -11,6 +11,7 @@ use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::*;
 use crate::discover::{Document, HostAddress};
+use crate::documents;
 use crate::topology;
 use crate::validate::Validate;
 use decide::Mode;
@@ -124,17 +125,30 @@ fn documents(nodes: Vec<[Value; 2]>) -> [Vec<Value>; 2] {
     })
 }
 
-fn planned(answers: &[Vec<Value>; 2], options: &Options) -> anyhow::Result<String> {
+/// Values and manifests.
+fn both(answers: &[Vec<Value>; 2], options: &Options) -> anyhow::Result<[String; 2]> {
     let (nodes, silent) = read::nodes(answers);
     let mut plan = decide::plan(&nodes, options)?;
     plan.warnings.splice(0..0, silent);
     let target = Target {
-        daemon: "rdma-device-plugin".to_owned(),
-        config_map: "rdma-device-plugin".to_owned(),
+        release: None,
+        daemon: "rdma-netdev".to_owned(),
         namespace: "kube-system".to_owned(),
         networks: "default".to_owned(),
     };
-    Ok(render::head(&plan) + &render::objects(&plan, &target))
+    let values = render::values(&plan, &target);
+    let objects = render::objects(&documents::documents("values", &values)?[0], &target);
+    let manifests = render::manifests(&plan, &objects, &target);
+    assert_eq!(
+        documents::objects("manifests", &manifests)?,
+        objects,
+        "{manifests}"
+    );
+    Ok([values, manifests])
+}
+
+fn planned(answers: &[Vec<Value>; 2], options: &Options) -> anyhow::Result<String> {
+    both(answers, options).map(|[values, _]| values)
 }
 
 /// DHCP gives GKE's NICs their addresses.
@@ -207,11 +221,14 @@ fn each_machine_has_the_plan_that_was_read() {
 
 /// The plan of a machine with flags, which validate accepts.
 fn valid(documents: &[Vec<Value>; 2], options: &Options) -> String {
-    let text = planned(documents, options).unwrap();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(&file, &text).unwrap();
-    validate(file.path());
-    text
+    let both = both(documents, options).unwrap();
+    for text in &both {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&file, text).unwrap();
+        validate(file.path());
+    }
+    let [values, _] = both;
+    values
 }
 
 fn refused(lay: Lay, options: &Options) -> String {
@@ -236,8 +253,9 @@ fn unequal_nodes_share_a_pool_and_a_silent_one_is_named() {
     let silent =
         json!({"node": "gpu-3", "document": null, "error": "no answer within 60 s\n- x: y"});
     nodes.push([silent.clone(), silent]);
-    let text = planned(&documents(nodes.clone()), &Options::default()).unwrap();
+    let [text, manifests] = both(&documents(nodes.clone()), &Options::default()).unwrap();
     check("two-kinds", &text);
+    check("two-kinds-manifests", &manifests);
     nodes.reverse();
     assert_eq!(
         planned(&documents(nodes), &Options::default()).unwrap(),
@@ -259,15 +277,11 @@ fn fabrics_of_two_links_are_two_pools() {
         "- resource: rdma/nic-2\n",
         "- resource: rdma/efa\n",
         "  optional: true\n",
-        "select: { linkTypes: [\"infiniband\"], linkSpeed: [\">=400G\"] }",
+        "select: {linkTypes: [infiniband], linkSpeed: [\">=400G\"]}",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    assert_eq!(
-        text.matches("kind: NetworkAttachmentDefinition").count(),
-        1,
-        "{text}"
-    );
+    assert_eq!(text.matches("resourceName:").count(), 1, "{text}");
 }
 
 #[test]
@@ -297,16 +311,16 @@ fn a_selector_chooses_no_nic_of_other_nodes() {
     };
     let text = lay("0000:5e:00.0", "eno9", &["b"]);
     assert!(
-        text.contains("select: { ifNames: [\"ens*f*\",\"gpu*rdma*\"] }"),
+        text.contains("select: {ifNames: [\"ens*f*\", \"gpu*rdma*\"]}"),
         "{text}"
     );
     let text = lay("0000:5e:00.0", "ens9f0", &["b"]);
     assert!(
-        text.contains("select: { linkTypes: [\"ether\"], linkSpeed: [\">=400G\"] }"),
+        text.contains("select: {linkTypes: [ether], linkSpeed: [\">=400G\"]}"),
         "{text}"
     );
     assert!(
-        text.contains("select: { pciAddresses: [\"0000:37:00.0\",\"0000:37:00.1\"] }"),
+        text.contains("select: {pciAddresses: [\"0000:37:00.0\", \"0000:37:00.1\"]}"),
         "{text}"
     );
     assert!(text.contains("- resource: rdma/nic-2\n"), "{text}");
@@ -322,7 +336,7 @@ fn a_range_is_split_by_rail_and_must_be_large_enough() {
     let oci = of_machine("oci", cloud::oci);
     let text = valid(&oci, &range("10.8.0.0/13"));
     assert!(
-        text.contains("\"15\": {\"range\": \"10.15.128.0/17\"}"),
+        text.contains("\"15\": {range: \"10.15.128.0/17\"}"),
         "{text}"
     );
     assert!(!text.contains("ASSUMED:"), "{text}");
@@ -343,10 +357,10 @@ fn a_network_for_each_node_has_its_gateway_and_routes() {
     };
     let text = valid(&of_machine("a4", machine::a4), &options);
     assert!(
-        text.contains("\"perNode\": {\"gateway\": \"first\", \"prefix\": 31}"),
+        text.contains("perNode: {prefix: 31, gateway: first}"),
         "{text}"
     );
-    assert!(text.contains("{\"dst\":\"10.8.0.0/16\"}"), "{text}");
+    assert!(text.contains("{dst: \"10.8.0.0/16\"}"), "{text}");
     let too_long = Options {
         per_node_prefix: Some(32),
         ..range("10.8.0.0/16")
@@ -367,7 +381,7 @@ fn a_vlan_is_for_vfs_whose_pf_is_there() {
     };
     let text = valid(&of_machine("oci", cloud::oci), &vlan);
     assert!(
-        text.contains("\"vlan\": 100") && text.contains("\"allow\""),
+        text.contains("vlan: 100\n") && text.contains("  allow: {vf: {vlan: [100]}}\n"),
         "{text}"
     );
     for (lay, mode, expected) in [
@@ -392,13 +406,13 @@ fn a_vlan_is_for_vfs_whose_pf_is_there() {
 #[test]
 fn the_mode_decides_what_a_pod_gets() {
     for (lay, mode, expected) in [
-        (ipoib as Lay, Mode::Shared, "\"attach\": \"ipoib\""),
-        (ipoib, Mode::Exclusive, "\"attach\": \"move\""),
-        (two_ports, Mode::Shared, "\"attach\": \"macvlan\""),
+        (ipoib as Lay, Mode::Shared, "attach: ipoib\n"),
+        (ipoib, Mode::Exclusive, "attach: move\n"),
+        (two_ports, Mode::Shared, "attach: macvlan\n"),
         (
             cloud::oci,
             Mode::Shared,
-            "functions: [\"pf\"], linkTypes: [\"ether\"]",
+            "functions: [pf], linkTypes: [ether]",
         ),
         (cloud::hgx_b200, Mode::Exclusive, "Pods need no network"),
     ] {
@@ -416,7 +430,7 @@ fn the_mode_decides_what_a_pod_gets() {
         ..Options::default()
     };
     let text = valid(&documents(vec![node.clone()]), &options);
-    assert!(text.contains("\"attach\": \"rdma-only\""), "{text}");
+    assert!(text.contains("attach: rdma-only\n"), "{text}");
     let text = valid(&documents(vec![node]), &Options::default());
     assert!(
         text.contains("WARNING: rdma/nic needs RDMA subsystems in shared mode"),
@@ -456,7 +470,7 @@ fn nodes_that_number_rails_otherwise_need_them_in_the_policy() {
         answers("b", machine::one_gpu_in_four_near_a_nic, |_| {}),
     ];
     let text = valid(&documents(nodes), &Options::default());
-    assert!(text.contains("\"rails\": {"), "{text}");
+    assert!(text.contains("  rails:\n"), "{text}");
     assert!(text.contains("\"0000:91:00.0\": 0"), "{text}");
     assert!(text.contains("\"0000:b1:00.0\": 1"), "{text}");
 }
@@ -648,24 +662,35 @@ fn a_node_with_two_pods_is_planned_once() {
 }
 
 #[test]
-fn objects_are_ascii() {
+fn a_driver_of_any_name_is_not_in_the_values() {
     let names = |document: &mut Document| {
         for hca in &mut document.candidates {
             let pci = hca.pci.as_mut().unwrap();
             pci.driver = Some("efa\u{2028}\u{85}\u{9b}2J\u{1f600}".to_owned());
         }
     };
-    let text = planned(
-        &documents(vec![answers("a", cloud::p5, names)]),
-        &Options::default(),
-    )
-    .unwrap();
-    let objects = &text[text.find("---").unwrap()..];
-    assert!(
-        objects
-            .chars()
-            .all(|c| c == '\n' || (' '..='~').contains(&c)),
-        "{objects}"
+    let nodes = vec![answers("a", cloud::p5, names)];
+    let text = valid(&documents(nodes), &Options::default());
+    let values = &text[text.find("\npools:").unwrap()..];
+    let is_plain = |c: char| c == '\n' || (' '..='~').contains(&c);
+    assert!(values.chars().all(is_plain), "{values}");
+    assert!(values.contains("resource: rdma/efa2J\n"), "{values}");
+}
+
+#[test]
+fn yaml_reads_each_text_as_that_text() {
+    for text in [
+        "on", "NO", "null", "0x1f", "12e4", "1021", "0:1", "a: b", "~", "", "x\n#y", "é",
+    ] {
+        let yaml = format!("{}: {}", render::scalar(text), render::scalar(text));
+        assert_eq!(
+            documents::documents("x", &yaml).unwrap(),
+            [json!({ text: text })],
+            "{yaml}"
+        );
+    }
+    assert_eq!(
+        [render::scalar("ens2f0"), render::scalar("on")],
+        ["ens2f0", "\"on\""]
     );
-    assert!(objects.contains("\\u2028"), "{objects}");
 }

@@ -27,7 +27,7 @@ case "$*" in
 "exec plugin-gpu-3 "*) echo "error: container not found" >&2; exit 1 ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl discover --json") cat "$here/discover.json" ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl topology --json") cat "$here/topology.json" ;;
-"get daemonsets --output=json") cat "$here/daemonsets.json" ;;
+"get daemonsets --selector=app.kubernetes.io/name=rdma-netdev --output=json") cat "$here/daemonsets.json" ;;
 *) echo "error: unknown command: $*" >&2; exit 1 ;;
 esac
 "#;
@@ -49,10 +49,8 @@ impl Cluster {
         let pods = ["gpu-3", "gpu-2", "gpu-1"].map(pod);
         let pods = json!({"kind": "List", "items": pods});
         fs::write(at.join("pods.json"), pods.to_string())?;
-        let volumes = json!([{"name": "config", "configMap": {"name": "rdma-device-plugin"}}]);
-        let containers = json!([{"name": "rdma-device-plugin"}]);
-        let spec = json!({"template": {"spec": {"containers": containers, "volumes": volumes}}});
-        let set = json!({"metadata": {"name": "rdma-device-plugin"}, "spec": spec});
+        let labels = json!({"app.kubernetes.io/instance": "fabric"});
+        let set = json!({"metadata": {"name": "fabric-rdma-netdev", "labels": labels}});
         let sets = json!({"kind": "List", "items": [set]});
         fs::write(at.join("daemonsets.json"), sets.to_string())?;
         let root = at.join("root");
@@ -81,6 +79,20 @@ impl Cluster {
         self.0.path()
     }
 
+    /// A plan that validate accepts.
+    fn valid(&self, flags: &[&str]) -> Result<String> {
+        let plan = self.plan(flags)?;
+        ensure!(plan.status.success(), "{plan:?}");
+        let file = self.path().join("plan.yaml");
+        fs::write(&file, &plan.stdout)?;
+        let validated = Command::new(product("rdmactl")?)
+            .arg("validate")
+            .arg(&file)
+            .output()?;
+        ensure!(validated.status.success(), "{validated:?}");
+        Ok(String::from_utf8(plan.stdout)?)
+    }
+
     fn plan(&self, flags: &[&str]) -> Result<Output> {
         Ok(Command::new(self.path().join("kubectl-rdma"))
             .arg("--kubectl")
@@ -99,33 +111,43 @@ fn a_cluster_is_planned_from_its_nodes_alone() -> Result<()> {
     for expected in [
         "gpu-3 is not in this plan: error: container not found",
         "assumed: 10.64.0.0/13 for pods",
-        "warning: late binding needs the CDI directory",
     ] {
         ensure!(said.contains(expected), "{said}");
     }
+    ensure!(!said.contains("CDI"), "{said}");
     let text = String::from_utf8(all.stdout)?;
-    ensure!(
-        text.contains("# WARNING: gpu-3 is not in this plan"),
-        "{text}"
-    );
+    for expected in [
+        "helm upgrade --install fabric CHART --namespace kube-system -f FILE",
+        "# WARNING: gpu-3 is not in this plan",
+    ] {
+        ensure!(text.contains(expected), "{text}");
+    }
 
     let two = ["--nodes", "gpu-1,gpu-2"];
-    let first = cluster.plan(&two)?;
-    ensure!(first.status.success(), "{first:?}");
-    let file = cluster.path().join("rdma.yaml");
-    fs::write(&file, &first.stdout)?;
-    let validated = Command::new(product("rdmactl")?)
-        .arg("validate")
-        .arg(&file)
-        .output()?;
-    ensure!(validated.status.success(), "{validated:?}");
-    let text = String::from_utf8(first.stdout)?;
+    let values = cluster.valid(&two)?;
+    let values: Value = serde_saphyr::from_str(&values)?;
+    assert_eq!(values["pools"]["pools"][0]["resource"], "rdma/nic");
+    assert_eq!(values["networks"]["rdma-nic"]["namespace"], "default");
+    let manifests = [&two[..], &["--manifests"]].concat();
+    let text = cluster.valid(&manifests)?;
+    ensure!(
+        text.contains("rollout restart daemonset/fabric-rdma-netdev"),
+        "{text}"
+    );
     let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
     let names = objects.iter().map(|object| &object["metadata"]["name"]);
     assert_eq!(
         names.collect::<Vec<_>>(),
-        ["rdma-device-plugin", "rdma-nic"]
+        ["fabric-rdma-netdev-plan", "rdma-nic"]
     );
+    for key in ["pools", "policy"] {
+        let file = objects[0]["data"][format!("{key}.json")].as_str();
+        let file: Value = serde_json::from_str(file.context("not text")?)?;
+        assert_eq!(file, values[key]);
+    }
+    let json = cluster.plan(&[&two[..], &["--json"]].concat())?;
+    let json: Value = serde_json::from_slice(&json.stdout)?;
+    assert_eq!(json["objects"], json!(objects));
     let other = cluster.plan(&[&two[..], &["--range", "10.8.0.0/16"]].concat())?;
     let other = String::from_utf8(other.stdout)?;
     // A part of it for each rail.
