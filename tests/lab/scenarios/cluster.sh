@@ -135,9 +135,11 @@ check "the node offers the slots again" wait_for 200 offers $shared 63
 check "the pods talk as before" in_pod rdma-test-pod-1 ping -c 2 -W 5 "$(address_of rdma-test-pod-2)"
 check "the pods end" kubectl delete -k $manifests/examples/perftest --timeout=200s
 
-step "helm upgrade -f values/exclusive.yaml, and rails"
-check "the API server takes the values" upgrade -f $chart/values/exclusive.yaml
+step "helm upgrade -f values/exclusive.yaml -f values/driver-container.yaml, and rails"
+check "the API server takes the values" upgrade -f $chart/values/exclusive.yaml -f $chart/values/driver-container.yaml
 check "the DaemonSet is rolled out" rolled
+equal "the NICs wait for the driver container" 0 "$(allocatable rdma/nic)"
+touch /run/mellanox/drivers/.driver-ready
 check "the node offers the NICs" wait_for 200 offers rdma/nic 2
 check "and no slots" wait_for 200 offers $shared 0
 kubectl apply -f $manifests/examples/rails/nad.yaml
