@@ -71,6 +71,8 @@ pub(crate) fn run(settings: Settings) -> anyhow::Result<()> {
 }
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
+    // Number 1 of a pid namespace does not end by a signal that it has no handler for.
+    let mut signals = Signals::new()?;
     let paths = settings.paths.clone();
     directory::check(&paths.device_plugin_dir)?;
     let kept = Kept::in_directory(settings.state_dir.as_deref());
@@ -208,7 +210,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         let pages = Arc::new(pages);
         services.spawn(http::serve(address, details, pages, stop.clone()));
     }
-    let mut signals = Signals::new()?;
     let ended = daemon
         .run(&triggers, heard, asked.scans, &mut signals, &mut services)
         .await;

@@ -154,7 +154,7 @@ impl Sessions {
         self.tasks.join_next().await.map(drop)
     }
 
-    /// Ends all sessions: streams end, open calls finish, sockets are removed.
+    /// Ends all sessions: streams end, sockets are removed.
     pub(crate) async fn end(mut self) {
         self.running
             .values()

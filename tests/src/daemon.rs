@@ -309,7 +309,7 @@ impl Daemon {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(1));
         }
         bail!(
             "the daemon still runs after {timeout:?}; it said: {}",

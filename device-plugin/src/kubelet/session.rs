@@ -49,8 +49,6 @@ pub(crate) struct Timing {
     pub settle: Duration,
     /// Least time between two registrations that nothing but a lost stream asks for.
     pub spacing: Duration,
-    /// How long open calls may take to finish when the server stops.
-    pub drain: Duration,
 }
 
 impl Default for Timing {
@@ -62,7 +60,6 @@ impl Default for Timing {
             stream: Duration::from_secs(10),
             settle: Duration::from_millis(300),
             spacing: Duration::from_secs(1),
-            drain: Duration::from_secs(2),
         }
     }
 }
@@ -178,7 +175,7 @@ impl Session {
             };
             let served_at = tokio::time::Instant::now();
             let stop = self.keep_registered(&mut served, &mut back_off).await == Trouble::Stop;
-            self.shut_down(served).await;
+            shut_down(&served);
             // A tenth: a kubelet that restarts deletes our socket, and is waiting.
             let rest = (self.timing.spacing / 10).saturating_sub(served_at.elapsed());
             if stop || (!rest.is_zero() && self.pause(rest).await == Trouble::Stop) {
@@ -469,23 +466,6 @@ impl Session {
         }
     }
 
-    /// Ends the streams, lets open calls finish, removes the socket file if it is still ours.
-    async fn shut_down(&self, mut served: Served) {
-        served.end.cancel();
-        if SocketId::of(&served.path) == Some(served.id)
-            && let Err(error) = std::fs::remove_file(&served.path)
-        {
-            tracing::warn!(socket = %served.path.display(), %error, "cannot remove our socket");
-        }
-        if !served.task.is_finished()
-            && tokio::time::timeout(self.timing.drain, &mut served.task)
-                .await
-                .is_err()
-        {
-            served.task.abort();
-        }
-    }
-
     async fn pause(&self, wait: Duration) -> Trouble {
         tokio::select! {
             () = self.stop.cancelled() => Trouble::Stop,
@@ -516,6 +496,17 @@ impl Session {
             state.failures += 1;
             state.last_error = Some(error);
         });
+    }
+}
+
+/// Ends the streams, and removes the socket file if it is still ours. Nothing waits for open calls:
+/// units are unhealthy from now on, and a process that ends is to be followed soon.
+fn shut_down(served: &Served) {
+    served.end.cancel();
+    if SocketId::of(&served.path) == Some(served.id)
+        && let Err(error) = std::fs::remove_file(&served.path)
+    {
+        tracing::warn!(socket = %served.path.display(), %error, "cannot remove our socket");
     }
 }
 

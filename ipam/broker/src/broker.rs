@@ -6,7 +6,7 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -19,7 +19,7 @@ use node_server::http::{self, Details, Page, Pages};
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 use node_wire::{Answer, BlockNeed, Failure, FailureKind, Question};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch as watch_channel};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -138,16 +138,6 @@ async fn serve(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let directory = settings.policy.state_dir.join("blocks");
-    let _lock = tokio::select! {
-        lock = lock(&directory) => lock?,
-        () = stop.cancelled() => return Ok(()),
-    };
-    let pages = Arc::new(BrokerPages::default());
-    let mut services = tokio::task::JoinSet::new();
-    for address in settings.listen {
-        let stop = stop.clone();
-        services.spawn(http::serve(address, Details::Loopback, pages.clone(), stop));
-    }
     let shared = Rc::new(Shared {
         client: settings.client,
         policy: settings.policy,
@@ -159,11 +149,21 @@ async fn serve(
         timing: settings.timing,
         metrics: RefCell::new(Metrics::new()),
     });
+    let pages = Arc::new(BrokerPages::new(&shared, &directory));
+    let mut services = tokio::task::JoinSet::new();
+    for address in settings.listen {
+        let stop = stop.clone();
+        services.spawn(http::serve(address, Details::Loopback, pages.clone(), stop));
+    }
+    let _lock = tokio::select! {
+        lock = lock(&directory) => lock?,
+        () = stop.cancelled() => return Ok(()),
+    };
     let mut broker = Broker {
         shared: shared.clone(),
         stores: shared.policy.kubernetes_stores(),
         workers: BTreeMap::new(),
-        listed: false,
+        unlisted: watch_channel::Sender::new(Some("not read yet".to_owned())),
     };
     let (events, mut news) = mpsc::channel(64);
     let mut tasks = Vec::new();
@@ -171,12 +171,15 @@ async fn serve(
         // Nothing is watched, so nothing is interrupted.
         shared.metrics.borrow_mut().interrupted = None;
         tracing::info!("the node's policy has no store of type kubernetes: there is nothing to do");
+        pages.set_unready(None);
     } else {
         let (client, retry) = (shared.client.clone(), shared.timing.retry);
         let watch = watch::run(client, shared.name.clone(), events, retry);
         tasks.push(tokio::task::spawn_local(watch));
         tasks.push(tokio::task::spawn_local(sweep::run(shared.clone())));
         tasks.push(tokio::task::spawn_local(shared.clone().reread_me()));
+        let ready = become_ready(shared.clone(), broker.unlisted.subscribe(), pages.clone());
+        tasks.push(tokio::task::spawn_local(ready));
     }
     for store in &broker.stores.clone() {
         let all = grants::read_all(&grants::directory(&shared.policy.state_dir, store), store)?;
@@ -208,9 +211,7 @@ async fn serve(
             Some(event) = news.recv() => broker.event(event),
             _ = ticks.tick() => {}
         }
-        let requests = shared.client.transport().requests();
-        let text = shared.metrics.borrow().render(&requests);
-        *pages.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        *lock_page(&pages.metrics) = render(&shared);
     }
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
     let over = async { while services.join_next().await.is_some() {} };
@@ -218,13 +219,51 @@ async fn serve(
     Ok(())
 }
 
+fn render(shared: &Shared) -> String {
+    let requests = shared.client.transport().requests();
+    shared.metrics.borrow().render(&requests)
+}
+
+/// Makes `/readyz` ready once the API has answered with this node's object and its blocks, and ends.
+///
+/// Ready means that the broker can do its work in this cluster: its credentials, rights, resource
+/// definitions and node name are right. It stays ready while the API does not answer: pods start
+/// without the API while the node's blocks have room, and another broker would not reach it either.
+/// A rollout that breaks one of these stops at its first nodes.
+async fn become_ready(
+    shared: Rc<Shared>,
+    mut unlisted: watch_channel::Receiver<Option<String>>,
+    pages: Arc<BrokerPages>,
+) {
+    let mut logged = None;
+    while let Err(Failure { message, .. }) = shared.read_me().await {
+        if logged.as_ref() != Some(&message) {
+            tracing::warn!(
+                error = message,
+                "cannot read this node's object; trying again"
+            );
+        }
+        pages.set_unready(Some(message.clone()));
+        logged = Some(message);
+        tokio::time::sleep(shared.timing.retry).await;
+    }
+    loop {
+        let why = unlisted.borrow_and_update().clone();
+        let is_listed = why.is_none();
+        pages.set_unready(why.map(|why| format!("the node's blocks are not listed: {why}")));
+        if is_listed || unlisted.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 struct Broker {
     shared: Rc<Shared>,
     /// Those of type kubernetes.
     stores: Vec<String>,
     workers: BTreeMap<AddressSpace, mpsc::UnboundedSender<Message>>,
-    /// Whether the API's first list was passed on.
-    listed: bool,
+    /// Why the API's first list was not passed on; `None` once it was.
+    unlisted: watch_channel::Sender<Option<String>>,
 }
 
 impl Broker {
@@ -255,7 +294,7 @@ impl Broker {
         if worker.is_none_or(mpsc::UnboundedSender::is_closed) {
             let worker = Worker::new(self.shared.clone(), space.clone())?;
             let (sender, receiver) = mpsc::unbounded_channel();
-            if self.listed {
+            if self.unlisted.borrow().is_none() {
                 // The list had no block of it.
                 let _ = sender.send(Message::Listed(Vec::new()));
             }
@@ -310,7 +349,7 @@ impl Broker {
                 for (space, blocks) in by_space {
                     self.pass_on(&space, Message::Listed(blocks));
                 }
-                self.listed = true;
+                self.unlisted.send_replace(None);
                 self.shared.metrics.borrow_mut().interrupted = None;
             }
             Event::Changed(block) => self.pass_on(&block.space(), Message::Changed(block)),
@@ -323,7 +362,10 @@ impl Broker {
                         "the node's blocks are not watched; trying again"
                     );
                 }
-                metrics.interrupted = Some(why);
+                metrics.interrupted = Some(why.clone());
+                if self.unlisted.borrow().is_some() {
+                    self.unlisted.send_replace(Some(why));
+                }
             }
             Event::Watching => self.shared.metrics.borrow_mut().interrupted = None,
         }
@@ -341,21 +383,52 @@ impl Broker {
     }
 }
 
-/// What is served over HTTP: made by the one task that knows, read by those that answer.
-#[derive(Debug, Default)]
+/// What is served over HTTP: made by the tasks that know, read by those that answer.
+#[derive(Debug)]
 struct BrokerPages {
     metrics: Mutex<String>,
+    /// Why the broker is not ready, until it is.
+    unready: Mutex<Option<String>>,
+}
+
+fn lock_page<T>(page: &Mutex<T>) -> MutexGuard<'_, T> {
+    page.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl BrokerPages {
+    /// Of a broker that waits for the lock on the directory of the blocks.
+    fn new(shared: &Shared, directory: &Path) -> Self {
+        let directory = directory.display();
+        let unready = format!("{directory} is locked by another broker, or cannot be locked");
+        Self {
+            metrics: Mutex::new(render(shared)),
+            unready: Mutex::new(Some(unready)),
+        }
+    }
+
+    fn set_unready(&self, why: Option<String>) {
+        *lock_page(&self.unready) = why;
+    }
+
+    /// The reasons name objects of the cluster and files: an untrusted client learns only whether.
+    fn ready(&self, in_full: bool) -> Page {
+        match &*lock_page(&self.unready) {
+            None => Page::text(200, "ready\n"),
+            Some(why) if in_full => Page::text(503, format!("not ready\n{why}\n")),
+            Some(_) => Page::text(503, "not ready\n"),
+        }
+    }
 }
 
 impl Pages for BrokerPages {
     fn paths(&self) -> &'static [&'static str] {
-        &["/healthz", "/metrics"]
+        &["/healthz", "/readyz", "/metrics"]
     }
 
-    fn page(&self, path: &str, _: bool) -> Page {
-        let metrics = self.metrics.lock();
+    fn page(&self, path: &str, in_full: bool) -> Page {
         match path {
-            "/metrics" => Page::metrics(metrics.unwrap_or_else(PoisonError::into_inner).clone()),
+            "/metrics" => Page::metrics(lock_page(&self.metrics).clone()),
+            "/readyz" => self.ready(in_full),
             _ => Page::text(200, "ok\n"),
         }
     }

@@ -43,7 +43,7 @@ struct Cli {
         default_value = "/run/rdma-netdev/ipam.sock"
     )]
     socket: PathBuf,
-    /// Addresses that serve /metrics and /healthz, as 127.0.0.1:9835 [default: none]
+    /// Addresses that serve /metrics, /healthz and /readyz, as 127.0.0.1:9835 [default: none]
     #[arg(
         long,
         value_name = "ADDRESS:PORT,…",

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::daemon::{Daemon, Machine};
 use e2e::kubelet::{Kubelet, Pod};
+use nix::sys::signal::Signal;
 
 #[derive(Debug, Parser)]
 #[command(about = "Start, memory, list and Allocate of rdma-device-plugin, against budgets")]
@@ -36,6 +37,9 @@ const SANDBOX: Duration = Duration::from_millis(100);
 /// Restarts of the kubelet.
 const RESTARTS: usize = 10;
 
+/// Daemons that follow each other, as in a rollout.
+const REPLACEMENTS: usize = 5;
+
 /// What one daemon did.
 #[derive(Debug, Default)]
 struct Seen {
@@ -44,6 +48,10 @@ struct Seen {
     bytes: Vec<usize>,
     allocate: Vec<Duration>,
     again: Vec<Duration>,
+    /// From SIGTERM to the end of the process.
+    ended: Vec<Duration>,
+    /// From the end of a process to all units allocatable by the next one.
+    replaced: Vec<Duration>,
     /// What the CNI plugin waits for: which units a pod holds, asked as long after its admission as
     /// a sandbox takes at least.
     proof: Vec<Duration>,
@@ -97,7 +105,8 @@ fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
     let file = directory.join("config.yaml");
     fs::write(&file, config(slots))?;
     let root = machine.settings().root;
-    let daemon = machine.daemon_on(&file, &["--kubelet-root-dir".as_ref(), root.as_os_str()])?;
+    let start = || machine.daemon_on(&file, &["--kubelet-root-dir".as_ref(), root.as_os_str()]);
+    let mut daemon = start()?;
     let units = usize::try_from(hcas * slots)?;
     kubelet
         .wait_allocatable(RESOURCE, units, WAIT_TIMEOUT)
@@ -136,6 +145,17 @@ fn one(seen: &mut Seen, hcas: u32, slots: u32) -> Result<()> {
         let started = Instant::now();
         kubelet.wait_allocatable(RESOURCE, units, WAIT_TIMEOUT)?;
         seen.again.push(started.elapsed());
+    }
+    for _ in 0..REPLACEMENTS {
+        let asked = Instant::now();
+        daemon.signal(Signal::SIGTERM)?;
+        ensure!(daemon.ended(WAIT_TIMEOUT)?.success(), "{}", daemon.log());
+        seen.ended.push(asked.elapsed());
+        kubelet.wait_allocatable(RESOURCE, 0, WAIT_TIMEOUT)?;
+        let ended = Instant::now();
+        daemon = start()?;
+        kubelet.wait_allocatable(RESOURCE, units, WAIT_TIMEOUT)?;
+        seen.replaced.push(ended.elapsed());
     }
     // Idle: what the start and the pods asked for has been given back, and the timer went.
     let before = processor(&daemon)?;
@@ -217,6 +237,17 @@ fn main() -> Result<ExitCode> {
                 "ms",
                 Some(1000.0),
             );
+            for (times, what, budget) in [
+                (&mut seen.ended, "SIGTERM to the end of the process", None),
+                (
+                    &mut seen.replaced,
+                    "end of the old process to all units registered by the new one",
+                    start,
+                ),
+            ] {
+                let time = ms(median(times));
+                within &= row(&format!("{name}: {what}"), time, "ms", budget);
+            }
             within &= row(
                 &format!("{name}: processor time of 10 s"),
                 ms(median(&mut seen.processor)),

@@ -3,9 +3,9 @@
 use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use kubelet_api::deviceplugin::Empty;
 use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
+use kubelet_api::deviceplugin::{Empty, PreStartContainerRequest};
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -15,6 +15,7 @@ use crate::candidate::Candidate;
 use crate::candidate::example::{function, named};
 use crate::config::{NodeClass, Policy, PoolConfig, Sharing};
 use crate::kubelet::directory;
+use crate::kubelet::service::Asked;
 use crate::snapshot::{DeviceNode, Member, Snapshot};
 
 const FAST: Timing = Timing {
@@ -26,7 +27,6 @@ const FAST: Timing = Timing {
     stream: Duration::from_secs(60),
     spacing: Duration::ZERO,
     settle: Duration::from_millis(30),
-    drain: Duration::from_secs(1),
 };
 
 /// A registration server that passes on each registration, after it dialled back as kubelets do.
@@ -74,6 +74,7 @@ struct Scene {
     state: watch::Receiver<State>,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
+    asked: Asked,
 }
 
 impl Scene {
@@ -90,6 +91,7 @@ impl Scene {
         let contents = watch::Sender::new(Contents::default());
         let feed = watch::Sender::new(Some(Arc::new(snapshot())));
         let state = watch::Sender::new(State::default());
+        let (requests, asked) = Requests::new();
         let (watched, resource) = (state.subscribe(), ResourceName::parse("rdma/a").unwrap());
         let session = Session {
             socket: SocketName::new(&resource, "one"),
@@ -100,7 +102,7 @@ impl Scene {
             state,
             allocations: Arc::default(),
             exclusive: true,
-            requests: Requests::new().0,
+            requests,
             timing,
             stop: stop.clone(),
         };
@@ -121,6 +123,7 @@ impl Scene {
             state: watched,
             stop,
             tasks,
+            asked,
         }
     }
 
@@ -215,6 +218,27 @@ async fn streams_that_end_at_once_cause_no_storm_of_registrations() {
     scene.start_kubelet();
     let _plugin = scene.registered().await;
     scene.end().await;
+}
+
+/// Units are unhealthy from the end of the stream until the next process has registered.
+#[tokio::test]
+async fn a_container_that_starts_does_not_delay_the_end() {
+    let mut scene = Scene::set();
+    scene.start_kubelet();
+    let mut plugin = scene.registered().await;
+    let call = tokio::spawn(async move {
+        let request = PreStartContainerRequest::default();
+        plugin.pre_start_container(request).await
+    });
+    let _waiting = scene.asked.scans.recv().await.unwrap();
+    let asked = Instant::now();
+    scene.end().await;
+    assert!(
+        asked.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        asked.elapsed()
+    );
+    call.abort();
 }
 
 /// As after a long outage, when the waits between attempts have grown.

@@ -37,6 +37,8 @@ struct State {
     faults: VecDeque<Option<Fault>>,
     /// How many of the next reads of a block have no answer.
     lost_reads: usize,
+    /// Whether lists are refused.
+    lists_forbidden: bool,
     /// Watches that have seen less than this have to list again.
     expired: u64,
     /// Whether connections are refused.
@@ -92,6 +94,11 @@ impl Api {
     pub(crate) fn set_down(&self, down: bool) {
         self.state.lock().unwrap().down = down;
         self.changed.notify_waiters();
+    }
+
+    /// Refuses lists, as without the right to them, or allows them again.
+    pub(crate) fn forbid_lists(&self, forbidden: bool) {
+        self.state.lock().unwrap().lists_forbidden = forbidden;
     }
 
     pub(crate) fn add_node(&self, name: &str) {
@@ -370,6 +377,7 @@ impl State {
         };
         let key = |kind: &str, name: &str| (kind.to_owned(), name.to_owned());
         match (request.method.as_str(), at) {
+            ("GET", [_]) if self.lists_forbidden => refused(403, "Forbidden"),
             ("GET", [kind]) => {
                 let selector = request.query.get("labelSelector");
                 let items = self.objects.iter().filter(|((of, _), _)| of == kind);

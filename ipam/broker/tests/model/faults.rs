@@ -59,15 +59,34 @@ pub(crate) async fn refused<T: std::fmt::Debug>(
     }
 }
 
+/// An address on which nothing listens.
+fn free_address() -> SocketAddr {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    free.local_addr().unwrap()
+}
+
 /// What a broker serves over HTTP; empty until it listens.
-async fn metrics(address: SocketAddr) -> String {
+async fn get(address: SocketAddr, path: &str) -> String {
     let mut answer = String::new();
     if let Ok(mut stream) = TcpStream::connect(address).await {
-        let request = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
-        stream.write_all(request).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
         stream.read_to_string(&mut answer).await.unwrap();
     }
     answer
+}
+
+/// Waits until a page has this text.
+async fn until_page(address: SocketAddr, path: &str, text: &str) {
+    let mut answer = String::new();
+    let says = async {
+        while !answer.contains(text) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            answer = get(address, path).await;
+        }
+    };
+    let says = tokio::time::timeout(Duration::from_secs(120), says).await;
+    assert!(says.is_ok(), "{path} has no {text:?}: {answer}");
 }
 
 /// As a runtime: an ADD that did not get its answer in time is made again.
@@ -753,9 +772,7 @@ fn a_range_without_a_free_block_is_said_while_it_is_so() {
     with_api(async |api| {
         let mut one = Machine::new(1);
         api.add_node(&one.name);
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
+        let address = free_address();
         one.metrics = Some(address);
         one.start(&api);
         take_the_rest(&mut one).await;
@@ -764,21 +781,88 @@ fn a_range_without_a_free_block_is_said_while_it_is_so() {
             let line = format!(
                 "rdma_ipam_broker_ranges_without_free_block{{store=\"default\",network_name=\"\"}} {count}"
             );
-            let says = async {
-                while !metrics(address).await.contains(&line) {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            };
-            let time = Duration::from_secs(120);
-            tokio::time::timeout(time, says)
-                .await
-                .unwrap_or_else(|_| panic!("never {line}"));
+            until_page(address, "/metrics", &line).await;
         };
         until(1).await;
         while !one.pods.is_empty() {
             one.del(0);
         }
         until(0).await;
+        one.kill().await;
+    });
+}
+
+#[test]
+fn readyz_waits_for_the_api_once_and_healthz_never() {
+    with_api(async |api| {
+        let mut one = Machine::new(1);
+        let address = free_address();
+        one.metrics = Some(address);
+        one.start(&api);
+        until_page(address, "/readyz", "the cluster has no Node \"n1\"").await;
+        assert!(get(address, "/readyz").await.contains("503"));
+        assert!(get(address, "/healthz").await.contains("200 OK"));
+        api.add_node("n1");
+        until_page(address, "/readyz", "200 OK").await;
+        // Pods start without the API while there is room.
+        api.set_down(true);
+        until_page(address, "/metrics", "rdma_ipam_broker_api_watched 0").await;
+        assert!(get(address, "/readyz").await.contains("200 OK"));
+        one.kill().await;
+        one.start(&api);
+        until_page(address, "/readyz", "503").await;
+        one.kill().await;
+    });
+}
+
+#[test]
+fn readyz_says_which_rights_are_missing() {
+    with_api(async |api| {
+        let mut one = Machine::new(1);
+        let address = free_address();
+        one.metrics = Some(address);
+        api.add_node("n1");
+        api.forbid_lists(true);
+        one.start(&api);
+        until_page(address, "/readyz", "blocks are not listed: ").await;
+        until_page(address, "/readyz", "403").await;
+        api.forbid_lists(false);
+        until_page(address, "/readyz", "200 OK").await;
+        one.kill().await;
+    });
+}
+
+#[test]
+fn a_broker_that_waits_for_another_answers_healthz() {
+    with_api(async |api| {
+        let mut one = started(&api, 1).await;
+        eventually("the first one has the lock", || {
+            one.place.path().join("state/blocks/.lock").exists()
+        })
+        .await;
+        let mut two = Machine::new(1);
+        two.policy = one.policy.clone();
+        let address = free_address();
+        two.metrics = Some(address);
+        two.start(&api);
+        until_page(address, "/healthz", "200 OK").await;
+        until_page(address, "/readyz", "locked by another broker").await;
+        one.kill().await;
+        until_page(address, "/readyz", "200 OK").await;
+        two.kill().await;
+    });
+}
+
+#[test]
+fn nothing_to_do_in_the_api_is_ready() {
+    with_api(async |api| {
+        let mut one = Machine::new(1);
+        one.policy.stores.clear();
+        let address = free_address();
+        one.metrics = Some(address);
+        api.set_down(true);
+        one.start(&api);
+        until_page(address, "/readyz", "200 OK").await;
         one.kill().await;
     });
 }
