@@ -32,6 +32,7 @@ echo "$*" >>"$here/log"
 esac
 selector=--selector=app.kubernetes.io/name=rdma-netdev
 case "$*" in
+"get nodes --output=jsonpath="*) echo "Error from server (Forbidden): nodes" >&2; exit 1 ;;
 "version --output=json") echo '{"serverVersion": {"gitVersion": "v1.33.1"}}' ;;
 "get daemonsets $selector --output=json") cat "$here/daemonsets.json" ;;
 "get pods $selector --output=json") cat "$here/pods.json" ;;
