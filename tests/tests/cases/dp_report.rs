@@ -112,9 +112,9 @@ impl Cluster {
             (
                 "configmaps",
                 list(vec![
-                    json!({"metadata": metadata("rdma-config"), "data": {"config.yaml": config,
+                    json!({"metadata": metadata("rdma-config"), "data": {"pools.json": config,
                         "policy.json": "{}", "other": "planted-in-other-key"}}),
-                    json!({"metadata": metadata("other"), "data": {"config.yaml": "planted-in-other-map"}}),
+                    json!({"metadata": metadata("other"), "data": {"pools.json": "planted-in-other-map"}}),
                 ]),
             ),
             ("networks", list(vec![network, chain, other])),
