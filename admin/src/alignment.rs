@@ -1,4 +1,4 @@
-//! Pods whose NICs are farther from their GPUs than they need be.
+//! Pods with a GPU for which a nearer NIC exists.
 //!
 //! A pod is measured against the best that this machine can give to as many GPUs and NICs: one NIC
 //! for eight GPUs is far from some of them whichever it is, and that is not misaligned.
@@ -11,7 +11,7 @@ use crate::holders::Holders;
 
 /// Judges every pod that holds at least one GPU and one NIC of this machine. A unit that stands
 /// for all HCAs of its pool names no NIC, and its pod is not judged. A sentence for each pod
-/// (`namespace/name`) with a NIC that is farther from a GPU than it need be.
+/// (`namespace/name`) for one of whose GPUs a nearer NIC exists.
 pub(crate) fn misaligned(machine: &Machine, holders: &Holders) -> BTreeMap<String, String> {
     let mut of_pod: BTreeMap<String, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
     for (index, gpu) in machine.gpus.iter().enumerate() {

@@ -4,7 +4,8 @@
 //! It starts `rdmactl COMMAND --json` in the daemon's pod of each node, by `kubectl exec`, and puts the
 //! documents together as one table; a command that has none is shown node by node, as it prints. It
 //! needs no server of its own and no rights in the cluster but those of its user: to list the pods of
-//! the daemon's namespace, and `pods/exec` there.
+//! the daemon's namespace, and `pods/exec` there. With the right to list nodes, it does not wait for one
+//! that is not ready.
 //!
 //! - [`ask`]: the pods, and their answers in parallel
 //! - [`tables`]: the answers as one table
@@ -40,8 +41,8 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. plan, validate, verify, report, blocks and completion run here.\n\
-    Exit status: 0 all nodes answered and are in order, 1 not, 2 wrong usage."
+    daemon's namespace. With the right to list nodes, it does not wait for one that is NotReady. plan, validate, verify, report, blocks and completion run here.\n\
+    Exit status: 0 all nodes answered and none reports a problem, 1 not, 2 wrong usage."
 )]
 struct Cli {
     #[command(flatten)]

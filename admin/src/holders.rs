@@ -64,7 +64,8 @@ impl Holders {
 /// Pods with the HCAs that their slots are bound to, for [`Holders::collect`]: the kubelet knows the slots
 /// alone.
 pub(crate) fn bound(daemon: &DaemonStatus) -> impl Iterator<Item = Held> {
-    daemon.bindings.iter().map(|one| Held {
+    let bindings = daemon.bindings.iter().filter(|one| one.ended.is_none());
+    bindings.map(|one| Held {
         namespace: one.pod.namespace.clone(),
         pod: one.pod.name.clone(),
         container: one.container.clone(),

@@ -1,7 +1,7 @@
 //! The state of this node, from four sources: the daemon, the kubelet, the CNI plugin's journal, the
 //! lease stores. A source that is missing is reported, and the others are shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ pub(crate) struct NodeState {
     pub machine: Machine,
     /// What IDs of GPUs mean on it.
     gpus: Gpus,
-    /// Pods whose NICs are farther from their GPUs than they need be, with a sentence; empty where
+    /// Pods with a GPU for which a nearer NIC exists, with a sentence; empty where
     /// the kubelet does not answer.
     pub misaligned: BTreeMap<String, String>,
     notes: Vec<String>,
@@ -169,8 +169,8 @@ impl NodeState {
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = self.late.clone();
         if self.daemon.is_err() && self.kubelet.is_err() {
-            let why = "neither the daemon nor the kubelet answers: what is shown of this node is \
-                       what its files say";
+            let why =
+                "neither the daemon nor the kubelet answers: showing the journal and leases only";
             faults.push(why.to_owned());
         }
         faults
@@ -200,12 +200,39 @@ impl NodeState {
         }
     }
 
-    /// Addresses with prefix lengths that an attachment leases.
+    /// Addresses with prefix lengths that are leased for an interface of an attachment.
     pub(crate) fn addresses(&self, attachment: &Attachment) -> Vec<String> {
-        let whose = (&attachment.container, &attachment.interface);
-        let leases = self.leases.iter().flatten();
-        let own = leases.filter(|one| (&one.holder.container, &one.holder.interface) == whose);
+        let whose = (
+            &attachment.network,
+            &attachment.container,
+            &attachment.ifname,
+        );
+        let is_own = |one: &&Lease| {
+            let holder = &one.holder;
+            let numbers = attachment.lease_numbers.as_ref();
+            (&holder.network, &holder.container, &holder.interface) == whose
+                && numbers.is_none_or(|numbers| numbers.contains(&one.part))
+        };
+        let own = self.leases.iter().flatten().filter(is_own);
         own.map(|lease| format!("{}/{}", lease.address, lease.prefix))
+            .collect()
+    }
+
+    /// The HCAs of an attachment: as the journal has them, else those of its netdev.
+    pub(crate) fn hcas(&self, attachment: &Attachment) -> BTreeSet<String> {
+        let Some(netdev) = (attachment.netdev.as_ref()).filter(|_| attachment.hcas.is_empty())
+        else {
+            return attachment.hcas.clone();
+        };
+        let pools = self.daemon.iter().flat_map(|daemon| &daemon.pools);
+        let of_pools = pools
+            .flat_map(|pool| &pool.hcas)
+            .filter(|hca| hca.netdevs.contains(netdev))
+            .map(|hca| hca.id.clone());
+        let nics = self.machine.nics.iter();
+        let of_nics = nics.filter(|nic| nic.netdevs.contains(netdev));
+        of_pools
+            .chain(of_nics.map(|nic| nic.hca.to_string()))
             .collect()
     }
 

@@ -1,5 +1,7 @@
 //! `rdmactl pods`: which pod has which HCAs, GPUs, interfaces and addresses.
 
+use std::collections::BTreeSet;
+
 use anyhow::ensure;
 use attachment::listing::Attachment;
 use attachment::node::now;
@@ -55,7 +57,7 @@ pub(crate) struct Row {
     /// The pod's GPUs that this HCA serves, with their distance; where the HCA was not bound to GPUs,
     /// all GPUs of the pod.
     pub gpus: Vec<String>,
-    /// Whether the pod has an HCA that is farther from a GPU than it need be.
+    /// Whether a nearer HCA exists for one of the pod's GPUs.
     pub misaligned: bool,
     /// The interface in the pod.
     pub interface: Option<String>,
@@ -75,15 +77,23 @@ pub(crate) struct Row {
     pub netns_state: Option<String>,
     /// Unix seconds of the ADD.
     pub created: Option<u64>,
+    /// Seconds since the ADD by the node's clock; `None` where the clock says that it is still to come.
+    pub age_seconds: Option<u64>,
 }
 
 impl Pods {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let state = self.sources.read(global);
-        let document = Document {
-            pods: rows(&state),
-            notes: state.gaps(),
-        };
+        let pods = rows(&state, now());
+        let mut notes = state.gaps();
+        let ahead = pods.iter().filter(|row| row.age_seconds.is_none());
+        notes.extend(ahead.filter_map(|row| row.created).max().map(|created| {
+            let since = created.saturating_sub(now());
+            format!(
+                "an ADD is {since} s in the future by this node's clock: the clock was set back"
+            )
+        }));
+        let document = Document { pods, notes };
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
         ensure!(faults.is_empty(), "{}", faults.join("\n"));
@@ -91,8 +101,9 @@ impl Pods {
     }
 }
 
-/// Units, bindings and attachments, joined by pod and HCA.
-fn rows(state: &NodeState) -> Vec<Row> {
+/// Units, bindings and attachments, joined by what identifies each: a unit and its binding by pod and
+/// slot while the pod has the slot, an interface and a unit by pod and HCA. `now` in Unix seconds.
+fn rows(state: &NodeState, now: u64) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let holders = state.holders();
     let all_gpus = &state.machine.gpus;
@@ -110,7 +121,11 @@ fn rows(state: &NodeState) -> Vec<Row> {
         let gpus: Vec<String> = gpus.map(|gpu| format!("GPU{}", gpu.ordinal)).collect();
         for id in held.ids {
             let mut bindings = state.daemon.iter().flat_map(|daemon| &daemon.bindings);
-            let bound = bindings.find(|one| one.unit == id && one.resource == held.resource);
+            let whose = (&held.resource, &id, &held.namespace, &held.pod);
+            let bound = bindings.find(|one| {
+                (&one.resource, &one.unit, &one.pod.namespace, &one.pod.name) == whose
+                    && one.ended.is_none()
+            });
             let unit = id.parse::<UnitId>().ok();
             let named = unit.and_then(|unit| Some(unit.hca()?.to_string()));
             let mut row = Row {
@@ -139,20 +154,33 @@ fn rows(state: &NodeState) -> Vec<Row> {
         }
     }
     for attachment in state.attachments.iter().flatten() {
-        let hca = hca_of(state, attachment);
-        let free = rows.iter_mut().find(|row| {
-            row.pod.is_some()
+        let hcas = state.hcas(attachment);
+        // The kubelet lists a pod that lives: one of that name whose namespace is gone is another one.
+        let is_gone = attachment.netns_state == "gone";
+        let is_free = |row: &Row| {
+            !is_gone
+                && row.pod.is_some()
                 && row.pod == attachment.pod
                 && row.interface.is_none()
-                && (row.hca.is_none() || hca.is_none() || row.hca == hca)
-        });
+                && match &row.hca {
+                    Some(hca) => hcas.contains(hca),
+                    None => is_of_pool(state, row, &hcas),
+                }
+        };
         let mut own = Row {
             pod: attachment.pod.clone(),
             ..Row::default()
         };
-        let is_own = free.is_none();
-        let row = free.unwrap_or(&mut own);
-        row.hca = row.hca.take().or(hca);
+        // A unit that names the HCA comes before one that stands for all of its pool.
+        let names_hca = |row: &Row| is_free(row) && row.hca.is_some();
+        let free = rows.iter().position(names_hca);
+        let free = free.or_else(|| rows.iter().position(is_free));
+        let row = free.and_then(|index| rows.get_mut(index));
+        let is_own = row.is_none();
+        let row = row.unwrap_or(&mut own);
+        if row.hca.is_none() && !hcas.is_empty() {
+            row.hca = Some(hcas.into_iter().collect::<Vec<_>>().join(" "));
+        }
         row.interface = Some(attachment.interface.clone());
         row.network = Some(attachment.network.clone());
         row.sandbox = Some(attachment.container.clone());
@@ -162,21 +190,22 @@ fn rows(state: &NodeState) -> Vec<Row> {
         row.netns = Some(attachment.netns.clone());
         row.netns_state = Some(attachment.netns_state.to_owned());
         row.created = Some(attachment.created);
+        row.age_seconds = now.checked_sub(attachment.created);
         rows.extend(is_own.then_some(own));
     }
     rows.sort_by(|a, b| (&a.pod, &a.interface, &a.hca).cmp(&(&b.pod, &b.interface, &b.hca)));
     rows
 }
 
-/// The HCA of an attachment: by its PCI address, else by the netdev that the daemon knows.
-fn hca_of(state: &NodeState, attachment: &Attachment) -> Option<String> {
-    let pools = state.daemon.iter().flat_map(|daemon| &daemon.pools);
-    let mut hcas = pools.flat_map(|pool| &pool.hcas);
-    let by_netdev = attachment.netdev.as_ref().and_then(|netdev| {
-        let hca = hcas.find(|hca| hca.netdevs.contains(netdev))?;
-        Some(hca.id.clone())
-    });
-    by_netdev.or_else(|| attachment.pci_address.clone())
+/// Whether a row's units each stand for all HCAs of their pool, and one of these is in it.
+fn is_of_pool(state: &NodeState, row: &Row, hcas: &BTreeSet<String>) -> bool {
+    let stands_for_all = |unit: &String| matches!(unit.parse::<UnitId>(), Ok(UnitId::Pool { .. }));
+    let mut pools = state.daemon.iter().flat_map(|daemon| &daemon.pools);
+    row.units.iter().all(stands_for_all)
+        && pools.any(|pool| {
+            Some(&pool.resource) == row.resource.as_ref()
+                && pool.hcas.iter().any(|hca| hcas.contains(&hca.id))
+        })
 }
 
 /// Columns of [`columns`].
@@ -199,7 +228,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     if row.netns_state.as_deref() == Some("gone") {
         interface += " (orphaned)";
     }
-    let age = |created| age(now().saturating_sub(created).cast_signed());
+    let since = |_| age(row.age_seconds.map_or(-1, u64::cast_signed));
     vec![
         optional(row.pod.as_deref()),
         optional(row.container.as_deref()),
@@ -209,7 +238,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
         cell(&interface),
         optional(row.kind.as_deref()),
         cell(&row.addresses.join(" ")),
-        optional(row.created.map(age)),
+        optional(row.created.map(since)),
     ]
 }
 
@@ -246,8 +275,9 @@ fn text(document: &Document, is_wide: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ipam::lease::Lease;
     use kubelet_api::client::{Devices, Held};
-    use node_wire::status::{DaemonStatus, HcaStatus, PoolStatus};
+    use node_wire::status::{BindingStatus, DaemonStatus, HcaStatus, PoolStatus};
     use rdma_device_plugin::node_files::Files;
 
     use super::*;
@@ -270,7 +300,9 @@ mod tests {
             container: "4c".into(),
             kind: Some("macvlan".into()),
             netdev: Some(netdev.into()),
-            pci_address: None,
+            ifname: interface.into(),
+            lease_numbers: None,
+            hcas: BTreeSet::new(),
             netns: "/proc/7/ns/net".into(),
             netns_state: "alive",
             created: 0,
@@ -314,7 +346,7 @@ mod tests {
                 attachment("a", "net2", "ens1"),
             ],
         );
-        let found: Vec<_> = rows(&state)
+        let found: Vec<_> = rows(&state, 0)
             .into_iter()
             .map(|row| (row.interface.unwrap(), row.hca.unwrap()))
             .collect();
@@ -329,7 +361,7 @@ mod tests {
             vec![held("a", "rdma/a", &["0000:3b:00.0"])],
             vec![attachment("b", "net1", "ens2")],
         );
-        let rows = rows(&state);
+        let rows = rows(&state, 0);
         assert_eq!(rows.len(), 2, "{rows:?}");
         assert_eq!((&rows[0].interface, &rows[1].resource), (&None, &None));
     }
@@ -339,8 +371,148 @@ mod tests {
         let tag = hca::unit::PoolTag::of("rdma/a");
         let ids = [0, 1].map(|share| format!("0000:3b:00.0_{tag}_{share}"));
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-        let rows = rows(&state(vec![held("a", "rdma/a", &ids)], Vec::new()));
+        let rows = rows(&state(vec![held("a", "rdma/a", &ids)], Vec::new()), 0);
         assert_eq!(rows.len(), 1, "{rows:?}");
         assert_eq!(rows[0].units.len(), 2);
+    }
+
+    fn lease(ifname: &str, part: usize, address: &str) -> Lease {
+        let lease = json!({
+            "network": "rdma", "container": "4c", "interface": ifname, "node": "n1",
+            "address": address, "prefix": 24, "range": "10.0.0.0/16", "generation": 1,
+            "part": part, "created": "2026-01-01T00:00:00Z",
+        });
+        serde_json::from_value(lease).unwrap()
+    }
+
+    fn binding(uid: &str, hca: &str, ended: Option<&str>) -> BindingStatus {
+        BindingStatus {
+            resource: "rdma/a".into(),
+            unit: slot(),
+            hca: hca.into(),
+            pod: node_wire::Pod {
+                namespace: "ml".into(),
+                name: "a".into(),
+                uid: Some(uid.into()),
+            },
+            container: "worker".into(),
+            stage: "attached".into(),
+            rail: 0,
+            gpus: vec![ServedGpu {
+                gpu: "0000:8f:00.0".into(),
+                class: "PIX".into(),
+                peer_to_peer: true,
+                aligned: true,
+            }],
+            ended: ended.map(str::to_owned),
+        }
+    }
+
+    fn slot() -> String {
+        let pool = hca::unit::PoolTag::of("rdma/a");
+        UnitId::Slot { pool, slot: 0 }.to_string()
+    }
+
+    #[test]
+    fn each_interface_of_all_devices_has_its_own_addresses() {
+        let interface = |name: &str, netdev: &str, numbers: &[usize]| Attachment {
+            ifname: "net1".into(),
+            lease_numbers: Some(numbers.iter().copied().collect()),
+            ..attachment("a", name, netdev)
+        };
+        let mut state = state(
+            Vec::new(),
+            vec![
+                interface("rail0", "ens1", &[0, 1]),
+                interface("rail1", "ens2", &[2]),
+            ],
+        );
+        let other_network = Lease {
+            holder: ipam::lease::Holder {
+                network: "other".into(),
+                ..lease("net1", 0, "10.0.0.9").holder
+            },
+            ..lease("net1", 0, "10.0.0.9")
+        };
+        state.leases = Ok(vec![
+            lease("net1", 0, "10.0.0.1"),
+            lease("net1", 1, "10.0.1.1"),
+            lease("net1", 2, "10.0.2.1"),
+            lease("net2", 0, "10.0.3.1"),
+            other_network,
+        ]);
+        let found: Vec<_> = rows(&state, 0).iter().map(columns).collect();
+        assert_eq!(found[0][7], "10.0.0.1/24 10.0.1.1/24");
+        assert_eq!(found[1][7], "10.0.2.1/24");
+    }
+
+    /// Every column, of a pod that has its predecessor's name and slot.
+    #[test]
+    fn a_late_pod_shows_its_own_hca_not_the_dead_pods() {
+        let of = |bindings: Vec<BindingStatus>| {
+            let attached = Attachment {
+                hcas: ["0000:5e:00.0".to_owned()].into(),
+                created: 100,
+                ..attachment("a", "net1", "ens2")
+            };
+            let dead = Attachment {
+                hcas: ["0000:3b:00.0".to_owned()].into(),
+                netns_state: "gone",
+                created: 100,
+                container: "dead".into(),
+                ..attachment("a", "net1", "ens1")
+            };
+            let mut state = state(vec![held("a", "rdma/a", &[&slot()])], vec![dead, attached]);
+            state.leases = Ok(vec![lease("net1", 0, "10.0.0.1")]);
+            if let Ok(daemon) = &mut state.daemon {
+                daemon.bindings = bindings;
+            }
+            let document = Document {
+                pods: rows(&state, 130),
+                notes: Vec::new(),
+            };
+            text(&document, true)
+        };
+        let ended = binding("u1", "0000:3b:00.0", Some("the slot is another pod's"));
+        let slot = slot();
+        assert_eq!(
+            of(vec![ended.clone(), binding("u2", "0000:5e:00.0", None)]),
+            format!(
+                "POD   CONTAINER  RESOURCE  HCA           GPUS              INTERFACE        KIND     ADDRESSES    AGE  UNITS            STAGE     NETWORK  NETDEV  NETNS\n\
+                 ml/a  -          -         0000:3b:00.0  -                 net1 (orphaned)  macvlan  -            30s  -                -         rdma     ens1    /proc/7/ns/net (gone)\n\
+                 ml/a  worker     rdma/a    0000:5e:00.0  0000:8f:00.0 PIX  net1             macvlan  10.0.0.1/24  30s  {slot}  attached  rdma     ens2    /proc/7/ns/net (alive)\n"
+            )
+        );
+        let unbound = of(vec![ended]);
+        let line = unbound
+            .lines()
+            .find(|line| line.contains("worker"))
+            .unwrap();
+        assert!(
+            line.contains("1 unit") && !line.contains("0000:"),
+            "{unbound}"
+        );
+    }
+
+    #[test]
+    fn an_interface_joins_a_unit_of_the_whole_pool_only_on_its_hcas() {
+        let pool = hca::unit::PoolTag::of("rdma/a");
+        let unit = UnitId::Pool { pool, slot: 0 }.to_string();
+        let of = |netdev: &str| {
+            let held = vec![held("a", "rdma/a", &[&unit])];
+            rows(&state(held, vec![attachment("a", "net1", netdev)]), 0)
+        };
+        assert_eq!(of("ens2").len(), 1);
+        assert_eq!(of("eth9").len(), 2);
+    }
+
+    #[test]
+    fn an_age_in_the_future_is_unknown() {
+        let future = Attachment {
+            created: 100,
+            ..attachment("a", "net1", "ens1")
+        };
+        let rows = rows(&state(Vec::new(), vec![future]), 99);
+        assert_eq!(columns(&rows[0])[8], "unknown");
     }
 }

@@ -1,4 +1,4 @@
-//! `rdmactl status`: is RDMA on this node in order?
+//! `rdmactl status`: is RDMA on this node healthy?
 
 use std::collections::BTreeSet;
 use std::time::Duration;

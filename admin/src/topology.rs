@@ -24,6 +24,10 @@ use view::View;
 
 /// Shows GPUs and NICs, how far they are from each other, and which pods have them.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A pool with binding: late chooses a pod's NICs by these distances; rdmactl pods shows \
+    what it chose."
+)]
 pub(crate) struct Topology {
     /// Also the distance matrix, like that of "nvidia-smi topo -m"
     #[arg(long)]
@@ -58,7 +62,7 @@ impl Topology {
             // A node need not have a kubelet to have a topology.
             Err(kubelet_api::client::Error::NoSocket(_)) => {}
             Err(error) => {
-                let remark = format!("which pod has what is not known: {error}");
+                let remark = format!("cannot read pod allocations: {error}");
                 view.remarks.push(remark);
             }
         }

@@ -31,7 +31,8 @@ use steps::Tested;
 #[derive(Debug, Clone, clap::Args)]
 #[command(
     after_help = "SERVER and CLIENT: pod:[NAMESPACE/]NAME[/CONTAINER]. The usual tools run there, by \
-    kubectl exec: ping, rping, ib_write_bw, in an image with a shell. They load the network.\n\
+    kubectl exec: ping, rping, ib_write_bw, in an image with a shell. They load the network. The \
+    bandwidth that passes is that of published runs of ConnectX NICs.\n\
     Examples:\n  \
     rdmactl verify pod:rdma-test-pod-1 pod:rdma-test-pod-2\n  \
     kubectl rdma verify --all --html result.html\n\

@@ -20,6 +20,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, anyhow};
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::statvfs::{FsFlags, statvfs};
 use node::cni_program::{NAMES, ask, version_of};
 use node::policy::{Policy, PolicyError};
 use serde_json::Value;
@@ -55,10 +56,16 @@ pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<Outcome
     });
     place(&content, 0o755, &target, |beside| {
         runs(beside, &target).map_err(|why| {
-            anyhow!(
-                "{} does not run on this node: {why}; the image may be of another architecture",
-                source.display()
-            )
+            let (source, directory) = (source.display(), directory.display());
+            match is_noexec(beside) {
+                true => anyhow!(
+                    "{source} does not run on this node: {directory} is mounted noexec; install into \
+                     another directory that the runtime searches (--to, the chart's cni.binDir)"
+                ),
+                false => anyhow!(
+                    "{source} does not run on this node: {why}; the image may be of another architecture"
+                ),
+            }
         })
     })?;
     Ok(replaced.unwrap_or(Outcome::Installed))
@@ -181,6 +188,10 @@ fn runs(program: &Path, target: &Path) -> Result<(), String> {
     version
         .map(drop)
         .ok_or_else(|| "it prints no version".to_owned())
+}
+
+fn is_noexec(path: &Path) -> bool {
+    statvfs(path).is_ok_and(|found| found.flags().contains(FsFlags::ST_NOEXEC))
 }
 
 /// Asks `program` for the CNI versions it speaks.

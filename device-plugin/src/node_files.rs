@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use attachment::{
+    journal::Record,
     listing::{self, Attachment},
     node::{Node, Places},
 };
@@ -50,10 +51,15 @@ pub fn read(places: &Places) -> Files {
     let attachments: Result<Vec<Attachment>, String> = listing::records(&node)
         .map(|(records, complaints)| {
             notes.extend(complaints);
-            let records = records.iter();
-            records
-                .flat_map(|(_, record)| Attachment::all_of(record, &node.roots.proc, &node.boot))
-                .collect()
+            let of_record = |(_, record): &(_, Record)| {
+                let (all, unknown) = Attachment::all_of(record, &node);
+                notes.extend(unknown.map(|why| {
+                    let owner = record.owner();
+                    format!("{owner}: which interface has which address is unknown: {why}")
+                }));
+                all
+            };
+            records.iter().flat_map(of_record).collect()
         })
         .map_err(|error| error.to_string());
     // By the node's name, by an attachment, or by machine and boot (below): the name may not be known here.

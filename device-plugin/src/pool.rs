@@ -330,7 +330,7 @@ fn obstacle(
     if !pool.exclude.contains(&Exclude::Uplinks) || candidate.elsewhere {
         return None;
     }
-    // One that a pod has is none of the node's, whatever has its name now.
+    // A netdev in a pod is not an uplink. Another netdev can have its name now.
     let mut netdevs = candidate
         .netdev_names()
         .filter(|name| seen.inventory.netdev(name).is_some());

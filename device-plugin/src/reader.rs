@@ -51,7 +51,7 @@ impl fmt::Display for Late {
         let seconds = self.started.elapsed().as_secs();
         write!(
             f,
-            " for {seconds} s; firmware, a driver or a file server hangs"
+            " for {seconds} s; firmware, a driver or a file server hangs, or the node is overloaded"
         )
     }
 }

@@ -12,8 +12,8 @@ use node_wire::status::{
 };
 use tokio::sync::watch;
 
-use crate::binding::alignment;
 use crate::binding::store::{Binding, Bindings};
+use crate::binding::{alignment, evidence};
 use crate::config::last_good::REJECTED;
 use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;
@@ -202,6 +202,8 @@ impl Report {
 
     /// The report as it is answered, with the bindings as they are.
     pub(crate) fn status(&self, bindings: &Bindings) -> DaemonStatus {
+        let held = self.allocated.as_deref();
+        let binding = |one: &Binding| one.status(evidence::ended(one, bindings, held));
         DaemonStatus {
             program_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
@@ -216,7 +218,7 @@ impl Report {
                 error: self.node_socket_error(),
             },
             pools: self.pools.iter().map(|pool| self.pool(pool)).collect(),
-            bindings: bindings.all.values().map(Binding::status).collect(),
+            bindings: bindings.all.values().map(binding).collect(),
             alignment: alignment::of_pods(bindings),
         }
     }

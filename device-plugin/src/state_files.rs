@@ -27,7 +27,7 @@ pub(crate) enum FilePath {
     Own(PathBuf),
 }
 
-/// A file as it should be.
+/// A file and the content that it must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct File {
     pub place: FilePath,

@@ -194,15 +194,16 @@ impl Config {
             .or_else(|| self.gateway_for(address))
     }
 
-    /// The gateway that goes with an address: the one value there is, but in
-    /// the strict profile not for an address of the other family.
-    /// Whether an address of a range, by the range's number, is a router's or one that each pod has.
+    /// Whether pods never get this address: it is a router's, or in `addresses`. `number` is that of its
+    /// range.
     #[must_use]
     pub fn is_reserved(&self, number: usize, address: IpAddr) -> bool {
         self.gateway_of(number, address) == Some(address)
             || reserved(self.gateway, &self.fixed, &self.routes).contains(&address)
     }
 
+    /// The gateway that goes with an address: the one value there is, but in
+    /// the strict profile not for an address of the other family.
     fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
         self.gateway.filter(|gateway| {
             self.profile == Profile::Compatible || gateway.is_ipv4() == address.is_ipv4()

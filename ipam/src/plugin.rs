@@ -134,6 +134,16 @@ impl Plugin {
         Ok(self.config(request)?.rails())
     }
 
+    /// Which interface of an attachment with one on each of these rails has the address of each range,
+    /// by the number of its lease.
+    ///
+    /// # Errors
+    /// As [`Plugin::add`].
+    pub fn positions(&self, request: &Request, rails: &[u32]) -> Result<Vec<usize>, Error> {
+        let config = self.config_of(request, Some(rails))?;
+        Ok(config.places.iter().map(|place| place.interface).collect())
+    }
+
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
     /// the configuration but the names of network and store; what is gone already is not an error. What
     /// the policy's store does not have is freed in those that this node used before under the

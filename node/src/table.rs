@@ -38,11 +38,12 @@ pub fn cell(text: &str) -> String {
     }
 }
 
-/// How long ago, as kubectl shows it; what is still to come is now.
+/// How long ago, as kubectl shows it; unknown where the clock says that it is still to come: another
+/// clock wrote the time, or this one was set back.
 #[must_use]
 pub fn age(seconds: i64) -> String {
-    let seconds = seconds.max(0);
     match seconds {
+        ..0 => "unknown".to_owned(),
         0..120 => format!("{seconds}s"),
         120..7_200 => format!("{}m", seconds / 60),
         7_200..172_800 => format!("{}h", seconds / 3_600),
@@ -79,7 +80,7 @@ mod tests {
             (300, "5m"),
             (7_200, "2h"),
             (864_000, "10d"),
-            (-9, "0s"),
+            (-9, "unknown"),
         ] {
             assert_eq!(age(seconds), text);
         }

@@ -48,7 +48,7 @@ impl Fsck {
                 text += &format!("{path}: {what}{repaired}\n");
             }
             let (sound, found) = (checkup.sound, checkup.findings.len());
-            text + &format!("{sound} leases in order, {found} findings, {repaired} repaired\n")
+            text + &format!("{sound} sound leases, {found} findings, {repaired} repaired\n")
         });
         Ok(Outcome::good_if(repaired == checkup.findings.len()))
     }

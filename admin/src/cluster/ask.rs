@@ -1,15 +1,21 @@
 //! The daemon's pods, and what each answers.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, bail};
 use cni_wire::text::printable;
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
 use super::Flags;
-use crate::kubectl::last_line;
+use crate::kubectl::{NODES, last_line};
 
 /// The daemon's container, in manifests and chart.
 pub(crate) const CONTAINER: &str = "rdma-device-plugin";
+
+/// One line for each node: its name and the status of its condition Ready.
+const READY: &str = "--output=jsonpath={range .items[*]}{.metadata.name} \
+    {.status.conditions[?(@.type==\"Ready\")].status}{\"\\n\"}{end}";
 
 /// What a node answered.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,17 +110,37 @@ pub(super) async fn ask(flags: &Flags, argv: &[String]) -> anyhow::Result<Vec<No
 pub(crate) async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
     let selector = format!("--selector={}", flags.selector);
     let get = ["get", "pods", "--output=json", &selector];
-    let output = flags.kubectl.run(&get, b"", flags.timeout()).await?;
+    let listed = flags.kubectl.run(&get, b"", flags.timeout());
+    let (output, not_ready) = tokio::join!(listed, not_ready(flags));
+    let output = output?;
     if !output.status.success() {
         bail!("{}", last_line(&output));
     }
     let list: Value =
         serde_json::from_slice(&output.stdout).context("read what kubectl printed")?;
-    chosen(flags, &list)
+    chosen(flags, &list, &not_ready)
 }
 
-/// Of a list of pods those that are asked.
-pub(super) fn chosen(flags: &Flags, list: &Value) -> anyhow::Result<Vec<Pod>> {
+/// Nodes whose condition Ready is not true: their kubelets do not answer, or not in time. None where
+/// the nodes may not be read.
+pub(super) async fn not_ready(flags: &Flags) -> BTreeSet<String> {
+    let get = ["get", NODES, READY];
+    let output = flags.kubectl.run(&get, b"", flags.timeout()).await;
+    let output = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let lines = output.unwrap_or_default();
+    let of_node = |line: &str| {
+        let (name, ready) = line.split_once(' ')?;
+        (ready != "True").then(|| name.to_owned())
+    };
+    lines.lines().filter_map(of_node).collect()
+}
+
+/// Of a list of pods those that are asked; `not_ready` are nodes whose pods cannot be asked.
+pub(super) fn chosen(
+    flags: &Flags,
+    list: &Value,
+    not_ready: &BTreeSet<String>,
+) -> anyhow::Result<Vec<Pod>> {
     let mut pods = pods(list);
     if pods.is_empty() {
         bail!(
@@ -129,6 +155,9 @@ pub(super) fn chosen(flags: &Flags, list: &Value) -> anyhow::Result<Vec<Pod>> {
         }
     }
     pods.retain(|pod| flags.nodes.is_empty() || flags.nodes.contains(&pod.node));
+    for pod in pods.iter_mut().filter(|pod| not_ready.contains(&pod.node)) {
+        (pod.obstacle).get_or_insert_with(|| "the node is NotReady".to_owned());
+    }
     Ok(pods)
 }
 

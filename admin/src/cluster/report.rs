@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::Flags;
-use super::ask::{CONTAINER, Pod, chosen};
+use super::ask::{CONTAINER, Pod, chosen, not_ready};
 use crate::documents::{name_of, put, text_at};
 use crate::kubectl::{BLOCKS, NETWORKS, RANGES};
 use crate::output::chain;
@@ -21,7 +21,8 @@ const OURS: &str = "spec.nodeName spec.updateStrategy spec.template.spec.nodeSel
     spec.template.spec.containers.name spec.template.spec.containers.image \
     spec.template.spec.containers.args spec.template.spec.containers.resources \
     spec.template.spec.containers.env.name spec.template.spec.containers.env.valueFrom \
-    spec.template.spec.volumes.hostPath spec.template.spec.volumes.configMap.name status";
+    spec.template.spec.volumes.hostPath spec.template.spec.volumes.configMap.name \
+    spec.template.spec.volumes.projected.sources.configMap.name status";
 
 fn ours(object: &Value) -> Option<Value> {
     let mut kept = keep(object, OURS);
@@ -40,8 +41,8 @@ fn ours(object: &Value) -> Option<Value> {
 
 fn configuration(map: &Value) -> Option<Value> {
     let has = |key: &str| map.pointer(key).is_some();
-    let is_ours = has("/data/config.yaml") && has("/data/policy.json");
-    is_ours.then(|| keep(map, "data.config.yaml data.policy.json"))
+    let is_ours = has("/data/pools.json") && has("/data/policy.json");
+    is_ours.then(|| keep(map, "data.pools.json data.policy.json"))
 }
 
 fn range_or_block(object: &Value) -> Option<Value> {
@@ -130,7 +131,7 @@ pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
     let Some((_, list)) = lists.find(|(file, _)| file == "cluster/pods.json") else {
         return Ok(());
     };
-    match chosen(flags, list) {
+    match chosen(flags, list, &not_ready(flags).await) {
         Ok(pods) => collect_nodes(flags, &pods, list, to).await,
         Err(error) => {
             to.lack("nodes", "the daemon's pods", &chain(&error));

@@ -180,12 +180,12 @@ fn units(sharing: Sharing) -> String {
         }
         Sharing::Late(late) => {
             let strict = match late.strict {
-                true => "refused where farther than need be",
-                false => "however far",
+                true => "strict: binding fails if a nearer HCA exists",
+                false => "not strict",
             };
             format!(
                 "each HCA for one container alone, bound to the pod's GPUs when its network is \
-                 made, {strict}"
+                 made; {strict}"
             )
         }
     }

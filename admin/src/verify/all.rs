@@ -30,7 +30,7 @@ use matrix::{Cell, Matrix};
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Flags {
     /// Test every node and rail of the cluster (kubectl rdma): makes a pod on each node, tests pairs,
-    /// deletes the pods. A pod asks for all units of a network that moves NICs or has devices: all,
+    /// deletes the pods. Cordoned nodes are left out unless --nodes names them. A pod asks for all units of a network that moves NICs or has devices: all,
     /// else for one; with --gpu also for a GPU where the node has one
     #[arg(long, conflicts_with_all = ["server", "client", "device"])]
     pub(super) all: bool,
@@ -64,6 +64,8 @@ struct Results {
     context: String,
     networks: Vec<String>,
     rounds: usize,
+    /// Nodes that are left out.
+    cordoned: Vec<String>,
     /// Why it ended early.
     ended: Option<String>,
     nodes: BTreeMap<String, Node>,
@@ -128,7 +130,7 @@ impl Results {
     }
 }
 
-/// Where to look for why a node's pod is not as it should be.
+/// How to find out why a node's pod failed.
 fn remedy(node: &str) -> String {
     format!("kubectl rdma status --nodes {node}")
 }

@@ -49,6 +49,27 @@ const CAUSES: &[Cause] = &[
                  context must let it open /dev/infiniband",
     },
     Cause {
+        message: "Couldn't get device attributes",
+        why: "the image's verbs library cannot query the device: it is of another driver release than \
+              the kernel's driver, such as an OFED library on the kernel's own driver",
+        remedy: "use an image with rdma-core, or with the OFED release of the node's driver",
+    },
+    Cause {
+        message: "Unable to create QP",
+        why: "the device refused a queue pair: the memlock limit is too low, the device has no free queue \
+              pair, or it has no reliable connections, as EFA",
+        remedy: "give the container the capability IPC_LOCK or raise the runtime's LimitMEMLOCK \
+                 (preflight R01, R02); compare \"rdma resource\" on the node with max_qp of \
+                 \"ibv_devinfo -v\"",
+    },
+    Cause {
+        message: "does not support the kernel ABI of",
+        why: "the image's verbs library skips a device, because its provider is of another driver release \
+              than the kernel's driver",
+        remedy: "use an image whose verbs provider (the package ibverbs-providers or the vendor's) is of the \
+                 release of the node's driver",
+    },
+    Cause {
         message: "Failed to get IB devices list",
         why: "the container has no RDMA device",
         remedy: "ask for the resource in resources.limits",
@@ -106,5 +127,27 @@ mod tests {
         let server = format!("{client}\nIB device mlx5_9 not found\n Unable to find the device\n");
         assert!(of(&server).unwrap().why.contains("the device it was given"));
         assert_eq!(of("all is well"), None);
+    }
+
+    #[test]
+    fn a_library_of_another_release_is_not_a_missing_device() {
+        let query = "Couldn't get device attributes\nUnable to create QP.\nFailed to create QP.\n \
+                     Couldn't create IB resources\n";
+        assert!(of(query).unwrap().why.contains("another driver release"));
+        let queue_pair =
+            "Unable to create QP.\nFailed to create QP.\n Couldn't create IB resources\n";
+        assert!(of(queue_pair).unwrap().remedy.contains("IPC_LOCK"));
+        let skipped = "libibverbs: Warning: Driver bnxt_re does not support the kernel ABI of 6 (supports 1 \
+                       to 1) for device /sys/class/infiniband/bnxt_re0\n";
+        for further in [
+            "IB device bnxt_re0 not found\n",
+            "Failed to get IB devices list\n",
+        ] {
+            let text = format!("{skipped}{further}");
+            assert!(of(&text).unwrap().why.contains("skips a device"), "{text}");
+        }
+        // It may be about another device than the one that was tested.
+        let text = format!("{skipped}Couldn't allocate MR\n");
+        assert!(of(&text).unwrap().why.contains("memlock"));
     }
 }

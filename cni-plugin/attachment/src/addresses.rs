@@ -239,21 +239,7 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
     let Some(noted) = &record.ipam else {
         return Ok(());
     };
-    let request = Request {
-        env: Environment {
-            command: Command::Del,
-            attachment: Some(AttachmentId {
-                container_id: ContainerId::parse(&record.container_id)?,
-                ifname: IfName::parse(&record.ifname)
-                    .map_err(|reason| Error::new(Code::State, format!("journal: {reason}")))?,
-            }),
-            netns: Some(record.netns.path.clone()),
-            args: cni_wire::Args::parse(&noted.args)?,
-            path: noted.path.clone(),
-            netns_override: false,
-        },
-        config: NetworkConfig::parse(noted.config.as_bytes())?,
-    };
+    let request = request_of(record, noted)?;
     let (allowed, policy) = (&node.policy.values.allow.ipam, &node.policy.path);
     match find(&noted.kind, &noted.path) {
         Ok(Ipam::Other(_)) if !allowed.contains(&noted.kind) => {
@@ -282,6 +268,41 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
             }
         }
         Err(e) => Err(e),
+    }
+}
+
+/// The DEL of a journalled attachment.
+fn request_of(record: &Record, noted: &record::Ipam) -> Result<Request, Error> {
+    Ok(Request {
+        env: Environment {
+            command: Command::Del,
+            attachment: Some(AttachmentId {
+                container_id: ContainerId::parse(&record.container_id)?,
+                ifname: IfName::parse(&record.ifname)
+                    .map_err(|reason| Error::new(Code::State, format!("journal: {reason}")))?,
+            }),
+            netns: Some(record.netns.path.clone()),
+            args: cni_wire::Args::parse(&noted.args)?,
+            path: noted.path.clone(),
+            netns_override: false,
+        },
+        config: NetworkConfig::parse(noted.config.as_bytes())?,
+    })
+}
+
+/// Which interface of a journalled attachment has each of its leased addresses, by the number of the
+/// lease; none where the attachment has one interface.
+///
+/// # Errors
+/// The journalled configuration cannot be read any more.
+pub fn positions(node: &Node, record: &Record) -> Result<Option<Vec<usize>>, Error> {
+    let rails: Option<Vec<u32>> = record.parts.iter().map(|part| part.rail).collect();
+    match (&record.ipam, rails) {
+        (Some(noted), Some(rails)) if rails.len() > 1 => {
+            let request = request_of(record, noted)?;
+            node.ipam.positions(&request, &rails).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 

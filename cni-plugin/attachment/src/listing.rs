@@ -1,10 +1,12 @@
 //! What this node's pods have of it, by the journal, for people and for `status`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use node::identity::is_other_boot;
 
 use crate::{
+    addresses,
     error::Error,
     journal::{Key, Part, Record},
     node::Node,
@@ -19,13 +21,18 @@ pub struct Attachment {
     /// Name of the interface in the pod.
     pub interface: String,
     pub network: String,
+    /// `CNI_CONTAINERID`, which its leases have too.
     pub container: String,
+    /// `CNI_IFNAME`, which its leases have: another name than `interface` with `devices: all`.
+    pub ifname: String,
+    /// Which of the attachment's leases are this interface's, by their numbers; `None` for all.
+    pub lease_numbers: Option<BTreeSet<usize>>,
     /// `move`, `macvlan`, …; `None` where nothing was made yet or all is undone but the lease.
     pub kind: Option<String>,
     /// The host's netdev: the moved one, or the child's master.
     pub netdev: Option<String>,
-    /// PCI address of a moved netdev.
-    pub pci_address: Option<String>,
+    /// The HCAs of a moved netdev, as units name them, and those that its slots are bound to.
+    pub hcas: BTreeSet<String>,
     pub netns: String,
     /// `alive`, `gone` or `unknown`.
     pub netns_state: &'static str,
@@ -36,27 +43,46 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// What a record says, one entry for each interface; `proc` is the host's, `boot` the kernel's
-    /// boot ID, or empty where it cannot be read.
+    /// What a record says, one entry for each interface, and why it is not known which of them has
+    /// which address.
     #[must_use]
-    pub fn all_of(record: &Record, proc: &Path, boot: &str) -> Vec<Self> {
-        let netns_state = fate(record, proc, boot);
-        let of = |part: &Part| Self::of(record, part, netns_state);
-        interfaces(record).iter().map(of).collect()
+    pub fn all_of(record: &Record, node: &Node) -> (Vec<Self>, Option<cni_wire::Error>) {
+        let netns_state = fate(record, &node.roots.proc, &node.boot);
+        let (positions, unknown) = match addresses::positions(node, record) {
+            Ok(positions) => (positions, None),
+            Err(error) => (Some(Vec::new()), Some(error)),
+        };
+        let of = |(interface, part): (usize, &Part)| {
+            let numbers = positions.as_ref().map(|positions| {
+                let own = positions.iter().enumerate();
+                let own = own.filter(|(_, position)| **position == interface);
+                own.map(|(number, _)| number).collect()
+            });
+            Self::of(record, part, netns_state, numbers)
+        };
+        let all = interfaces(record);
+        (all.iter().enumerate().map(of).collect(), unknown)
     }
 
-    fn of(record: &Record, part: &Part, netns_state: &'static str) -> Self {
+    fn of(
+        record: &Record,
+        part: &Part,
+        netns_state: &'static str,
+        lease_numbers: Option<BTreeSet<usize>>,
+    ) -> Self {
         let (kind, netdev) = what(part);
         let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let moved = part.moved.as_ref();
+        let bound = part.slots.iter().map(|slot| slot.hca.clone());
         Self {
             pod: record.pod.clone(),
             interface: part.ifname.clone(),
             network: record.network.clone(),
             container: record.container_id.clone(),
+            ifname: record.ifname.clone(),
+            lease_numbers,
             kind: named(kind),
             netdev: named(&netdev),
-            pci_address: moved.and_then(|moved| moved.identity.bus_device.clone()),
+            hcas: bound.chain(part.hcas.iter().cloned()).collect(),
             netns: record.netns.path.clone(),
             netns_state,
             created: record.created,

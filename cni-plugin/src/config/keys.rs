@@ -198,7 +198,7 @@ fn refuse(section: &Section<'_>, key: &str, value: &Value) -> Result<(), Error> 
         Some((_, remedy)) if !asks_for_nothing(value) => {
             let value = bounded(&value.to_string(), MAX_SHOWN_BYTES);
             let msg = format!(
-                "{}: {value} is not done by rdma-netdev",
+                "{}: rdma-netdev does not support this key ({value})",
                 section.path_of(key)
             );
             Err(Error::new(Code::UnsupportedField, msg).with_details(remedy))

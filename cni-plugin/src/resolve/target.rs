@@ -38,7 +38,7 @@ pub(super) fn allocated(config: &Config) -> Result<Target, Error> {
 
 pub(super) fn names_none(config: &Config, remedy: &str) -> Error {
     let unit = config.allocation.as_ref().map_or("", |unit| &unit.text);
-    let msg = format!("deviceID {unit} is a share of several HCAs and names none");
+    let msg = format!("deviceID {unit} is a share of a pool with several HCAs");
     Error::new(Code::InvalidConfig, msg).with_details(remedy)
 }
 

@@ -5,7 +5,7 @@
 //! none. A pod whose network was removed may still run, and its containers have the device nodes.
 
 use std::collections::BTreeSet;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::store::{Binding, Bindings};
 use crate::kubelet::allocated::{AllocatedUnits, Holder};
@@ -14,6 +14,8 @@ use crate::kubelet::allocated::{AllocatedUnits, Holder};
 /// kubelet may list its pod a moment later. One that was created in the future is not young: after the clock was set
 /// back it would be left alone for as long. It is freed after two lists, as any other.
 const MIN_AGE_SECONDS: u64 = 60;
+
+const NEWER_BINDING: &str = "its slot has a newer binding";
 
 /// What the CNI plugin's journal has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,13 +65,30 @@ pub(crate) fn over(
         return None;
     }
     let why = match is_superseded(binding, all) {
-        true => "its slot has a newer binding",
+        true => NEWER_BINDING,
         false => why_ended(binding, held)?,
     };
     Some(Over {
         why,
         listed: held.asked().time,
     })
+}
+
+/// Why the pod of a binding does not have its slot any more, as far as one list of the kubelet shows it:
+/// for a person, not for the release of the HCA.
+pub(crate) fn ended(
+    binding: &Binding,
+    all: &Bindings,
+    held: Option<&AllocatedUnits>,
+) -> Option<&'static str> {
+    if is_superseded(binding, all) {
+        return Some(NEWER_BINDING);
+    }
+    // The list may have been made in the second in which the binding was.
+    let created = Duration::from_secs(binding.created.saturating_add(1));
+    let created = SystemTime::UNIX_EPOCH.checked_add(created)?;
+    let held = held.filter(|held| held.asked().time > created)?;
+    why_ended(binding, held)
 }
 
 /// Whether its slot was bound again since: the pod has a new sandbox, or the slot another pod. The CNI
@@ -252,6 +271,25 @@ mod tests {
             ..Attached::default()
         };
         assert!(over(&binding(), &all, &attached, &list, 1000).is_none());
+    }
+
+    #[test]
+    fn a_dead_pods_binding_is_shown_as_ended() {
+        let all = Bindings::default();
+        let ended = |list: Option<&AllocatedUnits>| ended(&binding(), &all, list);
+        let other_uid = || Owners::of(&[("u2", "rdma/nic", "slot_3e71787e_0")]);
+        let own = list(Some(("ml", "a")), 200);
+        assert_eq!(ended(None), None);
+        assert_eq!(ended(Some(&own)), None);
+        assert!(ended(Some(&own.with_owners(other_uid()))).is_some());
+        assert!(ended(Some(&list(None, 200))).is_some());
+        // A list that is older than the binding does not have its pod yet.
+        assert_eq!(ended(Some(&list(None, 100))), None);
+        let future = Binding {
+            created: u64::MAX,
+            ..binding()
+        };
+        assert_eq!(super::ended(&future, &all, Some(&list(None, 200))), None);
     }
 
     #[test]

@@ -94,8 +94,8 @@ impl Binding {
         }
     }
 
-    /// As the daemon answers it.
-    pub(crate) fn status(&self) -> BindingStatus {
+    /// As the daemon answers it; `ended`: why the pod does not have the slot any more.
+    pub(crate) fn status(&self, ended: Option<&str>) -> BindingStatus {
         BindingStatus {
             resource: self.resource.clone(),
             unit: self.unit.clone(),
@@ -105,6 +105,7 @@ impl Binding {
             stage: word(&self.stage),
             rail: self.rail,
             gpus: self.gpus.clone(),
+            ended: ended.map(str::to_owned),
         }
     }
 

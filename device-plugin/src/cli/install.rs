@@ -78,7 +78,7 @@ impl Install {
 
 fn display(outcome: &Outcome, new: Option<&str>) -> String {
     let (what, old) = match outcome {
-        Outcome::Unchanged => return "already as it should be".to_owned(),
+        Outcome::Unchanged => return "already up to date".to_owned(),
         Outcome::Installed => ("installed", None),
         Outcome::Replaced { version } => ("replaced", version.as_ref()),
     };

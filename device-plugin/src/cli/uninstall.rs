@@ -16,8 +16,8 @@ use crate::uninstall::{self, Places, Refusal};
 /// interface or an address of it.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Run it on each node after the DaemonSet is deleted, by hand or by \
-    manifests/uninstall.\n\
+    after_help = "The chart runs it on each node with uninstall.enabled; by hand, delete the DaemonSet \
+    first.\n\
     Exit status: 0 removed, 1 refused or failed, 2 wrong usage."
 )]
 pub(super) struct Uninstall {

@@ -132,7 +132,7 @@ pub struct PoolConfig {
     pub port_health: PortHealth,
     /// What has to be there before its units are offered.
     pub wait_for: Vec<Gate>,
-    /// Whether a node without such an HCA is as it should be: the resource is offered from the first
+    /// Whether a node without such an HCA is accepted: the resource is offered from the first
     /// HCA on, where others have it with 0 units.
     pub optional: bool,
     /// Whether netdevs of its HCAs are set up when they appear.

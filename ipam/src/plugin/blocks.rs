@@ -83,7 +83,7 @@ fn question(need: &Need) -> BlockNeed {
 }
 
 fn refused(error: &ClientError, need: &Need) -> Error {
-    let what = format!("{need}, and it gets no other: {error}");
+    let what = format!("{need}, and its broker got no more: {error}");
     let (code, remedy) = match (&error.fault, error.failure().map(|failure| failure.kind)) {
         (_, Some(FailureKind::Exhausted)) => (
             Code::Exhausted,

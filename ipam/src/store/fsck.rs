@@ -183,7 +183,7 @@ impl Fsck<'_> {
                 let what = "left behind by a probe or a first use that was killed";
                 self.note(path, what, self.repair);
             } else if !leftover && !ROOMS.contains(&name.as_str()) && !by_the_file_system(&name) {
-                self.note(path, "nothing of this store", false);
+                self.note(path, "unexpected file", false);
             }
         }
         Ok(())

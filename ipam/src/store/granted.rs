@@ -69,7 +69,7 @@ impl fmt::Display for Need {
         let range = self.range.subnet();
         match self.address {
             Some(address) => write!(f, "{address} is in none of this node's blocks of {range}"),
-            None => write!(f, "no address is free in this node's blocks of {range}"),
+            None => write!(f, "{range}: this node's addresses are used up"),
         }
     }
 }

@@ -104,8 +104,8 @@ impl Shard {
                 generation,
                 other_class: state.other_class,
             };
-            // Freed in the future: by a node whose clock is ahead. It rests, too; once
-            // nothing else is free, it is given like any that rests.
+            // Freed in the future, by a node whose clock is ahead: it cools down as well. Addresses that
+            // cool down are leased once no other is free.
             if state.freed > 0 && now < state.freed.saturating_add(cooldown) && cooldown > 0 {
                 resting.push((state.freed, candidate));
             } else {

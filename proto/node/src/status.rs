@@ -162,6 +162,8 @@ pub struct BindingStatus {
     pub rail: u32,
     /// The GPUs that it serves.
     pub gpus: Vec<ServedGpu>,
+    /// Why the pod does not have the slot any more; none while it has.
+    pub ended: Option<String>,
 }
 
 /// A GPU that an HCA serves.

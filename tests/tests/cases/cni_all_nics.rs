@@ -214,6 +214,19 @@ fn interfaces(result: &Value) -> Result<Vec<(String, Vec<String>)>> {
     Ok(interfaces.iter().enumerate().map(of).collect())
 }
 
+/// `rdmactl pods` shows the interfaces of a result with their addresses.
+fn lists(scene: &Scene, result: &Value) -> Result<()> {
+    let row = |row: &Value| {
+        let addresses = row["addresses"].as_array().into_iter().flatten();
+        let addresses = addresses.filter_map(|one| Some(one.as_str()?.to_owned()));
+        let name = row["interface"].as_str().unwrap_or_default().to_owned();
+        (name, addresses.collect())
+    };
+    let listed: Vec<(String, Vec<String>)> = scene.listed("pods")?.iter().map(row).collect();
+    assert_eq!(listed, interfaces(result)?);
+    Ok(())
+}
+
 fn names(result: &Value) -> Result<Vec<String>> {
     Ok(interfaces(result)?
         .into_iter()
@@ -277,6 +290,7 @@ fn children(attach: &str) -> Result<()> {
         .map(|(name, n)| (name, vec![format!("10.64.0.{n}/24")]))
         .collect();
     ensure!(interfaces(&result)? == expected, "{result:#}");
+    lists(&host.scene, &result)?;
     let mut check = network.clone();
     check["prevResult"] = result;
     answer_of(&host.call(), "CHECK", &check)?.success()?;
@@ -328,6 +342,7 @@ fn ranges_by_rail() -> Result<()> {
     // Fewer NICs of the same pool have the same rails.
     host.shares(&[3, 1]);
     let result = host.add(&network_of(&network, &share(1, 5)))?;
+    lists(&host.scene, &result)?;
     ensure!(names(&result)? == in_order(&[1, 3]), "{result:#}");
     host.del(&network)
 }

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 pub(crate) const CASES: &[Case] = &[
     case!(a_node_gets_both_programs_and_the_policy),
     case!(a_program_that_does_not_run_here_replaces_nothing),
+    case!(a_noexec_directory_is_named_as_the_cause, Root),
     case!(a_program_that_says_something_else_replaces_nothing),
     case!(a_wrong_policy_stops_everything),
     case!(a_missing_directory_is_named),
@@ -179,7 +180,7 @@ fn a_node_gets_both_programs_and_the_policy() -> Result<()> {
     let before = node.bin().join("rdma-netdev").metadata()?.ino();
     let output = node.install(&[])?;
     ensure!(output.status.success(), "{}", said(&output));
-    assert_eq!(said(&output).matches("already as it should be").count(), 3);
+    assert_eq!(said(&output).matches("already up to date").count(), 3);
     assert_eq!(node.bin().join("rdma-netdev").metadata()?.ino(), before);
     Ok(())
 }
@@ -200,6 +201,21 @@ fn a_program_that_does_not_run_here_replaces_nothing() -> Result<()> {
         &output,
         &["rdma-netdev does not run on this node", "architecture"],
     )?;
+    node.is_as_before()
+}
+
+fn a_noexec_directory_is_named_as_the_cause() -> Result<()> {
+    let node = Node::new()?;
+    let script = r#"mount --bind "$1" "$1" && mount -o remount,bind,noexec "$1" && shift && exec "$@""#;
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script, "sh"])
+        .arg(node.bin())
+        .arg(product("rdma-device-plugin")?)
+        .args(node.flags())
+        .output()?;
+    refused(&output, &["bin is mounted noexec", "cni.binDir"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(!said.contains("architecture"), "{said}");
     node.is_as_before()
 }
 

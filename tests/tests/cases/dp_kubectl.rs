@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 pub(crate) const CASES: &[Case] = &[
     case!(all_nodes_are_one_table_and_a_silent_one_is_named),
+    case!(a_node_that_is_not_ready_is_named_at_once),
     case!(a_node_that_is_not_fit_fails_the_whole),
     case!(what_kubectl_says_is_shown),
     case!(an_answer_that_was_cut_off_is_none),
@@ -29,6 +30,7 @@ shift 2
 here=$(dirname "$0")
 case "$*" in
 "get pods --output=json --selector=app.kubernetes.io/name=rdma-netdev") cat "$here/pods.json" ;;
+"get nodes --output=jsonpath="*) cat "$here/nodes" ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl status --json")
 	echo '{"version": 1, "notes": [], "addresses": [], "units": [{"resource": "rdma/a", "healthy": 7, "unhealthy": 1, "held": 2, "kubelet": "listening"}]}' ;;
 "exec plugin-n2 --container rdma-device-plugin -- "*) echo "error: unable to upgrade connection: container not found" >&2; exit 1 ;;
@@ -106,6 +108,23 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
     assert_eq!(
         document["nodes"][0]["document"]["units"][0]["held"], 2,
         "{document}"
+    );
+    Ok(())
+}
+
+fn a_node_that_is_not_ready_is_named_at_once() -> Result<()> {
+    let cluster = Cluster::of(&["n1", "n3"])?;
+    fs::write(cluster.0.path().join("nodes"), "n1 True\nn2 False\nn3 Unknown\n")?;
+    let started = Instant::now();
+    let output = cluster.rdma(&["status"])?;
+    ensure!(started.elapsed() < Duration::from_secs(20), "it waits for n3");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(text.contains("n1    rdma/a"), "{text}");
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(
+        said.contains("n3: no answer of plugin-n3: the node is NotReady"),
+        "{said}"
     );
     Ok(())
 }

@@ -628,14 +628,29 @@ fn a_pod_made_anew_is_bound_though_its_predecessor_was() -> Result<()> {
     for entry in fs::read_dir(node.machine.bindings())? {
         shift_created(&entry?.path(), -100)?;
     }
+    let bound: BTreeSet<String> = node.pods()?;
+    assert_eq!(bound.len(), 8, "{bound:?}");
+    ensure!(bound.iter().all(|row| row.ends_with(" \"started\"")), "{bound:?}");
     node.remove(&before)?;
     let anew = node.admit("train-0", &gpus, 8)?;
+    // Its predecessor's bindings of the same slots are not shown as its own, long before they are freed.
+    let started = Instant::now();
+    while node.pods()? != BTreeSet::from(["null null".to_owned()]) {
+        let shown = node.pods()?;
+        ensure!(started.elapsed() < Duration::from_secs(10), "{shown:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let bindings = fs::read_dir(node.machine.bindings())?.count();
+    ensure!(bindings > 0, "they are freed already");
     let started = Instant::now();
     // The kubelet tries again, too.
     while let Err(error) = node.start_container(&anew) {
         ensure!(started.elapsed() < Duration::from_secs(60), "{error:#}");
         thread::sleep(Duration::from_millis(500));
     }
+    let bound = node.pods()?;
+    assert_eq!(bound.len(), 8, "{bound:?}");
+    ensure!(bound.iter().all(|row| row.ends_with(" \"started\"")), "{bound:?}");
     Ok(())
 }
 
@@ -843,16 +858,7 @@ fn topology_names_the_pod_of_a_bound_slot() -> Result<()> {
     let pod = node.admit("a", &[0], 1)?;
     let bound = node.bind(&pod, "s1")?;
     let nic = hcas(&bound)[0];
-    let output = Command::new(product("rdmactl")?)
-        .args(["topology", "--json", "--host-root"])
-        .arg(node.machine.tree.path("/"))
-        .arg("--kubelet-root-dir")
-        .arg(node.machine.settings().root)
-        .arg("--node-socket")
-        .arg(node.machine.node_socket())
-        .output()?;
-    ensure!(output.status.success(), "{output:?}");
-    let shown: Value = serde_json::from_slice(&output.stdout)?;
+    let shown = node.shown("topology")?;
     let nics = shown["nics"].as_array().context("nics")?;
     let held = nics
         .iter()
@@ -860,6 +866,30 @@ fn topology_names_the_pod_of_a_bound_slot() -> Result<()> {
         .context("the NIC")?;
     assert_eq!(held["pod"], serde_json::json!(["default/a"]), "{held}");
     Ok(())
+}
+
+impl Node {
+    /// What `rdmactl` shows of the node.
+    fn shown(&self, command: &str) -> Result<Value> {
+        let output = Command::new(product("rdmactl")?)
+            .args([command, "--json", "--host-root"])
+            .arg(self.machine.tree.path("/"))
+            .arg("--kubelet-root-dir")
+            .arg(self.machine.settings().root)
+            .arg("--node-socket")
+            .arg(self.machine.node_socket())
+            .output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// `HCA STAGE` of each line of `rdmactl pods`, `null` for one that is not known.
+    fn pods(&self) -> Result<BTreeSet<String>> {
+        let shown = self.shown("pods")?;
+        let rows = shown["pods"].as_array().context("pods")?;
+        let row = |row: &Value| format!("{} {}", row["hca"], row["stage"]);
+        Ok(rows.iter().map(row).collect())
+    }
 }
 
 /// The daemon scans each second.

@@ -32,6 +32,7 @@ echo "$*" >>"$here/log"
 esac
 selector=--selector=app.kubernetes.io/name=rdma-netdev
 case "$*" in
+"get nodes --output=jsonpath="*) echo "Error from server (Forbidden): nodes" >&2; exit 1 ;;
 "version --output=json") echo '{"serverVersion": {"gitVersion": "v1.33.1"}}' ;;
 "get daemonsets $selector --output=json") cat "$here/daemonsets.json" ;;
 "get pods $selector --output=json") cat "$here/pods.json" ;;
@@ -111,9 +112,9 @@ impl Cluster {
             (
                 "configmaps",
                 list(vec![
-                    json!({"metadata": metadata("rdma-config"), "data": {"config.yaml": config,
+                    json!({"metadata": metadata("rdma-config"), "data": {"pools.json": config,
                         "policy.json": "{}", "other": "planted-in-other-key"}}),
-                    json!({"metadata": metadata("other"), "data": {"config.yaml": "planted-in-other-map"}}),
+                    json!({"metadata": metadata("other"), "data": {"pools.json": "planted-in-other-map"}}),
                 ]),
             ),
             ("networks", list(vec![network, chain, other])),

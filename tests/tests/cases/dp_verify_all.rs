@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(pods_are_deleted_when_the_time_is_over),
     case!(pods_of_another_run_are_named_or_awaited),
     case!(what_cannot_be_tested_is_refused),
+    case!(cordoned_and_unready_nodes_are_left_out_by_name),
 ];
 
 /// `$FAULTS` has words such as `dead:3`, with the number of a pod.
@@ -39,6 +40,7 @@ shift
 case "$*" in
 "--namespace=rdma get pods --output=json --selector=app.kubernetes.io/name=rdma-netdev") exec cat "$here/daemons";;
 "--namespace=rdma $limit config view --minify --output=jsonpath={.current-context}") printf lab; exit;;
+"--namespace=rdma get nodes --output=jsonpath="*) exit;;
 "--namespace=rdma $limit get nodes --output=json") exec cat "$here/nodes";;
 "--namespace=rdma $limit get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") exec cat "$here/networks";;
 "--namespace=hpc $limit create --filename=-") exec cat >"$here/created";;
@@ -385,5 +387,31 @@ fn what_cannot_be_tested_is_refused() -> Result<()> {
     assert_eq!(output.status.code(), Some(2));
     let said = text(&output.stderr);
     ensure!(said.contains("run \"kubectl rdma verify --all\""), "{said}");
+    Ok(())
+}
+
+fn cordoned_and_unready_nodes_are_left_out_by_name() -> Result<()> {
+    let cluster = Cluster::of(4)?;
+    let mut nodes: Value = serde_json::from_slice(&fs::read(cluster.path("nodes"))?)?;
+    nodes["items"][1]["spec"] = json!({"unschedulable": true});
+    nodes["items"][3]["status"]["conditions"][0]["status"] = json!("Unknown");
+    fs::write(cluster.path("nodes"), nodes.to_string())?;
+    let output = cluster.verify("", &["--only", "ping"]).output()?;
+    let (out, said) = (text(&output.stdout), text(&output.stderr));
+    // A node that is NotReady is not tested, which is a fault; one that is cordoned is meant to be so.
+    assert_eq!(output.status.code(), Some(1), "{out}{said}");
+    for expected in [
+        "n000  pass        pass\n",
+        "n003  not tested  not tested\n",
+        "n003: the node is NotReady",
+        "; left out because cordoned: n001\n",
+    ] {
+        ensure!(out.contains(expected), "{expected}: {out}");
+    }
+    ensure!(!out.contains("n001  "), "{out}");
+    let named = ["--only", "ping", "--nodes", "n000,n001"];
+    let output = cluster.verify("", &named).output()?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(text(&output.stdout).contains("n001  pass"), "{output:?}");
     Ok(())
 }

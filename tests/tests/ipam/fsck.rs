@@ -78,7 +78,7 @@ fn what_the_file_system_itself_keeps_in_a_store_is_no_finding() {
     let report = all(&place, &["--repair"]);
     assert_eq!(
         found(&report, &stray),
-        [("nothing of this store".to_owned(), false)]
+        [("unexpected file".to_owned(), false)]
     );
 }
 

@@ -15,7 +15,7 @@ pub(super) fn page(results: &Results) -> String {
          <title>{title}, {started}</title>\n<style>\n{}</style>\n</head>\n<body>\n<h1>{title}</h1>\n\
          <p>{}</p>\n<p class=\"dim\">{started}; networks: {}; rdmactl {}</p>\n",
         include_str!("page.css"),
-        summary(results),
+        escape(&summary(results)),
         escape(&networks),
         env!("CARGO_PKG_VERSION")
     );

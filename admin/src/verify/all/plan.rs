@@ -134,7 +134,7 @@ pub(super) fn pod(
     let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
     let is_ready = |state: &Value| state["type"] == "Ready" && state["status"] == "True";
     if !conditions.into_iter().flatten().any(is_ready) {
-        return Err("the node is not Ready".to_owned());
+        return Err("the node is NotReady".to_owned());
     }
     let resources = verify.all.resource.iter();
     let mut limits: BTreeMap<&str, usize> = resources
@@ -375,7 +375,7 @@ mod tests {
             let node = json!({"metadata": {"name": "n"}, "status": status});
             pod(&verify, "7", &node, 0, &[network("a", false)]).unwrap_err()
         };
-        assert_eq!(pod(json!({})), "the node is not Ready");
+        assert_eq!(pod(json!({})), "the node is NotReady");
         let ready = json!({"conditions": [{"type": "Ready", "status": "True"}],
             "allocatable": {"nvidia.com/gpu": "8"}});
         assert_eq!(pod(ready), "the node offers no rdma/efa, rdma/nic");

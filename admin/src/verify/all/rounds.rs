@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use futures_util::{StreamExt as _, stream};
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
@@ -96,6 +97,13 @@ async fn work(
         if daemons.iter().all(|pod| pod.node != name) {
             continue;
         }
+        // One that is named is tested: it may be cordoned for that.
+        if node.pointer("/spec/unschedulable") == Some(&json!(true))
+            && !cluster.nodes.contains(&name)
+        {
+            results.cordoned.push(name);
+            continue;
+        }
         let mut planned = Node {
             shortage: plan::shortage(verify, &node, &networks),
             ..Node::default()
@@ -115,7 +123,9 @@ async fn work(
             Some(format!("; {name}: {}", node.finding.as_ref()?.why))
         };
         let why: String = nodes.iter().filter_map(why).collect();
-        bail!("a test needs two nodes that can have a pod{why}");
+        let cordoned = results.cordoned.iter();
+        let cordoned: String = cordoned.map(|name| format!("; {name}: cordoned")).collect();
+        bail!("a test needs two nodes that can have a pod{why}{cordoned}");
     }
     pods.wait_for_others().await?;
     show(&format!("creating {} pods", objects.len()));

@@ -27,8 +27,12 @@ pub(super) fn text(results: &Results, style: Style) -> String {
 pub(super) fn summary(results: &Results) -> String {
     let verdicts = results.matrix.cells.iter().map(|cell| cell.verdict);
     let count = report::counted;
+    let cordoned = match results.cordoned.as_slice() {
+        [] => String::new(),
+        names => format!("; left out because cordoned: {}", names.join(", ")),
+    };
     format!(
-        "{}, {}: {}; {} in {}, {} s",
+        "{}, {}: {}; {} in {}, {} s{cordoned}",
         count(results.nodes.len(), "node"),
         count(results.matrix.rails.len(), "rail"),
         report::counts(verdicts),
@@ -64,5 +68,14 @@ mod tests {
         };
         let text = summary(&results);
         assert_eq!(text, "0 nodes, 0 rails: ; 0 tests in 1 round, 7 s");
+        let results = Results {
+            cordoned: vec!["n3".to_owned(), "n4".to_owned()],
+            ..results
+        };
+        let text = summary(&results);
+        assert!(
+            text.ends_with("7 s; left out because cordoned: n3, n4"),
+            "{text}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Whose a block is, and whether it may change hands.
 //!
-//! A block changes hands by its node's own word, by an administrator's, or because its Node object is
+//! A block changes hands because its node or an administrator releases it, or because its Node object is
 //! gone or out of service. In the last case it rests first: remote queue pairs keep sending to an
 //! address for a while. A Node object of the same name and another UID ends nothing: a machine that
 //! registers anew keeps its pods. What is another machine's, that node's own broker finds out.
@@ -77,7 +77,7 @@ pub enum Claim {
     Unmark,
 }
 
-/// What may be done with a block of `node`, by what the cluster says of that node now. It rests for
+/// What may be done with a block of `node`, by what the cluster says of that node now. It cools down for
 /// `cooldown` after its mark, and for `rest` from now on.
 #[must_use]
 pub fn claim(

@@ -336,7 +336,7 @@ impl Worker {
         }
     }
 
-    /// Somebody marked that this node is gone, and it is there.
+    /// Clears the mark that this node is gone, whose Node exists.
     pub(super) async fn deny_end(&mut self, block: BlockObject) {
         let state = match self.shared.node_state(&self.shared.name).await {
             Ok(state) => state,
