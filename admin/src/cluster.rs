@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{Arg, ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
 use serde_json::json;
 
-use crate::global::{Global, Kubectl};
-use crate::output::{Ended, Outcome, block_on, ended, say, say_json};
+use crate::global::{CLUSTER, Global, Kubectl, NODE};
+use crate::output::{Ended, Outcome, block_on, ended, say, say_json, wrong_usage};
 use crate::{Command, output::complain};
 use tables::View;
 
@@ -63,20 +63,23 @@ pub(crate) struct Flags {
         long,
         short = 'l',
         global = true,
+        help_heading = CLUSTER,
         hide_short_help = true,
         value_name = "SELECTOR",
         default_value = "app.kubernetes.io/name=rdma-netdev"
     )]
     pub(crate) selector: String,
     /// Only these nodes
-    #[arg(long, global = true, value_name = "NAME,..", value_delimiter = ',')]
+    #[arg(long, global = true, help_heading = CLUSTER, value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) nodes: Vec<String>,
     /// How many nodes are asked at one time
-    #[arg(long, global = true, hide_short_help = true, value_name = "COUNT", default_value_t = 16,
+    #[arg(long, global = true, help_heading = CLUSTER, hide_short_help = true, value_name = "COUNT",
+        default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) parallel: u16,
     /// How long a node may take, in seconds
-    #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value_t = 60,
+    #[arg(long, global = true, help_heading = CLUSTER, hide_short_help = true, value_name = "SECONDS",
+        default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
 }
@@ -97,7 +100,30 @@ pub(crate) fn is_meant(program: Option<&OsString>) -> bool {
 
 /// The command line, for manual pages and completions.
 pub(crate) fn command() -> clap::Command {
-    Cli::command()
+    without_node_flags(Cli::command())
+}
+
+fn is_of_node(arg: &Arg) -> bool {
+    arg.get_help_heading() == Some(NODE)
+}
+
+fn without_node_flags(command: clap::Command) -> clap::Command {
+    let hidden = |arg: Arg| match is_of_node(&arg) {
+        true => arg.hide(true),
+        false => arg,
+    };
+    command.mut_args(hidden).mut_subcommands(without_node_flags)
+}
+
+/// A flag of the command line that is of a node.
+fn node_flag(command: &clap::Command, given: &ArgMatches) -> Option<String> {
+    let mut flags = command.get_arguments().filter(|arg| is_of_node(arg));
+    let flag = flags.find(|arg| !forwarded(arg, given).is_empty());
+    let flag = flag.and_then(|arg| Some(format!("--{}", arg.get_long()?)));
+    flag.or_else(|| {
+        let (name, given) = given.subcommand()?;
+        node_flag(command.find_subcommand(name)?, given)
+    })
 }
 
 /// Parses the command line, asks and prints.
@@ -114,6 +140,10 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 impl Cli {
     fn run(&self, command: &clap::Command, matches: &ArgMatches) -> Ended {
+        if let Some(flag) = node_flag(command, matches) {
+            let why = format!("{flag} is for one node: run rdmactl there");
+            return Err(wrong_usage(&why));
+        }
         match &self.command {
             // Of the cluster or of a file, not of a node.
             Command::Verify(verify) => return verify.run_in_cluster(&self.flags, &self.global),
@@ -232,6 +262,40 @@ mod tests {
             assert_eq!(is_meant(Some(&name.into())), expected, "{name}");
         }
         assert!(!is_meant(None));
+    }
+
+    /// The texts of `--help` of each command.
+    fn helps(command: &mut clap::Command, all: &mut Vec<String>) {
+        all.push(command.render_long_help().to_string());
+        for sub in command.get_subcommands_mut() {
+            helps(sub, all);
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_not_asked_with_flags_of_a_node() {
+        let mut all = Vec::new();
+        let mut command = command();
+        command.build();
+        helps(&mut command, &mut all);
+        assert!(all.len() > 20, "{}", all.len());
+        for help in all {
+            assert!(!help.contains("\nNode:"), "{help}");
+        }
+        for (line, expected) in [
+            ("--policy=/x status", Some("--policy")),
+            ("status --kubelet-root-dir /x", Some("--kubelet-root-dir")),
+            ("addresses fsck --host-root /x", Some("--host-root")),
+            ("preflight --pod", Some("--pod")),
+            ("validate --on-host x", Some("--on-host")),
+            ("validate --resource-prefix x x", None),
+            ("status -o wide", None),
+        ] {
+            let words = std::iter::once("kubectl-rdma").chain(line.split(' '));
+            let matches = command.clone().try_get_matches_from(words).unwrap();
+            let flag = node_flag(&command, &matches);
+            assert_eq!(flag.as_deref(), expected, "{line}");
+        }
     }
 
     #[test]

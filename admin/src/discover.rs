@@ -22,7 +22,7 @@ use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Snapshot;
 use rdma_device_plugin::words::word;
 
-use crate::global::Global;
+use crate::global::{Global, NODE};
 use crate::output::{Ended, Outcome, optional, table};
 use crate::verdict::words;
 
@@ -33,11 +33,11 @@ pub(crate) struct Discover {
     #[arg(long)]
     gids: bool,
     /// Configuration file, for the pools [default: as for "run", where there is one]
-    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
+    #[arg(long, help_heading = NODE, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = NODE)]
     defaults: Defaults,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = NODE)]
     addresses: NodeAddresses,
 }
 

@@ -46,15 +46,15 @@ pub(crate) fn is_definition(object: &Value) -> bool {
 pub(crate) fn definition(name: &str, network: &Value) -> Value {
     let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": network["plugins"]});
     let namespace = network["namespace"].as_str().unwrap_or("default");
-    let mut object = json!({
-        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"config": format!("{config:#}\n")},
-    });
+    let mut metadata = json!({"name": name, "namespace": namespace});
     if let Some(resource) = network["resourceName"].as_str() {
-        object["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/resourceName": resource});
+        let annotations = json!({"k8s.v1.cni.cncf.io/resourceName": resource});
+        put(&mut metadata, "annotations", annotations);
     }
-    object
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": metadata, "spec": {"config": format!("{config:#}\n")},
+    })
 }
 
 /// The name of an object; empty where it has none.

@@ -12,7 +12,7 @@ use rdma_device_plugin::config::{self, PoolConfig};
 use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Health;
 
-use crate::global::Global;
+use crate::global::{Global, NODE};
 use crate::output::{Ended, Outcome};
 use crate::verdict::words;
 
@@ -22,11 +22,11 @@ pub(crate) struct Explain {
     /// RDMA device, netdev, PCI address, auxiliary device, node GUID or unit of a pool
     name: String,
     /// Configuration file [default: as for "run"]
-    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
+    #[arg(long, help_heading = NODE, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
     config_file: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = NODE)]
     defaults: Defaults,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = NODE)]
     addresses: NodeAddresses,
 }
 

@@ -14,6 +14,12 @@ use serde_json::Value;
 
 use crate::output::{complain, say, say_json};
 
+/// Heading of the flags that are of one node, which `kubectl rdma` does not offer.
+pub(crate) const NODE: &str = "Node";
+/// Heading of the flags that say which cluster is asked.
+pub(crate) const CLUSTER: &str = "Cluster";
+const OUTPUT: &str = "Output";
+
 /// Where the node is, and how results are printed.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
@@ -21,22 +27,30 @@ pub(crate) struct Global {
     #[arg(
         long,
         global = true,
+        help_heading = NODE,
         value_name = "DIR",
         env = "RDMA_HOST_ROOT",
         default_value = "/"
     )]
     pub(crate) host_root: PathBuf,
     /// The node's policy
-    #[arg(long, global = true, value_name = "FILE", env = "RDMA_NETDEV_POLICY", default_value = node::policy::DEFAULT_PATH)]
+    #[arg(
+        long,
+        global = true,
+        help_heading = NODE,
+        value_name = "FILE",
+        env = "RDMA_NETDEV_POLICY",
+        default_value = node::policy::DEFAULT_PATH
+    )]
     pub(crate) policy: PathBuf,
     /// The node's name in the cluster, unless the policy has one
-    #[arg(long, global = true, value_name = "NAME", env = "RDMA_NODE_NAME")]
+    #[arg(long, global = true, help_heading = NODE, value_name = "NAME", env = "RDMA_NODE_NAME")]
     node_name: Option<String>,
     /// Print one JSON document
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = OUTPUT)]
     pub(crate) json: bool,
     /// Print more columns
-    #[arg(long, short, global = true, value_name = "FORMAT")]
+    #[arg(long, short, global = true, help_heading = OUTPUT, value_name = "FORMAT")]
     output: Option<Width>,
 }
 
@@ -125,18 +139,19 @@ impl Global {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Kubectl {
     /// Context of the kubeconfig
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, help_heading = CLUSTER, value_name = "NAME")]
     pub(crate) context: Option<String>,
     /// Kubeconfig
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = CLUSTER, value_name = "FILE")]
     kubeconfig: Option<String>,
     /// Namespace of the daemon [default: kube-system]; for verify, of the pods
-    #[arg(long, short, global = true, value_name = "NAME")]
+    #[arg(long, short, global = true, help_heading = CLUSTER, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
     /// The kubectl program
     #[arg(
         long,
         global = true,
+        help_heading = CLUSTER,
         hide_short_help = true,
         value_name = "PROGRAM",
         default_value = "kubectl"

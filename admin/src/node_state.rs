@@ -19,7 +19,7 @@ use rdma_device_plugin::scan::SCAN;
 use serde::{Deserialize, Serialize};
 
 use crate::alignment::misaligned;
-use crate::global::{Global, within_limit};
+use crate::global::{Global, NODE, within_limit};
 use crate::holders::{self, Holders};
 
 /// How long the daemon may take.
@@ -27,6 +27,7 @@ const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Whom to ask on this node.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = NODE)]
 pub(crate) struct Sources {
     /// The daemon's socket
     #[arg(

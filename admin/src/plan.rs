@@ -82,6 +82,13 @@ impl Plan {
             Vec::new()
         });
         let ours = sets.first();
+        if let [first, _, ..] = sets.as_slice() {
+            warnings.push(format!(
+                "several DaemonSets, and this is for {}: select one by --selector \
+                 app.kubernetes.io/instance=RELEASE",
+                name_of(first)
+            ));
+        }
         let release = ours.map(|set| text_at(set, "/metadata/labels/app.kubernetes.io~1instance"));
         Target {
             release: release.filter(|name| !name.is_empty()).map(str::to_owned),

@@ -43,7 +43,7 @@ use rdma_device_plugin::pool;
 use rdma_device_plugin::snapshot::Health;
 use serde_json::json;
 
-use crate::global::Global;
+use crate::global::{Global, NODE};
 use crate::output::{Ended, Outcome, style};
 use crate::report;
 use crate::verdict;
@@ -75,23 +75,23 @@ pub(crate) struct Preflight {
     /// container does
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "0")]
     wait: Option<u64>,
-    /// Check the container this runs in instead of the node
-    #[arg(long)]
-    pod: bool,
-    /// Check only the NICs of this configuration's pools
-    #[arg(long, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
-    config_file: Option<PathBuf>,
-    #[command(flatten)]
-    defaults: Defaults,
     /// The number of usable HCAs that this node should have, in total or of a resource (needs
     /// --config-file)
     #[arg(long = "expect", value_name = "[RESOURCE=]NUMBER")]
     expected: Vec<Expected>,
-    #[command(flatten)]
+    /// Check the container this runs in instead of the node
+    #[arg(long, help_heading = NODE)]
+    pod: bool,
+    /// Check only the NICs of this configuration's pools
+    #[arg(long, help_heading = NODE, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
+    #[command(flatten, next_help_heading = NODE)]
+    defaults: Defaults,
+    #[command(flatten, next_help_heading = NODE)]
     addresses: NodeAddresses,
     /// Where the kubelet expects device plugins [default: var/lib/kubelet/device-plugins below
     /// --host-root, or where the DaemonSet mounts it]
-    #[arg(long, value_name = "DIR", env = "RDMA_DEVICE_PLUGIN_DIR")]
+    #[arg(long, help_heading = NODE, value_name = "DIR", env = "RDMA_DEVICE_PLUGIN_DIR")]
     device_plugin_dir: Option<PathBuf>,
 }
 

@@ -16,7 +16,7 @@ use rdma_netdev::validate as network;
 use serde_json::{Value, json};
 
 use crate::documents::{definition, documents, is_definition, name_of, objects, put};
-use crate::global::Global;
+use crate::global::{Global, NODE};
 use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also in ConfigMaps and Helm values.
@@ -31,11 +31,12 @@ pub(crate) struct Validate {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Also check on this node: the HCAs of each pool, the STATUS of each network
-    #[arg(long)]
+    #[arg(long, help_heading = NODE)]
     on_host: bool,
     /// Directories of CNI programs, for --on-host
     #[arg(
         long,
+        help_heading = NODE,
         value_name = "DIR,…",
         env = "CNI_PATH",
         value_delimiter = ':',
@@ -44,7 +45,7 @@ pub(crate) struct Validate {
     cni_path: Vec<PathBuf>,
     #[command(flatten)]
     defaults: Defaults,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = NODE)]
     addresses: NodeAddresses,
 }
 

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::network::{self, Network};
 use super::read::{Hca, Node};
 use super::select::{Keys, is_plain, selector};
+use crate::documents::put;
 
 /// Why an HCA of the fabric is not for pods.
 const ASIDE: &str = "no GPU is next to it: for storage or other traffic";
@@ -167,7 +168,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
     let mut policy = json!({"version": 1, "stores": {"default": {"type": "kubernetes"}}});
     if networks.iter().any(|network| network.needs_rails) {
         match rails(&groups) {
-            Some(rails) => policy["rails"] = json!(rails),
+            Some(rails) => put(&mut policy, "rails", json!(rails)),
             None => warnings.push(
                 "policy.rails cannot number the rails: one PCI address and one netdev name are on \
                  different rails of different nodes; rename the netdevs after their rails"
@@ -176,10 +177,10 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         }
     }
     if networks.iter().any(|network| network.is_leased) {
-        policy["fabricAddresses"] = json!("static");
+        put(&mut policy, "fabricAddresses", json!("static"));
     }
     if let Some(vlan) = options.vlan {
-        policy["allow"] = json!({"vf": {"vlan": [vlan]}});
+        put(&mut policy, "allow", json!({"vf": {"vlan": [vlan]}}));
     }
     let is_guessed =
         |pool: &Pool<'_>| pool.rails.len() > 1 && pool.hcas.iter().any(|hca| !hca.is_named);

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::decide::{Mode, Options, Pool};
 use super::read::{Hca, Node};
+use crate::documents::put;
 
 /// Addresses of a node's block in a store of type `kubernetes`, of IPv4 and of IPv6.
 const BLOCKS: [usize; 2] = [16, 64];
@@ -143,18 +144,19 @@ fn network(
         "type": "rdma-netdev", "attach": attach, "capabilities": {"deviceID": true},
     });
     if is_interface && !is_several {
-        plugin["devices"] = json!("all");
-        plugin["names"] = json!(if keeps { "{host}" } else { "rdma{rail}" });
+        let names = if keeps { "{host}" } else { "rdma{rail}" };
+        put(&mut plugin, "devices", json!("all"));
+        put(&mut plugin, "names", json!(names));
     }
     let mtu = pool.hcas.iter().filter_map(|hca| hca.mtu).min();
     if let Some(mtu) = mtu.filter(|mtu| *mtu > 1500 && is_interface && link == "ether") {
-        plugin["mtu"] = json!(mtu);
+        put(&mut plugin, "mtu", json!(mtu));
         comments.push(format!(
             "mtu {mtu}: the lowest that these NICs have on the nodes."
         ));
     }
     if let Some(vlan) = options.vlan {
-        plugin["vlan"] = json!(vlan);
+        put(&mut plugin, "vlan", json!(vlan));
     }
     if keeps {
         comments
@@ -166,7 +168,8 @@ fn network(
             check_size(slice, whole, pool, options)?;
             let mut range = json!({"range": slice});
             if let Some(prefix) = options.per_node_prefix {
-                range["perNode"] = json!({"prefix": prefix, "gateway": "first"});
+                let part = json!({"prefix": prefix, "gateway": "first"});
+                put(&mut range, "perNode", part);
             }
             ranges.insert(rail, range);
         }
@@ -177,16 +180,16 @@ fn network(
                 json!({"ranges": ranges})
             }
         };
-        ipam["type"] = json!("rdma-ipam");
+        put(&mut ipam, "type", json!("rdma-ipam"));
         let divided = "A node has a network of each range; the first address is its gateway.";
         let flat = "Each range is one subnet without a gateway. Routed fabrics: --per-node-prefix.";
         if options.per_node_prefix.is_some() {
-            ipam["routes"] = json!([{"dst": whole}]);
+            put(&mut ipam, "routes", json!([{"dst": whole}]));
             comments.push(divided.to_owned());
         } else {
             comments.push(flat.to_owned());
         }
-        plugin["ipam"] = ipam;
+        put(&mut plugin, "ipam", ipam);
         if options.range.is_none() {
             comments.push("ASSUMED: the ranges; --range CIDR sets yours.".to_owned());
         }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::decide::{Group, Mode, Plan, Pool, names};
 use super::network::{Network, needs_network};
 use super::read::Hca;
-use crate::documents::definition;
+use crate::documents::{definition, name_of, put};
 
 /// Of a mapping or list on one line.
 const WIDTH: usize = 60;
@@ -69,7 +69,7 @@ pub(crate) fn values(plan: &Plan<'_>, target: &Target) -> String {
 pub(crate) fn objects(values: &Value, target: &Target) -> Vec<Value> {
     let labels = json!({"app.kubernetes.io/managed-by": "kubectl-rdma"});
     let name = format!("{}-plan", target.daemon);
-    let file = |key: &str| format!("{:#}\n", values[key]);
+    let file = |key: &str| format!("{:#}\n", values.get(key).unwrap_or(&Value::Null));
     let mut objects = vec![json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": name, "namespace": target.namespace},
@@ -78,7 +78,9 @@ pub(crate) fn objects(values: &Value, target: &Target) -> Vec<Value> {
     let networks = values["networks"].as_object().into_iter().flatten();
     objects.extend(networks.map(|(name, network)| definition(name, network)));
     for object in &mut objects {
-        object["metadata"]["labels"] = labels.clone();
+        if let Some(metadata) = object.get_mut("metadata") {
+            put(metadata, "labels", labels.clone());
+        }
     }
     objects
 }
@@ -96,8 +98,8 @@ pub(crate) fn manifests(plan: &Plan<'_>, objects: &[Value], target: &Target) -> 
     ];
     let mut text = head(plan, &usage);
     for object in objects {
-        let name = &object["metadata"]["name"];
-        let network = plan.networks.iter().find(|network| *name == network.name);
+        let name = name_of(object);
+        let network = plan.networks.iter().find(|network| network.name == name);
         text += "---\n";
         let comments = network.into_iter().flat_map(|network| &network.comments);
         text.extend(comments.map(|line| comment("", line)));

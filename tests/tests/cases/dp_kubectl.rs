@@ -161,8 +161,15 @@ fn what_kubectl_says_is_shown() -> Result<()> {
             "{said}"
         );
     }
-    let output = cluster.rdma(&["addresses", "--paralel", "3"])?;
-    assert_eq!(output.status.code(), Some(2));
+    for (arguments, expected) in [
+        (&["addresses", "--paralel", "3"], "--parallel"),
+        (&["status", "--host-root", "/x"], "--host-root is for one node: run rdmactl there"),
+    ] {
+        let output = cluster.rdma(arguments)?;
+        let said = String::from_utf8(output.stderr)?;
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        ensure!(said.contains(expected), "{said}");
+    }
     Ok(())
 }
 

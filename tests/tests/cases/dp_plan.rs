@@ -49,9 +49,11 @@ impl Cluster {
         let pods = ["gpu-3", "gpu-2", "gpu-1"].map(pod);
         let pods = json!({"kind": "List", "items": pods});
         fs::write(at.join("pods.json"), pods.to_string())?;
-        let labels = json!({"app.kubernetes.io/instance": "fabric"});
-        let set = json!({"metadata": {"name": "fabric-rdma-netdev", "labels": labels}});
-        let sets = json!({"kind": "List", "items": [set]});
+        let set = |release: &str| {
+            let labels = json!({"app.kubernetes.io/instance": release});
+            json!({"metadata": {"name": format!("{release}-rdma-netdev"), "labels": labels}})
+        };
+        let sets = json!({"kind": "List", "items": [set("fabric"), set("storage")]});
         fs::write(at.join("daemonsets.json"), sets.to_string())?;
         let root = at.join("root");
         fs::create_dir(&root)?;
@@ -111,6 +113,7 @@ fn a_cluster_is_planned_from_its_nodes_alone() -> Result<()> {
     for expected in [
         "gpu-3 is not in this plan: error: container not found",
         "assumed: 10.64.0.0/13 for pods",
+        "warning: several DaemonSets, and this is for fabric-rdma-netdev",
     ] {
         ensure!(said.contains(expected), "{said}");
     }
