@@ -127,8 +127,8 @@ image-check: ## run the programs of dist/image.tar in it; build it again and com
 	manifests/image/check $(BIN_DIR)/image.tar $(FOLDERS)
 
 .PHONY: examples-image
-examples-image: ## images of manifests/examples without GPUs, from Debian packages, as dist/rdma-tools.tar and dist/mpi.tar
-	manifests/image/examples
+examples-image: ## images of manifests/examples, as dist/rdma-tools.tar and dist/mpi.tar (REGISTRY=registry.example.com/rdma: and push)
+	REGISTRY=$(REGISTRY) manifests/image/examples
 
 .PHONY: picture
 picture: ## docs/programs.svg, the picture of the README, from docs/programs.dot (needs graphviz)
@@ -140,10 +140,11 @@ pages: ## manual pages and completions of the programs, into dist/pages/
 	@ls dist/pages/man1 | wc -l | sed 's/$$/ manual pages in dist\/pages\/man1\//'
 
 .PHONY: release
-release: $(if $(filter $(HERE),$(ARCH)),build,pages) $(addprefix build-,$(FOREIGN)) ## archive of programs, pages, docs, with checksum and SBOM, in dist/ (ARCH="amd64 arm64": both)
+# The chart and the programs are checked first, where this machine can run them.
+release: image ## archives, image, chart, krew manifest, checksums, SBOM, in dist/release (ARCH="amd64 arm64", REGISTRY, RELEASE_URL)
 	$(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)/rdmactl pages dist/pages)
-	@set -e; for bin in $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(FOREIGN)); do \
-	  OUT=$(abspath $(BIN_DIR)) manifests/release/build "$$bin"; done
+	$(if $(filter $(HERE),$(ARCH)),$(MAKE) --no-print-directory manifests)
+	REGISTRY=$(REGISTRY) RELEASE_URL=$(RELEASE_URL) OUT=$(abspath $(BIN_DIR)) manifests/release/build $(FOLDERS)
 
 .PHONY: manifests
 manifests: ## render every kustomization and check it against the Kubernetes schemas

@@ -159,7 +159,8 @@ fn slots_of_all_containers_are_one_attachment() -> Result<()> {
 fn a_pod_on_gke_has_the_names_and_addresses_of_its_nics() -> Result<()> {
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests");
     let read = |name: &str| fs::read_to_string(manifests.join(name));
-    let policy: Value = serde_json::from_str(&read("overlays/gke/policy.json")?)?;
+    let values: Value = serde_saphyr::from_str(&read("chart/values/gke.yaml")?)?;
+    let policy = &values["policy"];
     let plugin = |example: &str| -> Result<Value> {
         let kustomization = read(&format!("examples/{example}/kustomization.yaml"))?;
         let kustomization: Value = serde_saphyr::from_str(&kustomization)?;
