@@ -46,7 +46,7 @@ build: ## the node programs, static, into dist/ (PROFILE=quick: into target/bin-
 	if ! has_std "$$target"; then \
 	  target=$$(rustc -vV | sed -n 's/^host: //p'); \
 	  echo "the Rust target $(TARGET) is not here and could not be added; building for $$target instead:" \
-	    "the programs start more slowly and are no good for an image" >&2; \
+	    "the programs start more slowly and cannot be used in an image" >&2; \
 	fi; \
 	$(CARGO) build --locked $(FLAGS) --profile $(PROFILE) --target "$$target" $(foreach p,$(PROGRAMS),--bin $(p)); \
 	install -D -p -m 0755 -t $(BIN_DIR) \

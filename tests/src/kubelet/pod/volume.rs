@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A directory or file of the host, or the files of ConfigMaps.
+/// A directory or file of the host, or the files of `ConfigMaps`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Volume {
@@ -15,7 +15,7 @@ pub struct Volume {
     /// Files of a ConfigMap of the same manifest.
     #[serde(default)]
     pub config_map: Option<ConfigMapSource>,
-    /// Files of several ConfigMaps; those of a later one replace those of an earlier one.
+    /// Files of several `ConfigMaps`; those of a later one replace those of an earlier one.
     #[serde(default)]
     pub projected: Option<Projected>,
     /// A directory of the pod's own.
@@ -24,7 +24,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// The ConfigMaps whose files it shows, in order.
+    /// The `ConfigMaps` whose files it shows, in order.
     pub fn config_maps(&self) -> impl Iterator<Item = &ConfigMapSource> {
         let projected = self.projected.iter().flat_map(|volume| &volume.sources);
         self.config_map
@@ -41,7 +41,7 @@ pub struct Projected {
     pub sources: Vec<ProjectedSource>,
 }
 
-/// ConfigMaps alone: there is no API server that could give a token.
+/// `ConfigMaps` alone: there is no API server that could give a token.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProjectedSource {
