@@ -1,5 +1,6 @@
 //! `rdmactl validate`: a configuration's mistakes are reported before a roll-out.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -9,9 +10,12 @@ use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::daemon::Machine;
 use e2e::harness::Case;
+use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
     case!(pool_files_of_the_examples_are_accepted),
+    case!(examples_request_resources_that_an_install_offers),
+    case!(mpijobs_wait_for_workers_and_set_the_replicas_restart_policy),
     case!(the_rdma_shared_device_plugins_file_means_what_it_meant),
     case!(each_mistake_is_reported_with_its_place),
     case!(all_mistakes_are_in_one_json_document),
@@ -44,16 +48,78 @@ fn pool_files_of_the_examples_are_accepted() -> Result<()> {
     Ok(())
 }
 
+/// Resources of the chart's default and of its profiles. The examples' own pool files offer the default's.
+fn offered() -> Result<BTreeSet<String>> {
+    let mut offered = BTreeSet::new();
+    let base = fs::read_to_string(manifests().join("base/rdma-netdev.yaml"))?;
+    let lines = base.lines().map(str::trim);
+    let default = lines.filter_map(|line| line.strip_prefix("\"resource\": \"")?.strip_suffix("\","));
+    offered.extend(default.map(str::to_owned));
+    for profile in fs::read_dir(manifests().join("chart/values"))? {
+        let values: Value = serde_saphyr::from_str(&fs::read_to_string(profile?.path())?)?;
+        let pools = values.pointer("/pools/pools").and_then(Value::as_array);
+        for pool in pools.into_iter().flatten() {
+            offered.extend(pool["resource"].as_str().map(str::to_owned));
+        }
+    }
+    Ok(offered)
+}
+
+fn examples_request_resources_that_an_install_offers() -> Result<()> {
+    let offered = offered()?;
+    ensure!(offered.len() >= 4, "only {offered:?}");
+    for example in fs::read_dir(manifests().join("examples"))? {
+        let example = example?.path();
+        if !example.is_dir() {
+            continue;
+        }
+        for file in fs::read_dir(example)? {
+            let file = file?.path();
+            if file.extension().is_none_or(|extension| extension != "yaml") {
+                continue;
+            }
+            // A JSON patch escapes the slash in a path.
+            let text = fs::read_to_string(&file)?.replace("~1", "/");
+            for (position, _) in text.match_indices("rdma/") {
+                let rest = &text[position..];
+                let is_of_name = |c: char| c.is_ascii_alphanumeric() || "/_-.".contains(c);
+                let name = &rest[..rest.find(|c| !is_of_name(c)).unwrap_or(rest.len())];
+                let name = name.trim_end_matches('.');
+                ensure!(offered.contains(name), "{}: {name}", file.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The other MPIJobs are patches of this one.
+fn mpijobs_wait_for_workers_and_set_the_replicas_restart_policy() -> Result<()> {
+    let text = fs::read_to_string(manifests().join("examples/mpijob/mpijob.yaml"))?;
+    let job: Value = serde_saphyr::from_str(&text)?;
+    let spec = &job["spec"];
+    assert_eq!(spec["launcherCreationPolicy"], "WaitForWorkersReady");
+    assert_eq!(
+        spec["mpiReplicaSpecs"]["Launcher"]["restartPolicy"],
+        "OnFailure"
+    );
+    for role in ["Launcher", "Worker"] {
+        let pod = &spec["mpiReplicaSpecs"][role]["template"]["spec"];
+        ensure!(pod["containers"].is_array(), "{role}");
+        assert_eq!(pod["restartPolicy"], Value::Null, "{role}");
+    }
+    Ok(())
+}
+
 fn the_rdma_shared_device_plugins_file_means_what_it_meant() -> Result<()> {
     let file = manifests().join("examples/perftest/pools.json");
     let output = validate(&file, &["--json"])?;
-    let read: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let read: Value = serde_json::from_slice(&output.stdout)?;
     let pool = read.pointer("/files/0/pools/0").context("no pool")?;
     assert_eq!(pool["resource"], "rdma/hca_shared_devices_a");
     assert_eq!(pool["units"], "63 units, each with all HCAs");
     assert_eq!(
         pool["selectors"],
-        serde_json::json!(["ifNames: ens2f0; functions: pf or vf or sf"])
+        json!(["ifNames: ens2f0; functions: pf or vf or sf"])
     );
     Ok(())
 }
@@ -115,7 +181,7 @@ fn all_mistakes_are_in_one_json_document() -> Result<()> {
         fs::write(&file, text)?;
         let output = validate(&file, &["--json"])?;
         ensure!(output.status.code() == Some(1), "{output:?}");
-        let printed: serde_json::Value = serde_json::from_slice(&output.stdout)
+        let printed: Value = serde_json::from_slice(&output.stdout)
             .with_context(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
         let checked = &printed["files"][0];
         assert_eq!(
@@ -195,7 +261,7 @@ fn an_hca_of_two_pools_is_a_mistake_where_it_is() -> Result<()> {
         "{said}"
     );
     let (_, said, _) = on_host(["shared", "shared"], &["--json"])?;
-    let read: serde_json::Value = serde_json::from_str(&said)?;
+    let read: Value = serde_json::from_str(&said)?;
     assert_eq!(
         read["files"][0]["pools"][1]["onHost"]
             .as_array()
