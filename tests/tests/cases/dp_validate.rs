@@ -92,7 +92,7 @@ fn examples_request_resources_that_an_install_offers() -> Result<()> {
     Ok(())
 }
 
-/// The other MPIJobs are patches of this one.
+/// The examples have one MPI job; the others are patches of it.
 fn mpijobs_wait_for_workers_and_set_the_replicas_restart_policy() -> Result<()> {
     let text = fs::read_to_string(manifests().join("examples/mpijob/mpijob.yaml"))?;
     let job: Value = serde_saphyr::from_str(&text)?;
