@@ -7,6 +7,7 @@ among themselves, and do our programs accept the configuration in it.
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -358,6 +359,31 @@ def two_releases():
         yield f"the selectors are {selectors}"
 
 
+def documented(scratch):
+    """Each helm command of README and docs renders, and each path that kubectl applies is there."""
+    files = {"site.yaml": "image: {repository: registry.example/rdma-netdev}", "config.json": '{"configList": []}',
+             "pools.json": '{"configList": []}'}
+    commands = 0
+    for page in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+        for line in map(str.strip, page.read_text().splitlines()):
+            words = shlex.split(line, comments=True) if re.match(r"(helm (install|upgrade)|(kubectl|oc) apply) ", line) else []
+            if words[:1] == ["helm"]:
+                commands += 1
+                words = [word for word in words[2:] if word not in ("--install", "--reuse-values")]
+                for index, word in enumerate(words):
+                    if words[index - 1] == "-f" and not Path(word).exists():
+                        (scratch / word).write_text(files.get(word, ""))
+                        words[index] = str(scratch / word)
+                    words[index] = re.sub(r"\$\(cat (\S+)\)", lambda found: files[found[1]], words[index])
+                done = subprocess.run(["helm", "template", *words], capture_output=True, text=True, check=False)
+                if done.returncode != 0:
+                    yield f"{page}: {line}: {done.stderr.strip()}"
+            elif words and words[3].startswith("manifests") and not Path(words[3]).exists():
+                yield f"{page}: {line}: {words[3]} does not exist"
+    if commands < 10:
+        yield f"only {commands} helm commands were found"
+
+
 def main():
     if "--write" in sys.argv[1:]:
         differing(True)
@@ -379,6 +405,7 @@ def main():
     for kustomization in sorted((MANIFESTS / "examples").rglob("kustomization.yaml")):
         wrong += wrong_in(kustomization.parent, *kustomize(command, kustomization.parent))
     with tempfile.TemporaryDirectory() as scratch:
+        wrong += said("commands of README and docs", list(documented(Path(scratch))))
         everything = Path(scratch) / "everything.yaml"
         everything.write_text(EVERYTHING)
         wrong += wrong_in("chart with every value", *chart(everything))

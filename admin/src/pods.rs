@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use anyhow::ensure;
-use attachment::listing::Attachment;
 use attachment::node::now;
 use clap::Args;
 use cni_wire::text::printable;
