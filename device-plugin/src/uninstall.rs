@@ -78,7 +78,9 @@ pub(crate) enum Refusal {
     Unknown(String),
     /// The daemon answers.
     #[error(
-        "the daemon still runs on this node: delete its DaemonSet first (kubectl delete -k, helm uninstall)"
+        "the daemon still runs on this node: replace it by helm upgrade --reuse-values --set \
+         uninstall.enabled=true or by the component manifests/components/uninstall, or delete its \
+         DaemonSet"
     )]
     Daemon,
 }
@@ -423,6 +425,23 @@ mod tests {
         let kept = "stays: --leases is not set".to_owned();
         assert!(node.remove(false).contains(&(node.path("leases"), kept)));
         assert!(node.path("leases/leases").exists() && !node.path("etc").exists());
+    }
+
+    #[test]
+    fn leases_below_the_state_directory_stay_in_it() {
+        for leases in [true, false] {
+            let node = NodeFiles::new(&json!({"type": "file"}));
+            let store = node.path("state/leases");
+            fs::create_dir_all(store.join("leases")).unwrap();
+            fs::write(store.join("FORMAT"), FORMAT_TEXT).unwrap();
+            let stores = json!({"default": {"type": "file", "directory": store}});
+            let policy = json!({"stateDir": node.path("state"), "stores": stores});
+            fs::write(node.path("etc/policy.json"), policy.to_string()).unwrap();
+            node.remove(leases);
+            assert!(!node.path("state/attachments").exists() && !node.path("etc").exists());
+            assert_eq!(store.join("leases").exists(), !leases);
+            assert_eq!(node.path("state").exists(), !leases);
+        }
     }
 
     #[test]

@@ -99,13 +99,12 @@ impl CharDevice {
         }
     }
 
-    /// Whether the directory that the node would be in was removed under a mount of it. devtmpfs does
-    /// that when the last node goes (`dev_rmdir`, `drivers/base/devtmpfs.c`), and a container that has
-    /// the directory mounted never sees the one that is made anew. devtmpfs makes nodes before sysfs
-    /// shows the device, so then the kernel's own word is taken.
+    /// Whether no device directory is shown here, as in the daemon's container. Then the kernel's own
+    /// word is taken: devtmpfs makes a node with this name and number before the device's event
+    /// (`device_add`, `drivers/base/core.c`).
     fn is_unseen(&self) -> bool {
-        let directory = self.path.parent().map(std::fs::metadata);
-        matches!(directory, Some(Ok(directory)) if directory.nlink() == 0)
+        let directory = self.path.ancestors().nth(2);
+        directory.is_some_and(|directory| !directory.is_dir())
     }
 }
 
@@ -278,22 +277,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_below_a_removed_directory_is_what_the_kernel_reports() {
-        use std::os::fd::AsRawFd;
-        let directory = tempfile::tempdir().unwrap();
-        let open = std::fs::File::open(directory.path()).unwrap();
-        let device = CharDevice {
-            name: "uverbs0".into(),
-            // As through a mount, the directory is found after it was removed.
-            path: format!("/proc/self/fd/{}/uverbs0", open.as_raw_fd()).into(),
-            number: DeviceNumber {
-                major: 231,
-                minor: 192,
-            },
+    fn without_a_device_directory_the_kernel_is_believed() {
+        let root = tempfile::tempdir().unwrap();
+        let host = Host::at(root.path());
+        let number = DeviceNumber {
+            major: 231,
+            minor: 192,
         };
-        assert_eq!(device.node(), Node::Missing);
-        drop(directory);
+        let device = char_device(&host, "uverbs0".into(), number);
         assert_eq!(device.node(), Node::Ready);
+        std::fs::create_dir(&host.dev).unwrap();
+        assert_eq!(device.node(), Node::Missing);
     }
 
     #[test]

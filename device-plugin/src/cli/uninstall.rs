@@ -2,10 +2,12 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::signal::{SigSet, Signal};
 use node::policy::Policy;
 use node_server::flags::NodePolicy;
 
@@ -16,8 +18,8 @@ use crate::uninstall::{self, Places, Refusal};
 /// interface or an address of it.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The chart runs it on each node with uninstall.enabled; by hand, delete the DaemonSet \
-    first.\n\
+    after_help = "The DaemonSet runs it instead of the daemon with Helm's uninstall.enabled, or with \
+    the component manifests/components/uninstall. By hand: on each node after the DaemonSet is deleted.\n\
     Exit status: 0 removed, 1 refused or failed, 2 wrong usage."
 )]
 pub(super) struct Uninstall {
@@ -77,10 +79,14 @@ impl Uninstall {
             cdi: self.cdi_dir.clone(),
             node: self.node.name(),
         };
+        let ended = match self.wait || self.stay {
+            true => Some(end_signal()?),
+            false => None,
+        };
         while let Err(refusal) = uninstall::check(&places) {
-            if !self.wait {
+            let Some(ended) = ended.as_ref().filter(|_| self.wait) else {
                 return Err(refusal.into());
-            }
+            };
             let mut said = std::io::stderr().lock();
             let _ = writeln!(said, "waiting: {refusal}");
             // The daemon, which did this, is gone.
@@ -89,7 +95,9 @@ impl Uninstall {
                     let _ = writeln!(said, "{line}");
                 }
             }
-            thread::sleep(RETRY_INTERVAL);
+            if ended.recv_timeout(RETRY_INTERVAL).is_ok() {
+                return Err(refusal.into());
+            }
         }
         if !self.yes {
             return Ok(writeln!(out, "nothing on this node is in use")?);
@@ -104,11 +112,21 @@ impl Uninstall {
         })?;
         writeln!(out, "uninstalled from this node")?;
         out.flush().context("print")?;
-        if !self.stay {
-            return Ok(());
+        if let Some(ended) = ended.filter(|_| self.stay) {
+            let _ = ended.recv();
         }
-        loop {
-            thread::park();
-        }
+        Ok(())
     }
+}
+
+/// Receives SIGTERM or SIGINT, which do not end number 1 of a pid namespace by themselves.
+fn end_signal() -> anyhow::Result<mpsc::Receiver<()>> {
+    let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
+    signals.thread_block().context("block signals")?;
+    let (sender, ended) = mpsc::channel();
+    thread::spawn(move || {
+        let _ = signals.wait();
+        let _ = sender.send(());
+    });
+    Ok(ended)
 }

@@ -125,7 +125,7 @@ aliases=''
 for worker in netpipe-worker-0 netpipe-worker-1; do
 	check "$worker is made" mpi_pod $worker \
 		"ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key && exec /usr/sbin/sshd -De" \
-		"$(of_example value | grep rdma-worker)" "$(of_example limits)"
+		rdma-worker "$(of_example limits)"
 done
 check "both workers become ready" kubectl wait --for=condition=Ready --timeout=400s pod/netpipe-worker-0 pod/netpipe-worker-1
 for worker in netpipe-worker-0 netpipe-worker-1; do

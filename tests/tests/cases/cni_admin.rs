@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
@@ -12,6 +13,8 @@ use e2e::cni::Call;
 use e2e::cni_host::{CniHost, same};
 use e2e::harness::Case;
 use e2e::netns::{Netns, run};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 pub(crate) const CASES: &[Case] = &[
@@ -43,6 +46,7 @@ pub(crate) const CASES: &[Case] = &[
         Root,
         Netns
     ),
+    case!(a_container_that_stays_ends_at_sigterm, Root, Netns),
     case!(networks_are_checked_before_a_pod_asks_for_them),
     case!(a_node_without_attachments_has_an_empty_list, Root, Netns),
     case!(a_policy_that_is_not_there_is_no_empty_node, Root, Netns),
@@ -505,6 +509,36 @@ fn what_a_dead_pod_leased_is_freed_by_the_wait_for_it() -> Result<()> {
         .success()?;
     ensure!(waiting.wait()?.success(), "not cleaned in the end");
     ensure!(!host.directory().join("policy.json").exists());
+    Ok(())
+}
+
+/// Number 1 of a pid namespace does not end by a signal that it has no handler for.
+fn a_container_that_stays_ends_at_sigterm() -> Result<()> {
+    let host = CniHost::new()?;
+    let mut command = host.netns.command("unshare");
+    command.args(["--pid", "--fork"]);
+    command.arg(product("rdma-device-plugin")?);
+    command.args(["uninstall", "--yes", "--stay", "--policy"]);
+    command.arg(host.directory().join("policy.json"));
+    for flag in ["--cni-bin-dir", "--run-dir", "--cdi-dir"] {
+        command.arg(flag).arg(host.directory().join("nothing"));
+    }
+    let mut outer = command.stdout(Stdio::piped()).spawn()?;
+    let said = BufReader::new(outer.stdout.take().context("its output")?);
+    let mut lines = said.lines().map_while(Result::ok);
+    ensure!(lines.any(|line| line == "uninstalled from this node"));
+    let children = format!("/proc/{0}/task/{0}/children", outer.id());
+    let inner: i32 = fs::read_to_string(children)?.trim().parse()?;
+    kill(Pid::from_raw(inner), Signal::SIGTERM)?;
+    let asked = Instant::now();
+    while outer.try_wait()?.is_none() {
+        if asked.elapsed() > Duration::from_secs(5) {
+            kill(Pid::from_raw(inner), Signal::SIGKILL)?;
+            outer.wait()?;
+            anyhow::bail!("it still runs");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
     Ok(())
 }
 
