@@ -10,7 +10,7 @@ use ipam::store::StoreError;
 use node::document::versioned;
 use serde_json::Value;
 
-use crate::report::Style;
+use crate::findings::Style;
 
 /// How a command ended that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -21,9 +21,9 @@ use serde_json::json;
 
 use crate::cluster;
 use crate::documents::put;
+use crate::findings;
 use crate::global::{Global, Kubectl};
 use crate::output::{Ended, Outcome, block_on, style, wrong_usage};
-use crate::report;
 use pod::PodRef;
 use steps::Tested;
 
@@ -134,10 +134,10 @@ impl Verify {
             measurements,
             ..
         } = block_on(test)?;
-        let mut document = report::document(&outcomes);
+        let mut document = findings::document(&outcomes);
         put(&mut document, "measurements", json!(measurements));
-        global.say(document, || report::text(&outcomes, true, style()));
-        let faults = report::faults(&outcomes, self.strict);
+        global.say(document, || findings::text(&outcomes, true, style()));
+        let faults = findings::faults(&outcomes, self.strict);
         ensure!(faults.is_empty(), "failed: {}", faults.join(" "));
         Ok(Outcome::Good)
     }

@@ -10,7 +10,7 @@ use super::ask::{CONTAINER, Pod, chosen, not_ready};
 use crate::documents::{name_of, put, text_at};
 use crate::kubectl::{BLOCKS, NETWORKS, RANGES};
 use crate::output::chain;
-use crate::support::{Collection, Form, LOG_BYTES, Part, keep, path, questions};
+use crate::report::{Collection, Form, LOG_BYTES, Part, keep, path, questions};
 
 /// Our containers. Those that others put into our pods are left out, with their logs.
 const CONTAINERS: [&str; 3] = [CONTAINER, "rdma-ipam-broker", "install"];
