@@ -23,7 +23,7 @@ use rdma_device_plugin::snapshot::Snapshot;
 use rdma_device_plugin::words::word;
 
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Outcome, optional, table};
+use crate::output::{Ended, Exit, optional, table};
 use crate::verdict::words;
 
 /// Shows the RDMA devices of this host.
@@ -67,7 +67,7 @@ impl Discover {
             }
             text + &mode(&scanned)
         });
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     /// The pools, if there is a configuration. One that is merely at its usual place and wrong

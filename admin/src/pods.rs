@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::global::Global;
 use crate::node_state::{NodeState, Sources};
-use crate::output::{Ended, Outcome, optional, table};
+use crate::output::{Ended, Exit, optional, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
 /// interface and addresses.
@@ -96,7 +96,7 @@ impl Pods {
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
         ensure!(faults.is_empty(), "{}", faults.join("\n"));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 }
 

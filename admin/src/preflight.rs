@@ -45,7 +45,7 @@ use serde_json::json;
 
 use crate::findings;
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Outcome, style};
+use crate::output::{Ended, Exit, style};
 use crate::verdict;
 use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
 use engine::{Selection, catalogue, run};
@@ -110,7 +110,7 @@ impl Preflight {
             let line = |check: &engine::Check| format!("{} {}\n", check.id, check.title);
             let text = || catalogue.iter().map(line).collect();
             global.say(json!({ "checks": catalogue }), text);
-            return Ok(Outcome::Good);
+            return Ok(Exit::Good);
         }
         let selection = Selection::new(&self.only, &self.skip).map_err(anyhow::Error::msg)?;
         let settings = self.settings(global);
@@ -135,7 +135,7 @@ impl Preflight {
         let faults = findings::faults(&outcomes, self.strict);
         let number = findings::counted(faults.len(), "check");
         ensure!(faults.is_empty(), "{number} failed: {}", faults.join(" "));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     fn check(

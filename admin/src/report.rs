@@ -23,7 +23,7 @@ use tokio::process::Command;
 
 use crate::global::{Global, within_limit};
 use crate::kubectl::{last_line, output_of};
-use crate::output::{Ended, Outcome, block_on, complain};
+use crate::output::{Ended, Exit, block_on, complain};
 
 /// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs
 /// of our containers.
@@ -309,7 +309,7 @@ impl Collection {
             let counts = format!("{parts} parts, {missing} missing; contents.json lists them");
             format!("{file}: {size} KiB, {counts}.\n{ADVICE}\n")
         });
-        Ok(Outcome::good_if(missing == 0))
+        Ok(Exit::good_if(missing == 0))
     }
 }
 

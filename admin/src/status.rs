@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::addresses::pools;
 use crate::global::Global;
 use crate::node_state::{Sources, Units};
-use crate::output::{Ended, Outcome, optional, table};
+use crate::output::{Ended, Exit, optional, table};
 
 /// How long a store may take.
 const STORE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -83,7 +83,7 @@ impl Status {
         };
         global.say(json!(document), || text(&document));
         ensure!(faults.is_empty(), "{}", faults.join("\n"));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 }
 

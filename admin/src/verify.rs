@@ -23,7 +23,7 @@ use crate::cluster;
 use crate::documents::put;
 use crate::findings;
 use crate::global::{Global, Kubectl};
-use crate::output::{Ended, Outcome, block_on, style, wrong_usage};
+use crate::output::{Ended, Exit, block_on, style, wrong_usage};
 use pod::PodRef;
 use steps::Tested;
 
@@ -139,7 +139,7 @@ impl Verify {
         global.say(document, || findings::text(&outcomes, true, style()));
         let faults = findings::faults(&outcomes, self.strict);
         ensure!(faults.is_empty(), "failed: {}", faults.join(" "));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     /// An end, in the namespace of the flags unless it names its own.

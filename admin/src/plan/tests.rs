@@ -188,7 +188,7 @@ fn validate(file: &Path) {
     let line = Line::try_parse_from(["validate", file.to_str().unwrap()]).unwrap();
     let ended = line.validate.run(&line.global);
     assert!(
-        matches!(ended, Ok(Outcome::Good)),
+        matches!(ended, Ok(Exit::Good)),
         "{}: {ended:?}",
         file.display()
     );

@@ -22,7 +22,7 @@ use super::ends::End;
 use super::steps::Tested;
 use crate::cluster;
 use crate::global::Global;
-use crate::output::{Ended, Outcome, block_on, style};
+use crate::output::{Ended, Exit, block_on, style};
 use crate::verdict::{Finding, Verdict};
 use matrix::{Cell, Matrix};
 
@@ -182,5 +182,5 @@ pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) ->
         cells.iter().any(is_measured),
         "nothing was measured: see --only, --skip and --gpu"
     );
-    Ok(Outcome::Good)
+    Ok(Exit::Good)
 }
