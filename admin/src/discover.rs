@@ -46,10 +46,10 @@ impl Discover {
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         let pools = self.pools(&candidates, &scanned)?;
-        let document = Document {
+        let document = DiscoverDocument {
             addresses: HostAddress::list(&scanned),
             unusable,
-            ..Document::of(&scanned, &candidates, pools.as_ref())
+            ..DiscoverDocument::of(&scanned, &candidates, pools.as_ref())
         };
         global.say(json!(document), || {
             let mut text = String::new();
@@ -248,7 +248,7 @@ fn nodes(rdma_device: &str, scanned: &HostSnapshot) -> String {
 
 /// What `--json` prints, and `kubectl rdma` reads.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Document {
+pub(crate) struct DiscoverDocument {
     pub hcas: Vec<Hca>,
     pub unusable: Vec<Unusable>,
     /// An [`hca::Inventory`].
@@ -305,7 +305,7 @@ impl HostAddress {
     }
 }
 
-impl Document {
+impl DiscoverDocument {
     /// Without addresses and what is unusable.
     pub(crate) fn of(
         scanned: &HostSnapshot,

@@ -30,7 +30,7 @@ pub(crate) struct Pods {
 
 /// What is printed.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Document {
+pub(crate) struct PodsDocument {
     /// One entry for each HCA or interface of a pod, sorted by pod.
     pub pods: Vec<Row>,
     /// What is missing and what is worth knowing.
@@ -92,7 +92,7 @@ impl Pods {
                 "an ADD is {since} s in the future by this node's clock: the clock was set back"
             )
         }));
-        let document = Document { pods, notes };
+        let document = PodsDocument { pods, notes };
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
         ensure!(faults.is_empty(), "{}", faults.join("\n"));
@@ -241,7 +241,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     ]
 }
 
-fn text(document: &Document, is_wide: bool) -> String {
+fn text(document: &PodsDocument, is_wide: bool) -> String {
     let mut header = HEADER.to_owned();
     let mut rows: Vec<Vec<String>> = document.pods.iter().map(columns).collect();
     if is_wide {
@@ -466,7 +466,7 @@ mod tests {
             if let Ok(daemon) = &mut state.daemon {
                 daemon.bindings = bindings;
             }
-            let document = Document {
+            let document = PodsDocument {
                 pods: rows(&state, 130),
                 notes: Vec::new(),
             };

@@ -36,7 +36,7 @@ pub(crate) struct Status {
 
 /// What is printed.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Document {
+pub(crate) struct StatusDocument {
     /// The daemon's state; `None` if it did not answer.
     pub daemon: Option<DaemonStatus>,
     /// Units of each resource.
@@ -75,7 +75,7 @@ impl Status {
             false => Vec::new(),
         };
         let faults = state.faults();
-        let document = Document {
+        let document = StatusDocument {
             units: state.units(),
             daemon: state.daemon.ok(),
             addresses,
@@ -133,7 +133,7 @@ pub(crate) fn rounded(count: u128) -> String {
 }
 
 /// The document for a person.
-fn text(document: &Document) -> String {
+fn text(document: &StatusDocument) -> String {
     let mut blocks = Vec::new();
     if let Some(daemon) = &document.daemon {
         blocks.push(format!(
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
-        let document = Document {
+        let document = StatusDocument {
             daemon: None,
             units: Vec::new(),
             addresses: Vec::new(),

@@ -7,7 +7,7 @@ use rdma_device_plugin::candidate::{Candidate, FunctionKind, link_type};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use crate::discover::{Document, HostAddress};
+use crate::discover::{DiscoverDocument, HostAddress};
 
 /// A node.
 #[derive(Debug, Default)]
@@ -92,13 +92,13 @@ pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<Node>, Vec<S
 }
 
 fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
-    let Document {
+    let DiscoverDocument {
         hcas: shown,
         inventory,
         candidates,
         addresses,
         ..
-    } = Document::deserialize(discover)
+    } = DiscoverDocument::deserialize(discover)
         .map_err(|error| format!("its answer of discover: {error}"))?;
     let (Some(gpus), Some(nics)) = (topology["gpus"].as_array(), topology["nics"].as_array())
     else {
