@@ -1,14 +1,14 @@
 //! `kubectl rdma verify --all`: every node and rail of a cluster.
 //!
-//! [`plan`] decides on a pod for each node and on rounds of pairs, [`rounds`] makes the pods and tests
+//! [`test_plan`] decides on a pod for each node and on rounds of pairs, [`rounds`] makes the pods and tests
 //! the pairs by [`super::steps`], [`matrix`] judges. The pods are deleted however it ends; then
 //! [`text`] and [`page`] print the results.
 
 mod matrix;
 mod page;
-mod plan;
 mod pods;
 mod rounds;
+mod test_plan;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,14 +68,14 @@ struct Results {
     cordoned: Vec<String>,
     /// Why it ended early.
     ended: Option<String>,
-    nodes: BTreeMap<String, Node>,
+    nodes: BTreeMap<String, TestedNode>,
     tests: Vec<Test>,
     #[serde(flatten)]
     matrix: Matrix,
 }
 
 #[derive(Debug, Clone, Default, Serialize)]
-struct Node {
+struct TestedNode {
     /// The name of its pod; empty without.
     pod: String,
     #[serde(skip)]
@@ -94,7 +94,7 @@ struct Node {
 struct Test {
     round: usize,
     /// Where the server and the client ran.
-    nodes: plan::Pair,
+    nodes: test_plan::Pair,
     #[serde(flatten)]
     tested: Tested,
 }
