@@ -50,7 +50,7 @@ pub(crate) const LOG_BYTES: u64 = 10 << 20;
 const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
 
 /// A command whose output is a file of the archive.
-pub(crate) struct Part {
+pub(crate) struct ReportPart {
     pub file: String,
     pub argv: Vec<String>,
     pub form: Form,
@@ -151,10 +151,10 @@ fn top(created: Timestamp) -> String {
 }
 
 /// What a node is asked, behind the words that lead to its program.
-pub(crate) fn questions(node: &str, before: &[String]) -> Vec<Part> {
+pub(crate) fn questions(node: &str, before: &[String]) -> Vec<ReportPart> {
     let part = |question: &str| {
         let words = [question, "--json"].map(str::to_owned);
-        Part {
+        ReportPart {
             file: path(&["nodes", node, &format!("{question}.json")]),
             argv: before.iter().cloned().chain(words).collect(),
             form: Form::Document,
@@ -234,7 +234,7 @@ impl Collection {
     ///
     /// # Errors
     /// The archive cannot be written. A command that fails is a part that is missing.
-    pub(crate) async fn gather(&mut self, parts: Vec<Part>) -> Result<Vec<(String, Value)>> {
+    pub(crate) async fn gather(&mut self, parts: Vec<ReportPart>) -> Result<Vec<(String, Value)>> {
         let timeout = self.timeout;
         let calls = stream::iter(parts).map(|part| async move {
             let mut words = part.argv.iter();
@@ -244,7 +244,7 @@ impl Collection {
         });
         let mut calls = pin!(calls.buffer_unordered(self.parallel));
         let mut documents = Vec::new();
-        while let Some((Part { file, argv, form }, output)) = calls.next().await {
+        while let Some((ReportPart { file, argv, form }, output)) = calls.next().await {
             let asked = argv.join(" ");
             match output.and_then(|output| Ok((read(form, &output)?, output))) {
                 Ok((document, output)) => {

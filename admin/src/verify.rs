@@ -91,7 +91,7 @@ pub(crate) struct Verify {
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
-    all: all::Flags,
+    all: all::AllFlags,
 }
 
 fn step_names() -> PossibleValuesParser {

@@ -28,7 +28,7 @@ use matrix::{Cell, Matrix};
 
 /// Flags of the cluster's test.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Flags {
+pub(super) struct AllFlags {
     /// Test every node and rail of the cluster (kubectl rdma): makes a pod on each node, tests pairs,
     /// deletes the pods. Cordoned nodes are left out unless --nodes names them. A pod asks for all units of a network that moves NICs or has devices: all,
     /// else for one; with --gpu also for a GPU where the node has one

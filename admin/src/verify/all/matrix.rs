@@ -37,7 +37,7 @@ pub(super) struct Cell {
 pub(super) struct Matrix {
     /// Names of the columns.
     pub rails: Vec<String>,
-    /// Row by row, one for each node and rail.
+    /// PerftestRow by row, one for each node and rail.
     pub cells: Vec<Cell>,
 }
 
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::verdict::Outcome;
     use crate::verify::ends::Port;
-    use crate::verify::perftest::Row;
+    use crate::verify::perftest::PerftestRow;
     use crate::verify::steps::{self, Measurement, Step};
 
     /// Tests of nodes `a` to `d` on one rail: what `ping` and `write-bw` found, and the bandwidth.
@@ -260,7 +260,7 @@ mod tests {
         };
         let test = |(pair, bandwidth, average): &(&str, Finding, f64)| {
             let (step, title) = steps::WRITE_BW;
-            let row = Row {
+            let row = PerftestRow {
                 bytes: 65536,
                 iterations: 1,
                 peak: 400.0,
