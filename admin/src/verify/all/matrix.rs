@@ -37,7 +37,7 @@ pub(super) struct Cell {
 pub(super) struct Matrix {
     /// Names of the columns.
     pub rails: Vec<String>,
-    /// PerftestRow by row, one for each node and rail.
+    /// Row by row, one for each node and rail.
     pub cells: Vec<Cell>,
 }
 
