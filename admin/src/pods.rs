@@ -274,6 +274,7 @@ fn text(document: &PodsDocument, is_wide: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use attachment::listing::Attachment;
     use ipam::lease::Lease;
     use kubelet_api::client::{Devices, Held};
     use node_wire::status::{BindingStatus, DaemonStatus, HcaStatus, PoolStatus};
