@@ -18,7 +18,7 @@ use ipam::store::{Store, StoreError};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Outcome, complain, filters_before_command};
+use crate::output::{Ended, Exit, complain, filters_before_command};
 
 /// Shows the pools of a store, this node's blocks, and who holds which address.
 #[derive(Debug, Args)]
@@ -104,7 +104,7 @@ impl Addresses {
         outside.clone().for_each(|lease| complain(lease));
         match outside.count() {
             0 => Ok(self.filter.outcome(leases.is_empty())),
-            _ => Ok(Outcome::Found),
+            _ => Ok(Exit::Found),
         }
     }
 }

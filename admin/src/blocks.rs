@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::global::{Global, Kubectl};
 use crate::kubectl::{BLOCKS, NODES};
-use crate::output::{Ended, Outcome, complain, confirmed};
+use crate::output::{Ended, Exit, complain, confirmed};
 use decide::Danger;
 
 /// Releases blocks of addresses in the cluster. "kubectl get addressblocks" lists them.
@@ -75,7 +75,7 @@ impl Release {
                 "no AddressBlock {name} in namespace {}; \"kubectl get addressblocks -A\" lists all",
                 kubectl.namespace()
             ));
-            return Ok(Outcome::Found);
+            return Ok(Exit::Found);
         };
         let (mut over, danger) = match release {
             decide::Release::Refused(why) => bail!("{why}"),
@@ -96,7 +96,7 @@ impl Release {
         );
         if !self.yes {
             if !confirmed(false, &question(self.block, &owner, danger))? {
-                return Ok(Outcome::Found);
+                return Ok(Exit::Found);
             }
             // A person takes time, in which the node can come back.
             match read(kubectl, &name)? {
@@ -119,7 +119,7 @@ impl Release {
     }
 }
 
-fn done(block: &BlockObject, global: &Global) -> Outcome {
+fn done(block: &BlockObject, global: &Global) -> Exit {
     let spec = &block.spec;
     global.say(json!({"released": spec}), || {
         let node = printable(&spec.node);
@@ -128,7 +128,7 @@ fn done(block: &BlockObject, global: &Global) -> Outcome {
             spec.block
         )
     });
-    Outcome::Good
+    Exit::Good
 }
 
 fn question(block: IpNetwork, node: &str, danger: Option<Danger>) -> String {

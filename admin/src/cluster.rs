@@ -26,7 +26,7 @@ use clap::{Arg, ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Pars
 use serde_json::json;
 
 use crate::global::{CLUSTER, Global, Kubectl, NODE};
-use crate::output::{Ended, Outcome, block_on, ended, say, say_json, wrong_usage};
+use crate::output::{Ended, Exit, block_on, ended, say, say_json, wrong_usage};
 use crate::{Command, output::complain};
 use tables::View;
 
@@ -223,7 +223,7 @@ impl Cli {
         let silent = count(|answer| answer.output.is_err());
         let wrong = count(ask::NodeAnswer::is_wrong);
         match (silent, wrong) {
-            (0, 0) => Ok(Outcome::Good),
+            (0, 0) => Ok(Exit::Good),
             (0, wrong) => bail!("{wrong} of {} nodes report a problem", answers.len()),
             (silent, _) => bail!("{silent} of {} nodes did not answer", answers.len()),
         }

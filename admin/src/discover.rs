@@ -23,7 +23,7 @@ use rdma_device_plugin::snapshot::Snapshot;
 use rdma_device_plugin::words::word;
 
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Outcome, optional, table};
+use crate::output::{Ended, Exit, optional, table};
 use crate::verdict::words;
 
 /// Shows the RDMA devices of this host.
@@ -46,10 +46,10 @@ impl Discover {
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
         let pools = self.pools(&candidates, &scanned)?;
-        let document = Document {
+        let document = DiscoverDocument {
             addresses: HostAddress::list(&scanned),
             unusable,
-            ..Document::of(&scanned, &candidates, pools.as_ref())
+            ..DiscoverDocument::of(&scanned, &candidates, pools.as_ref())
         };
         global.say(json!(document), || {
             let mut text = String::new();
@@ -67,7 +67,7 @@ impl Discover {
             }
             text + &mode(&scanned)
         });
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     /// The pools, if there is a configuration. One that is merely at its usual place and wrong
@@ -248,7 +248,7 @@ fn nodes(rdma_device: &str, scanned: &HostSnapshot) -> String {
 
 /// What `--json` prints, and `kubectl rdma` reads.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Document {
+pub(crate) struct DiscoverDocument {
     pub hcas: Vec<Hca>,
     pub unusable: Vec<Unusable>,
     /// An [`hca::Inventory`].
@@ -305,7 +305,7 @@ impl HostAddress {
     }
 }
 
-impl Document {
+impl DiscoverDocument {
     /// Without addresses and what is unusable.
     pub(crate) fn of(
         scanned: &HostSnapshot,

@@ -13,7 +13,7 @@ use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Health;
 
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Outcome};
+use crate::output::{Ended, Exit};
 use crate::verdict::words;
 
 /// Says of one device why it is or is not in each pool.
@@ -68,7 +68,7 @@ impl Explain {
             text.extend(warnings.map(|warning| format!("warning: {warning}\n")));
             text
         });
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 }
 

@@ -13,6 +13,7 @@ mod cluster;
 mod discover;
 mod documents;
 mod explain;
+mod findings;
 mod global;
 mod holders;
 mod kubectl;
@@ -25,7 +26,6 @@ mod preflight;
 mod reclaim;
 mod report;
 mod status;
-mod support;
 mod topology;
 mod validate;
 mod verdict;
@@ -69,7 +69,7 @@ enum Command {
     /// Whether RDMA works between two pods or all nodes, and how fast
     Verify(Box<verify::Verify>),
     /// Write one archive of what support needs
-    Report(support::Report),
+    Report(report::Report),
     /// Write pools, policy and networks for what the nodes have
     Plan(Box<plan::Plan>),
     /// Check pools, policies and networks before they are applied

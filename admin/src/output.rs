@@ -10,18 +10,18 @@ use ipam::store::StoreError;
 use node::document::versioned;
 use serde_json::Value;
 
-use crate::report::Style;
+use crate::findings::Style;
 
 /// How a command ended that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Outcome {
+pub(crate) enum Exit {
     /// All is good.
     Good,
     /// Nothing was found, or something has a problem.
     Found,
 }
 
-impl Outcome {
+impl Exit {
     /// Of a command that lists problems.
     pub(crate) fn good_if(good: bool) -> Self {
         if good { Self::Good } else { Self::Found }
@@ -29,7 +29,7 @@ impl Outcome {
 }
 
 /// What a command returns.
-pub(crate) type Ended = anyhow::Result<Outcome>;
+pub(crate) type Ended = anyhow::Result<Exit>;
 
 /// The program, as a person calls it.
 fn program() -> &'static str {
@@ -42,8 +42,8 @@ fn program() -> &'static str {
 /// The exit status of a command; an error is printed.
 pub(crate) fn ended(ended: Ended) -> ExitCode {
     match ended {
-        Ok(Outcome::Good) => ExitCode::SUCCESS,
-        Ok(Outcome::Found) => ExitCode::FAILURE,
+        Ok(Exit::Good) => ExitCode::SUCCESS,
+        Ok(Exit::Found) => ExitCode::FAILURE,
         Err(error) => match error.downcast_ref::<clap::Error>() {
             Some(error) => error.exit(),
             None => {

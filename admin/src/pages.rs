@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Command, CommandFactory as _};
 use clap_complete::Shell;
 
-use crate::output::{Ended, Outcome};
+use crate::output::{Ended, Exit};
 use crate::{Cli, cluster};
 
 /// Prints the completion for a shell.
@@ -33,7 +33,7 @@ impl Completion {
             "rdmactl",
             &mut io::stdout(),
         );
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 }
 
@@ -43,7 +43,7 @@ impl Pages {
             write(program, &self.directory)
                 .with_context(|| format!("write pages to {}", self.directory.display()))?;
         }
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 }
 

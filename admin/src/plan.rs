@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::cluster::Flags;
 use crate::documents::{documents, name_of, text_at};
 use crate::global::Global;
-use crate::output::{Ended, Outcome, block_on, complain};
+use crate::output::{Ended, Exit, block_on, complain};
 use decide::Options;
 use render::Target;
 
@@ -66,7 +66,7 @@ impl Plan {
             true => render::manifests(&plan, &objects, &target),
             false => values,
         });
-        Ok(Outcome::good_if(is_whole))
+        Ok(Exit::good_if(is_whole))
     }
 
     /// Where the plan goes, by the daemon's `DaemonSet`.

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::global::Global;
 use crate::node_state::{NodeState, Sources};
-use crate::output::{Ended, Outcome, optional, table};
+use crate::output::{Ended, Exit, optional, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
 /// interface and addresses.
@@ -30,7 +30,7 @@ pub(crate) struct Pods {
 
 /// What is printed.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Document {
+pub(crate) struct PodsDocument {
     /// One entry for each HCA or interface of a pod, sorted by pod.
     pub pods: Vec<Row>,
     /// What is missing and what is worth knowing.
@@ -92,11 +92,11 @@ impl Pods {
                 "an ADD is {since} s in the future by this node's clock: the clock was set back"
             )
         }));
-        let document = Document { pods, notes };
+        let document = PodsDocument { pods, notes };
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
         ensure!(faults.is_empty(), "{}", faults.join("\n"));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 }
 
@@ -241,7 +241,7 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     ]
 }
 
-fn text(document: &Document, is_wide: bool) -> String {
+fn text(document: &PodsDocument, is_wide: bool) -> String {
     let mut header = HEADER.to_owned();
     let mut rows: Vec<Vec<String>> = document.pods.iter().map(columns).collect();
     if is_wide {
@@ -274,6 +274,7 @@ fn text(document: &Document, is_wide: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use attachment::listing::Attachment;
     use ipam::lease::Lease;
     use kubelet_api::client::{Devices, Held};
     use node_wire::status::{BindingStatus, DaemonStatus, HcaStatus, PoolStatus};
@@ -466,7 +467,7 @@ mod tests {
             if let Ok(daemon) = &mut state.daemon {
                 daemon.bindings = bindings;
             }
-            let document = Document {
+            let document = PodsDocument {
                 pods: rows(&state, 130),
                 notes: Vec::new(),
             };

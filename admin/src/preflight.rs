@@ -43,9 +43,9 @@ use rdma_device_plugin::pool;
 use rdma_device_plugin::snapshot::Health;
 use serde_json::json;
 
+use crate::findings;
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Outcome, style};
-use crate::report;
+use crate::output::{Ended, Exit, style};
 use crate::verdict;
 use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
 use engine::{Selection, catalogue, run};
@@ -110,7 +110,7 @@ impl Preflight {
             let line = |check: &engine::Check| format!("{} {}\n", check.id, check.title);
             let text = || catalogue.iter().map(line).collect();
             global.say(json!({ "checks": catalogue }), text);
-            return Ok(Outcome::Good);
+            return Ok(Exit::Good);
         }
         let selection = Selection::new(&self.only, &self.skip).map_err(anyhow::Error::msg)?;
         let settings = self.settings(global);
@@ -118,7 +118,7 @@ impl Preflight {
         let started = Instant::now();
         let outcomes = loop {
             let outcomes = self.check(global, &settings, config.as_ref(), &selection)?;
-            let faults = report::faults(&outcomes, self.strict);
+            let faults = findings::faults(&outcomes, self.strict);
             if faults.is_empty() || !self.may_wait(started.elapsed()) {
                 break outcomes;
             }
@@ -130,12 +130,12 @@ impl Preflight {
             !outcomes.is_empty(),
             "no check is chosen: --skip has all that --only chooses"
         );
-        let text = || report::text(&outcomes, self.all, style());
-        global.say(report::document(&outcomes), text);
-        let faults = report::faults(&outcomes, self.strict);
-        let number = report::counted(faults.len(), "check");
+        let text = || findings::text(&outcomes, self.all, style());
+        global.say(findings::document(&outcomes), text);
+        let faults = findings::faults(&outcomes, self.strict);
+        let number = findings::counted(faults.len(), "check");
         ensure!(faults.is_empty(), "{number} failed: {}", faults.join(" "));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     fn check(

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::addresses::complain_of;
 use crate::global::Global;
-use crate::output::{Ended, Outcome, complain, optional, table};
+use crate::output::{Ended, Exit, complain, optional, table};
 
 /// Between the two readings that must both find an attachment over.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ impl Reclaim {
             .filter_map(|one| one.error.as_ref());
         match of_attachments.chain(&leases.failed).next() {
             Some(first) => bail!("not everything could be reclaimed: {first}"),
-            None => Ok(Outcome::Good),
+            None => Ok(Exit::Good),
         }
     }
 

@@ -1,233 +1,353 @@
-//! Outcomes as text, grouped by verdict, and as one JSON document with all findings.
+//! `rdmactl report`: one archive of what support needs. Each part is what a command printed: answers of this
+//! program, our objects of the cluster, logs of our containers. `contents.json` says what was asked, and
+//! what failed and why. Nothing is asked that has another program's text.
 
-use std::fmt::Write;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::process::Output;
+use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+use cni_wire::text::printable;
+use flate2::{Compression, write::GzEncoder};
+use futures_util::{StreamExt as _, stream};
+use jiff::Timestamp;
+use nix::fcntl::OFlag;
+use node::document::versioned;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
-use crate::verdict::{Finding, Outcome, Verdict};
+use crate::global::{Global, within_limit};
+use crate::kubectl::{last_line, output_of};
+use crate::output::{Ended, Exit, block_on, complain};
 
-/// Verdicts, worst first, as the line of counts names them.
-const ORDER: [(Verdict, &str); 5] = [
-    (Verdict::Fail, "failed"),
-    (Verdict::Warn, "with a warning"),
-    (Verdict::Unknown, "unknown"),
-    (Verdict::Pass, "passed"),
-    (Verdict::NotApplicable, "not applicable"),
-];
-
-/// How many checks ended with each verdict.
-fn count(outcomes: &[Outcome], verdict: Verdict) -> usize {
-    let same = outcomes.iter().filter(|outcome| outcome.verdict == verdict);
-    same.count()
+/// Writes one archive of what support needs: versions, configurations, answers of the other commands, logs
+/// of our containers.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "As kubectl rdma report it has all nodes, and of the cluster our DaemonSet and its pods, \
+    our ConfigMap, AddressRanges and AddressBlocks, and our plugins' keys of networks. It reads no \
+    Secrets, no pods of users and no values of environment variables.\n\
+    Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
+)]
+pub(crate) struct Report {
+    /// The archive, a new file [default: rdma-report-DATE-TIME.tar.gz]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
 }
 
-/// Ids of the checks that failed, with `strict` also of those with a warning.
-pub(crate) fn faults(outcomes: &[Outcome], strict: bool) -> Vec<&'static str> {
-    let least = if strict { Verdict::Warn } else { Verdict::Fail };
-    let faults = outcomes.iter().filter(|outcome| outcome.verdict >= least);
-    faults.map(|outcome| outcome.id).collect()
+/// What a node is asked. The first shows whether it answers at all.
+const QUESTIONS: &str = "status pods discover topology preflight addresses";
+/// Fields that are kept of each object.
+const FIELDS: &str = "apiVersion kind metadata.name metadata.namespace metadata.uid metadata.labels \
+    metadata.generation metadata.creationTimestamp metadata.deletionTimestamp";
+/// What is read of a log.
+pub(crate) const LOG_BYTES: u64 = 10 << 20;
+const ADVICE: &str = "Read it before you send it on: it names nodes, pods, addresses and images.";
+
+/// A command whose output is a file of the archive.
+pub(crate) struct ReportPart {
+    pub file: String,
+    pub argv: Vec<String>,
+    pub form: Form,
 }
 
-/// One line: the sum of it all.
-fn summary(outcomes: &[Outcome]) -> String {
-    let verdicts = outcomes.iter().map(|outcome| outcome.verdict);
-    format!("{}: {}", counted(outcomes.len(), "check"), counts(verdicts))
+/// What a command prints.
+#[derive(Clone, Copy)]
+pub(crate) enum Form {
+    Text,
+    /// A JSON document of one of our programs, or a version.
+    Document,
+    /// Objects of the cluster: what is kept of each that is meant.
+    Objects(fn(&Value) -> Option<Value>),
 }
 
-/// A number of things: "1 check", "2 checks".
-pub(crate) fn counted(count: usize, thing: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {thing}{plural}")
+/// The report as it is written.
+pub(crate) struct Collection {
+    to: PathBuf,
+    tar: tar::Builder<GzEncoder<File>>,
+    created: Timestamp,
+    contents: Vec<Value>,
+    /// How long a command may take.
+    pub timeout: Duration,
+    /// Commands at one time.
+    pub parallel: usize,
 }
 
-/// How many there are of each, in words.
-pub(crate) fn counts(verdicts: impl Iterator<Item = Verdict> + Clone) -> String {
-    let count = |(verdict, word): (Verdict, &str)| {
-        let count = verdicts.clone().filter(|one| *one == verdict).count();
-        (count > 0).then(|| format!("{count} {word}"))
+impl Report {
+    pub(crate) fn run(&self, global: &Global) -> Ended {
+        let mut collection = self.open()?;
+        let policy = global.policy().unwrap_or_default();
+        let name = policy.node_name(global.node_name().as_deref());
+        let program = std::env::args().next().unwrap_or_default();
+        let [root, file] = [&global.host_root, &global.policy].map(|path| path.display());
+        let mut before = vec![
+            program,
+            format!("--host-root={root}"),
+            format!("--policy={file}"),
+        ];
+        before.extend(global.node_name().map(|name| format!("--node-name={name}")));
+        block_on(collection.gather(questions(&name, &before)))??;
+        for (file, from) in [
+            ("policy.json", Some(&global.policy)),
+            ("cni.log", policy.log.file.as_ref()),
+        ] {
+            let Some(from) = from.filter(|from| from.symlink_metadata().is_ok()).cloned() else {
+                continue;
+            };
+            let (file, place) = (path(&["nodes", &name, file]), from.display().to_string());
+            match within_limit(&place, move || tail(&from)).flatten() {
+                Ok(text) => collection.add(&file, &place, &text, None)?,
+                Err(error) => collection.lack(&file, &place, &format!("{error:#}")),
+            }
+        }
+        collection.finish(global)
+    }
+
+    /// Creates the file.
+    pub(crate) fn open(&self) -> Result<Collection> {
+        let created = Timestamp::now();
+        let name = format!("{}.tar.gz", top(created));
+        let to = self.file.clone().unwrap_or_else(|| name.clone().into());
+        ensure!(
+            to != Path::new("-"),
+            "the archive is a file: name one, or none for {name}"
+        );
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600);
+        let opened = options.open(&to);
+        let opened = opened.with_context(|| format!("create the new file {}", to.display()))?;
+        Ok(Collection {
+            to,
+            tar: tar::Builder::new(GzEncoder::new(opened, Compression::default())),
+            created,
+            contents: Vec::new(),
+            timeout: Duration::from_secs(60),
+            parallel: 4,
+        })
+    }
+}
+
+/// The end of a regular file. Others may write to a log's directory: a link in it is not followed.
+fn tail(path: &Path) -> Result<String> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mut options = File::options();
+    let mut file = options.read(true).custom_flags(flags.bits()).open(path)?;
+    let meta = file.metadata()?;
+    ensure!(meta.is_file(), "it is not a regular file");
+    let start = meta.len().saturating_sub(LOG_BYTES);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn top(created: Timestamp) -> String {
+    format!("rdma-report-{}", created.strftime("%Y%m%d-%H%M%S"))
+}
+
+/// What a node is asked, behind the words that lead to its program.
+pub(crate) fn questions(node: &str, before: &[String]) -> Vec<ReportPart> {
+    let part = |question: &str| {
+        let words = [question, "--json"].map(str::to_owned);
+        ReportPart {
+            file: path(&["nodes", node, &format!("{question}.json")]),
+            argv: before.iter().cloned().chain(words).collect(),
+            form: Form::Document,
+        }
     };
-    let counts: Vec<String> = ORDER.into_iter().filter_map(count).collect();
-    counts.join(", ")
+    QUESTIONS.split(' ').map(part).collect()
 }
 
-/// Whether the words FAIL and WARN have a colour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Style {
-    /// For a file, a pipe, or a person who set `NO_COLOR`.
-    Plain,
-    /// For a terminal.
-    Colour,
-}
-
-impl Style {
-    /// The verdict's word, as wide as the widest. ECMA-48 8.3.117: 1 is bold, 31 red, 33 yellow.
-    fn verdict(self, verdict: Verdict) -> String {
-        let word = format!("{:7}", verdict.word());
-        match (self, verdict) {
-            (Self::Colour, Verdict::Fail) => format!("\u{1b}[1;31m{word}\u{1b}[0m"),
-            (Self::Colour, Verdict::Warn) => format!("\u{1b}[33m{word}\u{1b}[0m"),
-            _ => word,
+/// A path in the archive. What others named (nodes, pods, containers) is one component of it, never a path.
+pub(crate) fn path(components: &[&str]) -> String {
+    let safe = |name: &&str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+        let plain = |c: char| if plain(c) { c } else { '_' };
+        let name: String = name.chars().take(200).map(plain).collect();
+        match name.is_empty() || name.starts_with('.') {
+            true => format!("_{name}"),
+            false => name,
         }
-    }
+    };
+    components.iter().map(safe).collect::<Vec<_>>().join("/")
 }
 
-/// Text: failed checks, then warnings, each with its objects, what was read and what to do; then
-/// one line of counts. With `all`, every check in its order, with all findings.
-pub(crate) fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
-    let text = list(outcomes, all, style);
-    let blank = if text.is_empty() { "" } else { "\n" };
-    let rest = if all { "" } else { " (--all shows each)" };
-    format!("{text}{blank}{}{rest}\n", summary(outcomes))
+/// The fields of an object that every part keeps, and those that `paths` name, such as
+/// `spec.containers.image`. A path goes through lists, and ends at a value that is kept whole.
+pub(crate) fn keep(object: &Value, paths: &str) -> Value {
+    let paths = FIELDS.split_whitespace().chain(paths.split_whitespace());
+    fields(object, &paths.collect::<Vec<_>>())
 }
 
-/// The same without the counts.
-pub(crate) fn list(outcomes: &[Outcome], all: bool, style: Style) -> String {
-    let mut text = String::new();
-    let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
-    let mut shown: Vec<&Outcome> = (outcomes.iter())
-        .filter(|outcome| all || outcome.verdict >= Verdict::Warn)
-        .collect();
-    if !all {
-        shown.sort_by_key(|outcome| std::cmp::Reverse(outcome.verdict));
-    }
-    for outcome in &shown {
-        let verdict = style.verdict(outcome.verdict);
-        let _ = writeln!(text, "{:width$} {verdict} {}", outcome.id, outcome.title);
-        for group in alike(&outcome.findings, all) {
-            finding(&mut text, &group);
+fn fields(value: &Value, paths: &[&str]) -> Value {
+    let field = |(key, value): (&String, &Value)| {
+        let below = paths
+            .iter()
+            .filter_map(|path| path.strip_prefix(key.as_str()));
+        let below: Vec<&str> = below.collect();
+        if below.contains(&"") {
+            return Some((key.clone(), value.clone()));
         }
+        let below = below.iter().filter_map(|path| path.strip_prefix('.'));
+        let below: Vec<&str> = below.collect();
+        let is_named = !below.is_empty() && (value.is_object() || value.is_array());
+        is_named.then(|| (key.clone(), fields(value, &below)))
+    };
+    match value {
+        Value::Array(items) => items.iter().map(|item| fields(item, paths)).collect(),
+        Value::Object(all) => Value::Object(all.iter().filter_map(field).collect()),
+        _ => Value::Null,
     }
-    text
 }
 
-/// Findings that say the same about several objects, together; faults only, unless all are wanted.
-pub(crate) fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
-    let mut groups: Vec<(Finding, Vec<String>)> = Vec::new();
-    for finding in findings
-        .iter()
-        .filter(|f| all || f.verdict >= Verdict::Warn)
-    {
-        let mut alone = finding.clone();
-        let object = alone.object.take();
-        match groups.iter_mut().find(|(known, _)| *known == alone) {
-            Some((_, objects)) => objects.extend(object),
-            None => groups.push((alone, object.into_iter().collect())),
+/// What is kept of a command's output. A command that found something ends with 1 and prints its results.
+fn read(form: Form, output: &Output) -> Result<Value> {
+    if !output.status.success() && output.stdout.is_empty() {
+        let why = last_line(output);
+        // The cluster does not have this kind, so it has no objects of it.
+        if matches!(form, Form::Objects(..)) && why.contains("doesn't have a resource type") {
+            return Ok(json!({"items": []}));
         }
+        bail!(why);
     }
-    groups
+    if matches!(form, Form::Text) {
+        return Ok(String::from_utf8_lossy(&output.stdout).into());
+    }
+    let document: Value =
+        serde_json::from_slice(&output.stdout).context("its answer is not a JSON document")?;
+    let Form::Objects(kept) = form else {
+        return Ok(document);
+    };
+    let items = document.get("items").and_then(Value::as_array);
+    let items: Vec<Value> = items.into_iter().flatten().filter_map(kept).collect();
+    Ok(json!({"apiVersion": "v1", "kind": "List", "items": items}))
 }
 
-/// Objects named in a line before the rest is only counted.
-const NAMED: usize = 8;
+impl Collection {
+    /// Runs the commands, and adds what they print as it comes. Returns the files that were read, with their
+    /// objects.
+    ///
+    /// # Errors
+    /// The archive cannot be written. A command that fails is a part that is missing.
+    pub(crate) async fn gather(&mut self, parts: Vec<ReportPart>) -> Result<Vec<(String, Value)>> {
+        let timeout = self.timeout;
+        let calls = stream::iter(parts).map(|part| async move {
+            let mut words = part.argv.iter();
+            let mut command = Command::new(words.next().map_or("", String::as_str));
+            let output = output_of(command.args(words), b"", timeout).await;
+            (part, output)
+        });
+        let mut calls = pin!(calls.buffer_unordered(self.parallel));
+        let mut documents = Vec::new();
+        while let Some((ReportPart { file, argv, form }, output)) = calls.next().await {
+            let asked = argv.join(" ");
+            match output.and_then(|output| Ok((read(form, &output)?, output))) {
+                Ok((document, output)) => {
+                    let text = document.as_str().map(str::to_owned);
+                    let text = text.unwrap_or_else(|| format!("{document:#}\n"));
+                    let failed = !output.status.success();
+                    let note = failed.then(|| last_line(&output));
+                    self.add(&file, &asked, &text, note)?;
+                    let is_kept = matches!(form, Form::Objects(..));
+                    documents.push((file, if is_kept { document } else { Value::Null }));
+                }
+                Err(error) => self.lack(&file, &asked, &format!("{error:#}")),
+            }
+        }
+        Ok(documents)
+    }
 
-fn finding(text: &mut String, (finding, objects): &(Finding, Vec<String>)) {
-    let named: Vec<&str> = objects.iter().take(NAMED).map(String::as_str).collect();
-    let mut who = named.join(", ");
-    if objects.len() > NAMED {
-        let _ = write!(who, " and {} more", objects.len() - NAMED);
+    fn add(&mut self, file: &str, asked: &str, text: &str, note: Option<String>) -> Result<()> {
+        self.contents
+            .push(json!({"file": file, "asked": asked, "note": note}));
+        self.write(file, text)
     }
-    if !who.is_empty() {
-        who.push_str(": ");
-    }
-    let _ = writeln!(text, "            {who}{}", finding.why);
-    for line in &finding.read {
-        let _ = writeln!(text, "              read  {}", line.replace('\n', " "));
-    }
-    if let Some(remedy) = &finding.remedy {
-        let _ = writeln!(text, "              do    {remedy}");
-    }
-}
 
-/// Everything as one document.
-pub(crate) fn document(outcomes: &[Outcome]) -> Value {
-    json!({
-        "checks": outcomes,
-        "summary": {
-            "fail": count(outcomes, Verdict::Fail),
-            "warn": count(outcomes, Verdict::Warn),
-            "unknown": count(outcomes, Verdict::Unknown),
-            "pass": count(outcomes, Verdict::Pass),
-            "notApplicable": count(outcomes, Verdict::NotApplicable),
-        },
-    })
+    /// Notes a part that is missing.
+    pub(crate) fn lack(&mut self, file: &str, asked: &str, error: &str) {
+        complain(&format!("{file} is missing: {error}"));
+        self.contents
+            .push(json!({"file": file, "asked": asked, "error": error}));
+    }
+
+    fn write(&mut self, file: &str, text: &str) -> Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o644);
+        header.set_mtime(self.created.as_second().unsigned_abs());
+        let path = format!("{}/{file}", top(self.created));
+        let written = self.tar.append_data(&mut header, path, text.as_bytes());
+        written.with_context(|| format!("write {}", self.to.display()))
+    }
+
+    /// Writes the contents, and says what the archive has.
+    ///
+    /// # Errors
+    /// The archive cannot be written.
+    pub(crate) fn finish(mut self, global: &Global) -> Ended {
+        let is_missing = |part: &&Value| part.get("error").is_some();
+        let missing = self.contents.iter().filter(is_missing).count();
+        let parts = self.contents.len() - missing;
+        let contents = json!({
+            "programVersion": env!("CARGO_PKG_VERSION"), "created": self.created,
+            "missing": missing, "parts": std::mem::take(&mut self.contents),
+        });
+        self.write("contents.json", &format!("{:#}\n", versioned(contents)))?;
+        let file = printable(&self.to.display().to_string());
+        let gzip = self.tar.into_inner();
+        let ended = gzip.and_then(|gzip| gzip.finish()?.flush());
+        ended.with_context(|| format!("write {file}"))?;
+        let bytes = self.to.metadata().map_or(0, |metadata| metadata.len());
+        let document = json!({"file": file, "bytes": bytes, "parts": parts, "missing": missing});
+        global.say(document, || {
+            let size = bytes.div_ceil(1024);
+            let counts = format!("{parts} parts, {missing} missing; contents.json lists them");
+            format!("{file}: {size} KiB, {counts}.\n{ADVICE}\n")
+        });
+        Ok(Exit::good_if(missing == 0))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn outcomes() -> Vec<Outcome> {
-        let warning = Finding::warn("only 1024 bytes", "raise the MTU").read("mtu", 1500);
-        vec![
-            Outcome {
-                id: "L07",
-                title: "RoCE messages have their full size",
-                verdict: Verdict::Warn,
-                findings: vec![
-                    warning.clone().on("mlx5_0/1"),
-                    warning.on("mlx5_1/1"),
-                    Finding::pass("fine").on("mlx5_2/1"),
-                ],
-            },
-            Outcome {
-                id: "M01",
-                title: "the RDMA core is in the kernel",
-                verdict: Verdict::Pass,
-                findings: vec![Finding::pass("it is")],
-            },
-        ]
-    }
-
     #[test]
-    fn objects_with_the_same_fault_are_named_together() {
-        assert_eq!(
-            text(&outcomes(), false, Style::Plain),
-            "L07 WARN    RoCE messages have their full size\n            \
-             mlx5_0/1, mlx5_1/1: only 1024 bytes\n              read  mtu: 1500\n              \
-             do    raise the MTU\n\n2 checks: 1 with a warning, 1 passed (--all shows each)\n"
-        );
-        assert!(text(&outcomes(), true, Style::Plain).contains("mlx5_2/1: fine"));
-    }
-
-    #[test]
-    fn only_faults_have_a_colour() {
-        let coloured = text(&outcomes(), true, Style::Colour);
-        assert!(
-            coloured.starts_with("L07 \u{1b}[33mWARN   \u{1b}[0m RoCE"),
-            "{coloured:?}"
-        );
-        assert_eq!(coloured.matches('\u{1b}').count(), 2, "{coloured:?}");
-    }
-
-    #[test]
-    fn failures_come_before_warnings() {
-        let mut outcomes = outcomes();
-        outcomes.push(Outcome {
-            id: "R01",
-            title: "containers may lock memory",
-            verdict: Verdict::Fail,
-            findings: vec![Finding::fail("64 KiB", "raise the limit")],
+    fn only_listed_fields_are_kept() {
+        let pod = json!({
+            "metadata": {"name": "p", "managedFields": [1], "annotations": {"vault/token": "planted"}},
+            "spec": {"containers": [{"name": "c", "env": [
+                {"name": "A", "value": "planted"},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}]},
+            "status": "planted",
         });
-        let text = text(&outcomes, false, Style::Plain);
-        assert!(text.starts_with("R01 FAIL"), "{text}");
-        assert!(!text.contains("M01"), "{text}");
+        let paths = "spec.containers.name spec.containers.env.name spec.containers.env.valueFrom status.phase";
+        let expected = json!({
+            "metadata": {"name": "p"},
+            "spec": {"containers": [{"name": "c", "env": [
+                {"name": "A"},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}]},
+        });
+        assert_eq!(keep(&pod, paths), expected);
     }
 
     #[test]
-    fn one_check_is_not_several() {
-        let text = text(&outcomes()[1..], true, Style::Plain);
-        assert!(text.ends_with("\n1 check: 1 passed\n"), "{text}");
-    }
-
-    #[test]
-    fn the_document_has_every_finding() {
-        let document = document(&outcomes());
-        assert_eq!(document["summary"]["warn"], 1);
-        assert_eq!(document["checks"][0]["findings"][2]["verdict"], "pass");
-        assert_eq!(
-            document["checks"][0]["findings"][0]["remedy"],
-            "raise the MTU"
-        );
-        assert_eq!(document["checks"][1]["verdict"], "pass");
+    fn a_name_is_never_a_path() {
+        for (name, expected) in [
+            ("gpu-1.example", "nodes/gpu-1.example/status.json"),
+            ("..", "nodes/_../status.json"),
+            ("../../etc", "nodes/_.._.._etc/status.json"),
+            ("/etc", "nodes/_etc/status.json"),
+            ("", "nodes/_/status.json"),
+            ("a\n\u{1b}\0ä", "nodes/a____/status.json"),
+        ] {
+            assert_eq!(path(&["nodes", name, "status.json"]), expected);
+        }
+        assert_eq!(path(&[&"x".repeat(999)]).len(), 200);
     }
 }

@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::addresses::pools;
 use crate::global::Global;
 use crate::node_state::{Sources, Units};
-use crate::output::{Ended, Outcome, optional, table};
+use crate::output::{Ended, Exit, optional, table};
 
 /// How long a store may take.
 const STORE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -36,7 +36,7 @@ pub(crate) struct Status {
 
 /// What is printed.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Document {
+pub(crate) struct StatusDocument {
     /// The daemon's state; `None` if it did not answer.
     pub daemon: Option<DaemonStatus>,
     /// Units of each resource.
@@ -75,7 +75,7 @@ impl Status {
             false => Vec::new(),
         };
         let faults = state.faults();
-        let document = Document {
+        let document = StatusDocument {
             units: state.units(),
             daemon: state.daemon.ok(),
             addresses,
@@ -83,7 +83,7 @@ impl Status {
         };
         global.say(json!(document), || text(&document));
         ensure!(faults.is_empty(), "{}", faults.join("\n"));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn rounded(count: u128) -> String {
 }
 
 /// The document for a person.
-fn text(document: &Document) -> String {
+fn text(document: &StatusDocument) -> String {
     let mut blocks = Vec::new();
     if let Some(daemon) = &document.daemon {
         blocks.push(format!(
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
-        let document = Document {
+        let document = StatusDocument {
             daemon: None,
             units: Vec::new(),
             addresses: Vec::new(),

@@ -18,7 +18,7 @@ use rdma_device_plugin::rails::by_policy;
 use crate::global::Global;
 use crate::holders::{self, Holders};
 use crate::node_state::{Sources, hardware};
-use crate::output::{Ended, Outcome};
+use crate::output::{Ended, Exit};
 use matrix::text;
 use view::View;
 
@@ -41,7 +41,7 @@ impl Topology {
         let host = global.host();
         let view = self.view(&host, &global.policy)?;
         global.say(view.document(), || text(&view, self.matrix));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     fn view(&self, host: &Host, policy: &Path) -> anyhow::Result<View> {

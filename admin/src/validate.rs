@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::documents::{definition, documents, is_definition, name_of, objects, put};
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Outcome, complain, say, say_json, text_of};
+use crate::output::{Ended, Exit, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also in ConfigMaps and Helm values.
 #[derive(Debug, Args)]
@@ -112,7 +112,7 @@ impl Validate {
             say_json(json!({"files": documents}));
         }
         match refused {
-            0 => Ok(Outcome::Good),
+            0 => Ok(Exit::Good),
             refused => bail!("{refused} of {parts} checked parts would be refused"),
         }
     }

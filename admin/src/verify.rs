@@ -21,9 +21,9 @@ use serde_json::json;
 
 use crate::cluster;
 use crate::documents::put;
+use crate::findings;
 use crate::global::{Global, Kubectl};
-use crate::output::{Ended, Outcome, block_on, style, wrong_usage};
-use crate::report;
+use crate::output::{Ended, Exit, block_on, style, wrong_usage};
 use pod::PodRef;
 use steps::Tested;
 
@@ -91,7 +91,7 @@ pub(crate) struct Verify {
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
-    all: all::Flags,
+    all: all::AllFlags,
 }
 
 fn step_names() -> PossibleValuesParser {
@@ -134,12 +134,12 @@ impl Verify {
             measurements,
             ..
         } = block_on(test)?;
-        let mut document = report::document(&outcomes);
+        let mut document = findings::document(&outcomes);
         put(&mut document, "measurements", json!(measurements));
-        global.say(document, || report::text(&outcomes, true, style()));
-        let faults = report::faults(&outcomes, self.strict);
+        global.say(document, || findings::text(&outcomes, true, style()));
+        let faults = findings::faults(&outcomes, self.strict);
         ensure!(faults.is_empty(), "failed: {}", faults.join(" "));
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     /// An end, in the namespace of the flags unless it names its own.

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::{Scope, leases::Filter};
 use crate::global::Kubectl;
-use crate::output::{Ended, Outcome, block_on, complain, text_of};
+use crate::output::{Ended, Exit, block_on, complain, text_of};
 
 /// How often the objects are read again, where others change them meanwhile.
 const ROUNDS: usize = 5;
@@ -74,7 +74,7 @@ impl Export {
         for why in refused {
             complain(why);
         }
-        Ok(Outcome::good_if(refused.is_empty()))
+        Ok(Exit::good_if(refused.is_empty()))
     }
 
     fn compare(&self, leases: &[Lease]) -> Result<whereabouts::Export> {

@@ -1,7 +1,7 @@
 //! `rdmactl addresses fsck`: what should not be in the store, and its repair.
 
 use super::{Scope, shown};
-use crate::output::{Ended, Outcome};
+use crate::output::{Ended, Exit};
 use clap::Args;
 use cni_wire::text::printable;
 use ipam::store::{Checkup, Problem, Store};
@@ -50,6 +50,6 @@ impl Fsck {
             let (sound, found) = (checkup.sound, checkup.findings.len());
             text + &format!("{sound} sound leases, {found} findings, {repaired} repaired\n")
         });
-        Ok(Outcome::good_if(repaired == checkup.findings.len()))
+        Ok(Exit::good_if(repaired == checkup.findings.len()))
     }
 }

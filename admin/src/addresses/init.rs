@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::Scope;
-use crate::output::{Ended, Outcome};
+use crate::output::{Ended, Exit};
 
 pub(super) fn run(scope: &Scope<'_>) -> Ended {
     let store = scope.plugin()?.init(scope.store)?;
@@ -14,5 +14,5 @@ pub(super) fn run(scope: &Scope<'_>) -> Ended {
     scope.global.say(document, || {
         format!("{} is store {id} ({filesystem})\n", directory.display())
     });
-    Ok(Outcome::Good)
+    Ok(Exit::Good)
 }

@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 use node::table::{age, cell};
 
 use super::{complain_of, names_pod};
-use crate::output::{self, Outcome, complain, optional};
+use crate::output::{self, Exit, complain, optional};
 
 /// Which leases.
 #[derive(Debug, Default, Args)]
@@ -41,12 +41,12 @@ impl Filter {
     }
 
     /// Nothing that fits a filter is worth an exit status.
-    pub(super) fn outcome(&self, is_empty: bool) -> Outcome {
+    pub(super) fn outcome(&self, is_empty: bool) -> Exit {
         if is_empty && self.is_set() {
             complain("no such lease");
-            return Outcome::Found;
+            return Exit::Found;
         }
-        Outcome::Good
+        Exit::Good
     }
 
     pub(super) fn leases(&self, store: &Store) -> Result<Vec<Lease>, StoreError> {

@@ -1,7 +1,7 @@
 //! `rdmactl addresses release`: free leases by hand.
 
 use super::{Scope, names_pod};
-use crate::output::{Ended, Outcome, complain, confirmed, optional, say, table};
+use crate::output::{Ended, Exit, complain, confirmed, optional, say, table};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipam::lease::Lease;
@@ -47,7 +47,7 @@ impl Release {
     pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
         let (_, store) = scope.open_used()?;
         let Some(store) = store else {
-            return Ok(Outcome::Found);
+            return Ok(Exit::Found);
         };
         if self.previous && self.which.node.as_ref() != Some(&store.node().name) {
             bail!(
@@ -64,13 +64,13 @@ impl Release {
         self.refuse_this_boot(&store, &chosen)?;
         if chosen.is_empty() {
             complain("no such lease");
-            return Ok(Outcome::Found);
+            return Ok(Exit::Found);
         }
         if !scope.global.json {
             say(&text(&chosen));
         }
         if !confirmed(self.yes, &question(chosen.len()))? {
-            return Ok(Outcome::Found);
+            return Ok(Exit::Found);
         }
         let mut freed = Vec::new();
         let mut failed = Vec::new();
@@ -87,7 +87,7 @@ impl Release {
         if let Some(first) = failed.first() {
             bail!("{} could not be freed: {first}", failed.len());
         }
-        Ok(Outcome::Good)
+        Ok(Exit::Good)
     }
 
     /// Refuses to free what pods of this node use: by its own name, the node is not gone.

@@ -10,7 +10,7 @@ use super::ask::{CONTAINER, Pod, chosen, not_ready};
 use crate::documents::{name_of, put, text_at};
 use crate::kubectl::{BLOCKS, NETWORKS, RANGES};
 use crate::output::chain;
-use crate::support::{Collection, Form, LOG_BYTES, Part, keep, path, questions};
+use crate::report::{Collection, Form, LOG_BYTES, ReportPart, keep, path, questions};
 
 /// Our containers. Those that others put into our pods are left out, with their logs.
 const CONTAINERS: [&str; 3] = [CONTAINER, "rdma-ipam-broker", "install"];
@@ -95,12 +95,12 @@ fn items<'a>(value: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
     items.into_iter().flatten()
 }
 
-fn part(flags: &Flags, file: &str, words: &[&str], form: Form) -> Part {
+fn part(flags: &Flags, file: &str, words: &[&str], form: Form) -> ReportPart {
     let mut argv = vec![flags.kubectl.kubectl.clone()];
     argv.extend(flags.kubectl.arguments());
     argv.extend(words.iter().map(|&word| word.to_owned()));
     let file = file.to_owned();
-    Part { file, argv, form }
+    ReportPart { file, argv, form }
 }
 
 /// Collects everything. What cannot be read is a part that is missing.
@@ -175,7 +175,7 @@ async fn collect_nodes(
         .iter()
         .map(|(file, _)| directory(file))
         .collect();
-    rest.retain(|part: &Part| answered.contains(&directory(&part.file)));
+    rest.retain(|part: &ReportPart| answered.contains(&directory(&part.file)));
     parts.extend(rest);
     to.gather(parts).await.map(drop)
 }
@@ -185,7 +185,7 @@ fn directory(file: &str) -> String {
 }
 
 /// Logs of a pod's containers, as far as they ran.
-fn logs(flags: &Flags, pod: &Pod, object: &Value) -> Vec<Part> {
+fn logs(flags: &Flags, pod: &Pod, object: &Value) -> Vec<ReportPart> {
     let lists = ["/status/initContainerStatuses", "/status/containerStatuses"];
     let mut parts = Vec::new();
     for status in lists.into_iter().flat_map(|list| items(object, list)) {

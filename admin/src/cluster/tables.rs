@@ -108,13 +108,13 @@ fn addresses(document: &Value) -> Vec<Vec<String>> {
 }
 
 fn status(document: &Value) -> Vec<Vec<String>> {
-    let document = status::Document::deserialize(document);
+    let document = status::StatusDocument::deserialize(document);
     let units = document.map(|document| document.units).unwrap_or_default();
     units.iter().map(status::units_row).collect()
 }
 
 fn pods(document: &Value) -> Vec<Vec<String>> {
-    let document = pods::Document::deserialize(document).unwrap_or_default();
+    let document = pods::PodsDocument::deserialize(document).unwrap_or_default();
     document.pods.iter().map(pods::columns).collect()
 }
 
@@ -143,7 +143,7 @@ fn topology(document: &Value) -> Vec<Vec<String>> {
 }
 
 fn discover(document: &Value) -> Vec<Vec<String>> {
-    let document = discover::Document::deserialize(document).unwrap_or_default();
+    let document = discover::DiscoverDocument::deserialize(document).unwrap_or_default();
     let row = |hca: &discover::Hca| {
         let netdevs = match hca.in_another_netns {
             true => "in a pod".to_owned(),

@@ -9,8 +9,8 @@ use ipnetwork::IpNetwork;
 use rdma_device_plugin::candidate::FunctionKind;
 use serde_json::{Value, json};
 
-use super::network::{self, Network};
-use super::read::{Hca, Node};
+use super::network::{self, PlanNetwork};
+use super::read::{PlanHca, PlanNode};
 use super::select::{Keys, is_plain, selector};
 use crate::documents::put;
 
@@ -47,10 +47,10 @@ pub(crate) enum Mode {
 
 /// A configuration, to be written down.
 #[derive(Debug)]
-pub(crate) struct Plan<'n> {
+pub(crate) struct ClusterPlan<'n> {
     pub groups: Vec<Group<'n>>,
-    pub pools: Vec<Pool<'n>>,
-    pub networks: Vec<Network>,
+    pub pools: Vec<PlanPool<'n>>,
+    pub networks: Vec<PlanNetwork>,
     pub policy: Value,
     /// What was guessed.
     pub assumed: Vec<String>,
@@ -60,7 +60,7 @@ pub(crate) struct Plan<'n> {
 /// Nodes with the same HCAs, GPUs and rails at the same PCI locations.
 #[derive(Debug, Clone)]
 pub(crate) struct Group<'n> {
-    pub nodes: Vec<&'n Node>,
+    pub nodes: Vec<&'n PlanNode>,
     /// Of each HCA its rail, or why it is not for pods.
     pub usage: Vec<Result<u64, String>>,
     pub is_shared: bool,
@@ -68,14 +68,14 @@ pub(crate) struct Group<'n> {
 
 /// A pool, with all HCAs of it.
 #[derive(Debug)]
-pub(crate) struct Pool<'n> {
+pub(crate) struct PlanPool<'n> {
     pub resource: String,
     pub mode: Mode,
     pub select: Keys,
     /// Positions of its groups.
     pub groups: Vec<usize>,
-    pub nodes: Vec<&'n Node>,
-    pub hcas: Vec<&'n Hca>,
+    pub nodes: Vec<&'n PlanNode>,
+    pub hcas: Vec<&'n PlanHca>,
     pub rails: BTreeSet<u64>,
     /// Most HCAs of a node on one rail.
     pub most_on_rail: usize,
@@ -87,7 +87,7 @@ pub(crate) struct Pool<'n> {
 
 impl<'n> Group<'n> {
     /// HCAs for pods, with their rails.
-    fn hcas(&self) -> impl Iterator<Item = (&'n Hca, u64)> {
+    fn hcas(&self) -> impl Iterator<Item = (&'n PlanHca, u64)> {
         let hcas = self
             .nodes
             .iter()
@@ -108,7 +108,10 @@ impl<'n> Group<'n> {
 ///
 /// # Errors
 /// A flag does not fit what the nodes have.
-pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<Plan<'n>> {
+pub(crate) fn plan<'n>(
+    nodes: &'n [PlanNode],
+    options: &Options,
+) -> anyhow::Result<ClusterPlan<'n>> {
     let mut groups = groups(nodes, options.mode);
     let mut odd = Vec::new();
     let pools = loop {
@@ -159,7 +162,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         group.hcas().next().is_some() && group.hcas().all(|(hca, _)| hca.is_away())
     };
     let away = groups.iter().filter(is_away);
-    let away: Vec<&Node> = away.flat_map(|group| group.nodes.clone()).collect();
+    let away: Vec<&PlanNode> = away.flat_map(|group| group.nodes.clone()).collect();
     if !away.is_empty() {
         let effect = "which hides mtu and addresses: mode, mtu and ipam can differ by that alone";
         warnings.push(format!("NICs of {} are in pods, {effect}", names(&away)));
@@ -183,7 +186,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         put(&mut policy, "allow", json!({"vf": {"vlan": [vlan]}}));
     }
     let is_guessed =
-        |pool: &Pool<'_>| pool.rails.len() > 1 && pool.hcas.iter().any(|hca| !hca.is_named);
+        |pool: &PlanPool<'_>| pool.rails.len() > 1 && pool.hcas.iter().any(|hca| !hca.is_named);
     if !networks.is_empty() && pools.iter().any(is_guessed) {
         assumed.push(
             "rails are numbered by PCI address: check that NICs of one rail are in one subnet on all \
@@ -192,7 +195,7 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
         );
     }
     groups.extend(odd);
-    Ok(Plan {
+    Ok(ClusterPlan {
         groups,
         pools,
         networks,
@@ -203,13 +206,13 @@ pub(crate) fn plan<'n>(nodes: &'n [Node], options: &Options) -> anyhow::Result<P
 }
 
 /// Settings of NICs that are not the same on all nodes, and change what the pool's network does.
-fn unequal(pool: &Pool<'_>, options: &Options) -> Vec<String> {
-    let on = |is_meant: &dyn Fn(&Hca) -> bool| {
-        let is_here = |node: &&&Node| {
+fn unequal(pool: &PlanPool<'_>, options: &Options) -> Vec<String> {
+    let on = |is_meant: &dyn Fn(&PlanHca) -> bool| {
+        let is_here = |node: &&&PlanNode| {
             let mut hcas = node.hcas.iter().filter(|hca| is_meant(hca));
             hcas.any(|hca| pool.hcas.iter().any(|own| std::ptr::eq(*own, hca)))
         };
-        let nodes: Vec<&Node> = pool.nodes.iter().filter(is_here).copied().collect();
+        let nodes: Vec<&PlanNode> = pool.nodes.iter().filter(is_here).copied().collect();
         names(&nodes)
     };
     let mut warnings = Vec::new();
@@ -222,8 +225,8 @@ fn unequal(pool: &Pool<'_>, options: &Options) -> Vec<String> {
             pool.resource
         ));
     }
-    let has_address = |hca: &Hca| !hca.addresses.is_empty();
-    let lacks = |hca: &Hca| hca.mtu.is_some() && !has_address(hca);
+    let has_address = |hca: &PlanHca| !hca.addresses.is_empty();
+    let lacks = |hca: &PlanHca| hca.mtu.is_some() && !has_address(hca);
     let keeps = network::may_keep_addresses(pool, options);
     if keeps
         && pool.hcas.iter().any(|hca| has_address(hca))
@@ -238,7 +241,7 @@ fn unequal(pool: &Pool<'_>, options: &Options) -> Vec<String> {
     warnings
 }
 
-fn groups(nodes: &[Node], mode: Option<Mode>) -> Vec<Group<'_>> {
+fn groups(nodes: &[PlanNode], mode: Option<Mode>) -> Vec<Group<'_>> {
     let mut groups: BTreeMap<String, Group<'_>> = BTreeMap::new();
     let votes = votes(nodes);
     for node in nodes {
@@ -266,13 +269,13 @@ type Model = (String, Option<(u16, u16)>, &'static str, u32);
 /// Nodes where such an HCA is for pods, less those where no GPU is next to it.
 type Votes = BTreeMap<Model, i64>;
 
-fn model(hca: &Hca) -> Model {
+fn model(hca: &PlanHca) -> Model {
     let pci = hca.facts.pci.as_ref();
     let device = pci.map(|pci| (pci.vendor, pci.device));
     (hca.facts.id.to_string(), device, hca.link, hca.rate)
 }
 
-fn votes(nodes: &[Node]) -> Votes {
+fn votes(nodes: &[PlanNode]) -> Votes {
     let mut votes = Votes::new();
     for node in nodes {
         let usage = usage(node, false, &Votes::new());
@@ -287,7 +290,7 @@ fn votes(nodes: &[Node]) -> Votes {
 }
 
 /// A node as a group of its own.
-fn group<'n>(node: &'n Node, mode: Option<Mode>, votes: &Votes) -> Group<'n> {
+fn group<'n>(node: &'n PlanNode, mode: Option<Mode>, votes: &Votes) -> Group<'n> {
     let group = |is_shared| Group {
         nodes: vec![node],
         usage: usage(node, is_shared, votes),
@@ -307,19 +310,19 @@ fn group<'n>(node: &'n Node, mode: Option<Mode>, votes: &Votes) -> Group<'n> {
 }
 
 /// The HCAs of the fastest fabric that has GPUs next to it are for pods.
-fn usage(node: &Node, is_shared: bool, votes: &Votes) -> Vec<Result<u64, String>> {
-    let obstacle = |hca: &Hca| {
+fn usage(node: &PlanNode, is_shared: bool, votes: &Votes) -> Vec<Result<u64, String>> {
+    let obstacle = |hca: &PlanHca| {
         hca.obstacle
             .clone()
             .or(unfit(hca, is_shared).map(str::to_owned))
     };
-    let usable: Vec<&Hca> = node
+    let usable: Vec<&PlanHca> = node
         .hcas
         .iter()
         .filter(|hca| obstacle(hca).is_none())
         .collect();
-    let fabric = |hca: &Hca| (hca.link, hca.rate);
-    let rank = |hca: &Hca| {
+    let fabric = |hca: &PlanHca| (hca.link, hca.rate);
+    let rank = |hca: &PlanHca| {
         let mut near = usable.iter().filter(|one| !one.gpus.is_empty());
         let is_near = near.any(|one| fabric(one) == fabric(hca));
         // Soft RoCE is for nodes without RDMA hardware.
@@ -332,10 +335,10 @@ fn usage(node: &Node, is_shared: bool, votes: &Votes) -> Vec<Result<u64, String>
     };
     let best = usable.iter().map(|hca| rank(hca)).max();
     let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
-    let is_best = |hca: &Hca| Some(rank(hca)) == best;
+    let is_best = |hca: &PlanHca| Some(rank(hca)) == best;
     let has_rails = usable.iter().any(|hca| is_best(hca) && hca.rail.is_some());
     // A node that lost a GPU is as most nodes are.
-    let is_aside = |hca: &Hca| match votes.get(&model(hca)) {
+    let is_aside = |hca: &PlanHca| match votes.get(&model(hca)) {
         Some(votes) if *votes != 0 => *votes < 0,
         _ if hca.is_named => false,
         _ => (is_near && hca.gpus.is_empty()) || (has_rails && hca.rail.is_none()),
@@ -343,9 +346,9 @@ fn usage(node: &Node, is_shared: bool, votes: &Votes) -> Vec<Result<u64, String>
     let chosen = usable.iter().filter(|hca| is_best(hca) && !is_aside(hca));
     let by_name = chosen.clone().all(|hca| hca.is_named);
     let is_numbered = chosen.clone().all(|hca| hca.rail.is_some());
-    let place = |hca: &Hca| (hca.rail.filter(|_| is_numbered), hca.facts.pf());
+    let place = |hca: &PlanHca| (hca.rail.filter(|_| is_numbered), hca.facts.pf());
     let rails: BTreeSet<_> = chosen.map(|hca| place(hca)).collect();
-    let usage = |hca: &Hca| match obstacle(hca) {
+    let usage = |hca: &PlanHca| match obstacle(hca) {
         Some(why) => Err(why),
         None if !is_best(hca) => Err("not of the fabric for pods".to_owned()),
         None if is_aside(hca) => Err(ASIDE.to_owned()),
@@ -358,7 +361,7 @@ fn usage(node: &Node, is_shared: bool, votes: &Votes) -> Vec<Result<u64, String>
 }
 
 /// Why an HCA does not fit the mode.
-fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
+fn unfit(hca: &PlanHca, is_shared: bool) -> Option<&'static str> {
     let facts = &hca.facts;
     Some(match is_shared {
         true if facts.owner().is_some() => "a part of another HCA, which is shared as a whole",
@@ -371,7 +374,7 @@ fn unfit(hca: &Hca, is_shared: bool) -> Option<&'static str> {
 
 /// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
 /// rate, with GPUs and without; else one for each group. An error is the group to leave out, since nothing serves all.
-fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<Pool<'n>>, usize> {
+fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<PlanPool<'n>>, usize> {
     let mut level = 0;
     loop {
         let is_last = level == 2;
@@ -423,7 +426,7 @@ fn pool<'n>(
     all: &[Group<'n>],
     mode: Option<Mode>,
     by_address: bool,
-) -> Option<Pool<'n>> {
+) -> Option<PlanPool<'n>> {
     let groups: Vec<&Group<'n>> = part.iter().filter_map(|index| all.get(*index)).collect();
     let mode = mode.unwrap_or(match groups.first()?.is_shared {
         true => Mode::Shared,
@@ -432,12 +435,13 @@ fn pool<'n>(
     });
     let is_shared = mode == Mode::Shared;
     let hcas = groups.iter().flat_map(|group| group.hcas());
-    let hcas: Vec<&'n Hca> = hcas.map(|(hca, _)| hca).collect();
-    let wanted: BTreeSet<*const Hca> = hcas.iter().map(|hca| std::ptr::from_ref(*hca)).collect();
+    let hcas: Vec<&'n PlanHca> = hcas.map(|(hca, _)| hca).collect();
+    let wanted: BTreeSet<*const PlanHca> =
+        hcas.iter().map(|hca| std::ptr::from_ref(*hca)).collect();
     let others = all.iter().flat_map(|group| &group.nodes);
-    let mut others: Vec<&Hca> = others.flat_map(|node| &node.hcas).collect();
+    let mut others: Vec<&PlanHca> = others.flat_map(|node| &node.hcas).collect();
     // The daemon excludes some from each such pool by itself, and offers none that is unhealthy.
-    let is_excluded = |hca: &Hca| hca.is_uplink || hca.facts.virtual_functions() > 0;
+    let is_excluded = |hca: &PlanHca| hca.is_uplink || hca.facts.virtual_functions() > 0;
     others.retain(|hca| {
         let is_sick = hca.obstacle.is_some() && !hca.is_uplink;
         let is_free =
@@ -467,7 +471,7 @@ fn pool<'n>(
         .iter()
         .flat_map(|group| group.nodes.clone())
         .collect();
-    Some(Pool {
+    Some(PlanPool {
         resource: format!("rdma/{name}"),
         mode,
         select: selector(&hcas, &others, is_shared, by_address)?,
@@ -483,7 +487,7 @@ fn pool<'n>(
 
 /// `rails` of the policy, which is the same on all nodes: by PCI address, else by netdev.
 fn rails(groups: &[Group<'_>]) -> Option<BTreeMap<String, u64>> {
-    let by = |key: fn(&Hca) -> Option<String>| {
+    let by = |key: fn(&PlanHca) -> Option<String>| {
         let mut rails = BTreeMap::new();
         for (hca, rail) in groups.iter().flat_map(Group::hcas) {
             let known = *rails.entry(key(hca)?).or_insert(rail);
@@ -503,7 +507,7 @@ fn rails(groups: &[Group<'_>]) -> Option<BTreeMap<String, u64>> {
 }
 
 /// Names of nodes, at most three of them.
-pub(crate) fn names(nodes: &[&Node]) -> String {
+pub(crate) fn names(nodes: &[&PlanNode]) -> String {
     let shown: Vec<&str> = nodes.iter().take(3).map(|node| &*node.name).collect();
     match nodes.len().saturating_sub(shown.len()) {
         0 => shown.join(", "),

@@ -9,8 +9,8 @@ use ipnetwork::IpNetwork;
 use rdma_device_plugin::candidate::FunctionKind;
 use serde_json::{Value, json};
 
-use super::decide::{Mode, Options, Pool};
-use super::read::{Hca, Node};
+use super::decide::{Mode, Options, PlanPool};
+use super::read::{PlanHca, PlanNode};
 use crate::documents::put;
 
 /// Addresses of a node's block in a store of type `kubernetes`, of IPv4 and of IPv6.
@@ -20,7 +20,7 @@ const MIN_BLOCKS: usize = 16;
 
 /// A `NetworkAttachmentDefinition`.
 #[derive(Debug)]
-pub(crate) struct Network {
+pub(crate) struct PlanNetwork {
     pub name: String,
     pub resource: String,
     pub plugin: Value,
@@ -32,24 +32,24 @@ pub(crate) struct Network {
     pub is_leased: bool,
 }
 
-fn has_netdevs(pool: &Pool<'_>) -> bool {
+fn has_netdevs(pool: &PlanPool<'_>) -> bool {
     let mut hcas = pool.hcas.iter();
     hcas.all(|hca| hca.facts.netdev_names().next().is_some())
 }
 
 /// Without an interface, only the RDMA device can be moved, and only by a network that is not late.
-pub(crate) fn needs_network(pool: &Pool<'_>) -> bool {
+pub(crate) fn needs_network(pool: &PlanPool<'_>) -> bool {
     let moves = pool.mode == Mode::Exclusive && pool.nodes.iter().any(|node| node.exclusive_netns);
     has_netdevs(pool) || (moves && pool.hcas.iter().all(|hca| hca.link == "infiniband"))
 }
 
 /// Nobody asked for other addresses, and NICs move with those they have.
-pub(crate) fn may_keep_addresses(pool: &Pool<'_>, options: &Options) -> bool {
+pub(crate) fn may_keep_addresses(pool: &PlanPool<'_>, options: &Options) -> bool {
     let is_asked = options.range.is_some() || options.per_node_prefix.is_some();
     !is_asked && pool.mode != Mode::Shared
 }
 
-fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
+fn keeps_addresses(pool: &PlanPool<'_>, options: &Options) -> bool {
     // Addresses of a NIC that a pod has are not visible.
     let mut visible = pool.hcas.iter().filter(|hca| hca.mtu.is_some()).peekable();
     let is_visible = visible.peek().is_some();
@@ -61,10 +61,10 @@ fn keeps_addresses(pool: &Pool<'_>, options: &Options) -> bool {
 /// # Errors
 /// A flag does not fit what the nodes have.
 pub(crate) fn networks(
-    pools: &[Pool<'_>],
-    nodes: &[Node],
+    pools: &[PlanPool<'_>],
+    nodes: &[PlanNode],
     options: &Options,
-) -> anyhow::Result<(Vec<Network>, Vec<String>)> {
+) -> anyhow::Result<(Vec<PlanNetwork>, Vec<String>)> {
     let (mut networks, mut assumed) = (Vec::new(), Vec::new());
     let leasing = pools
         .iter()
@@ -102,9 +102,9 @@ pub(crate) fn networks(
 }
 
 /// A VLAN is set through the PF of a VF.
-fn check_vlan(pool: &Pool<'_>, options: &Options) -> anyhow::Result<()> {
-    let has_pf = |hca: &Hca| hca.kind == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty();
-    let is_fit = |hca: &Hca| pool.mode != Mode::Shared && has_pf(hca) && hca.link == "ether";
+fn check_vlan(pool: &PlanPool<'_>, options: &Options) -> anyhow::Result<()> {
+    let has_pf = |hca: &PlanHca| hca.kind == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty();
+    let is_fit = |hca: &PlanHca| pool.mode != Mode::Shared && has_pf(hca) && hca.link == "ether";
     let unfit = pool.hcas.iter().find(|hca| !is_fit(hca));
     let (Some(vlan), Some(unfit)) = (options.vlan, unfit) else {
         return Ok(());
@@ -122,11 +122,11 @@ fn check_vlan(pool: &Pool<'_>, options: &Options) -> anyhow::Result<()> {
 }
 
 fn network(
-    pool: &Pool<'_>,
+    pool: &PlanPool<'_>,
     whole: Option<IpNetwork>,
     slices: &mut impl Iterator<Item = IpNetwork>,
     options: &Options,
-) -> anyhow::Result<Network> {
+) -> anyhow::Result<PlanNetwork> {
     let link = pool.hcas.first().map_or("other", |hca| hca.link);
     let (is_interface, keeps) = (has_netdevs(pool), keeps_addresses(pool, options));
     let is_several = pool.most_on_rail > 1;
@@ -195,7 +195,7 @@ fn network(
         }
     }
     let mut addresses = pool.hcas.iter().flat_map(|hca| &hca.addresses);
-    Ok(Network {
+    Ok(PlanNetwork {
         name: pool.resource.replace('/', "-"),
         resource: pool.resource.clone(),
         plugin,
@@ -232,7 +232,7 @@ fn split(range: IpNetwork, count: usize) -> anyhow::Result<Vec<IpNetwork>> {
 fn check_size(
     slice: IpNetwork,
     whole: IpNetwork,
-    pool: &Pool<'_>,
+    pool: &PlanPool<'_>,
     options: &Options,
 ) -> anyhow::Result<()> {
     let width: u8 = if slice.is_ipv4() { 32 } else { 128 };
@@ -270,7 +270,7 @@ fn check_size(
 }
 
 /// A network of a node that overlaps a range, and the node.
-pub(crate) fn overlapped(nodes: &[Node], range: IpNetwork) -> Option<(&str, IpNetwork)> {
+pub(crate) fn overlapped(nodes: &[PlanNode], range: IpNetwork) -> Option<(&str, IpNetwork)> {
     let networks = nodes.iter().flat_map(|node| {
         let networks = node.addresses.iter();
         networks
@@ -281,7 +281,7 @@ pub(crate) fn overlapped(nodes: &[Node], range: IpNetwork) -> Option<(&str, IpNe
 }
 
 /// A private range with a /16 for each of so many rails, which overlaps no network of a node.
-fn free_range(nodes: &[Node], count: usize) -> Option<IpNetwork> {
+fn free_range(nodes: &[PlanNode], count: usize) -> Option<IpNetwork> {
     let prefix = 16_u8.checked_sub(log2(count))?;
     let tens = (64..=255).chain(0..64).map(|second| (10, second));
     let all = tens.chain((16..32).map(|second| (172, second)));

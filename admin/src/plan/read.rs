@@ -7,14 +7,14 @@ use rdma_device_plugin::candidate::{Candidate, FunctionKind, link_type};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use crate::discover::{Document, HostAddress};
+use crate::discover::{DiscoverDocument, HostAddress};
 
 /// A node.
 #[derive(Debug, Default)]
-pub(crate) struct Node {
+pub(crate) struct PlanNode {
     pub name: String,
     /// In the order of their identities.
-    pub hcas: Vec<Hca>,
+    pub hcas: Vec<PlanHca>,
     /// Models of its GPUs.
     pub gpus: Vec<String>,
     pub addresses: Vec<HostAddress>,
@@ -24,7 +24,7 @@ pub(crate) struct Node {
 
 /// An HCA of a node.
 #[derive(Debug)]
-pub(crate) struct Hca {
+pub(crate) struct PlanHca {
     pub facts: Candidate,
     pub kind: FunctionKind,
     pub link: &'static str,
@@ -48,7 +48,7 @@ pub(crate) struct Hca {
     pub apart: bool,
 }
 
-impl Hca {
+impl PlanHca {
     pub(crate) fn is_active(&self) -> bool {
         self.facts.ports().any(hca::Port::is_active)
     }
@@ -65,7 +65,7 @@ impl Hca {
 }
 
 /// The nodes of what they answered to `discover` and `topology`, and why others cannot be planned for.
-pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<Node>, Vec<String>) {
+pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<PlanNode>, Vec<String>) {
     let (mut nodes, mut silent) = (Vec::new(), Vec::new());
     for answer in discover {
         let name = printable(answer["node"].as_str().unwrap_or("-"));
@@ -77,7 +77,7 @@ pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<Node>, Vec<S
             None => node(&answer["document"], &other["document"]),
         };
         match node {
-            Ok(node) => nodes.push(Node { name, ..node }),
+            Ok(node) => nodes.push(PlanNode { name, ..node }),
             Err(why) => silent.push((name, printable(&why))),
         }
     }
@@ -91,14 +91,14 @@ pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<Node>, Vec<S
     (nodes, silent)
 }
 
-fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
-    let Document {
+fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
+    let DiscoverDocument {
         hcas: shown,
         inventory,
         candidates,
         addresses,
         ..
-    } = Document::deserialize(discover)
+    } = DiscoverDocument::deserialize(discover)
         .map_err(|error| format!("its answer of discover: {error}"))?;
     let (Some(gpus), Some(nics)) = (topology["gpus"].as_array(), topology["nics"].as_array())
     else {
@@ -142,7 +142,7 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
             _ => facts.fault.clone().or(unusable),
         };
         let of_host = addresses.iter().filter(|one| one.address.is_ipv4());
-        hcas.push(Hca {
+        hcas.push(PlanHca {
             kind: facts.function().kind,
             link: link_type(layer.unwrap_or(LinkLayer::Unknown)),
             rate: facts
@@ -166,7 +166,7 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
             facts,
         });
     }
-    let model = |hca: &Hca| {
+    let model = |hca: &PlanHca| {
         let pci = hca.facts.pci.as_ref();
         (pci.map(|pci| (pci.vendor, pci.device)), hca.kind, hca.link)
     };
@@ -179,7 +179,7 @@ fn node(discover: &Value, topology: &Value) -> Result<Node, String> {
     }
     hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
     let title = |gpu: &Value| gpu["model"].as_str().unwrap_or("GPU").to_owned();
-    Ok(Node {
+    Ok(PlanNode {
         name: String::new(),
         hcas,
         gpus: gpus.iter().map(title).collect(),

@@ -6,9 +6,9 @@ use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::words::word;
 use serde_json::{Value, json};
 
-use super::decide::{Group, Mode, Plan, Pool, names};
-use super::network::{Network, needs_network};
-use super::read::Hca;
+use super::decide::{ClusterPlan, Group, Mode, PlanPool, names};
+use super::network::{PlanNetwork, needs_network};
+use super::read::PlanHca;
 use crate::documents::{definition, name_of, put};
 
 /// Of a mapping or list on one line.
@@ -42,7 +42,7 @@ pub(crate) struct Target {
 }
 
 /// Helm values.
-pub(crate) fn values(plan: &Plan<'_>, target: &Target) -> String {
+pub(crate) fn values(plan: &ClusterPlan<'_>, target: &Target) -> String {
     let Target {
         release, namespace, ..
     } = target;
@@ -86,7 +86,7 @@ pub(crate) fn objects(values: &Value, target: &Target) -> Vec<Value> {
 }
 
 /// The objects as a file.
-pub(crate) fn manifests(plan: &Plan<'_>, objects: &[Value], target: &Target) -> String {
+pub(crate) fn manifests(plan: &ClusterPlan<'_>, objects: &[Value], target: &Target) -> String {
     let Target {
         daemon, namespace, ..
     } = target;
@@ -109,7 +109,7 @@ pub(crate) fn manifests(plan: &Plan<'_>, objects: &[Value], target: &Target) -> 
 }
 
 /// What a person reads first.
-fn head(plan: &Plan<'_>, usage: &[&str]) -> String {
+fn head(plan: &ClusterPlan<'_>, usage: &[&str]) -> String {
     let mut lines: Vec<String> = usage.iter().map(|line| (*line).to_owned()).collect();
     let warnings = plan.warnings.iter().map(|line| format!("WARNING: {line}"));
     let assumed = plan.assumed.iter().map(|line| format!("ASSUMED: {line}"));
@@ -153,7 +153,7 @@ fn group_lines(group: &Group<'_>) -> Vec<String> {
     lines
 }
 
-fn title(hca: &Hca) -> String {
+fn title(hca: &PlanHca) -> String {
     let facts = &hca.facts;
     let netdevs = match facts.netdev_names().collect::<Vec<_>>().join(" ") {
         names if names.is_empty() => "no netdev".to_owned(),
@@ -171,7 +171,7 @@ fn title(hca: &Hca) -> String {
     )
 }
 
-fn pool_text(pool: &Pool<'_>) -> String {
+fn pool_text(pool: &PlanPool<'_>) -> String {
     let groups: Vec<String> = pool
         .groups
         .iter()
@@ -202,7 +202,7 @@ fn pool_text(pool: &Pool<'_>) -> String {
     text + &format!("    select: {{{}}}\n", keys.join(", "))
 }
 
-fn network_text(network: &Network, namespace: &str) -> String {
+fn network_text(network: &PlanNetwork, namespace: &str) -> String {
     let comments = network.comments.iter().map(|line| comment("  ", line));
     let value = json!({
         "namespace": namespace, "resourceName": network.resource, "plugins": [network.plugin],

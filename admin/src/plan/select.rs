@@ -7,7 +7,7 @@ use rdma_device_plugin::config::selector::{Match, Selector};
 use rdma_device_plugin::words::word;
 use serde::Deserialize as _;
 
-use super::read::Hca;
+use super::read::PlanHca;
 
 /// Keys of a selector with their values, in the order in which they are written.
 pub(crate) type Keys = Vec<(&'static str, Vec<String>)>;
@@ -31,8 +31,8 @@ const VOCABULARIES: [&[&str]; 12] = [
 
 /// Chooses all of `wanted` and none of `others`.
 pub(crate) fn selector(
-    wanted: &[&Hca],
-    others: &[&Hca],
+    wanted: &[&PlanHca],
+    others: &[&PlanHca],
     is_shared: bool,
     by_address: bool,
 ) -> Option<Keys> {
@@ -48,7 +48,7 @@ pub(crate) fn selector(
     functions.retain(|(_, kinds)| kinds.len() == 1 && (is_shared || *kinds != ["pf"]));
     let key = |key: &&'static str| (key.split(' ').next().unwrap_or(key), values(key, wanted));
     // The daemon takes one that is down when it is up.
-    let live: Vec<&Hca> = wanted
+    let live: Vec<&PlanHca> = wanted
         .iter()
         .copied()
         .filter(|hca| hca.is_active())
@@ -67,14 +67,14 @@ pub(crate) fn selector(
         let fields = serde_json::Value::Object(fields.collect());
         let is_whole = keys.iter().all(|(_, values)| !values.is_empty());
         Selector::deserialize(fields).is_ok_and(|selector| {
-            let chooses = |hca: &&Hca| selector.matches(&hca.facts) != Match::No;
+            let chooses = |hca: &&PlanHca| selector.matches(&hca.facts) != Match::No;
             is_whole && live.iter().all(chooses) && !others.iter().any(chooses)
         })
     })
 }
 
 /// What HCAs have for a key, each once; nothing if one has nothing.
-fn values(key: &str, wanted: &[&Hca]) -> Vec<String> {
+fn values(key: &str, wanted: &[&PlanHca]) -> Vec<String> {
     let mut found = BTreeSet::new();
     for hca in wanted {
         let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());

@@ -10,7 +10,7 @@ use rdma_device_plugin::candidate::gather;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::*;
-use crate::discover::{Document, HostAddress};
+use crate::discover::{DiscoverDocument, HostAddress};
 use crate::documents;
 use crate::topology;
 use crate::validate::Validate;
@@ -93,7 +93,7 @@ fn ipoib(tree: &Tree) {
 }
 
 /// What a node of files answers.
-fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut Document)) -> [Value; 2] {
+fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut DiscoverDocument)) -> [Value; 2] {
     // A tree is thousands of files: in memory where that can be.
     let directory = tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())
@@ -109,7 +109,7 @@ fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut Document)) -> [
         .values_mut()
         .for_each(|node| *node = hca::chardev::Node::Ready);
     let (candidates, _) = gather::list(&scanned.inventory);
-    let mut document = Document::of(&scanned, &candidates, None);
+    let mut document = DiscoverDocument::of(&scanned, &candidates, None);
     change(&mut document);
     let topology = topology::document_of(scanned.machine);
     [json!(document), topology].map(|document| json!({"node": node, "document": document}))
@@ -152,7 +152,7 @@ fn planned(answers: &[Vec<Value>; 2], options: &Options) -> anyhow::Result<Strin
 }
 
 /// DHCP gives GKE's NICs their addresses.
-fn leased(document: &mut Document) {
+fn leased(document: &mut DiscoverDocument) {
     let netdevs = document.hcas.iter().flat_map(|hca| hca.netdevs.clone());
     let address = |(index, netdev)| HostAddress {
         netdev: Some(netdev),
@@ -188,7 +188,7 @@ fn validate(file: &Path) {
     let line = Line::try_parse_from(["validate", file.to_str().unwrap()]).unwrap();
     let ended = line.validate.run(&line.global);
     assert!(
-        matches!(ended, Ok(Outcome::Good)),
+        matches!(ended, Ok(Exit::Good)),
         "{}: {ended:?}",
         file.display()
     );
@@ -423,7 +423,8 @@ fn the_mode_decides_what_a_pod_gets() {
         let text = valid(&of_machine("", lay), &options);
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    let exclusive = |document: &mut Document| document.inventory["netnsMode"] = json!("exclusive");
+    let exclusive =
+        |document: &mut DiscoverDocument| document.inventory["netnsMode"] = json!("exclusive");
     let node = answers("a", cloud::hgx_b200, exclusive);
     let options = Options {
         mode: Some(Mode::Exclusive),
@@ -520,7 +521,7 @@ fn a_nic_that_a_pod_has_changes_no_plan() {
 
 #[test]
 fn a_node_that_changes_the_network_of_all_is_named() {
-    let odd = |document: &mut Document| {
+    let odd = |document: &mut DiscoverDocument| {
         leased(document);
         document.addresses.pop();
         let netdevs = document.inventory["netdevs"].as_array_mut().unwrap();
@@ -663,7 +664,7 @@ fn a_node_with_two_pods_is_planned_once() {
 
 #[test]
 fn a_driver_of_any_name_is_not_in_the_values() {
-    let names = |document: &mut Document| {
+    let names = |document: &mut DiscoverDocument| {
         for hca in &mut document.candidates {
             let pci = hca.pci.as_mut().unwrap();
             pci.driver = Some("efa\u{2028}\u{85}\u{9b}2J\u{1f600}".to_owned());

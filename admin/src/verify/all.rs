@@ -1,14 +1,14 @@
 //! `kubectl rdma verify --all`: every node and rail of a cluster.
 //!
-//! [`plan`] decides on a pod for each node and on rounds of pairs, [`rounds`] makes the pods and tests
+//! [`test_plan`] decides on a pod for each node and on rounds of pairs, [`rounds`] makes the pods and tests
 //! the pairs by [`super::steps`], [`matrix`] judges. The pods are deleted however it ends; then
 //! [`text`] and [`page`] print the results.
 
 mod matrix;
 mod page;
-mod plan;
 mod pods;
 mod rounds;
+mod test_plan;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,13 +22,13 @@ use super::ends::End;
 use super::steps::Tested;
 use crate::cluster;
 use crate::global::Global;
-use crate::output::{Ended, Outcome, block_on, style};
+use crate::output::{Ended, Exit, block_on, style};
 use crate::verdict::{Finding, Verdict};
 use matrix::{Cell, Matrix};
 
 /// Flags of the cluster's test.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Flags {
+pub(super) struct AllFlags {
     /// Test every node and rail of the cluster (kubectl rdma): makes a pod on each node, tests pairs,
     /// deletes the pods. Cordoned nodes are left out unless --nodes names them. A pod asks for all units of a network that moves NICs or has devices: all,
     /// else for one; with --gpu also for a GPU where the node has one
@@ -68,14 +68,14 @@ struct Results {
     cordoned: Vec<String>,
     /// Why it ended early.
     ended: Option<String>,
-    nodes: BTreeMap<String, Node>,
+    nodes: BTreeMap<String, TestedNode>,
     tests: Vec<Test>,
     #[serde(flatten)]
     matrix: Matrix,
 }
 
 #[derive(Debug, Clone, Default, Serialize)]
-struct Node {
+struct TestedNode {
     /// The name of its pod; empty without.
     pod: String,
     #[serde(skip)]
@@ -94,7 +94,7 @@ struct Node {
 struct Test {
     round: usize,
     /// Where the server and the client ran.
-    nodes: plan::Pair,
+    nodes: test_plan::Pair,
     #[serde(flatten)]
     tested: Tested,
 }
@@ -182,5 +182,5 @@ pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) ->
         cells.iter().any(is_measured),
         "nothing was measured: see --only, --skip and --gpu"
     );
-    Ok(Outcome::Good)
+    Ok(Exit::Good)
 }

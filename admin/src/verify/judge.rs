@@ -7,7 +7,7 @@ use std::net::Ipv6Addr;
 
 use crate::verdict::Finding;
 
-use super::perftest::{Row, Run};
+use super::perftest::{PerftestRow, Run};
 
 /// From here on messages are large enough for the bandwidth to be the path's.
 const LARGE_BYTES: u64 = 64 << 10;
@@ -32,7 +32,7 @@ pub(super) fn bandwidth(run: &Run, line: Option<f64>, memory: Memory) -> Finding
         return Finding::unknown("there is no line of results: the output was cut off");
     };
     let large = run.rows.iter().filter(|row| row.bytes >= LARGE_BYTES);
-    let mut large: Vec<&Row> = large.collect();
+    let mut large: Vec<&PerftestRow> = large.collect();
     if large.is_empty() {
         large.push(last);
     }
@@ -48,7 +48,13 @@ pub(super) fn bandwidth(run: &Run, line: Option<f64>, memory: Memory) -> Finding
     }
 }
 
-fn judge(run: &Run, large: &[&Row], best: f64, line: Option<f64>, memory: Memory) -> Finding {
+fn judge(
+    run: &Run,
+    large: &[&PerftestRow],
+    best: f64,
+    line: Option<f64>,
+    memory: Memory,
+) -> Finding {
     if best <= 0.0 {
         return Finding::fail("no data was transferred", "see the tool's own messages");
     }
@@ -123,7 +129,7 @@ fn flat(run: &Run) -> bool {
 }
 
 /// Falls by a tenth, twice and more.
-fn sawtooth(large: &[&Row]) -> bool {
+fn sawtooth(large: &[&PerftestRow]) -> bool {
     let falls = large
         .windows(2)
         .filter(|pair| matches!(pair, [one, next] if next.average < 0.9 * one.average));
@@ -163,7 +169,7 @@ mod tests {
             mtu: Some(mtu),
             rows: averages
                 .iter()
-                .map(|&(bytes, average)| Row {
+                .map(|&(bytes, average)| PerftestRow {
                     bytes,
                     iterations: 1,
                     peak: average,

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// One size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Row {
+pub(super) struct PerftestRow {
     /// Size of a message in bytes.
     pub bytes: u64,
     /// Messages sent.
@@ -30,7 +30,7 @@ pub(super) struct Run {
     /// The GIDs, ours first.
     pub gids: Vec<Ipv6Addr>,
     /// The sizes, in the tool's order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PerftestRow>,
 }
 
 /// Reads what the tool wrote; lines of others in between are passed over.
@@ -63,11 +63,11 @@ pub(super) fn read(text: &str) -> Run {
     run
 }
 
-fn row(words: &[&str], factor: f64) -> Option<Row> {
+fn row(words: &[&str], factor: f64) -> Option<PerftestRow> {
     let [bytes, iterations, peak, average, ..] = words else {
         return None;
     };
-    Some(Row {
+    Some(PerftestRow {
         bytes: bytes.parse().ok()?,
         iterations: iterations.parse().ok()?,
         peak: peak.parse::<f64>().ok()? * factor,
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(run.rows.len(), 23);
         assert_eq!(
             run.rows[11],
-            Row {
+            PerftestRow {
                 bytes: 4096,
                 iterations: 5000,
                 peak: 96.15,

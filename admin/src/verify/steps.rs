@@ -45,7 +45,7 @@ pub(super) struct Measurement {
     /// The pair of ports.
     pub object: String,
     /// The lines of its table.
-    pub rows: Vec<perftest::Row>,
+    pub rows: Vec<perftest::PerftestRow>,
 }
 
 /// What was found.

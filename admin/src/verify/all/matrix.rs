@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::text::PODS;
-use super::{Node, Results, Test};
+use super::{Results, Test, TestedNode};
 use crate::verdict::{Finding, Verdict};
 use crate::verify::steps::{ENDS, Tested};
 
@@ -81,7 +81,7 @@ pub(super) fn judge(results: &Results) -> Matrix {
     Matrix { rails, cells }
 }
 
-fn cell(key: Key<'_>, node: &Node, tests: &[Test], all: &AllSeen<'_>) -> Cell {
+fn cell(key: Key<'_>, node: &TestedNode, tests: &[Test], all: &AllSeen<'_>) -> Cell {
     let is_dead = (node.finding.as_ref()).is_some_and(|finding| finding.verdict == Verdict::Fail);
     if let Some(cell) = tested(key, all).filter(|_| !is_dead) {
         return cell;
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::verdict::Outcome;
     use crate::verify::ends::Port;
-    use crate::verify::perftest::Row;
+    use crate::verify::perftest::PerftestRow;
     use crate::verify::steps::{self, Measurement, Step};
 
     /// Tests of nodes `a` to `d` on one rail: what `ping` and `write-bw` found, and the bandwidth.
@@ -254,13 +254,13 @@ mod tests {
             soft: false,
         };
         let node = |name: &str| {
-            let mut node = Node::default();
+            let mut node = TestedNode::default();
             node.end.ports = vec![port.clone()];
             (name.to_owned(), node)
         };
         let test = |(pair, bandwidth, average): &(&str, Finding, f64)| {
             let (step, title) = steps::WRITE_BW;
-            let row = Row {
+            let row = PerftestRow {
                 bytes: 65536,
                 iterations: 1,
                 peak: 400.0,

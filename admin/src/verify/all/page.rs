@@ -2,7 +2,7 @@
 
 use super::text::{faults, summary};
 use super::{Results, Test};
-use crate::report::alike;
+use crate::findings::alike;
 use crate::verdict::{Outcome, Verdict};
 
 /// The page. Everything that a cluster or a pod wrote is escaped.

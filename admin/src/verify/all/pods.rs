@@ -8,8 +8,8 @@ use cni_wire::text::printable;
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::plan::RUN;
 use super::rounds::show;
+use super::test_plan::RUN;
 use crate::documents::{name_of, text_at};
 use crate::global::Kubectl;
 

@@ -9,9 +9,9 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
-use super::plan::{self, Network, Pair};
 use super::pods::{self, Pods};
-use super::{Node, Results, Test};
+use super::test_plan::{self, Pair, TestedNetwork};
+use super::{Results, Test, TestedNode};
 use crate::cluster::{Flags, ask};
 use crate::documents::name_of;
 use crate::kubectl::{NETWORKS, NODES};
@@ -45,7 +45,7 @@ pub(super) async fn test(
     let run = format!("{:x}", now.as_millisecond());
     let pods = Pods {
         kubectl: cluster.kubectl.in_namespace(&verify.all.pod_namespace),
-        selector: format!("{}={run}", plan::RUN),
+        selector: format!("{}={run}", test_plan::RUN),
     };
     let limit = Duration::from_secs(verify.timeout);
     let ended = tokio::select! {
@@ -87,8 +87,8 @@ async fn work(
             .kubectl
             .objects(&[NETWORKS, "--all-namespaces"])
             .await?;
-        let found = definitions.iter().filter_map(Network::of).collect();
-        networks = plan::choose(found, named, &verify.all.pod_namespace)?;
+        let found = definitions.iter().filter_map(TestedNetwork::of).collect();
+        networks = test_plan::choose(found, named, &verify.all.pod_namespace)?;
     }
     let daemons = ask::list(cluster).await.context("list the daemon's pods")?;
     let (mut nodes, mut objects) = (Vec::new(), Vec::new());
@@ -104,14 +104,14 @@ async fn work(
             results.cordoned.push(name);
             continue;
         }
-        let mut planned = Node {
-            shortage: plan::shortage(verify, &node, &networks),
-            ..Node::default()
+        let mut planned = TestedNode {
+            shortage: test_plan::shortage(verify, &node, &networks),
+            ..TestedNode::default()
         };
-        match plan::pod(verify, run, &node, objects.len(), &networks) {
+        match test_plan::pod(verify, run, &node, objects.len(), &networks) {
             Ok(pod) => {
                 planned.pod = name_of(&pod).to_owned();
-                planned.has_gpu = plan::has_gpu(&pod);
+                planned.has_gpu = test_plan::has_gpu(&pod);
                 objects.push(pod);
             }
             Err(why) => planned.finding = Some(Finding::unknown(why).on(&name)),
@@ -119,7 +119,7 @@ async fn work(
         nodes.push((name, planned));
     }
     if objects.len() < 2 {
-        let why = |(name, node): &(String, Node)| {
+        let why = |(name, node): &(String, TestedNode)| {
             Some(format!("; {name}: {}", node.finding.as_ref()?.why))
         };
         let why: String = nodes.iter().filter_map(why).collect();
@@ -147,10 +147,10 @@ async fn work(
 
 /// Tests the pairs of each round; a node that does not answer is left out of the next.
 async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
-    let last = plan::rounds(results.able().len());
+    let last = test_plan::rounds(results.able().len());
     for round in 1..=last {
         let met = results.tests.iter().map(|test| test.nodes.clone());
-        let pairs = plan::pairs(round, &results.able(), &met.collect());
+        let pairs = test_plan::pairs(round, &results.able(), &met.collect());
         let total = pairs.len();
         if total == 0 {
             break;
@@ -166,7 +166,7 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
                 .map(|name| results.nodes.get(name).cloned());
             Some((nodes, [server?, client?]))
         });
-        let tests: Vec<(Pair, [Node; 2])> = tests.collect();
+        let tests: Vec<(Pair, [TestedNode; 2])> = tests.collect();
         let tests = stream::iter(tests).map(|(nodes, ends)| async move {
             let tested = test_pair(verify, cluster, &ends, round, limit).await;
             Test {
@@ -205,14 +205,14 @@ async fn rounds(verify: &Verify, cluster: &Flags, results: &mut Results) {
 async fn test_pair(
     verify: &Verify,
     cluster: &Flags,
-    nodes: &[Node; 2],
+    nodes: &[TestedNode; 2],
     round: usize,
     limit: Duration,
 ) -> Tested {
     let [server, client] = nodes.each_ref().map(|node| PodRef {
         namespace: Some(verify.all.pod_namespace.clone()),
         name: node.pod.clone(),
-        container: Some(plan::CONTAINER.to_owned()),
+        container: Some(test_plan::CONTAINER.to_owned()),
     });
     let flags = Verify {
         timeout: TOOL_TIMEOUT_SECONDS.min(verify.timeout),

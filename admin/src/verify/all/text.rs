@@ -1,7 +1,7 @@
 //! The result for a terminal.
 
 use super::Results;
-use crate::report::{self, Style};
+use crate::findings::{self, Style};
 use crate::verdict::{Outcome, Verdict};
 use crate::verify::steps::{CHOICE, ENDS, Step};
 
@@ -18,7 +18,7 @@ pub(super) fn text(results: &Results, style: Style) -> String {
         row.map(node::table::cell).collect()
     });
     let table = node::table::table(&header, &rows.collect::<Vec<_>>());
-    let faults = report::list(&faults(results), true, style);
+    let faults = findings::list(&faults(results), true, style);
     let blank = if faults.is_empty() { "" } else { "\n" };
     format!("{table}{blank}{faults}\n{}\n", summary(results))
 }
@@ -26,7 +26,7 @@ pub(super) fn text(results: &Results, style: Style) -> String {
 /// One line: the sum of it all.
 pub(super) fn summary(results: &Results) -> String {
     let verdicts = results.matrix.cells.iter().map(|cell| cell.verdict);
-    let count = report::counted;
+    let count = findings::counted;
     let cordoned = match results.cordoned.as_slice() {
         [] => String::new(),
         names => format!("; left out because cordoned: {}", names.join(", ")),
@@ -35,7 +35,7 @@ pub(super) fn summary(results: &Results) -> String {
         "{}, {}: {}; {} in {}, {} s{cordoned}",
         count(results.nodes.len(), "node"),
         count(results.matrix.rails.len(), "rail"),
-        report::counts(verdicts),
+        findings::counts(verdicts),
         count(results.tests.len(), "test"),
         count(results.rounds, "round"),
         results.seconds

@@ -20,7 +20,7 @@ const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// A network of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Network {
+pub(super) struct TestedNetwork {
     /// `NAMESPACE/NAME`.
     pub name: String,
     /// The resource of its NICs.
@@ -32,7 +32,7 @@ pub(super) struct Network {
     is_managed: bool,
 }
 
-impl Network {
+impl TestedNetwork {
     /// A network that attaches NICs of a resource; `None` for others.
     pub(super) fn of(definition: &Value) -> Option<Self> {
         let text = |pointer: &str| text_at(definition, pointer);
@@ -65,10 +65,10 @@ impl Network {
 /// The networks that were named, in `namespace` unless a name says another. If none was, those in it
 /// that `kubectl rdma plan` wrote, or the only one.
 pub(super) fn choose(
-    mut found: Vec<Network>,
+    mut found: Vec<TestedNetwork>,
     named: &[String],
     namespace: &str,
-) -> anyhow::Result<Vec<Network>> {
+) -> anyhow::Result<Vec<TestedNetwork>> {
     let prefix = format!("{namespace}/");
     if !named.is_empty() {
         let full = |name: &String| match name.contains('/') {
@@ -114,7 +114,11 @@ fn units(node: &Value, of: &str, resource: &str) -> usize {
 }
 
 /// Units of the resources that are not healthy, which no pod gets.
-pub(super) fn shortage(verify: &Verify, node: &Value, networks: &[Network]) -> Option<String> {
+pub(super) fn shortage(
+    verify: &Verify,
+    node: &Value,
+    networks: &[TestedNetwork],
+) -> Option<String> {
     let resources = networks.iter().map(|network| &network.resource);
     resources.chain(&verify.all.resource).find_map(|resource| {
         let [healthy, all] = ["allocatable", "capacity"].map(|of| units(node, of, resource));
@@ -129,7 +133,7 @@ pub(super) fn pod(
     run: &str,
     node: &Value,
     number: usize,
-    networks: &[Network],
+    networks: &[TestedNetwork],
 ) -> Result<Value, String> {
     let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
     let is_ready = |state: &Value| state["type"] == "Ready" && state["status"] == "True";
@@ -295,13 +299,13 @@ mod tests {
         })
     }
 
-    fn network(name: &str, managed: bool) -> Network {
-        Network::of(&definition(name, managed, json!({"type": "rdma-netdev"}))).unwrap()
+    fn network(name: &str, managed: bool) -> TestedNetwork {
+        TestedNetwork::of(&definition(name, managed, json!({"type": "rdma-netdev"}))).unwrap()
     }
 
     #[test]
     fn the_networks_are_those_of_the_plan_or_the_only_one() {
-        let names = |found: Vec<Network>, asked: &[&str]| {
+        let names = |found: Vec<TestedNetwork>, asked: &[&str]| {
             let asked: Vec<String> = asked.iter().map(|&name| name.to_owned()).collect();
             let chosen = choose(found, &asked, "hpc").map_err(|error| error.to_string())?;
             Ok::<_, String>(chosen.into_iter().map(|n| n.name).collect::<Vec<_>>())
@@ -313,7 +317,7 @@ mod tests {
         assert_eq!(names(all(), &["b", "hpc/a"]).unwrap(), ["hpc/a", "hpc/b"]);
         let error = names(vec![a.clone(), b.clone()], &[]).unwrap_err();
         assert!(error.contains("--network: hpc/a, hpc/b"), "{error}");
-        let other = || Network {
+        let other = || TestedNetwork {
             name: "other/a".to_owned(),
             ..c.clone()
         };
@@ -327,7 +331,7 @@ mod tests {
                 .contains("has no network")
         );
         let other = definition("x", false, json!({"type": "macvlan"}));
-        assert_eq!(Network::of(&other), None);
+        assert_eq!(TestedNetwork::of(&other), None);
     }
 
     #[test]
@@ -337,7 +341,7 @@ mod tests {
             "allocatable": {"rdma/nic": "3", "rdma/shared": "1k", "nvidia.com/gpu": "8", "memory": "64Gi"}}});
         assert_eq!(units(&node, "allocatable", "rdma/shared"), 1000);
         let asks = |plugin: Value| {
-            let network = Network::of(&definition("net", false, plugin)).unwrap();
+            let network = TestedNetwork::of(&definition("net", false, plugin)).unwrap();
             let pod = pod(&verify(&["--gpu"]), "7", &node, 4, &[network]).unwrap();
             let networks = &pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"];
             let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
