@@ -49,7 +49,8 @@ check "the node offers shares of its three PFs" wait_for 200 offers $shared 189
 
 step "helm upgrade: the configuration of the RDMA shared device plugin"
 own_pod >/tmp/pod
-check "the API server takes it" upgrade --set-json "pools=$(<$manifests/examples/perftest/pools.json)"
+shares() { jq --argjson shares "$1" '.configList[0].rdmaHcaMax = $shares' $manifests/examples/perftest/pools.json; }
+check "the API server takes it" upgrade --set-json "pools=$(shares 63)"
 check "the node offers the HCA's shares" wait_for 200 offers $shared 63
 equal "without a new pod" "$(</tmp/pod)" "$(own_pod)"
 check "preflight in the container: nothing fails" in_daemon preflight --all
@@ -98,7 +99,7 @@ show said
 kubectl delete pod refused --now --wait=false
 
 step "values that change"
-check "fewer shares" upgrade --reuse-values --set 'pools.configList[0].rdmaHcaMax=50'
+check "fewer shares" upgrade --set-json "pools=$(shares 50)"
 check "the node offers fewer, without a restart" wait_for 200 offers $shared 50
 refuses "a key that the chart does not have" cniplugins upgrade --reuse-values --set cniplugins.install=false
 own get configmap rdma-netdev -o json >/tmp/configmap
@@ -107,7 +108,7 @@ reported() { in_daemon status | grep -Ei 'config.*(rejected|expected|EOF)'; }
 check "is reported" wait_for 200 reported
 show reported
 equal "and changes nothing" 50 "$(allocatable $shared)"
-check "the first one again" upgrade --reuse-values --set 'pools.configList[0].rdmaHcaMax=63'
+check "the first one again" upgrade --set-json "pools=$(shares 63)"
 check "is in force" wait_for 200 offers $shared 63
 equal "all that without a new pod" "$(</tmp/pod)" "$(own_pod)"
 generation=$(revision)
