@@ -45,17 +45,17 @@ COMBINED = [["late", "openshift"], ["late", "driver-container"], ["late", "opens
             ["gke", "driver-container", "uninstall"], ["late", "openshift", "driver-container", "uninstall"]]
 # Values that the chart must refuse, and the word by which it names what is wrong.
 REFUSED = {"cniplugins.install=false": "cniplugins", "updateStrategy.rollingUpdate.maxSurge=1": "maxSurge",
-           "pools.configlist=x": "pools", "image.digest=latest": "digest"}
+           "pools.configlist=x": "pools must have one of the keys", "image.digest=latest": "digest",
+           "policy.stores.default.shared=true": "shared", "image=null": "image", "policy=null": "policy"}
 # Each value that no profile sets.
 EVERYTHING = """
 image: {repository: registry.example/rdma-netdev, digest: "sha256:%s", pullPolicy: Always}
 imagePullSecrets: [{name: registry}]
 pools: {configList: [{resourceName: hca, rdmaHcaMax: 10, devices: [ens2f0]}]}
-policy: {stores: {default: {type: file, directory: /mnt/rdma/leases, shared: true, id: leases}, cluster: {type: kubernetes, directory: /mnt/rdma/cluster}}}
+policy: {stateDir: /data/rdma, cdiDir: /etc/cdi, stores: {default: {type: file, directory: /mnt/rdma/leases, shared: true, id: leases}, cluster: {type: kubernetes, directory: /mnt/rdma/cluster}}}
 networks: {nic: {namespace: default, resourceName: rdma/nic, plugins: [{type: rdma-netdev, attach: move}]}}
 cni: {binDir: /opt/bin, rdmactl: true}
 kubeletRootDir: /data/kubelet
-cdiDir: /etc/cdi
 sharedStore: /mnt/rdma
 seLinuxType: container_runtime_t
 metricsPort: 9999

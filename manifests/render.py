@@ -1,7 +1,8 @@
 """Renders manifests/base and manifests/components from the Helm chart.
 
-base is the chart with its default values. A component is what one file of manifests/chart/values
-changes in it, as strategic merge patches, so that components combine as these files do.
+base is the chart with its default values and planConfigMap. A component is what one file of
+manifests/chart/values changes in it, as strategic merge patches. Components combine as these files do,
+unless two of them replace the same file of the ConfigMap.
 """
 
 import subprocess
@@ -32,7 +33,7 @@ def profile(name):
     return CHART / "values" / f"{name}.yaml"
 
 
-def helm(*values, namespace=NAMESPACE, release=RELEASE, more=()):
+def helm(*values, namespace=NAMESPACE, release=RELEASE, more=("--set", "planConfigMap=true")):
     """The chart's objects as text; each of `values` is a file."""
     command = ["helm", "template", release, str(CHART), "--namespace", namespace]
     for file in values:
@@ -118,10 +119,12 @@ def component(name):
     if added:
         kustomization["resources"] = ["objects.yaml"]
         files["objects.yaml"] = dumped(added)
+    files_set = sorted(key for patch in patches for key in patch.get("data", {}))
+    notes = [f"# It replaces {' and '.join(files_set)}: do not combine it with another that does."] if files_set else []
+    notes += [f"# Rendered from manifests/chart/values/{name}.yaml. Use: components: [PATH/{name}]"]
     # One patch each: kustomize 5 fails on a file that deletes two objects.
     kustomization["patches"] = [{"patch": Text(dumped([patch]))} for patch in patches]
-    text = (f"{header}\n#\n# Rendered from manifests/chart/values/{name}.yaml. Use: components: [PATH/{name}]\n"
-            + yaml.safe_dump(kustomization, sort_keys=False))
+    text = "\n".join([header, "#", *notes, yaml.safe_dump(kustomization, sort_keys=False)])
     return {"kustomization.yaml": text, **files}
 
 

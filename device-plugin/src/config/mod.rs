@@ -87,8 +87,8 @@ pub struct Defaults {
         default_missing_value = "true"
     )]
     pub use_cdi: bool,
-    /// Keep units Unhealthy until this file or kernel module is there (`file:/PATH`, `module:NAME`), for
-    /// configList and resourceList; version 1 sets it for each pool
+    /// Keep units Unhealthy until this file or kernel module is there (`file:/PATH`, `module:NAME`), in
+    /// pools that do not set waitFor
     #[arg(
         long,
         value_name = "WHAT,…",
@@ -126,11 +126,11 @@ pub fn parse_with(text: &str, defaults: &Defaults) -> Result<Config, Problems> {
         (Format::Sriov, Some(document)) => sriov::read(&document, &defaults.resource_prefix),
         _ => native::read(text),
     }?;
-    if config.format != Format::Native {
-        for pool in &mut config.pools {
-            if defaults.use_cdi {
-                pool.delivery = Delivery::Cdi;
-            }
+    for pool in &mut config.pools {
+        if defaults.use_cdi && config.format != Format::Native {
+            pool.delivery = Delivery::Cdi;
+        }
+        if pool.wait_for.is_empty() {
             pool.wait_for.clone_from(&defaults.wait_for);
         }
     }

@@ -1,6 +1,6 @@
 {{- define "selector" -}}
 app.kubernetes.io/name: rdma-netdev
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "labels" -}}
@@ -13,9 +13,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
-{{- /* Not empty if a store is of type kubernetes: then there is a broker. */}}
+{{- /* Not empty if the nodes get a policy with a store of type kubernetes: then there is a broker. */}}
 {{- define "has-broker" -}}
+{{- if .Values.cni.install }}
 {{- range .Values.policy.stores }}{{ if eq (toString .type) "kubernetes" }}yes{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "state-dir" -}}
+{{ .Values.policy.stateDir | default "/var/lib/rdma-netdev" }}
+{{- end }}
+
+{{- define "cdi-dir" -}}
+{{ .Values.policy.cdiDir | default "/var/run/cdi" }}
 {{- end }}
 
 {{- /* JSON of a value, without the escapes that Go gives to < > &. */}}
@@ -25,6 +35,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "pools" -}}
 {{- if .Values.pools }}
+{{- $formats := list }}
+{{- range list "pools" "configList" "resourceList" }}
+{{- if hasKey $.Values.pools . }}{{ $formats = append $formats . }}{{ end }}
+{{- end }}
+{{- if ne (len $formats) 1 }}
+{{- fail (printf "pools must have one of the keys pools, configList and resourceList, not %v; set keys of another values file to null" $formats) }}
+{{- end }}
 {{- include "json" .Values.pools }}
 {{- else -}}
 {
@@ -34,7 +51,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
       "resource": "rdma/hca_shared_devices_a",
       "mode": "shared",
       "slots": 63,
-      "select": {"functions": ["pf"]}
+      "exclude": ["uplinks"],
+      "select": {"functions": ["pf"], "linkTypes": ["ether"]}
     }
   ]
 }
@@ -56,7 +74,7 @@ env:
 - name: RDMA_HOST_ROOT
   value: /host
 - name: RDMA_CDI_DIR
-  value: {{ .Values.cdiDir }}
+  value: {{ include "cdi-dir" . }}
 securityContext:
   runAsUser: 0
   allowPrivilegeEscalation: false
@@ -81,7 +99,7 @@ volumeMounts:
 - name: policy
   mountPath: /etc/rdma-netdev
 - name: state
-  mountPath: /var/lib/rdma-netdev
+  mountPath: {{ include "state-dir" . }}
 {{- with .Values.sharedStore }}
 - name: shared-store
   mountPath: {{ . }}
@@ -90,9 +108,12 @@ volumeMounts:
 - name: node-socket
   mountPath: /run/rdma-netdev
 - name: cdi
-  mountPath: {{ .Values.cdiDir }}
+  mountPath: {{ include "cdi-dir" . }}
 - name: netns
   mountPath: /run/netns
   mountPropagation: HostToContainer
   readOnly: true
+{{- with .Values.extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
 {{- end }}
