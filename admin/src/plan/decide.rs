@@ -1,5 +1,5 @@
-//! What a cluster's configuration should be, by the facts of its nodes: which HCAs are for pods, which
-//! nodes are equal, which pool serves whom, what the policy says of rails. Pure.
+//! A cluster's configuration from the facts of its nodes: HCAs for pods, groups of equal nodes, pools,
+//! rails of the policy. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,7 @@ pub(crate) enum Mode {
     Late,
 }
 
-/// A configuration, to be written down.
+/// The configuration of a cluster.
 #[derive(Debug)]
 pub(crate) struct ClusterPlan<'n> {
     pub groups: Vec<Group<'n>>,
@@ -117,7 +117,7 @@ pub(crate) fn plan<'n>(
     let pools = loop {
         match pools(&groups, options.mode) {
             Ok(pools) => break pools,
-            // The others have a plan without it.
+            // Plan for the others without this group.
             Err(index) => odd.push(groups.remove(index)),
         }
     };
@@ -164,7 +164,7 @@ pub(crate) fn plan<'n>(
     let away = groups.iter().filter(is_away);
     let away: Vec<&PlanNode> = away.flat_map(|group| group.nodes.clone()).collect();
     if !away.is_empty() {
-        let effect = "which hides mtu and addresses: mode, mtu and ipam can differ by that alone";
+        let effect = "so their MTU and addresses are unknown: check mode, mtu and ipam";
         warnings.push(format!("NICs of {} are in pods, {effect}", names(&away)));
     }
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
@@ -173,8 +173,8 @@ pub(crate) fn plan<'n>(
         match rails(&groups) {
             Some(rails) => put(&mut policy, "rails", json!(rails)),
             None => warnings.push(
-                "policy.rails cannot number the rails: one PCI address and one netdev name are on \
-                 different rails of different nodes; rename the netdevs after their rails"
+                "policy.rails is not set: nodes have different rails at the same PCI address and at the \
+                 same netdev name; rename the netdevs after their rails"
                     .to_owned(),
             ),
         }
@@ -337,7 +337,7 @@ fn usage(node: &PlanNode, is_shared: bool, votes: &Votes) -> Vec<Result<u64, Str
     let is_near = best.is_some_and(|(_, is_near, ..)| is_near);
     let is_best = |hca: &PlanHca| Some(rank(hca)) == best;
     let has_rails = usable.iter().any(|hca| is_best(hca) && hca.rail.is_some());
-    // A node that lost a GPU is as most nodes are.
+    // A node that lost a GPU is configured as the majority of nodes.
     let is_aside = |hca: &PlanHca| match votes.get(&model(hca)) {
         Some(votes) if *votes != 0 => *votes < 0,
         _ if hca.is_named => false,
@@ -350,7 +350,7 @@ fn usage(node: &PlanNode, is_shared: bool, votes: &Votes) -> Vec<Result<u64, Str
     let rails: BTreeSet<_> = chosen.map(|hca| place(hca)).collect();
     let usage = |hca: &PlanHca| match obstacle(hca) {
         Some(why) => Err(why),
-        None if !is_best(hca) => Err("not of the fabric for pods".to_owned()),
+        None if !is_best(hca) => Err("not on the fabric for pods".to_owned()),
         None if is_aside(hca) => Err(ASIDE.to_owned()),
         None => {
             let order = rails.iter().take_while(|rail| **rail != place(hca)).count() as u64;
@@ -373,7 +373,8 @@ fn unfit(hca: &PlanHca, is_shared: bool) -> Option<&'static str> {
 }
 
 /// One pool for each kind of link where one selector chooses its HCAs on all nodes; else one for each
-/// rate, with GPUs and without; else one for each group. An error is the group to leave out, since nothing serves all.
+/// rate, with GPUs and without; else one for each group. The error is the group to leave out if one
+/// remains without a pool.
 fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<PlanPool<'n>>, usize> {
     let mut level = 0;
     loop {
@@ -405,7 +406,7 @@ fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<PlanPool<'n
         match unserved.into_iter().min_by_key(size) {
             None => return Ok(pools),
             Some(smallest) if is_last => {
-                // One that has fewer nodes and is in its way goes in its place.
+                // Leave out a smaller group instead, if that group alone prevents a selector.
                 let is_in_the_way = |index: &usize| {
                     let mut others = groups.to_vec();
                     if let Some(group) = others.get_mut(*index) {

@@ -24,7 +24,7 @@ pub(crate) struct PlanNetwork {
     pub name: String,
     pub resource: String,
     pub plugin: Value,
-    /// Why they are so.
+    /// Reasons of the keys, as comments.
     pub comments: Vec<String>,
     /// Positions of NICs are not their rails.
     pub needs_rails: bool,

@@ -1,4 +1,4 @@
-//! What the nodes answered, as the facts that a plan is made from.
+//! Facts of the nodes, from the documents of `discover` and `topology`.
 
 use cni_wire::text::printable;
 use hca::topology::rail::in_name;
@@ -64,7 +64,7 @@ impl PlanHca {
     }
 }
 
-/// The nodes of what they answered to `discover` and `topology`, and why others cannot be planned for.
+/// The nodes that answered, and why the others are not in the plan.
 pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<PlanNode>, Vec<String>) {
     let (mut nodes, mut silent) = (Vec::new(), Vec::new());
     for answer in discover {

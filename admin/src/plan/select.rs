@@ -1,5 +1,5 @@
-//! The selector of a pool: the plainest that chooses the pool's HCAs on each node, and no other. Checked
-//! by the daemon's own matching. Pure.
+//! The selector of a pool: the most general one that matches exactly the pool's HCAs on each node,
+//! checked with the daemon's matching. Pure.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,7 @@ use super::read::PlanHca;
 /// Keys of a selector with their values, in the order in which they are written.
 pub(crate) type Keys = Vec<(&'static str, Vec<String>)>;
 
-/// From what a fabric is bought by to what a machine happens to have. The last two say nothing of a
-/// node that is added later.
+/// From general to specific. The last two do not match HCAs of nodes that are added later.
 const VOCABULARIES: [&[&str]; 12] = [
     &["linkTypes", "linkSpeed"],
     &["linkTypes", "linkSpeed of these"],
@@ -47,7 +46,7 @@ pub(crate) fn selector(
     let mut functions = vec![("functions", values("functions", wanted))];
     functions.retain(|(_, kinds)| kinds.len() == 1 && (is_shared || *kinds != ["pf"]));
     let key = |key: &&'static str| (key.split(' ').next().unwrap_or(key), values(key, wanted));
-    // The daemon takes one that is down when it is up.
+    // An HCA that is down joins the pool when it is up.
     let live: Vec<&PlanHca> = wanted
         .iter()
         .copied()
@@ -73,7 +72,7 @@ pub(crate) fn selector(
     })
 }
 
-/// What HCAs have for a key, each once; nothing if one has nothing.
+/// The values of a key, each once; empty if an HCA has none.
 fn values(key: &str, wanted: &[&PlanHca]) -> Vec<String> {
     let mut found = BTreeSet::new();
     for hca in wanted {

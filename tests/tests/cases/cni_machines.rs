@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::cni::Call;
 use e2e::host_state::unchanged;
@@ -173,9 +173,9 @@ struct Machine<'a> {
     interfaces: &'a [(&'a str, &'a str)],
 }
 
-/// What the plan of a machine applies: pools, policy, and the plugin of its network.
+/// What the values of a machine's plan are: pools, policy, and the plugin of its network.
 struct Plan {
-    config: String,
+    pools: Value,
     policy: Value,
     network: Option<Value>,
 }
@@ -184,27 +184,19 @@ impl Plan {
     fn read(name: &str) -> Result<Self> {
         let file = format!("../admin/tests/plans/{name}.yaml");
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file))?;
-        let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
-        let [files, networks @ ..] = objects.as_slice() else {
-            bail!("{name} has no object");
-        };
-        let of = |key: &str| files["data"][key].as_str().context("no such file");
-        let mut policy: Value = serde_json::from_str(of("policy.json")?)?;
+        let values: Value = serde_saphyr::from_str(&text)?;
+        let mut policy = values["policy"].clone();
         policy.as_object_mut().context("policy")?.remove("stores");
-        let network = networks.first().map(|object| {
-            let list: Value =
-                serde_json::from_str(object["spec"]["config"].as_str().context("config")?)?;
-            let mut plugin = list["plugins"][0].clone();
-            for key in ["cniVersion", "name"] {
-                plugin[key] = list[key].clone();
-            }
-            Ok::<_, anyhow::Error>(plugin)
+        let networks = values["networks"].as_object();
+        let network = networks.and_then(|all| all.iter().next());
+        let network = network.map(|(name, network)| {
+            let mut plugin = network["plugins"][0].clone();
+            plugin["cniVersion"] = json!("1.0.0");
+            plugin["name"] = json!(name);
+            plugin
         });
-        Ok(Self {
-            config: of("config.yaml")?.to_owned(),
-            policy,
-            network: network.transpose()?,
-        })
+        let pools = values["pools"].clone();
+        Ok(Self { pools, policy, network })
     }
 }
 
@@ -302,11 +294,11 @@ fn names(netns: &Netns) -> Result<BTreeSet<String>> {
 
 fn pod_on(machine: &Machine<'_>) -> Result<()> {
     let plan = Plan::read(machine.plan)?;
-    let pools: Value = serde_saphyr::from_str(&plan.config)?;
+    let pools = &plan.pools;
     let resource = pools["pools"][0]["resource"]
         .as_str()
         .context("a resource")?;
-    let node = Node::on(machine.scene(&plan)?, &plan.config, resource, machine.units)?;
+    let node = Node::on(machine.scene(&plan)?, &pools.to_string(), resource, machine.units)?;
     let (before, host) = (node.scene.host_state()?, names(&node.scene.host.netns)?);
     let pod = node.admit_pod(machine.pod(resource)?, machine.gpus)?;
     let attached = match &plan.network {
