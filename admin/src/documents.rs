@@ -42,6 +42,11 @@ pub(crate) fn is_definition(object: &Value) -> bool {
     (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
 }
 
+/// The policy that the chart's values have by default.
+pub(crate) fn default_policy() -> Value {
+    json!({"version": 1, "stores": {"default": {"type": "kubernetes"}}})
+}
+
 /// The `NetworkAttachmentDefinition` that the chart makes of an entry of its value `networks`.
 pub(crate) fn definition(name: &str, network: &Value) -> Value {
     let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": network["plugins"]});
@@ -70,6 +75,18 @@ pub(crate) fn put(object: &mut Value, key: &str, value: Value) {
     };
     fields.insert(key.to_owned(), value);
     *object = Value::Object(fields);
+}
+
+/// Sets the keys of `changes` in `object`, as Helm does with values.
+pub(crate) fn merge(object: &mut Value, changes: &Value) {
+    match (object, changes) {
+        (Value::Object(object), Value::Object(changes)) => {
+            for (key, change) in changes {
+                merge(object.entry(key).or_insert(Value::Null), change);
+            }
+        }
+        (object, change) => *object = change.clone(),
+    }
 }
 
 /// Text in an object; empty where it has none.

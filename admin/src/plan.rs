@@ -10,12 +10,12 @@ mod read;
 mod render;
 mod select;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use crate::cluster::Flags;
-use crate::documents::{documents, name_of, text_at};
-use crate::global::Global;
+use crate::documents::{default_policy, documents, name_of, text_at};
+use crate::global::{Global, Kubectl};
 use crate::output::{Ended, Exit, block_on, complain};
 use decide::Options;
 use render::Target;
@@ -89,14 +89,30 @@ impl Plan {
                 name_of(first)
             ));
         }
+        let daemon = ours.map_or("rdma-netdev", name_of);
+        let policy = installed_policy(cluster, daemon).unwrap_or_else(|error| {
+            warnings.push(format!(
+                "with --manifests, policy.json has the keys of the plan and the default store only: {error:#}"
+            ));
+            default_policy()
+        });
         let release = ours.map(|set| text_at(set, "/metadata/labels/app.kubernetes.io~1instance"));
         Target {
             release: release.filter(|name| !name.is_empty()).map(str::to_owned),
-            daemon: ours.map_or("rdma-netdev", name_of).to_owned(),
+            daemon: daemon.to_owned(),
             namespace: cluster.namespace().to_owned(),
             networks: self.network_namespace.clone(),
+            policy,
         }
     }
+}
+
+/// The policy in the daemon's `ConfigMap`.
+fn installed_policy(cluster: &Kubectl, daemon: &str) -> anyhow::Result<Value> {
+    let map: Value = (cluster.get("configmap", daemon)?)
+        .with_context(|| format!("ConfigMap {daemon} does not exist"))?;
+    serde_json::from_str(text_at(&map, "/data/policy.json"))
+        .with_context(|| format!("ConfigMap {daemon}: policy.json"))
 }
 
 #[cfg(test)]

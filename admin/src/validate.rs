@@ -15,7 +15,9 @@ use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
 use serde_json::{Value, json};
 
-use crate::documents::{definition, documents, is_definition, name_of, objects, put};
+use crate::documents::{
+    default_policy, definition, documents, is_definition, merge, name_of, objects, put,
+};
 use crate::global::{Global, NODE};
 use crate::output::{Ended, Exit, complain, say, say_json, text_of};
 
@@ -233,7 +235,9 @@ fn values(file: &str, text: &str, values: &Value) -> Vec<(String, Part)> {
         let pools = written.unwrap_or_else(|| format!("{pools:#}"));
         (format!("{file}: pools"), Part::Pools(pools))
     });
-    let policy = values.get("policy").filter(is_set).map(|policy| {
+    let policy = values.get("policy").filter(is_set).map(|changes| {
+        let mut policy = default_policy();
+        merge(&mut policy, changes);
         let policy = Part::Policy(format!("{policy:#}"));
         (format!("{file}: policy"), policy)
     });
@@ -359,7 +363,7 @@ mod tests {
             ),
             (
                 "f: policy".to_owned(),
-                Part::Policy("{\n  \"version\": 1\n}".to_owned()),
+                Part::Policy(format!("{:#}", default_policy())),
             ),
         ];
         assert_eq!(

@@ -168,7 +168,7 @@ pub(crate) fn plan<'n>(
         warnings.push(format!("NICs of {} are in pods, {effect}", names(&away)));
     }
     let (networks, mut assumed) = network::networks(&pools, nodes, options)?;
-    let mut policy = json!({"version": 1, "stores": {"default": {"type": "kubernetes"}}});
+    let mut policy = json!({"version": 1});
     if networks.iter().any(|network| network.needs_rails) {
         match rails(&groups) {
             Some(rails) => put(&mut policy, "rails", json!(rails)),

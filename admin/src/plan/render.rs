@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::decide::{ClusterPlan, Group, Mode, PlanPool, names};
 use super::network::{PlanNetwork, needs_network};
 use super::read::PlanHca;
-use crate::documents::{definition, name_of, put};
+use crate::documents::{definition, merge, name_of, put};
 
 /// Of a mapping or list on one line.
 const WIDTH: usize = 60;
@@ -39,6 +39,8 @@ pub(crate) struct Target {
     pub namespace: String,
     /// Namespace of the networks.
     pub networks: String,
+    /// The installed policy.
+    pub policy: Value,
 }
 
 /// Helm values.
@@ -69,11 +71,12 @@ pub(crate) fn values(plan: &ClusterPlan<'_>, target: &Target) -> String {
 pub(crate) fn objects(values: &Value, target: &Target) -> Vec<Value> {
     let labels = json!({"app.kubernetes.io/managed-by": "kubectl-rdma"});
     let name = format!("{}-plan", target.daemon);
-    let file = |key: &str| format!("{:#}\n", values.get(key).unwrap_or(&Value::Null));
+    let mut policy = target.policy.clone();
+    merge(&mut policy, &values["policy"]);
     let mut objects = vec![json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": name, "namespace": target.namespace},
-        "data": {"pools.json": file("pools"), "policy.json": file("policy")},
+        "data": {"pools.json": format!("{:#}\n", values["pools"]), "policy.json": format!("{policy:#}\n")},
     })];
     let networks = values["networks"].as_object().into_iter().flatten();
     objects.extend(networks.map(|(name, network)| definition(name, network)));

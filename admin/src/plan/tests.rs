@@ -135,6 +135,7 @@ fn both(answers: &[Vec<Value>; 2], options: &Options) -> anyhow::Result<[String;
         daemon: "rdma-netdev".to_owned(),
         namespace: "kube-system".to_owned(),
         networks: "default".to_owned(),
+        policy: documents::default_policy(),
     };
     let values = render::values(&plan, &target);
     let objects = render::objects(&documents::documents("values", &values)?[0], &target);
@@ -381,7 +382,7 @@ fn a_vlan_is_for_vfs_whose_pf_is_there() {
     };
     let text = valid(&of_machine("oci", cloud::oci), &vlan);
     assert!(
-        text.contains("vlan: 100\n") && text.contains("  allow: {vf: {vlan: [100]}}\n"),
+        text.contains("vlan: 100\n") && text.contains("allow: {vf: {vlan: [100]}}"),
         "{text}"
     );
     for (lay, mode, expected) in [

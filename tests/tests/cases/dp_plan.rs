@@ -27,10 +27,13 @@ case "$*" in
 "exec plugin-gpu-3 "*) echo "error: container not found" >&2; exit 1 ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl discover --json") cat "$here/discover.json" ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl topology --json") cat "$here/topology.json" ;;
+"get configmap --ignore-not-found --output=json -- fabric-rdma-netdev") cat "$here/configmap.json" ;;
 "get daemonsets --selector=app.kubernetes.io/name=rdma-netdev --output=json") cat "$here/daemonsets.json" ;;
 *) echo "error: unknown command: $*" >&2; exit 1 ;;
 esac
 "#;
+
+const INSTALLED_POLICY: &str = r#"{"stores": {"default": {"type": "file", "directory": "/leases"}}}"#;
 
 struct Cluster(TempDir);
 
@@ -55,6 +58,8 @@ impl Cluster {
         };
         let sets = json!({"kind": "List", "items": [set("fabric"), set("storage")]});
         fs::write(at.join("daemonsets.json"), sets.to_string())?;
+        let map = json!({"data": {"policy.json": INSTALLED_POLICY}});
+        fs::write(at.join("configmap.json"), map.to_string())?;
         let root = at.join("root");
         fs::create_dir(&root)?;
         let tree = Tree::new(&root);
@@ -143,11 +148,16 @@ fn a_cluster_is_planned_from_its_nodes_alone() -> Result<()> {
         names.collect::<Vec<_>>(),
         ["fabric-rdma-netdev-plan", "rdma-nic"]
     );
-    for key in ["pools", "policy"] {
-        let file = objects[0]["data"][format!("{key}.json")].as_str();
-        let file: Value = serde_json::from_str(file.context("not text")?)?;
-        assert_eq!(file, values[key]);
+    let file = |name: &str| -> Result<Value> {
+        let text = objects[0]["data"][name].as_str().context("not text")?;
+        Ok(serde_json::from_str(text)?)
+    };
+    assert_eq!(file("pools.json")?, values["pools"]);
+    let mut policy: Value = serde_json::from_str(INSTALLED_POLICY)?;
+    for (key, value) in values["policy"].as_object().context("a policy")? {
+        policy[key] = value.clone();
     }
+    assert_eq!(file("policy.json")?, policy);
     let json = cluster.plan(&[&two[..], &["--json"]].concat())?;
     let json: Value = serde_json::from_slice(&json.stdout)?;
     assert_eq!(json["objects"], json!(objects));
