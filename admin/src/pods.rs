@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use anyhow::ensure;
-use attachment::listing::Attachment;
 use attachment::node::now;
 use clap::Args;
 use cni_wire::text::printable;
@@ -275,6 +274,7 @@ fn text(document: &Document, is_wide: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use attachment::listing::Attachment;
     use ipam::lease::Lease;
     use kubelet_api::client::{Devices, Held};
     use node_wire::status::{BindingStatus, DaemonStatus, HcaStatus, PoolStatus};
