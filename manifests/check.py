@@ -341,6 +341,20 @@ def same_by_both(command, names, scratch):
         yield wrong_in(f"kustomize, {what}", components, faults + list(alike(components, helms)))
 
 
+def example_of_the_base(command, scratch):
+    """The kustomization that manifests/base shows: its own pools replace those of its component."""
+    lines = (MANIFESTS / "base/kustomization.yaml").read_text().splitlines()
+    text = "\n".join(line[4:] for line in lines if line.startswith("#   "))
+    directory = scratch / "example"
+    directory.mkdir()
+    (directory / "kustomization.yaml").write_text(text.replace("PATH", os.path.relpath(".", directory)))
+    documents, wrong = kustomize(command, directory)
+    yield from wrong
+    data = {d["kind"]: d for d in documents}.get("ConfigMap", {}).get("data", {})
+    if '"mode": "exclusive"' not in data.get("pools.json", ""):
+        yield f"its pools are {data.get('pools.json')}"
+
+
 def refuses():
     for value, word in REFUSED.items():
         _, problems = chart(more=["--set", value])
@@ -406,6 +420,7 @@ def main():
         wrong += wrong_in(kustomization.parent, *kustomize(command, kustomization.parent))
     with tempfile.TemporaryDirectory() as scratch:
         wrong += said("commands of README and docs", list(documented(Path(scratch))))
+        wrong += said("the kustomization that base shows", list(example_of_the_base(command, Path(scratch))))
         everything = Path(scratch) / "everything.yaml"
         everything.write_text(EVERYTHING)
         wrong += wrong_in("chart with every value", *chart(everything))

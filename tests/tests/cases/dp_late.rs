@@ -624,34 +624,27 @@ fn a_pod_made_anew_is_bound_though_its_predecessor_was() -> Result<()> {
     let gpus: Vec<usize> = (0..8).collect();
     let before = node.admit("train-0", &gpus, 8)?;
     node.start_container(&before)?;
+    let has_hcas = |rows: &BTreeSet<String>| {
+        rows.len() == 8 && rows.iter().all(|row| row.ends_with(" \"started\""))
+    };
+    node.wait_pods(has_hcas)?;
+    node.remove(&before)?;
+    let anew = node.admit("train-0", &gpus, 8)?;
+    // Its predecessor's bindings of the same slots are not shown as its own, long before they are freed.
+    node.wait_pods(|rows| *rows == BTreeSet::from(["null null".to_owned()]))?;
+    let bindings = fs::read_dir(node.machine.bindings())?.count();
+    ensure!(bindings > 0, "they are freed already");
     // So long ago that a list of the kubelet says something about them.
     for entry in fs::read_dir(node.machine.bindings())? {
         shift_created(&entry?.path(), -100)?;
     }
-    let bound: BTreeSet<String> = node.pods()?;
-    assert_eq!(bound.len(), 8, "{bound:?}");
-    ensure!(bound.iter().all(|row| row.ends_with(" \"started\"")), "{bound:?}");
-    node.remove(&before)?;
-    let anew = node.admit("train-0", &gpus, 8)?;
-    // Its predecessor's bindings of the same slots are not shown as its own, long before they are freed.
-    let started = Instant::now();
-    while node.pods()? != BTreeSet::from(["null null".to_owned()]) {
-        let shown = node.pods()?;
-        ensure!(started.elapsed() < Duration::from_secs(10), "{shown:?}");
-        thread::sleep(Duration::from_millis(100));
-    }
-    let bindings = fs::read_dir(node.machine.bindings())?.count();
-    ensure!(bindings > 0, "they are freed already");
     let started = Instant::now();
     // The kubelet tries again, too.
     while let Err(error) = node.start_container(&anew) {
         ensure!(started.elapsed() < Duration::from_secs(60), "{error:#}");
         thread::sleep(Duration::from_millis(500));
     }
-    let bound = node.pods()?;
-    assert_eq!(bound.len(), 8, "{bound:?}");
-    ensure!(bound.iter().all(|row| row.ends_with(" \"started\"")), "{bound:?}");
-    Ok(())
+    node.wait_pods(has_hcas)
 }
 
 fn what_a_container_started_with_stays_whatever_comes_later() -> Result<()> {
@@ -883,12 +876,21 @@ impl Node {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// `HCA STAGE` of each line of `rdmactl pods`, `null` for one that is not known.
-    fn pods(&self) -> Result<BTreeSet<String>> {
-        let shown = self.shown("pods")?;
-        let rows = shown["pods"].as_array().context("pods")?;
-        let row = |row: &Value| format!("{} {}", row["hca"], row["stage"]);
-        Ok(rows.iter().map(row).collect())
+    /// Waits until `rdmactl pods` has these lines, each as `HCA STAGE`; `null` for what is not known.
+    fn wait_pods(&self, is_expected: impl Fn(&BTreeSet<String>) -> bool) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let shown = self.shown("pods")?;
+            let rows = shown["pods"].as_array().context("pods")?;
+            let row = |row: &Value| format!("{} {}", row["hca"], row["stage"]);
+            if is_expected(&rows.iter().map(row).collect()) {
+                return Ok(());
+            }
+            if started.elapsed() > Duration::from_secs(20) {
+                bail!("{shown:#} {:#}", self.shown("status")?["daemon"]);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 }
 
