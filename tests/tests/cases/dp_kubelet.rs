@@ -18,6 +18,7 @@ use e2e::daemon::{Daemon, HCAS, Machine, sockets};
 pub(crate) const CASES: &[Case] = &[
     case!(a_pod_gets_all_hcas_of_an_unchanged_configuration, Root),
     case!(an_exclusive_unit_is_one_hca_and_its_nodes, Root),
+    case!(units_are_offered_where_no_device_directory_is_shown, Root),
     case!(an_init_container_can_have_more_or_fewer_units, Root),
     case!(a_container_of_a_time_before_late_binding_restarts, Root),
     case!(two_units_are_two_hcas, Root),
@@ -132,6 +133,22 @@ fn an_exclusive_unit_is_one_hca_and_its_nodes() -> Result<()> {
         );
     }
     assert!(admit(&kubelet, "three", EXCLUSIVE_RESOURCE, 1).is_err());
+    Ok(())
+}
+
+/// As in the DaemonSet's container, which has sysfs and no part of `/dev`.
+fn units_are_offered_where_no_device_directory_is_shown() -> Result<()> {
+    let machine = Machine::new()?;
+    fs::remove_dir_all(machine.tree.path("/dev"))?;
+    let kubelet = machine.kubelet()?;
+    let daemon = machine.daemon(EXCLUSIVE)?;
+    wait(&kubelet, &daemon, EXCLUSIVE_RESOURCE, 2)?;
+    let ids = admit(&kubelet, "pod", EXCLUSIVE_RESOURCE, 2)?;
+    assert_eq!(ids, HCAS);
+    assert_eq!(
+        nodes(&kubelet, "pod")?,
+        named(["rdma_cm", "uverbs0", "uverbs1"])
+    );
     Ok(())
 }
 
