@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::ensure;
 use attachment::node::now;
 use clap::Args;
 use cni_wire::text::printable;
@@ -14,7 +13,7 @@ use serde_json::json;
 
 use crate::global::Global;
 use crate::node_state::{NodeState, Sources};
-use crate::output::{Ended, Exit, optional, table};
+use crate::output::{Ended, Exit, complain, optional, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
 /// interface and addresses.
@@ -95,8 +94,8 @@ impl Pods {
         let document = PodsDocument { pods, notes };
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
-        ensure!(faults.is_empty(), "{}", faults.join("\n"));
-        Ok(Exit::Good)
+        faults.iter().for_each(|fault| complain(fault));
+        Ok(Exit::good_if(faults.is_empty()))
     }
 }
 
