@@ -5,7 +5,7 @@
 //! documents together as one table; a command that has none is shown node by node, as it prints. It
 //! needs no server of its own and no rights in the cluster but those of its user: to list the pods of
 //! the daemon's namespace, and `pods/exec` there. With the right to list nodes, it does not wait for one
-//! that is not ready.
+//! whose kubelet does not report.
 //!
 //! - [`ask`]: the pods, and their answers in parallel
 //! - [`tables`]: the answers as one table
@@ -41,7 +41,7 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. With the right to list nodes, it does not wait for one that is NotReady. plan, validate, verify, report, blocks and completion run here.\n\
+    daemon's namespace. With the right to list nodes, it does not wait for one whose kubelet does not report. plan, validate, verify, report, blocks and completion run here.\n\
     Exit status: 0 all nodes answered and none reports a problem, 1 not, 2 wrong usage."
 )]
 struct Cli {
@@ -191,7 +191,10 @@ impl Cli {
         if self.global.is_wide() {
             argv.push("--output=wide".to_owned());
         }
-        let answers = block_on(ask::ask(&self.flags, &argv))??;
+        let mut answers = block_on(ask::ask(&self.flags, &argv))??;
+        if let Some(view) = view.filter(|_| !self.global.json) {
+            view.check(&mut answers);
+        }
         self.print(view, &answers)
     }
 

@@ -47,8 +47,7 @@ pub(crate) fn ended(ended: Ended) -> ExitCode {
         Err(error) => match error.downcast_ref::<clap::Error>() {
             Some(error) => error.exit(),
             None => {
-                let text: Vec<String> = chain(&error).lines().map(printable).collect();
-                let _ = writeln!(io::stderr().lock(), "{}: {}", program(), text.join("\n"));
+                complain(&chain(&error));
                 ExitCode::FAILURE
             }
         },
@@ -123,7 +122,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(runtime.context("start")?.block_on(work))
 }
 
-/// A line for the person, beside the results.
+/// A line for the person, beside the results; a text in it cannot begin another.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}: {}", program(), printable(text));
 }

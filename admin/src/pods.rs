@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::ensure;
 use attachment::node::now;
 use clap::Args;
 use cni_wire::text::printable;
@@ -14,7 +13,7 @@ use serde_json::json;
 
 use crate::global::Global;
 use crate::node_state::{NodeState, Sources};
-use crate::output::{Ended, Exit, optional, table};
+use crate::output::{Ended, Exit, complain, optional, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
 /// interface and addresses.
@@ -95,8 +94,8 @@ impl Pods {
         let document = PodsDocument { pods, notes };
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
-        ensure!(faults.is_empty(), "{}", faults.join("\n"));
-        Ok(Exit::Good)
+        faults.iter().for_each(|fault| complain(fault));
+        Ok(Exit::good_if(faults.is_empty()))
     }
 }
 
@@ -241,13 +240,22 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     ]
 }
 
+/// The first of a row's units, and how many more it has.
+fn units(row: &Row) -> String {
+    const SHOWN: usize = 4;
+    let mut units = row.units.iter().take(SHOWN).cloned().collect::<Vec<_>>();
+    let more = row.units.len() - units.len();
+    units.extend((more > 0).then(|| format!("and {more} more")));
+    units.join(" ")
+}
+
 fn text(document: &PodsDocument, is_wide: bool) -> String {
     let mut header = HEADER.to_owned();
     let mut rows: Vec<Vec<String>> = document.pods.iter().map(columns).collect();
     if is_wide {
         header += "  UNITS  STAGE  NETWORK  NETDEV  NETNS";
         for (columns, row) in rows.iter_mut().zip(&document.pods) {
-            columns.push(cell(&row.units.join(" ")));
+            columns.push(cell(&units(row)));
             columns.push(optional(row.stage.as_deref()));
             columns.push(optional(row.network.as_deref()));
             columns.push(optional(row.netdev.as_deref()));
@@ -374,6 +382,16 @@ mod tests {
         let rows = rows(&state(vec![held("a", "rdma/a", &ids)], Vec::new()), 0);
         assert_eq!(rows.len(), 1, "{rows:?}");
         assert_eq!(rows[0].units.len(), 2);
+    }
+
+    #[test]
+    fn a_cell_shows_the_first_units_and_a_count() {
+        let units = (0..63).map(|unit| format!("u{unit}")).collect();
+        let row = Row {
+            units,
+            ..Row::default()
+        };
+        assert_eq!(super::units(&row), "u0 u1 u2 u3 and 59 more");
     }
 
     fn lease(ifname: &str, part: usize, address: &str) -> Lease {

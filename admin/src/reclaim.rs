@@ -215,7 +215,7 @@ impl Leases {
                     lease.address.to_string(),
                     state.to_owned(),
                     (*why).to_owned(),
-                    lease.holder.to_string(),
+                    cell(&lease.holder.to_string()),
                 ]
             })
         });

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::Args;
 use cni_wire::text::printable;
 use ipam::plugin::Plugin;
@@ -18,7 +17,7 @@ use serde_json::json;
 use crate::addresses::pools;
 use crate::global::Global;
 use crate::node_state::{Sources, Units};
-use crate::output::{Ended, Exit, optional, table};
+use crate::output::{Ended, Exit, complain, optional, table};
 
 /// How long a store may take.
 const STORE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -82,8 +81,8 @@ impl Status {
             notes,
         };
         global.say(json!(document), || text(&document));
-        ensure!(faults.is_empty(), "{}", faults.join("\n"));
-        Ok(Exit::Good)
+        faults.iter().for_each(|fault| complain(fault));
+        Ok(Exit::good_if(faults.is_empty()))
     }
 }
 

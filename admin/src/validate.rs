@@ -6,14 +6,15 @@ mod pools;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::Args;
+use cni_wire::text::printable;
 use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
 use rdma_device_plugin::cli::{Defaults, NodeAddresses};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_netdev::validate as network;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::documents::{
     default_policy, definition, documents, is_definition, merge, name_of, objects, put,
@@ -62,6 +63,8 @@ enum Part {
     Network(Value),
     /// What is not checked, in words.
     Other(String),
+    /// What nothing can be made of, and why.
+    Wrong(String),
 }
 
 /// What was found of a part.
@@ -86,10 +89,7 @@ impl Validate {
         let (mut parts, mut refused) = (0, 0);
         for file in &self.files {
             let (place, text) = text_of(file)?;
-            if text.trim().is_empty() {
-                bail!("{place} is empty");
-            }
-            let parts_of_file = parts_of(&place, &text)?;
+            let parts_of_file = parts_of_file(&place, &text);
             // A policy in the file is the one that its networks will meet.
             let policy = parts_of_file.iter().find_map(|(place, part)| match part {
                 Part::Policy(text) => Policy::parse(Path::new(place), text.as_bytes()).ok(),
@@ -104,7 +104,8 @@ impl Validate {
                     documents.push(checked.document);
                     continue;
                 }
-                say(&checked.text);
+                let lines = checked.text.lines().map(|line| printable(line) + "\n");
+                say(&lines.collect::<String>());
                 for error in &checked.errors {
                     complain(&format!("{place}: {error}"));
                 }
@@ -149,6 +150,13 @@ impl Validate {
                 };
                 ("other", checked)
             }
+            Part::Wrong(why) => {
+                let checked = Checked {
+                    errors: vec![why],
+                    ..Checked::default()
+                };
+                ("other", checked)
+            }
         };
         let document = &mut checked.document;
         put(document, "file", place.into());
@@ -160,49 +168,87 @@ impl Validate {
 }
 
 /// The parts of a file, with what to call each.
-fn parts_of(place: &str, text: &str) -> anyhow::Result<Vec<(String, Part)>> {
+fn parts_of_file(place: &str, text: &str) -> Vec<(String, Part)> {
+    let mut parts = parts_of(place, text);
+    if parts.iter().all(|(_, part)| matches!(part, Part::Other(_))) {
+        let why = "nothing to check".to_owned();
+        parts.push((place.to_owned(), Part::Wrong(why)));
+    }
+    parts
+}
+
+/// The parts of a document or of several.
+fn parts_of(place: &str, text: &str) -> Vec<(String, Part)> {
     let Ok(objects) = objects(place, text) else {
         // What is neither YAML nor JSON gets the message of a reader that names the line.
-        return Ok(vec![(place.to_owned(), Part::Pools(text.to_owned()))]);
+        return vec![(place.to_owned(), Part::Pools(text.to_owned()))];
     };
     let mut parts = Vec::new();
     let is_alone = objects.len() == 1;
     for object in objects {
         let kind = object.get("kind").and_then(Value::as_str);
-        match kind {
+        let part = match kind {
             Some("ConfigMap") => {
-                let data = object.get("data").and_then(Value::as_object);
-                for (key, value) in data.into_iter().flatten() {
-                    let place = format!("{place}: ConfigMap {} {key}", name_of(&object));
-                    parts.extend(parts_of(&place, value.as_str().unwrap_or_default())?);
-                }
+                parts.extend(parts_of_map(place, &object));
+                continue;
             }
-            Some(_) if is_definition(&object) => {
-                parts.push((place.to_owned(), Part::Network(object)))
-            }
-            Some(kind) => {
-                let what = format!("an object of kind {kind}");
-                parts.push((place.to_owned(), Part::Other(what)));
-            }
-            None if !is_alone => bail!(
-                "{place} has several documents, and one is not an object of Kubernetes: the programs read \
-                 one document of a file"
+            Some(_) if is_definition(&object) => Part::Network(object),
+            Some(kind) => Part::Other(format!("an object of kind {kind}")),
+            None if !is_alone => Part::Wrong(
+                "it has several documents, and one is not an object of Kubernetes: the programs read one \
+                 document of a file"
+                    .to_owned(),
             ),
-            None if is_values(&object) => parts.extend(values(place, text, &object)),
-            None => {
-                let part = plain(&object, text.to_owned());
-                let part = part.with_context(|| {
-                    format!(
-                        "{place} is not a file of this project: pools (configList, resourceList or \
-                         pools), a policy, a network (type or plugins), an object of Kubernetes, or Helm \
-                         values with pools, policy or networks"
-                    )
-                })?;
-                parts.push((place.to_owned(), part));
+            None if is_values(&object) => {
+                parts.extend(values(place, text, &object));
+                continue;
             }
+            None => plain(&object, text.to_owned()).unwrap_or_else(|| {
+                Part::Wrong(
+                    "it is not a file of this project: pools (configList, resourceList or pools), a \
+                     policy, a network (type or plugins), an object of Kubernetes, or Helm values with \
+                     pools, policy or networks"
+                        .to_owned(),
+                )
+            }),
+        };
+        parts.push((place.to_owned(), part));
+    }
+    parts
+}
+
+/// Keys of a `ConfigMap` that our programs read, or those that they replace.
+const MAP_KEYS: [&str; 4] = ["pools.json", "policy.json", "config.json", "config.yaml"];
+
+/// The parts of a `ConfigMap`. What is not ours under a key of its own is not checked.
+fn parts_of_map(place: &str, map: &Value) -> Vec<(String, Part)> {
+    let name = format!("{place}: ConfigMap {}", name_of(map));
+    let mut parts = Vec::new();
+    let data = match map.get("data") {
+        None | Some(Value::Null) => return parts,
+        Some(Value::Object(data)) => data,
+        Some(_) => return vec![(name, Part::Wrong("data is not a map".to_owned()))],
+    };
+    for (key, value) in data {
+        let place = format!("{name} {key}");
+        let is_known = MAP_KEYS.contains(&key.as_str());
+        let Some(text) = value.as_str() else {
+            let why = format!("data.{key} is not text: write | after the key");
+            parts.push((place, Part::Wrong(why)));
+            continue;
+        };
+        let found = match is_known || documents(&place, text).is_ok() {
+            true => parts_of(&place, text),
+            false => Vec::new(),
+        };
+        let is_ours = |(_, part): &(String, Part)| !matches!(part, Part::Wrong(_));
+        if is_known || (!found.is_empty() && found.iter().all(is_ours)) {
+            parts.extend(found);
+        } else {
+            parts.push((place, Part::Other("a key of another program".to_owned())));
         }
     }
-    Ok(parts)
+    parts
 }
 
 /// Keys that whereabouts.conf has and no other file that is checked here.
@@ -226,27 +272,64 @@ fn is_values(object: &Value) -> bool {
 
 /// The documents that the chart makes of its values.
 fn values(file: &str, text: &str, values: &Value) -> Vec<(String, Part)> {
-    let is_set = |value: &&Value| value.as_object().is_some_and(|map| !map.is_empty());
-    let pools = values.get("pools").filter(is_set).map(|pools| {
+    let mut parts = Vec::new();
+    let mut map = |key: &str| match values.get(key) {
+        Some(Value::Object(map)) => map.clone(),
+        None | Some(Value::Null) => Map::new(),
+        Some(_) => {
+            let why = format!("{key} is not a map");
+            parts.push((format!("{file}: {key}"), Part::Wrong(why)));
+            Map::new()
+        }
+    };
+    let [pools, changes, networks] = ["pools", "policy", "networks"].map(&mut map);
+    if !pools.is_empty() {
         // As the file has them, mistakes have their lines.
-        let written = Some(block(text, "pools")).filter(|_| pools.get("version").is_some());
-        let written =
-            written.filter(|text| documents(file, text).is_ok_and(|all| all == [pools.clone()]));
-        let pools = written.unwrap_or_else(|| format!("{pools:#}"));
-        (format!("{file}: pools"), Part::Pools(pools))
-    });
-    let policy = values.get("policy").filter(is_set).map(|changes| {
+        let written = Some(block(text, "pools")).filter(|_| pools.contains_key("version"));
+        let pools = Value::Object(pools);
+        let is_whole = |text: &String| {
+            documents(file, text).is_ok_and(|all| all.first() == Some(&pools) && all.len() == 1)
+        };
+        let pools = written
+            .filter(is_whole)
+            .unwrap_or_else(|| format!("{pools:#}"));
+        parts.push((format!("{file}: pools"), Part::Pools(pools)));
+    }
+    if !changes.is_empty() {
         let mut policy = default_policy();
-        merge(&mut policy, changes);
+        merge(&mut policy, &Value::Object(changes));
         let policy = Part::Policy(format!("{policy:#}"));
-        (format!("{file}: policy"), policy)
-    });
-    let networks = values.get("networks").and_then(Value::as_object);
-    let networks = networks.into_iter().flatten().map(|(name, network)| {
-        let network = Part::Network(definition(name, network));
-        (format!("{file}: network {name}"), network)
-    });
-    pools.into_iter().chain(policy).chain(networks).collect()
+        parts.push((format!("{file}: policy"), policy));
+    }
+    for (name, network) in networks {
+        let part = match network_fault(&network) {
+            Some(why) => Part::Wrong(why),
+            None => Part::Network(definition(&name, &network)),
+        };
+        parts.push((format!("{file}: network {name}"), part));
+    }
+    parts
+}
+
+/// Why the chart makes no `NetworkAttachmentDefinition` of an entry of its value `networks`.
+fn network_fault(network: &Value) -> Option<String> {
+    const KEYS: [&str; 3] = ["namespace", "resourceName", "plugins"];
+    let Some(entries) = network.as_object() else {
+        return Some("a network is a map with namespace, resourceName and plugins".to_owned());
+    };
+    if let Some(key) = entries.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        return Some(format!(
+            "unknown key {key:?}; known keys: {}",
+            KEYS.join(", ")
+        ));
+    }
+    let is_text = |key: &&str| entries.get(*key).is_none_or(Value::is_string);
+    if let Some(key) = KEYS[..2].iter().find(|key| !is_text(key)) {
+        return Some(format!("{key} is not text"));
+    }
+    let plugins = entries.get("plugins").and_then(Value::as_array);
+    let is_empty = plugins.is_none_or(Vec::is_empty);
+    is_empty.then(|| "plugins is not a list of plugins".to_owned())
 }
 
 /// The lines below a top-level key; each other line is empty.
@@ -312,14 +395,77 @@ mod tests {
     use super::*;
 
     fn kinds(text: &str) -> Vec<&'static str> {
-        let parts = parts_of("f", text).unwrap();
+        let parts = parts_of_file("f", text);
         let kind = |(_, part)| match part {
             Part::Pools(_) => "pools",
             Part::Policy(_) => "policy",
             Part::Network(_) => "network",
             Part::Other(_) => "other",
+            Part::Wrong(_) => "wrong",
         };
         parts.into_iter().map(kind).collect()
+    }
+
+    /// Why parts of a file are wrong.
+    fn faults(text: &str) -> Vec<String> {
+        let parts = parts_of_file("f", text).into_iter();
+        let fault = |(_, part)| match part {
+            Part::Wrong(why) => Some(why),
+            _ => None,
+        };
+        parts.filter_map(fault).collect()
+    }
+
+    #[test]
+    fn a_value_of_a_config_map_that_is_not_text_is_a_mistake() {
+        let text = "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  pools.json:\n    version: 1\n    pools: []\n";
+        assert_eq!(
+            faults(text),
+            ["data.pools.json is not text: write | after the key"]
+        );
+        assert_eq!(faults("kind: ConfigMap\ndata: x\n"), ["data is not a map"]);
+    }
+
+    #[test]
+    fn a_key_of_another_program_stops_nothing() {
+        let text = "kind: ConfigMap\ndata:\n  ca.crt: |\n    -----BEGIN\n    : [\n  a.txt: words\n  \
+                    my.yaml: |\n    version: 1\n    pools: []\n  pools.json: words\n---\nkind: \
+                    NetworkAttachmentDefinition\n";
+        // In the order of the keys.
+        assert_eq!(kinds(text), ["other", "other", "pools", "wrong", "network"]);
+    }
+
+    #[test]
+    fn a_file_in_which_nothing_is_checked_is_a_mistake() {
+        for text in [
+            "",
+            "# nothing\n",
+            "kind: Secret\n",
+            "kind: ConfigMap\n",
+            "pools: {}\n",
+        ] {
+            assert_eq!(faults(text), ["nothing to check"], "{text}");
+        }
+    }
+
+    #[test]
+    fn values_that_the_chart_does_not_read_are_mistakes() {
+        for (text, expected) in [
+            (
+                "networks: {a: {plugins: [{type: x}], ipam: {}}}",
+                "unknown key \"ipam\"",
+            ),
+            (
+                "networks: {a: {resourceName: 7, plugins: [{type: x}]}}",
+                "resourceName is not text",
+            ),
+            ("networks: {a: {}}", "plugins is not a list of plugins"),
+            ("networks: {a: x}", "a network is a map"),
+            ("policy: {}\nnetworks: []", "networks is not a map"),
+        ] {
+            let found = faults(text);
+            assert!(found[0].contains(expected), "{text}: {found:?}");
+        }
     }
 
     #[test]
@@ -332,7 +478,7 @@ mod tests {
             ("{\"version\": 1}", vec!["policy"]),
             (
                 "{\"datastore\": \"kubernetes\", \"log_level\": \"debug\", \"gateway\": \"10.0.0.1\"}",
-                vec!["other"],
+                vec!["other", "wrong"],
             ),
             (
                 "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",
@@ -349,8 +495,8 @@ mod tests {
             ),
             ("pools: [", vec!["pools"]),
             (
-                "image: {tag: x}\npolicy: {}\npools: {configList: []}\nnetworks: {a: {}, b: {}}\n",
-                vec!["pools", "network", "network"],
+                "image: {tag: x}\npolicy: {}\npools: {configList: []}\nnetworks: {a: {plugins: [{}]}}\n",
+                vec!["pools", "network"],
             ),
         ] {
             assert_eq!(kinds(text), expected, "{text}");
@@ -367,13 +513,16 @@ mod tests {
             ),
         ];
         assert_eq!(
-            parts_of("f", values).unwrap(),
+            parts_of("f", values),
             parts,
             "lines of pools are those of the file"
         );
-        let error = parts_of("f", "{\"stores\": {}}\n---\n{\"stores\": {}}\n").unwrap_err();
-        assert!(error.to_string().contains("several documents"), "{error}");
-        let error = parts_of("f", "a: 1\n").unwrap_err();
-        assert!(error.to_string().contains("is not a file of this project"));
+        let found = faults("{\"stores\": {}}\n---\n{\"stores\": {}}\n");
+        assert!(found[1].contains("several documents"), "{found:?}");
+        let found = faults("a: 1\n");
+        assert!(
+            found[0].contains("is not a file of this project"),
+            "{found:?}"
+        );
     }
 }

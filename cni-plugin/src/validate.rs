@@ -274,27 +274,56 @@ impl Network {
 }
 
 fn of_definition(object: &Value) -> Network {
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-    let name = text("/metadata/name").unwrap_or_default();
-    let namespace = text("/metadata/namespace").unwrap_or("default");
-    let title = format!("{namespace}/{name}");
+    let shown = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let name = shown("/metadata/name").unwrap_or_default();
+    let namespace = shown("/metadata/namespace").unwrap_or("default");
     let annotations = object.pointer("/metadata/annotations");
     let resource = annotations.and_then(|all| all.get(RESOURCE_NAME)?.as_str());
-    // Without one Multus takes a configuration from a file of the node: there is nothing to check.
-    let config = text("/spec/config").unwrap_or("{}");
-    let config = serde_json::from_str(config)
-        .map(|mut config: Value| {
-            if let Some(map) = config.as_object_mut() {
-                map.entry("name").or_insert_with(|| name.into());
-            }
-            config
-        })
-        .map_err(|error| format!("spec.config is not JSON: {error}"));
     Network {
-        name: title,
+        name: format!("{namespace}/{name}"),
         resource: resource.map(str::to_owned),
-        config,
+        config: config_of(object),
     }
+}
+
+fn config_of(object: &Value) -> Result<Value, String> {
+    let text = |key: &str| match object.pointer(&format!("/{}", key.replace('.', "/"))) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.as_str())),
+        Some(_) => Err(format!("{key} is not text")),
+    };
+    let missing = |key: &str| format!("{key} is missing");
+    let name = text("metadata.name")?.ok_or_else(|| missing("metadata.name"))?;
+    for (key, name) in [
+        ("metadata.name", Some(name)),
+        ("metadata.namespace", text("metadata.namespace")?),
+    ] {
+        if let Some(name) = name.filter(|name| !is_dns_name(name)) {
+            return Err(format!(
+                "{key} {name:?} is not a DNS name: lower-case letters, digits, \"-\" and \".\", each \
+                 part begins and ends with a letter or digit"
+            ));
+        }
+    }
+    let config = text("spec.config")?.ok_or_else(|| missing("spec.config"))?;
+    let mut config: Value = serde_json::from_str(config)
+        .map_err(|error| format!("spec.config is not JSON: {error}"))?;
+    if let Some(map) = config.as_object_mut() {
+        map.entry("name").or_insert_with(|| name.into());
+    }
+    Ok(config)
+}
+
+/// Whether Kubernetes accepts a name of an object (a subdomain by RFC 1123).
+fn is_dns_name(name: &str) -> bool {
+    let is_legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_part = |part: &str| {
+        !part.is_empty()
+            && part.chars().all(is_legal)
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(is_part)
 }
 
 /// The configurations of this plugin in a network, as the runtime passes them.
@@ -397,6 +426,54 @@ mod tests {
         assert_eq!(found.attach.as_deref(), Some("move of all allocated units"));
         let (_, found) = checked(&definition(json!({})));
         assert!(found.errors[0].contains(RESOURCE_NAME), "{found:?}");
+    }
+
+    #[test]
+    fn a_definition_needs_a_name_and_a_config_as_text() {
+        let config = r#"{"cniVersion": "1.0.0", "type": "macvlan"}"#;
+        for (metadata, spec, expected) in [
+            (json!({"name": "a"}), json!({"config": config}), None),
+            (
+                json!({"name": "a"}),
+                json!({}),
+                Some("spec.config is missing"),
+            ),
+            (
+                json!({"name": "a"}),
+                json!({"config": {}}),
+                Some("spec.config is not text"),
+            ),
+            (
+                json!({}),
+                json!({"config": config}),
+                Some("metadata.name is missing"),
+            ),
+            (
+                json!({"name": 1}),
+                json!({"config": config}),
+                Some("metadata.name is not text"),
+            ),
+            (
+                json!({"name": "a", "namespace": []}),
+                json!({"config": config}),
+                Some("metadata.namespace is not text"),
+            ),
+            (
+                json!({"name": "A_b"}),
+                json!({"config": config}),
+                Some("metadata.name \"A_b\" is not a DNS name"),
+            ),
+        ] {
+            let kind = "NetworkAttachmentDefinition";
+            let object = json!({"kind": kind, "metadata": metadata, "spec": spec});
+            let found = one(&object.to_string()).errors;
+            assert_eq!(found.len(), usize::from(expected.is_some()), "{found:?}");
+            let expected = expected.unwrap_or_default();
+            assert!(
+                found.iter().all(|error| error.contains(expected)),
+                "{found:?}"
+            );
+        }
     }
 
     #[test]
@@ -503,13 +580,8 @@ mod tests {
             found.errors.is_empty() && found.notes[0].contains("not checked"),
             "{found:?}"
         );
-        let of_a_file =
-            r#"{"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x"}, "spec": {}}"#;
-        assert!(
-            one(of_a_file).errors.is_empty(),
-            "its configuration is on the nodes"
-        );
-        let broken = r#"{"kind": "NetworkAttachmentDefinition", "spec": {"config": "{"}}"#;
+        let broken = r#"{"kind": "NetworkAttachmentDefinition", "metadata": {"name": "x"},
+            "spec": {"config": "{"}}"#;
         assert!(one(broken).errors[0].starts_with("spec.config is not JSON"));
     }
 }

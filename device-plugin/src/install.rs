@@ -9,7 +9,8 @@
 //! turns by a lock on the directory, which the kernel drops when its holder dies.
 //!
 //! The proof of a program is that it runs here and answers `VERSION`: an image of another
-//! architecture, or a directory mounted `noexec`, never replaces a working program. An older
+//! architecture, or a directory mounted `noexec`, never replaces a working program. One that is
+//! there already is proved each time, because the directory may be mounted otherwise now. An older
 //! version may replace a newer one, because rolling a DaemonSet back must work.
 
 use std::fs::{File, Permissions};
@@ -48,16 +49,10 @@ pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<Outcome
     let target = directory.join(source.file_name().unwrap_or_default());
     let _turn = take_turn(directory)?;
     let before = present(&target);
-    if before.as_ref() == Some(&content) && executable(&target) {
-        return Ok(Outcome::Unchanged);
-    }
-    let replaced = before.map(|_| Outcome::Replaced {
-        version: version_of(&target),
-    });
-    place(&content, 0o755, &target, |beside| {
-        runs(beside, &target).map_err(|why| {
+    let prove = |program: &Path| {
+        runs(program, &target).map_err(|why| {
             let (source, directory) = (source.display(), directory.display());
-            match is_noexec(beside) {
+            match is_noexec(program) {
                 true => anyhow!(
                     "{source} does not run on this node: {directory} is mounted noexec; install into \
                      another directory that the runtime searches (--to, the chart's cni.binDir)"
@@ -67,7 +62,16 @@ pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<Outcome
                 ),
             }
         })
-    })?;
+    };
+    if before.as_ref() == Some(&content) && executable(&target) {
+        // The node may have changed since it was installed.
+        prove(&target)?;
+        return Ok(Outcome::Unchanged);
+    }
+    let replaced = before.map(|_| Outcome::Replaced {
+        version: version_of(&target),
+    });
+    place(&content, 0o755, &target, prove)?;
     Ok(replaced.unwrap_or(Outcome::Installed))
 }
 
@@ -249,6 +253,20 @@ mod tests {
         assert_eq!(again, Outcome::Unchanged);
         let renamed = policy(&n.source, &n.target, Some("gpu-18")).unwrap();
         assert_eq!(renamed, Outcome::Replaced { version: None });
+    }
+
+    #[test]
+    fn an_unchanged_program_that_does_not_run_is_an_error() {
+        let n = node("#!/bin/false\n");
+        let source = n.source.with_file_name("rdma-netdev");
+        std::fs::rename(&n.source, &source).unwrap();
+        let directory = n.target.parent().unwrap();
+        let target = directory.join("rdma-netdev");
+        std::fs::copy(&source, &target).unwrap();
+        std::fs::set_permissions(&target, Permissions::from_mode(0o755)).unwrap();
+        let error = program(&source, directory).unwrap_err().to_string();
+        assert!(error.contains("does not run on this node"), "{error}");
+        assert!(target.exists());
     }
 
     #[test]

@@ -1,5 +1,10 @@
 //! Columns for a terminal.
 
+use cni_wire::text::{bounded, printable};
+
+/// Of a cell.
+const MAX_CELL_BYTES: usize = 256;
+
 /// Rows below a header, each column as wide as its widest cell.
 #[must_use]
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
@@ -28,13 +33,13 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A cell's text: nothing that could steer a terminal, "-" for nothing.
+/// A cell's text: nothing that could steer a terminal, not longer than a line, "-" for nothing.
 #[must_use]
 pub fn cell(text: &str) -> String {
     if text.is_empty() {
         "-".to_owned()
     } else {
-        text.escape_debug().to_string()
+        printable(&bounded(text, MAX_CELL_BYTES))
     }
 }
 
@@ -71,6 +76,13 @@ mod tests {
     fn cells_steer_no_terminal() {
         assert_eq!(cell("\u{1b}[2J"), "\\u{1b}[2J");
         assert_eq!(cell(""), "-");
+    }
+
+    #[test]
+    fn a_long_cell_is_cut() {
+        let rows = [vec![cell(&"a".repeat(70_000)), "b".to_owned()]];
+        let text = table(&["A", "B"], &rows);
+        assert!(text.contains("a… (69744 bytes cut)  b\n"), "{}", text.len());
     }
 
     #[test]

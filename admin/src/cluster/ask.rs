@@ -111,35 +111,35 @@ pub(crate) async fn list(flags: &Flags) -> anyhow::Result<Vec<Pod>> {
     let selector = format!("--selector={}", flags.selector);
     let get = ["get", "pods", "--output=json", &selector];
     let listed = flags.kubectl.run(&get, b"", flags.timeout());
-    let (output, not_ready) = tokio::join!(listed, not_ready(flags));
+    let (output, silent) = tokio::join!(listed, silent_nodes(flags));
     let output = output?;
     if !output.status.success() {
         bail!("{}", last_line(&output));
     }
     let list: Value =
         serde_json::from_slice(&output.stdout).context("read what kubectl printed")?;
-    chosen(flags, &list, &not_ready)
+    chosen(flags, &list, &silent)
 }
 
-/// Nodes whose condition Ready is not true: their kubelets do not answer, or not in time. None where
-/// the nodes may not be read.
-pub(super) async fn not_ready(flags: &Flags) -> BTreeSet<String> {
+/// Nodes whose kubelets do not report, so an exec there would wait. None where the nodes may not be read.
+pub(super) async fn silent_nodes(flags: &Flags) -> BTreeSet<String> {
     let get = ["get", NODES, READY];
     let output = flags.kubectl.run(&get, b"", flags.timeout()).await;
     let output = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let lines = output.unwrap_or_default();
-    let of_node = |line: &str| {
-        let (name, ready) = line.split_once(' ')?;
-        (ready != "True").then(|| name.to_owned())
-    };
+    silent(&output.unwrap_or_default())
+}
+
+/// Of lines of [`READY`]. The kubelet of a node whose condition is False answers.
+fn silent(lines: &str) -> BTreeSet<String> {
+    let of_node = |line: &str| Some(line.strip_suffix(" Unknown")?.to_owned());
     lines.lines().filter_map(of_node).collect()
 }
 
-/// Of a list of pods those that are asked; `not_ready` are nodes whose pods cannot be asked.
+/// Of a list of pods those that are asked; of `silent` nodes only those that the flags name.
 pub(super) fn chosen(
     flags: &Flags,
     list: &Value,
-    not_ready: &BTreeSet<String>,
+    silent: &BTreeSet<String>,
 ) -> anyhow::Result<Vec<Pod>> {
     let mut pods = pods(list);
     if pods.is_empty() {
@@ -154,9 +154,13 @@ pub(super) fn chosen(
             bail!("no daemon runs on a node {node}");
         }
     }
-    pods.retain(|pod| flags.nodes.is_empty() || flags.nodes.contains(&pod.node));
-    for pod in pods.iter_mut().filter(|pod| not_ready.contains(&pod.node)) {
-        (pod.obstacle).get_or_insert_with(|| "the node is NotReady".to_owned());
+    let is_named = |pod: &Pod| flags.nodes.contains(&pod.node);
+    pods.retain(|pod| flags.nodes.is_empty() || is_named(pod));
+    let is_silent = |pod: &&mut Pod| silent.contains(&pod.node) && !is_named(pod);
+    for pod in pods.iter_mut().filter(is_silent) {
+        let why =
+            "the node is NotReady: its kubelet does not report. To ask it, name it by --nodes";
+        (pod.obstacle).get_or_insert_with(|| why.to_owned());
     }
     Ok(pods)
 }
@@ -201,7 +205,34 @@ fn pods(list: &Value) -> Vec<Pod> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    #[test]
+    fn only_a_silent_kubelet_is_not_asked_unless_named() {
+        let pod = |node: &str| {
+            json!({"metadata": {"name": node}, "spec": {"nodeName": node},
+                "status": {"phase": "Running"}})
+        };
+        let list = json!({"items": [pod("n1"), pod("n2"), pod("n3")]});
+        let silent = silent("n1 True\nn2 False\nn3 Unknown\n");
+        let asked = |line: &[&str]| {
+            let line = [&["kubectl-rdma"], line].concat();
+            let flags = Line::parse_from(line).flags;
+            let pods = chosen(&flags, &list, &silent).unwrap().into_iter();
+            let asked = pods.filter(|pod| pod.obstacle.is_none());
+            asked.map(|pod| pod.node).collect::<Vec<_>>()
+        };
+        assert_eq!(asked(&[]), ["n1", "n2"]);
+        assert_eq!(asked(&["--nodes", "n3"]), ["n3"]);
+    }
 
     #[test]
     fn pods_that_do_not_run_are_not_asked() {

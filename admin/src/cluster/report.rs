@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::Flags;
-use super::ask::{CONTAINER, Pod, chosen, not_ready};
+use super::ask::{CONTAINER, Pod, chosen, silent_nodes};
 use crate::documents::{name_of, put, text_at};
 use crate::kubectl::{BLOCKS, NETWORKS, RANGES};
 use crate::output::chain;
@@ -131,7 +131,7 @@ pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
     let Some((_, list)) = lists.find(|(file, _)| file == "cluster/pods.json") else {
         return Ok(());
     };
-    match chosen(flags, list, &not_ready(flags).await) {
+    match chosen(flags, list, &silent_nodes(flags).await) {
         Ok(pods) => collect_nodes(flags, &pods, list, to).await,
         Err(error) => {
             to.lack("nodes", "the daemon's pods", &chain(&error));

@@ -9,7 +9,8 @@ use super::ask::NodeAnswer;
 use crate::output::{optional, table};
 use crate::{discover, pods, status};
 
-type Rows = fn(&Value) -> Vec<Vec<String>>;
+/// The rows of a document, or why it has none that can be read.
+type Rows = Result<Vec<Vec<String>>, String>;
 
 /// A command whose documents of all nodes are one table.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +18,7 @@ pub(super) struct View {
     /// The column NODE comes first.
     header: &'static str,
     /// The rows of a node's document.
-    rows: Rows,
+    rows: fn(&Value) -> Rows,
     /// Each node lists what nodes share, and its rows name their own node.
     is_shared: bool,
 }
@@ -25,7 +26,7 @@ pub(super) struct View {
 impl View {
     /// The table of a command; `None` if it has none.
     pub(super) fn of(command: &str) -> Option<Self> {
-        let (header, rows): (_, Rows) = match command {
+        let (header, rows): (_, fn(&Value) -> Rows) = match command {
             "status" => (status::UNITS_HEADER, status),
             "pods" => (pods::HEADER, pods),
             "topology" => ("GPU  NEAREST NICS  POD", topology),
@@ -41,14 +42,23 @@ impl View {
         })
     }
 
+    /// A document without rows that can be read is an error of its node.
+    pub(super) fn check(&self, answers: &mut [NodeAnswer]) {
+        for answer in answers {
+            if let Some(Err(why)) = answer.json().map(|document| (self.rows)(&document)) {
+                answer.output = Err(format!("its answer is of another version: {why}"));
+            }
+        }
+    }
+
     /// The answers as text, with the notes of each node.
     pub(super) fn text(&self, answers: &[NodeAnswer]) -> String {
         let mut all: Vec<Vec<String>> = Vec::new();
         for answer in answers {
-            let Some(document) = answer.json() else {
+            let rows = answer.json().map(|document| (self.rows)(&document));
+            let Some(Ok(mut of_node)) = rows else {
                 continue;
             };
-            let mut of_node = (self.rows)(&document);
             if self.is_shared {
                 of_node.retain(|row| !all.contains(row));
                 all.extend(of_node);
@@ -80,6 +90,11 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
+/// A list that each version of the document has.
+fn needed<'d>(document: &'d Value, key: &str) -> Result<&'d Vec<Value>, String> {
+    (document[key].as_array()).ok_or_else(|| format!("missing list `{key}`"))
+}
+
 fn word(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -100,26 +115,26 @@ fn fields(one: &Value, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| shown(&one[*name])).collect()
 }
 
-fn addresses(document: &Value) -> Vec<Vec<String>> {
+fn addresses(document: &Value) -> Rows {
     let names = ["node", "address", "networkName", "pod", "interface"];
-    list(&document["leases"])
-        .map(|one| fields(one, &names))
-        .collect()
+    let leases = needed(document, "leases")?.iter();
+    Ok(leases.map(|one| fields(one, &names)).collect())
 }
 
-fn status(document: &Value) -> Vec<Vec<String>> {
+fn status(document: &Value) -> Rows {
     let document = status::StatusDocument::deserialize(document);
-    let units = document.map(|document| document.units).unwrap_or_default();
-    units.iter().map(status::units_row).collect()
+    let units = document.map_err(|error| error.to_string())?.units;
+    Ok(units.iter().map(status::units_row).collect())
 }
 
-fn pods(document: &Value) -> Vec<Vec<String>> {
-    let document = pods::PodsDocument::deserialize(document).unwrap_or_default();
-    document.pods.iter().map(pods::columns).collect()
+fn pods(document: &Value) -> Rows {
+    let document = pods::PodsDocument::deserialize(document);
+    let pods = document.map_err(|error| error.to_string())?.pods;
+    Ok(pods.iter().map(pods::columns).collect())
 }
 
-fn topology(document: &Value) -> Vec<Vec<String>> {
-    let nics: Vec<&Value> = list(&document["nics"]).collect();
+fn topology(document: &Value) -> Rows {
+    let nics = needed(document, "nics")?;
     let title = |nic: &Value| {
         let names = ["rdmaDevices", "netdevs"].map(|key| list(&nic[key]).next());
         word(names.into_iter().flatten().next().unwrap_or(&nic["hca"]))
@@ -139,11 +154,13 @@ fn topology(document: &Value) -> Vec<Vec<String>> {
             shown(&gpu["pod"]),
         ]
     };
-    list(&document["gpus"]).enumerate().map(row).collect()
+    let gpus = needed(document, "gpus")?.iter();
+    Ok(gpus.enumerate().map(row).collect())
 }
 
-fn discover(document: &Value) -> Vec<Vec<String>> {
-    let document = discover::DiscoverDocument::deserialize(document).unwrap_or_default();
+fn discover(document: &Value) -> Rows {
+    let document = discover::DiscoverDocument::deserialize(document);
+    let hcas = document.map_err(|error| error.to_string())?.hcas;
     let row = |hca: &discover::Hca| {
         let netdevs = match hca.in_another_netns {
             true => "in a pod".to_owned(),
@@ -158,17 +175,16 @@ fn discover(document: &Value) -> Vec<Vec<String>> {
             cell(&resources.join(" ")),
         ]
     };
-    document.hcas.iter().map(row).collect()
+    Ok(hcas.iter().map(row).collect())
 }
 
-fn preflight(document: &Value) -> Vec<Vec<String>> {
+fn preflight(document: &Value) -> Rows {
     let complains = |check: &&Value| check["verdict"] == "fail" || check["verdict"] == "warn";
-    let ids = list(&document["checks"])
-        .filter(complains)
-        .map(|check| word(&check["id"]));
+    let ids = needed(document, "checks")?.iter().filter(complains);
+    let ids = ids.map(|check| word(&check["id"]));
     let mut row = fields(&document["summary"], &["fail", "warn", "pass"]);
     row.push(cell(&ids.collect::<Vec<_>>().join(" ")));
-    vec![row]
+    Ok(vec![row])
 }
 
 #[cfg(test)]
@@ -208,6 +224,28 @@ mod tests {
              n3    -         -        -          -     -\n\
              n1: pod x: far\n"
         );
+    }
+
+    #[test]
+    fn a_document_of_another_version_is_an_error_of_its_node() {
+        for command in [
+            "status",
+            "pods",
+            "topology",
+            "discover",
+            "preflight",
+            "addresses",
+        ] {
+            let view = View::of(command).unwrap();
+            let mut answers = [answer("n1", Ok(json!({"version": 2, "rows": []})))];
+            view.check(&mut answers);
+            let error = answers[0].output.clone().unwrap_err();
+            assert!(
+                error.starts_with("its answer is of another version: missing"),
+                "{command}: {error}"
+            );
+            assert!(!view.text(&answers).contains("n1"), "{command}");
+        }
     }
 
     #[test]

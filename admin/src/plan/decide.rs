@@ -144,7 +144,7 @@ pub(crate) fn plan<'n>(
     }
     let chosen = pools.iter().flat_map(|pool| &pool.hcas);
     for hca in chosen.filter(|hca| !hca.is_active()) {
-        let (names, id) = (hca.facts.rdma_names().join(" "), &hca.facts.id);
+        let (names, id) = (hca.names(), &hca.facts.id);
         warnings.push(format!("no port of {names} ({id}) is active"));
     }
     for pool in &pools {
@@ -449,15 +449,8 @@ fn pool<'n>(
             !is_sick && hca.facts.reserved().is_none() && (is_shared || !is_excluded(hca));
         is_free && !wanted.contains(&std::ptr::from_ref(*hca))
     });
-    let drivers = hcas.first()?.facts.drivers();
-    let driver = drivers
-        .first()
-        .map_or("", String::as_str)
-        .trim_start_matches("vmw_");
-    // A name of a resource, and of a network.
-    let driver: String = driver.chars().filter(char::is_ascii_alphanumeric).collect();
     let name = match mode {
-        _ if hcas.iter().all(|hca| hca.is_virtual()) => &driver,
+        _ if hcas.iter().all(|hca| hca.is_virtual()) => &driver(&groups),
         Mode::Shared => "hca",
         Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
         Mode::Exclusive | Mode::Late => "nic",
@@ -484,6 +477,36 @@ fn pool<'n>(
         hcas,
         rails,
     })
+}
+
+/// The driver of most nodes' HCAs, as a name of a resource and of a network; `nic` where it cannot be one.
+fn driver(groups: &[&Group<'_>]) -> String {
+    let name = |hca: &PlanHca| {
+        let driver = hca.facts.drivers().into_iter().next()?.to_lowercase();
+        Some(driver.trim_start_matches("vmw_").to_owned())
+    };
+    let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
+    for group in groups {
+        for node in &group.nodes {
+            let hcas = node.hcas.iter().zip(&group.usage);
+            let hcas = hcas.filter(|(_, usage)| usage.is_ok());
+            let drivers: BTreeSet<String> = hcas.filter_map(|(hca, _)| name(hca)).collect();
+            for driver in drivers {
+                *nodes.entry(driver).or_default() += 1;
+            }
+        }
+    }
+    let most = nodes.into_iter().max_by_key(|(_, count)| *count);
+    let is_name = |driver: &String| {
+        let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let is_end = |c: char| c.is_ascii_alphanumeric();
+        (1..=32).contains(&driver.len())
+            && driver.chars().all(is_plain)
+            && driver.starts_with(is_end)
+            && driver.ends_with(is_end)
+    };
+    let driver = most.map(|(driver, _)| driver).filter(is_name);
+    driver.unwrap_or_else(|| "nic".to_owned())
 }
 
 /// `rails` of the policy, which is the same on all nodes: by PCI address, else by netdev.

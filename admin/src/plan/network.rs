@@ -116,7 +116,7 @@ fn check_vlan(pool: &PlanPool<'_>, options: &Options) -> anyhow::Result<()> {
     };
     bail!(
         "--vlan {vlan} cannot be set on {} ({}): {remedy}",
-        unfit.facts.rdma_names().join(" "),
+        unfit.names(),
         pool.resource
     )
 }

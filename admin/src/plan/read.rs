@@ -1,6 +1,8 @@
 //! Facts of the nodes, from the documents of `discover` and `topology`.
 
-use cni_wire::text::printable;
+use std::collections::BTreeSet;
+
+use cni_wire::text::{bounded, printable};
 use hca::topology::rail::in_name;
 use hca::{LinkLayer, Netdev};
 use rdma_device_plugin::candidate::{Candidate, FunctionKind, link_type};
@@ -8,6 +10,18 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::discover::{DiscoverDocument, HostAddress};
+
+/// Of a text of a node.
+const MAX_TEXT_BYTES: usize = 300;
+/// HCAs, NICs and GPUs that a node has at most.
+const MAX_DEVICES: usize = 1024;
+/// Shorter prefixes are of default routes and mistakes, and would leave no range free.
+const MIN_PREFIX: u8 = 8;
+
+/// A node's text for a line of the plan, a warning or an error.
+fn text_of(node_text: &str) -> String {
+    printable(&bounded(node_text, MAX_TEXT_BYTES))
+}
 
 /// A node.
 #[derive(Debug, Default)]
@@ -53,6 +67,20 @@ impl PlanHca {
         self.facts.ports().any(hca::Port::is_active)
     }
 
+    /// Names of its RDMA devices, for a person.
+    pub(crate) fn names(&self) -> String {
+        text_of(&self.facts.rdma_names().join(" "))
+    }
+
+    /// Names of its netdevs, for a person.
+    pub(crate) fn netdevs(&self) -> String {
+        let names = self.facts.netdev_names().collect::<Vec<_>>().join(" ");
+        match names.is_empty() {
+            true => "no netdev".to_owned(),
+            false => text_of(&names),
+        }
+    }
+
     /// A pod has its netdevs, which hides their addresses and MTU.
     pub(crate) fn is_away(&self) -> bool {
         self.mtu.is_none() && self.facts.netdev_names().next().is_some()
@@ -68,7 +96,7 @@ impl PlanHca {
 pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<PlanNode>, Vec<String>) {
     let (mut nodes, mut silent) = (Vec::new(), Vec::new());
     for answer in discover {
-        let name = printable(answer["node"].as_str().unwrap_or("-"));
+        let name = text_of(answer["node"].as_str().unwrap_or("-"));
         let keys = ["node", "pod"];
         let is_same = |other: &&Value| keys.iter().all(|key| other[*key] == answer[*key]);
         let other = topology.iter().find(is_same).unwrap_or(&Value::Null);
@@ -78,7 +106,7 @@ pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<PlanNode>, V
         };
         match node {
             Ok(node) => nodes.push(PlanNode { name, ..node }),
-            Err(why) => silent.push((name, printable(&why))),
+            Err(why) => silent.push((name, text_of(&why))),
         }
     }
     // A node has two pods of the daemon while these are replaced.
@@ -96,7 +124,7 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
         hcas: shown,
         inventory,
         candidates,
-        addresses,
+        mut addresses,
         ..
     } = DiscoverDocument::deserialize(discover)
         .map_err(|error| format!("its answer of discover: {error}"))?;
@@ -107,10 +135,23 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
     if candidates.len() != shown.len() {
         return Err("its daemon is older than this program: update the DaemonSet".to_owned());
     }
+    for (what, count) in [
+        ("HCAs", candidates.len()),
+        ("NICs", nics.len()),
+        ("GPUs", gpus.len()),
+    ] {
+        if count > MAX_DEVICES {
+            return Err(format!("it has {count} {what}: more than {MAX_DEVICES}"));
+        }
+    }
+    addresses.retain(|one| one.prefix >= MIN_PREFIX);
     let netdevs = Vec::<Netdev>::deserialize(inventory.get("netdevs").unwrap_or(&Value::Null));
     let netdevs = netdevs.map_err(|error| format!("its netdevs: {error}"))?;
-    let mut hcas = Vec::new();
+    let (mut hcas, mut ids) = (Vec::new(), BTreeSet::new());
     for (facts, shown) in candidates.into_iter().zip(shown) {
+        if !ids.insert(facts.id.clone()) {
+            return Err(format!("it has HCA {} twice", facts.id));
+        }
         // A VF is where its physical function is.
         let (id, pf) = (json!(facts.id), json!(facts.pf()));
         let nic = nics.iter().position(|nic| nic["hca"] == id);
@@ -128,6 +169,14 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
             .chain(facts.netdev_names())
             .find_map(in_name)
             .map(u64::from);
+        let rail = named.or(rail["number"].as_u64());
+        if let Some(rail) = rail.filter(|rail| *rail > u8::MAX.into()) {
+            return Err(format!(
+                "HCA {} is on rail {rail}, above {}",
+                facts.id,
+                u8::MAX
+            ));
+        }
         let is_own = |name: &str| facts.netdev_names().any(|own| own == name);
         let own: Vec<&Netdev> = netdevs
             .iter()
@@ -150,12 +199,12 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
                 .filter_map(|port| Some(port.rate.as_ref()?.mbps))
                 .max()
                 .unwrap_or(0),
-            obstacle,
+            obstacle: obstacle.map(|why| text_of(&why)),
             is_uplink: shown.uplink.is_some(),
             gpus: (0..gpus.len())
                 .filter(|gpu| gpus.get(*gpu).is_some_and(is_near))
                 .collect(),
-            rail: named.or(rail["number"].as_u64()),
+            rail,
             is_named: named.is_some(),
             mtu: own.iter().map(|netdev| netdev.mtu).min(),
             apart: function.is_some() && own.iter().any(|netdev| netdev.pci != function),
@@ -178,7 +227,7 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
         }
     }
     hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
-    let title = |gpu: &Value| gpu["model"].as_str().unwrap_or("GPU").to_owned();
+    let title = |gpu: &Value| text_of(gpu["model"].as_str().unwrap_or("GPU"));
     Ok(PlanNode {
         name: String::new(),
         hcas,

@@ -158,16 +158,12 @@ fn group_lines(group: &Group<'_>) -> Vec<String> {
 
 fn title(hca: &PlanHca) -> String {
     let facts = &hca.facts;
-    let netdevs = match facts.netdev_names().collect::<Vec<_>>().join(" ") {
-        names if names.is_empty() => "no netdev".to_owned(),
-        names => names,
-    };
     let device = facts
         .pci
         .as_ref()
         .map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device));
     let (device, rate) = (device.unwrap_or_default(), hca.rate / 1000);
-    let (names, kind) = (facts.rdma_names().join(" "), word(&hca.kind));
+    let (names, netdevs, kind) = (hca.names(), hca.netdevs(), word(&hca.kind));
     format!(
         "{names} {} {netdevs},{device} {kind} {} {rate}G",
         facts.id, hca.link

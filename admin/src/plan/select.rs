@@ -126,5 +126,5 @@ fn pattern(name: &str) -> Option<String> {
 /// An ordinary name, which is written into a file as it is.
 pub(crate) fn is_plain(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    name.chars().all(is_plain)
+    name.len() <= 63 && name.chars().all(is_plain)
 }

@@ -676,7 +676,92 @@ fn a_driver_of_any_name_is_not_in_the_values() {
     let values = &text[text.find("\npools:").unwrap()..];
     let is_plain = |c: char| c == '\n' || (' '..='~').contains(&c);
     assert!(values.chars().all(is_plain), "{values}");
-    assert!(values.contains("resource: rdma/efa2J\n"), "{values}");
+    assert!(values.contains("resource: rdma/nic\n"), "{values}");
+}
+
+#[test]
+fn the_driver_of_most_nodes_names_the_resource() {
+    let renamed = |document: &mut DiscoverDocument| {
+        for hca in &mut document.candidates {
+            hca.pci.as_mut().unwrap().driver = Some("Other".to_owned());
+        }
+    };
+    let nodes = vec![
+        answers("a", machine::p4d, renamed),
+        answers("b", machine::p4d, |_| {}),
+        answers("c", machine::p4d, |_| {}),
+    ];
+    let text = valid(&documents(nodes.clone()), &Options::default());
+    assert!(text.contains("resource: rdma/efa\n"), "{text}");
+    let text = valid(&documents(nodes[..1].to_vec()), &Options::default());
+    assert!(text.contains("resource: rdma/other\n"), "{text}");
+}
+
+#[test]
+fn a_node_with_an_impossible_answer_is_left_out_by_name() {
+    let twice = |[mut discover, topology]: [Value; 2]| {
+        for list in ["hcas", "candidates"] {
+            let list = discover["document"][list].as_array_mut().unwrap();
+            let first = list[0].clone();
+            list.push(first);
+        }
+        [discover, topology]
+    };
+    let far = |[discover, mut topology]: [Value; 2]| {
+        topology["document"]["nics"][0]["rail"] = json!({"number": 256, "source": "order"});
+        [discover, topology]
+    };
+    let many = |[discover, mut topology]: [Value; 2]| {
+        topology["document"]["gpus"] = json!(vec![json!({}); 1025]);
+        [discover, topology]
+    };
+    let healthy = answers("a", machine::egx, |_| {});
+    let odd = answers("b", machine::egx, |_| {});
+    let alone = planned(&documents(vec![healthy.clone()]), &Options::default()).unwrap();
+    for (odd, expected) in [
+        (twice(odd.clone()), "it has HCA 0000:37:00.0 twice"),
+        (
+            far(odd.clone()),
+            "HCA 0000:37:00.0 is on rail 256, above 255",
+        ),
+        (many(odd), "it has 1025 GPUs: more than 1024"),
+    ] {
+        let both = documents(vec![healthy.clone(), odd]);
+        let text = planned(&both, &Options::default()).unwrap();
+        let warning = format!("# WARNING: b is not in this plan: {expected}\n");
+        assert!(text.contains(&warning), "{expected}: {text}");
+        assert_eq!(text.replace(&warning, ""), alone, "{expected}");
+    }
+}
+
+#[test]
+fn an_address_of_the_whole_internet_takes_no_range() {
+    let whole = |document: &mut DiscoverDocument| {
+        document.addresses = vec![HostAddress {
+            netdev: None,
+            address: [10, 0, 0, 1].into(),
+            prefix: 0,
+            dynamic: false,
+        }];
+    };
+    let nodes = documents(vec![answers("a", machine::egx, whole)]);
+    let text = planned(&nodes, &Options::default()).unwrap();
+    assert!(text.contains("10.64.0.0/"), "{text}");
+}
+
+#[test]
+fn a_long_text_of_a_node_is_cut() {
+    let long = |document: &mut DiscoverDocument| {
+        document.candidates[0].fault = Some("x".repeat(100_000));
+        document.candidates[0].rdma_devices[0].name = "y".repeat(100_000);
+        document.candidates[0].netdevs[0].name = "z".repeat(100_000);
+    };
+    let [discover, mut topology] = answers(&"n".repeat(100_000), machine::egx, long);
+    topology["document"]["gpus"][0]["model"] = "g".repeat(100_000).into();
+    let text = planned(&documents(vec![[discover, topology]]), &Options::default()).unwrap();
+    assert!(text.contains("bytes cut"), "{text}");
+    let longest = text.lines().map(str::len).max();
+    assert!(longest < Some(2_000), "{longest:?}");
 }
 
 #[test]

@@ -6,8 +6,8 @@
 
 use std::fmt::Write;
 
-/// The text with every character escaped that is not printed as itself: control characters, and
-/// those that change line or direction (`U+2028`, `U+202E`, …).
+/// The text with every character escaped that is not printed as itself: control characters, those that
+/// change line or direction (`U+2028`, `U+202E`, …) or are invisible, and those that YAML forbids.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -23,7 +23,17 @@ pub fn printable(text: &str) -> String {
 
 fn commands(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{61c}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{2069}'
+                | '\u{feff}'
+                | '\u{fffe}'
+                | '\u{ffff}'
+        )
 }
 
 /// All of a list, as in `a, b, c`.
@@ -52,6 +62,13 @@ mod tests {
             printable("a\nb\r\t\0\u{1b}[31m\u{7f}\u{9b}\u{202e}\u{2028}ä\\\"é"),
             "a\\nb\\r\\t\\u{0}\\u{1b}[31m\\u{7f}\\u{9b}\\u{202e}\\u{2028}ä\\\"é"
         );
+    }
+
+    #[test]
+    fn nothing_is_invisible_or_forbidden_in_yaml() {
+        for c in "\u{ad}\u{61c}\u{200b}\u{2060}\u{fffe}\u{ffff}".chars() {
+            assert_eq!(printable(&c.to_string()), c.escape_default().to_string());
+        }
     }
 
     #[test]

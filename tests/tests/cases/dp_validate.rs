@@ -151,7 +151,7 @@ fn each_mistake_is_reported_with_its_place() -> Result<()> {
             ),
             "configList[0]",
         ),
-        (String::new(), "is empty"),
+        (String::new(), "nothing to check"),
     ];
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("config");
