@@ -207,16 +207,23 @@ fn a_program_that_does_not_run_here_replaces_nothing() -> Result<()> {
 fn a_noexec_directory_is_named_as_the_cause() -> Result<()> {
     let node = Node::new()?;
     let script = r#"mount --bind "$1" "$1" && mount -o remount,bind,noexec "$1" && shift && exec "$@""#;
-    let output = Command::new("unshare")
-        .args(["-m", "sh", "-c", script, "sh"])
-        .arg(node.bin())
-        .arg(product("rdma-device-plugin")?)
-        .args(node.flags())
-        .output()?;
-    refused(&output, &["bin is mounted noexec", "cni.binDir"])?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(!said.contains("architecture"), "{said}");
-    node.is_as_before()
+    let install = || -> Result<()> {
+        let output = Command::new("unshare")
+            .args(["-m", "sh", "-c", script, "sh"])
+            .arg(node.bin())
+            .arg(product("rdma-device-plugin")?)
+            .args(node.flags())
+            .output()?;
+        refused(&output, &["bin is mounted noexec", "cni.binDir"])?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(!said.contains("architecture"), "{said}");
+        Ok(())
+    };
+    install()?;
+    node.is_as_before()?;
+    // Also where the same programs are there already.
+    ensure!(node.install(&[])?.status.success());
+    install()
 }
 
 fn a_program_that_says_something_else_replaces_nothing() -> Result<()> {

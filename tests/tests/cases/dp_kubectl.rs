@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 pub(crate) const CASES: &[Case] = &[
     case!(all_nodes_are_one_table_and_a_silent_one_is_named),
-    case!(a_node_that_is_not_ready_is_named_at_once),
+    case!(a_node_whose_kubelet_is_silent_is_named_at_once),
     case!(a_node_that_is_not_fit_fails_the_whole),
     case!(what_kubectl_says_is_shown),
     case!(an_answer_that_was_cut_off_is_none),
@@ -112,9 +112,9 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
     Ok(())
 }
 
-fn a_node_that_is_not_ready_is_named_at_once() -> Result<()> {
+fn a_node_whose_kubelet_is_silent_is_named_at_once() -> Result<()> {
     let cluster = Cluster::of(&["n1", "n3"])?;
-    fs::write(cluster.0.path().join("nodes"), "n1 True\nn2 False\nn3 Unknown\n")?;
+    fs::write(cluster.0.path().join("nodes"), "n1 False\nn3 Unknown\n")?;
     let started = Instant::now();
     let output = cluster.rdma(&["status"])?;
     ensure!(started.elapsed() < Duration::from_secs(20), "it waits for n3");
