@@ -124,7 +124,11 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
 
 /// A line for the person, beside the results; a text in it cannot begin another.
 pub(crate) fn complain(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}: {}", program(), printable(text));
+    let _ = io::stderr().lock().write_all(line(text).as_bytes());
+}
+
+fn line(text: &str) -> String {
+    format!("{}: {}\n", program(), printable(text))
 }
 
 /// Asks on the terminal, unless `yes` was said.
@@ -175,6 +179,15 @@ mod tests {
         let error = anyhow::Error::from(fault).context("open the store");
         assert_eq!(chain(&error), format!("open the store: {text} ({remedy})"));
         assert_eq!(chain(&anyhow::anyhow!("no such thing")), "no such thing");
+    }
+
+    #[test]
+    fn a_fault_of_a_node_forges_no_line() {
+        let line = line("n1: no answer\nrdmactl: all is good\u{1b}[2J");
+        assert_eq!(
+            line,
+            "rdmactl: n1: no answer\\nrdmactl: all is good\\u{1b}[2J\n"
+        );
     }
 
     #[test]
