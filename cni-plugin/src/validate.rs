@@ -292,8 +292,7 @@ fn config_of(object: &Value) -> Result<Value, String> {
         Some(Value::String(text)) => Ok(Some(text.as_str())),
         Some(_) => Err(format!("{key} is not text")),
     };
-    let missing = |key: &str| format!("{key} is missing");
-    let name = text("metadata.name")?.ok_or_else(|| missing("metadata.name"))?;
+    let name = text("metadata.name")?.ok_or("metadata.name is missing")?;
     for (key, name) in [
         ("metadata.name", Some(name)),
         ("metadata.namespace", text("metadata.namespace")?),
@@ -305,7 +304,10 @@ fn config_of(object: &Value) -> Result<Value, String> {
             ));
         }
     }
-    let config = text("spec.config")?.ok_or_else(|| missing("spec.config"))?;
+    // Without one, Multus reads a file of the node that has the network's name.
+    let Some(config) = text("spec.config")? else {
+        return Ok(Value::Null);
+    };
     let mut config: Value = serde_json::from_str(config)
         .map_err(|error| format!("spec.config is not JSON: {error}"))?;
     if let Some(map) = config.as_object_mut() {
@@ -429,15 +431,11 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_needs_a_name_and_a_config_as_text() {
+    fn a_definition_needs_a_name_and_its_config_is_text() {
         let config = r#"{"cniVersion": "1.0.0", "type": "macvlan"}"#;
         for (metadata, spec, expected) in [
             (json!({"name": "a"}), json!({"config": config}), None),
-            (
-                json!({"name": "a"}),
-                json!({}),
-                Some("spec.config is missing"),
-            ),
+            (json!({"name": "a"}), json!({}), None),
             (
                 json!({"name": "a"}),
                 json!({"config": {}}),
