@@ -295,7 +295,8 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
         }
         for file in fs::read_dir(example)? {
             let file = file?.path();
-            let has_network = fs::read_to_string(&file)?.contains("kind: NetworkAttachmentDefinition");
+            let has_network =
+                fs::read_to_string(&file)?.contains("kind: NetworkAttachmentDefinition");
             // A patch of a kustomization names networks and has none.
             if !has_network || file.ends_with("kustomization.yaml") {
                 continue;

@@ -196,7 +196,11 @@ impl Plan {
             plugin
         });
         let pools = values["pools"].clone();
-        Ok(Self { pools, policy, network })
+        Ok(Self {
+            pools,
+            policy,
+            network,
+        })
     }
 }
 
@@ -298,7 +302,12 @@ fn pod_on(machine: &Machine<'_>) -> Result<()> {
     let resource = pools["pools"][0]["resource"]
         .as_str()
         .context("a resource")?;
-    let node = Node::on(machine.scene(&plan)?, &pools.to_string(), resource, machine.units)?;
+    let node = Node::on(
+        machine.scene(&plan)?,
+        &pools.to_string(),
+        resource,
+        machine.units,
+    )?;
     let (before, host) = (node.scene.host_state()?, names(&node.scene.host.netns)?);
     let pod = node.admit_pod(machine.pod(resource)?, machine.gpus)?;
     let attached = match &plan.network {

@@ -206,7 +206,8 @@ fn a_program_that_does_not_run_here_replaces_nothing() -> Result<()> {
 
 fn a_noexec_directory_is_named_as_the_cause() -> Result<()> {
     let node = Node::new()?;
-    let script = r#"mount --bind "$1" "$1" && mount -o remount,bind,noexec "$1" && shift && exec "$@""#;
+    let script =
+        r#"mount --bind "$1" "$1" && mount -o remount,bind,noexec "$1" && shift && exec "$@""#;
     let install = || -> Result<()> {
         let output = Command::new("unshare")
             .args(["-m", "sh", "-c", script, "sh"])

@@ -117,7 +117,10 @@ fn a_node_whose_kubelet_is_silent_is_named_at_once() -> Result<()> {
     fs::write(cluster.0.path().join("nodes"), "n1 False\nn3 Unknown\n")?;
     let started = Instant::now();
     let output = cluster.rdma(&["status"])?;
-    ensure!(started.elapsed() < Duration::from_secs(20), "it waits for n3");
+    ensure!(
+        started.elapsed() < Duration::from_secs(20),
+        "it waits for n3"
+    );
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8(output.stdout)?;
     ensure!(text.contains("n1    rdma/a"), "{text}");
@@ -163,7 +166,10 @@ fn what_kubectl_says_is_shown() -> Result<()> {
     }
     for (arguments, expected) in [
         (&["addresses", "--paralel", "3"], "--parallel"),
-        (&["status", "--host-root", "/x"], "--host-root is for one node: run rdmactl there"),
+        (
+            &["status", "--host-root", "/x"],
+            "--host-root is for one node: run rdmactl there",
+        ),
     ] {
         let output = cluster.rdma(arguments)?;
         let said = String::from_utf8(output.stderr)?;

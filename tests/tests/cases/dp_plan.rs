@@ -33,7 +33,8 @@ case "$*" in
 esac
 "#;
 
-const INSTALLED_POLICY: &str = r#"{"stores": {"default": {"type": "file", "directory": "/leases"}}}"#;
+const INSTALLED_POLICY: &str =
+    r#"{"stores": {"default": {"type": "file", "directory": "/leases"}}}"#;
 
 struct Cluster(TempDir);
 

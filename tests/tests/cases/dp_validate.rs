@@ -53,7 +53,8 @@ fn offered() -> Result<BTreeSet<String>> {
     let mut offered = BTreeSet::new();
     let base = fs::read_to_string(manifests().join("base/rdma-netdev.yaml"))?;
     let lines = base.lines().map(str::trim);
-    let default = lines.filter_map(|line| line.strip_prefix("\"resource\": \"")?.strip_suffix("\","));
+    let default =
+        lines.filter_map(|line| line.strip_prefix("\"resource\": \"")?.strip_suffix("\","));
     offered.extend(default.map(str::to_owned));
     for profile in fs::read_dir(manifests().join("chart/values"))? {
         let values: Value = serde_saphyr::from_str(&fs::read_to_string(profile?.path())?)?;
@@ -297,10 +298,17 @@ fn a_pool_without_a_healthy_hca_is_a_mistake_on_that_host() -> Result<()> {
         Ok((output.status.code(), said))
     };
     assert_eq!(on_host("mlx5_0, mlx5_1", false)?, (Some(0), String::new()));
-    for (devices, reason) in [("mlx5_9", "selectors match none"), ("mlx5_1", "mlx5_1/1 is DOWN")] {
+    for (devices, reason) in [
+        ("mlx5_9", "selectors match none"),
+        ("mlx5_1", "mlx5_1/1 is DOWN"),
+    ] {
         let (code, said) = on_host(devices, false)?;
         ensure!(code == Some(1), "{devices}: {code:?} {said}");
-        for part in ["rdma/a has no healthy HCA on this host", reason, "optional: true"] {
+        for part in [
+            "rdma/a has no healthy HCA on this host",
+            reason,
+            "optional: true",
+        ] {
             ensure!(said.contains(part), "{devices}: no {part} in {said}");
         }
         assert_eq!(on_host(devices, true)?, (Some(0), String::new()));

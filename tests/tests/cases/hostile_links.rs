@@ -67,7 +67,10 @@ fn link_in_container() -> Result<()> {
             .refuses(
                 &scene.network(&all),
                 &[2],
-                &["linkInContainer: rdma-netdev does not support this key", "master"],
+                &[
+                    "linkInContainer: rdma-netdev does not support this key",
+                    "master",
+                ],
             )
             .with_context(|| keys.to_string())?;
     }
