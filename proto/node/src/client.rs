@@ -68,7 +68,7 @@ pub enum Fault {
     /// There is a socket, and no process listens on it.
     #[error(
         "connection refused, the process that made this socket has ended; is the DaemonSet \
-         rdma-device-plugin running on this node?"
+         rdma-netdev running on this node?"
     )]
     Refused,
     /// The socket may be somebody else's. Nothing was asked. With what is wrong, of which object.

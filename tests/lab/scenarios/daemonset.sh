@@ -38,7 +38,7 @@ OURS
 
 before=$(host_state)
 check "its pod runs" kubelet-standin run-pod $daemonset
-in_daemon() { kubelet-standin exec rdma-netdev -- "$@"; }
+in_daemon() { kubelet-standin exec kube-system/rdma-netdev -- "$@"; }
 for program in rdma-netdev rdma-ipam; do
 	check "the init container installed $program" cmp "/opt/cni/bin/$program" "/lab/bin/$program"
 done
@@ -68,7 +68,7 @@ contains "with their addresses" \
 # Here /var/run, where the runtime makes them, is not a link to the /run/netns that the container has.
 equal "the container sees that the namespaces of both pods are alive" "alive alive" \
 	"$(in_daemon rdmactl pods --json | jq -r '[.pods[].netnsState | select(.)] | join(" ")')"
-check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod rdma-netdev
+check "the DaemonSet is rolled while the pods run" kubelet-standin delete-pod kube-system/rdma-netdev
 check "its next pod runs" kubelet-standin run-pod $daemonset
 check "and registers again" kubelet-standin node --wait $resource=63
 check "the pods talk as before" kubelet-standin exec rdma-test-pod-1 -- ping -c 2 -W 5 192.168.111.2

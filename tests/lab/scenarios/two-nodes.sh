@@ -12,7 +12,7 @@ make_hca $netdev $hca
 ip addr add "192.168.10.$LAB_GUEST/24" dev $netdev
 [ "$LAB_GUEST" = 2 ] || serve_store /srv/store 192.168.10.0/24
 meet served
-umount /var/lib/rdma-netdev/leases
+mkdir /var/lib/rdma-netdev/leases
 mount -t nfs4 -o vers=4.2,proto=tcp,soft,timeo=50 192.168.10.1:/ /var/lib/rdma-netdev/leases
 start_containerd
 install_cni $manifests

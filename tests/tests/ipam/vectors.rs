@@ -267,7 +267,7 @@ fn check_error(run: Run, answer: &Answer, code: &str, vector: &Value) -> Result<
     }
     // Without a broker it is not known whether other blocks are free.
     if run.store == StoreKind::Kubernetes && code == "POOL_EXHAUSTED" {
-        (number, part) = (11, "free in this node's blocks");
+        (number, part) = (11, "this node's addresses are used up");
     }
     let (got, text) = answer.error();
     match got == number && text.contains(part) {
