@@ -46,7 +46,7 @@ COMBINED = [["late", "openshift"], ["late", "driver-container"], ["late", "opens
 # Values that the chart must refuse, and the word by which it names what is wrong.
 REFUSED = {"cniplugins.install=false": "cniplugins", "updateStrategy.rollingUpdate.maxSurge=1": "maxSurge",
            "pools.configlist=x": "pools must have one of the keys", "image.digest=latest": "digest",
-           "policy.stores.default.shared=true": "shared", "image=null": "image", "policy=null": "policy"}
+           "policy.stores.default.shared=true": "cannot have the key shared", "image=null": "image", "policy=null": "policy"}
 # Each value that no profile sets.
 EVERYTHING = """
 image: {repository: registry.example/rdma-netdev, digest: "sha256:%s", pullPolicy: Always}

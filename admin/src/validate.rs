@@ -218,7 +218,7 @@ fn parts_of(place: &str, text: &str) -> Vec<(String, Part)> {
 }
 
 /// Keys of a `ConfigMap` that our programs read, or those that they replace.
-const MAP_KEYS: [&str; 4] = ["pools.json", "policy.json", "config.json", "config.yaml"];
+const MAP_KEYS: [&str; 3] = ["pools.json", "policy.json", "config.json"];
 
 /// The parts of a `ConfigMap`. What is not ours under a key of its own is not checked.
 fn parts_of_map(place: &str, map: &Value) -> Vec<(String, Part)> {
@@ -489,7 +489,7 @@ mod tests {
                 vec!["network", "other"],
             ),
             (
-                "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: |\n    version: 1\n    pools: []\n  \
+                "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  pools.json: |\n    version: 1\n    pools: []\n  \
                  policy.json: |\n    {\"stores\": {}}\n",
                 vec!["pools", "policy"],
             ),

@@ -220,7 +220,7 @@ fn drm_name(device: &Device<'_>) -> Option<Meaning> {
     let address = device.gpus.drm.get(name);
     let gpu = address.and_then(|address| device.gpus.by_address(*address));
     Some(gpu.map_or_else(
-        || Meaning::Unknown(format!("/sys/class/drm/{name} is no GPU of this host")),
+        || Meaning::Unknown(format!("/sys/class/drm/{name} is not a GPU of this host")),
         Meaning::Gpu,
     ))
 }

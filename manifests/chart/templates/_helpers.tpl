@@ -59,6 +59,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- define "policy" -}}
+{{- range $name, $store := .Values.policy.stores }}
+{{- $foreign := ternary (list "shared" "id") (list "after") (eq $store.type "kubernetes") }}
+{{- range $foreign }}
+{{- if hasKey $store . }}
+{{- fail (printf "policy.stores.%s: a store of type %s cannot have the key %s; set it to null" $name $store.type .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- include "json" .Values.policy }}
+{{- end }}
+
 {{- define "node-name" -}}
 - name: RDMA_NODE_NAME
   valueFrom:

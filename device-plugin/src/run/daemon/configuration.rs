@@ -119,15 +119,14 @@ impl Daemon {
             file = %file.display(), format = %config.format, pools = config.pools.len(),
             "configuration in force"
         );
-        for name in ["config.yaml", "config.json"] {
-            let beside = file.with_file_name(name);
-            if beside != *file && beside.is_file() {
-                tracing::warn!(
-                    "configuration: {} is there and is not read, {} is; in a ConfigMap that is the key",
-                    beside.display(),
-                    file.display()
-                );
-            }
+        // The key of the plugins that this one replaces.
+        let beside = file.with_file_name("config.json");
+        if beside != *file && beside.is_file() {
+            tracing::warn!(
+                "configuration: {} is there and is not read, {} is; in a ConfigMap that is the key",
+                beside.display(),
+                file.display()
+            );
         }
         for warning in &config.warnings {
             tracing::warn!("configuration: {warning}");
